@@ -75,7 +75,7 @@ class Address(NamedTuple):
         """Raise Away for what a later try may mend, BridgeError for what none does."""
         try:
             yield
-        except (RecoverableConnectionError, OSError) as error:
+        except (RecoverableConnectionError, OSError, UnicodeDecodeError) as error:  # a key that is no text, too
             raise Away(str(error) or type(error).__name__) from error
         except AMQPError as error:
             raise BridgeError(f"{self.shown} refused: {error}") from error

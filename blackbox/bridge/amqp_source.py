@@ -1,0 +1,133 @@
+"""A feed of what a topic exchange of a RabbitMQ has: only what somebody wants here leaves there."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any, Final
+
+from blackbox.bridge.amqp import SOCKET_S, Address, binding_key, content_of, hang_up, headers_of
+from blackbox.bridge.inlet import Inlet, log
+from blackbox.errors import ConfigError
+from blackbox.feed.feed import Feed
+from blackbox.publish.publisher import Publisher
+
+_WAIT_S: Final = 1.0
+_INT64: Final = 1 << 63
+
+
+class AmqpSource(Inlet):
+    """Publishes what a topic exchange brings under the topics that somebody wants: it is the feed's publisher.
+
+    What is wanted is bound at the broker, until nobody wants it any more. A subscriber is confirmed once that is so:
+    what is published at the broker from then on reaches it.
+    """
+
+    def __init__(self, feed: Feed, url: str, prefix: bytes = b"", *, exchange: str | None = None) -> None:
+        """Settings; nothing is opened.
+
+        Args:
+            feed: what to publish.
+            url: amqp://USER:PASSWORD@HOST:PORT/VHOST.
+            prefix: of the topics to take, whatever is wanted.
+            exchange: its name; it is made, durable, unless it is there. Default: the feed's name.
+
+        Raises ConfigError.
+        """
+        super().__init__(feed, url, prefix)
+        self._address, self.exchange = Address.of(url), exchange or feed.name
+        self._publisher = Publisher(feed)
+        self._changed = threading.Condition()
+        self._wanted: Counter[str] = Counter()
+        """By binding, how many prefixes need it."""
+        self._version = self._bound_version = 0
+        self._counts = {"messages published": 0, "unwanted": 0, "refused": 0, **self._counts}
+
+    @property
+    def bindings(self) -> list[str]:
+        """Those that are there now, or are about to be."""
+        with self._changed:
+            return sorted(self._wanted)
+
+    def _check(self) -> None:
+        hang_up(self._address.connect())
+
+    def _open(self) -> None:
+        self._publisher.start()
+        self._publisher.on_demand(self._want)
+
+    def _close(self) -> None:
+        self._publisher.close()
+
+    def _end(self) -> None:
+        super()._end()
+        with self._changed:
+            self._changed.notify_all()
+
+    def _want(self, prefix: bytes, is_wanted: bool) -> None:
+        """Change what is bound, and wait until it is: its subscribers are confirmed then. In the publisher's thread."""
+        if self._prefix.startswith(prefix):
+            prefix = self._prefix
+        elif not prefix.startswith(self._prefix):
+            return
+        with self._changed:
+            key = binding_key(prefix)
+            self._wanted[key] += 1 if is_wanted else -1
+            if not self._wanted[key]:
+                del self._wanted[key]
+            self._version += 1
+            self._pipe.poke()
+            version = self._version
+            while self._bound_version < version and not self._over.is_set():
+                self._changed.wait(_WAIT_S)
+
+    # In the thread.
+
+    def _serve(self) -> None:
+        connection = self._address.connect()
+        try:
+            with self._address.errors():
+                channel = connection.channel()
+                channel.auto_decode = False
+                channel.exchange_declare(self.exchange, "topic", durable=True, auto_delete=False)
+                queue = channel.queue_declare(exclusive=True).queue
+                channel.basic_consume(queue, no_ack=True, callback=self._publish)
+                bound, version = set[str](), -1
+                while not self._over.is_set():
+                    if version != self._version:
+                        version, bound = self._bind(channel, queue, bound)
+                        self._note_there("what was put there meanwhile is not carried")
+                    if self._wait_for(connection.sock):
+                        connection.drain_events(timeout=SOCKET_S)
+        finally:
+            hang_up(connection)
+
+    def _bind(self, channel: Any, queue: str, bound: set[str]) -> tuple[int, set[str]]:
+        """Have what is wanted bound, and nothing else; return it."""
+        with self._changed:
+            version, wanted = self._version, set(self._wanted)
+        for key in wanted - bound:
+            channel.queue_bind(queue, self.exchange, key)
+        for key in bound - wanted:
+            channel.queue_unbind(queue, self.exchange, key)
+        with self._changed:
+            self._bound_version = version
+            self._changed.notify_all()
+        return version, wanted
+
+    def _publish(self, message: Any) -> None:
+        topic, payload = content_of(message)
+        if not topic.startswith(self._prefix) or not self._publisher.wants(topic):
+            self._counts["unwanted"] += 1  # a binding has whole words only
+            return
+        time_ns = headers_of(message).get("ts_event")
+        if type(time_ns) is not int or not -_INT64 <= time_ns < _INT64:
+            time_ns = 0
+        try:
+            self._publisher.publish(topic, payload, time_ns)
+        except ConfigError as error:
+            if not self._counts["refused"]:
+                log.warning("%s: a message is not carried, nor further ones of its kind: %s", self.url, error)
+            self._counts["refused"] += 1
+        else:
+            self._counts["messages published"] += 1

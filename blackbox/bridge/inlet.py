@@ -1,0 +1,145 @@
+"""What bridges into a feed share: a thread that takes from another system, and comes back when that was away."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self
+
+from blackbox.bridge.bridge import Say
+from blackbox.bridge.carrier import Away, without_password
+from blackbox.errors import BlackBoxError, BridgeError
+from blackbox.feed.feed import Feed, check_is_feed
+from blackbox.native.limits import start_thread
+from blackbox.transport.wakeup import Pipe
+
+log = logging.getLogger("blackbox")
+
+_AGAIN_S: Final = 0.05
+_MOST_AGAIN_S: Final = 2.0
+_END_S: Final = 10.0
+_WAIT_S: Final = 1.0
+
+
+class Inlet(ABC):
+    """Takes messages from another system, in a thread of its own, from `start` (or `with`) until `close` or an error.
+
+    Life: NEW, `start`, then until `close`, or an error that `run` raises. It is used once.
+    """
+
+    def __init__(self, feed: Feed, url: str, prefix: bytes) -> None:
+        """Settings; nothing is opened. Raises ConfigError."""
+        check_is_feed(feed)
+        self.feed, self.url = feed, without_password(url)
+        self._prefix = prefix
+        self._over = threading.Event()
+        self._failure: BaseException | None = None
+        self._pipe = Pipe()
+        self._counts = {"times away": 0}
+        self._pause_s = _AGAIN_S
+        self._thread = threading.Thread(target=self._work, name="blackbox-bridge", daemon=True)
+
+    def start(self) -> Self:
+        """Begin. Raises BridgeError when the other system is not there, or refuses; LimitError; as the feed's side."""
+        try:
+            self._check()
+        except Away as error:
+            raise BridgeError(f"{self.url}: {error}") from error
+        self._open()
+        start_thread(self._thread)
+        return self
+
+    def run(self) -> None:
+        """Wait until it ends. Raises what ended it."""
+        while not self._over.wait(_WAIT_S):
+            pass
+        if self._failure is not None:
+            raise self._failure
+
+    def carry(self, say: Say) -> None:
+        """Run until a signal: see `Bridge`."""
+        with self:
+            say(f"{self.url} is carried into feed {self.feed.name!r}")
+            try:
+                self.run()
+            finally:
+                say(", ".join(f"{count} {what}" for what, count in self.statistics().items()))
+
+    def close(self) -> None:
+        """End: what has come is carried."""
+        self._end()
+        if self._thread.ident is not None:
+            self._thread.join(_END_S)
+        self._close()
+
+    def statistics(self) -> Mapping[str, int]:
+        """Return a snapshot of the counters."""
+        return dict(self._counts)
+
+    def __enter__(self) -> Self:
+        return self if self._thread.ident is not None else self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+            return
+        with suppress(BlackBoxError):  # the block's own error goes on
+            self.close()
+
+    def _end(self) -> None:
+        self._over.set()
+        self._pipe.poke()
+
+    @abstractmethod
+    def _check(self) -> None:
+        """See that the other system is there. Raises Away, BridgeError."""
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Begin on the feed's side."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """End on the feed's side, once the thread has."""
+
+    @abstractmethod
+    def _serve(self) -> None:
+        """In the thread: connect, and take what comes until `_over`. Raises Away, and is called again."""
+
+    # In the thread.
+
+    def _work(self) -> None:
+        try:
+            while not self._over.is_set():
+                try:
+                    self._serve()
+                except Away as error:
+                    if self._pause_s == _AGAIN_S:
+                        log.warning("%s is away, and asked again until it is back: %s", self.url, error)
+                    self._over.wait(self._pause_s)
+                    self._pause_s = min(2 * self._pause_s, _MOST_AGAIN_S)
+        except BaseException as error:  # noqa: BLE001 - `run` raises it
+            self._failure = error
+        finally:
+            self._end()
+
+    def _note_there(self, lost: str) -> None:
+        """Note that the other system is there; `lost` says what came to be of what it had while it was away."""
+        if self._pause_s != _AGAIN_S:
+            log.warning("%s is back: %s", self.url, lost)
+            self._counts["times away"] += 1
+            self._pause_s = _AGAIN_S
+
+    def _wait_for(self, socket: int, timeout: float = _WAIT_S) -> bool:
+        """Wait until something comes, or the thread is woken; return whether something came."""
+        ready, _, _ = select.select([socket, self._pipe.reader], [], [], timeout)
+        if self._pipe.reader in ready:
+            with suppress(BlockingIOError):
+                os.read(self._pipe.reader, 1 << 16)
+        return socket in ready

@@ -1,0 +1,199 @@
+"""What a real RabbitMQ has, in a feed: bound there is what is wanted here."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import amqp
+import msgspec
+import pytest
+
+from blackbox import BridgeError, ConfigError, Feed, NotConfirmedError, Publisher, Subscriber
+from blackbox.bridge.amqp import Address, binding_key, hang_up, message_of, routing_key
+from blackbox.bridge.amqp_exchange import AmqpExchange
+from blackbox.bridge.amqp_source import AmqpSource
+from blackbox.testing import Collector, wait_until
+from tests.bridge.amqp.rabbitmq import RabbitMq
+from tests.cli.commands import Command, write_feed
+
+
+def feed_of(name: str) -> Feed:
+    return msgspec.structs.replace(Feed.local(name, slices=2), heartbeat_ns=50_000_000)
+
+
+@contextmanager
+def wanting(feed: Feed, *prefixes: bytes) -> Iterator[Collector]:
+    """Somebody who wants them."""
+    got, subscriber = Collector(), Subscriber(feed)
+    for prefix in prefixes:
+        subscriber.on(prefix)(got.message)
+    with subscriber:
+        yield got
+
+
+def put(channel: amqp.Channel, exchange: str, topic: bytes, payload: bytes | None = b"", **headers: object) -> None:
+    channel.basic_publish(message_of(topic, payload, headers), exchange, routing_key(topic))
+
+
+def test_what_is_put_there_after_a_start_comes(rabbit: RabbitMq, channel: amqp.Channel) -> None:
+    """However soon after: it is bound by then."""
+    feed = feed_of("soon")
+    with AmqpSource(feed, rabbit.url):
+        for turn in range(20):
+            with wanting(feed, b"A.%d." % turn) as got:
+                put(channel, "soon", b"A.%d.x" % turn, b"%d" % turn, ts_event=turn)
+                (message,) = got.wait(1)
+            assert message[:3] == (b"A.%d.x" % turn, b"%d" % turn, turn)
+
+
+def test_only_what_is_wanted_here_leaves_there(rabbit: RabbitMq, channel: amqp.Channel) -> None:
+    feed = feed_of("wanted")
+    with AmqpSource(feed, rabbit.url) as bridge:
+        assert bridge.bindings == []
+        with wanting(feed, b"A.b.", b"C.d") as got:
+            assert bridge.bindings == ["A.b.#", "C.#"]
+            for topic in (b"A.x", b"A.b", b"A.b.c", b"B", b"C.x", b"C.dx"):
+                put(channel, "wanted", topic, topic)
+            assert sorted(each.topic for each in got.wait(2)) == [b"A.b.c", b"C.dx"]
+            with wanting(feed, b"A.b.c"):
+                assert bridge.bindings == ["A.b.#", "C.#"]
+            # A and C have words of their own; A.b is bound by A.b.#, and C.x by C.#.
+            assert bridge.statistics() == {"messages published": 2, "unwanted": 2, "refused": 0, "times away": 0}
+        wait_until(lambda: bridge.bindings == [])
+        with wanting(feed, b"E"):
+            put(channel, "wanted", b"A.b.c")
+            put(channel, "wanted", b"E")
+            wait_until(lambda: bridge.statistics()["messages published"] == 3)
+            assert bridge.bindings == ["#"]
+
+
+def test_bindings_go_when_nobody_wants_them(rabbit: RabbitMq, channel: amqp.Channel) -> None:
+    """As the broker itself has it: nothing routes a message that has to reach a queue."""
+    feed, returned = feed_of("gone"), threading.Event()
+    channel.events["basic_return"].add(lambda *_: returned.set())
+
+    def is_routed(topic: bytes) -> bool:
+        returned.clear()
+        channel.basic_publish(message_of(topic, b"", {}), "gone", routing_key(topic), mandatory=True)
+        try:
+            channel.connection.drain_events(timeout=0.3)
+        except TimeoutError:
+            return True
+        return not returned.is_set()
+
+    with AmqpSource(feed, rabbit.url) as bridge:
+        with wanting(feed, b"A."):
+            assert is_routed(b"A.x")
+            assert not is_routed(b"B.x")
+        wait_until(lambda: bridge.bindings == [] and bridge._bound_version == bridge._version)
+        assert not is_routed(b"A.x")
+
+
+def test_a_prefix_bounds_what_is_taken(rabbit: RabbitMq, channel: amqp.Channel) -> None:
+    feed = feed_of("bound")
+    with AmqpSource(feed, rabbit.url, b"A.b") as bridge, wanting(feed, b"") as got, wanting(feed, b"C.", b"A.bx."):
+        assert bridge.bindings == ["A.#", "A.bx.#"]
+        for topic in (b"C.x", b"A.x", b"A.b", b"A.bx.y"):
+            put(channel, "bound", topic)
+        assert sorted(each.topic for each in got.wait(2)) == [b"A.b", b"A.bx.y"]
+
+
+def test_a_feed_comes_through_as_it_was(rabbit: RabbitMq) -> None:
+    """Out of one feed, through the broker, into another: no value, no text, long topics."""
+    there, here = feed_of("through"), feed_of("here")
+    topics = (b"A", b"A.\xff.b", b"A." + 400 * b"x", "A.ü".encode(), "€".encode() * 200)
+    with (
+        Publisher(there) as publisher,
+        AmqpExchange(there, rabbit.url),
+        AmqpSource(here, rabbit.url, exchange="through"),
+        wanting(here, b"") as got,
+    ):
+        for number, topic in enumerate(topics):
+            publisher.publish(topic, b"%d" % number, number)
+            publisher.publish(topic, None)
+        found = got.wait(10)
+    for number, topic in enumerate(topics):
+        mine = [(each.payload, each.ts_event) for each in found if each.topic == topic]
+        assert mine == [(b"%d" % number, number), (None, 0)]
+
+
+def test_what_no_feed_can_have_is_counted(
+    rabbit: RabbitMq, channel: amqp.Channel, caplog: pytest.LogCaptureFixture
+) -> None:
+    feed = feed_of("refused")
+    with AmqpSource(feed, rabbit.url) as bridge, wanting(feed, b"") as got:
+        put(channel, "refused", b"")
+        put(channel, "refused", b"A", ts_event="late")
+        assert got.wait(1)[0].ts_event == 0
+        assert bridge.statistics()["refused"] == 1
+        channel.basic_publish(amqp.Message(b""), "refused", b"\xff")  # the library cannot read it
+        wait_until(lambda: bridge.statistics()["times away"] == 1)
+        put(channel, "refused", b"A")
+        assert len(got.wait(2)) == 2
+    assert "a message is not carried" in caplog.text
+
+
+def test_after_a_killed_rabbitmq_all_is_bound_again(rabbit: RabbitMq, caplog: pytest.LogCaptureFixture) -> None:
+    """Who comes meanwhile is not confirmed: it would miss what is put there."""
+    feed = feed_of("back")
+    with AmqpSource(feed, rabbit.url) as bridge, wanting(feed, b"A.") as got:
+        rabbit.kill()
+        wait_until(lambda: "is away" in caplog.text)
+        late = Subscriber(feed)
+        late.on(b"B.")(got.message)
+        with pytest.raises(NotConfirmedError):
+            late.start(0.5)
+        late.terminate()
+        rabbit.start()
+        with wanting(feed, b"C."):
+            connection = Address.of(rabbit.url).connect()
+            put(connection.channel(), "back", b"A.x", b"again")
+            assert got.wait(1)[0].payload == b"again"
+            hang_up(connection)
+        wait_until(lambda: bridge.bindings == ["A.#"])
+        assert bridge.statistics()["times away"] == 1
+    assert "is back: what was put there meanwhile is not carried" in caplog.text
+
+
+def test_a_wrong_password_is_told(rabbit: RabbitMq) -> None:
+    with pytest.raises(BridgeError, match="ACCESS_REFUSED"):
+        AmqpSource(feed_of("wrong"), rabbit.url.replace("guest@", "secret@")).start()
+
+
+def test_no_rabbitmq_is_told() -> None:
+    with pytest.raises(BridgeError, match="amqp://127.0.0.1:1: "):
+        AmqpSource(feed_of("none"), "amqp://127.0.0.1:1").start()
+
+
+def test_an_exchange_of_another_kind_ends_it(rabbit: RabbitMq, channel: amqp.Channel) -> None:
+    channel.exchange_declare("kind", "fanout", durable=True, auto_delete=False)
+    with pytest.raises(BridgeError, match="PRECONDITION_FAILED"), AmqpSource(feed_of("kind"), rabbit.url) as bridge:
+        bridge.run()
+
+
+def test_the_command_ends_in_order(rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path) -> None:
+    feed = feed_of("command")
+    words = ("bridge", rabbit.url, "--in", "--feed", write_feed(feed, tmp_path / "feed.toml"))
+    with Command(*words) as bridge:
+        bridge.read_error("is carried into feed 'command'")
+        with wanting(feed, b"A") as got:
+            put(channel, "command", b"A", b"x")
+            assert got.wait(1)[0].payload == b"x"
+        ended = bridge.interrupt(signal.SIGTERM)
+    assert (ended.status, "Traceback" in ended.errors) == (143, False), ended.errors
+    assert "1 messages published, 0 unwanted, 0 refused" in ended.errors
+
+
+def test_a_wrong_url_is_told() -> None:
+    with pytest.raises(ConfigError, match="URL was 'amqp://there/a/b'"):
+        AmqpSource(feed_of("wrong"), "amqp://there/a/b")
+
+
+def test_a_prefix_is_bound_by_its_whole_words() -> None:
+    assert [binding_key(each) for each in (b"", b"A", b"A.", b"A.b", b"A.b.", b".", b"A..")] == [
+        *("#", "#", "A.#", "A.#", "A.b.#", ".#", "A..#")
+    ]
