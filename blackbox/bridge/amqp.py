@@ -11,7 +11,7 @@ from blackbox.bridge.carrier import Away, without_password
 from blackbox.errors import BridgeError, ConfigError
 
 try:
-    from amqp import AMQPError, Connection, Message, RecoverableConnectionError
+    from amqp import AMQPError, Connection, Message, NotFound, RecoverableConnectionError
 except ImportError as error:
     raise ImportError(f"this needs amqp: pip install 'blackbox-md[bridge]' ({error})") from error
 
@@ -86,6 +86,15 @@ def hang_up(connection: Connection) -> None:
     with suppress(AMQPError, OSError):
         connection.close()
     connection.collect()
+
+
+def has_queue(connection: Connection, queue: str) -> bool:
+    """Return whether a queue is there, whatever its settings are."""
+    try:
+        connection.channel().queue_declare(queue, passive=True)
+    except NotFound:  # which has ended that channel
+        return False
+    return True
 
 
 def message_of(topic: bytes, payload: bytes | None, headers: dict[str, object], **properties: object) -> Message:

@@ -7,22 +7,11 @@ from typing import Final
 from blackbox.block.batch import Batch
 from blackbox.block.gap import Gap
 from blackbox.block.position import Position
-from blackbox.bridge.carrier import MOST_AT_ONCE, Away, Carrier, log
+from blackbox.bridge.carrier import MOST_AT_ONCE, Carrier, log
+from blackbox.bridge.redis_connection import connect, errors
 from blackbox.errors import BridgeError, ConfigError
 from blackbox.feed.feed import Feed
 
-try:
-    import redis
-    from redis.exceptions import AuthenticationError, AuthorizationError, BusyLoadingError, RedisError
-    from redis.exceptions import ConnectionError as NotThere
-    from redis.exceptions import TimeoutError as TooLate
-except ImportError as error:
-    raise ImportError(f"this needs redis: pip install 'blackbox-md[bridge]' ({error})") from error
-
-_AWAY: Final = (NotThere, TooLate, BusyLoadingError)
-_REFUSED: Final = (AuthenticationError, AuthorizationError)
-"""Kinds of NotThere, which no waiting mends."""
-_SOCKET_S: Final = 5.0
 _ADD: Final = """
 local function is_before(a, b)
     local high_a, low_a = string.match(a, '^(%d+)-(%d+)$')
@@ -77,22 +66,15 @@ class RedisStreams(Carrier):
         super().__init__(feed, url, prefix)
         if keep is not None and keep < 1:
             raise ConfigError(f"keep was {keep}, expected at least 1")
-        try:
-            self._redis = redis.Redis.from_url(
-                url, socket_timeout=_SOCKET_S, socket_connect_timeout=_SOCKET_S, protocol=2
-            )
-        except ValueError as error:
-            raise ConfigError(f"url was {url!r}, expected one such as redis://127.0.0.1:6379/0: {error}") from None
+        self._redis = connect(url)
         self._stream, self._keep = stream or feed.name, keep
         self._script = self._redis.register_script(_ADD)
         self._ids: dict[int, str] = {}
         """By slice, the id of the last entry that Redis is known to have."""
 
     def _open(self) -> dict[int, Position]:
-        try:
+        with errors(self.url, "the bridge"):
             last = {each: self._last(each) for each in self.feed.slices_for(self._prefix)}
-        except RedisError as error:
-            raise BridgeError(f"{self.url}: {error}") from error
         since = {slice_id: position for slice_id, position in last.items() if position is not None}
         if since and not self.feed.archives:
             log.warning("feed %r has no archive: what came since the last entries is not carried", self.feed.name)
@@ -157,14 +139,8 @@ class RedisStreams(Carrier):
         return known
 
     def _try(self, slice_id: int, name: str, words: list[str | bytes | int]) -> int:
-        try:
+        with errors(self.url, f"an entry of {name}"):
             return int(self._script([name], [self._ids.get(slice_id, ""), self._keep or "", *words]))
-        except _AWAY as error:
-            if not isinstance(error, _REFUSED):
-                raise Away(str(error)) from error
-            raise BridgeError(f"{self.url} let the bridge in no more: {error}") from error
-        except RedisError as error:
-            raise BridgeError(f"{self.url} refused an entry of {name}: {error}") from error
 
 
 def _epoch_of(id_: str) -> int:

@@ -15,7 +15,7 @@ import redis
 
 from bench.rivals.servers import Missing, Server, redis_server
 from blackbox import BridgeError, CallbackError, ConfigError, Feed, Publisher, Recorder
-from blackbox.bridge import redis_streams
+from blackbox.bridge import redis_connection
 from blackbox.bridge.redis_streams import RedisStreams
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.testing import RawPublisher, wait_until
@@ -98,7 +98,7 @@ def test_bridges_beside_each_other_add_each_message_once(server: Server, there: 
 def test_while_redis_does_not_answer_it_is_waited_for(
     server: Server, there: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(redis_streams, "_SOCKET_S", 0.2)
+    monkeypatch.setattr(redis_connection, "SOCKET_S", 0.2)
     feed = feed_of()
     with Publisher(feed, when_full="wait") as publisher, RedisStreams(feed, server.url) as bridge:
         publisher.publish(b"A", b"0")
@@ -118,7 +118,7 @@ def test_a_bridge_that_is_to_end_does_not_wait_for_redis_for_ever(
     server: Server, there: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By a signal: what it could not add is told."""
-    monkeypatch.setattr(redis_streams, "_SOCKET_S", 0.2)
+    monkeypatch.setattr(redis_connection, "SOCKET_S", 0.2)
     feed = feed_of()
     bridge = RedisStreams(feed, server.url)
     with Publisher(feed) as publisher, pytest.raises(CallbackError) as failed, bridge:
@@ -214,14 +214,14 @@ def test_a_password_that_redis_no_more_takes_ends_it(server: Server, there: redi
             bridge.run(until_end=True)
     finally:
         there.config_set("requirepass", "")
-    assert "let the bridge in no more: " in str(failed.value.__cause__)
+    assert "refused an entry of carried:0: " in str(failed.value.__cause__)
 
 
 def test_a_wrong_password_is_told_at_its_start(server: Server, there: redis.Redis) -> None:
     there.config_set("requirepass", "right")
     there.execute_command("AUTH", "right")
     try:
-        with pytest.raises(BridgeError, match="redis://127.0.0.1:[0-9]*: .*password"):
+        with pytest.raises(BridgeError, match="redis://127.0.0.1:[0-9]* refused the bridge: .*password"):
             RedisStreams(feed_of(), server.url.replace("//", "//:wrong@")).start()
     finally:
         there.config_set("requirepass", "")

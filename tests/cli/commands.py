@@ -105,6 +105,7 @@ def write_feed(feed: Feed, path: Path) -> Path:
     lines = [f'name = "{feed.name}"', f'schema = "{feed.schema}"']
     lines += [f"heartbeat_ns = {feed.heartbeat_ns}", f"key_bytes = {feed.key_bytes}"]
     lines += [f"archives = {list(feed.archives)}"] if feed.archives else []
+    lines += [f'hub = "{feed.hub}"'] if feed.hub else []
     for feed_slice in feed.slices:
         lines += ["[[slices]]", f"endpoints = {list(feed_slice.endpoints)}", f"share = {list(feed_slice.share or ())}"]
     path.write_text("\n".join(lines))

@@ -1,0 +1,97 @@
+"""A queue of a RabbitMQ into a hub: each message stays in the queue until the hub has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from blackbox.bridge.amqp import SOCKET_S, Address, binding_key, content_of, hang_up, has_queue, headers_of
+from blackbox.bridge.amqp_source import AmqpSource
+from blackbox.bridge.hub_inlet import IN_FLIGHT, HubInlet
+from blackbox.errors import ConfigError
+from blackbox.feed.feed import Feed
+
+
+class AmqpQueue(HubInlet):
+    """Puts to the feed's hub what comes to a queue, under the message ids, and then acknowledges it.
+
+    With message ids each message is stored once, whoever is killed; one without may be stored again then. What no hub
+    can have is rejected: the queue's dead-letter exchange gets it, if it has one.
+    """
+
+    def __init__(
+        self, feed: Feed, url: str, prefix: bytes = b"", *, queue: str | None = None, exchange: str | None = None
+    ) -> None:
+        """Settings; nothing is opened.
+
+        Args:
+            feed: of the hub.
+            url: amqp://USER:PASSWORD@HOST:PORT/VHOST.
+            prefix: of the topics to take; others are acknowledged, and counted.
+            queue: its name; it is made, durable, unless it is there. Default: the feed's name.
+            exchange: bind the queue to this topic exchange by the prefix. Default: to none but those it is bound to.
+
+        Raises ConfigError.
+        """
+        super().__init__(feed, url, prefix)
+        self._address = Address.of(url)
+        self.queue, self.exchange = queue or feed.name, exchange
+
+    def _check(self) -> None:
+        connection = self._address.connect()
+        try:
+            with self._address.errors():
+                self._declare(connection)
+        finally:
+            hang_up(connection)
+
+    # In the thread.
+
+    def _serve(self) -> None:
+        self._on_their_way.clear()  # what the hub had not answered comes again, with the same ids
+        connection = self._address.connect()
+        try:
+            with self._address.errors():
+                channel = self._declare(connection)
+                channel.basic_qos(0, IN_FLIGHT, False)
+                channel.basic_consume(self.queue, callback=self._take)
+                self._note_there("what the queue has comes")
+                while not self._over.is_set():
+                    if self._wait_for(connection.sock):
+                        connection.drain_events(timeout=SOCKET_S)
+                    self._let_go(channel)
+                self._wait_stored()
+                self._let_go(channel)
+        finally:
+            hang_up(connection)
+
+    def _declare(self, connection: Any) -> Any:
+        """Return a channel, once the queue is there: with whatever settings its owner gave it."""
+        channel = connection.channel()
+        if not has_queue(connection, self.queue):
+            channel.queue_declare(self.queue, durable=True, auto_delete=False)
+        channel.auto_decode = False
+        if self.exchange is not None:
+            channel.exchange_declare(self.exchange, "topic", durable=True, auto_delete=False)
+            channel.queue_bind(self.queue, self.exchange, binding_key(self._prefix))
+        return channel
+
+    def _take(self, message: Any) -> None:
+        topic, payload = content_of(message)
+        tag, put_id = message.delivery_info["delivery_tag"], message.properties.get("message_id")
+        if not self._put(tag, topic, payload, put_id, headers_of(message).get("ts_event")):
+            message.channel.basic_reject(tag, requeue=False)
+
+    def _let_go(self, channel: Any) -> None:
+        if stored := self._stored():
+            channel.basic_ack(stored[-1], multiple=True)
+
+
+def amqp_inlet(
+    feed: Feed, url: str, prefix: bytes = b"", *, exchange: str | None = None, queue: str | None = None
+) -> AmqpQueue | AmqpSource:
+    """Return what carries into a feed: to its hub, where it has one, or else as its publisher. Raises ConfigError."""
+    if feed.hub:
+        return AmqpQueue(feed, url, prefix, queue=queue, exchange=exchange)
+    if queue is not None:
+        raise ConfigError(f"option was queue={queue}, expected none: feed {feed.name!r} has no hub to put to")
+    return AmqpSource(feed, url, prefix, exchange=exchange)

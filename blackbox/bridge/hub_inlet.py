@@ -1,0 +1,103 @@
+"""What bridges into a hub share: a message is let go of where it came from once the hub has it."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import deque
+from concurrent.futures import Future
+from typing import Any, Final
+
+from blackbox.bridge.carrier import Away
+from blackbox.bridge.inlet import Inlet, log
+from blackbox.errors import BridgeError, ConfigError, HubError, NotStoredError
+from blackbox.feed.feed import Feed
+from blackbox.hub.client import Client
+from blackbox.hub.protocol import MOST_ID_BYTES, Place
+
+IN_FLIGHT: Final = 1_000
+"""Messages that are on their way to the hub at most."""
+_PUT_S: Final = 10.0
+_LAST_S: Final = 2.0
+"""How long the hub may take to answer once the bridge is to end."""
+_LOOK_S: Final = 0.05
+
+
+class HubInlet(Inlet):
+    """Puts to a hub what another system keeps: each message until the hub has it. By its id it is stored once.
+
+    So it does not matter which of the three is killed, and when.
+    """
+
+    def __init__(self, feed: Feed, url: str, prefix: bytes) -> None:
+        """Settings; nothing is opened. Raises ConfigError."""
+        super().__init__(feed, url, prefix)
+        self._client = Client(feed)
+        self._on_their_way: deque[tuple[Any, Future[Place] | None]] = deque()
+        """What names each where it came from, in that order; None: it is not to be put."""
+        self._counts = {"messages put": 0, "unwanted": 0, "refused": 0, **self._counts}
+
+    def _open(self) -> None:
+        self._client.start()
+
+    def _close(self) -> None:
+        self._client.end()
+
+    # In the thread.
+
+    def _put(self, name: Any, topic: bytes, payload: bytes | None, put_id: str | None, ts_event: object) -> bool:
+        """Have a message on its way; False: no hub can have it. Raises Away when the hub takes too long."""
+        if not topic.startswith(self._prefix):
+            self._counts["unwanted"] += 1
+            self._on_their_way.append((name, None))
+            return True
+        try:
+            future = self._client.put_soon(topic, payload, _id_of(put_id), ts_event=_time_of(ts_event), timeout=_PUT_S)
+        except NotStoredError as error:
+            raise Away(str(error)) from error
+        except ConfigError as error:
+            return self._refuse(str(error))
+        self._on_their_way.append((name, future))
+        future.add_done_callback(lambda _: self._pipe.poke())
+        return True
+
+    def _refuse(self, why: str) -> bool:
+        if not self._counts["refused"]:
+            log.warning("%s: a message is not carried, nor further ones of its kind: %s", self.url, why)
+        self._counts["refused"] += 1
+        return False
+
+    def _stored(self) -> list[Any]:
+        """Return what names those that the hub has, and all before them; once. Raises BridgeError when it refuses."""
+        names = list[Any]()
+        while self._on_their_way and ((future := self._on_their_way[0][1]) is None or future.done()):
+            if future is not None:
+                try:
+                    future.result()
+                except HubError as error:
+                    raise BridgeError(f"the hub refused what {self.url} has: {error}") from error
+                self._counts["messages put"] += 1
+            names.append(self._on_their_way.popleft()[0])
+        return names
+
+    def _wait_stored(self) -> None:
+        """Wait until the hub has all, however long it is away; while the bridge ends only a little."""
+        ends = None
+        for _, future in self._on_their_way:
+            while future is not None and not future.done():
+                if self._over.wait(_LOOK_S):
+                    ends = ends or time.monotonic() + _LAST_S
+                    if time.monotonic() > ends:
+                        return
+                    time.sleep(_LOOK_S)
+
+
+def _id_of(text: str | None) -> bytes | None:
+    if not text:
+        return None
+    found = text.encode("utf-8", "surrogatepass")
+    return found if len(found) <= MOST_ID_BYTES else hashlib.sha256(found).hexdigest().encode()
+
+
+def _time_of(ts_event: object) -> int:
+    return ts_event if type(ts_event) is int and -(1 << 63) <= ts_event < 1 << 63 else 0

@@ -1,0 +1,108 @@
+"""A queue of a real RabbitMQ into a hub: each message once, whoever is away or killed."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import amqp
+import msgspec
+import pytest
+
+from blackbox import ConfigError, Feed, Publisher
+from blackbox.bridge.amqp import message_of
+from blackbox.bridge.amqp_exchange import AmqpExchange
+from blackbox.bridge.amqp_queue import AmqpQueue, amqp_inlet
+from blackbox.bridge.amqp_source import AmqpSource
+from blackbox.hub.hub import Hub
+from blackbox.testing import wait_until
+from tests.bridge.amqp.rabbitmq import RabbitMq
+from tests.cli.commands import Command, write_feed
+from tests.hub.hubs import hub_feed, published
+
+
+def fill(channel: amqp.Channel, queue: str, begin: int, end: int) -> None:
+    """Messages with ids; the queue is bound to nothing."""
+    for number in range(begin, end):
+        message = message_of(b"A.x", b"%d" % number, {"topic": b"A.x", "ts_event": number}, message_id=f"m-{number}")
+        channel.basic_publish(message, "", queue)
+
+
+def test_each_message_is_stored_once_when_the_bridge_is_killed(
+    rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path
+) -> None:
+    """It has put what it has not acknowledged: that comes again, and is known by its id."""
+    feed, queue = hub_feed("queued", slices=1), "queued"
+    channel.queue_declare(queue, durable=True, auto_delete=False, arguments={"x-max-length": 100_000})
+    words = ("bridge", rabbit.url, "--in", "--feed", write_feed(feed, tmp_path / "feed.toml"))
+    with Hub(feed, tmp_path / "hub") as hub:
+        fill(channel, queue, 0, 3_000)
+        with Command(*words) as bridge:
+            wait_until(lambda: hub.statistics().stored > 0, 60)
+            bridge.process.send_signal(signal.SIGKILL)
+            bridge.process.wait()
+        fill(channel, queue, 3_000, 3_100)
+        with AmqpQueue(feed, rabbit.url) as again:
+            wait_until(lambda: hub.statistics().stored == 3_100, 60)
+            wait_until(lambda: again.statistics()["messages put"] >= 100)
+    assert channel.queue_declare(queue, passive=True).message_count == 0
+    assert [payload for *_, payload in published(tmp_path / "hub", feed)] == [b"%d" % number for number in range(3_100)]
+
+
+def test_a_hub_that_is_away_is_waited_for(rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path) -> None:
+    """The queue keeps what it has not."""
+    feed = hub_feed("away", slices=1)
+    channel.queue_declare("away", durable=True, auto_delete=False)
+    fill(channel, "away", 0, 2_000)
+    with AmqpQueue(feed, rabbit.url) as bridge:
+        wait_until(lambda: len(bridge._on_their_way) == 1_000)  # and no more
+        with Hub(feed, tmp_path):
+            wait_until(lambda: bridge.statistics()["messages put"] > 0)
+        with Hub(feed, tmp_path):
+            wait_until(lambda: bridge.statistics()["messages put"] == 2_000, 30)
+    assert [payload for *_, payload in published(tmp_path, feed)] == [b"%d" % number for number in range(2_000)]
+    assert channel.queue_declare("away", passive=True).message_count == 0
+
+
+def test_a_feed_reaches_a_hub_through_a_broker_once(rabbit: RabbitMq, tmp_path: Path) -> None:
+    """What the bridge out has carried twice has the same id."""
+    there, here = Feed.local("there", slices=1), hub_feed("here", slices=1)
+    with (
+        Hub(here, tmp_path) as hub,
+        AmqpQueue(here, rabbit.url, b"A", exchange="there"),
+        Publisher(there) as publisher,
+        AmqpExchange(there, rabbit.url) as carried,
+    ):
+        publisher.publish(b"A", b"1")
+        publisher.publish(b"A.x", None)
+        publisher.publish(b"B", b"is not asked for")
+        wait_until(lambda: carried.statistics().added == 3)
+        wait_until(lambda: hub.statistics().stored == 2)
+    assert [row[3:] for row in published(tmp_path, here)] == [(b"A", b"1"), (b"A.x", None)]
+
+
+def test_what_no_hub_can_have_goes_to_the_dead_letters(
+    rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    feed = hub_feed("dead", slices=1)
+    channel.queue_declare("letters", durable=True, auto_delete=False)
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "letters"}
+    channel.queue_declare("dead", durable=True, auto_delete=False, arguments=arguments)
+    channel.basic_publish(message_of(b"A", b"x" * (1 << 20) + b"x", {"topic": b"A"}), "", "dead")
+    channel.basic_publish(message_of(b"B", b"", {"topic": b"B"}), "", "dead")
+    channel.basic_publish(message_of(b"A", b"fits", {"topic": b"A"}), "", "dead")
+    with Hub(feed, tmp_path), AmqpQueue(feed, rabbit.url, b"A") as bridge:
+        wait_until(lambda: bridge.statistics()["messages put"] == 1)
+        assert bridge.statistics() == {"messages put": 1, "unwanted": 1, "refused": 1, "times away": 0}
+    assert len(channel.basic_get("letters", no_ack=True).body) == (1 << 20) + 1
+    assert "payload had 1048577 bytes" in caplog.text
+
+
+def test_which_way_in_depends_on_the_hub() -> None:
+    feed = Feed.local("choice", slices=1)
+    assert isinstance(amqp_inlet(hub_feed(), "amqp://there", queue="q"), AmqpQueue)
+    assert isinstance(amqp_inlet(feed, "amqp://there"), AmqpSource)
+    with pytest.raises(ConfigError, match="option was queue=q, expected none: feed 'choice' has no hub"):
+        amqp_inlet(feed, "amqp://there", queue="q")
+    with pytest.raises(ConfigError, match="hub"):
+        AmqpQueue(msgspec.structs.replace(hub_feed(), hub=""), "amqp://there")

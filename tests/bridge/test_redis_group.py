@@ -1,0 +1,100 @@
+"""A stream of a real Redis into a hub: each entry once."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from bench.rivals.servers import Missing, Server, redis_server
+from blackbox import BridgeError, ConfigError, Feed, Publisher
+from blackbox.bridge.redis_group import RedisGroup
+from blackbox.bridge.redis_streams import RedisStreams
+from blackbox.hub.hub import Hub
+from blackbox.testing import wait_until
+from tests.cli.commands import Command, write_feed
+from tests.hub.hubs import hub_feed, published
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    try:
+        with redis_server() as server:
+            yield server
+    except Missing as why:
+        pytest.skip(str(why))
+
+
+@pytest.fixture
+def there(server: Server) -> Iterator[redis.Redis]:
+    with redis.Redis(port=server.port, protocol=2) as client:
+        client.flushall()
+        yield client
+
+
+def fill(there: redis.Redis, begin: int, end: int) -> None:
+    for number in range(begin, end):
+        there.xadd("orders", {"topic": "A.x", "payload": str(number), "ts_event": number})
+
+
+def pending(there: redis.Redis) -> int:
+    return int(there.xpending("orders", "blackbox")["pending"])
+
+
+def test_each_entry_is_stored_once_when_the_bridge_is_killed(
+    server: Server, there: redis.Redis, tmp_path: Path
+) -> None:
+    feed = hub_feed("orders", slices=1)
+    words = ("bridge", server.url, "--in", "--feed", write_feed(feed, tmp_path / "feed.toml"))
+    fill(there, 0, 3_000)
+    with Hub(feed, tmp_path / "hub") as hub:
+        with Command(*words) as bridge:
+            wait_until(lambda: hub.statistics().stored > 0, 60)
+            bridge.process.send_signal(signal.SIGKILL)
+            bridge.process.wait()
+        fill(there, 3_000, 3_100)
+        with RedisGroup(feed, server.url):
+            wait_until(lambda: hub.statistics().stored == 3_100, 60)
+    assert pending(there) == 0
+    assert [payload for *_, payload in published(tmp_path / "hub", feed)] == [b"%d" % number for number in range(3_100)]
+
+
+def test_a_hub_that_is_away_is_waited_for(server: Server, there: redis.Redis, tmp_path: Path) -> None:
+    """Redis keeps what it has not, also when the bridge ends meanwhile."""
+    feed = hub_feed("orders", slices=1)
+    fill(there, 0, 10)
+    with RedisGroup(feed, server.url) as bridge:
+        wait_until(lambda: len(bridge._on_their_way) == 10)
+    assert pending(there) == 10
+    with Hub(feed, tmp_path), RedisGroup(feed, server.url):
+        wait_until(lambda: pending(there) == 0)
+    assert [payload for *_, payload in published(tmp_path, feed)] == [b"%d" % number for number in range(10)]
+
+
+def test_a_feed_reaches_a_hub_through_redis(server: Server, there: redis.Redis, tmp_path: Path) -> None:
+    first, second = Feed.local("first", slices=1), hub_feed("second", slices=1)
+    with Publisher(first) as publisher, RedisStreams(first, server.url) as carried:
+        publisher.publish(b"A", b"1", -7)
+        publisher.publish(b"B", b"is not asked for")
+        publisher.publish(b"A", None)
+        wait_until(lambda: carried.statistics().added == 3)
+    there.xadd("first:0", {"gap": 3})
+    with Hub(second, tmp_path), RedisGroup(second, server.url, b"A", stream="first:0") as bridge:
+        wait_until(lambda: bridge.statistics()["messages put"] == 2)
+        wait_until(lambda: there.xpending("first:0", "blackbox")["pending"] == 0)
+        assert bridge.statistics() == {"messages put": 2, "unwanted": 1, "refused": 1, "times away": 0}
+    assert [row[3:] for row in published(tmp_path, second)] == [(b"A", b"1"), (b"A", None)]
+
+
+def test_wrong_settings_are_told(server: Server, there: redis.Redis) -> None:
+    feed = hub_feed("orders", slices=1)
+    with pytest.raises(BridgeError, match="redis://127.0.0.1:1: "):
+        RedisGroup(feed, "redis://127.0.0.1:1").start()
+    with pytest.raises(ConfigError, match="hub"):
+        RedisGroup(Feed.local("none"), server.url)
+    there.set("orders", "is no stream")
+    with pytest.raises(BridgeError, match="refused the bridge: WRONGTYPE"), RedisGroup(feed, server.url) as bridge:
+        bridge.run()
