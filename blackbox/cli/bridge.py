@@ -15,7 +15,8 @@ def bridge(
     url: Annotated[
         str,
         typer.Argument(
-            metavar="URL", help="The other side: ws://HOST:PORT, where to serve; redis://HOST:PORT/DATABASE."
+            metavar="URL",
+            help="The other side: ws://HOST:PORT, where to serve; redis://HOST:PORT/DATABASE; amqp://USER:PASSWORD@HOST/VHOST.",
         ),
     ],
     prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only topics that start with this.")] = "",
@@ -32,17 +33,22 @@ def bridge(
         ),
     ] = None,
 ) -> None:
-    """Carry a feed over: to browsers, by JSON over WebSocket; or to streams of a Redis, each message once.
+    """Carry a feed over: to browsers, by JSON over WebSocket; to streams of a Redis; to an exchange of a RabbitMQ.
 
     Browsers ask for prefixes, and what nobody asks for is not subscribed to. Whoever can connect may read all that this
     process may; without `-o origins=` any page may. To Redis a bridge goes on from the last entry when it is started
-    again, if the feed has archives. Other packages add schemes. Ends at Ctrl-C or SIGTERM.
+    again, to a RabbitMQ where it was if it has a name; both if the feed has archives.
+
+    With --in a queue or a stream is put to the feed's hub; without a hub, what is wanted of the feed is taken from an
+    exchange, and published. Other packages add schemes. Ends at Ctrl-C or SIGTERM.
 
     For example:
 
     blackbox bridge ws://127.0.0.1:8080 --feed feed.toml -o origins=https://desk.example
 
     blackbox bridge redis://127.0.0.1:6379/0 AAPL. --feed feed.toml -o keep=1000000
+
+    blackbox bridge amqp://desk:secret@127.0.0.1/prices --in --feed feed.toml -o exchange=ticks
     """
     with exit_statuses():
         from blackbox.bridge.bridge import open_bridge
