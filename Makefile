@@ -34,8 +34,8 @@ test-long: $(VENV)/.ready-long  ## run what `make test` leaves out as it takes l
 	$(RUN)/python -m pytest -q -m long
 	BLACKBOX_ALL_EXAMPLES=1 $(RUN)/python -m pytest -q -m "hypothesis and not long"
 
-servers:  ## unpack the distribution's RabbitMQ into .servers (apt, 33 MB), for the tests of its bridge
-	@tests/bridge/amqp/fetch_rabbitmq.sh .servers
+servers:  ## unpack the distribution's RabbitMQ and Chromium into .servers (apt, 180 MB), for the tests of bridges
+	@tests/bridge/fetch_servers.sh .servers
 
 torture: $(VENV)/.ready-test  ## attack it: kills, hostile peers, damaged files; tell what broke [SECONDS=60 SEED=n ONLY=name]
 	$(RUN)/python -m tests.torture --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))

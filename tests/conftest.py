@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LONG = (
     "tests/analysis/",
     "tests/spark/",
+    "tests/bridge/amqp/",
     "tests/bench/test_bench_rivals.py",
     "tests/cli/",
     "tests/subscribe/",
@@ -47,14 +48,14 @@ LONG = (
 at the end is short, and no worker waits for the other."""
 
 
-SESSIONS = ("tests/analysis/", "tests/spark/")
-"""Each has a worker for itself: its tests share Spark's session."""
+SESSIONS = ("tests/analysis/", "tests/spark/", "tests/bridge/amqp/")
+"""Each has a worker for itself: its tests share Spark's session, or a RabbitMQ."""
 
 WITHOUT_SESSION = tuple(f"tests/spark/test_{name}.py" for name in ("cluster", "connect", "java", "machines"))
 
 
 def _scope_of(nodeid: str) -> str:
-    """What stays on one worker: a file's tests, and all that share Spark's session."""
+    """What stays on one worker: a file's tests, and all that share Spark's session, or a RabbitMQ."""
     file = nodeid.partition("::")[0]
     shared = (folder for folder in SESSIONS if file.startswith(folder) and file not in WITHOUT_SESSION)
     return next(shared, file)

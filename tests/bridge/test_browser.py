@@ -1,0 +1,145 @@
+"""A real browser on the other end of the WebSocket bridge: Chromium without a screen, as the distribution has it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy
+import pytest
+
+from blackbox import Feed, Publisher
+from blackbox.feed.endpoint import free_endpoints
+from blackbox.testing import wait_until
+from tests.cli.commands import Command, write_feed
+
+SERVERS: Final = Path(__file__).resolve().parents[2] / ".servers" / "usr" / "lib"
+PATIENCE_S: Final = 60.0
+
+PAGE: Final = """<script>
+const feed = new WebSocket("%s");
+const say = (told) => console.log(JSON.stringify(told));
+let blocked = %d;
+feed.onopen = () => feed.send(JSON.stringify({do: "subscribe", prefix: "AAPL."}));
+feed.onerror = () => say("refused");
+feed.onmessage = (event) => {
+  const told = JSON.parse(event.data);
+  if (told.messages === undefined) return say(told);
+  for (; blocked; blocked = 0) for (const end = Date.now() + blocked; Date.now() < end;);
+  say(told.messages.map((each) => [each.topic, atob(each.payload)]).slice(-2));
+};
+</script>"""
+
+
+@pytest.fixture(scope="module")
+def program() -> Path:
+    found = shutil.which("chromium-headless-shell")
+    for place in (SERVERS / "chromium" / "chromium-headless-shell", Path(found or "/none")):
+        if place.exists():
+            return place
+    pytest.skip("no browser found: `make servers` (Debian), or apt install chromium-headless-shell")
+
+
+class Browser:
+    """A page that is open; `said` is what it wrote to its console."""
+
+    def __init__(self, program: Path, page: Path, data: Path) -> None:
+        self.said: list[Any] = []
+        libraries = SERVERS / "x86_64-linux-gnu"
+        self._process = subprocess.Popen(
+            [
+                *(
+                    "setpriv",
+                    "--pdeathsig",
+                    "KILL",
+                    program,
+                    "--no-sandbox",
+                    "--disable-gpu",
+                    "--enable-logging=stderr",
+                ),
+                *("--remote-debugging-port=0", f"--user-data-dir={data}", page.as_uri()),  # a port: it then stays
+            ],
+            env=os.environ | {"LD_LIBRARY_PATH": f"{libraries}:{libraries}/pulseaudio"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            if found := re.search(r'CONSOLE.*?\] "(.*)", source:', line):
+                self.said.append(json.loads(found[1]))
+
+    def wait(self, told: Any) -> None:
+        wait_until(lambda: told in self.said, PATIENCE_S, f"{told} in what the page said")
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+
+
+@contextmanager
+def browsing(program: Path, url: str, directory: Path, blocked_ms: int = 0) -> Iterator[Browser]:
+    page = directory / "page.html"
+    page.write_text(PAGE % (url, blocked_ms))
+    browser = Browser(program, page, directory / "data")
+    try:
+        yield browser
+    finally:
+        browser.close()
+
+
+def test_a_browser_shows_what_it_asked_for(program: Path, tmp_path: Path) -> None:
+    feed = Feed.local("bridged", slices=1)
+    url = free_endpoints("tcp", "bridged", 1, 1)[0][0].replace("tcp", "ws")
+    with (
+        Publisher(feed) as publisher,
+        Command("bridge", url, "--feed", write_feed(feed, tmp_path / "feed.toml")) as bridge,
+    ):
+        bridge.read_error("is served at")
+        with browsing(program, url, tmp_path) as browser:
+            browser.wait({"subscribed": "AAPL."})
+            publisher.publish(b"MSFT.trade", b"370.10")
+            publisher.publish(b"AAPL.trade", b"189.98")
+            browser.wait([["AAPL.trade", "189.98"]])
+            assert len(browser.said) == 2
+
+
+def test_a_slow_browser_gets_the_newest_of_each_topic(program: Path, tmp_path: Path) -> None:
+    """And is told how many it was not sent; the publisher is never held up."""
+    feed = Feed.local("bridged", slices=1)
+    url = free_endpoints("tcp", "bridged", 1, 1)[0][0].replace("tcp", "ws")
+    words = ("bridge", url, "--feed", write_feed(feed, tmp_path / "feed.toml"), "-o", "limit=100")
+    with Publisher(feed) as publisher, Command(*words) as bridge:
+        bridge.read_error("is served at")
+        with browsing(program, url, tmp_path, blocked_ms=2_000) as browser:
+            browser.wait({"subscribed": "AAPL."})
+            index, payloads = numpy.arange(2_000) % 2, numpy.full((2_000, 1_000), ord("x"), numpy.uint8)
+            for _ in range(20):
+                publisher.publish_many((b"AAPL.bid", b"AAPL.ask"), index, payloads)
+            publisher.publish_many((b"AAPL.bid", b"AAPL.ask"), [0, 1], numpy.full((2, 4), ord("l"), numpy.uint8))
+            browser.wait([["AAPL.bid", "llll"], ["AAPL.ask", "llll"]])
+            assert sum(said["passed_over"] for said in browser.said if "passed_over" in said) > 0
+
+
+def test_a_page_of_another_origin_is_refused(program: Path, tmp_path: Path) -> None:
+    feed = Feed.local("bridged", slices=1)
+    url = free_endpoints("tcp", "bridged", 1, 1)[0][0].replace("tcp", "ws")
+    words = ("--feed", write_feed(feed, tmp_path / "feed.toml"), "-o", "origins=https://desk.example")
+    with Command("bridge", url, *words) as bridge:
+        bridge.read_error("is served at")
+        with browsing(program, url, tmp_path) as browser:
+            browser.wait("refused")
