@@ -260,8 +260,8 @@ class Registration:
         with self._supervisor.lock:
             if self.state is not SubscriberLife.NEW:
                 raise SubscriberError("table was called while running, expected it before start")
-            table = Table(prefix, self.feed.key_bytes)
-            self.on_batch(prefix, group=group)(table.put)
+            table = Table(self.feed, prefix)
+            self.on_batch(prefix, group=group)(table.take)
             self._tables.append(table)
         return table
 

@@ -1,4 +1,4 @@
-"""Keep the newest message of every topic of a slice, as its records are read in order; and how far they reach."""
+"""Keep the newest message of every topic, in compiled code: of a slice whose records are read, or of batches."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.archive.key_positions import Keys, KeysAt, forget_keys, note_key
+from blackbox.block.batch import Batch
+from blackbox.block.batch_rows import read_only
 from blackbox.block.block import Block
 from blackbox.block.encode import NO_VALUE
 from blackbox.block.format import FLAG_FIXED, BodyLayout, Header, has_value, layout_of, read_header, sequence_of
 from blackbox.errors import JournalError
 from blackbox.native.intrinsics import copy_bytes, inner, int32s_at, int64s_at
-from blackbox.native.jit import njit
+from blackbox.native.jit import njit, warm_up
+from blackbox.native.kept_arguments import Kept, kept_at
 from blackbox.native.name_table import FULL, Numbering, NumberingAt, number_of
 from blackbox.native.records import Field, SharedRecord, record_at
 
@@ -23,11 +26,12 @@ if TYPE_CHECKING:
     from blackbox.archive.reader import RecordRun
 
 MOST_BYTES: Final = 1 << 30
-"""Payloads that are kept of one slice, at most."""
+"""Payloads that are kept, at most."""
 _FIRST_BYTES: Final = 1 << 16
 _MEAN_TOPIC_BYTES: Final = 32
 _BLOCK_BYTES: Final = 1 << 18
 """A block of an image gets no more messages once their payloads have that many bytes."""
+_ALL_ROWS: Final = numpy.frombuffer(b"", numpy.int32)
 _DONE: Final = -1
 _NO_TOPIC: Final = -2
 
@@ -35,6 +39,7 @@ _NO_TOPIC: Final = -2
 class _Newest(SharedRecord):
     """The newest message of a topic."""
 
+    slice_id = Field()
     epoch = Field()
     sequence = Field()
     ts_event = Field()
@@ -55,24 +60,50 @@ class _Reached(SharedRecord):
     """The last run of the publisher."""
     ts_out = Field()
     """The largest of that run."""
+
+
+class _Room(SharedRecord):
+    """Of payloads."""
+
     used = Field()
-    """Bytes of payloads, and room for more."""
+    """Bytes of them, and room for more of each."""
+    with_value = Field()
+    """Topics whose newest message has a value."""
+    lacking = Field()
+    """What kept a message from being taken: _NO_TOPIC, or the bytes of room that it needs."""
 
 
 _newest_at = record_at(_Newest)
 _reached_at = record_at(_Reached)
+_room_at = record_at(_Room)
 _ROW_BYTES: Final = _Newest.dtype.itemsize
+_ROW_WORDS: Final = _ROW_BYTES // 8
+_SLICE, _EPOCH, _SEQUENCE = _Newest.slice_id.start, _Newest.epoch.start, _Newest.sequence.start
+_TIME, _START, _SIZE = _Newest.ts_event.start, _Newest.start.start, _Newest.size.start
 
 
 class _Kept(NamedTuple):
     """Where it is all kept, for compiled code."""
 
     topics: NumberingAt
-    keys: KeysAt
-    reached: int
+    room: int
     rows: int
     payloads: int
     payload_bytes: int
+
+
+_kept_at = kept_at(_Kept)
+_keys_at = kept_at(KeysAt)
+
+
+class Entry(NamedTuple):
+    """The newest message of a topic, one that has a value."""
+
+    payload: bytes
+    ts_event: int
+    slice_id: int
+    epoch: int
+    sequence: int
 
 
 class NewestMessage(NamedTuple):
@@ -85,72 +116,96 @@ class NewestMessage(NamedTuple):
     ts_event: int
 
 
-class Newest:
-    """The newest message of each topic of one slice: the one with the largest number of the last run that has it.
+class NewestRows:
+    """The newest message of each topic, in memory that compiled code writes; of one thread at a time.
 
-    Attributes: `epoch`, the last run that was read, 0 for none; `ts_out`, the largest of it.
+    `with_value`: how many topics have one.
     """
 
-    def __init__(self, slice_id: int, key_bytes: int, most_topics: int) -> None:
-        """Nothing is read yet."""
-        self.slice_id, self._key_bytes, self._most = slice_id, key_bytes, most_topics
+    def __init__(self, what: str, key_bytes: int, most_topics: int, most_bytes: int = MOST_BYTES) -> None:
+        """Nothing is there yet. `what` it is, for errors. With `most_bytes` 0 no payloads are kept."""
+        self._what, self._key_bytes, self._most, self._most_bytes = what, key_bytes, most_topics, most_bytes
         self._topics = Numbering(most_topics, _MEAN_TOPIC_BYTES)
-        self._keys = Keys(most_topics)
-        self._reached = _Reached()
+        self._room = _Room()
         self._rows = numpy.zeros(most_topics, _Newest.dtype)
-        self._payloads = numpy.zeros(_FIRST_BYTES, numpy.uint8)
+        self._words = self._rows.view(numpy.int64).data
+        self._number_of: dict[bytes, int] = {}
+        """Of the topics up to when one was last looked up."""
+        self._set_payloads(numpy.zeros(_FIRST_BYTES, numpy.uint8))
+        warm_up(_take_batch, 0, 0, 0, 0, _ALL_ROWS)
+
+    def _set_payloads(self, payloads: NDArray[numpy.uint8]) -> None:
+        self._payloads = payloads
+        size = len(payloads) if self._most_bytes else -1
+        rows, room = self._rows.ctypes.data, self._room.address
+        self._kept = Kept(_Kept(self._topics.at, room, rows, payloads.ctypes.data, size))
+
+    def __len__(self) -> int:
+        return len(self._topics)
 
     @property
-    def epoch(self) -> int:
-        """The last run of the publisher that was read; 0: none."""
-        return self._reached.epoch
+    def with_value(self) -> int:
+        """How many topics have one."""
+        return self._room.with_value
 
-    @property
-    def ts_out(self) -> int:
-        """The largest `ts_out` of that run."""
-        return self._reached.ts_out
+    def clear(self) -> None:
+        """Forget everything."""
+        self._rows[: len(self._topics)] = 0
+        self._topics.clear()
+        self._number_of.clear()
+        self._room.used = self._room.with_value = 0
 
-    def following(self) -> dict[bytes, int]:
-        """Return the next number of each key of that run."""
-        return self._keys.following()
+    def take_batch(self, batch: Batch) -> None:
+        """Take messages that follow all that was taken before. Raises JournalError as `make_room`."""
+        header, body, origins = batch.received.addresses
+        rows = _ALL_ROWS if batch.rows is None else read_only(batch.rows)
+        while not _take_batch(self._kept.address, header, body, origins, rows):
+            self.make_room()
 
-    def take(self, run: RecordRun) -> None:
-        """Take checked records. What was taken before may come again.
-
-        Raises JournalError when there are more topics, or bytes of their newest messages, than may be kept.
-        """
-        first_rows = run.heads["first_row"].astype(numpy.int64)
-        done = 0
-        while True:
-            kept = _Kept(
-                self._topics.at,
-                self._keys.at,
-                self._reached.address,
-                self._rows.ctypes.data,
-                self._payloads.ctypes.data,
-                len(self._payloads),
+    def make_room(self) -> None:
+        """Make room for what could not be taken. Raises JournalError when there is more than may be kept."""
+        lacking = self._room.lacking
+        if lacking == _NO_TOPIC:
+            raise JournalError(
+                f"{self._what} had more than {self._most} topics, or long ones: "
+                f"expected at most that many (max_topics), of {_MEAN_TOPIC_BYTES} bytes on average"
             )
-            done, lacking = _take(kept, run.headers, run.bodies, first_rows, done, self._key_bytes)
-            if lacking == _DONE:
-                return
-            if lacking == _NO_TOPIC:
-                raise JournalError(
-                    f"slice {self.slice_id} had more than {self._most} topics, or long ones: "
-                    f"expected at most that many (max_topics), of {_MEAN_TOPIC_BYTES} bytes on average"
-                )
-            self._make_room(lacking)
-
-    def _make_room(self, lacking: int) -> None:
-        """Make room for more payloads; those that are kept move together."""
         rows = self._rows[: len(self._topics)]
         kept = int(((numpy.maximum(rows["size"], 0) + 7) & -8).sum()) + lacking
-        if kept > MOST_BYTES:
+        if kept > self._most_bytes:
             raise JournalError(
-                f"slice {self.slice_id} had newest messages of {kept} bytes or more, expected at most {MOST_BYTES}"
+                f"{self._what} had newest messages of {kept} bytes or more, expected at most {self._most_bytes}"
             )
-        payloads = numpy.zeros(min(2 * kept, MOST_BYTES), numpy.uint8)
-        self._reached.used = _move(rows.ctypes.data, len(rows), self._payloads.ctypes.data, payloads.ctypes.data)
-        self._payloads = payloads
+        payloads = numpy.zeros(min(2 * kept, self._most_bytes), numpy.uint8)
+        self._room.used = _move(rows.ctypes.data, len(rows), self._payloads.ctypes.data, payloads.ctypes.data)
+        self._set_payloads(payloads)
+
+    def entry(self, topic: bytes) -> Entry | None:
+        """Return the newest message of a topic; None: there is none, or it has no value."""
+        number = self._number_of.get(topic)
+        if number is None:
+            if len(self._number_of) < len(self._topics):
+                first = len(self._number_of)
+                self._number_of.update(zip(self._topics.names(first), range(first, len(self._topics)), strict=True))
+                number = self._number_of.get(topic)
+            if number is None:
+                return None
+        words, at = self._words, _ROW_WORDS * number
+        size = words[at + _SIZE]
+        if size == NO_VALUE:
+            return None
+        start = words[at + _START]
+        payload = self._payloads[start : start + size].tobytes()
+        return Entry(payload, words[at + _TIME], words[at + _SLICE], words[at + _EPOCH], words[at + _SEQUENCE])
+
+    def copy(self) -> NewestCopy:
+        """Return all that is kept, as it is now: quickly, so that it may go on."""
+        count = len(self._topics)
+        rows, starts = self._rows[:count].copy(), self._topics.starts[: count + 1].copy()
+        text = self._topics.text[: starts[-1]].copy()
+        payloads = numpy.zeros(int(((numpy.maximum(rows["size"], 0) + 7) & -8).sum()), numpy.uint8)
+        _move(rows.ctypes.data, len(rows), self._payloads.ctypes.data, payloads.ctypes.data)
+        return NewestCopy(rows, starts, text, payloads)
 
     def have_byte(self, place: int, values: bytes) -> NDArray[numpy.bool_]:
         """Return bool[topics]: whether the newest payload has one of `values` at a place."""
@@ -201,23 +256,93 @@ class Newest:
         has_one = self._rows["size"][numbers] != NO_VALUE
         numbers, group = numbers[has_one], group[has_one]
         rows = self._rows[numbers]
-        order = numpy.lexsort((rows["sequence"], rows["schema"], group, rows["epoch"]))
+        order = numpy.lexsort((rows["sequence"], rows["schema"], group, rows["epoch"], rows["slice_id"]))
         numbers, group, rows = numbers[order], group[order], rows[order]
         topics = [names[number] for number in numbers.tolist()]
         payloads = numpy.zeros(int(((rows["size"] + 7) & -8).sum()), numpy.uint8)
         _move(rows.ctypes.data, len(rows), self._payloads.ctypes.data, payloads.ctypes.data)
         part = numpy.cumsum(rows["size"]) // _BLOCK_BYTES
         apart = group[1:] != group[:-1]
-        for differs in (rows["epoch"], rows["schema"], part):
+        for differs in (rows["slice_id"], rows["epoch"], rows["schema"], part):
             apart |= differs[1:] != differs[:-1]
         cuts = [0, *(numpy.flatnonzero(apart) + 1).tolist(), len(rows)] if len(rows) else [0]
-        return NewestBlocks(self.slice_id, self._key_bytes, rows, topics, payloads, cuts)
+        return NewestBlocks(self._key_bytes, rows, topics, payloads, cuts)
+
+
+class NewestCopy(NamedTuple):
+    """All that `NewestRows` had at one moment."""
+
+    rows: NDArray[Any]
+    starts: NDArray[numpy.int64]
+    text: NDArray[numpy.uint8]
+    payloads: NDArray[numpy.uint8]
+
+    def topics(self) -> list[bytes]:
+        """Return the topics that have a value."""
+        text, places = self.text.tobytes(), numpy.flatnonzero(self.rows["size"] != NO_VALUE)
+        spans = zip(self.starts[places].tolist(), self.starts[places + 1].tolist(), strict=True)
+        return [text[start:stop] for start, stop in spans]
+
+    def as_dict(self) -> dict[bytes, bytes]:
+        """Return the payload of each topic that has one."""
+        data, rows = self.payloads.tobytes(), self.rows[self.rows["size"] != NO_VALUE]
+        spans = zip(rows["start"].tolist(), (rows["start"] + rows["size"]).tolist(), strict=True)
+        return dict(zip(self.topics(), [data[start:stop] for start, stop in spans], strict=True))
+
+
+class Newest(NewestRows):
+    """The newest message of each topic of one slice: the one with the largest number of the last run that has it.
+
+    Attributes: `epoch`, the last run that was read, 0 for none; `ts_out`, the largest of it.
+    """
+
+    def __init__(self, slice_id: int, key_bytes: int, most_topics: int, most_bytes: int = MOST_BYTES) -> None:
+        """As `NewestRows`."""
+        super().__init__(f"slice {slice_id}", key_bytes, most_topics, most_bytes)
+        self.slice_id = slice_id
+        self._keys = Keys(most_topics)
+        self._reached = _Reached()
+        self._keys_at = Kept(self._keys.at)
+
+    @property
+    def epoch(self) -> int:
+        """The last run of the publisher that was read; 0: none."""
+        return self._reached.epoch
+
+    @property
+    def ts_out(self) -> int:
+        """The largest `ts_out` of that run."""
+        return self._reached.ts_out
+
+    def following(self) -> dict[bytes, int]:
+        """Return the next number of each key of that run."""
+        return self._keys.following()
+
+    def places(self) -> dict[bytes, tuple[int, int]]:
+        """Return the run and number of the newest message of each topic, of those that have a value."""
+        rows = self._rows[: len(self._topics)]
+        spans = zip(
+            self._topics.names(), rows["epoch"].tolist(), rows["sequence"].tolist(), rows["size"].tolist(), strict=True
+        )
+        return {name: (epoch, sequence) for name, epoch, sequence, size in spans if size != NO_VALUE}
+
+    def take(self, run: RecordRun) -> None:
+        """Take checked records. What was taken before may come again.
+
+        Raises JournalError when there are more topics, or bytes of their newest messages, than may be kept.
+        """
+        first_rows = run.heads["first_row"].astype(numpy.int64)
+        done, keys, reached = 0, self._keys_at.address, self._reached.address
+        while done < len(run.headers):
+            done = _take(self._kept.address, keys, reached, run.headers, run.bodies, first_rows, done, self._key_bytes)
+            if done < len(run.headers):
+                self.make_room()
 
 
 class NewestBlocks:
     """Newest messages as they were when this was made, in blocks, each of which is made when it is asked for.
 
-    A block is of one key, one run and one schema; run by run, with its messages in their order and with their numbers.
+    A block is of one slice, key, run and schema; run by run, with its messages in their order and with their numbers.
     Attributes: `count`, how many blocks there are; `size`, bytes of payloads, topics and what goes with each;
     `is_unsure`, whether what they are of may lack something.
     """
@@ -226,7 +351,6 @@ class NewestBlocks:
 
     def __init__(
         self,
-        slice_id: int,
         key_bytes: int,
         rows: NDArray[Any],
         topics: list[bytes],
@@ -235,7 +359,7 @@ class NewestBlocks:
     ) -> None:
         """Others use `Newest.blocks`. A block has the rows between two of `cuts`."""
         self.count, self.size = len(cuts) - 1, payloads.nbytes + rows.nbytes + sum(map(len, topics))
-        self._slice_id, self._key_bytes = slice_id, key_bytes
+        self._key_bytes = key_bytes
         self._rows, self._topics, self._payloads, self._cuts = rows, topics, payloads, cuts
 
     def __iter__(self) -> Iterator[Block]:
@@ -253,7 +377,7 @@ class NewestBlocks:
             sequences=rows["sequence"],
             key=topics[0][: self._key_bytes],
             key_bytes=self._key_bytes,
-            slice_id=self._slice_id,
+            slice_id=int(rows["slice_id"][0]),
             schema_id=int(rows["schema"][0]),
             epoch=int(rows["epoch"][0]),
             ts_out=int(rows["ts_out"].max()),
@@ -261,53 +385,87 @@ class NewestBlocks:
 
 
 @inner
-def _keep(kept: _Kept, header: Header, layout: BodyLayout, body: int, row: int, topic: int, topic_bytes: int) -> int:
-    """Keep a row of a block, unless a later one of its topic is kept: _DONE, _NO_TOPIC, or the bytes of room it needs.
+def _number(kept: _Kept, layout: BodyLayout, body: int, topic: int) -> Any:
+    """Return the number of the topic at a place of a block's topics; FULL: there is no room for it."""
+    ends = int32s_at(body + layout.topic_offsets + 4 * topic, 2)
+    start = numpy.int64(ends[0])
+    return number_of(kept.topics, body + layout.topics + start, numpy.int64(ends[1]) - start)
 
-    `topic`: the address of its topic.
-    """
-    number = number_of(kept.topics, topic, topic_bytes)
-    if number == FULL:
-        return _NO_TOPIC
-    newest = _newest_at(kept.rows + _ROW_BYTES * number)
-    sequence: Any = numpy.int64(sequence_of(header, layout, body, row))
-    if newest.epoch > header.epoch or (newest.epoch == header.epoch and newest.sequence > sequence):
-        return _DONE
+
+@inner
+def _keep(kept: _Kept, newest: Any, header: Header, layout: BodyLayout, body: int, row: int) -> bool:
+    """Keep a row of a block; return whether there was room for it."""
+    room = _room_at(kept.room)
     size: Any = numpy.int64(header.stride)
-    at = row * size
+    at: Any = row * size
     if header.flags & FLAG_FIXED == 0:
-        extents = int32s_at(body + layout.payload_offsets, header.count + 1)
-        at, size = numpy.int64(extents[row]), numpy.int64(extents[row + 1]) - numpy.int64(extents[row])
-    if size > newest.room:
-        room: Any = (size + 7) & -8
-        reached = _reached_at(kept.reached)
-        if reached.used + room > kept.payload_bytes:
-            return int(room)
-        newest.start, newest.room = reached.used, room
-        reached.used += room
-    copy_bytes(kept.payloads + newest.start, body + layout.payloads + at, size)
-    newest.epoch, newest.sequence, newest.schema = header.epoch, sequence, header.schema_id
+        extents = int32s_at(body + layout.payload_offsets + 4 * row, 2)
+        at, size = numpy.int64(extents[0]), numpy.int64(extents[1]) - numpy.int64(extents[0])
+    if kept.payload_bytes >= 0:
+        if size > newest.room:
+            more: Any = (size + 7) & -8
+            if room.used + more > kept.payload_bytes:
+                room.lacking = more
+                return False
+            newest.start, newest.room = room.used, more
+            room.used += more
+        copy_bytes(kept.payloads + newest.start, body + layout.payloads + at, size)
+    room.with_value -= newest.epoch != 0 and newest.size != NO_VALUE
+    newest.slice_id, newest.epoch, newest.schema = header.slice_id, header.epoch, header.schema_id
+    newest.sequence = numpy.int64(sequence_of(header, layout, body, row))
     newest.ts_event, newest.ts_out = int64s_at(body + 8 * row, 1)[0], header.ts_out
     if not has_value(header, layout, body, row):
         size = numpy.int64(NO_VALUE)
     newest.size = size
-    return _DONE
+    room.with_value += size != NO_VALUE
+    return True
+
+
+@njit(nogil=True, cache=True)
+def _take_batch(at: int, header_at: int, body: int, origins: int, rows: NDArray[numpy.int32]) -> bool:
+    """Keep the last of `rows` (none: all of the block) of each topic; return false when one lacks room.
+
+    All are then taken once more.
+    """
+    kept = _kept_at(at)
+    header = read_header(header_at)
+    layout = layout_of(header)
+    index = int32s_at(body + layout.topic_index, header.count)
+    is_all = len(rows) == 0
+    last = numpy.full(header.topics, -1, numpy.int32)
+    for place in range(header.count if is_all else len(rows)):
+        row = place if is_all else numpy.int64(rows[place])
+        last[index[row]] = row
+    for topic in range(header.topics):
+        row = numpy.int64(last[topic])
+        if row >= 0:
+            number = _number(kept, layout, body, topic)
+            if number == FULL:
+                _room_at(kept.room).lacking = _NO_TOPIC
+                return False
+            newest = _newest_at(kept.rows + _ROW_BYTES * number)
+            if not _keep(kept, newest, header, layout, body, row):
+                return False
+            if origins != 0:  # of several blocks: slice and run of each message
+                column = 8 * header.count
+                newest.slice_id = int64s_at(origins + 3 * column + 8 * row, 1)[0]
+                newest.epoch = int64s_at(origins + 4 * column + 8 * row, 1)[0]
+    return True
 
 
 @njit(nogil=True, cache=True)
 def _take(
-    kept: _Kept,
+    at: int,
+    keys_at: int,
+    reached_at: int,
     headers: NDArray[numpy.int64],
     bodies: NDArray[numpy.int64],
     first_rows: NDArray[numpy.int64],
     done: int,
     key_bytes: int,
-) -> tuple[int, int]:
-    """Take records from the place `done` on; return up to which, and what the one there lacks, as `_keep`.
-
-    That one is then taken once more from its beginning.
-    """
-    reached = _reached_at(kept.reached)
+) -> int:
+    """Take records from the place `done` on; return up to which. If one lacks room it is taken once more then."""
+    kept, keys, reached = _kept_at(at), _keys_at(keys_at), _reached_at(reached_at)
     for place in range(done, len(headers)):
         header, body, first_row = read_header(headers[place]), bodies[place], first_rows[place]
         layout = layout_of(header)
@@ -315,21 +473,26 @@ def _take(
         last = numpy.full(header.topics, -1, numpy.int64)
         for row in range(first_row, header.count):
             last[index[row]] = row
-        offsets = int32s_at(body + layout.topic_offsets, header.topics + 1)
         for topic in range(header.topics):
-            if last[topic] >= 0:
-                start = numpy.int64(offsets[topic])
-                size = numpy.int64(offsets[topic + 1]) - start
-                lacking = _keep(kept, header, layout, body, last[topic], body + layout.topics + start, size)
-                if lacking != _DONE:
-                    return place, lacking
+            row = last[topic]
+            if row >= 0:
+                number = _number(kept, layout, body, topic)
+                if number == FULL:
+                    _room_at(kept.room).lacking = _NO_TOPIC
+                    return place
+                newest = _newest_at(kept.rows + _ROW_BYTES * number)
+                sequence = numpy.int64(sequence_of(header, layout, body, row))
+                if newest.epoch > header.epoch or (newest.epoch == header.epoch and newest.sequence > sequence):
+                    continue
+                if not _keep(kept, newest, header, layout, body, row):
+                    return place
         if header.epoch > reached.epoch:
-            forget_keys(kept.keys)
+            forget_keys(keys)
             reached.epoch, reached.ts_out = header.epoch, header.ts_out
         if header.epoch == reached.epoch:
-            note_key(kept.keys, headers[place], body, first_row, key_bytes)
+            note_key(keys, headers[place], body, first_row, key_bytes)
             reached.ts_out = max(reached.ts_out, header.ts_out)
-    return len(headers), _DONE
+    return len(headers)
 
 
 @njit(nogil=True, cache=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
@@ -17,6 +17,18 @@ class Position(NamedTuple):
     """The run of its publisher."""
     sequence: Number
     """The number of the next message."""
+
+
+class Place(NamedTuple):
+    """Where a message is in its feed: its own `slice_id`, `epoch` and `sequence`."""
+
+    slice_id: int
+    epoch: int
+    sequence: int
+
+
+NOWHERE: Final = Place(0, 0, -1)
+"""Where the newest message of a topic is that has no value."""
 
 
 class KeyPosition(NamedTuple):

@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from blackbox.block.batch import Message
+from blackbox.block.position import Place
 from blackbox.errors import NotStoredError, SubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.hub.client import Client
-from blackbox.hub.protocol import Place
 
 _LOOK_S: Final = 1.0
 

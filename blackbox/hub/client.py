@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from blackbox.arguments import check_integers
 from blackbox.block.batch import Message
 from blackbox.block.block import as_topic_index
+from blackbox.block.position import Place
 from blackbox.errors import ConfigError, HubError
 from blackbox.feed.feed import Feed
 from blackbox.hub.inbox import Inbox, check_client_name, not_subscribed, prefixes_of
-from blackbox.hub.protocol import MOST_BYTES, MOST_ID_BYTES, MOST_PUTS, PLACE, Place, Places, Welcome, check_topic_of
+from blackbox.hub.protocol import MOST_BYTES, MOST_ID_BYTES, MOST_PUTS, PLACE, Places, Welcome, check_topic_of
 from blackbox.hub.sender import Columns, Sender
 from blackbox.hub.settings import feed_of_hub
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy
@@ -26,14 +26,6 @@ PLACE: Final = numpy.dtype([("slice", "<u4"), ("is_new", "<u4"), ("epoch", "<u8"
 
 Places = NDArray[Any]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
-
-
-class Place(NamedTuple):
-    """Where a put message is in its feed: as the `slice_id`, `epoch` and `sequence` of the message that is got."""
-
-    slice_id: int
-    epoch: int
-    sequence: int
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):

@@ -18,6 +18,7 @@ import msgspec
 import numpy
 import zmq
 
+from blackbox.block.position import Place
 from blackbox.errors import EndpointError, HubError, NotStoredError
 from blackbox.feed.feed import Feed
 from blackbox.hub.protocol import (
@@ -28,7 +29,6 @@ from blackbox.hub.protocol import (
     PLACE,
     Expected,
     Hello,
-    Place,
     Places,
     Put,
     Refused,

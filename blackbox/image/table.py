@@ -5,37 +5,55 @@ from __future__ import annotations
 import hashlib
 import struct
 import threading
-from collections.abc import ItemsView, Iterator, Mapping, ValuesView
-from typing import Final
+import time
+from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
+from typing import Final, TypeVar, Unpack
 
 import numpy
 
+from blackbox.archive.data_frames import Frames
+from blackbox.archive.filter import Selection
+from blackbox.archive.newest import Entry, NewestCopy, NewestRows
+from blackbox.arguments import check_function
 from blackbox.block.batch import Batch
-from blackbox.block.position import Position
+from blackbox.block.position import NOWHERE, Place, Position
+from blackbox.block.received_block import BatchFeed, ReceivedBlock
+from blackbox.errors import ConfigError, JournalError, SubscriberError
+from blackbox.feed.feed import Feed
+from blackbox.feed.schema import load_schema
 from blackbox.subscribe.repair import Since
 
+At = Mapping[tuple[int, bytes], Position]
+"""By slice and key (b"" where the feed has none), the position behind the last message."""
+OnChange = TypeVar("OnChange", bound=Callable[[bytes, bytes | None], object])
 _SIZES: Final = struct.Struct("<QQ")
 
 
-class Table(Mapping[bytes, bytes]):
+class Table(Frames, Mapping[bytes, bytes]):
     """The newest payload of each topic that begins with `prefix`. Made by `Subscriber.table`.
 
     A message without a value takes its topic out. Any thread may read it; what several reads give may be of several
     moments, but for `snapshot`. Messages that are lost (see `on_gap`) leave topics as they were.
 
-    Attributes: `prefix`.
+    As a frame (`to_arrow`, `to_pandas`, `to_polars`) it has the columns of a `Recording`, a row a topic: slice by
+    slice, in the order of their newest messages. Options are `kind`, `prices`, `times` and `zone`.
+
+    Attributes: `prefix`, `feed`, `schema`.
     """
 
-    def __init__(self, prefix: bytes, key_bytes: int) -> None:
+    def __init__(self, feed: Feed, prefix: bytes) -> None:
         """Empty, and not synced."""
-        self.prefix = prefix
-        self._key_bytes = key_bytes
-        self._payloads: dict[bytes, bytes] = {}
+        self.prefix, self.feed, self.schema = prefix, feed, load_schema(feed.schema)
+        self._rows = NewestRows(
+            f"table {prefix!r}", feed.key_bytes, feed.max_topics * max(1, len(feed.slices_for(prefix)))
+        )
         self._at: dict[tuple[int, bytes], Position] = {}
         self._left = -1
         """Messages of the image that have not come yet; -1: it is not known how many there are."""
-        self._lock = threading.Lock()
+        self._changed = threading.Condition(threading.Lock())
+        self._waiting = 0
         self._synced = threading.Event()
+        self._on_change: list[Callable[[bytes, bytes | None], object]] = []
 
     @property
     def synced(self) -> bool:
@@ -49,45 +67,120 @@ class Table(Mapping[bytes, bytes]):
     @property
     def at(self) -> dict[tuple[int, bytes], Position]:
         """By slice and key (b"" where the feed has none) the position behind the last message that is in the table."""
-        with self._lock:
+        with self._changed:
             return dict(self._at)
+
+    def wait(self, until: Place | At, timeout: float = 10.0) -> bool:
+        """Wait until the table is synced and has a message, or is as far as another table was; return whether it is.
+
+        Args:
+            until: where the message is, as `put` returned it, one whose topic begins with `prefix`. Or `at` of another
+                table of this prefix; where the feed has keys, only that.
+            timeout: in seconds.
+
+        Raises ConfigError for a place in a feed with keys, where numbers are of each key.
+        """
+        if isinstance(until, Place):
+            if self.feed.key_bytes:
+                raise ConfigError(f"until was {until} in a feed with key_bytes {self.feed.key_bytes}, expected an `at`")
+            until = {(until.slice_id, b""): Position(until.epoch, until.sequence + 1)}
+        end = time.monotonic() + timeout
+        with self._changed:
+            self._waiting += 1
+            try:
+                while not self._has(until):
+                    if (left := end - time.monotonic()) <= 0:
+                        return False
+                    self._changed.wait(left)
+                return True
+            finally:
+                self._waiting -= 1
+
+    def _has(self, until: At) -> bool:
+        return self.synced and all(self._at.get(key, (0, 0)) >= position for key, position in until.items())
+
+    def on_change(self, function: OnChange) -> OnChange:
+        """Decorate `f(topic, payload)`, called for each topic that has changed; payload None: it has no value any more.
+
+        A worker of the topic's slice calls it, once the table has the block that the change came in: of several
+        messages of a topic in one block, with the newest alone. Topics come in the order of these messages; those of
+        two slices may come at once. The image counts as a change of all that is in it. An exception is one of a
+        callback: see `on_error`.
+        """
+        check_function(function, "topic", "payload")
+        self._on_change.append(function)
+        return function
+
+    def entry(self, topic: bytes) -> Entry | None:
+        """Return the newest message of a topic, and where it is, of one moment; None: it has no value."""
+        with self._changed:
+            return self._rows.entry(topic)
+
+    def revision(self, topic: bytes) -> Place:
+        """Return where the newest message of a topic is; NOWHERE for a topic that has no value."""
+        found = self.entry(topic)
+        return NOWHERE if found is None else Place(*found[2:])
 
     def snapshot(self) -> tuple[dict[bytes, bytes], dict[tuple[int, bytes], Position]]:
         """Return all payloads by topic, and `at`, of one moment."""
-        with self._lock:
-            return dict(self._payloads), dict(self._at)
+        with self._changed:
+            copy, at = self._rows.copy(), dict(self._at)
+        return copy.as_dict(), at
 
     def digest(self) -> str:
         """Return a SHA-256, in hexadecimal, of all topics and payloads: that of an equal table is the same."""
-        payloads, found = self.snapshot()[0], hashlib.sha256()
+        payloads, found = self._copy().as_dict(), hashlib.sha256()
         for topic, payload in sorted(payloads.items()):
             found.update(_SIZES.pack(len(topic), len(payload)) + topic + payload)
         return found.hexdigest()
 
+    def batches(self, prefix: bytes = b"", **selection: Unpack[Selection]) -> Iterator[Batch]:
+        """Yield the newest messages of the topics that start with `prefix`, as they are now, block by block.
+
+        Raises ConfigError for a selection: the table has one message a topic.
+        """
+        if selection:
+            raise ConfigError(f"options were {sorted(selection)}, expected none of these of a table")
+        feed = BatchFeed(self.feed.name, self.schema if self.schema.records else None, self.feed.symbol_rule)
+        with self._changed:
+            blocks = self._rows.blocks([prefix])
+        for block in blocks:
+            yield Batch(block, None, ReceivedBlock.of_block(block, feed, 0, is_image=True))
+
+    def _copy(self) -> NewestCopy:
+        with self._changed:
+            return self._rows.copy()
+
     def __getitem__(self, topic: bytes) -> bytes:
-        return self._payloads[topic]
+        found = self.entry(topic)
+        if found is None:
+            raise KeyError(topic)
+        return found.payload
 
     def __len__(self) -> int:
-        return len(self._payloads)
+        return self._rows.with_value
 
     def __iter__(self) -> Iterator[bytes]:
-        return iter(self.snapshot()[0])
+        return iter(self._copy().topics())
 
     def items(self) -> ItemsView[bytes, bytes]:
         """Return topics and payloads of one moment: a topic may go away while others are read."""
-        return self.snapshot()[0].items()
+        return self._copy().as_dict().items()
 
     def values(self) -> ValuesView[bytes]:
         """Return payloads, as `items`."""
-        return self.snapshot()[0].values()
+        return self._copy().as_dict().values()
 
     def __repr__(self) -> str:
-        return f"Table({self.prefix!r}, {len(self)} topics, {'synced' if self.synced else 'not synced'})"
+        return (
+            f"{type(self).__name__}({self.prefix!r}, {len(self)} topics, {'synced' if self.synced else 'not synced'})"
+        )
 
     def begin(self, images: Mapping[int, Since | None]) -> None:
         """Be empty, and expect the image of each slice, before any of it comes."""
-        with self._lock:
-            self._payloads, self._at, self._left = {}, {}, 0
+        with self._changed:
+            self._rows.clear()
+            self._at, self._left = {}, 0
         for slice_id, since in images.items():
             if since is not None:
                 blocks = since.image or ()
@@ -95,31 +188,44 @@ class Table(Mapping[bytes, bytes]):
                 self._at |= {
                     (slice_id, key): Position(since.epoch, number)
                     for key, number in since.following.items()
-                    if key.startswith(self.prefix[: self._key_bytes])
+                    if key.startswith(self.prefix[: self.feed.key_bytes])
                 }
-        self._look()
+        with self._changed:
+            self._look()
 
-    def put(self, batch: Batch) -> None:
-        """Take messages in: the callback."""
-        last = numpy.full(len(batch.topics), -1, numpy.int64)
-        last[batch.topic_index] = numpy.arange(len(batch))  # of equal places the last one stays
-        places = numpy.sort(last[last >= 0]).astype(numpy.int32)
-        newest = Batch(batch.block, places if batch.rows is None else batch.rows[places], batch.received)
-        topics, payloads = newest.topics_per_message(), newest.payload_list()
+    def take(self, batch: Batch) -> None:
+        """Take messages in: the callback. Raises SubscriberError when there are more than a table may have."""
         block = batch.block
-        with self._lock:
-            for topic, payload in zip(topics, payloads, strict=True):
-                if payload is None:
-                    self._payloads.pop(topic, None)
-                else:
-                    self._payloads[topic] = payload
+        last = block.count - 1 if batch.rows is None else int(batch.rows[-1])
+        with self._changed:
+            try:
+                self._rows.take_batch(batch)
+            except JournalError as error:
+                raise SubscriberError(str(error)) from None
             if batch.is_image:
                 self._left -= len(batch)
                 self._look()
             else:
-                key = topics[0][: self._key_bytes]
-                self._at[block.slice_id, key] = Position(block.epoch, int(batch.sequence[-1]) + 1)
+                key = batch.topics[block.topic_index[last]][: self.feed.key_bytes] if self.feed.key_bytes else b""
+                number = int(block.sequences[last]) if block.has_sequences else block.sequence + last
+                self._at[block.slice_id, key] = Position(block.epoch, number + 1)
+                if self._waiting:
+                    self._changed.notify_all()
+        if self._on_change:
+            newest = _newest_of(batch)
+            for topic, payload in zip(newest.topics_per_message(), newest.payload_list(), strict=True):
+                for function in tuple(self._on_change):
+                    function(topic, payload)
 
     def _look(self) -> None:
         if self._left == 0:
             self._synced.set()
+            self._changed.notify_all()
+
+
+def _newest_of(batch: Batch) -> Batch:
+    """Return the last message of each topic, in their order."""
+    last = numpy.full(len(batch.topics), -1, numpy.int64)
+    last[batch.topic_index] = numpy.arange(len(batch))  # of equal places the last one stays
+    places = numpy.sort(last[last >= 0]).astype(numpy.int32)
+    return Batch(batch.block, places if batch.rows is None else batch.rows[places], batch.received)

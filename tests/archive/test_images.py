@@ -187,7 +187,7 @@ def test_images_that_are_kept_are_bounded_also_where_payloads_are_small(
 ) -> None:
     day = Day(tmp_path / "tape" / "2026-01-01", feed_of())
     day.put(0, Put(tuple(Row(b"%04d" % number, b"") for number in range(1_000)), epoch=1))
-    monkeypatch.setattr("blackbox.archive.serve.images.MOST_IMAGE_BYTES", 1_000 * (64 + 4))
+    monkeypatch.setattr("blackbox.archive.serve.images.MOST_IMAGE_BYTES", 1_000 * (72 + 4))
     images = Images(Pieces(tmp_path / "tape"))
     for number in range(10):
         answer_of(images, b"", b"%d" % number)

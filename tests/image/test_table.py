@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import numpy
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from blackbox import ConfigError, Publisher, Recorder, Recording, Subscriber, SubscriberError
-from blackbox.block.position import Position
+from blackbox import (
+    Batch,
+    Block,
+    CallbackError,
+    ConfigError,
+    Feed,
+    Publisher,
+    Recorder,
+    Recording,
+    Subscriber,
+    SubscriberError,
+)
+from blackbox.block.position import NOWHERE, Place, Position
+from blackbox.image.table import Table
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import wait_recorded
@@ -35,7 +53,7 @@ def test_a_table_is_the_newest_of_each_topic_at_all_times(tmp_path: Path, key_by
         assert dict(table) == expected(told, prefix)
         for count in (1, 500, 3):
             told.publish(publisher, count)
-            wait_until(lambda: dict(table) == expected(told, prefix), 20)
+            wait_until(lambda: table.snapshot()[0] == expected(told, prefix), 20)
         assert len(table) == len(expected(told, prefix))
         assert table.get(b"none") is None
         assert all(table[topic] == table.get(topic) for topic in table)
@@ -97,7 +115,7 @@ def test_two_tables_that_joined_at_other_times_have_one_digest(tmp_path: Path) -
     assert len({table.digest() for table in tables}) == 1
     assert all(table.synced for table in tables)
     other = dict(tables[0])
-    tables[1]._payloads[b"A0.t"] += b"x"
+    tables[1]._rows._payloads[0] ^= 1
     assert (dict(tables[0]), tables[1].digest() == tables[0].digest()) == (other, False)
 
 
@@ -172,3 +190,197 @@ def test_what_no_table_can_be_is_refused(tmp_path: Path) -> None:
     apart.on_batch(b"")(nothing)
     with pytest.raises(SubscriberError, match="table was called with processes=True"):
         apart.table(b"")
+
+
+@contextmanager
+def live(directory: Path, *topics: bytes, **settings: int) -> Iterator[tuple[Publisher, Subscriber]]:
+    """A publisher of those topics, and a subscriber that is to start with their image."""
+    feed = archived_feed(**settings)
+    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, directory, serve=True) as recorder:
+        for topic in topics:
+            publisher.publish(topic, b"first " + topic)
+        publisher.flush()
+        wait_recorded(recorder, len(topics))
+        subscriber = Subscriber(feed)
+        yield publisher, subscriber
+        subscriber.stop()
+
+
+Messages = list[list[tuple[int, int, bytes | None]]]
+messages = st.lists(
+    st.lists(
+        st.tuples(st.integers(0, 6), st.integers(0, 99), st.one_of(st.none(), st.binary(max_size=30))),
+        min_size=1,
+        max_size=20,
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=60)
+@given(messages, st.booleans())
+def test_whatever_comes_it_is_as_a_dict_kept_message_by_message(blocks: Messages, is_part: bool) -> None:
+    topics, feed = [b"%c.t" % (65 + number) for number in range(7)], Feed.local("table", slices=1)
+    table, expected, sequence = Table(feed, b""), dict[bytes, tuple[bytes, int, Place]](), 10
+    changes, told = list[tuple[bytes, bytes | None]](), list[tuple[bytes, bytes | None]]()
+
+    @table.on_change
+    def _(topic: bytes, payload: bytes | None) -> None:
+        told.append((topic, payload))
+
+    for epoch, block in enumerate(blocks, 1):
+        payloads = [payload or b"" for _, _, payload in block]
+        made = Block.encode(
+            topics,
+            [topic for topic, _, _ in block],
+            b"".join(payloads),
+            ts_event=[time for _, time, _ in block],
+            offsets=numpy.cumsum([0, *map(len, payloads)]),
+            valid=[payload is not None for _, _, payload in block],
+            epoch=epoch,
+            sequence=sequence,
+        )
+        wanted = [row for row in range(len(block)) if not is_part or row % 3 != 1]
+        table.take(Batch(made, numpy.array(wanted, numpy.int32) if is_part else None))
+        last: dict[bytes, bytes | None] = {}
+        for row in wanted:
+            topic, time, payload = block[row]
+            last.pop(topics[topic], None)
+            last[topics[topic]] = payload
+            expected.pop(topics[topic], None)
+            if payload is not None:
+                expected[topics[topic]] = payload, time, Place(0, epoch, sequence + row)
+        changes += last.items()
+        assert table.at == {(0, b""): Position(epoch, sequence + wanted[-1] + 1)}
+        sequence += len(block)
+    assert dict(table) == table.snapshot()[0] == {topic: payload for topic, (payload, _, _) in expected.items()}
+    assert len(table) == len(expected)
+    for name in topics:
+        entry = table.entry(name)
+        assert (entry and (entry.payload, entry.ts_event, Place(*entry[2:]))) == expected.get(name)
+        assert table.revision(name) == (expected[name][2] if name in expected else NOWHERE)
+    assert told == changes
+    assert sorted(each.payload for batch in table.batches() for each in batch) == sorted(table.values())
+
+
+def test_payloads_that_grow_move_and_none_is_mixed_up() -> None:
+    table, topics = Table(Feed.local("table", slices=1), b""), [b"%03d.t" % number for number in range(500)]
+    for size in (1, 40, 200, 3, 1_000):
+        payloads = numpy.arange(500 * size).astype(numpy.uint8).reshape(500, size)
+        table.take(Batch(Block.encode(topics, numpy.arange(500), payloads)))
+        assert dict(table) == dict(zip(topics, map(bytes, payloads), strict=True))
+
+
+def test_more_topics_or_bytes_than_it_may_have_are_an_error() -> None:
+    feed = msgspec.structs.replace(Feed.local("table", slices=1), max_topics=4)
+    many = Batch(
+        Block.encode([b"%d" % number for number in range(5)], numpy.arange(5), numpy.zeros((5, 8), numpy.uint8))
+    )
+    with pytest.raises(SubscriberError, match=r"table b'' had more than 4 topics, .*\(max_topics\)"):
+        Table(feed, b"").take(many)
+    large = Batch(Block.encode([b"A"], [0], numpy.zeros((1, 1 << 17), numpy.uint8)))
+    table = Table(feed, b"")
+    table._rows._most_bytes = 1 << 16
+    with pytest.raises(SubscriberError, match="had newest messages of 131072 bytes or more, expected at most 65536"):
+        table.take(large)
+
+
+def test_it_tells_what_has_changed_the_image_first_and_then_each_block(tmp_path: Path) -> None:
+    with live(tmp_path, b"A", b"B") as (publisher, subscriber):
+        table, told = subscriber.table(b""), list[tuple[bytes, bytes | None, bytes | None]]()
+
+        @table.on_change
+        def changed(topic: bytes, payload: bytes | None) -> None:
+            told.append((topic, payload, table.get(topic)))
+
+        subscriber.start(since="image")
+        assert table.wait_synced(20)
+        publisher.publish(b"A", None)
+        publisher.publish(b"C", b"3")
+        publisher.flush()
+        wait_until(lambda: len(told) == 4, 20)
+        assert told == [
+            (b"A", b"first A", b"first A"),
+            (b"B", b"first B", b"first B"),
+            (b"A", None, None),
+            (b"C", b"3", b"3"),
+        ]
+
+
+def test_an_error_of_who_is_told_of_changes_ends_the_subscriber(tmp_path: Path) -> None:
+    feed = archived_feed()
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True):
+        subscriber = Subscriber(feed)
+
+        @subscriber.table(b"").on_change
+        def changed(topic: bytes, _payload: bytes | None) -> None:
+            raise KeyError(topic)
+
+        subscriber.start(since="image")
+        publisher.publish(b"A", b"1")
+        with pytest.raises(CallbackError):
+            subscriber.run(silence_timeout=20)
+
+
+def test_who_waits_for_a_message_goes_on_once_the_table_has_it(tmp_path: Path) -> None:
+    with live(tmp_path, b"A") as (publisher, subscriber):
+        table = subscriber.table(b"")
+        place = Place(0, publisher.epoch, 1)
+        assert not table.wait(Place(0, 0, 0), 0.01), "it is not synced"
+        subscriber.start(since="image")
+        assert table.wait(Place(0, publisher.epoch, 0), 20)
+        assert not table.wait(place, 0.01)
+        seen = list[tuple[bool, bytes]]()
+        waiting = threading.Thread(target=lambda: seen.append((table.wait(place, 20), table[b"A"])))
+        waiting.start()
+        publisher.publish(b"A", b"2")
+        waiting.join(30)
+        assert seen == [(True, b"2")]
+        assert table.revision(b"A") == place
+        assert table.wait(table.at, 0)
+        assert table.wait({}, 0)
+
+
+def test_a_place_tells_nothing_where_numbers_are_of_each_key() -> None:
+    table = Table(Feed.local("table", slices=1, key_bytes=1), b"")
+    with pytest.raises(ConfigError, match="until was Place.* in a feed with key_bytes 1, expected an `at`"):
+        table.wait(Place(0, 1, 1), 0)
+
+
+def test_it_is_a_frame_of_a_row_a_topic(tmp_path: Path) -> None:
+    with live(tmp_path, b"A.bid", b"B.ask") as (publisher, subscriber):
+        table = subscriber.table(b"")
+        subscriber.start(since="image")
+        publisher.publish(b"A.bid", b"new", ts_event=1_700_000_000_000_000_000)
+        publisher.publish(b"C.bid", None)
+        publisher.flush()
+        assert table.wait(Place(0, publisher.epoch, 3), 20)
+        wanted = {
+            "topic": ["B.ask", "A.bid"],
+            "type": ["ask", "bid"],
+            "sequence": [1, 2],
+            "payload": [b"first B.ask", b"new"],
+        }
+        assert table.to_arrow().select([*wanted]).to_pydict() == wanted
+        assert table.to_pandas()[[*wanted]].to_dict("list") == wanted
+        assert table.to_polars()["topic"].to_list() == wanted["topic"]
+        assert table.to_arrow(b"A", times="long")["ts_event"].to_pylist() == [1_700_000_000_000_000_000]
+        assert table.to_arrow()["ts_event"].to_pylist()[0] is None
+        with pytest.raises(ConfigError, match=r"options were \['epoch'\], expected none of these of a table"):
+            table.to_arrow(epoch=1)
+
+
+def test_records_of_a_schema_are_columns() -> None:
+    feed = Feed.local("table", slices=1, schema="tape")
+    table = Table(feed, b"")
+    (kind,) = list(table.schema.records)[:1]
+    dtype = table.schema.dtype(kind)
+    records = numpy.zeros(2, dtype)
+    payloads = records.view(numpy.uint8).reshape(2, -1)
+    payloads[:, table.schema.type_offset] = ord(kind)
+    table.take(Batch(Block.encode([b"A", b"B"], [0, 1], payloads)))
+    frame = table.to_arrow(kind=kind)
+    assert frame["topic"].to_pylist() == ["A", "B"]
+    assert {field.name for field in table.schema.arrow(kind)} - {"payload"} <= {
+        name.removeprefix("record_") for name in frame.column_names
+    }
