@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from blackbox.block.batch import Batch, Message
     from blackbox.block.block import Block
     from blackbox.block.gap import Gap
+    from blackbox.block.position import NOWHERE, Place
     from blackbox.errors import (
         ArchiveError,
         BlackBoxError,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         BridgeError,
         CallbackError,
         ConfigError,
+        ConflictError,
         ControlError,
         EndpointError,
         GapError,
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "NOWHERE",
     "ArchiveClient",
     "ArchiveError",
     "AsyncClient",
@@ -70,6 +73,7 @@ __all__ = [
     "CallbackError",
     "Client",
     "ConfigError",
+    "ConflictError",
     "ControlError",
     "Controls",
     "EndpointError",
@@ -86,6 +90,7 @@ __all__ = [
     "NotRecordedError",
     "NotStoredError",
     "Outbox",
+    "Place",
     "PlainRelay",
     "PositionError",
     "Publisher",
@@ -110,6 +115,7 @@ __all__ = [
 ]
 
 _MODULE_OF = {
+    "NOWHERE": "block.position",
     "ArchiveClient": "archive.serve.client",
     "AsyncClient": "hub.async_client",
     "Batch": "block.batch",
@@ -121,6 +127,7 @@ _MODULE_OF = {
     "Hub": "hub.hub",
     "Message": "block.batch",
     "Outbox": "archive.outbox",
+    "Place": "block.position",
     "PlainRelay": "relay.plain",
     "Publisher": "publish.publisher",
     "Recorder": "archive.recorder",

@@ -4,6 +4,13 @@ All of them derive from `BlackBoxError`. Where a built-in class says the same th
 derives from that too, so that code which knows nothing of this library can still catch it.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from blackbox.block.position import Place
+
 
 class BlackBoxError(Exception):
     """Base of every error of this library."""
@@ -59,6 +66,18 @@ class HubError(BlackBoxError):
 
 class NotStoredError(HubError, TimeoutError):
     """The hub did not say within the timeout that it has what was put."""
+
+
+class ConflictError(HubError):
+    """A put was not stored, as its topic's newest message was not where it was expected: see `found`.
+
+    Attributes: `topic`; `expected`, `found`, where that message was to be, and is, as `Table.revision` tells them.
+    """
+
+    def __init__(self, topic: bytes, expected: Place | None, found: Place) -> None:
+        """All are told in the text."""
+        super().__init__(f"topic {topic!r} was at {found}, expected {expected}")
+        self.topic, self.expected, self.found = topic, expected, found
 
 
 class SubscriberError(BlackBoxError):

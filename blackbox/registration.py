@@ -14,7 +14,7 @@ from blackbox.block.gap import Gap
 from blackbox.errors import ConfigError, SubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
-from blackbox.image.table import Table
+from blackbox.image.table import Puts, Table
 from blackbox.subscribe.callbacks import IN_SLICE, Callback, CompiledCallback
 from blackbox.subscribe.compiled_callback import compile_callback
 from blackbox.subscribe.gap_hooks import GapHook
@@ -250,17 +250,20 @@ class Registration:
         self._add(lambda worker: BookCallback(prefix, books, worker), prefix, group)
         return books
 
-    def table(self, prefix: bytes, *, group: str | None = None) -> Table:
+    def table(self, prefix: bytes, *, client: Puts | None = None, group: str | None = None) -> Table:
         """Return a `Table` of the newest payload of each topic that starts with `prefix`; it needs an image at `start`.
 
-        Raises SubscriberError with `processes=True`, and once it has started.
+        `client`: the `Client` of the feed's hub that `put` and `delete` of the table go through. Raises ConfigError for
+        one of another feed; SubscriberError with `processes=True`, and once it has started.
         """
         if self._processes:
             raise SubscriberError("table was called with processes=True, where callbacks run in other processes")
+        if client is not None and client.feed.name != self.feed.name:
+            raise ConfigError(f"client was of feed {client.feed.name!r}, expected one of {self.feed.name!r}")
         with self._supervisor.lock:
             if self.state is not SubscriberLife.NEW:
                 raise SubscriberError("table was called while running, expected it before start")
-            table = Table(self.feed, prefix)
+            table = Table(self.feed, prefix, client)
             self.on_batch(prefix, group=group)(table.take)
             self._tables.append(table)
         return table

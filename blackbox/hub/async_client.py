@@ -49,11 +49,13 @@ class AsyncClient:
         id: bytes | None = None,  # noqa: A002
         *,
         ts_event: int = 0,
+        if_at: Place | None = None,
+        ttl: float = 0.0,
     ) -> Place:
         """As `Client.put`. One that is cancelled stays on its way."""
         while True:
             try:
-                future = self.client.put_soon(topic, payload, id, ts_event=ts_event, timeout=0)
+                future = self.client.put_soon(topic, payload, id, ts_event=ts_event, timeout=0, if_at=if_at, ttl=ttl)
             except NotStoredError:  # there is no room
                 await asyncio.sleep(0.001)
             else:

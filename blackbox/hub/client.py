@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import time
@@ -20,7 +21,16 @@ from blackbox.block.position import Place
 from blackbox.errors import ConfigError, HubError
 from blackbox.feed.feed import Feed
 from blackbox.hub.inbox import Inbox, check_client_name, not_subscribed, prefixes_of
-from blackbox.hub.protocol import MOST_BYTES, MOST_ID_BYTES, MOST_PUTS, PLACE, Places, Welcome, check_topic_of
+from blackbox.hub.protocol import (
+    MOST_BYTES,
+    MOST_ID_BYTES,
+    MOST_PUTS,
+    MOST_TTL_NS,
+    PLACE,
+    Places,
+    Welcome,
+    check_topic_of,
+)
 from blackbox.hub.sender import Columns, Sender
 from blackbox.hub.settings import feed_of_hub
 
@@ -115,15 +125,27 @@ class Client:
         *,
         ts_event: int = 0,
         timeout: float = 10.0,
+        if_at: Place | None = None,
+        ttl: float = 0.0,
     ) -> Place:
-        """Put a message, and return where it is once the hub has it; None: the topic has no value any more.
+        """Put a message, and return where it is once the hub has it; payload None: the topic has no value any more.
+
+        Args:
+            topic: of the message.
+            payload: of the message.
+            id: the message is stored once, however often something is put with this.
+            ts_event: ns since 1970.
+            timeout: in seconds.
+            if_at: store it only if the newest message of the topic is there, see `Table.revision`; NOWHERE: only if
+                the topic has no value. The hub judges that in the order of its puts; else it raises ConflictError.
+            ttl: after so many seconds the hub deletes the topic, unless it is put anew meanwhile. 0: it stays.
 
         Raises NotStoredError after `timeout` seconds: it stays on its way while this client lives, and may come to be
         stored. Put again with the same `id` it is stored once. Raises ConfigError for a topic of no slice, or a value
-        that is too large; HubError when the hub refuses it.
+        that is too large; ConflictError; HubError when the hub refuses it.
         """
         until = time.monotonic() + timeout
-        future = self._put(topic, payload, id or b"", ts_event, until)
+        future = self._put(topic, payload, id or b"", ts_event, until, if_at, ttl)
         try:
             return future.result(max(0.0, until - time.monotonic()))
         except TimeoutError as error:
@@ -139,14 +161,26 @@ class Client:
         *,
         ts_event: int = 0,
         timeout: float = 10.0,
+        if_at: Place | None = None,
+        ttl: float = 0.0,
     ) -> Future[Place]:
         """Have a message on its way, and return at once, if there is room: `flush` waits for all of them.
 
-        The future gives its place, or raises HubError. Raises as `put`; NotStoredError when there is no room in time.
+        The future gives its place, or raises HubError, as ConflictError. Raises as `put`; NotStoredError when there is
+        no room in time.
         """
-        return self._put(topic, payload, id or b"", ts_event, time.monotonic() + timeout)
+        return self._put(topic, payload, id or b"", ts_event, time.monotonic() + timeout, if_at, ttl)
 
-    def _put(self, topic: bytes, payload: bytes | None, put_id: bytes, ts_event: int, until: float) -> Future[Place]:
+    def _put(
+        self,
+        topic: bytes,
+        payload: bytes | None,
+        put_id: bytes,
+        ts_event: int,
+        until: float,
+        if_at: Place | None,
+        ttl: float,
+    ) -> Future[Place]:
         if topic not in self._slices:
             self._check_topic(topic)
         if payload is not None and (type(payload) is not bytes or len(payload) > MOST_BYTES):
@@ -157,7 +191,12 @@ class Client:
             raise ConfigError(f"id had {len(put_id)} bytes, expected at most {MOST_ID_BYTES}")
         if not -_INT64 <= ts_event < _INT64:
             raise ValueError(f"ts_event was {ts_event!r}, expected an int64")
-        return self._sender.put(topic, payload, ts_event, put_id, until)
+        if if_at is not None and type(if_at) is not Place:
+            raise TypeError(f"if_at was {if_at!r}, expected a Place, as Table.revision returns it, or NOWHERE")
+        if ttl and (payload is None or not 0 < ttl * 1e9 <= MOST_TTL_NS):
+            what = "without a value" if payload is None else f"of {ttl} s"
+            raise ValueError(f"ttl was {what}, expected a put with a value, and up to {MOST_TTL_NS // 10**9} s")
+        return self._sender.put(topic, payload, ts_event, put_id, until, if_at, math.ceil(ttl * 1e9))
 
     def _check_topic(self, topic: bytes) -> None:
         if type(topic) is not bytes:

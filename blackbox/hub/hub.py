@@ -26,8 +26,11 @@ from blackbox.errors import ConfigError, HubError, JournalError
 from blackbox.feed.feed import Feed
 from blackbox.feed.rights import PUT_RIGHTS_FILE
 from blackbox.feed.schema import load_schema
+from blackbox.hub.deadlines import Deadlines
 from blackbox.hub.protocol import (
+    ANYWHERE,
     ENCODER,
+    MOST_PUTS,
     MOST_REQUEST_BYTES,
     PLACE,
     REQUESTS,
@@ -43,6 +46,7 @@ from blackbox.hub.protocol import (
     check_topic_of,
 )
 from blackbox.hub.put_log import PutLog
+from blackbox.hub.revisions import Revisions
 from blackbox.hub.settings import HubSettings, feed_of_hub
 from blackbox.native.limits import Needs
 from blackbox.publish.publisher import Publisher
@@ -68,6 +72,9 @@ _PATIENCE_S: Final = 60.0
 _LOOK_S: Final = 0.01
 _WATCH_S: Final = 0.5
 """Time between two looks at whether what passes other hubs' feeds on has failed."""
+_TICK_S: Final = 1.0
+"""The clock may be set: while topics are to end, it is looked at so often."""
+_MYSELF: Final = "hub"
 _RECENT_DAYS: Final = 2
 _MOST_WHY: Final = 500
 _FRAMES: Final = 2
@@ -85,6 +92,10 @@ class HubStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Puts that were there already, by their id or as they came again."""
     refused: int = 0
     """Requests that were answered with an error."""
+    conflicts: int = 0
+    """Puts that were not taken, as the newest message of their topic was not where they said (`if_at`)."""
+    ended: int = 0
+    """Topics that were deleted once their `ttl` was over."""
     unread: int = 0
     """Answers that a client did not take, or that was gone; it asks again."""
 
@@ -163,6 +174,7 @@ class Hub:
         self._topics = [0] * len(feed.slices)
         self._following = numpy.zeros(len(feed.slices), numpy.int64)
         """By slice, the number of its next message."""
+        self._revisions = Revisions()
         self._has_begun = False
         """Whether a message of the epoch is in the outbox."""
         self._newest = self._waiting_bytes = 0
@@ -252,9 +264,13 @@ class Hub:
             publisher.start()  # first: its outbox lets no other hub in
             stack.callback(publisher.close)
             self._log = stack.enter_context(PutLog(self.directory / f"{self.feed.name}.puts", *self._remembered))
+            with self._log.transaction():
+                self._deadlines = Deadlines(self._log.sql)
             publisher.flush()
             self.epoch = publisher.epoch
             self._following = numpy.array([publisher.numbered(each) for each in range(len(self.feed.slices))])
+            for topic in self._deadlines.topics():
+                self._slice_of(topic)  # so that there is room to end it
             self._put_again()
             publisher.flush()
             self._has_begun = bool(self._following.any())
@@ -271,8 +287,10 @@ class Hub:
             if gate is not None:
                 gate.secure(socket, self.feed.hub)
             bind(socket, self.feed.hub, "hub endpoint")
-            for frames in self._thread.frames(socket):
-                self._answer_all(socket, frames)
+            for frames in self._thread.frames(socket, self._until_deadline):
+                self._end_topics()
+                if frames:
+                    self._answer_all(socket, frames)
             self._close_log()
 
     def _sync_files(self) -> None:
@@ -301,14 +319,15 @@ class Hub:
             size += sum(map(len, frames))
             waiting.append(frames)
         requests = [_request_of(frames) for frames in waiting]
+        puts = [each.request for each in requests if isinstance(each.request, Put)]
+        if not self._revisions.is_known and any(each.if_at for each in puts):
+            self._publisher.flush()  # so that all is in the days
+            self._revisions.read(self.directory / self.feed.name, self.epoch, self._following.tolist())
         fresh: list[_Fresh] = []
-        synced = any(isinstance(each.request, Put) and each.request.synced for each in requests)
+        synced = any(each.synced for each in puts)
         with self._log.transaction(synced=synced):
             answers = [(each.client, self._answer(each, fresh)) for each in requests]
-        if fresh and not self._has_begun:  # the epoch goes on after a kill once something of it is in the outbox
-            self._publish(fresh.pop(0))
-            self._publisher.flush()
-            self._has_begun = True
+        self._begin_epoch(fresh)
         for client, answer in answers:  # first: what is in the log will be published, whatever happens
             self._counts["refused"] += isinstance(answer, Refused | Ended)
             try:
@@ -317,6 +336,35 @@ class Hub:
                 if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                     raise
                 self._counts["unread"] += 1
+        for each in fresh:
+            self._publish(each)
+        self._drop()
+
+    def _begin_epoch(self, fresh: list[_Fresh]) -> None:
+        """Have something of the epoch in the outbox before anything is answered: only then it goes on after a kill."""
+        if fresh and not self._has_begun:
+            self._publish(fresh.pop(0))
+            self._publisher.flush()
+            self._has_begun = True
+
+    def _until_deadline(self) -> float | None:
+        """Return how long to wait for requests, seconds."""
+        at = self._deadlines.next()
+        return None if at is None else min(_TICK_S, (at - time.time_ns()) / 1e9)
+
+    def _end_topics(self) -> None:
+        """Delete topics whose time is over, as if a client had."""
+        topics = self._deadlines.due(time.time_ns(), MOST_PUTS)
+        if not topics:
+            return
+        count, none = len(topics), bytes(8 * (len(topics) + 1))
+        index = numpy.arange(count, dtype=numpy.int32).tobytes()
+        request = Put(_MYSELF, 0, 0, count, False, topics, index, none, b"", b"", bytes(count), [])
+        fresh: list[_Fresh] = []
+        with self._log.transaction():
+            self._take(None, request, ENCODER.encode(request), fresh)
+        self._counts["ended"] += count
+        self._begin_epoch(fresh)
         for each in fresh:
             self._publish(each)
         self._drop()
@@ -339,19 +387,40 @@ class Hub:
             return self._answer_again(request)
         try:
             self._check_rights(request.topics, asked.key)
-            columns = Columns.of(request, self._schema)
-            slices = numpy.array([self._slice_of(topic) for topic in request.topics], numpy.uint32)
-            places = self._places(request, slices[columns.index])
+            places = self._take(request.client, request, text, fresh)
         except (ConfigError, ValueError) as error:
             why = str(error)[:_MOST_WHY]
             self._newest = self._log.add(request.client, request.first, request.count, b"", why, None)
             return Refused(request.first, why)
-        packed = places.tobytes()
         self._counts["stored"] += int(places["is_new"].sum())
-        self._newest = self._log.add(request.client, request.first, request.count, packed, "", text)
+        return Stored(request.first, places.tobytes())
+
+    def _take(self, client: str | None, request: Put, text: bytes, fresh: list[_Fresh]) -> Places:
+        """Give puts their places, and note them. Raises ConfigError or ValueError, and has changed nothing then."""
+        columns = Columns.of(request, self._schema)
+        slices = numpy.array([self._slice_of(topic) for topic in request.topics], numpy.uint32)[columns.index]
+        places = self._places(request, slices) if columns.if_at is None else self._judge(request, columns, slices)
+        is_new = places["is_new"] != 0
+        self._note(request.topics, columns, places, is_new)
+        self._newest = self._log.add(client, request.first, request.count, places.tobytes(), "", text)
         self._waiting_bytes += len(text)
-        fresh.append(_Fresh(request.topics, columns, places["is_new"] != 0))
-        return Stored(request.first, packed)
+        fresh.append(_Fresh(request.topics, columns, is_new))
+        return places
+
+    def _note(self, topics: list[bytes], columns: Columns, places: Places, is_new: NDArray[numpy.bool_]) -> None:
+        """Note the newest message of each topic, and when it ends, as far as these are kept."""
+        deadlines, revisions = self._deadlines, self._revisions
+        if columns.ttl is None and not deadlines and not revisions.is_known:
+            return
+        now = time.time_ns()
+        for topic, row in columns.last_rows(is_new):
+            name, has_value = topics[topic], columns.has_value(row)
+            if revisions.is_known:
+                revisions.note(name, (int(places["epoch"][row]), int(places["sequence"][row])), has_value)
+            if columns.ttl is not None and columns.ttl[row] and has_value:
+                deadlines.set(name, now + int(columns.ttl[row]))
+            elif name in deadlines:
+                deadlines.forget(name)
 
     def _check_rights(self, topics: list[bytes], key: str) -> None:
         """Raise ConfigError unless a key may put all these topics."""
@@ -414,6 +483,34 @@ class Hub:
             self._counts["known"] += 1
         return places
 
+    def _judge(self, put: Put, columns: Columns, slices: NDArray[numpy.uint32]) -> Places:
+        """Give puts their places in turn, but for those whose conditions do not hold, or whose ids are known."""
+        places = numpy.zeros(put.count, PLACE)
+        known = self._log.places_of([each for each in put.ids if each])
+        fresh: list[tuple[bytes, bytes]] = []
+        assert columns.if_at is not None
+        for row, expected in enumerate(columns.if_at.tolist()):
+            place, put_id, name = places[row], put.ids[row] if put.ids else b"", put.topics[columns.index[row]]
+            slice_id, found = int(slices[row]), self._revisions[name]
+            if put_id in known:
+                places[row] = numpy.frombuffer(known[put_id], PLACE)[0]
+                place["is_new"] = 0
+                self._counts["known"] += 1
+            elif expected not in (ANYWHERE, found):
+                places[row] = slice_id, 0, 1, *found
+                self._counts["conflicts"] += 1
+            else:
+                places[row] = slice_id, 1, 0, self.epoch, self._following[slice_id]
+                self._following[slice_id] += 1
+                self._touched[slice_id] = int(self._following[slice_id])
+                self._revisions.note(name, (self.epoch, int(place["sequence"])), columns.has_value(row))
+                if put_id:
+                    known[put_id] = place.tobytes()
+                    fresh.append((put_id, known[put_id]))
+        if fresh:
+            self._log.remember(fresh)
+        return places
+
     def _number(self, places: Places, rows: NDArray[numpy.bool_]) -> None:
         """Number those rows, each slice on its own."""
         if len(places) == 1:
@@ -466,7 +563,8 @@ class Hub:
                 assert isinstance(request, Put)
                 lacks = places["is_new"] != 0
                 for row in numpy.nonzero(lacks)[0].tolist():
-                    _, _, epoch, sequence = place = places[row]
+                    place = places[row]
+                    epoch, sequence = place["epoch"], place["sequence"]
                     if epoch == self.epoch:
                         lacks[row] = sequence >= begun[place["slice"]]
                     else:

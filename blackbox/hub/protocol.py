@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 import numpy
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from blackbox.block.position import Number
 from blackbox.errors import ConfigError
@@ -19,10 +19,17 @@ MOST_BYTES: Final = 1 << 20
 """Of the payloads of one request, hence of one payload."""
 MOST_TOPIC_BYTES: Final = 1_024
 MOST_ID_BYTES: Final = 64
+MOST_TTL_NS: Final = 10 * 366 * 86_400 * 10**9
 MOST_REQUEST_BYTES: Final = 8 << 20
 
-PLACE: Final = numpy.dtype([("slice", "<u4"), ("is_new", "<u4"), ("epoch", "<u8"), ("sequence", "<i8")])
-"""Where a put is. `is_new`: this request has brought it, and not one before with the same id."""
+PLACE: Final = numpy.dtype(
+    [("slice", "<u4"), ("is_new", "<u2"), ("is_refused", "<u2"), ("epoch", "<u8"), ("sequence", "<i8")]
+)
+"""Where a put is. `is_new`: this request has brought it, and not one before with the same id. `is_refused`: it is not
+stored, as its condition did not hold: then where the newest message of its topic is, as NOWHERE if it has no value."""
+CONDITION: Final = numpy.dtype([("epoch", "<i8"), ("sequence", "<i8")])
+"""Where the newest message of a put's topic must be; NOWHERE: the topic must have no value. Epoch -1: anywhere."""
+ANYWHERE: Final = (-1, 0)
 
 Places = NDArray[Any]
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
@@ -60,6 +67,10 @@ class Put(msgspec.Struct, frozen=True, array_like=True, tag="put"):
     """bool[count], false: the message has no value; empty: all have one."""
     ids: Annotated[list[Annotated[bytes, msgspec.Meta(max_length=MOST_ID_BYTES)]], msgspec.Meta(max_length=MOST_PUTS)]
     """Of each put, b"" for none; empty: none has one."""
+    if_at: bytes = b""
+    """CONDITION[count]; empty: none has one."""
+    ttl: bytes = b""
+    """int64[count], after how many ns the topic ends, unless it is put anew; 0: never; empty: none does."""
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
@@ -116,6 +127,8 @@ class Columns(msgspec.Struct, frozen=True):
     data: NDArray[numpy.uint8]
     times: NDArray[numpy.int64] | None
     valid: NDArray[numpy.bool_] | None
+    if_at: NDArray[Any] | None
+    ttl: NDArray[numpy.int64] | None
 
     @classmethod
     def of(cls, put: Put, schema: Schema) -> Columns:
@@ -133,11 +146,25 @@ class Columns(msgspec.Struct, frozen=True):
             raise ConfigError(f"ids were {len(put.ids)}, expected none or {count}")
         times = _column("times", put.times, numpy.int64, count) if put.times else None
         valid = _column("valid", put.valid, numpy.uint8, count) != 0 if put.valid else None
+        if_at = _column("if_at", put.if_at, CONDITION, count) if put.if_at else None
+        ttl = _column("ttl", put.ttl, numpy.int64, count) if put.ttl else None
+        if ttl is not None and (ttl.min() < 0 or ttl.max() > MOST_TTL_NS):
+            raise ConfigError(f"ttl was {ttl.min()} to {ttl.max()} ns, expected 0 to {MOST_TTL_NS}")
         _check_sizes(schema, offsets[:-1], sizes, data, valid)
-        return cls(index, offsets, data, times, valid)
+        return cls(index, offsets, data, times, valid, if_at, ttl)
+
+    def last_rows(self, rows: NDArray[numpy.bool_]) -> list[tuple[int, int]]:
+        """Return the last row of each topic, of some of them: place of the topic, and row."""
+        last = numpy.full(int(self.index.max()) + 1, -1, numpy.int64)
+        last[self.index[rows]] = numpy.flatnonzero(rows)
+        return [(topic, row) for topic, row in enumerate(last.tolist()) if row >= 0]
+
+    def has_value(self, row: int) -> bool:
+        """Whether a put has a value."""
+        return self.valid is None or bool(self.valid[row])
 
 
-def _column(name: str, data: bytes, dtype: type[Any], count: int) -> NDArray[Any]:
+def _column(name: str, data: bytes, dtype: DTypeLike, count: int) -> NDArray[Any]:
     size = numpy.dtype(dtype).itemsize * count
     if len(data) != size:
         raise ConfigError(f"{name} had {len(data)} bytes, expected {size}")

@@ -63,6 +63,11 @@ class PutLog:
                 raise
             self._sql.execute("COMMIT")
 
+    @property
+    def sql(self) -> sqlite3.Connection:
+        """The file, for what else is kept in it, in the same transactions."""
+        return self._sql
+
     def client(self, name: str) -> tuple[int, int] | None:
         """Return a client's session and the number of its last put; None: it is not known."""
         found: tuple[int, int] | None = self._sql.execute(
@@ -90,8 +95,8 @@ class PutLog:
         ).fetchone()
         return found
 
-    def add(self, client: str, first: int, count: int, places: bytes, why: str, request: bytes | None) -> int:
-        """Take a request; return its number in here."""
+    def add(self, client: str | None, first: int, count: int, places: bytes, why: str, request: bytes | None) -> int:
+        """Take a request, None: of the hub itself; return its number in here."""
         self._sql.execute(
             "UPDATE clients SET last = ?, seen = ? WHERE name = ?", (first + count - 1, time.time_ns(), client)
         )

@@ -18,11 +18,13 @@ import msgspec
 import numpy
 import zmq
 
-from blackbox.block.position import Place
-from blackbox.errors import EndpointError, HubError, NotStoredError
+from blackbox.block.position import NOWHERE, Place
+from blackbox.errors import ConflictError, EndpointError, HubError, NotStoredError
 from blackbox.feed.feed import Feed
 from blackbox.hub.protocol import (
     ANSWERS,
+    ANYWHERE,
+    CONDITION,
     ENCODER,
     MOST_BYTES,
     MOST_PUTS,
@@ -64,6 +66,8 @@ class Columns(msgspec.Struct, frozen=True):
     ids: list[bytes]
     count: int
     tell: Callable[[Places | HubError], None]
+    if_at: bytes = b""
+    ttl: bytes = b""
 
 
 class _Single(NamedTuple):
@@ -73,6 +77,8 @@ class _Single(NamedTuple):
     payload: bytes | None
     time_ns: int
     id: bytes
+    if_at: Place | None
+    ttl_ns: int
     future: Future[Place]
 
 
@@ -146,9 +152,18 @@ class Sender:
             self._stack.close()
             raise
 
-    def put(self, topic: bytes, payload: bytes | None, time_ns: int, put_id: bytes, until: float) -> Future[Place]:
+    def put(
+        self,
+        topic: bytes,
+        payload: bytes | None,
+        time_ns: int,
+        put_id: bytes,
+        until: float,
+        if_at: Place | None,
+        ttl_ns: int,
+    ) -> Future[Place]:
         """Have one message on its way. Raises NotStoredError when there is no room in time, HubError."""
-        single = _Single(topic, payload, time_ns, put_id, Future())
+        single = _Single(topic, payload, time_ns, put_id, if_at, ttl_ns, Future())
         single.future.set_running_or_notify_cancel()  # it is not to be cancelled
         with self._changed:
             self._take_room(1, len(payload or b""), until)
@@ -279,6 +294,8 @@ class Sender:
                 columns.times,
                 columns.valid,
                 columns.ids,
+                columns.if_at,
+                columns.ttl,
             )
             self._sent[self._next] = _Sent(columns, ENCODER.encode(put))
             self._unsent.append(self._next)
@@ -386,6 +403,8 @@ def _columns_of(singles: list[_Single]) -> Columns:
     times = [each.time_ns for each in singles]
     ids = [each.id for each in singles]
     is_null = any(each.payload is None for each in singles)
+    ttl = [each.ttl_ns for each in singles]
+    if_at = [ANYWHERE if each.if_at is None else each.if_at[1:] for each in singles]
 
     return Columns(
         list(numbers),
@@ -397,11 +416,13 @@ def _columns_of(singles: list[_Single]) -> Columns:
         ids if any(ids) else [],
         len(singles),
         partial(_tell, singles),
+        numpy.array(if_at, CONDITION).tobytes() if any(each is not ANYWHERE for each in if_at) else b"",
+        numpy.array(ttl, numpy.int64).tobytes() if any(ttl) else b"",
     )
 
 
 def _columns_of_one(singles: list[_Single]) -> Columns:
-    ((topic, payload, time_ns, put_id, _),) = singles
+    ((topic, payload, time_ns, put_id, if_at, ttl_ns, _),) = singles
     data = payload or b""
     return Columns(
         [topic],
@@ -413,6 +434,8 @@ def _columns_of_one(singles: list[_Single]) -> Columns:
         [put_id] if put_id else [],
         1,
         partial(_tell, singles),
+        b"" if if_at is None else _NUMBER.pack(if_at.epoch) + _NUMBER.pack(if_at.sequence),
+        _NUMBER.pack(ttl_ns) if ttl_ns else b"",
     )
 
 
@@ -421,5 +444,10 @@ def _tell(singles: list[_Single], result: Places | HubError) -> None:
         for each in singles:
             each.future.set_exception(result)
         return
-    for each, (slice_id, _, epoch, sequence) in zip(singles, result.tolist(), strict=True):
-        each.future.set_result(Place(slice_id, epoch, sequence))
+    for each, (slice_id, _, is_refused, epoch, sequence) in zip(singles, result.tolist(), strict=True):
+        place = Place(slice_id, epoch, sequence)
+        if is_refused:
+            found = place if epoch else NOWHERE
+            each.future.set_exception(ConflictError(each.topic, each.if_at, found))
+        else:
+            each.future.set_result(place)

@@ -7,7 +7,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
-from typing import Final, TypeVar, Unpack
+from typing import Final, Protocol, TypeVar, Unpack
 
 import numpy
 
@@ -29,6 +29,24 @@ OnChange = TypeVar("OnChange", bound=Callable[[bytes, bytes | None], object])
 _SIZES: Final = struct.Struct("<QQ")
 
 
+class Puts(Protocol):
+    """What a table is written through: a `Client` of the feed's hub."""
+
+    feed: Feed
+
+    def put(
+        self,
+        topic: bytes,
+        payload: bytes | None,
+        *,
+        ts_event: int,
+        timeout: float,
+        if_at: Place | None,
+        ttl: float,
+    ) -> Place:
+        """Put a message; see `Client.put`."""
+
+
 class Table(Frames, Mapping[bytes, bytes]):
     """The newest payload of each topic that begins with `prefix`. Made by `Subscriber.table`.
 
@@ -41,8 +59,9 @@ class Table(Frames, Mapping[bytes, bytes]):
     Attributes: `prefix`, `feed`, `schema`.
     """
 
-    def __init__(self, feed: Feed, prefix: bytes) -> None:
-        """Empty, and not synced."""
+    def __init__(self, feed: Feed, prefix: bytes, client: Puts | None = None) -> None:
+        """Empty, and not synced. `client`: what it is written through."""
+        self._client = client
         self.prefix, self.feed, self.schema = prefix, feed, load_schema(feed.schema)
         self._rows = NewestRows(
             f"table {prefix!r}", feed.key_bytes, feed.max_topics * max(1, len(feed.slices_for(prefix)))
@@ -120,6 +139,37 @@ class Table(Frames, Mapping[bytes, bytes]):
         """Return where the newest message of a topic is; NOWHERE for a topic that has no value."""
         found = self.entry(topic)
         return NOWHERE if found is None else Place(*found[2:])
+
+    def put(
+        self,
+        topic: bytes,
+        payload: bytes,
+        *,
+        if_at: Place | None = None,
+        ttl: float = 0.0,
+        ts_event: int = 0,
+        timeout: float = 10.0,
+    ) -> Place:
+        """Put a value through the hub, and return where it is; the table has it soon after: see `wait`.
+
+        `if_at`: only if the topic's newest message is there, as `revision` told before you read the value; NOWHERE:
+        only if it has none. `ttl`: seconds until the hub deletes it, unless it is put anew. Raises as `Client.put`,
+        ConflictError where another was first; ConfigError without a client, and for a topic without the prefix.
+        """
+        return self._put(topic, payload, if_at, ttl, ts_event, timeout)
+
+    def delete(self, topic: bytes, *, if_at: Place | None = None, timeout: float = 10.0) -> Place:
+        """Take a topic out through the hub, by a message that has no value, as `put`; return where that is."""
+        return self._put(topic, None, if_at, 0.0, 0, timeout)
+
+    def _put(
+        self, topic: bytes, payload: bytes | None, if_at: Place | None, ttl: float, ts_event: int, timeout: float
+    ) -> Place:
+        if self._client is None:
+            raise ConfigError(f"table {self.prefix!r} had no client, expected one: table(prefix, client=client)")
+        if not topic.startswith(self.prefix):
+            raise ConfigError(f"topic was {topic!r}, expected one of table {self.prefix!r}")
+        return self._client.put(topic, payload, ts_event=ts_event, timeout=timeout, if_at=if_at, ttl=ttl)
 
     def snapshot(self) -> tuple[dict[bytes, bytes], dict[tuple[int, bytes], Position]]:
         """Return all payloads by topic, and `at`, of one moment."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -75,15 +76,24 @@ class ServerThread:
         """Say that the socket is bound; yield what comes, until the thread is told to end."""
         return ([frame.bytes for frame in frames] for frames in self.frames(socket))
 
-    def frames(self, socket: zmq.Socket[bytes]) -> Iterator[list[zmq.Frame]]:
-        """As `requests`, with what libzmq knows of who sent it."""
+    def frames(
+        self, socket: zmq.Socket[bytes], left_s: Callable[[], float | None] = lambda: None
+    ) -> Iterator[list[zmq.Frame]]:
+        """As `requests`, with what libzmq knows of who sent it.
+
+        `left_s`: for how many seconds to wait, None: as long as it takes. If nothing comes, it yields no frames.
+        """
         self._enter(ServerLife.SERVING)
         self._bound.set_result(None)
         poller = zmq.Poller()
         poller.register(socket, zmq.POLLIN)
         poller.register(self._end.reader, zmq.POLLIN)
-        while self._end.reader not in dict(poller.poll()):
-            yield socket.recv_multipart(copy=False)
+        while True:
+            left = left_s()
+            ready = dict(poller.poll(None if left is None else max(0, math.ceil(1e3 * left))))
+            if self._end.reader in ready:
+                break
+            yield socket.recv_multipart(copy=False) if ready else []
         self._enter(ServerLife.ENDING)
 
     def _enter(self, life: ServerLife) -> None:

@@ -20,6 +20,7 @@ NAMES = {
     "CallbackError": "blackbox.errors",
     "Client": "blackbox.hub.client",
     "ConfigError": "blackbox.errors",
+    "ConflictError": "blackbox.errors",
     "ControlError": "blackbox.errors",
     "Controls": "blackbox.replay.controls",
     "EndpointError": "blackbox.errors",
@@ -36,6 +37,7 @@ NAMES = {
     "NotRecordedError": "blackbox.errors",
     "NotStoredError": "blackbox.errors",
     "Outbox": "blackbox.archive.outbox",
+    "Place": "blackbox.block.position",
     "PlainRelay": "blackbox.relay.plain",
     "PositionError": "blackbox.errors",
     "Publisher": "blackbox.publish.publisher",
@@ -57,6 +59,7 @@ NAMES = {
     "Subscriber": "blackbox.subscriber",
     "SubscriberError": "blackbox.errors",
 }
+CONSTANTS = {"NOWHERE"}
 HEAVY = {"llvmlite", "numba", "pyarrow", "rich", "typer", "uvloop", "zmq"}
 LIGHT_MODULES = (
     "blackbox",
@@ -70,24 +73,24 @@ def test_each_name_is_the_class_of_its_module(name: str) -> None:
     assert getattr(blackbox, name).__name__ == name
 
 
-def test_all_is_sorted_and_holds_exactly_the_public_names() -> None:
-    assert sorted([*NAMES, "__version__"]) == blackbox.__all__ == dir(blackbox)
+def test_all_holds_exactly_the_public_names() -> None:
+    assert sorted([*NAMES, *CONSTANTS, "__version__"]) == sorted(blackbox.__all__) == dir(blackbox)
 
 
 def test_star_import_gives_the_public_names() -> None:
     namespace: dict[str, object] = {}
     exec("from blackbox import *", namespace)
     del namespace["__builtins__"]
-    assert set(namespace) == {*NAMES, "__version__"}
+    assert set(namespace) == {*NAMES, *CONSTANTS, "__version__"}
 
 
 def test_no_other_name_leaks_from_the_package() -> None:
-    for name in NAMES:
+    for name in (*NAMES, *CONSTANTS):
         getattr(blackbox, name)
     public = {
         name for name, value in vars(blackbox).items() if not name.startswith("_") and not isinstance(value, ModuleType)
     }
-    assert public - {"TYPE_CHECKING", "import_module"} == set(NAMES)
+    assert public - {"TYPE_CHECKING", "import_module"} == {*NAMES, *CONSTANTS}
 
 
 def test_every_public_error_is_exported() -> None:

@@ -1,0 +1,62 @@
+"""Where the newest message of each topic is: what a hub judges conditional puts by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from blackbox.archive.day import recorded_days
+from blackbox.archive.newest import Newest
+from blackbox.archive.recording import Recording
+from blackbox.block.position import NOWHERE
+from blackbox.errors import HubError
+
+Revision = tuple[int, int]
+"""Epoch and sequence."""
+NO_VALUE: Revision = NOWHERE[1:]
+
+
+class Revisions:
+    """The revision of each topic that has a value, once `read`. Some 250 bytes a topic, of as many as the hub may have.
+
+    `is_known`: whether they were read; from then on the hub notes each put.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is known."""
+        self.is_known = False
+        self._of: dict[bytes, Revision] = {}
+
+    def __getitem__(self, topic: bytes) -> Revision:
+        return self._of.get(topic, NO_VALUE)
+
+    def read(self, directory: Path, epoch: int, following: list[int]) -> None:
+        """Read all days: `following` is by slice the next number of this epoch, so far everything is in them.
+
+        Raises HubError when they do not reach so far, or some of them cannot be read; JournalError.
+        """
+        slices: dict[int, Newest] = {}
+        for path in recorded_days(directory):
+            day = Recording.open(path)
+            for slice_id in range(len(day.feed.slices)):
+                if slice_id not in slices:
+                    slices[slice_id] = Newest(slice_id, 0, day.feed.max_topics, most_bytes=0)
+                for run in day.runs(slices=[slice_id]):
+                    slices[slice_id].take(run)
+            if day.damage:
+                raise HubError(f"day {path} was damaged, expected to know what each topic had: {day.damage[0]}")
+        for slice_id, number in enumerate(following):
+            newest = slices.get(slice_id)
+            reached = newest.following().get(b"", 0) if newest is not None and newest.epoch == epoch else 0
+            if reached != number:
+                raise HubError(f"days of slice {slice_id} reached {reached} of epoch {epoch}, expected {number}")
+        for newest in slices.values():
+            for topic, revision in newest.places().items():
+                self._of[topic] = max(revision, self[topic])
+        self.is_known = True
+
+    def note(self, topic: bytes, revision: Revision, has_value: bool) -> None:
+        """Note the newest message of a topic."""
+        if has_value:
+            self._of[topic] = revision
+        else:
+            self._of.pop(topic, None)

@@ -1,0 +1,295 @@
+"""Tables that are written through a hub: conditions that it judges, topics that end by themselves."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blackbox import (
+    NOWHERE,
+    Client,
+    ConfigError,
+    ConflictError,
+    Feed,
+    Hub,
+    HubError,
+    Place,
+    Subscriber,
+)
+from blackbox.archive import outbox as outbox_module
+from blackbox.hub.sender import Sender
+from blackbox.image.table import Table
+from blackbox.testing import wait_until
+from tests.hub.hubs import HUB, hub_feed, published
+from tests.hub.test_killed_hub import dying_at
+from tests.torture.nursery import Nursery
+
+
+@pytest.fixture
+def feed() -> Feed:
+    return hub_feed()
+
+
+@contextmanager
+def kept(feed: Feed, prefix: bytes = b"") -> Iterator[Table]:
+    """A table that is synced, and written through a client of its own."""
+    with Client(feed) as client:
+        subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=60 * 10**9)
+        table = subscriber.table(prefix, client=client)
+        subscriber.start(60, since="image")
+        assert table.wait_synced(60)
+        yield table
+        subscriber.terminate()
+
+
+def test_what_is_put_and_deleted_is_in_every_table(tmp_path: Path, feed: Feed) -> None:
+    with Hub(feed, tmp_path), kept(feed) as table, kept(feed, b"A") as part:
+        assert table.revision(b"A.x") == NOWHERE
+        places = [table.put(topic, topic.lower()) for topic in (b"A.x", b"B.x", b"A.y")]
+        assert all(table.wait(place, 20) for place in places)
+        assert [table.revision(topic) for topic in (b"A.x", b"B.x", b"A.y")] == places
+        assert dict(table) == {b"A.x": b"a.x", b"B.x": b"b.x", b"A.y": b"a.y"}
+        gone = part.delete(b"A.x")
+        assert part.wait(gone, 20)
+        assert part.snapshot()[0] == {b"A.y": b"a.y"}
+        assert table.wait(gone, 20)
+        with kept(feed) as late:
+            assert late.digest() == table.digest()
+
+
+def test_a_put_whose_condition_does_not_hold_is_refused_with_what_is_there(tmp_path: Path, feed: Feed) -> None:
+    with Hub(feed, tmp_path) as hub, Client(feed) as client:
+        first = client.put(b"A", b"1", if_at=NOWHERE)
+        with pytest.raises(ConflictError, match=r"topic b'A' was at Place\(.*\), expected Place\(") as refused:
+            client.put(b"A", b"2", if_at=NOWHERE)
+        assert (refused.value.topic, refused.value.expected, refused.value.found) == (b"A", NOWHERE, first)
+        second = client.put(b"A", b"2", if_at=first)
+        assert second.sequence == first.sequence + 1, "a put that was refused has no place"
+        with pytest.raises(ConflictError) as refused:
+            client.put(b"A", b"3", if_at=first)
+        assert refused.value.found == second
+        client.put(b"A", None, if_at=second)
+        with pytest.raises(ConflictError) as refused:
+            client.put(b"A", b"4", if_at=second)
+        assert refused.value.found == NOWHERE
+        client.put(b"A", b"5", if_at=NOWHERE)
+        assert hub.statistics().conflicts == 3
+    assert [each[-1] for each in published(tmp_path, feed)] == [b"1", b"2", None, b"5"]
+
+
+def test_puts_that_share_a_request_are_judged_one_after_the_other(tmp_path: Path, feed: Feed) -> None:
+    with Hub(feed, tmp_path) as hub, Client(feed) as client:
+        client.put(b"A", b"0")
+        hub_is_busy = [client.put_soon(b"B", b"%d" % number) for number in range(2_000)]
+        futures = [client.put_soon(b"C.%d" % (number % 50), b"%d" % number, if_at=NOWHERE) for number in range(100)]
+        mixed = [client.put_soon(b"D", b"1", if_at=NOWHERE), client.put_soon(b"D", None), client.put_soon(b"E", b"1")]
+        mixed += [client.put_soon(b"D", b"2", if_at=NOWHERE), client.put_soon(b"E", b"2", if_at=NOWHERE)]
+        client.flush()
+        first = [future.result() for future in futures[:50]]
+        assert [future.exception().found for future in futures[50:]] == first  # type: ignore[union-attr]
+        assert [type(future.exception()) for future in mixed] == [type(None)] * 4 + [ConflictError]
+        assert [future.result().sequence for future in hub_is_busy] == sorted(
+            future.result().sequence for future in hub_is_busy
+        )
+        assert hub.statistics().conflicts == 51
+
+
+def test_a_put_with_an_id_is_judged_once_however_often_it_is_put(tmp_path: Path, feed: Feed) -> None:
+    with Hub(feed, tmp_path), Client(feed) as client, Client(feed) as other:
+        place = client.put(b"A", b"1", b"id", if_at=NOWHERE)
+        assert other.put(b"A", b"1", b"id", if_at=NOWHERE) == place
+        with pytest.raises(ConflictError):
+            client.put(b"A", b"2", b"later", if_at=NOWHERE)
+        client.put(b"A", None)
+        assert other.put(b"A", b"2", b"later", if_at=NOWHERE).sequence == place.sequence + 2, "it was not stored"
+    with Hub(feed, tmp_path), Client(feed) as client:
+        assert client.put(b"A", b"1", b"id", if_at=NOWHERE) == place
+
+
+@pytest.mark.parametrize("ends", ["killed", "in order"])
+def test_the_next_hub_knows_the_revisions_of_all_that_was_there(tmp_path: Path, feed: Feed, ends: str) -> None:
+    with Hub(feed, tmp_path / "hub") as hub, Client(feed) as client:
+        places = {b"%d" % number: client.put(b"%d" % number, b"x") for number in range(20)}
+        places[b"7"] = client.put(b"7", b"again")
+        client.put(b"8", None)
+        if ends == "killed":
+            hub._publisher.flush()
+            shutil.copytree(tmp_path / "hub", tmp_path / "left")
+    left = tmp_path / ("left" if ends == "killed" else "hub")
+    for run in range(2):
+        with Hub(feed, left), Client(feed) as client:
+            client.put(b"other", b"%d" % run)
+            for topic, place in places.items():
+                with pytest.raises(ConflictError) as refused:
+                    client.put(topic, b"y", if_at=Place(place.slice_id, place.epoch, place.sequence + 100))
+                assert refused.value.found == (NOWHERE if topic == b"8" else place)
+            places[b"3"] = client.put(b"3", b"y", if_at=places[b"3"])
+
+
+def test_what_was_answered_and_not_published_is_known_to_who_judges(
+    tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = hub_feed(slices=1)
+    left = dying_at(feed, tmp_path, monkeypatch, lambda number: number >= 4)
+    with Hub(feed, left), Client(feed) as client, pytest.raises(ConflictError) as refused:
+        client.put(b"A.x", b"10", if_at=NOWHERE)
+    assert refused.value.found.sequence == 9
+
+
+def test_after_a_power_cut_the_revision_is_where_the_message_went(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = hub_feed(slices=1)
+    left = dying_at(feed, tmp_path, monkeypatch, lambda number: number >= 6)
+    boot = tmp_path / "boot_id"
+    boot.write_text("another start of the system")
+    monkeypatch.setattr(outbox_module, "_BOOT_ID", boot)
+    with Hub(feed, left) as hub, Client(feed) as client:
+        with pytest.raises(ConflictError) as refused:
+            client.put(b"A.x", b"10", if_at=NOWHERE)
+        assert refused.value.found == Place(0, hub.epoch, 3)
+        client.put(b"A.x", b"10", if_at=refused.value.found)
+
+
+def test_days_that_cannot_be_read_end_the_hub_before_it_judges_wrongly(tmp_path: Path, feed: Feed) -> None:
+    with Hub(feed, tmp_path), Client(feed) as client:
+        for number in range(100):
+            client.put(b"A", b"%d" % number)
+    journal = max(tmp_path.glob("*/*/slice-*/*.journal"), key=lambda path: path.read_bytes().count(b"99"))
+    data = bytearray(journal.read_bytes())
+    data[data.rindex(b"50")] ^= 1
+    journal.write_bytes(data)
+    with pytest.raises(HubError, match="was damaged"), Hub(feed, tmp_path) as hub:
+        with pytest.raises(HubError), Client(feed) as client:
+            client.put(b"A", b"x", if_at=NOWHERE, timeout=2)
+        hub.run()
+
+
+def test_a_put_that_is_sent_again_gets_the_verdict_that_it_had(
+    tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered, lost = Sender._answered, list[int]()
+
+    def loses(self: Sender, first: int, result: Any) -> None:
+        if self.name == "desk" and first == 2 and not lost:
+            lost.append(first)
+        else:
+            answered(self, first, result)
+
+    monkeypatch.setattr(Sender, "_answered", loses)
+    with Hub(feed, tmp_path) as hub, Client(feed, "desk") as client, Client(feed) as other:
+        first = client.put(b"A", b"1", if_at=NOWHERE)
+        refused = client.put_soon(b"A", b"2", if_at=NOWHERE)
+        wait_until(lambda: lost, 20)
+        other.put(b"A", None)
+        error = refused.exception(20)
+        assert isinstance(error, ConflictError)
+        assert error.found == first
+        assert hub.statistics().conflicts == 1
+
+
+def test_counters_that_two_increment_at_once_are_exact(tmp_path: Path, feed: Feed) -> None:
+    each, topics = 40, [b"counter.%d" % number for number in range(2)]
+
+    def count(table: Table) -> None:
+        for number in range(each):
+            topic = topics[number % 2]
+            while True:
+                entry = table.entry(topic)
+                at = NOWHERE if entry is None else Place(*entry[2:])
+                try:
+                    table.put(topic, b"%d" % (int(entry.payload if entry else b"0") + 1), if_at=at, timeout=60)
+                    break
+                except ConflictError as error:
+                    table.wait(error.found, 60)
+
+    with Hub(feed, tmp_path), kept(feed) as one, kept(feed) as other:
+        threads = [threading.Thread(target=count, args=(table,)) for table in (one, other)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        for table in (one, other):
+            wait_until(lambda table=table: table.snapshot()[0] == dict.fromkeys(topics, b"%d" % each), 20)  # type: ignore[misc]
+
+
+def test_a_topic_with_a_ttl_ends_by_itself_unless_it_is_put_anew(tmp_path: Path, feed: Feed) -> None:
+    with Hub(feed, tmp_path) as hub, kept(feed) as table:
+        table.put(b"short", b"1", ttl=0.05)
+        for topic in (b"anew", b"stays", b"deleted", b"longer"):
+            table.put(topic, b"1", ttl=0.3)
+        later = table.put(b"anew", b"2", ttl=0.6)
+        table.put(b"stays", b"2")
+        table.delete(b"deleted")
+        table.put(b"longer", b"2", ttl=3_600)
+        wait_until(lambda: hub.statistics().ended == 2, 30)
+        wait_until(lambda: b"anew" not in table, 30)
+        assert table.snapshot()[0] == {b"stays": b"2", b"longer": b"2"}
+        with pytest.raises(ConflictError):
+            table.put(b"anew", b"3", if_at=later)
+        table.put(b"anew", b"3", if_at=NOWHERE)
+        assert hub.statistics().ended == 2
+    ended = [each[3] for each in published(tmp_path, feed) if each[4] is None]
+    assert sorted(ended) == [b"anew", b"deleted", b"short"]
+
+
+def test_a_deadline_outlives_the_hub_and_ends_no_later_value(tmp_path: Path, feed: Feed) -> None:
+    with Nursery(feed, HUB, 1) as hub, Client(feed) as client:
+        hub.begin((tmp_path,))
+        client.put(b"due", b"1", ttl=0.2, timeout=60)
+        client.put(b"later", b"1", ttl=0.2)
+        client.put(b"later", b"2", ttl=3_600)
+        client.put(b"kept", b"1", ttl=0.2)
+        client.put(b"kept", b"2")
+        hub.kill()
+        until = time.monotonic() + 0.2
+        wait_until(lambda: time.monotonic() > until, 10)
+        hub.begin((tmp_path,))
+        with kept(feed) as table:
+            wait_until(lambda: b"due" not in table, 30)
+            assert table.snapshot()[0] == {b"later": b"2", b"kept": b"2"}
+        hub.kill()
+    assert [each[3] for each in published(tmp_path, feed) if each[4] is None] == [b"due"]
+
+
+def test_many_topics_end_at_once(tmp_path: Path, feed: Feed) -> None:
+    with Hub(feed, tmp_path) as hub, Client(feed) as client:
+        for number in range(5_000):
+            client.put_soon(b"%d" % number, b"x", ttl=0.001)
+        client.flush()
+        wait_until(lambda: hub.statistics().ended == 5_000, 30)
+    found = published(tmp_path, feed)
+    assert len(found) == 10_000
+    assert {each[3]: each[4] for each in found} == {b"%d" % number: None for number in range(5_000)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "why"),
+    [
+        ({"if_at": (0, 1, 1)}, TypeError, "if_at was .*, expected a Place"),
+        ({"ttl": -1.0}, ValueError, "ttl was of -1.0 s, expected"),
+        ({"ttl": 1e12}, ValueError, "ttl was of 1000000000000.0 s, expected"),
+        ({"ttl": 1.0, "payload": None}, ValueError, "ttl was without a value, expected"),
+    ],
+)
+def test_what_no_condition_or_deadline_can_be_is_refused(
+    feed: Feed, settings: dict[str, object], error: type[Exception], why: str
+) -> None:
+    with pytest.raises(error, match=why):
+        Client(feed).put(b"A", **{"payload": b"x"} | settings)  # type: ignore[arg-type]
+
+
+def test_a_table_without_a_client_or_of_another_prefix_or_feed_is_not_written(feed: Feed) -> None:
+    with pytest.raises(ConfigError, match="table b'A' had no client, expected one"):
+        Subscriber(feed).table(b"A").put(b"A", b"1")
+    with pytest.raises(ConfigError, match="topic was b'B', expected one of table b'A'"):
+        Subscriber(feed).table(b"A", client=Client(feed)).delete(b"B")
+    with pytest.raises(ConfigError, match="client was of feed 'other', expected one of 'hub'"):
+        Subscriber(feed).table(b"A", client=Client(hub_feed("other")))
