@@ -31,6 +31,11 @@ class RabbitMq:
         self._data, self.port, self._names = data, free_port(), free_port()
         self.url = f"amqp://guest:guest@127.0.0.1:{self.port}"
         rabbit, self._erlang = _newest("usr/lib/rabbitmq/lib/rabbitmq_server-*"), _newest("usr/lib/erlang/erts-*")
+        apps = data / "apps"
+        apps.mkdir()
+        for app in (rabbit / "plugins").iterdir():  # without plugins: it looks for each module in all of them
+            if not app.name.startswith("rabbitmq_") or app.name.startswith("rabbitmq_prelaunch"):
+                (apps / app.name).symlink_to(app)
         self._environment = {
             "PATH": f"{self._erlang}/bin:{os.environ['PATH']}",
             "HOME": str(data),
@@ -40,9 +45,10 @@ class RabbitMq:
             "PROGNAME": "erl",
             "ERL_EPMD_PORT": str(self._names),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
-            "ERL_LIBS": f"{rabbit}/plugins",
+            "ERL_CRASH_DUMP": str(data / "crash"),
+            "ERL_LIBS": str(apps),
             "RABBITMQ_HOME": str(rabbit),
-            "RABBITMQ_PLUGINS_DIR": f"{rabbit}/plugins",
+            "RABBITMQ_PLUGINS_DIR": str(apps),
             "RABBITMQ_NODENAME": f"blackbox-{os.getpid()}@localhost",
             "RABBITMQ_DIST_PORT": str(free_port()),
             "RABBITMQ_CONFIG_FILE": f"{data}/rabbitmq",

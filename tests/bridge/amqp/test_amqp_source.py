@@ -18,11 +18,12 @@ from blackbox.bridge.amqp_exchange import AmqpExchange
 from blackbox.bridge.amqp_source import AmqpSource
 from blackbox.testing import Collector, wait_until
 from tests.bridge.amqp.rabbitmq import RabbitMq
+from tests.bridge.amqp.test_amqp_exchange import queue_of, take
 from tests.cli.commands import Command, write_feed
 
 
-def feed_of(name: str) -> Feed:
-    return msgspec.structs.replace(Feed.local(name, slices=2), heartbeat_ns=50_000_000)
+def feed_of(name: str, slices: int = 2) -> Feed:
+    return msgspec.structs.replace(Feed.local(name, slices=slices), heartbeat_ns=50_000_000)
 
 
 @contextmanager
@@ -137,26 +138,40 @@ def test_what_no_feed_can_have_is_counted(
     assert "a message is not carried" in caplog.text
 
 
-def test_after_a_killed_rabbitmq_all_is_bound_again(rabbit: RabbitMq, caplog: pytest.LogCaptureFixture) -> None:
-    """Who comes meanwhile is not confirmed: it would miss what is put there."""
-    feed = feed_of("back")
-    with AmqpSource(feed, rabbit.url) as bridge, wanting(feed, b"A.") as got:
-        rabbit.kill()
-        wait_until(lambda: "is away" in caplog.text)
-        late = Subscriber(feed)
+def test_a_killed_rabbitmq_loses_nothing_that_was_confirmed_and_is_bound_again(
+    rabbit: RabbitMq, channel: amqp.Channel, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Out: the rest comes again, and each id is there. In: who comes meanwhile would miss something: not confirmed."""
+    there, here, queue = feed_of("killed", 1), feed_of("back"), queue_of(channel, "killed", "#")
+    with (
+        Publisher(there, when_full="wait") as publisher,
+        AmqpExchange(there, rabbit.url) as out,
+        AmqpSource(here, rabbit.url) as bridge,
+        wanting(here, b"A.") as got,
+    ):
+        for number in range(4_000):
+            publisher.publish(b"A", b"%d" % number)
+            if number == 2_000:
+                wait_until(lambda: out.statistics().added > 0)
+                rabbit.kill()
+        wait_until(lambda: caplog.text.count("is away") == 2)
+        late = Subscriber(here)
         late.on(b"B.")(got.message)
         with pytest.raises(NotConfirmedError):
             late.start(0.5)
         late.terminate()
         rabbit.start()
-        with wanting(feed, b"C."):
-            connection = Address.of(rabbit.url).connect()
+        with wanting(here, b"C."):
+            connection = Address.of(rabbit.url).connect()  # the one before is gone
             put(connection.channel(), "back", b"A.x", b"again")
             assert got.wait(1)[0].payload == b"again"
-            hang_up(connection)
         wait_until(lambda: bridge.bindings == ["A.#"])
         assert bridge.statistics()["times away"] == 1
+        wait_until(lambda: out.statistics().added == 4_000, 60)
     assert "is back: what was put there meanwhile is not carried" in caplog.text
+    found = {each.id: each.payload for each in take(connection.channel(), queue)}
+    hang_up(connection)
+    assert sorted(map(int, found.values())) == list(range(4_000))  # type: ignore[arg-type]
 
 
 def test_a_wrong_password_is_told(rabbit: RabbitMq) -> None:
