@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from blackbox import Client, ConfigError, EndpointError, Feed, Hub, RelayError
+from blackbox.block.position import Place
 from blackbox.feed.endpoint import free_endpoints
-from blackbox.hub.protocol import Place
 from blackbox.testing import wait_until
 from tests.hub.hubs import hub_feed
 from tests.support import Script
