@@ -63,6 +63,7 @@ class Outbox:
         retention: Retention = EVERYTHING,
         again_bytes: int = 16 << 20,
         again_wait_ns: int = 1_000_000_000,
+        epoch: int = 0,
     ) -> None:
         """Settings; nothing is opened before the publisher starts.
 
@@ -76,11 +77,14 @@ class Outbox:
             retention: as `Recorder`. A feed with keys keeps everything: it needs the last number of each key.
             again_bytes: so much is sent again at most, for each slice; what is before that is only in here.
             again_wait_ns: how long a start waits for subscribers, if there is something to send again.
+            epoch: go on in this one behind what is here of it, also where some was lost: whoever says so has the rest.
         """
         check_integers(("again_bytes", again_bytes, 0, 1 << 40), ("again_wait_ns", again_wait_ns, 0, 1 << 50))
         self.directory = Path(directory)
         self.again_wait_s = again_wait_ns / 1e9
-        self._again_bytes, self._fsync = again_bytes, fsync
+        self._again_bytes, self._fsync, self._epoch = again_bytes, fsync, epoch
+        self.is_whole = False
+        """Whether all that was written here before is here, once it is open."""
         self._serve, self._retention = serve, retention
 
         def make(feed: Feed) -> Journals:
@@ -127,9 +131,15 @@ class Outbox:
     def _open(self, journals: Journals, feed: Feed) -> OpenOutbox:
         before = _Before(feed, [Recording.open(day) for day in recorded_days(journals.directory)])
         slices, failure = range(len(feed.slices)), journals.failure
-        is_whole = self._is_whole(journals.directory) and before.epoch and not before.is_ended
-        following = [before.following(each) for each in slices] if is_whole else []
-        if not is_whole or before.is_damaged:  # a number that cannot be read may have been the last one
+        self.is_whole = self._is_whole(journals.directory) and not before.is_damaged
+        if self._epoch:
+            if before.epoch > self._epoch:
+                raise JournalError(f"outbox {str(self.directory)!r} had epoch {before.epoch}, expected {self._epoch}")
+            mine = [before.following(each) if before.epoch == self._epoch else {} for each in slices]
+            return OpenOutbox(self._epoch, [OutboxSlice(journals.at(each), failure, mine[each], []) for each in slices])
+        goes_on = self.is_whole and before.epoch and not before.is_ended
+        following = [before.following(each) for each in slices] if goes_on else []
+        if not goes_on:  # a number that cannot be read may have been the last one
             new = max(time.time_ns(), before.epoch + 1)
             return OpenOutbox(new, [OutboxSlice(journals.at(each), failure, {}, []) for each in slices])
         held = self._held_elsewhere(feed, before.epoch)

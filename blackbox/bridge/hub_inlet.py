@@ -8,12 +8,13 @@ from collections import deque
 from concurrent.futures import Future
 from typing import Any, Final
 
+from blackbox.block.position import Place
 from blackbox.bridge.carrier import Away
 from blackbox.bridge.inlet import Inlet, log
 from blackbox.errors import BridgeError, ConfigError, HubError, NotStoredError
 from blackbox.feed.feed import Feed
 from blackbox.hub.client import Client
-from blackbox.hub.protocol import MOST_ID_BYTES, Place
+from blackbox.hub.protocol import MOST_ID_BYTES
 
 IN_FLIGHT: Final = 1_000
 """Messages that are on their way to the hub at most."""

@@ -207,6 +207,12 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     hub: str = ""
     """Where the feed's hub takes what clients put, `tcp://HOST:PORT` or `ipc://PATH`. Default: there is none."""
 
+    hub_backup: str = ""
+    """Where the hub that stands by takes over, as `hub`. Default: there is none.
+
+    The one at `hub` then publishes line A of each slice and is the first of `archives`; this one is line B and the
+    second."""
+
     block_bytes: int = 262_144
     """Body size at which a block is sent without waiting. Unit: bytes. Default: 256 KiB.
 
@@ -271,8 +277,9 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             _check_session(self.time_zone, self.day_start)
             _check_endpoints_differ(self.slices)
             _check_archives(self.archives)
-            if self.hub:
-                check_archive(self.hub, "hub")
+            for what in ("hub", "hub_backup"):
+                if endpoint := getattr(self, what):
+                    check_archive(endpoint, what)
             _check_allowed(self.slices, self.security)
             _ = self.routing
         except ConfigError as error:

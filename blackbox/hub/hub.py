@@ -6,8 +6,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, NamedTuple, Self
@@ -38,6 +39,7 @@ from blackbox.hub.protocol import (
     Ended,
     Expected,
     Hello,
+    Passive,
     Places,
     Put,
     Refused,
@@ -80,7 +82,7 @@ _MOST_WHY: Final = 500
 _FRAMES: Final = 2
 _NEEDS: Final = Needs(descriptors=64)
 
-Answer = Welcome | Stored | Refused | Expected | Ended
+Answer = Welcome | Stored | Refused | Expected | Ended | Passive
 
 
 class HubStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +100,12 @@ class HubStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Topics that were deleted once their `ttl` was over."""
     unread: int = 0
     """Answers that a client did not take, or that was gone; it asks again."""
+    life: str = "active"
+    """Of two hubs: active, armed (it may take over) or passive."""
+    term: int = 0
+    """Grows whenever one of two hubs becomes active."""
+    peer_lacks: int = -1
+    """Rows of the put log that the other one of two hubs lacks, as it said last; -1: it has said nothing."""
 
 
 class _Fresh(NamedTuple):
@@ -155,17 +163,18 @@ class Hub:
         """What brings here what is wanted of other hubs: one hop, straight from each."""
         self.epoch = 0
         """Of the messages that are published, once it has started."""
-        self._outbox = Outbox(
+        self._make_outbox = partial(
+            Outbox,
             directory,
             fsync=fsync,
             fsync_interval_ns=fsync_interval_ns,
-            serve=True,
             retention=retention,
-            again_bytes=0,
-        )  # what a killed hub has not sent is asked of its archive
+            again_bytes=0,  # what a killed hub has not sent is asked of its archive
+        )
+        self._outbox = self._make_outbox(serve=True)
         self._remembered = remember_puts, remember_ids, most_clients
         self._schema = load_schema(feed.schema)
-        self._counts = dict.fromkeys(HubStatistics.__struct_fields__, 0)
+        self._counts = dict.fromkeys(("stored", "known", "refused", "unread"), 0)
         self._error: BaseException | None = None
         self._over = threading.Event()
         self._thread = ServerThread("blackbox-hub", f"hub of feed {feed.name!r}", self._run)
@@ -185,13 +194,22 @@ class Hub:
         self._dropped, self._dropped_at = 0, 0.0
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Make the hub of a hub file. Raises ConfigError naming what is wrong with it, or with its feed file."""
+    def load(cls, path: str | os.PathLike[str], *, alone: bool = False) -> Hub:
+        """Make the hub of a hub file; `alone`: see `PairedHub`.
+
+        Raises ConfigError naming what is wrong with it, or with its feed file.
+        """
+        from blackbox.hub.paired_hub import PairedHub  # one of two, made on this one
+
         settings = msgspec.structs.asdict(HubSettings.load(path))
         feed = Feed.load(settings.pop("feed"))
         peers = [(Feed.load(peer.feed), Feed.load(peer.here)) for peer in settings.pop("peers")]
+        if (pair := settings.pop("pair")) is not None:
+            settings |= {"pair": pair, "alone": alone}
+        elif alone:
+            raise ConfigError(f"{os.fspath(path)} had no table [pair], expected one of a hub that goes on alone")
         try:
-            return cls(feed, settings.pop("directory"), **settings, peers=peers)
+            return (cls if pair is None else PairedHub)(feed, settings.pop("directory"), **settings, peers=peers)
         except ValueError as error:
             raise ConfigError(f"{os.fspath(path)}: {error}") from None
 
@@ -232,7 +250,7 @@ class Hub:
 
     def statistics(self) -> HubStatistics:
         """Return a snapshot of the counters."""
-        return HubStatistics(**self._counts)
+        return HubStatistics(**self._counts)  # type: ignore[arg-type]  # numbers are what it counts
 
     def __enter__(self) -> Self:
         return self if self._thread.life is ServerLife.SERVING else self.start()
@@ -274,24 +292,32 @@ class Hub:
             self._put_again()
             publisher.flush()
             self._has_begun = bool(self._following.any())
-            context = stack.enter_context(new_context("hub", _NEEDS))
-            self._gate = gate = open_gate(context, self.feed, (self.feed.hub,), f"hub of feed {self.feed.name!r}")
-            if gate is not None:
-                stack.callback(gate.close)
-            socket = stack.enter_context(context.socket(zmq.ROUTER))
-            socket.setsockopt(zmq.MAXMSGSIZE, MOST_REQUEST_BYTES)
-            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else what a client does not take vanishes uncounted
-            socket.rcvhwm, socket.sndhwm, socket.linger = QUEUE_REQUESTS, QUEUE_ANSWERS, 0
-            keep_alive(socket)
-            allow_ipv6(socket, self.feed.hub)
-            if gate is not None:
-                gate.secure(socket, self.feed.hub)
-            bind(socket, self.feed.hub, "hub endpoint")
+            (socket,) = self._bind(stack, self.feed.hub)
             for frames in self._thread.frames(socket, self._until_deadline):
                 self._end_topics()
                 if frames:
                     self._answer_all(socket, frames)
             self._close_log()
+
+    def _bind(self, stack: ExitStack, *endpoints: str) -> list[zmq.Socket[bytes]]:
+        """Return a socket at each endpoint, for as long as the stack is open."""
+        context = stack.enter_context(new_context("hub", _NEEDS))
+        self._gate = gate = open_gate(context, self.feed, endpoints, f"hub of feed {self.feed.name!r}")
+        if gate is not None:
+            stack.callback(gate.close)
+        sockets = []
+        for endpoint in endpoints:
+            socket = stack.enter_context(context.socket(zmq.ROUTER))
+            socket.setsockopt(zmq.MAXMSGSIZE, MOST_REQUEST_BYTES)
+            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else what a client does not take vanishes uncounted
+            socket.rcvhwm, socket.sndhwm, socket.linger = QUEUE_REQUESTS, QUEUE_ANSWERS, 0
+            keep_alive(socket)
+            allow_ipv6(socket, endpoint)
+            if gate is not None:
+                gate.secure(socket, endpoint)
+            bind(socket, endpoint, "hub endpoint")
+            sockets.append(socket)
+        return sockets
 
     def _sync_files(self) -> None:
         """Have on the disk what a killed hub has left with the system: what is synced from now on follows it."""
@@ -318,29 +344,21 @@ class Hub:
                 break
             size += sum(map(len, frames))
             waiting.append(frames)
-        requests = [_request_of(frames) for frames in waiting]
+        requests = [request_of(frames) for frames in waiting]
         puts = [each.request for each in requests if isinstance(each.request, Put)]
-        if not self._revisions.is_known and any(each.if_at for each in puts):
-            self._publisher.flush()  # so that all is in the days
-            self._revisions.read(self.directory / self.feed.name, self.epoch, self._following.tolist())
+        self._prepare(puts)
         fresh: list[_Fresh] = []
         synced = any(each.synced for each in puts)
-        with self._log.transaction(synced=synced):
+        with self._taking(synced):
             answers = [(each.client, self._answer(each, fresh)) for each in requests]
-        self._begin_epoch(fresh)
+        self._begin(fresh)
         for client, answer in answers:  # first: what is in the log will be published, whatever happens
-            self._counts["refused"] += isinstance(answer, Refused | Ended)
-            try:
-                socket.send_multipart([client, ENCODER.encode(answer)], zmq.NOBLOCK)
-            except zmq.ZMQError as error:
-                if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
-                    raise
-                self._counts["unread"] += 1
+            self._send(socket, client, answer)
         for each in fresh:
             self._publish(each)
         self._drop()
 
-    def _begin_epoch(self, fresh: list[_Fresh]) -> None:
+    def _begin(self, fresh: list[_Fresh]) -> None:
         """Have something of the epoch in the outbox before anything is answered: only then it goes on after a kill."""
         if fresh and not self._has_begun:
             self._publish(fresh.pop(0))
@@ -364,12 +382,33 @@ class Hub:
         with self._log.transaction():
             self._take(None, request, ENCODER.encode(request), fresh)
         self._counts["ended"] += count
-        self._begin_epoch(fresh)
+        self._begin(fresh)
         for each in fresh:
             self._publish(each)
         self._drop()
 
-    def _answer(self, asked: _Request, fresh: list[_Fresh]) -> Answer:
+    def _prepare(self, puts: list[Put]) -> None:
+        """Find the newest message of every topic, once some put asks where that is."""
+        if not self._revisions.is_known and any(each.if_at for each in puts):
+            self._publisher.flush()  # so that all is in the days
+            self._revisions.read(self.directory / self.feed.name, self.epoch, self._following.tolist())
+
+    def _send(self, socket: zmq.Socket[bytes], client: bytes, answer: Answer) -> None:
+        self._counts["refused"] += isinstance(answer, Refused | Ended)
+        try:
+            socket.send_multipart([client, ENCODER.encode(answer)], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                raise
+            self._counts["unread"] += 1
+
+    @contextmanager
+    def _taking(self, synced: bool) -> Iterator[None]:
+        """Take what is taken in the `with` block, or nothing: it may be answered, and published, behind that."""
+        with self._log.transaction(synced=synced):
+            yield
+
+    def _answer(self, asked: Request, fresh: list[_Fresh]) -> Answer:
         request, text = asked.request, asked.text
         if isinstance(request, Ended):
             return request
@@ -620,7 +659,7 @@ class Hub:
             self._touched = {}
 
 
-class _Request(NamedTuple):
+class Request(NamedTuple):
     """What a client asks."""
 
     client: bytes
@@ -631,11 +670,12 @@ class _Request(NamedTuple):
     request: Hello | Put | Ended
 
 
-def _request_of(frames: list[zmq.Frame]) -> _Request:
+def request_of(frames: list[zmq.Frame]) -> Request:
+    """Return what came."""
     key, text = "", frames[-1].bytes
     with suppress(zmq.ZMQError):  # there is none in the clear
         key = str(frames[-1].get("User-Id"))
-    return _Request(frames[0].bytes, key, text, _decoded(text, len(frames)))
+    return Request(frames[0].bytes, key, text, _decoded(text, len(frames)))
 
 
 def _decoded(text: bytes, frames: int) -> Hello | Put | Ended:

@@ -114,8 +114,12 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
     """A session that may be begun in its place must be later than this one; 0: that would not help."""
 
 
+class Passive(msgspec.Struct, frozen=True, array_like=True, tag="passive"):
+    """A request is not taken: the other one of two hubs is the active one, or will be."""
+
+
 REQUESTS: Final = msgspec.msgpack.Decoder(Hello | Put)
-ANSWERS: Final = msgspec.msgpack.Decoder(Welcome | Stored | Refused | Expected | Ended)
+ANSWERS: Final = msgspec.msgpack.Decoder(Welcome | Stored | Refused | Expected | Ended | Passive)
 ENCODER: Final = msgspec.msgpack.Encoder()
 
 

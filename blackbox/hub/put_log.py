@@ -96,7 +96,7 @@ class PutLog:
         return found
 
     def add(self, client: str | None, first: int, count: int, places: bytes, why: str, request: bytes | None) -> int:
-        """Take a request, None: of the hub itself; return its number in here."""
+        """Take a request, None: of the hub itself, or a client that is forgotten since; return its number in here."""
         self._sql.execute(
             "UPDATE clients SET last = ?, seen = ? WHERE name = ?", (first + count - 1, time.time_ns(), client)
         )

@@ -31,6 +31,7 @@ from blackbox.hub.protocol import (
     PLACE,
     Expected,
     Hello,
+    Passive,
     Places,
     Put,
     Refused,
@@ -48,6 +49,8 @@ _QUEUE_REQUESTS: Final = 64
 _AGAIN_S: Final = 0.5
 _MOST_AGAIN_S: Final = 2.0
 """When to send again what the hub has not answered: after the first, then twice as long each time, up to the second."""
+_PASSIVE_S: Final = 0.1
+"""When to ask the other hub, after one has said that it is passive."""
 _MOST_REQUESTS: Final = 8
 """Requests that are on their way; puts that come meanwhile share the next one."""
 _NEEDS: Final = Needs(descriptors=9)
@@ -121,6 +124,9 @@ class Sender:
         self._sent: dict[int, _Sent] = {}
         """By the number of its first put."""
         self._unsent: deque[int] = deque()
+        self._hubs = tuple(filter(None, (feed.hub, feed.hub_backup)))
+        self._hub = 0
+        """The one of them that it is connected to."""
         self._again_at, self._again_s = 0.0, _AGAIN_S
         self._expected = 0
 
@@ -133,17 +139,13 @@ class Sender:
             socket = stack.enter_context(context.socket(zmq.DEALER))
             socket.linger, socket.sndhwm = 0, _QUEUE_REQUESTS
             socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing waits for a hub that is away but here
-            allow_ipv6(socket, self._feed.hub)
+            for hub in self._hubs:
+                allow_ipv6(socket, hub)
             keep_alive(socket)
-            self._keys = keys_of_line(self._feed, 0, self._feed.hub)
-            use_keys(socket, self._keys)
             self._connections = Connections(socket)
             stack.callback(self._connections.close)
-            try:
-                socket.connect(self._feed.hub)
-            except zmq.ZMQError as error:
-                raise EndpointError(error.errno, f"cannot connect to hub {self._feed.hub}: {error.strerror}") from error
             self._socket = socket
+            self._connect()
             self.ask()
             self._stack = stack.pop_all()
         try:
@@ -209,7 +211,7 @@ class Sender:
     def not_stored(self, what: str) -> NotStoredError:
         """Return the error that says that something took too long."""
         why = f": {self.why}" if self.why else ""
-        return NotStoredError(f"hub {self._feed.hub} did not answer in time that it has {what}{why}")
+        return NotStoredError(f"hub {' or '.join(self._hubs)} did not answer in time that it has {what}{why}")
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -321,8 +323,22 @@ class Sender:
             self._sleeps = not self._columns
             return self._columns.popleft() if self._columns else None
 
+    def _connect(self) -> None:
+        endpoint = self._hubs[self._hub]
+        self._keys = keys_of_line(self._feed, self._hub, endpoint)
+        use_keys(self._socket, self._keys)
+        try:
+            self._socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            raise EndpointError(error.errno, f"cannot connect to hub {endpoint}: {error.strerror}") from error
+
     def _send_again(self) -> None:
-        self._again_s = min(2 * self._again_s, _MOST_AGAIN_S)
+        if len(self._hubs) > 1:  # the other one may be the active one by now
+            self._socket.disconnect(self._hubs[self._hub])
+            self._hub = 1 - self._hub
+            self._connect()
+        else:
+            self._again_s = min(2 * self._again_s, _MOST_AGAIN_S)
         self._again_at = time.monotonic() + self._again_s
         self._expected = 0
         self._unsent = deque(self._sent)
@@ -347,6 +363,8 @@ class Sender:
                 asked = self._asked.pop(answer.number, None)
             if asked is not None:
                 asked.set_result(answer)
+        elif isinstance(answer, Passive):
+            self._again_at = min(self._again_at, time.monotonic() + _PASSIVE_S)
         elif answer.later and not self._next:
             self._session = max(self._session, answer.later)  # a clock was set back, or ours is behind
             self._send_again()

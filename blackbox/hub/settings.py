@@ -14,6 +14,7 @@ from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
 from blackbox.feed.security import path_in
 from blackbox.feed.toml import check_types, from_document
+from blackbox.hub.pair import Pair
 from blackbox.regular_file import read_regular
 
 _MOST_BYTES = 1 << 20
@@ -60,6 +61,9 @@ class HubSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     peers: tuple[PeerSettings, ...] = ()
     """Hubs of other sites. Default: none."""
+
+    pair: Pair | None = None
+    """What it needs as one of two hubs of the feed. Default: it is the only one."""
 
     def __post_init__(self) -> None:
         """Check types; ConfigError names the setting and its value."""

@@ -604,8 +604,10 @@ class Publisher:
             subscriptions=peers.subscriptions,
         )
 
-    def close(self, timeout: float = 30.0) -> None:
+    def close(self, timeout: float = 30.0, *, says_end: bool = True) -> None:
         """Send what was published, say goodbye to subscribers, and end; after `timeout` seconds discard what is left.
+
+        `says_end` False: to subscribers and in the outbox it is as if it were killed; another one goes on in its epoch.
 
         What was discarded is logged and counted. Closing twice does nothing. Raises JournalError when the outbox could
         not be closed, and may lack some of what was sent.
@@ -619,7 +621,7 @@ class Publisher:
         deadline = time.monotonic() + timeout
         self._demand.end()
         for sender in self._senders:
-            sender.ask_to_close(deadline)
+            sender.ask_to_close(deadline, says_end)
         for sender in self._senders:
             sender.close(deadline)
         self._demand.join(max(0.0, deadline - time.monotonic()))  # now that `publish` waits for nothing there

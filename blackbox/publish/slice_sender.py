@@ -119,7 +119,7 @@ class SliceSender:
         self._wait = wait
         self._hwm_blocks = hwm_blocks
         self._max_keys = feed.max_topics if feed.key_bytes else 1
-        self._deadline = 0.0
+        self._deadline, self._says_end = 0.0, True
         self._reader: SubscriptionReader | None = None
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"blackbox-sender-{slice_id}", daemon=True)
@@ -294,9 +294,9 @@ class SliceSender:
         """How many messages have their numbers in the present epoch, over all keys."""
         return int(self.next_sequence[: len(self.keys)].sum())
 
-    def ask_to_close(self, deadline: float) -> None:
+    def ask_to_close(self, deadline: float, says_end: bool) -> None:
         """Let the thread send what the ring holds, then end. ZeroMQ keeps sending until the deadline at most."""
-        self._deadline = deadline
+        self._deadline, self._says_end = deadline, says_end
         self.guard.closing_since = time.monotonic()
         with self.changed:
             if self.life in (SenderLife.NEW, SenderLife.RUNNING):  # it may have ended by an error
@@ -348,7 +348,10 @@ class SliceSender:
                     self._enter(SenderLife.RUNNING)
             self._ready.set()
             self._serve(sender, encoder, sockets)
-            self._announce_end(sender, sockets)
+            if self._says_end:
+                self._announce_end(sender, sockets)
+            for socket in sockets:
+                socket.linger = max(0, int(1000 * (self._deadline - time.monotonic())))
         except BlackBoxError as error:
             self.error = error
         except Exception as error:  # whatever ends this thread must reach the publishing thread
@@ -534,8 +537,6 @@ class SliceSender:
             self._send_heartbeat(sender, line, sockets[line], Full.DROP, FLAG_END)
         if waiting:
             log.warning("slice %d: closed before %d subscribers had everything", self.slice_id, waiting)
-        for socket in sockets:
-            socket.linger = max(0, int(1000 * (self._deadline - time.monotonic())))
 
     def _send_heartbeat(self, sender: Sender, line: int, socket: zmq.Socket[bytes], full: Full, flags: int = 0) -> bool:
         return any(self._send_control(sender, line, socket, HEARTBEAT_KEY, 1, full, flags)[1])

@@ -178,8 +178,8 @@ class SliceThread:
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether every line's publisher has confirmed the filters of the newest table."""
-        return self.confirmed_lines == len(self.feed_slice.lines)
+        """Whether every line's publisher has confirmed the filters of the newest table; one of those of two hubs."""
+        return self.confirmed_lines >= (1 if self.feed.hub_backup else len(self.feed_slice.lines))
 
     @property
     def confirmed_lines(self) -> int:

@@ -83,17 +83,31 @@ class ServerThread:
 
         `left_s`: for how many seconds to wait, None: as long as it takes. If nothing comes, it yields no frames.
         """
+        self.begin()
+        poller = self.watch(socket)
+        while (ready := self.poll(poller, left_s())) is not None:
+            yield socket.recv_multipart(copy=False) if ready else []
+        self.begin_to_end()
+
+    def begin(self) -> None:
+        """Say that all is bound."""
         self._enter(ServerLife.SERVING)
         self._bound.set_result(None)
+
+    def watch(self, *sockets: zmq.Socket[bytes]) -> zmq.Poller:
+        """Return a poller for `poll`."""
         poller = zmq.Poller()
-        poller.register(socket, zmq.POLLIN)
-        poller.register(self._end.reader, zmq.POLLIN)
-        while True:
-            left = left_s()
-            ready = dict(poller.poll(None if left is None else max(0, math.ceil(1e3 * left))))
-            if self._end.reader in ready:
-                break
-            yield socket.recv_multipart(copy=False) if ready else []
+        for socket in (*sockets, self._end.reader):
+            poller.register(socket, zmq.POLLIN)
+        return poller
+
+    def poll(self, poller: zmq.Poller, timeout_s: float | None = None) -> list[Any] | None:
+        """Wait until something comes; return the sockets that have it, none after the timeout. None: it is to end."""
+        ready = [each for each, _ in poller.poll(None if timeout_s is None else max(0, math.ceil(1e3 * timeout_s)))]
+        return None if self._end.reader in ready else ready
+
+    def begin_to_end(self) -> None:
+        """Note that it does what is left to do."""
         self._enter(ServerLife.ENDING)
 
     def _enter(self, life: ServerLife) -> None:

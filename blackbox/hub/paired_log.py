@@ -1,0 +1,172 @@
+"""The put log of a hub that has a peer: beside what it takes, what its peer must get, and which of the two may lead."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy
+
+from blackbox.errors import JournalError
+from blackbox.hub.pair import Entry
+from blackbox.hub.protocol import PLACE, REQUESTS, Put
+from blackbox.hub.put_log import PutLog
+
+log = logging.getLogger("blackbox")
+
+MOST_KEPT_BYTES: Final = 1 << 30
+"""Of requests that are kept for a peer that is away."""
+_MOST_ROWS: Final = 1_024
+_COUNT_BYTES: Final = 8
+_TABLE: Final = """
+CREATE TABLE IF NOT EXISTS pair(only INTEGER PRIMARY KEY, role TEXT, term INTEGER, is_alone INTEGER, epoch INTEGER,
+    outbox INTEGER);
+"""
+
+
+class TooFarBehindError(JournalError):
+    """What the peer lacks is not in the log any more."""
+
+
+class PairedLog(PutLog):
+    """Every row has the same number in the logs of both hubs.
+
+    Requests stay until the outboxes of both have them on the disk, up to `MOST_KEPT_BYTES`. `term`, `epoch`: the last
+    that this hub knows of. `is_alone`: no other hub may be active. `outbox`: up to here the outbox has all on the disk.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        remember_puts: int,
+        remember_ids: int,
+        most_clients: int,
+        role: Literal["primary", "backup"],
+    ) -> None:
+        """Open it, or make it. What says that it is alone holds for the hub that has written it, not for its peer."""
+        super().__init__(path, remember_puts, remember_ids, most_clients)
+        self.kept = 0
+        """Up to here the peer has all on its disk."""
+        self._role = role
+        with self.transaction(synced=True):
+            self._sql.execute(_TABLE)
+            self._sql.execute("INSERT OR IGNORE INTO pair VALUES (0, ?, 0, 0, 0, 0)", (role,))
+            self._sql.execute("UPDATE pair SET role = ?, is_alone = 0 WHERE role != ?", (role, role))
+        self.reload()
+
+    def reload(self) -> None:
+        """Read again what it says of the pair, as after a transaction that was given up."""
+        with self._in_words():
+            row = self._sql.execute("SELECT term, is_alone, epoch, outbox FROM pair").fetchone()
+            self.term, is_alone, self.epoch, self.outbox = row
+            self.is_alone = bool(is_alone)
+            sizes = self._sql.execute("SELECT sum(length(request)) FROM puts WHERE request IS NOT NULL").fetchone()
+            self._kept_bytes = int(sizes[0] or 0)
+
+    def set(self, *, term: int | None = None, is_alone: bool | None = None, epoch: int | None = None) -> None:
+        """Note that, on the disk when this returns, or when the transaction ends that goes on."""
+        self.term = self.term if term is None else term
+        self.is_alone = self.is_alone if is_alone is None else is_alone
+        self.epoch = self.epoch if epoch is None else epoch
+        if self._sql.in_transaction:
+            self._set()
+        else:
+            with self.transaction(synced=True):
+                self._set()
+
+    def _set(self) -> None:
+        self._sql.execute(
+            "UPDATE pair SET term = ?, is_alone = ?, epoch = ?", (self.term, int(self.is_alone), self.epoch)
+        )
+
+    @property
+    def newest(self) -> int:
+        """The number of the last row, of the transaction that goes on, too; 0: there is none."""
+        with self._in_words():
+            return int(self._sql.execute("SELECT max(number) FROM puts").fetchone()[0] or 0)
+
+    def begin_session(self, name: str, session: int) -> None:
+        """As `PutLog.begin_session`; the peer gets it as a row."""
+        super().begin_session(name, session)
+        self._sql.execute("INSERT INTO puts VALUES (NULL, ?, ?, ?, ?, NULL)", (name, -session, b"", ""))
+
+    def add(self, client: str | None, first: int, count: int, places: bytes, why: str, request: bytes | None) -> int:
+        """As `PutLog.add`."""
+        self._kept_bytes += len(request or b"")
+        return super().add(
+            client, first, count, count.to_bytes(_COUNT_BYTES, "little") if why else places, why, request
+        )
+
+    def waiting(self) -> list[int]:
+        """As `PutLog.waiting`."""
+        return [number for number in super().waiting() if number > self.outbox]
+
+    def drop(self, number: int) -> None:
+        """Note that the outbox has all up to a number; forget of it what the peer has, too."""
+        if number > self.outbox:
+            self.outbox = number
+            with self.transaction():
+                self._sql.execute("UPDATE pair SET outbox = ?", (number,))
+        upto = min(self.outbox, self.kept)
+        if self._kept_bytes > MOST_KEPT_BYTES and upto < self.outbox:
+            upto = self.outbox
+            log.warning("put log %s has no room for what its peer lacks: that cannot follow any more", self._path)
+        if upto > self._dropped:
+            between = "SELECT sum(length(request)) FROM puts WHERE number > ? AND number <= ?"
+            (size,) = self._sql.execute(between, (self._dropped, upto)).fetchone()
+            self._kept_bytes -= int(size or 0)
+            super().drop(upto)
+
+    # For the peer, and from it.
+
+    def digest(self, number: int) -> bytes:
+        """Return what tells a row from another one with its number; empty: there is no such row."""
+        with self._in_words():
+            row = self._sql.execute("SELECT first, places, why FROM puts WHERE number = ?", (number,)).fetchone()
+        return hashlib.blake2b(repr(row).encode(), digest_size=16).digest() if row else b""
+
+    def entries(self, after: int, most_bytes: int) -> list[Entry]:
+        """Return the rows behind a number, up to so many bytes, but for the first. Raises TooFarBehindError."""
+        found: list[Entry] = []
+        with self._in_words():
+            rows = self._sql.execute(
+                "SELECT number, client, first, places, why, request FROM puts WHERE number > ? ORDER BY number LIMIT ?",
+                (after, _MOST_ROWS),
+            )
+            for row in rows:
+                entry = Entry(*row)
+                is_put = entry.first > 0 and not entry.why
+                if entry.number != after + 1 + len(found) or (is_put and entry.request is None):
+                    raise TooFarBehindError(f"put log {self._path} had row {entry.number}, expected all behind {after}")
+                most_bytes -= len(entry.request or b"") + len(entry.places)
+                if most_bytes < 0 and found:
+                    break
+                found.append(entry)
+        return found
+
+    def take(self, entries: Sequence[Entry]) -> None:
+        """Write rows that the peer has, as it has done."""
+        for entry in entries:
+            if entry.first < 0 and entry.client is not None:
+                self.begin_session(entry.client, -entry.first)
+            else:
+                count = len(entry.places) // PLACE.itemsize
+                if entry.why:
+                    count = int.from_bytes(entry.places, "little")
+                self.add(entry.client, entry.first, count, entry.places, entry.why, entry.request)
+                self._take_ids(entry)
+        if entries and self.newest != entries[-1].number:
+            raise JournalError(f"put log {self._path} had row {self.newest}, expected {entries[-1].number} of the peer")
+
+    def _take_ids(self, entry: Entry) -> None:
+        if entry.request is None:
+            return
+        put = REQUESTS.decode(entry.request)
+        assert isinstance(put, Put)
+        if any(put.ids):
+            places = numpy.frombuffer(entry.places, PLACE)
+            rows = numpy.nonzero(places["is_new"])[0].tolist()
+            self.remember([(put.ids[row], places[row].tobytes()) for row in rows if put.ids[row]])

@@ -1,0 +1,245 @@
+"""Two hubs of a feed in processes of their own, and the cable between them, which can be cut."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+
+from blackbox import Feed
+from blackbox.feed.endpoint import free_endpoints
+from blackbox.testing import wait_until
+from blackbox.transport.wakeup import Pipe
+from tests.hub.hubs import published
+from tests.torture.nursery import Nursery
+
+ROLES: Final = ("primary", "backup")
+END, LIFE, TERM = range(3)
+"""What the notes of a hub tell; `END` is for it to read."""
+LIVES: Final = ("starting", "passive", "armed", "active")
+SERVE: Final = """
+def work(role, directory, link, peer, silence_ns, when_cut="wait", alone=""):
+    from blackbox.hub.pair import Pair
+    from blackbox.hub.paired_hub import PairedHub
+    lives = ("starting", "passive", "armed", "active")
+    pair = Pair(role=role, link=link, peer=peer, silence_ns=int(silence_ns), when_cut=when_cut)
+    hub = PairedHub(feed, directory, pair=pair, alone=bool(alone), fsync_interval_ns=20_000_000).start()
+    while not notes[0] and not hub._over.is_set():
+        told = hub.statistics()
+        notes[2] = told.term
+        notes[1] = lives.index(told.life)
+        threading.Event().wait(0.005)
+    try:
+        hub.close()
+    except HubError as error:
+        print(error, flush=True)
+"""
+PATIENCE_S: Final = 60.0
+
+
+def pair_feed(name: str = "pair", slices: int = 2) -> Feed:
+    """A feed on free ports that has two hubs."""
+    feed = Feed.local(name, slices=slices, lines=2)
+    archives, hubs = free_endpoints("tcp", name, 2, 2)
+    return msgspec.structs.replace(feed, archives=archives, hub=hubs[0], hub_backup=hubs[1], heartbeat_ns=200_000_000)
+
+
+class Cable:
+    """Carries what two hubs say to each other over TCP, until it is cut."""
+
+    def __init__(self) -> None:
+        links, self.peers = free_endpoints("tcp", "cable", 2, 2)
+        self.links = links
+        self._to = dict(zip(self.peers, reversed(links), strict=True))
+        self._is_cut = False
+        self._pipe = Pipe()
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, name="cable", daemon=True)
+        self._bound = threading.Event()
+
+    def cut(self, is_cut: bool = True) -> None:
+        """Cut it: what is said vanishes, and nobody is told; or join it again."""
+        self._is_cut = is_cut
+        self._pipe.poke()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._bound.wait(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over = True
+        self._pipe.poke()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as selector, ExitStack() as stack:
+            selector.register(self._pipe.reader, selectors.EVENT_READ, None)
+            for peer, link in self._to.items():
+                listener = stack.enter_context(socket.create_server(_address(peer)))
+                selector.register(listener, selectors.EVENT_READ, link)
+            self._bound.set()
+            ends: dict[socket.socket, socket.socket] = {}
+            was_cut = False
+            while not self._is_over:
+                for key, _ in selector.select():
+                    if key.fileobj == self._pipe.reader:
+                        with suppress(BlockingIOError):
+                            os.read(self._pipe.reader, 4096)
+                        if self._is_cut != was_cut:
+                            was_cut = self._is_cut
+                            if not was_cut:  # both ends find their connections gone, and make others
+                                for end in list(ends):
+                                    self._hang_up(selector, ends, end)
+                    elif isinstance(key.data, str):
+                        near, _ = key.fileobj.accept()  # type: ignore[union-attr]  # a listener
+                        try:
+                            far = socket.create_connection(_address(key.data))
+                        except OSError:
+                            near.close()
+                            continue
+                        for one, other in ((near, far), (far, near)):
+                            ends[one] = other
+                            selector.register(one, selectors.EVENT_READ, None)
+                    else:
+                        self._carry(selector, ends, key.fileobj)  # type: ignore[arg-type]  # a connection
+            for end in list(ends):
+                self._hang_up(selector, ends, end)
+
+    def _carry(
+        self, selector: selectors.BaseSelector, ends: dict[socket.socket, socket.socket], end: socket.socket
+    ) -> None:
+        if end not in ends:
+            return
+        try:
+            data = end.recv(1 << 16)
+            if data and not self._is_cut:
+                ends[end].sendall(data)
+        except OSError:
+            data = b""
+        if not data:
+            self._hang_up(selector, ends, end)
+
+    def _hang_up(
+        self, selector: selectors.BaseSelector, ends: dict[socket.socket, socket.socket], end: socket.socket
+    ) -> None:
+        if end in ends:
+            for each in (end, ends[end]):
+                ends.pop(each)
+                selector.unregister(each)
+                each.close()
+
+
+def _address(endpoint: str) -> tuple[str, int]:
+    host, port = endpoint.removeprefix("tcp://").split(":")
+    return host, int(port)
+
+
+class Hubs:
+    """Two hubs, each in a process that may be killed. `lives()` tells what they are."""
+
+    def __init__(self, feed: Feed, prepare: str = "", silence_ns: int = 400_000_000) -> None:
+        self.feed, self._silence_ns = feed, silence_ns
+        self._stack = ExitStack()
+        self.of = {role: self._stack.enter_context(Nursery(feed, prepare + SERVE, notes=3)) for role in ROLES}
+        self.cable = self._stack.enter_context(Cable())
+        self.place = Path()
+        self.running: set[str] = set()
+
+    def begin(self, role: str, *words: Any) -> None:
+        """Start one; `words`: `when_cut`, and "alone" for one that is told to go on alone."""
+        at = ROLES.index(role)
+        nursery = self.of[role]
+        nursery.notes[:] = 0
+        nursery.begin((role, self.place / role, self.cable.links[at], self.cable.peers[at], self._silence_ns, *words))
+        self.running.add(role)
+
+    def begin_both(self, place: Path, *words: Any) -> None:
+        """Start both, in a fresh place, and wait until the primary leads and the backup is armed."""
+        self.place = place
+        for role in ROLES:
+            self.begin(role, *words)
+        self.wait_for(primary="active", backup="armed")
+
+    def life(self, role: str) -> str:
+        """Return what one is, as it said last."""
+        return LIVES[int(self.of[role].notes[LIFE])] if role in self.running else "ended"
+
+    def lives(self) -> dict[str, str]:
+        """Return what both are."""
+        return {role: self.life(role) for role in ROLES}
+
+    def wait_for(self, **lives: str) -> None:
+        """Wait until both are so."""
+        wait_until(lambda: self.lives() == lives, PATIENCE_S, f"hubs are {lives}, not {self.lives()}")
+
+    def wait_for_step(self) -> str:
+        """Wait until one leads and the other one is armed; return which leads."""
+        wait_until(lambda: sorted(self.lives().values()) == ["active", "armed"], PATIENCE_S, "one leads, one is armed")
+        return next(role for role in ROLES if self.life(role) == "active")
+
+    def signal(self, role: str, number: int) -> None:
+        """Send one a signal."""
+        self.of[role].signal(number)
+
+    def kill(self, role: str) -> None:
+        """SIGKILL one."""
+        self.of[role].kill()
+        self.running.discard(role)
+
+    def end(self, role: str) -> list[str]:
+        """End one in order; return what it said."""
+        self.of[role].notes[END] = 1
+        return self.end_by_itself(role)
+
+    def end_by_itself(self, role: str) -> list[str]:
+        """Wait until one has ended; return what it said."""
+        status, said = self.of[role].wait()
+        self.running.discard(role)
+        assert status == 0, said
+        return said
+
+    def end_both(self) -> None:
+        """End what runs."""
+        for role in sorted(self.running):
+            self.signal(role, signal.SIGCONT)
+            assert not self.end(role)
+
+    def published(self) -> dict[tuple[int, int, int], tuple[bytes, bytes | None]]:
+        """Return by place what the outboxes of both have; they must not differ where both have something."""
+        found: dict[tuple[int, int, int], tuple[bytes, bytes | None]] = {}
+        for role in ROLES:
+            for epoch, slice_id, sequence, topic, payload in published(self.place / role, self.feed):
+                known = found.setdefault((epoch, slice_id, sequence), (topic, payload))
+                assert known == (topic, payload), "two messages have one place"
+        return found
+
+    def close(self) -> None:
+        """Kill what runs."""
+        self.cable.cut(False)
+        for role in sorted(self.running):
+            self.kill(role)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stack.close()
+
+
+def places_once(hubs: Hubs, answered: Sequence[tuple[tuple[int, int, int], bytes]]) -> None:
+    """Check that each message that was answered, (epoch, slice, sequence) and payload, is there, and there alone."""
+    said = hubs.published()
+    for place, payload in answered:
+        assert said[place][1] == payload
+    payloads = [payload for _, payload in said.values()]
+    assert len(payloads) == len(set(payloads)), "a message has two places"

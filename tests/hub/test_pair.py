@@ -1,0 +1,180 @@
+"""Two hubs: who leads, who takes over, and that nothing that was answered is lost or stored twice."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from blackbox import Client, Feed, NotStoredError
+from blackbox.block.position import Place
+from tests.hub.pairs import PATIENCE_S, Hubs, pair_feed, places_once
+
+OTHER = {"primary": "backup", "backup": "primary"}
+
+
+@pytest.fixture(scope="module")
+def nurseries() -> Iterator[Hubs]:
+    with Hubs(pair_feed()) as hubs:
+        yield hubs
+
+
+@pytest.fixture
+def hubs(nurseries: Hubs) -> Iterator[Hubs]:
+    yield nurseries
+    nurseries.close()
+
+
+def at(place: Place) -> tuple[int, int, int]:
+    return place.epoch, place.slice_id, place.sequence
+
+
+class Writer:
+    """Puts messages from a thread, with ids, and keeps where each is."""
+
+    def __init__(self, hubs: Hubs, name: str) -> None:
+        self.answered: list[tuple[tuple[int, int, int], bytes]] = []
+        self._name, self._feed = name, hubs.feed
+        self._is_over = threading.Event()
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with Client(self._feed, self._name) as client:
+                number = 0
+                while not self._is_over.is_set():
+                    puts = []
+                    for _ in range(50):
+                        data = f"{self._name}-{number}".encode()
+                        topic = b"ABC"[number % 3 :][:1]
+                        puts.append((data, client.put_soon(topic, data, data if number % 2 else None, timeout=60)))
+                        number += 1
+                    client.flush(PATIENCE_S)
+                    self.answered += [(at(future.result()), data) for data, future in puts]
+                    self._is_over.wait(0.03)
+                assert client.numbered() == number
+        except BaseException as error:  # noqa: BLE001 - for `end`
+            self.error = error
+
+    def end(self) -> None:
+        self._is_over.set()
+        self._thread.join(2 * PATIENCE_S)
+        assert not self._thread.is_alive()
+        if self.error is not None:
+            raise self.error
+
+
+def test_a_killed_hub_is_taken_over_from_again_and_again_and_nothing_answered_is_lost(
+    tmp_path: Path, hubs: Hubs
+) -> None:
+    chance = random.Random(7)
+    hubs.begin_both(tmp_path)
+    with Client(hubs.feed, "reader", tmp_path / "reader") as reader:
+        reader.subscribe(b"")
+        writers = [Writer(hubs, name) for name in ("one", "two")]
+        for _ in range(4):
+            leads = hubs.wait_for_step()
+            time.sleep(chance.random() * 0.2)
+            hubs.kill(leads)
+            hubs.wait_for(**{leads: "ended", OTHER[leads]: "active"})
+            hubs.begin(leads)
+        hubs.wait_for_step()
+        for writer in writers:
+            writer.end()
+        answered = [each for writer in writers for each in writer.answered]
+        got = [reader.get(b"", PATIENCE_S) for _ in answered]
+        with pytest.raises(TimeoutError):
+            reader.get(b"", 0.1)
+    assert sorted((each.epoch, each.slice_id, each.sequence) for each in got) == sorted(place for place, _ in answered)
+    hubs.wait_for_step()
+    hubs.end_both()
+    places_once(hubs, answered)
+    assert len(hubs.published()) == len(answered)
+
+
+def test_a_paused_hub_that_wakes_up_answers_nothing_and_follows(tmp_path: Path, hubs: Hubs) -> None:
+    hubs.begin_both(tmp_path)
+    with Client(hubs.feed, "desk") as client:
+        first = client.put(b"A", b"1", b"id")
+        hubs.signal("primary", signal.SIGSTOP)
+        second = client.put(b"A", b"2", timeout=PATIENCE_S)
+        hubs.wait_for(primary="active", backup="active")  # as it said last
+        assert client.put(b"A", b"1", b"id", timeout=PATIENCE_S) == first
+        hubs.signal("primary", signal.SIGCONT)
+        hubs.wait_for(primary="armed", backup="active")
+        third = client.put(b"A", b"3", timeout=PATIENCE_S)
+    hubs.end_both()
+    assert [each.sequence for each in (first, second, third)] == [0, 1, 2]
+    places_once(hubs, [(at(first), b"1"), (at(second), b"2"), (at(third), b"3")])
+    assert len(hubs.published()) == 3
+
+
+def test_a_link_that_is_cut_while_clients_reach_both_leaves_one_that_answers(tmp_path: Path, hubs: Hubs) -> None:
+    hubs.begin_both(tmp_path)
+    with Client(hubs.feed, "desk") as client:
+        puts = [(client.put(b"A", b"1"), b"1")]
+        hubs.cable.cut()
+        puts.append((client.put(b"A", b"2", timeout=PATIENCE_S), b"2"))
+        hubs.wait_for(primary="active", backup="active")  # the primary answers nobody: it hears nothing of the backup
+        puts.append((client.put(b"A", b"3", timeout=PATIENCE_S), b"3"))
+        hubs.cable.cut(False)
+        hubs.wait_for(primary="armed", backup="active")
+        puts.append((client.put(b"A", b"4", timeout=PATIENCE_S), b"4"))
+    hubs.end_both()
+    places_once(hubs, [(at(place), data) for place, data in puts])
+    assert len(hubs.published()) == 4
+
+
+def test_two_that_went_on_alone_are_found_out_and_the_lower_claim_ends(tmp_path: Path, hubs: Hubs) -> None:
+    hubs.begin_both(tmp_path, "go_on")
+    with Client(hubs.feed, "desk") as client:
+        client.put(b"A", b"1")
+    hubs.cable.cut()
+    with Client(feed_of(hubs, "backup"), "far") as far:
+        far.put(b"A", b"2", timeout=PATIENCE_S)
+    with Client(feed_of(hubs, "primary"), "near") as near:
+        near.put(b"A", b"3", timeout=PATIENCE_S)
+    hubs.wait_for(primary="active", backup="active")
+    hubs.cable.cut(False)
+    said = hubs.end_by_itself("backup")
+    assert len(said) == 1
+    assert "the backup, has puts that are not here" in said[0]
+    assert hubs.life("primary") == "active"
+    hubs.end_both()
+
+
+def feed_of(hubs: Hubs, role: str) -> Feed:
+    """Return the feed of a client that reaches one of the two alone."""
+    return msgspec.structs.replace(
+        hubs.feed, hub=hubs.feed.hub if role == "primary" else hubs.feed.hub_backup, hub_backup=""
+    )
+
+
+def test_a_backup_that_is_behind_does_not_take_over(tmp_path: Path, hubs: Hubs) -> None:
+    hubs.begin_both(tmp_path)
+    with Client(hubs.feed, "desk") as client:
+        client.put(b"A", b"1")
+        hubs.kill("backup")
+        with pytest.raises(NotStoredError):
+            client.put(b"A", b"2", timeout=1.5)
+        hubs.cable.cut()
+        hubs.begin("backup")
+        hubs.kill("primary")
+        with pytest.raises(NotStoredError):
+            client.flush(2.0)
+        assert hubs.life("backup") == "passive"
+        hubs.cable.cut(False)
+        hubs.begin("primary")
+        client.flush(PATIENCE_S)
+        hubs.wait_for_step()
+    hubs.end_both()
+    assert {payload for _, payload in hubs.published().values()} == {b"1", b"2"}
+    assert len(hubs.published()) == 2
