@@ -35,11 +35,11 @@ def hub(
     blackbox hub /etc/blackbox/orders-hub.toml
     """
     with exit_statuses():
-        from blackbox.hub.hub import Hub
+        from blackbox.hub.load import load_hub
 
-        running = Hub.load(file, alone=alone)
+        running = load_hub(file, alone=alone)
         with running:
-            say(f"hub of {feed_text(running.feed)}: takes puts at {running.feed.hub}")
+            say(f"hub of {feed_text(running.feed)}: takes puts at {running.endpoint}")
             try:
                 running.run()
             finally:

@@ -49,7 +49,7 @@ from blackbox.hub.protocol import (
 )
 from blackbox.hub.put_log import PutLog
 from blackbox.hub.revisions import Revisions
-from blackbox.hub.settings import HubSettings, feed_of_hub
+from blackbox.hub.settings import feed_of_hub
 from blackbox.native.limits import Needs
 from blackbox.publish.publisher import Publisher
 from blackbox.relay.relay import Relay
@@ -161,6 +161,8 @@ class Hub:
         self.feed, self.directory = feed_of_hub(feed), Path(directory)
         self.peers = tuple(Relay(there, here, name=self.feed.name) for there, here in peers)
         """What brings here what is wanted of other hubs: one hop, straight from each."""
+        self.endpoint = self.feed.hub
+        """Where it takes puts."""
         self.epoch = 0
         """Of the messages that are published, once it has started."""
         self._make_outbox = partial(
@@ -192,26 +194,6 @@ class Hub:
         """By slice, how far the outbox must be synced for them."""
         self._mark = _Mark(0, 0, {})
         self._dropped, self._dropped_at = 0, 0.0
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], *, alone: bool = False) -> Hub:
-        """Make the hub of a hub file; `alone`: see `PairedHub`.
-
-        Raises ConfigError naming what is wrong with it, or with its feed file.
-        """
-        from blackbox.hub.paired_hub import PairedHub  # one of two, made on this one
-
-        settings = msgspec.structs.asdict(HubSettings.load(path))
-        feed = Feed.load(settings.pop("feed"))
-        peers = [(Feed.load(peer.feed), Feed.load(peer.here)) for peer in settings.pop("peers")]
-        if (pair := settings.pop("pair")) is not None:
-            settings |= {"pair": pair, "alone": alone}
-        elif alone:
-            raise ConfigError(f"{os.fspath(path)} had no table [pair], expected one of a hub that goes on alone")
-        try:
-            return (cls if pair is None else PairedHub)(feed, settings.pop("directory"), **settings, peers=peers)
-        except ValueError as error:
-            raise ConfigError(f"{os.fspath(path)}: {error}") from None
 
     # For its owner.
 
@@ -292,7 +274,7 @@ class Hub:
             self._put_again()
             publisher.flush()
             self._has_begun = bool(self._following.any())
-            (socket,) = self._bind(stack, self.feed.hub)
+            (socket,) = self._bind(stack, self.endpoint)
             for frames in self._thread.frames(socket, self._until_deadline):
                 self._end_topics()
                 if frames:

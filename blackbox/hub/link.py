@@ -41,7 +41,7 @@ class Link:
         self.ask_at = 0.0
         """When to ask again, by the monotonic clock."""
         self._connected_at = 0.0
-        self._number = 0
+        self._number = self._unanswered = 0
         self._asked: tuple[bytes, Follow] | None = None
         self.answer_at = 0.0
         """When to answer what is kept, whether there is news or not."""
@@ -64,15 +64,21 @@ class Link:
         until = min(self.ask_at, self.answer_at) if self._asked is not None else self.ask_at
         return max(0.0, until - time.monotonic())
 
-    def ask(self, make: Callable[[int], Follow], is_silent: bool) -> None:
-        """Ask what `make` makes of a number, if it is time for that. `is_silent`: connect anew, libzmq may not."""
+    @property
+    def is_silent(self) -> bool:
+        """Whether the peer has answered nothing for `silence_ns`, in which it was asked again and again."""
+        return self._unanswered > _BEATS
+
+    def ask(self, make: Callable[[int], Follow]) -> None:
+        """Ask what `make` makes of a number, if it is time for that."""
         now = time.monotonic()
         if now < self.ask_at:
             return
-        if is_silent and now - self._connected_at >= _BEATS * self.beat_s:
-            self._connect()
+        if self.is_silent and now - self._connected_at >= _BEATS * self.beat_s:
+            self._connect()  # libzmq may have given up
         self.ask_at = now + self.beat_s
         self._number += 1
+        self._unanswered += 1
         assert self._asks is not None
         with suppress(zmq.Again):
             self._asks.send(ENCODER.encode(make(self._number)), zmq.NOBLOCK)
@@ -87,7 +93,7 @@ class Link:
                 with suppress(msgspec.DecodeError):
                     lead = LEADS.decode(text)
                     if self._is_of_peer(lead.standing) and lead.number == self._number:
-                        found = lead
+                        found, self._unanswered = lead, 0
         return found
 
     def asked(self) -> Follow | None:

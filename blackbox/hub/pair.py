@@ -93,7 +93,7 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
     feed: str
     role: Literal["primary", "backup"]
     run: Number
-    """Of its process, by chance."""
+    """Of its process; a later one has a greater one."""
     term: Number
     """Grows whenever one of the two becomes active; those of the primary are odd."""
     newest: Number

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -63,7 +62,7 @@ class _AloneError(Exception):
 
 
 class PairedHub(Hub):
-    """A hub that has a peer. Settings and life as of `Hub`, which `Hub.load` makes of a file with a table `[pair]`.
+    """A hub that has a peer. Settings and life as of `Hub`.
 
     `alone`: lead without having heard from the peer. What only that one has is lost, and it must not run as active.
     """
@@ -75,12 +74,10 @@ class PairedHub(Hub):
         pair.check_feed(self.feed)
         self.pair, self._is_told_alone = pair, alone
         self.life = PairLife.PASSIVE
-        self._own = self._own_feed()
-        self._run_number = secrets.randbits(62) + 1
+        self._own, self.endpoint = self._own_feed(), pair.endpoint(self.feed)
         self._has_publisher = False
         """Not until there is an epoch."""
         self._peer: Standing | None = None
-        self._heard_at = 0.0
         # Of the one that follows:
         self._leader = self._done = 0
         # Of the one that leads:
@@ -112,7 +109,7 @@ class PairedHub(Hub):
             stack.callback(self._end_publisher)
             if self._pair_log.epoch:
                 self._open_publisher()
-            self._socket, answers = self._bind(stack, self.pair.endpoint(self.feed), self.pair.link)
+            self._socket, answers = self._bind(stack, self.endpoint, self.pair.link)
             self._link = Link(answers, self.feed, self.pair)
             stack.callback(self._link.close)
             self._thread.begin()
@@ -128,9 +125,8 @@ class PairedHub(Hub):
         elif self._pair_log.is_alone:
             self._become_active("it was alone before", is_new_epoch=not self._outbox.is_whole)
         while True:
-            if not self._is_active:
-                self._follow()
             try:
+                self._follow()
                 self._lead()
             except _OutdatedError:
                 assert self._peer is not None
@@ -195,7 +191,7 @@ class PairedHub(Hub):
         return Standing(
             self.feed.name,
             self.pair.role,
-            self._run_number,
+            self._pair_log.run,
             self._pair_log.term,
             self._pair_log.newest,
             self._pair_log.outbox,
@@ -203,21 +199,16 @@ class PairedHub(Hub):
             self.life is PairLife.ARMED,
         )
 
-    def _is_silent(self) -> bool:
-        return time.monotonic() - self._heard_at > self.pair.silence_ns / 1e9
-
     def _talk(self) -> None:
         """Say and hear what there is. Raises _OutdatedError when the peer has taken over."""
         lead = self._link.answered()
-        if lead is not None:
-            self._hear(lead.standing)
+        if lead is not None and self._hears(lead.standing):
             self._take_lead(lead)
         follow = self._link.asked()
-        if follow is not None:
-            self._hear(follow.standing)
+        if follow is not None and self._hears(follow.standing):
             self._take_follow(follow)
         self._answer_peer()
-        self._link.ask(self._question, self._is_silent())
+        self._link.ask(self._question)
         newest = self._peer.newest if self._peer is not None else -1
         self._seen = self._pair_log.term, max(0, self._pair_log.newest - newest) if newest >= 0 else -1
 
@@ -225,10 +216,14 @@ class PairedHub(Hub):
         standing = self._standing()
         return Follow(number, standing, self._done, self._leader, self._pair_log.digest(standing.newest))
 
-    def _hear(self, standing: Standing) -> None:
-        self._peer, self._heard_at = standing, time.monotonic()
+    def _hears(self, standing: Standing) -> bool:
+        """Note how the peer stands. False: a process of its that has ended since says so, late."""
+        if self._peer is not None and standing.run < self._peer.run:
+            return False
+        self._peer = standing
         if self._is_active and standing.term > self._pair_log.term:
             raise _OutdatedError
+        return True
 
     # Passive.
 
@@ -254,7 +249,7 @@ class PairedHub(Hub):
             asked = request_of(frames)
             if isinstance(asked.request, Ended):
                 self._send(self._socket, asked.client, asked.request)
-            elif self.life is PairLife.ARMED and self._is_silent():
+            elif self.life is PairLife.ARMED and self._link.is_silent:
                 self._first = frames
                 self._become_active("the active one is silent, and a client asks", is_new_epoch=False)
                 return
@@ -322,6 +317,8 @@ class PairedHub(Hub):
             self._number(expected, is_new)
             if (expected != places).any():
                 raise JournalError(f"row {entry.number} of the peer was {places[:1]}, expected {expected[:1]}")
+            for topic in request.topics:
+                self._slice_of(topic)  # which counts them
             self._publish(_Fresh(request.topics, Columns.of(request, self._schema), is_new))
         self._newest, self._waiting_bytes = entry.number, self._waiting_bytes + len(entry.request)
 
@@ -383,7 +380,7 @@ class PairedHub(Hub):
             self._talk()
             if self._has_followed():
                 return
-            if self._is_silent():
+            if self._link.is_silent:
                 if self.pair.when_cut == "go_on":
                     raise _AloneError
                 self._turn_away()
@@ -403,7 +400,7 @@ class PairedHub(Hub):
                 self._pair_log.set(is_alone=True)
                 log.warning("hub of feed %r, the %s: the other one has begun anew", self.feed.name, self.pair.role)
             self._follower = follow.standing.run
-        self._followed = follow if follow.leader == self._run_number else None
+        self._followed = follow if follow.leader == self._pair_log.run else None
 
     def _answer_peer(self) -> None:
         """Answer the peer's question if there is something for it, or it is time to."""
@@ -416,7 +413,8 @@ class PairedHub(Hub):
         if standing.is_active and not follow.standing.is_active:
             newest = follow.standing.newest
             try:
-                if newest and self._pair_log.digest(newest) != follow.digest:
+                digest = self._pair_log.digest(newest)
+                if newest and digest != follow.digest and (digest or newest > standing.newest):
                     why = self._why_not(follow, "has puts that are not here: it was active alone, and so was this one")
                 else:
                     entries = self._pair_log.entries(newest, _MOST_BYTES)
@@ -433,7 +431,7 @@ class PairedHub(Hub):
                 self._pair_log.set(is_alone=False)
                 log.warning("hub of feed %r, the %s: the other one is in step", self.feed.name, self.pair.role)
                 self._link.answer_at = 0.0
-            has_news = bool(entries) or bool(why) or follow.done != self._batch or follow.leader != self._run_number
+            has_news = bool(entries) or bool(why) or follow.done != self._batch or follow.leader != self._pair_log.run
             if not has_news and time.monotonic() < self._link.answer_at:
                 return
         epoch = self._pair_log.epoch

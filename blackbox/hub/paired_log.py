@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
@@ -23,7 +24,7 @@ _MOST_ROWS: Final = 1_024
 _COUNT_BYTES: Final = 8
 _TABLE: Final = """
 CREATE TABLE IF NOT EXISTS pair(only INTEGER PRIMARY KEY, role TEXT, term INTEGER, is_alone INTEGER, epoch INTEGER,
-    outbox INTEGER);
+    outbox INTEGER, run INTEGER);
 """
 
 
@@ -50,11 +51,13 @@ class PairedLog(PutLog):
         super().__init__(path, remember_puts, remember_ids, most_clients)
         self.kept = 0
         """Up to here the peer has all on its disk."""
-        self._role = role
         with self.transaction(synced=True):
             self._sql.execute(_TABLE)
-            self._sql.execute("INSERT OR IGNORE INTO pair VALUES (0, ?, 0, 0, 0, 0)", (role,))
+            self._sql.execute("INSERT OR IGNORE INTO pair VALUES (0, ?, 0, 0, 0, 0, 0)", (role,))
             self._sql.execute("UPDATE pair SET role = ?, is_alone = 0 WHERE role != ?", (role, role))
+            self._sql.execute("UPDATE pair SET run = max(run + 1, ?)", (time.time_ns(),))
+            self.run = int(self._sql.execute("SELECT run FROM pair").fetchone()[0])
+            """Of this process; later ones have greater ones."""
         self.reload()
 
     def reload(self) -> None:

@@ -218,9 +218,15 @@ class Hubs:
         """Return by place what the outboxes of both have; they must not differ where both have something."""
         found: dict[tuple[int, int, int], tuple[bytes, bytes | None]] = {}
         for role in ROLES:
-            for epoch, slice_id, sequence, topic, payload in published(self.place / role, self.feed):
-                known = found.setdefault((epoch, slice_id, sequence), (topic, payload))
-                assert known == (topic, payload), "two messages have one place"
+            for place, message in self.published_by(role).items():
+                assert found.setdefault(place, message) == message, "two messages have one place"
+        return found
+
+    def published_by(self, role: str) -> dict[tuple[int, int, int], tuple[bytes, bytes | None]]:
+        """Return by place what the outbox of one has."""
+        said = published(self.place / role, self.feed)
+        found = {(epoch, slice_id, sequence): (topic, payload) for epoch, slice_id, sequence, topic, payload in said}
+        assert len(found) == len(said), "two messages of one outbox have one place"
         return found
 
     def close(self) -> None:

@@ -1,0 +1,31 @@
+"""Make the hub of a hub file."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from blackbox.errors import ConfigError
+from blackbox.feed.feed import Feed
+from blackbox.hub.hub import Hub
+from blackbox.hub.paired_hub import PairedHub
+from blackbox.hub.settings import HubSettings
+
+
+def load_hub(path: str | os.PathLike[str], *, alone: bool = False) -> Hub:
+    """Return the hub of a file, one of two if it has a table `[pair]`; `alone`: see `PairedHub`.
+
+    Raises ConfigError naming what is wrong with it, or with its feed file.
+    """
+    settings = msgspec.structs.asdict(HubSettings.load(path))
+    feed, directory, pair = Feed.load(settings.pop("feed")), settings.pop("directory"), settings.pop("pair")
+    if pair is None and (alone or feed.hub_backup):
+        what = "--alone was given" if alone else f"feed {feed.name!r} had a hub_backup"
+        raise ConfigError(f"{os.fspath(path)} had no table [pair], expected one, as {what}")
+    try:
+        if pair is None:
+            return Hub(feed, directory, **settings)
+        return PairedHub(feed, directory, pair=pair, alone=alone, **settings)
+    except ValueError as error:
+        raise ConfigError(f"{os.fspath(path)}: {error}") from None

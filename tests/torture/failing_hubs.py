@@ -1,0 +1,177 @@
+"""Kill, stop and part two hubs of a feed, and their clients: each put that was answered is published and got once.
+
+As `killed_hubs`, with a primary and a backup. Either is killed or stopped at any moment, both at once, too; the link
+between them is cut, while clients reach both.
+"""
+
+from __future__ import annotations
+
+import signal
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from time import monotonic
+from typing import Final
+
+import msgspec
+
+from blackbox.testing import wait_until
+from tests.hub.pairs import ROLES, Hubs, pair_feed
+from tests.torture.killed_hubs import ACKED, GET, NOTES, PREPARE, PUT, WANTED
+from tests.torture.nursery import Nursery
+from tests.torture.outcome import Outcome
+
+SCHEDULES: Final = 25
+"""After so many all begins anew, in another place."""
+MESSAGES: Final = 300
+_PATIENCE_S: Final = 120.0
+_WRITERS: Final = ("numbers", "ids")
+_HARMS: Final = (
+    *("active killed", "active killed", "active stopped", "passive killed", "passive stopped", "both killed"),
+    *("link cut", "numbers killed", "ids killed", "reader killed"),
+)
+
+
+class _House:
+    """Two hubs, two clients that put and one that gets, that go on from one schedule to the next."""
+
+    def __init__(self, stack: ExitStack, random: Random, place: Path) -> None:
+        self._random, self.place = random, place
+        self.feed = feed = pair_feed("failing-hubs", slices=random.choice((1, 2)))
+        self._acknowledged = random.choice(("recorded", "synced"))
+        self.state = place / "got"
+        self.state.write_bytes(b"[]")
+        self.hubs = stack.enter_context(Hubs(feed, PREPARE, silence_ns=random.choice((200_000_000, 500_000_000))))
+        self.of = {
+            "reader": stack.enter_context(Nursery(feed, PREPARE + GET, notes=2)),
+            **{who: stack.enter_context(Nursery(feed, NOTES + PREPARE + PUT, notes=2)) for who in _WRITERS},
+        }
+        self._stopped: set[str] = set()
+        self.hubs.begin_both(place)
+        self.begin("reader")
+        wait_until(lambda: self.of["reader"].notes[0], _PATIENCE_S, "the reader has subscribed")
+        for who in _WRITERS:
+            self.begin(who)
+
+    def begin(self, who: str) -> None:
+        seed = self._random.randrange(1 << 30)
+        if who == "reader":
+            self.of[who].begin((self.place / "reader", self.state, seed))
+        else:
+            self.of[who].begin((who, seed, self._acknowledged))
+
+    def want(self, count: int) -> None:
+        for who in _WRITERS:
+            self.of[who].notes[WANTED] += count
+
+    def go_on(self) -> None:
+        self.hubs.cable.cut(False)
+        for role in sorted(self._stopped):
+            self.hubs.signal(role, signal.SIGCONT)
+        self._stopped.clear()
+
+    def harm(self, harm: str) -> None:
+        who, how = harm.split()
+        if who == "link":
+            self.hubs.cable.cut()
+        elif who in self.of:
+            self.of[who].kill()
+            self.begin(who)
+        else:
+            active = next((role for role in ROLES if self.hubs.life(role) == "active"), ROLES[0])
+            passive = next(role for role in ROLES if role != active)
+            for role in {"active": (active,), "passive": (passive,), "both": ROLES}[who]:
+                self._harm_hub(role, how)
+
+    def _harm_hub(self, role: str, how: str) -> None:
+        if how == "stopped":
+            self.hubs.signal(role, signal.SIGSTOP)
+            self._stopped.add(role)
+            return
+        self._stopped.discard(role)
+        self.hubs.kill(role)
+        if self._random.random() < 0.5:  # long enough for the other one to take over
+            until = monotonic() + 0.7
+            wait_until(lambda: monotonic() > until, 10)
+        self.hubs.begin(role)
+
+    def is_acknowledged(self) -> bool:
+        return all(self.of[who].notes[WANTED] == self.of[who].notes[ACKED] for who in _WRITERS)
+
+    def has_got(self) -> bool:
+        return bool(self.of["reader"].notes[1] == sum(int(self.of[who].notes[WANTED]) for who in _WRITERS))
+
+    def end(self) -> None:
+        """End both, in order, once both have all."""
+        self.hubs.wait_for_step()
+        self.hubs.end_both()
+
+    def defects(self) -> Iterator[str]:
+        """Yield what is wrong with what was published and got; the hubs have ended."""
+        said = self.hubs.published()
+        for who in _WRITERS:
+            mine = [
+                (place, struct.unpack("<q", payload or b"")[0])
+                for place, (topic, payload) in said.items()
+                if topic[2:] == who.encode()
+            ]
+            expected = list(range(1, int(self.of[who].notes[WANTED]) + 1))
+            if sorted(number for _, number in mine) != expected:
+                yield f"{who}: {len(mine)} were published, expected 1 to {expected[-1]} once each"
+            for slice_id in range(len(self.feed.slices)):
+                numbers = [number for place, number in sorted(mine) if place[1] == slice_id]
+                if numbers != sorted(numbers):
+                    yield f"{who}: those of slice {slice_id} were published in another order"
+        for role in ROLES:
+            if (has := self.hubs.published_by(role)) != said:
+                yield f"the {role} has {len(has)} messages, expected all {len(said)}"
+        got: list[tuple[int, int, int]] = msgspec.json.decode(self.state.read_bytes(), type=list[tuple[int, int, int]])
+        if sorted(got) != sorted(said):
+            yield f"{len(got)} messages were got, expected the {len(said)} published, each once"
+        for slice_id in range(len(self.feed.slices)):
+            mine_got = [place for place in got if place[1] == slice_id]
+            if mine_got != sorted(mine_got):
+                yield f"those of slice {slice_id} were got in another order"
+
+
+def attack(random: Random, seconds: float) -> Outcome:
+    """Run schedules: messages are put, processes harmed meanwhile; in the end each was published and got once."""
+    outcome, until = Outcome(0, "schedules of failing hubs"), monotonic() + seconds
+    while outcome.tried == 0 or monotonic() < until:
+        with TemporaryDirectory() as place, ExitStack() as stack:
+            house = _House(stack, random, Path(place))
+            try:
+                for _ in range(SCHEDULES):
+                    if outcome.tried == 0 or monotonic() < until:
+                        _run(random, house)
+                        outcome.tried += 1
+                house.end()
+            except (TimeoutError, AssertionError) as error:
+                notes = {who: nursery.notes.tolist() for who, nursery in (house.of | house.hubs.of).items()}
+                outcome.found.append(f"schedule {outcome.tried}: {error}: {notes}")
+                house.hubs.close()
+            outcome.found += [f"up to schedule {outcome.tried}: {defect}" for defect in house.defects()]
+    return outcome
+
+
+def _run(random: Random, house: _House) -> None:
+    harms: dict[int, list[str]] = {}
+    for harm in ("active killed", *random.choices(_HARMS, k=random.randrange(4))):
+        harms.setdefault(random.randrange(MESSAGES - 40), []).append(harm)
+    wanted = 0
+    while wanted < MESSAGES:
+        count = min(random.randrange(1, 40), MESSAGES - wanted)
+        house.want(count)
+        for place in range(wanted, wanted + count):
+            for harm in harms.pop(place, ()):
+                house.harm(harm)
+        if random.random() < 0.5:
+            house.go_on()
+            wait_until(house.is_acknowledged, _PATIENCE_S, "all was acknowledged")
+        wanted += count
+    house.go_on()
+    wait_until(house.is_acknowledged, _PATIENCE_S, "all was acknowledged")
+    wait_until(house.has_got, _PATIENCE_S, "all was got")
