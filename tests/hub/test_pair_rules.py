@@ -1,0 +1,199 @@
+"""What one of two hubs makes of what its peer says, and of its settings; the peer is by hand."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from blackbox import Client, ConfigError, Feed, HubError, NotStoredError
+from blackbox.feed.endpoint import free_endpoints
+from blackbox.hub.load import load_hub
+from blackbox.hub.pair import LEADS, Follow, Lead, Pair, Standing
+from blackbox.hub.paired_hub import PairedHub
+from blackbox.hub.paired_log import PairedLog
+from blackbox.hub.protocol import ENCODER
+from blackbox.testing import wait_until
+from tests.hub.pairs import pair_feed
+from tests.keyring import Keyring
+
+SILENCE_NS = 400_000_000
+
+
+@pytest.fixture
+def feed() -> Feed:
+    return pair_feed(slices=1)
+
+
+@pytest.fixture
+def links() -> tuple[str, ...]:
+    (links,) = free_endpoints("tcp", "link", 1, 2)
+    return links
+
+
+def hub_of(feed: Feed, place: Path, links: tuple[str, ...], role: str = "primary", *, alone: bool = False) -> PairedHub:
+    at = ("primary", "backup").index(role)
+    pair = Pair(role=role, link=links[at], peer=links[1 - at], silence_ns=SILENCE_NS)  # type: ignore[arg-type]
+    return PairedHub(feed, place / role, pair=pair, alone=alone)
+
+
+class Backup:
+    """A backup by hand: it asks, and answers nothing."""
+
+    def __init__(self, feed: Feed, link: str) -> None:
+        self._context = zmq.Context()
+        self._asks = self._context.socket(zmq.DEALER)
+        self._asks.linger = 0
+        self._asks.connect(link)
+        self._feed, self._number = feed, 0
+
+    def ask(self, run: int, after: Lead | None = None, **changes: object) -> Lead:
+        """Ask as the process `run`, that has taken what the last answer brought; return the answer."""
+        self._number += 1
+        standing = Standing(self._feed.name, "backup", run, 0, 0, 0, False, False)
+        done = leader = 0
+        if after is not None:
+            newest = max([0, *(entry.number for entry in after.entries)])
+            standing = msgspec.structs.replace(standing, term=after.standing.term, newest=newest)
+            done, leader = after.batch, after.standing.run
+        follow = msgspec.structs.replace(Follow(self._number, standing, done, leader, b""), **changes)
+        self._asks.send(ENCODER.encode(follow))
+        while self._asks.poll(30_000):
+            lead = LEADS.decode(self._asks.recv())
+            if lead.number == self._number:
+                return lead
+        raise TimeoutError("the hub did not answer")
+
+    def say(self, run: int) -> None:
+        """Ask, and wait for no answer."""
+        standing = Standing(self._feed.name, "backup", run, 0, 0, 0, False, False)
+        self._asks.send(ENCODER.encode(Follow(0, standing, 0, 0, b"")))
+
+    def __enter__(self) -> Backup:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._asks.close()
+        self._context.term()
+
+
+def test_a_late_word_of_a_process_that_has_ended_does_not_let_the_active_one_answer_alone(
+    tmp_path: Path, feed: Feed, links: tuple[str, ...]
+) -> None:
+    with hub_of(feed, tmp_path, links, alone=True) as hub, Backup(feed, links[0]) as backup:
+        in_step = backup.ask(7, backup.ask(7))
+        assert in_step.is_in_step
+        client = Client(feed, "desk").start()
+        backup.say(6)  # it has ended before 7 began
+        with pytest.raises(NotStoredError):
+            client.put(b"A", b"1", timeout=1.0)
+        assert hub.statistics().stored == 0
+        backup.say(8)  # 7 has ended: nobody may take over
+        client.flush(30)
+        client.close()
+
+
+def test_a_backup_that_has_a_row_that_is_not_here_is_refused(
+    tmp_path: Path, feed: Feed, links: tuple[str, ...]
+) -> None:
+    with hub_of(feed, tmp_path, links, alone=True), Backup(feed, links[0]) as backup:
+        had = msgspec.structs.replace(backup.ask(7).standing, role="backup", run=7, newest=5, is_active=False)
+        assert "has puts that are not here" in backup.ask(7, standing=had, digest=b"other").why
+
+
+def test_a_backup_that_lacks_more_than_the_log_has_is_refused_and_a_copy_follows(
+    tmp_path: Path, feed: Feed, links: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from blackbox.hub import paired_log
+
+    monkeypatch.setattr(paired_log, "MOST_KEPT_BYTES", 0)
+    with hub_of(feed, tmp_path, links, alone=True) as hub:
+        with Client(feed) as client:
+            place = client.put(b"A", b"1", b"id")
+            wait_until(lambda: hub._pair_log.outbox > 0, 30)
+        backup = hub_of(feed, tmp_path, links, "backup").start()
+        with pytest.raises(HubError, match="the backup, lacks more than the log still has"):
+            backup.run()
+    shutil.rmtree(tmp_path / "backup")
+    shutil.copytree(tmp_path / "primary", tmp_path / "backup")
+    with hub_of(feed, tmp_path, links, "backup") as backup:
+        with hub_of(feed, tmp_path, links) as hub:
+            wait_until(lambda: backup.statistics().life == "armed", 30)
+            assert hub.statistics().life == "active"
+        with Client(feed) as client:
+            assert client.put(b"A", b"1", b"id", timeout=30) == place
+            assert client.put(b"A", b"2", timeout=30).sequence == 1
+        assert backup.statistics().life == "active"
+
+
+def test_two_hubs_with_keys(tmp_path: Path, feed: Feed, links: tuple[str, ...]) -> None:
+    ring = Keyring(tmp_path, "primary", "backup", "desk")
+    ring.allow("primary", "backup", "desk")
+    ring.allow("backup", "primary", "desk")
+    of = {each: ring.feed(feed, each, "primary", "backup") for each in ("primary", "backup", "desk")}
+    with hub_of(of["backup"], tmp_path, links, "backup") as backup:
+        with hub_of(of["primary"], tmp_path, links), Client(of["desk"]) as client:
+            client.put(b"A", b"1", timeout=30)
+            wait_until(lambda: backup.statistics().life == "armed", 30)
+            client.put(b"A", b"2", timeout=30)
+        with Client(of["desk"]) as client:
+            assert client.put(b"A", b"3", timeout=30).sequence == 2
+
+
+def test_what_a_log_says_of_who_may_lead_is_not_its_copys(tmp_path: Path) -> None:
+    with PairedLog(tmp_path / "log", 10, 10, 10, "primary") as log:
+        log.set(term=3, is_alone=True, epoch=9)
+    with PairedLog(tmp_path / "log", 10, 10, 10, "primary") as log:
+        assert (log.term, log.is_alone, log.epoch) == (3, True, 9)
+    with PairedLog(tmp_path / "log", 10, 10, 10, "backup") as log:
+        assert (log.term, log.is_alone, log.epoch) == (3, False, 9)
+
+
+@pytest.fixture
+def file_of(tmp_path: Path, feed: Feed) -> Callable[..., Path]:
+    def write(pair: str, **changes: str) -> Path:
+        lines = {
+            "hub": f'"{feed.hub}"',
+            "hub_backup": f'"{feed.hub_backup}"',
+            "archives": str(list(feed.archives)),
+            "slices": f"[{{endpoints = {list(feed.slices[0].endpoints)}}}]",
+        } | changes
+        text = 'name = "pair"\n' + "".join(f"{name} = {value}\n" for name, value in lines.items())
+        (tmp_path / "feed.toml").write_text(text.replace("'", '"'))
+        file = tmp_path / "hub.toml"
+        file.write_text(f'feed = "feed.toml"\ndirectory = "kept"\n{pair}')
+        return file
+
+    return write
+
+
+PAIR = '[pair]\nrole = "backup"\nlink = "tcp://127.0.0.1:5601"\npeer = "tcp://127.0.0.1:5600"\n'
+
+
+@pytest.mark.parametrize(
+    ("pair", "changes", "why"),
+    [
+        ("", {}, r"hub.toml had no table \[pair\], expected one, as feed 'pair' had a hub_backup"),
+        (PAIR.replace("backup", "third"), {}, "pair.role"),
+        (PAIR + "silence_ns = 5\n", {}, "silence_ns was 5, expected 100000000 to 600000000000"),
+        (PAIR.replace("tcp://127.0.0.1:5600", "inproc://x"), {}, "peer was 'inproc://x', expected tcp:// or ipc://"),
+        (PAIR, {"hub_backup": '""'}, "had no hub_backup"),
+        (PAIR, {"archives": '["tcp://127.0.0.1:1"]'}, "had 1 archives, expected one of each of two hubs"),
+        (PAIR, {"slices": '[{endpoints = ["tcp://127.0.0.1:1"]}]'}, "expected line A of the first and line B"),
+    ],
+)
+def test_a_wrong_hub_file_of_one_of_two_is_one_clear_error(
+    file_of: Callable[..., Path], pair: str, changes: dict[str, str], why: str
+) -> None:
+    with pytest.raises(ConfigError, match=why):
+        load_hub(file_of(pair, **changes))
+
+
+def test_a_hub_file_of_one_of_two(file_of: Callable[..., Path], feed: Feed) -> None:
+    hub = load_hub(file_of(PAIR), alone=True)
+    assert isinstance(hub, PairedHub)
+    assert (hub.endpoint, hub.pair.silence_ns, hub.pair.when_cut) == (feed.hub_backup, 2_000_000_000, "wait")
