@@ -65,8 +65,8 @@ bench-check: $(VENV)/.ready-check  ## which step of the hot path moved since ben
 profile: $(BENCH)/.ready-bench  ## a flame graph of the hot path, and where each nanosecond goes: docs/profile.md
 	$(BENCH)/bin/python -m bench.hot_path.profile docs/profile.md
 
-clean:  ## remove the virtual environments and all caches
-	rm -rf $(VENV) $(BENCH) .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks build dist
+clean:  ## remove the virtual environments, servers and all caches
+	rm -rf $(VENV) $(BENCH) .servers .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks build dist
 	find blackbox feeds tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.ready-demo: EXTRA :=
