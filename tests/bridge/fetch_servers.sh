@@ -5,7 +5,12 @@ set -eu
 mkdir -p "$1"
 cd "$1"
 [ ! -d usr ] || exit 0
-names() { apt-get install --simulate --no-install-recommends rabbitmq-server chromium-headless-shell | awk '/^Inst/ {print $2}'; }
+# Each by itself: a distribution may lack one.
+names() {
+    for wish in rabbitmq-server chromium-headless-shell; do
+        apt-get install --simulate --no-install-recommends "$wish" || true
+    done | awk '/^Inst/ {print $2}' | sort -u
+}
 # Where there are no lists of packages yet, or old ones, nothing is found.
 fetch() { packages=$(names) && [ -n "$packages" ] && apt-get download -q $packages; }
 rm -rf part && mkdir part && cd part
