@@ -46,6 +46,11 @@ SAYS = {
         "unwanted: 1",
     ],
     "replay_two_feeds": ["trades: IBM at 220.10, score +0.5\ntrades: IBM at 219.90, score -1.0"],
+    "share_a_table": [
+        "desk-2: another was first: b'120'",
+        "equal: True {b'limits.AAPL': b'121', b'limits.MSFT': b'50'}",
+        "alive: False",
+    ],
     "see_batches_in_arrow": ["['topic', 'ts_event', 'sequence', 'payload'] 50000"],
     "publish_through_a_crash": ["heard 3000 in order, each once: True"],
     "survive_being_killed": ["the same: True"],

@@ -1,0 +1,118 @@
+"""Tables of 10,000 topics, values of 100 bytes: updates that one process puts and another one's table has.
+
+ours    Client ==put_many==> hub: put log, outbox ==blocks, TCP loopback==> Subscriber.table
+Redis   redis-py ==HSET, PUBLISH in a pipeline==> redis-server ==a message each==> a dict
+NATS    nats-py ==a message each==> JetStream KV in memory ==a message each==> watchall: a dict
+limit   the payloads of the updates are copied to their places, in one process
+
+From the first put to when the table has the last one. Ours is stored so that it survives kill -9; the rivals keep it in
+memory alone. Join: from nothing to a table that is synced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from bench.measure.contest import Contest, expect
+from bench.processes.child import Child
+from bench.rivals.rival import need, tcp
+from bench.rivals.servers import Missing, Server, nats_server, redis_server
+from blackbox import Feed
+
+_TOPICS: Final = 10_000
+_UPDATES: Final = {"ours": 1_000_000, "redis": 50_000, "nats": 20_000}
+
+
+class _Pair:
+    """Who puts, and who keeps a table, of which the value changes with each round."""
+
+    def __init__(self, putter: Child, keeper: Callable[[], Child], updates: int) -> None:
+        self._putter, self._make, self._updates, self._value = putter, keeper, updates, 0
+        self._putter.ask({"updates": _TOPICS, "value": 0})
+        self._keeper = keeper()
+
+    def update(self) -> float:
+        """Put and wait until the table has all: updates/s."""
+        self._value = (self._value + 1) % 256
+        order = {"updates": self._updates, "value": self._value}
+        if not self._is_ours:  # a rival's table takes what comes as it comes
+            self._keeper.send(order)
+        told = self._putter.ask(order)
+        has = self._keeper.ask(order | {"last": told["last"]}) if self._is_ours else self._keeper.answer()
+        expect("topics with the last value", has["right"], _TOPICS)
+        return float(self._updates / (has["ended"] - told["began"]) * 1e9)
+
+    def join(self) -> float:
+        """Have a fresh table: seconds."""
+        child = self._make()
+        try:
+            told = child.ask("joined")
+        finally:
+            child.close()
+        expect("topics", told["topics"], _TOPICS)
+        return float(told["seconds"])
+
+    def close(self) -> None:
+        """End the process that keeps a table."""
+        self._keeper.close()
+
+    @property
+    def _is_ours(self) -> bool:
+        return self._updates == _UPDATES["ours"]
+
+
+@pytest.mark.parametrize("what", ["updates", "join"])
+def test_table(benchmark: BenchmarkFixture, tmp_path: Path, what: str) -> None:
+    """Updates/s that a table has taken, or seconds until a new one is synced."""
+    is_join = what == "join"
+    title = "Join a table of 10,000 topics" if is_join else "Updates of a table of 10,000 topics"
+    contest = Contest(title, "s" if is_join else "updates/s", lower=is_join, topology=__doc__)
+    with ExitStack() as stack:
+        feed = msgspec.structs.replace(Feed.local("table", slices=1), archives=(tcp(),), hub=tcp())
+        stack.enter_context(Child("bench.processes.hub:serve", feed=feed, directory=str(tmp_path / "hub")))
+        putter = stack.enter_context(Child("bench.processes.table:put", feed=feed, topics=_TOPICS))
+        pair = _Pair(putter, partial(Child, "bench.processes.table:keep", feed=feed), _UPDATES["ours"])
+        stack.callback(pair.close)
+        contest.add("table of a hub", pair.join if is_join else pair.update, promise="stored by the hub")
+        if not is_join:
+            limit = stack.enter_context(Child("bench.processes.table:apply"))
+            contest.add("payloads copied to their places", partial(_limit, limit), "limit")
+        servers: tuple[tuple[str, tuple[str, ...], Callable[[], Server]], ...] = (
+            ("redis", ("redis", "hiredis"), redis_server),
+            ("nats", ("nats-py:nats", "uvloop"), partial(_nats, tmp_path)),
+        )
+        for name, needs, serve in servers:
+            try:
+                need(*needs)
+                server = stack.enter_context(serve())
+                putter = stack.enter_context(
+                    Child(f"bench.rivals.tables:{name}_put", address=server.url, topics=_TOPICS)
+                )
+                keeper = partial(Child, f"bench.rivals.tables:{name}_keep", address=server.url)
+                rival = _Pair(putter, keeper, _UPDATES[name])
+            except Missing as why:
+                contest.skip(name, str(why))
+            else:
+                stack.callback(rival.close)
+                run = rival.join if is_join else rival.update
+                contest.add(f"{name} {server.version}", run, "rival", "in memory")
+        contest.run(benchmark)
+
+
+def _limit(child: Child) -> float:
+    updates = _UPDATES["ours"]
+    return float(updates / child.ask({"updates": updates, "topics": _TOPICS})["seconds"])
+
+
+def _nats(place: Path) -> Server:
+    settings = place / "nats.conf"
+    settings.write_text(f'jetstream {{ store_dir: "{place / "nats"}" }}')
+    return nats_server("-c", str(settings))

@@ -1,0 +1,71 @@
+"""A hub's client that puts updates, and a table that takes them, in processes of their own."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy
+
+from bench.processes.child import answer, orders
+from blackbox import Client, Feed, Place, Subscriber
+
+PAYLOAD_BYTES = 100
+_AT_ONCE = 10_000
+
+
+def topics_of(count: int) -> list[bytes]:
+    """The topics of a table."""
+    return [b"SYM%06d.price" % number for number in range(count)]
+
+
+def put(feed: Any, topics: Any) -> None:
+    """Put `updates` messages, over all topics in turn; answer when that began, and where the last ones are."""
+    names = topics_of(topics)
+    with Client(msgspec.convert(feed, Feed)) as client:
+        for order in orders():
+            rows = numpy.full((order["updates"], PAYLOAD_BYTES), order["value"], numpy.uint8)
+            index = (numpy.arange(order["updates"]) % topics).astype(numpy.int32)
+            began, last = time.time_ns(), dict[int, list[int]]()
+            for start in range(0, len(rows), _AT_ONCE):
+                places = client.put_many(names, index[start : start + _AT_ONCE], rows[start : start + _AT_ONCE])
+                for slice_id, _, _, epoch, sequence in places[-1:].tolist():
+                    last[slice_id] = [slice_id, epoch, sequence]
+            answer(began=began, last=list(last.values()))
+
+
+def keep(feed: Any) -> None:
+    """Keep a table; answer when it has what an order names, and whether all of it is there."""
+    feed = msgspec.convert(feed, Feed)
+    began, before = time.perf_counter(), _resident()
+    subscriber = Subscriber(feed, on_gap="repair")
+    table = subscriber.table(b"")
+    subscriber.start(60, since="image")
+    table.wait_synced(60)
+    joined, grown = time.perf_counter() - began, _resident() - before
+    for order in orders():
+        if order == "joined":
+            answer(seconds=joined, topics=len(table), bytes=grown)
+            continue
+        has = all(table.wait(Place(*place), 60) for place in order["last"])
+        ended = time.time_ns()
+        value = bytes([order["value"]]) * PAYLOAD_BYTES
+        answer(ended=ended, right=has and sum(each == value for each in table.values()))
+    subscriber.terminate()
+
+
+def apply() -> None:
+    """Copy the payloads of as many updates to their places: what is left without messages, and any order of them."""
+    for order in orders():
+        rows = numpy.full((order["updates"], PAYLOAD_BYTES), 1, numpy.uint8)
+        kept = numpy.zeros((order["topics"], PAYLOAD_BYTES), numpy.uint8)
+        began = time.perf_counter()
+        for start in range(0, len(rows), order["topics"]):
+            kept[:] = rows[start : start + order["topics"]]
+        answer(seconds=time.perf_counter() - began)
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4_096
