@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from blackbox import Client, Feed, NotStoredError
+from blackbox import NOWHERE, Client, Feed, HubError, NotStoredError
 from blackbox.block.position import Place
 from tests.hub.pairs import PATIENCE_S, Hubs, pair_feed, places_once
 
@@ -178,3 +178,14 @@ def test_a_backup_that_is_behind_does_not_take_over(tmp_path: Path, hubs: Hubs) 
     hubs.end_both()
     assert {payload for _, payload in hubs.published().values()} == {b"1", b"2"}
     assert len(hubs.published()) == 2
+
+
+def test_conditions_and_ends_are_refused_by_two_hubs(hubs: Hubs, tmp_path: Path) -> None:
+    """What they need is not in the log of both."""
+    hubs.begin_both(tmp_path)
+    with Client(hubs.feed) as client:
+        for settings in ({"if_at": NOWHERE}, {"ttl": 5.0}):
+            with pytest.raises(HubError, match="if_at and ttl are not taken by a hub of two"):
+                client.put(b"A", b"1", **settings, timeout=PATIENCE_S)  # type: ignore[arg-type]
+        assert client.put(b"A", b"1", timeout=PATIENCE_S).sequence == 0
+    hubs.end_both()
