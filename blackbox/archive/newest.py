@@ -122,9 +122,10 @@ class NewestRows:
     `with_value`: how many topics have one.
     """
 
-    def __init__(self, what: str, key_bytes: int, most_topics: int, most_bytes: int = MOST_BYTES) -> None:
-        """Nothing is there yet. `what` it is, for errors. With `most_bytes` 0 no payloads are kept."""
-        self._what, self._key_bytes, self._most, self._most_bytes = what, key_bytes, most_topics, most_bytes
+    def __init__(self, what: str, key_bytes: int, most_topics: int, *, has_payloads: bool = True) -> None:
+        """Nothing is there yet. `what` it is, for errors. `has_payloads`: false: they are not kept."""
+        self._what, self._key_bytes, self._most = what, key_bytes, most_topics
+        self._most_bytes = MOST_BYTES if has_payloads else 0
         self._topics = Numbering(most_topics, _MEAN_TOPIC_BYTES)
         self._room = _Room()
         self._rows = numpy.zeros(most_topics, _Newest.dtype)
@@ -296,9 +297,9 @@ class Newest(NewestRows):
     Attributes: `epoch`, the last run that was read, 0 for none; `ts_out`, the largest of it.
     """
 
-    def __init__(self, slice_id: int, key_bytes: int, most_topics: int, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, slice_id: int, key_bytes: int, most_topics: int, *, has_payloads: bool = True) -> None:
         """As `NewestRows`."""
-        super().__init__(f"slice {slice_id}", key_bytes, most_topics, most_bytes)
+        super().__init__(f"slice {slice_id}", key_bytes, most_topics, has_payloads=has_payloads)
         self.slice_id = slice_id
         self._keys = Keys(most_topics)
         self._reached = _Reached()

@@ -39,7 +39,7 @@ class Revisions:
             day = Recording.open(path)
             for slice_id in range(len(day.feed.slices)):
                 if slice_id not in slices:
-                    slices[slice_id] = Newest(slice_id, 0, day.feed.max_topics, most_bytes=0)
+                    slices[slice_id] = Newest(slice_id, 0, day.feed.max_topics, has_payloads=False)
                 for run in day.runs(slices=[slice_id]):
                     slices[slice_id].take(run)
             if day.damage:
