@@ -131,15 +131,16 @@ class Outbox:
     def _open(self, journals: Journals, feed: Feed) -> OpenOutbox:
         before = _Before(feed, [Recording.open(day) for day in recorded_days(journals.directory)])
         slices, failure = range(len(feed.slices)), journals.failure
-        self.is_whole = self._is_whole(journals.directory) and not before.is_damaged
+        if self._epoch and before.epoch > self._epoch:
+            raise JournalError(f"outbox {str(self.directory)!r} had epoch {before.epoch}, expected {self._epoch}")
+        is_whole = self._is_whole(journals.directory)
+        goes_on = before.epoch == self._epoch if self._epoch else is_whole and before.epoch and not before.is_ended
+        following = [before.following(each) if goes_on else {} for each in slices]
+        self.is_whole = is_whole and not before.is_damaged  # which is known behind that
         if self._epoch:
-            if before.epoch > self._epoch:
-                raise JournalError(f"outbox {str(self.directory)!r} had epoch {before.epoch}, expected {self._epoch}")
-            mine = [before.following(each) if before.epoch == self._epoch else {} for each in slices]
-            return OpenOutbox(self._epoch, [OutboxSlice(journals.at(each), failure, mine[each], []) for each in slices])
-        goes_on = self.is_whole and before.epoch and not before.is_ended
-        following = [before.following(each) for each in slices] if goes_on else []
-        if not goes_on:  # a number that cannot be read may have been the last one
+            boxes = [OutboxSlice(journals.at(each), failure, following[each], []) for each in slices]
+            return OpenOutbox(self._epoch, boxes)
+        if not goes_on or before.is_damaged:  # a number that cannot be read may have been the last one
             new = max(time.time_ns(), before.epoch + 1)
             return OpenOutbox(new, [OutboxSlice(journals.at(each), failure, {}, []) for each in slices])
         held = self._held_elsewhere(feed, before.epoch)
