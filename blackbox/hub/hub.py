@@ -176,7 +176,7 @@ class Hub:
         self._outbox = self._make_outbox(serve=True)
         self._remembered = remember_puts, remember_ids, most_clients
         self._schema = load_schema(feed.schema)
-        self._counts = dict.fromkeys(("stored", "known", "refused", "unread"), 0)
+        self._counts = dict.fromkeys(("stored", "known", "refused", "conflicts", "ended", "unread"), 0)
         self._error: BaseException | None = None
         self._over = threading.Event()
         self._thread = ServerThread("blackbox-hub", f"hub of feed {feed.name!r}", self._run)
