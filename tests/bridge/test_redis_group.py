@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import redis
 
-from bench.rivals.servers import Missing, Server, redis_server
+from bench.rivals.servers import Server
 from blackbox import BridgeError, ConfigError, Feed, Publisher
 from blackbox.bridge.redis_group import RedisGroup
 from blackbox.bridge.redis_streams import RedisStreams
@@ -17,22 +16,6 @@ from blackbox.hub.hub import Hub
 from blackbox.testing import wait_until
 from tests.cli.commands import Command, write_feed
 from tests.hub.hubs import hub_feed, published
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    try:
-        with redis_server() as server:
-            yield server
-    except Missing as why:
-        pytest.skip(str(why))
-
-
-@pytest.fixture
-def there(server: Server) -> Iterator[redis.Redis]:
-    with redis.Redis(port=server.port, protocol=2) as client:
-        client.flushall()
-        yield client
 
 
 def fill(there: redis.Redis, begin: int, end: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -13,30 +12,13 @@ import msgspec
 import pytest
 import redis
 
-from bench.rivals.servers import Missing, Server, redis_server
+from bench.rivals.servers import Server
 from blackbox import BridgeError, CallbackError, ConfigError, Feed, Publisher, Recorder
 from blackbox.bridge import redis_connection
 from blackbox.bridge.redis_streams import RedisStreams
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.recorders import wait_recorded
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    try:
-        with redis_server() as server:
-            yield server
-    except Missing as why:
-        pytest.skip(str(why))
-
-
-@pytest.fixture
-def there(server: Server) -> Iterator[redis.Redis]:
-    with redis.Redis(port=server.port, protocol=2) as client:
-        client.flushall()
-        yield client
-        client.config_set("maxmemory", 0)
 
 
 def feed_of(archive: bool = False) -> Feed:

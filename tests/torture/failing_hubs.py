@@ -20,14 +20,13 @@ import msgspec
 
 from blackbox.testing import wait_until
 from tests.hub.pairs import ROLES, Hubs, pair_feed
+from tests.torture.harmed_puts import PATIENCE_S, put_all
 from tests.torture.killed_hubs import ACKED, GET, NOTES, PREPARE, PUT, WANTED
 from tests.torture.nursery import Nursery
 from tests.torture.outcome import Outcome
 
 SCHEDULES: Final = 25
 """After so many all begins anew, in another place."""
-MESSAGES: Final = 300
-_PATIENCE_S: Final = 120.0
 _WRITERS: Final = ("numbers", "ids")
 _HARMS: Final = (
     *("active killed", "active killed", "active stopped", "passive killed", "passive stopped", "both killed"),
@@ -52,7 +51,7 @@ class _House:
         self._stopped: set[str] = set()
         self.hubs.begin_both(place)
         self.begin("reader")
-        wait_until(lambda: self.of["reader"].notes[0], _PATIENCE_S, "the reader has subscribed")
+        wait_until(lambda: self.of["reader"].notes[0], PATIENCE_S, "the reader has subscribed")
         for who in _WRITERS:
             self.begin(who)
 
@@ -146,7 +145,7 @@ def attack(random: Random, seconds: float) -> Outcome:
             try:
                 for _ in range(SCHEDULES):
                     if outcome.tried == 0 or monotonic() < until:
-                        _run(random, house)
+                        put_all(random, house, ("active killed", *random.choices(_HARMS, k=random.randrange(4))))
                         outcome.tried += 1
                 house.end()
             except (TimeoutError, AssertionError) as error:
@@ -155,23 +154,3 @@ def attack(random: Random, seconds: float) -> Outcome:
                 house.hubs.close()
             outcome.found += [f"up to schedule {outcome.tried}: {defect}" for defect in house.defects()]
     return outcome
-
-
-def _run(random: Random, house: _House) -> None:
-    harms: dict[int, list[str]] = {}
-    for harm in ("active killed", *random.choices(_HARMS, k=random.randrange(4))):
-        harms.setdefault(random.randrange(MESSAGES - 40), []).append(harm)
-    wanted = 0
-    while wanted < MESSAGES:
-        count = min(random.randrange(1, 40), MESSAGES - wanted)
-        house.want(count)
-        for place in range(wanted, wanted + count):
-            for harm in harms.pop(place, ()):
-                house.harm(harm)
-        if random.random() < 0.5:
-            house.go_on()
-            wait_until(house.is_acknowledged, _PATIENCE_S, "all was acknowledged")
-        wanted += count
-    house.go_on()
-    wait_until(house.is_acknowledged, _PATIENCE_S, "all was acknowledged")
-    wait_until(house.has_got, _PATIENCE_S, "all was got")

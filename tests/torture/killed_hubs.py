@@ -20,6 +20,7 @@ import msgspec
 
 from blackbox.testing import wait_until
 from tests.hub.hubs import hub_feed, published
+from tests.torture.harmed_puts import PATIENCE_S, put_all
 from tests.torture.nursery import Nursery
 from tests.torture.outcome import Outcome
 
@@ -95,8 +96,6 @@ def work(directory, path, seed):
 """
 SCHEDULES: Final = 25
 """After so many all begins anew, in another place."""
-MESSAGES: Final = 300
-_PATIENCE_S: Final = 120.0
 _HARMS: Final = (
     *("hub killed", "hub killed", "hub stopped", "hub ended", "reader killed", "reader stopped"),
     *("numbers killed", "numbers stopped", "ids killed", "ids stopped"),
@@ -123,7 +122,7 @@ class _House:
         """That may be: only a hub that ends in order ends its epoch."""
         self.begin("hub")
         self.begin("reader")
-        wait_until(lambda: self.of["reader"].notes[0], _PATIENCE_S, "the reader has subscribed")
+        wait_until(lambda: self.of["reader"].notes[0], PATIENCE_S, "the reader has subscribed")
         self.begin("numbers")
         self.begin("ids")
 
@@ -156,10 +155,10 @@ class _House:
         if nursery in self._stopped:
             self.go_on()
         if how == "ended":
-            wait_until(lambda: nursery.notes[0], _PATIENCE_S, "the hub has begun")
+            wait_until(lambda: nursery.notes[0], PATIENCE_S, "the hub has begun")
             nursery.notes[1] = 1
             self._epochs += 1
-            wait_until(lambda: nursery.notes[2], _PATIENCE_S, "the hub has ended")
+            wait_until(lambda: nursery.notes[2], PATIENCE_S, "the hub has ended")
         nursery.kill()
         self.begin(who)
 
@@ -209,7 +208,7 @@ def attack(random: Random, seconds: float) -> Outcome:
             try:
                 for _ in range(SCHEDULES):
                     if outcome.tried == 0 or monotonic() < until:
-                        _run(random, house)
+                        put_all(random, house, ("hub killed", *random.choices(_HARMS, k=random.randrange(5))))
                         outcome.tried += 1
                 house.harm("hub ended")
                 house.of["hub"].kill()
@@ -219,23 +218,3 @@ def attack(random: Random, seconds: float) -> Outcome:
                 house.of["hub"].kill()
             outcome.found += [f"up to schedule {outcome.tried}: {defect}" for defect in house.defects()]
     return outcome
-
-
-def _run(random: Random, house: _House) -> None:
-    harms: dict[int, list[str]] = {}
-    for harm in ("hub killed", *random.choices(_HARMS, k=random.randrange(5))):
-        harms.setdefault(random.randrange(MESSAGES - 40), []).append(harm)
-    wanted = 0
-    while wanted < MESSAGES:
-        count = min(random.randrange(1, 40), MESSAGES - wanted)
-        house.want(count)
-        for place in range(wanted, wanted + count):
-            for harm in harms.pop(place, ()):
-                house.harm(harm)
-        if random.random() < 0.5:
-            house.go_on()
-            wait_until(house.is_acknowledged, _PATIENCE_S, "all was acknowledged")
-        wanted += count
-    house.go_on()
-    wait_until(house.is_acknowledged, _PATIENCE_S, "all was acknowledged")
-    wait_until(house.has_got, _PATIENCE_S, "all was got")
