@@ -14,7 +14,7 @@ def main() -> None:
     chunks = Synthetic(500_000, symbols=5).chunks()
 
     def publish(count: int) -> None:
-        for chunk, _ in zip(chunks, range(count), strict=False):
+        for _, chunk in zip(range(count), chunks, strict=False):
             columns: Any = {"ts_event": chunk.ts_event, "offsets": chunk.starts, "lengths": chunk.lengths}
             publisher.publish_many(chunk.topics, chunk.topic_index, chunk.payloads, **columns)
         publisher.wait_recorded()
@@ -29,6 +29,7 @@ def main() -> None:
             publish(2)
             late.start(since="books")
             publish(1)
+            late.wait_live()
         for subscriber in (early, late):
             subscriber.run(until_end=True)
         print(sum(len(had.orders(symbol)) for symbol in had.symbols), "orders rest")
