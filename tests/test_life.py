@@ -9,6 +9,7 @@ import pytest
 from blackbox.archive.journals import JournalsLife
 from blackbox.errors import PublisherError
 from blackbox.feed.feed import Feed
+from blackbox.hub.paired_hub import PairLife
 from blackbox.life import Life
 from blackbox.monitor.heartbeats import LineState
 from blackbox.publish.publisher import PublisherLife
@@ -30,6 +31,7 @@ LIVES: list[type[Life]] = [
     ControlsLife,
     JournalsLife,
     LineState,
+    PairLife,
     PublisherLife,
     RawPublisherLife,
     RelayLife,

@@ -25,7 +25,7 @@ def hub(
     it had answered is published once. Whoever can reach its endpoint may put, where the feed's `security` does not ask
     for keys. Ends at Ctrl-C or SIGTERM, with status 1 when the disk refuses.
 
-    With a table [pair] it is one of two: it stands by, or leads. With --alone it leads at once: what only the other one
+    With a table `pair` it is one of two: it stands by, or leads. With --alone it leads at once: what only the other one
     has is lost, and that must not run as the active one.
 
     For example:

@@ -52,6 +52,7 @@ def torn_bytes(segment: Path) -> int:
     return size if size < 64 else stored(segment)[1]
 
 
+@pytest.mark.long
 def test_killed_recorders_leave_a_prefix_and_the_next_one_mends_it(tmp_path: Path) -> None:
     feed = feed_of()
     choice = random.Random(7)

@@ -177,7 +177,8 @@ def test_a_hostile_heartbeat_does_not_end_the_subscriber(name: str, key_bytes: i
 
 
 def test_a_frame_larger_than_the_limit_costs_the_connection_which_is_made_again() -> None:
-    feed = msgspec.structs.replace(Feed.local("fuzz", slices=1), heartbeat_ns=100_000_000)
+    # It is connected again after three heartbeats: so long it can be seen that nothing is subscribed to.
+    feed = msgspec.structs.replace(Feed.local("fuzz", slices=1), heartbeat_ns=400_000_000)
     subscriber = Subscriber(feed)
     got = Collector()
     subscriber.on(b"")(got.message)
