@@ -15,6 +15,7 @@ from blackbox.block.batch_rows import read_only
 from blackbox.block.block import Block
 from blackbox.block.encode import NO_VALUE
 from blackbox.block.format import FLAG_FIXED, BodyLayout, Header, has_value, layout_of, read_header, sequence_of
+from blackbox.block.position import Place
 from blackbox.errors import JournalError
 from blackbox.native.intrinsics import copy_bytes, inner, int32s_at, int64s_at
 from blackbox.native.jit import njit, warm_up
@@ -104,6 +105,11 @@ class Entry(NamedTuple):
     slice_id: int
     epoch: int
     sequence: int
+
+    @property
+    def place(self) -> Place:
+        """Where it is in its feed."""
+        return Place(self.slice_id, self.epoch, self.sequence)
 
 
 class NewestMessage(NamedTuple):

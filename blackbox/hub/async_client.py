@@ -50,7 +50,7 @@ class AsyncClient:
         *,
         ts_event: int = 0,
         if_at: Place | None = None,
-        ttl: float = 0.0,
+        ttl: float | None = None,
     ) -> Place:
         """As `Client.put`. One that is cancelled stays on its way."""
         while True:

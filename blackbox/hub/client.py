@@ -126,7 +126,7 @@ class Client:
         ts_event: int = 0,
         timeout: float = 10.0,
         if_at: Place | None = None,
-        ttl: float = 0.0,
+        ttl: float | None = None,
     ) -> Place:
         """Put a message, and return where it is once the hub has it; payload None: the topic has no value any more.
 
@@ -138,7 +138,7 @@ class Client:
             timeout: in seconds.
             if_at: store it only if the newest message of the topic is there, see `Table.revision`; NOWHERE: only if
                 the topic has no value. The hub judges that in the order of its puts; else it raises ConflictError.
-            ttl: after so many seconds the hub deletes the topic, unless it is put anew meanwhile. 0: it stays.
+            ttl: after so many seconds the hub deletes the topic, unless it is put anew meanwhile. None: it stays.
 
         Raises NotStoredError after `timeout` seconds: it stays on its way while this client lives, and may come to be
         stored. Put again with the same `id` it is stored once. Raises ConfigError for a topic of no slice, or a value
@@ -162,7 +162,7 @@ class Client:
         ts_event: int = 0,
         timeout: float = 10.0,
         if_at: Place | None = None,
-        ttl: float = 0.0,
+        ttl: float | None = None,
     ) -> Future[Place]:
         """Have a message on its way, and return at once, if there is room: `flush` waits for all of them.
 
@@ -179,7 +179,7 @@ class Client:
         ts_event: int,
         until: float,
         if_at: Place | None,
-        ttl: float,
+        ttl: float | None,
     ) -> Future[Place]:
         if topic not in self._slices:
             self._check_topic(topic)
@@ -193,10 +193,11 @@ class Client:
             raise ValueError(f"ts_event was {ts_event!r}, expected an int64")
         if if_at is not None and type(if_at) is not Place:
             raise TypeError(f"if_at was {if_at!r}, expected a Place, as Table.revision returns it, or NOWHERE")
-        if ttl and (payload is None or not 0 < ttl * 1e9 <= MOST_TTL_NS):
+        if ttl is not None and (payload is None or not 0 < ttl * 1e9 <= MOST_TTL_NS):
             what = "without a value" if payload is None else f"of {ttl} s"
-            raise ValueError(f"ttl was {what}, expected a put with a value, and up to {MOST_TTL_NS // 10**9} s")
-        return self._sender.put(topic, payload, ts_event, put_id, until, if_at, math.ceil(ttl * 1e9))
+            raise ValueError(f"ttl was {what}, expected a put with a value, above 0 and up to {MOST_TTL_NS // 10**9} s")
+        ttl_ns = 0 if ttl is None else math.ceil(ttl * 1e9)
+        return self._sender.put(topic, payload, ts_event, put_id, until, if_at, ttl_ns)
 
     def _check_topic(self, topic: bytes) -> None:
         if type(topic) is not bytes:

@@ -42,7 +42,7 @@ class Puts(Protocol):
         ts_event: int,
         timeout: float,
         if_at: Place | None,
-        ttl: float,
+        ttl: float | None,
     ) -> Place:
         """Put a message; see `Client.put`."""
 
@@ -146,7 +146,7 @@ class Table(Frames, Mapping[bytes, bytes]):
         payload: bytes,
         *,
         if_at: Place | None = None,
-        ttl: float = 0.0,
+        ttl: float | None = None,
         ts_event: int = 0,
         timeout: float = 10.0,
     ) -> Place:
@@ -160,10 +160,10 @@ class Table(Frames, Mapping[bytes, bytes]):
 
     def delete(self, topic: bytes, *, if_at: Place | None = None, timeout: float = 10.0) -> Place:
         """Take a topic out through the hub, by a message that has no value, as `put`; return where that is."""
-        return self._put(topic, None, if_at, 0.0, 0, timeout)
+        return self._put(topic, None, if_at, None, 0, timeout)
 
     def _put(
-        self, topic: bytes, payload: bytes | None, if_at: Place | None, ttl: float, ts_event: int, timeout: float
+        self, topic: bytes, payload: bytes | None, if_at: Place | None, ttl: float | None, ts_event: int, timeout: float
     ) -> Place:
         if self._client is None:
             raise ConfigError(f"table {self.prefix!r} had no client, expected one: table(prefix, client=client)")

@@ -274,6 +274,7 @@ def test_many_topics_end_at_once(tmp_path: Path, feed: Feed) -> None:
     ("settings", "error", "why"),
     [
         ({"if_at": (0, 1, 1)}, TypeError, "if_at was .*, expected a Place"),
+        ({"ttl": 0.0}, ValueError, "ttl was of 0.0 s, expected"),
         ({"ttl": -1.0}, ValueError, "ttl was of -1.0 s, expected"),
         ({"ttl": 1e12}, ValueError, "ttl was of 1000000000000.0 s, expected"),
         ({"ttl": 1.0, "payload": None}, ValueError, "ttl was without a value, expected"),
