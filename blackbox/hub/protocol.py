@@ -141,8 +141,8 @@ class Columns(msgspec.Struct, frozen=True):
         index = _column("index", put.index, numpy.int32, count)
         offsets = _column("offsets", put.offsets, numpy.int64, count + 1)
         data = numpy.frombuffer(put.payloads, numpy.uint8) if put.payloads else numpy.empty(0, numpy.uint8)
-        sizes = numpy.diff(offsets)
-        if offsets[0] != 0 or offsets[-1] != len(data) or sizes.min() < 0:
+        sizes = numpy.diff(offsets)  # which may wrap around
+        if offsets[0] != 0 or offsets[-1] != len(data) or (offsets[1:] < offsets[:-1]).any():
             raise ConfigError(f"offsets were from {offsets[0]} to {offsets[-1]}, expected 0 to {len(data)}, ascending")
         if index.min() < 0 or index.max() >= len(put.topics):
             raise ConfigError(f"index was {index.min()} to {index.max()}, expected places of {len(put.topics)} topics")

@@ -258,6 +258,16 @@ def test_a_wrong_request_is_refused_with_what_is_wrong_and_those_behind_it_go_on
     assert [each[-1] for each in published(tmp_path, feed)] == [b"yes"]
 
 
+def test_offsets_that_wrap_around_are_refused_and_end_no_hub(tmp_path: Path) -> None:
+    feed, offsets = hub_feed(), numpy.array([0, (1 << 63) - 1, -2, 3])
+    with Hub(feed, tmp_path), Peer(feed) as peer:
+        peer.hello()
+        answer = peer.ask(peer.puts(1, b"1", b"2", b"3", offsets=offsets.tobytes()))
+        assert isinstance(answer, Refused)
+        assert "ascending" in answer.why
+        assert isinstance(peer.ask(peer.puts(4, b"yes")), Stored)
+
+
 def test_what_cannot_be_read_or_is_of_nobody_is_answered_and_harms_nobody(tmp_path: Path) -> None:
     feed = hub_feed()
     with Hub(feed, tmp_path) as hub, Peer(feed) as peer, Client(feed) as client:
