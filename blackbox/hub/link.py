@@ -24,6 +24,7 @@ _MOST_ANSWER_BYTES: Final = 64 << 20
 _QUEUE: Final = 8
 _BEATS: Final = 8
 """Questions in the time of silence after which the peer counts as dead."""
+_NOT_UNDERSTOOD: Final = msgspec.DecodeError, UnicodeDecodeError, RecursionError
 
 
 class Link:
@@ -90,7 +91,7 @@ class Link:
         with suppress(zmq.Again):
             while True:
                 text = self._asks.recv(zmq.NOBLOCK)
-                with suppress(msgspec.DecodeError):
+                with suppress(*_NOT_UNDERSTOOD):
                     lead = LEADS.decode(text)
                     if self._is_of_peer(lead.standing) and lead.number == self._number:
                         found, self._unanswered = lead, 0
@@ -102,7 +103,7 @@ class Link:
         with suppress(zmq.Again):
             while True:
                 peer, *rest = self._answers.recv_multipart(zmq.NOBLOCK)
-                with suppress(msgspec.DecodeError, IndexError):
+                with suppress(*_NOT_UNDERSTOOD):
                     follow = FOLLOWS.decode(rest[0])
                     if self._is_of_peer(follow.standing):
                         found = follow

@@ -97,6 +97,16 @@ def test_a_late_word_of_a_process_that_has_ended_does_not_let_the_active_one_ans
         client.close()
 
 
+def test_what_is_no_word_of_a_hub_on_the_link_ends_no_hub(tmp_path: Path, feed: Feed, links: tuple[str, ...]) -> None:
+    with hub_of(feed, tmp_path, links, alone=True), Backup(feed, links[0]) as backup:
+        word = ENCODER.encode(Follow(1, Standing("pair", "backup", 7, 0, 0, 0, False, False), 0, 0, b""))
+        for wrong in (b"", b"\xff", word[:-1], word.replace(b"pair", b"\xff\xff\xff\xff")):
+            backup._asks.send(wrong)
+        assert backup.ask(7).standing.role == "primary"
+        with Client(feed) as client:
+            client.put(b"A", b"1", timeout=30)
+
+
 def test_a_backup_that_has_a_row_that_is_not_here_is_refused(
     tmp_path: Path, feed: Feed, links: tuple[str, ...]
 ) -> None:
