@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -54,6 +54,7 @@ from blackbox.native.limits import Needs
 from blackbox.publish.publisher import Publisher
 from blackbox.relay.relay import Relay
 from blackbox.transport.context import allow_ipv6, new_context
+from blackbox.transport.curve import key_of
 from blackbox.transport.gate import open_gate
 from blackbox.transport.keep_alive import keep_alive
 from blackbox.transport.server_thread import ServerLife, ServerThread, bind
@@ -654,10 +655,8 @@ class Request(NamedTuple):
 
 def request_of(frames: list[zmq.Frame]) -> Request:
     """Return what came."""
-    key, text = "", frames[-1].bytes
-    with suppress(zmq.ZMQError):  # there is none in the clear
-        key = str(frames[-1].get("User-Id"))
-    return Request(frames[0].bytes, key, text, _decoded(text, len(frames)))
+    text = frames[-1].bytes
+    return Request(frames[0].bytes, key_of(frames[-1]), text, _decoded(text, len(frames)))
 
 
 def _decoded(text: bytes, frames: int) -> Hello | Put | Ended:

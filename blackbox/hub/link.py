@@ -15,7 +15,7 @@ from blackbox.feed.feed import Feed
 from blackbox.hub.pair import FOLLOWS, LEADS, Follow, Lead, Pair, Standing
 from blackbox.hub.protocol import ENCODER
 from blackbox.transport.context import allow_ipv6
-from blackbox.transport.curve import keys_of_line, use_keys
+from blackbox.transport.curve import key_of, keys_of_line, use_keys
 from blackbox.transport.keep_alive import keep_alive
 
 log = logging.getLogger("blackbox")
@@ -102,26 +102,29 @@ class Link:
         found: Follow | None = None
         with suppress(zmq.Again):
             while True:
-                peer, *rest = self._answers.recv_multipart(zmq.NOBLOCK)
+                peer, *rest = self._answers.recv_multipart(zmq.NOBLOCK, copy=False)
                 with suppress(*_NOT_UNDERSTOOD):
-                    follow = FOLLOWS.decode(rest[0])
-                    if self._is_of_peer(follow.standing):
+                    follow = FOLLOWS.decode(rest[0].bytes)
+                    if self._is_of_peer(follow.standing, key_of(rest[0])):
                         found = follow
-                        self._asked = peer, found
+                        self._asked = peer.bytes, found
                         self.answer_at = time.monotonic() + self.beat_s / 2  # before it asks again
         return found
 
-    def _is_of_peer(self, standing: Standing) -> bool:
-        """Whether the other one of the two says something; warn of others, once."""
+    def _is_of_peer(self, standing: Standing, key: str = "") -> bool:
+        """Whether the other one of the two says something; warn of others, once. `key`: of who asks."""
         is_it = standing.feed == self._name and standing.role != self._pair.role
+        if self._keys is not None and key and key.encode() != self._keys.server:
+            is_it = False  # a client may connect, too: it is to read nothing here, and to end nobody's lead
         if not is_it and not self._has_warned:
             self._has_warned = True
             log.warning(
-                "hub of feed %r, the %s: the %s of feed %r speaks on the link, expected the other one of two hubs",
+                "hub of feed %r, the %s: the %s of feed %r speaks on the link%s, expected the other one of two hubs",
                 self._name,
                 self._pair.role,
                 standing.role,
                 standing.feed,
+                f" with key {key}" if key else "",
             )
         return is_it
 

@@ -11,6 +11,7 @@ import stat
 import struct
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -126,6 +127,13 @@ def _client_keys(feed: Feed, endpoint: str, server_of: Callable[[Security], str]
         return ClientKeys(load_pair(feed.security.key), load_public(server_of(feed.security)))
     except ConfigError as error:
         raise ConfigError(f"feed {feed.name!r}: {error}") from None
+
+
+def key_of(frame: zmq.Frame) -> str:
+    """Return the public key of who has sent a frame; empty: it has come in the clear."""
+    with suppress(zmq.ZMQError):
+        return str(frame.get("User-Id"))
+    return ""
 
 
 def use_keys(socket: zmq.Socket[bytes], keys: ClientKeys | None) -> None:

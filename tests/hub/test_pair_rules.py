@@ -18,6 +18,7 @@ from blackbox.hub.paired_hub import PairedHub
 from blackbox.hub.paired_log import PairedLog
 from blackbox.hub.protocol import ENCODER
 from blackbox.testing import wait_until
+from blackbox.transport.curve import keys_of_line, use_keys
 from tests.hub.pairs import pair_feed
 from tests.keyring import Keyring
 
@@ -48,10 +49,11 @@ class Backup:
         self._context = zmq.Context()
         self._asks = self._context.socket(zmq.DEALER)
         self._asks.linger = 0
+        use_keys(self._asks, keys_of_line(feed, 0, link))
         self._asks.connect(link)
         self._feed, self._number = feed, 0
 
-    def ask(self, run: int, after: Lead | None = None, **changes: object) -> Lead:
+    def ask(self, run: int, after: Lead | None = None, wait_s: float = 30.0, **changes: object) -> Lead:
         """Ask as the process `run`, that has taken what the last answer brought; return the answer."""
         self._number += 1
         standing = Standing(self._feed.name, "backup", run, 0, 0, 0, False, False)
@@ -62,7 +64,7 @@ class Backup:
             done, leader = after.batch, after.standing.run
         follow = msgspec.structs.replace(Follow(self._number, standing, done, leader, b""), **changes)
         self._asks.send(ENCODER.encode(follow))
-        while self._asks.poll(30_000):
+        while self._asks.poll(round(1e3 * wait_s)):
             lead = LEADS.decode(self._asks.recv())
             if lead.number == self._number:
                 return lead
@@ -152,6 +154,20 @@ def test_two_hubs_with_keys(tmp_path: Path, feed: Feed, links: tuple[str, ...]) 
             client.put(b"A", b"2", timeout=30)
         with Client(of["desk"]) as client:
             assert client.put(b"A", b"3", timeout=30).sequence == 2
+
+
+def test_a_client_that_may_connect_is_no_peer_on_the_link(tmp_path: Path, feed: Feed, links: tuple[str, ...]) -> None:
+    ring = Keyring(tmp_path, "primary", "backup", "desk")
+    ring.allow("primary", "backup", "desk")
+    of = {each: ring.feed(feed, each, "primary", "backup") for each in ("primary", "backup", "desk")}
+    with hub_of(of["primary"], tmp_path, links, alone=True) as hub:
+        with Backup(of["desk"], links[0]) as desk, Backup(of["backup"], links[0]) as backup:
+            lead = backup.ask(7)
+            leads = msgspec.structs.replace(lead.standing, role="backup", run=9, term=lead.standing.term + 1)
+            with pytest.raises(TimeoutError):
+                desk.ask(9, wait_s=1.0, standing=leads)
+            assert backup.ask(7).standing == lead.standing
+        assert hub.statistics().life == "active"
 
 
 def test_what_a_log_says_of_who_may_lead_is_not_its_copys(tmp_path: Path) -> None:
