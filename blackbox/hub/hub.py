@@ -23,7 +23,7 @@ from blackbox.archive.outbox import Outbox
 from blackbox.archive.recording import Recording
 from blackbox.archive.retention import EVERYTHING, Retention
 from blackbox.arguments import check_integers
-from blackbox.errors import ConfigError, HubError, JournalError
+from blackbox.errors import BlackBoxError, ConfigError, HubError, JournalError
 from blackbox.feed.feed import Feed
 from blackbox.feed.rights import PUT_RIGHTS_FILE
 from blackbox.feed.schema import load_schema
@@ -187,6 +187,8 @@ class Hub:
         self._following = numpy.zeros(len(feed.slices), numpy.int64)
         """By slice, the number of its next message."""
         self._revisions = Revisions()
+        self._why_unread, self._read_again_at = "", 0.0
+        """Why they could not be read, and when to try again."""
         self._has_begun = False
         """Whether a message of the epoch is in the outbox."""
         self._newest = self._waiting_bytes = 0
@@ -371,10 +373,15 @@ class Hub:
         self._drop()
 
     def _prepare(self, puts: list[Put]) -> None:
-        """Find the newest message of every topic, once some put asks where that is."""
-        if not self._revisions.is_known and any(each.if_at for each in puts):
-            self._publisher.flush()  # so that all is in the days
+        """Find the newest message of every topic, once some put asks where that is; try again later if it fails."""
+        if self._revisions.is_known or time.monotonic() < self._read_again_at or not any(each.if_at for each in puts):
+            return
+        self._publisher.flush()  # so that all is in the days
+        try:
             self._revisions.read(self.directory / self.feed.name, self.epoch, self._following.tolist())
+        except BlackBoxError as error:  # others put without a condition: for them it goes on
+            self._why_unread, self._read_again_at = str(error), time.monotonic() + _PATIENCE_S
+            log.error("hub of feed %r refuses puts with if_at: %s", self.feed.name, error)
 
     def _send(self, socket: zmq.Socket[bytes], client: bytes, answer: Answer) -> None:
         self._counts["refused"] += isinstance(answer, Refused | Ended)
@@ -420,6 +427,8 @@ class Hub:
     def _take(self, client: str | None, request: Put, text: bytes, fresh: list[_Fresh]) -> Places:
         """Give puts their places, and note them. Raises ConfigError or ValueError, and has changed nothing then."""
         columns = Columns.of(request, self._schema)
+        if columns.if_at is not None and not self._revisions.is_known:
+            raise ConfigError(f"if_at cannot be judged: {self._why_unread}")
         slices = numpy.array([self._slice_of(topic) for topic in request.topics], numpy.uint32)[columns.index]
         places = self._places(request, slices) if columns.if_at is None else self._judge(request, columns, slices)
         is_new = places["is_new"] != 0
