@@ -435,7 +435,8 @@ class Hub:
         self._note(request.topics, columns, places, is_new)
         self._newest = self._log.add(client, request.first, request.count, places.tobytes(), "", text)
         self._waiting_bytes += len(text)
-        fresh.append(_Fresh(request.topics, columns, is_new))
+        if is_new.any():
+            fresh.append(_Fresh(request.topics, columns, is_new))
         return places
 
     def _note(self, topics: list[bytes], columns: Columns, places: Places, is_new: NDArray[numpy.bool_]) -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import zmq
 
 from blackbox import Client, Feed, Hub, HubError, Publisher
 from blackbox.archive import outbox as outbox_module
-from blackbox.hub.hub import _Fresh
+from blackbox.hub.hub import Answer, _Fresh
+from blackbox.hub.protocol import Stored
 from blackbox.testing import wait_until
 from tests.hub.hubs import HUB, hub_feed, published
 from tests.torture.nursery import Nursery
@@ -193,3 +195,25 @@ def test_no_other_publisher_can_use_the_outbox_of_a_hub(tmp_path: Path, feed: Fe
     other = msgspec.structs.replace(hub_feed("hub", slices=1), archives=())
     with Hub(feed, tmp_path), pytest.raises(JournalError):
         Publisher(other, outbox=tmp_path).start()
+
+
+def test_a_put_that_was_known_is_no_message_of_the_epoch_and_what_follows_keeps_its_place(
+    tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub is killed right behind the answer to the first put that is new in its epoch."""
+    with Hub(feed, tmp_path / "hub"), Client(feed) as client:
+        client.put(b"A.x", b"0", b"id-0")
+    send, left = Hub._send, tmp_path / "left"
+
+    def sends(self: Hub, socket: zmq.Socket[bytes], client: bytes, answer: Answer) -> None:
+        send(self, socket, client, answer)
+        if isinstance(answer, Stored) and answer.first == 2:
+            shutil.copytree(tmp_path / "hub", left)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Hub, "_send", sends)
+        with Hub(feed, tmp_path / "hub"), Client(feed) as client:
+            client.put(b"A.x", b"0", b"id-0")
+            place = client.put(b"A.x", b"1", b"id-1")
+    with Hub(feed, left), Client(feed) as client:
+        assert client.put(b"A.x", b"1", b"id-1") == place
