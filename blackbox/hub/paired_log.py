@@ -19,7 +19,9 @@ from blackbox.hub.put_log import PutLog
 log = logging.getLogger("blackbox")
 
 MOST_KEPT_BYTES: Final = 1 << 30
-"""Of requests that are kept for a peer that is away."""
+"""Of rows that are kept for a peer that is away."""
+_ROW_BYTES: Final = 100
+"""Of a row, beside its request."""
 _MOST_ROWS: Final = 1_024
 _COUNT_BYTES: Final = 8
 _TABLE: Final = """
@@ -58,6 +60,9 @@ class PairedLog(PutLog):
             self._sql.execute("UPDATE pair SET run = max(run + 1, ?)", (time.time_ns(),))
             self.run = int(self._sql.execute("SELECT run FROM pair").fetchone()[0])
             """Of this process; later ones have greater ones."""
+            oldest = "(SELECT min(number) FROM puts WHERE request IS NOT NULL) - 1"
+            row = self._sql.execute(f"SELECT coalesce({oldest}, (SELECT max(number) FROM puts), 0)").fetchone()
+            self._dropped = int(row[0])
         self.reload()
 
     def reload(self) -> None:
@@ -66,8 +71,7 @@ class PairedLog(PutLog):
             row = self._sql.execute("SELECT term, is_alone, epoch, outbox FROM pair").fetchone()
             self.term, is_alone, self.epoch, self.outbox = row
             self.is_alone = bool(is_alone)
-            sizes = self._sql.execute("SELECT sum(length(request)) FROM puts WHERE request IS NOT NULL").fetchone()
-            self._kept_bytes = int(sizes[0] or 0)
+            self._kept_bytes = self._size(self._dropped, self.newest)
 
     def set(self, *, term: int | None = None, is_alone: bool | None = None, epoch: int | None = None) -> None:
         """Note that, on the disk when this returns, or when the transaction ends that goes on."""
@@ -95,10 +99,11 @@ class PairedLog(PutLog):
         """As `PutLog.begin_session`; the peer gets it as a row."""
         super().begin_session(name, session)
         self._sql.execute("INSERT INTO puts VALUES (NULL, ?, ?, ?, ?, NULL)", (name, -session, b"", ""))
+        self._kept_bytes += _ROW_BYTES
 
     def add(self, client: str | None, first: int, count: int, places: bytes, why: str, request: bytes | None) -> int:
         """As `PutLog.add`."""
-        self._kept_bytes += len(request or b"")
+        self._kept_bytes += _ROW_BYTES + len(request or b"")
         return super().add(
             client, first, count, count.to_bytes(_COUNT_BYTES, "little") if why else places, why, request
         )
@@ -118,10 +123,14 @@ class PairedLog(PutLog):
             upto = self.outbox
             log.warning("put log %s has no room for what its peer lacks: that cannot follow any more", self._path)
         if upto > self._dropped:
-            between = "SELECT sum(length(request)) FROM puts WHERE number > ? AND number <= ?"
-            (size,) = self._sql.execute(between, (self._dropped, upto)).fetchone()
-            self._kept_bytes -= int(size or 0)
+            self._kept_bytes -= self._size(self._dropped, upto)
             super().drop(upto)
+
+    def _size(self, after: int, upto: int) -> int:
+        """Return the bytes of rows."""
+        between = "SELECT count(*), sum(length(request)) FROM puts WHERE number > ? AND number <= ?"
+        count, size = self._sql.execute(between, (after, upto)).fetchone()
+        return int(count) * _ROW_BYTES + int(size or 0)
 
     # For the peer, and from it.
 

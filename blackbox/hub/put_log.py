@@ -145,8 +145,8 @@ class PutLog:
                 (self._dropped, number),
             )
             self._sql.execute(
-                "DELETE FROM puts WHERE number <= (SELECT max(number) FROM puts) - ? AND request IS NULL",
-                (self._remember_puts,),
+                "DELETE FROM puts WHERE number <= min((SELECT max(number) FROM puts) - ?, ?) AND request IS NULL",
+                (self._remember_puts, number),
             )
         self._dropped = number
 

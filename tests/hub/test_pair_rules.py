@@ -223,3 +223,34 @@ def test_a_hub_file_of_one_of_two(file_of: Callable[..., Path], feed: Feed) -> N
     hub = load_hub(file_of(PAIR), alone=True)
     assert isinstance(hub, PairedHub)
     assert (hub.endpoint, hub.pair.silence_ns, hub.pair.when_cut) == (feed.hub_backup, 2_000_000_000, "wait")
+
+
+def test_what_the_peer_lacks_stays_beyond_the_puts_that_are_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sessions, and what was refused, too: without them it cannot follow. They count, so that the log stays bounded."""
+    from blackbox.hub import paired_log
+
+    with PairedLog(tmp_path / "log", 2, 10, 10, "primary") as log:
+
+        def take(first: int) -> None:
+            with log.transaction():
+                log.begin_session("desk", first)
+                log.add("desk", first, 1, b"", "", b"request")
+                log.add("desk", first + 1, 1, b"", "refused", None)
+
+        def numbers() -> list[int]:
+            return [number for (number,) in log.sql.execute("SELECT number FROM puts ORDER BY number")]
+
+        for first in range(1, 21, 2):
+            take(first)
+        log.drop(30)
+        assert [entry.number for entry in log.entries(0, 1 << 20)] == list(range(1, 31))
+        log.kept = 12
+        take(21)
+        log.drop(33)
+        assert numbers() == list(range(13, 34))
+        monkeypatch.setattr(paired_log, "MOST_KEPT_BYTES", 2_000)
+        take(23)
+        log.drop(36)
+        assert numbers() == [35, 36]
