@@ -23,6 +23,7 @@ from blackbox.archive.day import make_directory
 from blackbox.errors import ConfigError, HubError, JournalError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.feed import Feed
+from blackbox.hub.deadlines import Deadlines
 from blackbox.hub.hub import Hub, HubStatistics, _Fresh, _Mark, request_of
 from blackbox.hub.link import Link
 from blackbox.hub.pair import Entry, Follow, Lead, Pair, Standing, next_term
@@ -106,6 +107,7 @@ class PairedHub(Hub):
         with ExitStack() as stack:
             path = self.directory / f"{self.feed.name}.puts"
             self._log = self._pair_log = stack.enter_context(PairedLog(path, *self._remembered, self.pair.role))
+            self._forget_deadlines()
             stack.callback(self._end_publisher)
             if self._pair_log.epoch:
                 self._open_publisher()
@@ -118,6 +120,20 @@ class PairedHub(Hub):
             except _OverError:
                 self._thread.begin_to_end()
             self._close_publisher()
+
+    def _forget_deadlines(self) -> None:
+        """Forget those of the time when it was the only hub: they would be too old once it is that again."""
+        with self._pair_log.transaction():
+            deadlines = Deadlines(self._pair_log.sql)
+            if deadlines:
+                log.warning(
+                    "hub of feed %r, the %s: %d topics that had a ttl stay, as two hubs end none",
+                    self.feed.name,
+                    self.pair.role,
+                    len(deadlines),
+                )
+            for topic in deadlines.topics():
+                deadlines.forget(topic)
 
     def _go_on(self) -> None:
         if self._is_told_alone:

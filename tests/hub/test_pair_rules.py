@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import zmq
 
-from blackbox import Client, ConfigError, Feed, HubError, NotStoredError
+from blackbox import Client, ConfigError, Feed, Hub, HubError, NotStoredError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.hub.load import load_hub
 from blackbox.hub.pair import LEADS, Follow, Lead, Pair, Standing
@@ -19,6 +19,7 @@ from blackbox.hub.paired_log import PairedLog
 from blackbox.hub.protocol import ENCODER
 from blackbox.testing import wait_until
 from blackbox.transport.curve import keys_of_line, use_keys
+from tests.hub.hubs import published
 from tests.hub.pairs import pair_feed
 from tests.keyring import Keyring
 
@@ -254,3 +255,19 @@ def test_what_the_peer_lacks_stays_beyond_the_puts_that_are_remembered(
         take(23)
         log.drop(36)
         assert numbers() == [35, 36]
+
+
+def test_a_topic_that_was_to_end_before_there_were_two_hubs_stays_where_one_is_left(
+    tmp_path: Path, feed: Feed, links: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = (msgspec.structs.replace(feed.slices[0], endpoints=feed.slices[0].endpoints[:1]),)
+    single = msgspec.structs.replace(feed, hub_backup="", archives=feed.archives[:1], slices=lines)
+    with Hub(single, tmp_path / "primary"), Client(single) as client:
+        client.put(b"A", b"1", ttl=60)
+    with hub_of(feed, tmp_path, links, alone=True), Client(feed) as client:
+        client.put(b"A", b"2", timeout=30)
+    assert "1 topics that had a ttl stay" in caplog.text
+    with Hub(single, tmp_path / "primary") as hub, Client(single) as client:
+        assert not hub._deadlines
+        client.put(b"A", b"3")
+    assert [each[-1] for each in published(tmp_path / "primary", feed)] == [b"1", b"2", b"3"]
