@@ -268,6 +268,7 @@ class Hub:
             stack.callback(publisher.close)
             self._log = stack.enter_context(PutLog(self.directory / f"{self.feed.name}.puts", *self._remembered))
             with self._log.transaction():
+                self._log.forget_peer()
                 self._deadlines = Deadlines(self._log.sql)
             publisher.flush()
             self.epoch = publisher.epoch

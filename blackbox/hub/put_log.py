@@ -68,6 +68,12 @@ class PutLog:
         """The file, for what else is kept in it, in the same transactions."""
         return self._sql
 
+    def forget_peer(self) -> None:
+        """Drop what a hub of two has kept here for the other one: there is one hub now, and it would put that again."""
+        if self._sql.execute("SELECT 1 FROM sqlite_master WHERE name = 'pair'").fetchone():
+            self._sql.execute("UPDATE puts SET request = NULL WHERE number <= (SELECT outbox FROM pair)")
+            self._sql.execute("DROP TABLE pair")
+
     def client(self, name: str) -> tuple[int, int] | None:
         """Return a client's session and the number of its last put; None: it is not known."""
         found: tuple[int, int] | None = self._sql.execute(

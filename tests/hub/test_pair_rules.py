@@ -17,6 +17,7 @@ from blackbox.hub.pair import LEADS, Follow, Lead, Pair, Standing
 from blackbox.hub.paired_hub import PairedHub
 from blackbox.hub.paired_log import PairedLog
 from blackbox.hub.protocol import ENCODER
+from blackbox.hub.put_log import PutLog
 from blackbox.testing import wait_until
 from blackbox.transport.curve import keys_of_line, use_keys
 from tests.hub.hubs import published
@@ -271,3 +272,18 @@ def test_a_topic_that_was_to_end_before_there_were_two_hubs_stays_where_one_is_l
         assert not hub._deadlines
         client.put(b"A", b"3")
     assert [each[-1] for each in published(tmp_path / "primary", feed)] == [b"1", b"2", b"3"]
+
+
+def test_one_hub_that_is_left_puts_nothing_again_that_was_kept_for_the_other_one(tmp_path: Path) -> None:
+    with PairedLog(tmp_path / "log", 10, 10, 10, "primary") as log:
+        with log.transaction():
+            numbers = [log.add(None, 1, 1, b"", "", b"request") for _ in range(3)]
+        log.set(term=3, is_alone=True, epoch=9)
+        log.drop(numbers[1])
+        assert len(log.entries(0, 1 << 20)) == 3
+    with PutLog(tmp_path / "log", 10, 10, 10) as left:
+        with left.transaction():
+            left.forget_peer()
+        assert left.waiting() == numbers[2:]
+    with PairedLog(tmp_path / "log", 10, 10, 10, "primary") as log:
+        assert (log.term, log.is_alone, log.epoch) == (0, False, 0)
