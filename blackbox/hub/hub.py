@@ -52,6 +52,7 @@ from blackbox.hub.revisions import Revisions
 from blackbox.hub.settings import feed_of_hub
 from blackbox.native.limits import Needs
 from blackbox.publish.publisher import Publisher
+from blackbox.publish.slice_sender import TOPIC_TEXT_BYTES
 from blackbox.relay.relay import Relay
 from blackbox.transport.context import allow_ipv6, new_context
 from blackbox.transport.curve import key_of
@@ -183,7 +184,7 @@ class Hub:
         self._thread = ServerThread("blackbox-hub", f"hub of feed {feed.name!r}", self._run)
         self._slices: dict[bytes, int] = {}
         """Of each topic; of each slice as many as the publisher has room for."""
-        self._topics = [0] * len(feed.slices)
+        self._topics, self._topic_bytes = [0] * len(feed.slices), [0] * len(feed.slices)
         self._following = numpy.zeros(len(feed.slices), numpy.int64)
         """By slice, the number of its next message."""
         self._revisions = Revisions()
@@ -488,9 +489,16 @@ class Hub:
         found = self._slices.get(topic)
         if found is None:
             found = check_topic_of(self.feed, topic)
-            if self._topics[found] >= self.feed.max_topics:
-                raise ConfigError(f"slice {found} had {self.feed.max_topics} topics, its max_topics: {topic!r} is new")
+            most, size = self.feed.max_topics, self._topic_bytes[found] + len(topic)
+            if self._topics[found] >= most:
+                raise ConfigError(f"slice {found} had {most} topics, its max_topics: {topic!r} is new")
+            if size > most * TOPIC_TEXT_BYTES:
+                raise ConfigError(
+                    f"slice {found} had topics of {size} bytes with {topic[:40]!r}, "
+                    f"expected at most max_topics = {most} of {TOPIC_TEXT_BYTES} bytes on average"
+                )
             self._topics[found] += 1
+            self._topic_bytes[found] = size
             self._slices[topic] = found
         return found
 
@@ -612,6 +620,9 @@ class Hub:
                     rows = numpy.nonzero(moved)[0].tolist() if request.ids else []
                     ids = [(request.ids[row], places[row].tobytes()) for row in rows if request.ids[row]]
                     self._log.move(number, places.tobytes(), ids)
+            if lacks.any():
+                for topic in request.topics:
+                    self._slice_of(topic)  # which counts them
             self._publish(_Fresh(request.topics, Columns.of(request, self._schema), lacks))
             self._newest, self._waiting_bytes = number, self._waiting_bytes + len(text)
 

@@ -179,6 +179,7 @@ class PairedHub(Hub):
         self._mark, self._touched = _Mark(0, 0, {}), {}
         self._dropped = self._waiting_bytes = 0
         self._slices, self._topics = {}, [0] * len(self.feed.slices)
+        self._topic_bytes = [0] * len(self.feed.slices)
 
     def _close_publisher(self) -> None:
         """End the outbox in order: all that is in the log is in there."""

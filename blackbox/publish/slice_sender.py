@@ -45,7 +45,7 @@ log = logging.getLogger("blackbox")
 RING_BYTES = 4 << 20
 _PENDING_BLOCKS = 16
 """Encoded blocks that may wait for a sender: enough to keep both busy, few enough to stay in the cache."""
-_TOPIC_TEXT_BYTES = 32
+TOPIC_TEXT_BYTES = 32
 """Mean room for a topic's text, per topic of `max_topics`."""
 _SEND_WAIT_MS = 20
 _RECEIVED_BYTES = 16 << 10
@@ -124,7 +124,7 @@ class SliceSender:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"blackbox-sender-{slice_id}", daemon=True)
         self.table = TopicTable(
-            numpy.zeros(feed.max_topics * _TOPIC_TEXT_BYTES, numpy.uint8),
+            numpy.zeros(feed.max_topics * TOPIC_TEXT_BYTES, numpy.uint8),
             numpy.zeros(feed.max_topics, numpy.int64),
             numpy.zeros(feed.max_topics, numpy.int32),
         )
@@ -172,7 +172,7 @@ class SliceSender:
         if number >= self.feed.max_topics or end > self.table.text.nbytes:
             raise PublisherError(
                 f"slice {self.slice_id}: topic {topic[:64]!r} did not fit: {number} topics of {self._text_end} bytes, "
-                f"expected at most max_topics = {self.feed.max_topics} of {_TOPIC_TEXT_BYTES} bytes on average"
+                f"expected at most max_topics = {self.feed.max_topics} of {TOPIC_TEXT_BYTES} bytes on average"
             )
         self.table.text[self._text_end : end] = numpy.frombuffer(topic, numpy.uint8)
         self.table.offsets[number] = self._text_end

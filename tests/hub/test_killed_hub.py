@@ -217,3 +217,15 @@ def test_a_put_that_was_known_is_no_message_of_the_epoch_and_what_follows_keeps_
             place = client.put(b"A.x", b"1", b"id-1")
     with Hub(feed, left), Client(feed) as client:
         assert client.put(b"A.x", b"1", b"id-1") == place
+
+
+def test_topics_that_are_published_again_are_counted_and_too_many_end_no_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = msgspec.structs.replace(hub_feed(slices=1), max_topics=2)
+    left = dying_at(feed, tmp_path, monkeypatch, lambda number: number >= 1)
+    with Hub(feed, left), Client(feed) as client:
+        client.put(b"B", b"")
+        with pytest.raises(HubError, match="slice 0 had 2 topics, its max_topics: b'C' is new"):
+            client.put(b"C", b"")
+        client.put(b"B", b"")

@@ -334,6 +334,16 @@ def test_more_topics_than_a_slice_may_have_are_refused_and_the_hub_goes_on(tmp_p
         client.put(b"A", b"")
 
 
+def test_longer_topics_than_a_slice_has_room_for_are_refused_and_the_hub_goes_on(tmp_path: Path) -> None:
+    feed = msgspec.structs.replace(hub_feed(slices=1), max_topics=64)
+    with Hub(feed, tmp_path), Client(feed) as client:
+        client.put(b"A" * 1_024, b"")
+        client.put(b"B" * 1_000, b"")
+        with pytest.raises(HubError, match="slice 0 had topics of 3024 bytes with b'C+', expected at most max_topics"):
+            client.put(b"C" * 1_000, b"")
+        client.put(b"C" * 24, b"")
+
+
 def test_a_client_that_reads_no_answers_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "QUEUE_ANSWERS", 2)
     feed = hub_feed(slices=1)
