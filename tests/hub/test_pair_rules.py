@@ -144,18 +144,24 @@ def test_a_backup_that_lacks_more_than_the_log_has_is_refused_and_a_copy_follows
         assert backup.statistics().life == "active"
 
 
-def test_two_hubs_with_keys(tmp_path: Path, feed: Feed, links: tuple[str, ...]) -> None:
+def test_two_hubs_with_keys_and_rights(tmp_path: Path, feed: Feed, links: tuple[str, ...]) -> None:
     ring = Keyring(tmp_path, "primary", "backup", "desk")
     ring.allow("primary", "backup", "desk")
     ring.allow("backup", "primary", "desk")
+    for role in ("primary", "backup"):
+        (tmp_path / f"allowed-by-{role}" / "put_rights.toml").write_text('desk = ["A"]\n')
     of = {each: ring.feed(feed, each, "primary", "backup") for each in ("primary", "backup", "desk")}
     with hub_of(of["backup"], tmp_path, links, "backup") as backup:
         with hub_of(of["primary"], tmp_path, links), Client(of["desk"]) as client:
             client.put(b"A", b"1", timeout=30)
             wait_until(lambda: backup.statistics().life == "armed", 30)
             client.put(b"A", b"2", timeout=30)
+            with pytest.raises(HubError, match="no right to put b'B'"):
+                client.put(b"B", b"2")
         with Client(of["desk"]) as client:
             assert client.put(b"A", b"3", timeout=30).sequence == 2
+            with pytest.raises(HubError, match="no right to put b'B'"):
+                client.put(b"B", b"3")
 
 
 def test_a_client_that_may_connect_is_no_peer_on_the_link(tmp_path: Path, feed: Feed, links: tuple[str, ...]) -> None:
