@@ -193,6 +193,8 @@ class Client:
             raise ValueError(f"ts_event was {ts_event!r}, expected an int64")
         if if_at is not None and type(if_at) is not Place:
             raise TypeError(f"if_at was {if_at!r}, expected a Place, as Table.revision returns it, or NOWHERE")
+        if if_at is not None and not (0 <= if_at.epoch < _INT64 and -1 <= if_at.sequence < _INT64):
+            raise ValueError(f"if_at was {if_at}, expected a Place, as Table.revision returns it, or NOWHERE")
         if ttl is not None and (payload is None or not 0 < ttl * 1e9 <= MOST_TTL_NS):
             what = "without a value" if payload is None else f"of {ttl} s"
             raise ValueError(f"ttl was {what}, expected a put with a value, above 0 and up to {MOST_TTL_NS // 10**9} s")

@@ -276,6 +276,9 @@ def test_many_topics_end_at_once(tmp_path: Path, feed: Feed) -> None:
     [
         ({"if_at": (0, 1, 1)}, TypeError, "if_at was .*, expected a Place"),
         ({"ttl": 0.0}, ValueError, "ttl was of 0.0 s, expected"),
+        ({"if_at": Place(0, -1, 0)}, ValueError, "if_at was .*, expected a Place"),
+        ({"if_at": Place(0, 1 << 63, 0)}, ValueError, "if_at was .*, expected a Place"),
+        ({"if_at": Place(0, 1, -2)}, ValueError, "if_at was .*, expected a Place"),
         ({"ttl": -1.0}, ValueError, "ttl was of -1.0 s, expected"),
         ({"ttl": 1e12}, ValueError, "ttl was of 1000000000000.0 s, expected"),
         ({"ttl": 1.0, "payload": None}, ValueError, "ttl was without a value, expected"),
