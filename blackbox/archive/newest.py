@@ -222,11 +222,13 @@ class NewestRows:
         found[is_long] = numpy.isin(self._payloads[rows["start"][is_long] + place], list(values))
         return found
 
-    def messages(
-        self, of: NDArray[numpy.bool_], prefixes: Collection[bytes], keys: tuple[bytes, ...] = (b"",)
-    ) -> Iterator[NewestMessage]:
+    def topics(self) -> list[bytes]:
+        """Return all topics."""
+        return list(self._topics.names())
+
+    def messages(self, prefixes: Collection[bytes], keys: tuple[bytes, ...] = (b"",)) -> Iterator[NewestMessage]:
         """Yield the newest message, if it has a value, of each topic that `blocks` takes with the same arguments."""
-        chosen = self._chosen(of, prefixes, keys)
+        chosen = self._chosen(None, prefixes, keys)
         rows = self._rows[[number for number, _ in chosen]]
         columns = (rows[name].tolist() for name in ("start", "size", "epoch", "sequence", "ts_event"))
         for (_, topic), start, size, epoch, sequence, ts_event in zip(chosen, *columns, strict=True):

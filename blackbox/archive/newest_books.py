@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy
+from numpy.typing import NDArray
 
-from blackbox.archive.newest import Newest, NewestBlocks, NewestMessage
+from blackbox.archive.newest import Newest, NewestBlocks, NewestMessage, NewestRows
 from blackbox.archive.reader import blocks_of
 from blackbox.block.batch import Batch
 from blackbox.block.block import Block
@@ -39,6 +40,12 @@ class NewestBooks:
             raise ConfigError(f"books of schema {feed.schema_name!r} had no `rest`, expected it for images of them")
         self._feed = BatchFeed(feed.name, self._schema, feed.symbol_rule)
         self._newest = Newest(slice_id, feed.key_bytes, feed.max_topics)
+        self._last = NewestRows(f"slice {slice_id}", feed.key_bytes, feed.max_topics)
+        """Of each topic the last message of this run that changes a book: behind it others may have come."""
+        self._sizes = numpy.full(256, -1)
+        """By type of these, bytes."""
+        for kind in self._book_feed.types:
+            self._sizes[ord(kind)] = self._schema.records[kind].itemsize
         self._books = Books(feed.schema_name, symbol_rule=feed.symbol_rule, max_symbols=feed.max_topics)
         self._epoch = 0
         self._taken: dict[bytes, int] = {}
@@ -64,6 +71,7 @@ class NewestBooks:
         for block, ts_recv, fresh_row, _, _ in blocks_of(run, self._key_bytes):
             if block.epoch > self._epoch:
                 self._books.clear()  # a subscriber's books are emptied there, too
+                self._last.clear()
                 self._taken.clear()
                 self._epoch = block.epoch
             taken = self._taken.get(block.key, 0)
@@ -73,8 +81,19 @@ class NewestBooks:
             if block.number_of(first_row) > taken:
                 self._books.lose_sync(self.slice_id, block.key)
             rows = numpy.arange(first_row, block.count, dtype=numpy.int32)
-            self._books.apply(Batch(block, rows, ReceivedBlock.of_block(block, self._feed, ts_recv)))
+            received = ReceivedBlock.of_block(block, self._feed, ts_recv)
+            self._books.apply(Batch(block, rows, received))
+            if len(changing := rows[self._change_books(block, first_row)]):
+                self._last.take_batch(Batch(block, changing, received))
             self._taken[block.key] = block.number_of(-1) + 1
+
+    def _change_books(self, block: Block, first_row: int) -> NDArray[numpy.bool_]:
+        """Return bool[rows]: whether each row from the first one on is a whole message of those that change books."""
+        offsets = block.payload_offsets[first_row:]
+        sizes, places = numpy.diff(offsets), offsets[:-1] + self._book_feed.type_offset
+        found = sizes > self._book_feed.type_offset
+        found[found] = sizes[found] == self._sizes[block.payloads[places[found]]]
+        return found
 
     def blocks(self, prefixes: Collection[bytes], keys: tuple[bytes, ...] = (b"",)) -> BooksBlocks:
         """Return what rests under topics that begin with some prefix, and the newest messages that change no book.
@@ -82,27 +101,21 @@ class NewestBooks:
         Raises JournalError when a key has more orders than messages: symbols are longer than keys.
         """
         place, types = self._book_feed.type_offset, self._book_feed.types.encode("latin-1")
-        is_of_book = self._newest.have_byte(place, types)
         found = dict[bytes, dict[int, NewestMessage]]()
-        for message in self._newest.messages(is_of_book, prefixes, keys):
+        for message in self._last.messages(prefixes, keys):
             of_type = found.setdefault(self._feed.symbol_rule.symbol_of(message.topic), {})
             kind = message.payload[place]
-            is_whole = len(message.payload) == self._schema.records[chr(kind)].itemsize
-            is_newer = kind not in of_type or of_type[kind].sequence < message.sequence
-            if message.epoch == self._epoch and is_whole and is_newer:
+            if kind not in of_type or of_type[kind].sequence < message.sequence:
                 of_type[kind] = message
         parts, is_unsure = list[_Part](), self._lacks_something()
         for symbol, of_type in found.items():
             orders, is_snapshot = self._books.resting(symbol)
             count = max(len(orders), int(is_snapshot))
-            if not of_type:
-                is_unsure |= count > 0
-                continue
             last = max(of_type.values(), key=lambda message: message.sequence)
             for first in range(0, count, _MOST_ROWS):
                 resting = Resting(symbol, last.payload, orders[first : first + _MOST_ROWS], is_snapshot)
                 parts.append(_Part(resting, last, of_type))
-        others = self._newest.blocks(prefixes, keys, ~is_of_book)
+        others = self._newest.blocks(prefixes, keys, ~self._newest.have_byte(place, types))
         return BooksBlocks(self, self._key_bytes, self._book_feed, self._schema.schema_id, others, parts, is_unsure)
 
     def _lacks_something(self) -> bool:

@@ -8,10 +8,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy
 import pytest
 from blackbox_feeds.dbn import Dbn
 from blackbox_feeds.iex import Iex
 from blackbox_feeds.itch50 import Itch50
+from blackbox_feeds.itch50.messages import SCHEMA
 from blackbox_feeds.synthetic import Synthetic
 
 from blackbox import ArchiveClient, ArchiveError, Feed, Publisher, Recorder, Source, Subscriber
@@ -26,6 +28,7 @@ from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import wait_recorded
 from tests.feeds.build import messages_of
+from tests.journals import Day, Put, Row, feed_of
 from tests.recorded import recorded
 
 CAPTURES: dict[str, Callable[[Path], Source]] = {
@@ -138,6 +141,34 @@ def test_an_archive_that_lacks_messages_is_not_sure(tmp_path: Path) -> None:
         if number != 3:
             kept.take(piece)
         assert kept.blocks([b""]).is_unsure == (number > 3)
+
+
+def itch(kind: str, reference: int = 0) -> bytes:
+    made = numpy.zeros(1, SCHEMA.records[kind])
+    if kind in "AD":
+        made["order_reference_number"] = reference
+    if kind == "A":
+        made["shares"] = 100
+    return kind.encode() + made.tobytes()[1:]
+
+
+def kept_of(directory: Path, *puts: Put, key_bytes: int = 0) -> NewestBooks:
+    Day(directory, feed_of(key_bytes=key_bytes, schema="itch50")).put(0, *puts)
+    recording = Recording.open(directory)
+    kept = NewestBooks(0, recording.feed)
+    for run in recording.runs():
+        kept.take(run)
+    return kept
+
+
+@pytest.mark.parametrize("behind", [itch("P"), itch("A")[:-1], b"", None], ids=["trade", "cut", "empty", "no value"])
+def test_an_order_is_in_it_whatever_came_behind_it_under_its_topic(tmp_path: Path, behind: bytes | None) -> None:
+    kept = kept_of(tmp_path, Put((Row(b"AAPL", itch("A", 7)), Row(b"AAPL", behind))))
+    late = Applied(Recording.open(tmp_path).feed)
+    for block in (blocks := kept.blocks([b""])):
+        late.take(block, is_image=True)
+    assert late.books.orders(b"AAPL")["reference"].tolist() == [7]
+    assert not blocks.is_unsure
 
 
 @pytest.mark.parametrize("key_bytes", [0, 2])
