@@ -48,6 +48,7 @@ class NewestBooks:
             self._sizes[ord(kind)] = self._schema.records[kind].itemsize
         self._books = Books(feed.schema_name, symbol_rule=feed.symbol_rule, max_symbols=feed.max_topics)
         self._epoch = 0
+        self._lacks_messages = False
         self._taken: dict[bytes, int] = {}
         """Of each key, the number behind the last message of this run that the books have."""
 
@@ -73,13 +74,14 @@ class NewestBooks:
                 self._books.clear()  # a subscriber's books are emptied there, too
                 self._last.clear()
                 self._taken.clear()
+                self._lacks_messages = False
                 self._epoch = block.epoch
             taken = self._taken.get(block.key, 0)
             first_row = max(fresh_row, block.row_from(taken))
             if block.epoch < self._epoch or first_row == block.count:
                 continue
             if block.number_of(first_row) > taken:
-                self._books.lose_sync(self.slice_id, block.key)
+                self._lacks_messages = True
             rows = numpy.arange(first_row, block.count, dtype=numpy.int32)
             received = ReceivedBlock.of_block(block, self._feed, ts_recv)
             self._books.apply(Batch(block, rows, received))
@@ -121,7 +123,7 @@ class NewestBooks:
     def _lacks_something(self) -> bool:
         """Whether messages are missing that a book may need, or had no room in it."""
         counted = self._books.counters()
-        return any(counted[name] for name in ("unsynced", "forgotten", "left_out"))
+        return self._lacks_messages or counted["forgotten"] > 0 or counted["left_out"] > 0
 
 
 class _Part(NamedTuple):

@@ -171,6 +171,11 @@ def test_an_order_is_in_it_whatever_came_behind_it_under_its_topic(tmp_path: Pat
     assert not blocks.is_unsure
 
 
+def test_an_archive_that_lacks_messages_and_has_no_book_yet_is_not_sure(tmp_path: Path) -> None:
+    kept = kept_of(tmp_path, Put((Row(b"AAPL.P", itch("P")),), sequence=5))
+    assert kept.blocks([b""]).is_unsure
+
+
 @pytest.mark.parametrize("key_bytes", [0, 2])
 def test_a_late_subscriber_has_the_books_of_one_from_the_start(tmp_path: Path, key_bytes: int) -> None:
     """Over sockets, while the publisher goes on."""
