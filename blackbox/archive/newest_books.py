@@ -100,8 +100,9 @@ class NewestBooks:
     def blocks(self, prefixes: Collection[bytes], keys: tuple[bytes, ...] = (b"",)) -> BooksBlocks:
         """Return what rests under topics that begin with some prefix, and the newest messages that change no book.
 
-        Raises JournalError when a key has more orders than messages: symbols are longer than keys.
+        Raises JournalError when keys are longer than a symbol, so that its messages have no order.
         """
+        self._check_keys()
         place, types = self._book_feed.type_offset, self._book_feed.types.encode("latin-1")
         found = dict[bytes, dict[int, NewestMessage]]()
         for message in self._last.messages(prefixes, keys):
@@ -119,6 +120,16 @@ class NewestBooks:
                 parts.append(_Part(resting, last, of_type))
         others = self._newest.blocks(prefixes, keys, ~self._newest.have_byte(place, types))
         return BooksBlocks(self, self._key_bytes, self._book_feed, self._schema.schema_id, others, parts, is_unsure)
+
+    def _check_keys(self) -> None:
+        key_of = dict[bytes, bytes]()
+        for topic in self._last.topics() if self._key_bytes else ():
+            symbol, key = self._feed.symbol_rule.symbol_of(topic), topic[: self._key_bytes]
+            if key_of.setdefault(symbol, key) != key:
+                raise JournalError(
+                    f"messages of {symbol!r} had the keys {key_of[symbol]!r} and {key!r}, expected one where there are "
+                    "images of books: key_bytes no longer than symbols"
+                )
 
     def _lacks_something(self) -> bool:
         """Whether messages are missing that a book may need, or had no room in it."""
@@ -183,8 +194,7 @@ class BooksBlocks:
         first = following - sum(part.rows for part in parts)
         if first < 0:
             raise JournalError(
-                f"key {key!r} had {following - first} orders of {following} messages, expected symbols no longer than "
-                "keys where there are images of books"
+                f"key {key!r} had {following - first} orders of {following} messages, expected at most as many orders"
             )
         rows = _MOST_ROWS
         for part in parts:

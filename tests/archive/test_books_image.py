@@ -16,7 +16,7 @@ from blackbox_feeds.itch50 import Itch50
 from blackbox_feeds.itch50.messages import SCHEMA
 from blackbox_feeds.synthetic import Synthetic
 
-from blackbox import ArchiveClient, ArchiveError, Feed, Publisher, Recorder, Source, Subscriber
+from blackbox import ArchiveClient, ArchiveError, Feed, JournalError, Publisher, Recorder, Source, Subscriber
 from blackbox.archive.newest_books import NewestBooks
 from blackbox.archive.reader import RecordRun, blocks_of
 from blackbox.archive.recording import Recording
@@ -169,6 +169,20 @@ def test_an_order_is_in_it_whatever_came_behind_it_under_its_topic(tmp_path: Pat
         late.take(block, is_image=True)
     assert late.books.orders(b"AAPL")["reference"].tolist() == [7]
     assert not blocks.is_unsure
+
+
+@pytest.mark.parametrize("prefix", [b"", b"AAPL.A"])
+def test_keys_longer_than_a_symbol_are_refused(tmp_path: Path, prefix: bytes) -> None:
+    """What adds its orders has no place before or behind what deletes them."""
+    added, deleted = Put((Row(b"AAPL.A", itch("A", 7)),)), Put((Row(b"AAPL.D", itch("D", 7)),))
+    kept = kept_of(tmp_path, deleted, added, key_bytes=8)
+    with pytest.raises(JournalError, match=r"messages of b'AAPL' had the keys b'AAPL.D' and b'AAPL.A', expected one"):
+        kept.blocks([prefix])
+
+
+def test_keys_longer_than_the_only_topic_of_a_symbol_are_none_the_less_keys(tmp_path: Path) -> None:
+    kept = kept_of(tmp_path, Put((Row(b"AAPL", itch("A", 7)), Row(b"AAPL", itch("P")))), key_bytes=8)
+    assert {block.key for block in kept.blocks([b"AAPL"])} == {b"AAPL"}
 
 
 def test_an_archive_that_lacks_messages_and_has_no_book_yet_is_not_sure(tmp_path: Path) -> None:
