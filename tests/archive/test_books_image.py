@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -20,10 +21,14 @@ from blackbox import ArchiveClient, ArchiveError, Feed, JournalError, Publisher,
 from blackbox.archive.newest_books import NewestBooks
 from blackbox.archive.reader import RecordRun, blocks_of
 from blackbox.archive.recording import Recording
+from blackbox.archive.serve.images import Images
+from blackbox.archive.serve.pieces import Pieces
+from blackbox.archive.serve.protocol import AskImage, Image
 from blackbox.block.batch import Batch
 from blackbox.block.block import Block
 from blackbox.block.received_block import BatchFeed, ReceivedBlock
 from blackbox.book.books import Books
+from blackbox.feed.schema import load_schema
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import wait_recorded
@@ -225,6 +230,24 @@ def _state(books: Books) -> dict[bytes, Any]:
         for symbol in books.symbols
         if len(books.orders(symbol))
     }
+
+
+def answer_of(images: Images, ask: AskImage) -> tuple[Image, list[Block]]:
+    """Once the archive has read all."""
+    while not (answer := images.answer(ask))[0].image:
+        pass
+    return answer
+
+
+def test_a_day_of_another_schema_begins_new_books(tmp_path: Path) -> None:
+    images, ask = Images(Pieces(tmp_path)), AskImage(slice_id=0, prefixes=[b""], of="books")
+    Day(tmp_path / "2026-11-20", feed_of(schema="iex_deep10")).put(0, Put((Row(b"AAPL.Q", b"\0" * 8),)))
+    assert answer_of(images, ask)[0].epoch == 1
+    written = Day(tmp_path / "2026-11-21", feed_of(schema="itch50"), date="2026-11-21")
+    written.put(0, Put((Row(b"AAPL.A", itch("A", 7)),), epoch=2, schema=load_schema("itch50").schema_id))
+    time.sleep(0.11)  # who asks sooner gets the same image
+    answer, (block,) = answer_of(images, ask)
+    assert (answer.epoch, answer.following, block.topics) == (2, {b"": 1}, [b"AAPL.A"])
 
 
 def test_a_feed_without_books_has_no_image_of_them(tmp_path: Path) -> None:

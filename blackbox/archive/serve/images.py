@@ -25,6 +25,7 @@ from blackbox.archive.serve.run_marks import Place
 from blackbox.block.block import Block
 from blackbox.errors import ArchiveError, ConfigError
 from blackbox.feed.rights import Prefixes
+from blackbox.feed.symbol import SymbolRule
 
 MOST_IMAGE_BYTES: Final = 256 << 20
 """Of one image, and of all but the newest one that are kept; beside the blocks that are made of them."""
@@ -95,7 +96,7 @@ class Images:
         last = self._pieces.known(days[-1])
         segments_of(last, slice_id)  # raises where there is no such slice
         scan = self._scans.get((slice_id, of))
-        if scan is None or scan.layout != _layout(last):
+        if scan is None or scan.layout != _layout(last, of):
             scan = self._scans[slice_id, of] = _Scan(slice_id, of, last)
         return scan
 
@@ -107,7 +108,7 @@ class _Scan:
 
     def __init__(self, slice_id: int, of: ImageOf, day: Recording) -> None:
         """Nothing is read yet, of this day and others of a feed like its. Raises ArchiveError: it has no such image."""
-        self.slice_id, self.layout = slice_id, _layout(day)
+        self.slice_id, self._of, self.layout = slice_id, of, _layout(day, of)
         if of == "newest":
             self.newest = Newest(slice_id, day.feed.key_bytes, day.feed.max_topics)
         else:
@@ -127,7 +128,7 @@ class _Scan:
             day, made = pieces.fresh(name, self.slice_id), pieces.made(name)
             if (name, made) != (self._day, self._made):
                 self._day, self._made, self._at = name, made, Place(0, FILE_HEAD_BYTES)
-            if _layout(day) == self.layout and not self._read(day, until):
+            if _layout(day, self._of) == self.layout and not self._read(day, until):
                 return False
         return True
 
@@ -158,8 +159,10 @@ class _Scan:
         self._at = Place(segment.number, stop)
 
 
-def _layout(day: Recording) -> tuple[int, int]:
-    return len(day.feed.slices), day.feed.key_bytes
+def _layout(day: Recording, of: ImageOf) -> tuple[int, int, str, SymbolRule | None]:
+    """Return what days have in common that are read together: books also a schema, and what a symbol is."""
+    feed = day.feed
+    return len(feed.slices), feed.key_bytes, *((feed.schema_name, feed.symbol_rule) if of == "books" else ("", None))
 
 
 def _make(scan: _Scan, asked: _Asked) -> _Made:
