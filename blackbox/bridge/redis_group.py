@@ -13,6 +13,8 @@ _BLOCK_MS: Final = 500
 _BEGUN: Final = "0"
 """What was read before, and not acknowledged."""
 _NEW: Final = ">"
+_MOST_DIGITS: Final = 20
+"""Of a time, with its sign; Python refuses to read thousands."""
 
 
 class RedisGroup(HubInlet):
@@ -72,5 +74,5 @@ class RedisGroup(HubInlet):
         topic, time_ns = fields.get(b"topic"), fields.get(b"ts_event", b"")
         if topic is None:
             return self._refuse(f"entry {name} of {self.stream} had the fields {sorted(fields)}, expected topic")
-        ts_event = int(time_ns) if time_ns.removeprefix(b"-").isdigit() else 0
-        return self._put(name, topic, fields.get(b"payload"), f"{self.stream}:{name}", ts_event)
+        is_number = len(time_ns) <= _MOST_DIGITS and time_ns.removeprefix(b"-").isdigit()
+        return self._put(name, topic, fields.get(b"payload"), f"{self.stream}:{name}", int(time_ns) if is_number else 0)

@@ -72,6 +72,16 @@ def test_a_feed_reaches_a_hub_through_redis(server: Server, there: redis.Redis, 
     assert [row[3:] for row in published(tmp_path, second)] == [(b"A", b"1"), (b"A", None)]
 
 
+def test_a_time_that_is_none_stops_nothing(server: Server, there: redis.Redis, tmp_path: Path) -> None:
+    feed = hub_feed("orders", slices=1)
+    for ts_event in ("9" * 5_000, "9" * 20, "noon", "-", -7):
+        there.xadd("orders", {"topic": "A.x", "payload": "1", "ts_event": ts_event})
+    with Hub(feed, tmp_path), RedisGroup(feed, server.url) as bridge:
+        wait_until(lambda: bridge._over.is_set() or bridge.statistics()["messages put"] == 5)
+        wait_until(lambda: pending(there) == 0)
+        assert not bridge._over.is_set()
+
+
 def test_wrong_settings_are_told(server: Server, there: redis.Redis) -> None:
     feed = hub_feed("orders", slices=1)
     with pytest.raises(BridgeError, match="redis://127.0.0.1:1: "):
