@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from blackbox.bridge.carrier import Away
+from blackbox.bridge.carrier import Away, without_password
 from blackbox.errors import BridgeError, ConfigError
 
 try:
@@ -28,7 +28,9 @@ def connect(url: str) -> Any:
     try:
         return redis.Redis.from_url(url, socket_timeout=SOCKET_S, socket_connect_timeout=SOCKET_S, protocol=2)
     except ValueError as error:
-        raise ConfigError(f"url was {url!r}, expected one such as redis://127.0.0.1:6379/0: {error}") from None
+        raise ConfigError(
+            f"url was {without_password(url)!r}, expected one such as redis://127.0.0.1:6379/0: {error}"
+        ) from None
 
 
 @contextmanager

@@ -182,6 +182,11 @@ def test_a_password_is_not_shown() -> None:
         bridge.start()
 
 
+def test_a_password_is_not_shown_where_a_url_is_none() -> None:
+    with pytest.raises(ConfigError, match="url was 'redis://127.0.0.1:no/0', expected one such as redis://"):
+        RedisStreams(feed_of(), "redis://desk:secret@127.0.0.1:no/0")
+
+
 def test_a_password_that_redis_no_more_takes_ends_it(server: Server, there: redis.Redis) -> None:
     """It is not away: no waiting would mend it."""
     feed = feed_of()
