@@ -7,7 +7,7 @@ from typing import Any
 from blackbox.bridge.amqp import SOCKET_S, Address, binding_key, content_of, hang_up, has_queue, headers_of
 from blackbox.bridge.amqp_source import AmqpSource
 from blackbox.bridge.hub_inlet import IN_FLIGHT, HubInlet
-from blackbox.errors import ConfigError
+from blackbox.errors import BridgeError, ConfigError
 from blackbox.feed.feed import Feed
 
 
@@ -57,12 +57,21 @@ class AmqpQueue(HubInlet):
                 self._note_there("what the queue has comes")
                 while not self._over.is_set():
                     if self._wait_for(connection.sock):
-                        connection.drain_events(timeout=SOCKET_S)
+                        self._drain(connection)
                     self._let_go(channel)
                 self._wait_stored()
                 self._let_go(channel)
         finally:
             hang_up(connection)
+
+    def _drain(self, connection: Any) -> None:
+        try:
+            connection.drain_events(timeout=SOCKET_S)
+        except UnicodeDecodeError as error:  # it would come again, and again
+            raise BridgeError(
+                f"queue {self.queue!r} of {self.url} has a message whose routing key or properties are no UTF-8, "
+                f"expected text: take it out ({error})"
+            ) from error
 
     def _declare(self, connection: Any) -> Any:
         """Return a channel, once the queue is there: with whatever settings its owner gave it."""

@@ -9,7 +9,7 @@ import amqp
 import msgspec
 import pytest
 
-from blackbox import ConfigError, Feed, Publisher
+from blackbox import BridgeError, ConfigError, Feed, Publisher
 from blackbox.bridge.amqp import message_of
 from blackbox.bridge.amqp_exchange import AmqpExchange
 from blackbox.bridge.amqp_queue import AmqpQueue, amqp_inlet
@@ -96,6 +96,17 @@ def test_what_no_hub_can_have_goes_to_the_dead_letters(
         assert bridge.statistics() == {"messages put": 1, "unwanted": 1, "refused": 1, "times away": 0}
     assert len(channel.basic_get("letters", no_ack=True).body) == (1 << 20) + 1
     assert "payload had 1048577 bytes" in caplog.text
+
+
+def test_a_message_that_cannot_be_read_ends_it(rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path) -> None:
+    """Else it would come again and again, with all behind it."""
+    feed = hub_feed("unreadable", slices=1)
+    with Hub(feed, tmp_path), AmqpQueue(feed, rabbit.url, exchange="unreadable") as bridge:
+        channel.basic_publish(amqp.Message(b""), "unreadable", b"\xff")
+        wait_until(lambda: bridge._over.is_set() or bridge.statistics()["times away"] > 1)
+        with pytest.raises(BridgeError, match=r"queue 'unreadable' of amqp://.* has a message whose routing key"):
+            bridge.run()
+        assert bridge.statistics()["times away"] == 0
 
 
 def test_which_way_in_depends_on_the_hub() -> None:
