@@ -328,6 +328,7 @@ class Books:
             for number, book in enumerate(self._books):
                 if book is not None and head_of(book).slice_id == slice_id:
                     fresh = new_book(_FIRST_ORDERS, _FIRST_LEVELS)
+                    head_of(fresh).slice_id = slice_id  # what may be lost before its first message is its loss, too
                     self._bytes += fresh.nbytes - book.nbytes
                     self._put(number, fresh)
 
@@ -352,7 +353,7 @@ class Books:
             self._unsure.add(slice_id)
             for symbol, number in self._numbers.items():
                 book = self._books[number]
-                if book is None or not head_of(book).messages or slice_id not in (None, head_of(book).slice_id):
+                if book is None or slice_id not in (None, head_of(book).slice_id):
                     continue
                 if symbol.startswith(key) or key.startswith(symbol):
                     lose_sync(book.ctypes.data)

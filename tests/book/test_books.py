@@ -304,6 +304,20 @@ def test_an_image_is_no_whole_book(tmp_path: Path) -> None:
     assert (book.synced, book.counters(b"A")["unsynced"]) == (False, 1)
 
 
+def test_what_is_lost_before_the_first_message_of_a_run_is_told(tmp_path: Path) -> None:
+    """Also of symbols that the run before had: their books are there, and empty."""
+    day = Day(tmp_path, feed_of(slices=2))
+    day.put(1, Put((Row(b"B.A", order(1, b"B", 5)),), schema=ITCH))
+    day.put(1, Put((Row(b"B.A", order(2, b"B", 6)),), schema=ITCH, epoch=1 << 60, ts_out=9, sequence=3))
+    before, behind = Recording.open(tmp_path).batches()
+    book = Books("itch50")
+    book.apply(before)
+    book.clear(1)
+    book.lose_sync(1)
+    book.apply(behind)
+    assert (book.synced, book.counters(b"B")["unsynced"]) == (False, 1)
+
+
 def test_another_run_of_the_publisher_is_told(tmp_path: Path) -> None:
     """What came between its last message and the first of the next run is not known."""
     day = Day(tmp_path, feed_of())
