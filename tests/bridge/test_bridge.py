@@ -50,6 +50,13 @@ def test_a_scheme_has_its_directions(plug_in: None) -> None:
         open_bridge(Feed.local("carried"), "ws://127.0.0.1:1", into=True)
 
 
+@pytest.mark.parametrize("scheme", ["amqp", "redis", "ws"])
+def test_a_malformed_url_is_told_in_one_line(scheme: str) -> None:
+    told = invoke("bridge", f"{scheme}://desk:secret@[::1")
+    assert_one_line(told, f"URL of {scheme}:// was malformed, expected one as docs/bridges.md has it: Invalid IPv6 URL")
+    assert "secret" not in told.errors
+
+
 def test_a_bridge_without_its_library_says_what_to_install(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['redis'] = None\n"
