@@ -11,12 +11,14 @@ from blackbox.bridge.carrier import Away, without_password
 from blackbox.errors import BridgeError, ConfigError
 
 try:
-    from amqp import AMQPError, Connection, Message, NotFound, RecoverableConnectionError
+    from amqp import AMQPError, Connection, Message, NotFound, PreconditionFailed, RecoverableConnectionError
 except ImportError as error:
     raise ImportError(f"this needs amqp: pip install 'blackbox-md[bridge]' ({error})") from error
 
 SOCKET_S: Final = 5.0
 """How long an answer is waited for before it counts as away."""
+UNANSWERED: Final = PreconditionFailed
+"""What a broker says to who has a message for too long."""
 _MOST_KEY_BYTES: Final = 255
 _TOPIC: Final = "topic"
 _NO_VALUE: Final = "no_value"

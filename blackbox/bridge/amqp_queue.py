@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from blackbox.bridge.amqp import SOCKET_S, Address, binding_key, content_of, hang_up, has_queue, headers_of
+from blackbox.bridge.amqp import (
+    SOCKET_S,
+    UNANSWERED,
+    Address,
+    binding_key,
+    content_of,
+    hang_up,
+    has_queue,
+    headers_of,
+)
 from blackbox.bridge.amqp_source import AmqpSource
+from blackbox.bridge.carrier import Away
 from blackbox.bridge.hub_inlet import IN_FLIGHT, HubInlet
 from blackbox.errors import BridgeError, ConfigError
 from blackbox.feed.feed import Feed
@@ -67,6 +77,8 @@ class AmqpQueue(HubInlet):
     def _drain(self, connection: Any) -> None:
         try:
             connection.drain_events(timeout=SOCKET_S)
+        except UNANSWERED as error:  # the hub is away for longer than the broker lets a message go unanswered
+            raise Away(str(error)) from error
         except UnicodeDecodeError as error:  # it would come again, and again
             raise BridgeError(
                 f"queue {self.queue!r} of {self.url} has a message whose routing key or properties are no UTF-8, "

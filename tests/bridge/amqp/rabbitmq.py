@@ -27,7 +27,7 @@ _WITH_US: Final = ("setpriv", "--pdeathsig", "KILL")
 class RabbitMq:
     """Raises Missing, which says how to get one."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, **settings: int) -> None:
         self._data, self.port, self._names = data, free_port(), free_port()
         self.url = f"amqp://guest:guest@127.0.0.1:{self.port}"
         rabbit, self._erlang = _newest("usr/lib/rabbitmq/lib/rabbitmq_server-*"), _newest("usr/lib/erlang/erts-*")
@@ -52,6 +52,7 @@ class RabbitMq:
             "RABBITMQ_NODENAME": f"blackbox-{os.getpid()}@localhost",
             "RABBITMQ_DIST_PORT": str(free_port()),
             "RABBITMQ_CONFIG_FILE": f"{data}/rabbitmq",
+            "RABBITMQ_ADVANCED_CONFIG_FILE": f"{data}/advanced.config",
             "RABBITMQ_CONF_ENV_FILE": f"{data}/none",
             "RABBITMQ_ENABLED_PLUGINS_FILE": f"{data}/plugins",
             "RABBITMQ_MNESIA_BASE": f"{data}/mnesia",
@@ -59,6 +60,8 @@ class RabbitMq:
             "RABBITMQ_PID_FILE": f"{data}/pid",
         }
         (data / "plugins").write_text("[].")
+        told = ",".join(f"{{{name},{value}}}" for name, value in settings.items())
+        (data / "advanced.config").write_text(f"[{{rabbit,[{told}]}}].\n")
         (data / "rabbitmq.conf").write_text(f"listeners.tcp.1 = 127.0.0.1:{self.port}\n")
         # One of its own: the node would start one that outlives it.
         self._epmd = subprocess.Popen(

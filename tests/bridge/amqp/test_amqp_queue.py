@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import signal
+from contextlib import closing
 from pathlib import Path
 
 import amqp
 import msgspec
 import pytest
 
+from bench.rivals.servers import Missing
 from blackbox import BridgeError, ConfigError, Feed, Publisher
-from blackbox.bridge.amqp import message_of
+from blackbox.bridge.amqp import Address, hang_up, message_of
 from blackbox.bridge.amqp_exchange import AmqpExchange
 from blackbox.bridge.amqp_queue import AmqpQueue, amqp_inlet
 from blackbox.bridge.amqp_source import AmqpSource
@@ -62,6 +64,25 @@ def test_a_hub_that_is_away_is_waited_for(rabbit: RabbitMq, channel: amqp.Channe
             wait_until(lambda: bridge.statistics()["messages put"] == 2_000, 30)
     assert [payload for *_, payload in published(tmp_path, feed)] == [b"%d" % number for number in range(2_000)]
     assert channel.queue_declare("away", passive=True).message_count == 0
+
+
+@pytest.mark.long
+def test_a_hub_may_be_away_for_longer_than_the_broker_waits(tmp_path: Path) -> None:
+    """RabbitMQ ends a channel on which a message was not acknowledged for half an hour, here for a second."""
+    try:
+        rabbit = RabbitMq(tmp_path, consumer_timeout=1_000, channel_tick_interval=500)
+    except Missing as why:
+        pytest.skip(str(why))
+    feed, connection = hub_feed("late", slices=1), Address.of(rabbit.url).connect()
+    connection.channel().queue_declare("late", durable=True, auto_delete=False)
+    fill(connection.channel(), "late", 0, 10)
+    hang_up(connection)
+    with closing(rabbit), AmqpQueue(feed, rabbit.url) as bridge:
+        wait_until(lambda: bridge._over.is_set() or bridge.statistics()["times away"] > 0, 20)
+        with Hub(feed, tmp_path / "hub"):
+            wait_until(lambda: bridge._over.is_set() or bridge.statistics()["messages put"] >= 10, 20)
+        assert not bridge._over.is_set()
+    assert [payload for *_, payload in published(tmp_path / "hub", feed)] == [b"%d" % number for number in range(10)]
 
 
 def test_a_feed_reaches_a_hub_through_a_broker_once(rabbit: RabbitMq, tmp_path: Path) -> None:
