@@ -12,7 +12,9 @@ import pytest
 from blackbox import Client, ConfigError, EndpointError, Feed, Hub, RelayError
 from blackbox.block.position import Place
 from blackbox.feed.endpoint import free_endpoints
+from blackbox.hub.load import load_hub
 from blackbox.testing import wait_until
+from tests.cli.commands import write_feed
 from tests.hub.hubs import hub_feed
 from tests.support import Script
 
@@ -147,3 +149,19 @@ def test_an_endpoint_for_a_peer_that_is_in_use_ends_the_start(tmp_path: Path) ->
     mesh = Mesh(SITES[:2])
     with mesh.hub("ams", tmp_path), pytest.raises(EndpointError, match="in use"):
         Hub(hub_feed("other"), tmp_path / "other", peers=[(mesh.feeds["ldn"], mesh.here["ams"]["ldn"])]).start()
+
+
+def test_a_hub_file_names_its_peers(tmp_path: Path) -> None:
+    mesh = Mesh(SITES[:2])
+    there, seen = mesh.feeds["ldn"], mesh.here["ams"]["ldn"]
+    for name, feed in {"ams": mesh.feeds["ams"], "ldn": there, "ldn-here": seen}.items():
+        write_feed(feed, tmp_path / f"{name}.toml")
+    file = tmp_path / "hub.toml"
+    file.write_text('feed = "ams.toml"\ndirectory = "kept"\n[[peers]]\nfeed = "ldn.toml"\nhere = "ldn-here.toml"\n')
+    (peer,) = load_hub(file).peers
+    assert [each.slices[0].endpoints for each in (peer.upstream, peer.downstream)] == [
+        each.slices[0].endpoints for each in (there, seen)
+    ]
+    file.write_text('feed = "ams.toml"\ndirectory = "kept"\n[[peers]]\nfeed = "ldn.toml"\n')
+    with pytest.raises(ConfigError, match="here"):
+        load_hub(file)
