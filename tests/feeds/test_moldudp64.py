@@ -144,7 +144,7 @@ def test_a_bad_message_stops_and_says_where(tmp_path: Path, bad: bytes) -> None:
     assert "no valid message starts at byte" in source.truncated
 
 
-@pytest.mark.parametrize("make", [pcap, pcapng])
+@pytest.mark.parametrize("make", [pcap, pytest.param(pcapng, marks=pytest.mark.long)])
 def test_truncated_at_every_byte(tmp_path: Path, make: Any) -> None:
     path = tmp_path / "capture"
     whole = make([ethernet(datagram) for datagram in DATAGRAMS])
