@@ -126,13 +126,22 @@ class AmqpExchange(Carrier):
         }
 
     def _send(self, slice_id: int, messages: list[_Routed]) -> None:
-        self._until_there(lambda: self._try(slice_id, messages), len(messages))
+        left = messages
 
-    def _try(self, slice_id: int, messages: list[_Routed]) -> None:
+        def send_left() -> None:
+            nonlocal left
+            left = self._try(slice_id, left)
+            if left:
+                raise Away(f"{len(left)} messages were not taken, as by a queue that is full")
+
+        self._until_there(send_left, len(messages))
+
+    def _try(self, slice_id: int, messages: list[_Routed]) -> list[_Routed]:
+        """Return those that were not taken: a queue may never have room for all of them at once."""
         if slice_id not in self._lines:
             self._lines[slice_id] = _Line(self._address, self.exchange)
         try:
-            self._lines[slice_id].publish(messages)
+            return self._lines[slice_id].publish(messages)
         except BaseException:  # what is on its way there is not known: begin anew
             self._lines.pop(slice_id).drop()
             raise
@@ -143,7 +152,9 @@ class _Line:
 
     def __init__(self, address: Address, exchange: str) -> None:
         self._address, self._exchange = address, exchange
-        self._published, self._unconfirmed, self._refused = 0, set[int](), 0
+        self._published = 0
+        self._unconfirmed: dict[int, _Routed] = {}
+        self._refused: list[_Routed] = []
         self._connection = address.connect()
         try:
             self._open()
@@ -159,25 +170,25 @@ class _Line:
             self._channel.events["basic_nack"].add(self._refuse)
             self._channel.exchange_declare(self._exchange, "topic", durable=True, auto_delete=False)
 
-    def publish(self, messages: list[_Routed]) -> None:
-        """Publish, and return once the broker has taken all of them."""
+    def publish(self, messages: list[_Routed]) -> list[_Routed]:
+        """Publish, and return once the broker has taken or refused all of them: those that it has refused."""
+        self._refused = []
         with self._address.errors():
-            for key, message in messages:
+            for routed in messages:
                 self._published += 1
-                self._unconfirmed.add(self._published)
+                self._unconfirmed[self._published] = routed
+                key, message = routed
                 self._channel.basic_publish(message, self._exchange, key, timeout=SOCKET_S)
             while self._unconfirmed:
                 self._connection.drain_events(timeout=SOCKET_S)
-        if self._refused:
-            raise Away(f"{self._refused} messages were not taken, as by a queue that is full")
+        return self._refused
 
-    def _confirm(self, last: int, multiple: bool) -> None:
-        self._unconfirmed -= {each for each in self._unconfirmed if each <= last} if multiple else {last}
+    def _confirm(self, last: int, multiple: bool) -> list[_Routed]:
+        settled = [each for each in self._unconfirmed if each <= last] if multiple else [last]
+        return [self._unconfirmed.pop(each) for each in settled if each in self._unconfirmed]
 
     def _refuse(self, last: int, multiple: bool) -> None:
-        before = len(self._unconfirmed)
-        self._confirm(last, multiple)
-        self._refused += before - len(self._unconfirmed)
+        self._refused += self._confirm(last, multiple)
 
     def close(self) -> None:
         """End it in order."""

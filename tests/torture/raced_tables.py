@@ -55,7 +55,7 @@ def work(name, seed):
         if kind == 0:
             table.delete(topic, timeout=120)
         elif kind == 1:
-            table.put(topic, b"%d" % chance.randrange(99), ttl=chance.choice((0.0, 0.01, 0.2)), timeout=120)
+            table.put(topic, b"%d" % chance.randrange(99), ttl=chance.choice((None, 0.01, 0.2)), timeout=120)
         counter = chance.randrange(3)
         topic = b"counter.%d" % counter
         while True:
