@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -37,6 +37,7 @@ from blackbox.feed.rights import Prefixes
 from blackbox.native.limits import Needs
 from blackbox.native.priority import give_way, let_others_go_first
 from blackbox.transport.context import allow_ipv6, new_context
+from blackbox.transport.curve import key_of
 from blackbox.transport.gate import Gate, open_gate
 from blackbox.transport.keep_alive import keep_alive
 from blackbox.transport.server_thread import ServerThread, bind
@@ -209,10 +210,8 @@ class ArchiveServer:
         if self._gate is None:
             return None
         self._gate.look()
-        with suppress(zmq.ZMQError):  # there is none on ipc
-            if key := frame.get("User-Id"):
-                return self._gate.rights_of(str(key))[1]
-        return None
+        key = key_of(frame)
+        return self._gate.rights_of(key)[1] if key else None
 
     def _answer_to(
         self, pieces: Pieces, images: Images, text: bytes, rights: Prefixes | None
