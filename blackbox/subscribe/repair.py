@@ -186,14 +186,16 @@ class Repairer:
         context: zmq.Context[zmq.Socket[bytes]],
         wake: Callable[[], None],
         threads: Sequence[threading.Thread],
+        is_confirmed: Callable[[], bool],
         report: Callable[[SubscriberError], None],
     ) -> None:
         """`since`: where it begins in the past. `prefixes` returns what keys begin with that are wanted.
 
-        `threads`: those that deliver what it brings.
+        `threads`: those that deliver what it brings. `is_confirmed`: whether some publisher has confirmed the filters.
         """
         self._slice_id, self._archives, self._sequences, self._wake = slice_id, archives, sequences, wake
         self._join, self._since, self._prefixes, self._report = join, since, prefixes, report
+        self._is_confirmed = is_confirmed
         self._wait_s, self._threads = wait_ns / 1e9, threads
         self._queue = queue
         self._requests = numpy.zeros(MOST_REQUESTS, RepairRequest.dtype)
@@ -267,6 +269,10 @@ class Repairer:
 
     def _begin(self, out: zmq.Socket[bytes], since: Since) -> None:
         """Bring the image, if the slice begins with one, and what was before it began."""
+        # Callbacks may take long for the past, and the slice thread waits for them: it would hear no confirmation.
+        until = time.monotonic() + _MOST_WAITS * self._wait_s
+        while not self._is_confirmed() and time.monotonic() < until and not self._over.wait(_REPEAT_S):
+            pass
         while since.image and not self._over.is_set():
             block = since.image.popleft()
             header = numpy.frombuffer(bytearray(block.header), numpy.uint8)

@@ -459,6 +459,7 @@ class SliceThread:
                 context,
                 self._wake_pipe.poke,
                 self.threads,
+                lambda: self.confirmed_lines > 0,
                 self.report,
             )
         sub = open_sub(context, self.options.hwm_blocks)

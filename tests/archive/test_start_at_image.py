@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy
@@ -226,6 +227,30 @@ def test_amid_an_image_there_is_no_position(tmp_path: Path) -> None:
         with subscriber.checkpoint() as positions:
             assert (len(positions[0].following), sum(numbers)) == (400, 400)
         subscriber.stop()
+
+
+def test_callbacks_that_take_long_for_the_image_do_not_keep_start_from_its_confirmation(tmp_path: Path) -> None:
+    feed, started, go_on = archived_feed(key_bytes=3), threading.Event(), threading.Event()
+    with ExitStack() as recording:
+        with Publisher(feed) as publisher:
+            recorder = recording.enter_context(Recorder(feed, tmp_path, serve=True))
+            publish_of_many_keys(publisher, recorder, 400)
+        subscriber = Subscriber(feed, queue_blocks=1, workers=1)
+        subscriber.on_batch(b"")(lambda batch: go_on.wait(20))
+
+        def start() -> None:
+            subscriber.start(since="image")
+            started.set()
+
+        thread = threading.Thread(target=start)
+        thread.start()
+        wait_until(lambda: any(each.is_ready for each in subscriber._supervisor._slices.values()))
+        with Publisher(feed):
+            assert started.wait(15)  # before any callback has returned
+            go_on.set()
+            subscriber.wait_live()
+            thread.join()
+            subscriber.stop()
 
 
 def test_a_reader_amid_an_image_has_no_position(tmp_path: Path) -> None:
