@@ -59,6 +59,8 @@ ASLEEP: Final = 1
 STOOD_IN: Final = 2
 """The reader sleeps, and a writer takes records out in its place."""
 
+SURE: Final = -1
+"""In place of a tail: every writer has seen that the reader asks."""
 _WAIT_SLICE_MS: Final = 100
 _TURN_S: Final = 0.00001
 """Between two looks at whether a thread in the middle of `publish` has gone on."""
@@ -87,6 +89,8 @@ class RingState(SharedRecord):
     """AWAKE, ASLEEP or STOOD_IN: only who has made AWAKE or STOOD_IN of ASLEEP takes records out, and sends."""
     answer_ns = Field(own_line=True)
     """When the first message since `asked` was set was handed over, ns since the epoch."""
+    answer_tail = Field()
+    """The tail behind that message, or before it when its writer waits for room."""
 
 
 ring_state_at = record_at(RingState)
@@ -273,8 +277,11 @@ def answer(ring: RingAt, handed_over_ns: int) -> bool:
     Call after the message was put in, when the reader has asked.
     """
     state = ring_state_at(ring.state)
+    # Read before the swap: a thread that stands still behind it answers late, but what it tells is not too late.
+    came = handed_over_ns if handed_over_ns != 0 else now_ns()
     if swap_shared(state, "asked", 1, 2):  # else another has answered, for a message that came earlier
-        store_shared(state, "answer_ns", handed_over_ns if handed_over_ns != 0 else now_ns())
+        store_shared(state, "answer_tail", load_shared(state, "tail"))
+        store_shared(state, "answer_ns", came)
         swap_shared(state, "asked", 2, 0)  # 1: the reader has asked again, and may have missed the message
     fence()
     sleeps: bool = load_shared(state, "sleeping") == ASLEEP
@@ -382,14 +389,27 @@ def record_bytes(record: int) -> Any:
 
 
 @inner
-def ask(ring: RingAt, asked_ns: int) -> int:
+def _is_for_first(ring: RingAt, asked_from: int) -> bool:
+    """Whether the answer is for the record at `asked_from`, not for one that came behind it."""
+    first = asked_from if kind_of(ring.memory + asked_from) != PAD else 0
+    tail = load_shared(ring_state_at(ring.state), "answer_tail")
+    is_first: bool = tail == first or tail == first + record_bytes(ring.memory + first)
+    return is_first
+
+
+@inner
+def ask(ring: RingAt, asked_ns: int, asked_from: int) -> int:
     """Ask writers when the next message comes; return when the oldest one in the ring came, or earlier.
 
     Call before the tail is read. `asked_ns` is when this was called before: what is in the ring came later, so that
-    stands in for an answer. ns since the epoch.
+    stands in for an answer. ns since the epoch. `asked_from` is the tail that was read then: `publish` has no fence
+    between its record and its look at `asked`, so the writer of the record there may have missed it, and a later one
+    have answered. SURE: none can have.
     """
     state = ring_state_at(ring.state)
-    came = load_shared(state, "answer_ns") if load_shared(state, "asked") == 0 else asked_ns
+    came = asked_ns
+    if load_shared(state, "asked") == 0 and (asked_from == SURE or _is_for_first(ring, asked_from)):
+        came = load_shared(state, "answer_ns")
     store_shared(state, "asked", 1)
     fence()
     return came

@@ -41,6 +41,7 @@ from blackbox.publish.ring import (
     PAD,
     RECORD_BYTES,
     STOOD_IN,
+    SURE,
     UNWANTED,
     RingAt,
     answer,
@@ -278,9 +279,9 @@ def _drain(sender: Sender, ring: RingAt, encoder: Encoder) -> bool:
     ring_state = ring_state_at(ring.state)
     head = ring_state.head
     now = now_ns()
-    ts_in = ask(ring, state.asked_at)
-    state.asked_at = now
+    ts_in = ask(ring, state.asked_at, state.asked_from)
     tail = load_shared(ring_state, "tail")
+    state.asked_at, state.asked_from = now, tail
     while head != tail:
         head, taken = _gather(sender, ring, encoder, head, tail)
         if taken > 0:
@@ -442,11 +443,11 @@ def _spin(sender: Sender, ring: RingAt) -> None:
 @inner
 def _fall_asleep(sender: Sender, ring: RingAt) -> bool:
     """Let publishing threads send in place of this one, and ask when the next message comes. False: it has come."""
-    state = ring_state_at(ring.state)
+    state, sent = ring_state_at(ring.state), sender_state_at(sender.state)
     now = now_ns()  # before the ring is looked at: what comes into it later is not older
     if load_shared(state, "tail") == state.head:
-        ask(ring, now)
-        sender_state_at(sender.state).asked_at = now
+        ask(ring, now, state.head)
+        sent.asked_at, sent.asked_from = now, state.head
     store_shared(state, "sleeping", ASLEEP)
     fence()
     # `publish` has no fence between its record and its look for one that asks: that would take a lock. So this thread
@@ -455,7 +456,10 @@ def _fall_asleep(sender: Sender, ring: RingAt) -> bool:
         until = monotonic_ns() + _IN_FLIGHT_NS
         while load_shared(state, "tail") == state.head and monotonic_ns() < until:
             pass
-    return load_shared(state, "tail") == state.head
+    is_empty: bool = load_shared(state, "tail") == state.head
+    if is_empty:
+        sent.asked_from = SURE
+    return is_empty
 
 
 @inner

@@ -45,6 +45,8 @@ class SenderState(SharedRecord):
     """When as many messages could have been sent, each in a block of its own, by the monotonic clock."""
     asked_at = Field()
     """When writers were last asked: what is in the ring and was not seen then came later, ns since the epoch."""
+    asked_from = Field()
+    """The tail then, or SURE; see `ring.ask`."""
     passes = Field()
     """Times that all was sent which was in the ring."""
     read_at = Field()

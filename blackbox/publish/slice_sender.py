@@ -28,7 +28,7 @@ from blackbox.publish.demand import Demand
 from blackbox.publish.line_socket import open_xpub
 from blackbox.publish.outbox import NO_OUTBOX, OutboxSlice
 from blackbox.publish.peer_guard import GUARD_NEEDS, Guard
-from blackbox.publish.ring import DRAINING, ENDING, Ring, discard
+from blackbox.publish.ring import DRAINING, ENDING, SURE, Ring, discard
 from blackbox.publish.sender_state import SCRATCH_WORDS, Sender, SenderState
 from blackbox.publish.subscription_reader import SubscriptionReader, read_subscriptions
 from blackbox.publish.wanted import WantedKeys, cover
@@ -131,7 +131,7 @@ class SliceSender:
         self._text_end = 0
         self.sent = SenderState()
         self._epoch_deadline = 0.0
-        self.sent.asked_at = time.time_ns()
+        self.sent.asked_at, self.sent.asked_from = time.time_ns(), SURE
         self.next_sequence = numpy.zeros(self._max_keys, numpy.int64)
         self.key_of_topic = numpy.zeros(feed.max_topics, numpy.int32)
         self._key_table = TopicTable(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 import time
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from numba import njit
 
 from blackbox import Batch, Feed, Publisher, SlowPolicy, Subscriber
 from blackbox.publish.demand import Demand
-from blackbox.publish.ring import RingAt, answer, ask
+from blackbox.publish.ring import PAD, SURE, TAIL, Packers, Ring, RingAt, answer, ask
 from blackbox.publish.slice_sender import RING_BYTES, SliceSender
 
 
@@ -106,8 +107,8 @@ def test_waiting_for_room_makes_a_message_older() -> None:
 
 
 @njit
-def told(ring: RingAt, asked_ns: int) -> Any:
-    return ask(ring, asked_ns)
+def told(ring: RingAt, asked_ns: int, asked_from: int) -> Any:
+    return ask(ring, asked_ns, asked_from)
 
 
 @njit
@@ -119,8 +120,34 @@ def test_a_sender_that_has_not_begun_has_asked_already() -> None:
     """What is published before its first pass has an age too, and so has what another thread answers late."""
     before = time.time_ns()
     sender = SliceSender(Feed.local("age", slices=1), 0, 0, 1, True, 8, Demand())
-    assert before <= told(sender.ring.at, sender.sent.asked_at) <= time.time_ns()
+    assert before <= told(sender.ring.at, sender.sent.asked_at, sender.sent.asked_from) <= time.time_ns()
     answered(sender.ring.at, before + 5)
     answered(sender.ring.at, before + 9)
-    assert told(sender.ring.at, 1) == before + 5
-    assert told(sender.ring.at, 1) == 1
+    assert told(sender.ring.at, 1, SURE) == before + 5
+    assert told(sender.ring.at, 1, SURE) == 1
+
+
+def put(ring: Ring, payload: bytes) -> None:
+    """Write a record without a look at whether the reader asks."""
+    pack, size, payload_bytes = Packers()[len(payload)]
+    pack(ring.view, ring.shared[TAIL], payload_bytes, 0, 0, payload)
+    ring.shared[TAIL] += size
+
+
+@pytest.mark.parametrize("start", [0, 64, "end"])
+def test_an_answer_for_a_later_message_is_not_taken_for_that_of_one_that_missed_the_question(start: int | str) -> None:
+    """As `publish` has no fence, a message may be there that did not see the reader ask, nor the reader it."""
+    ring = Ring(1 << 12, 1 << 12, lambda: None, lambda _: None)
+    asked_from = ring.shared[TAIL] = ring.at.capacity - 16 if start == "end" else int(start)
+    told(ring.at, 1, SURE)
+    if start == "end":
+        struct.pack_into("<IIq", ring.view, asked_from, 0, PAD, 0)
+        ring.shared[TAIL] = 0
+    answered(ring.at, 3)  # before its message: a writer that waits for room does so
+    assert told(ring.at, 1, asked_from) == 3
+    put(ring, b"first")
+    answered(ring.at, 5)
+    assert told(ring.at, 1, asked_from) == 5
+    put(ring, b"second")
+    answered(ring.at, 7)
+    assert told(ring.at, 1, asked_from) == 1
