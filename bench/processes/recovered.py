@@ -16,6 +16,7 @@ import numpy
 from bench.measure.contest import expect
 from bench.processes.child import answer, orders
 from bench.workload.load import Load
+from bench.workload.messages import TOPICS, Pool
 from bench.workload.recorded import publish_columns, wait_until_recorded
 from blackbox import Batch, Feed, Publisher, Recorder, Subscriber
 from blackbox.testing import RawPublisher, wait_until
@@ -24,13 +25,17 @@ _STEP_S: Final = 0.005
 _LOST: Final = (b"AAPL.trade", bytes(100))
 
 
-def publish(feed: Any, messages: int, rate: int) -> None:
-    """Publish so many messages, then go on at a rate to the end; answer with what was published."""
-    with Publisher(msgspec.convert(feed, Feed), when_full="wait") as publisher, _going_on(publisher, rate) as begin:
+def publish(feed: Any, messages: int, rate: int, topics: int = TOPICS) -> None:
+    """Publish so many messages, over all topics, then go on at a rate to the end; answer with what was published."""
+    load = Load(messages=messages, topics=topics, in_turn=topics != TOPICS)
+    with (
+        Publisher(msgspec.convert(feed, Feed), when_full="wait") as publisher,
+        _going_on(publisher, rate, load.pool) as begin,
+    ):
         told = orders()
         next(told)
         publisher.wait_for_subscribers()
-        publish_columns(Load(messages=messages), publisher)
+        publish_columns(load, publisher)
         publisher.flush()
         begin.set()
         answer()
@@ -39,10 +44,9 @@ def publish(feed: Any, messages: int, rate: int) -> None:
 
 
 @contextmanager
-def _going_on(publisher: Publisher, rate: int) -> Iterator[threading.Event]:
+def _going_on(publisher: Publisher, rate: int, pool: Pool) -> Iterator[threading.Event]:
     """Publish at a rate once the event is set, until the end of the block."""
     begin, over = threading.Event(), threading.Event()
-    pool = Load(messages=1).pool
     step = round(rate * _STEP_S)
 
     def run() -> None:
