@@ -27,10 +27,11 @@ def put(feed: Any, topics: Any) -> None:
     with Client(msgspec.convert(feed, Feed)) as client:
         for order in orders():
             rows = numpy.full((order["updates"], PAYLOAD_BYTES), order["value"], numpy.uint8)
-            index = (numpy.arange(order["updates"]) % topics).astype(numpy.int32)
+            index = numpy.arange(_AT_ONCE, dtype=numpy.int32)
             began, last = time.time_ns(), dict[int, list[int]]()
             for start in range(0, len(rows), _AT_ONCE):
-                places = client.put_many(names, index[start : start + _AT_ONCE], rows[start : start + _AT_ONCE])
+                first = start % topics
+                places = client.put_many(names[first : first + _AT_ONCE], index, rows[start : start + _AT_ONCE])
                 for slice_id, _, _, epoch, sequence in places[-1:].tolist():
                     last[slice_id] = [slice_id, epoch, sequence]
             answer(began=began, last=list(last.values()))
