@@ -268,6 +268,8 @@ class Books:
             while (start := _apply_rows(self._state.address, *received.addresses, rows, start, last)) < last:
                 with interrupts_held():
                     self._make_room()
+            if received.is_image and self._unsure & {None, batch.block.slice_id}:
+                self._lose_sync(batch.block.slice_id)  # a snapshot in it has brought books in sync
 
     def _choose(self, feeds: Sequence[BatchFeed]) -> None:
         """Choose the slices of the books' schema, where there are several feeds.
@@ -351,12 +353,15 @@ class Books:
         """
         with self._lock:
             self._unsure.add(slice_id)
-            for symbol, number in self._numbers.items():
-                book = self._books[number]
-                if book is None or slice_id not in (None, head_of(book).slice_id):
-                    continue
-                if symbol.startswith(key) or key.startswith(symbol):
-                    lose_sync(book.ctypes.data)
+            self._lose_sync(slice_id, key)
+
+    def _lose_sync(self, slice_id: int | None, key: bytes = b"") -> None:
+        for symbol, number in self._numbers.items():
+            book = self._books[number]
+            if book is None or slice_id not in (None, head_of(book).slice_id):
+                continue
+            if symbol.startswith(key) or key.startswith(symbol):
+                lose_sync(book.ctypes.data)
 
     def _kept(self) -> list[NDArray[numpy.int64]]:
         return [book for book in self._books if book is not None and head_of(book).messages]

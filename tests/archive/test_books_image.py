@@ -67,9 +67,12 @@ class Applied:
 
     def take(self, block: Block, rows: Any = None, *, is_image: bool = False) -> None:
         if block.epoch > self._epoch:
-            self.books.clear()
-            self._epoch = block.epoch
+            self.begin(block.epoch)
         self.books.apply(Batch(block, rows, ReceivedBlock.of_block(block, self._feed, 0, is_image=is_image)))
+
+    def begin(self, epoch: int) -> None:
+        self.books.clear()
+        self._epoch = epoch
 
     def take_run(self, run: RecordRun) -> None:
         for block, *_ in blocks_of(run, self._key_bytes):
@@ -88,12 +91,15 @@ class Applied:
 def begun_with(books: NewestBooks, feed: Feed) -> Applied:
     late, rows = Applied(feed), 0
     blocks = books.blocks([b""])
+    if blocks.is_unsure:
+        late.begin(books.epoch)
+        late.books.lose_sync(0)
     for block in blocks:
         assert (block.epoch, block.number_of(-1)) < (books.epoch, books.following()[block.key])
         late.take(block, is_image=True)
         rows += 1
     assert rows == blocks.count
-    assert late.books.synced
+    assert late.books.synced == (not blocks.is_unsure)
     return late
 
 
@@ -146,6 +152,21 @@ def test_an_archive_that_lacks_messages_is_not_sure(tmp_path: Path) -> None:
         if number != 3:
             kept.take(piece)
         assert kept.blocks([b""]).is_unsure == (number > 3)
+
+
+def test_a_snapshot_of_which_an_archive_lacks_a_part_does_not_bring_a_late_book_in_sync(
+    tmp_path: Path, shared_data: Path
+) -> None:
+    recording = recorded(tmp_path, lambda: CAPTURES["dbn snapshot"](shared_data), slices=1, block_bytes=1 << 12)
+    kept, amid = NewestBooks(0, recording.feed), 0
+    (run,) = recording.runs()
+    for number in range(20):
+        if number != 3:
+            kept.take(run.chosen(slice(number, number + 1)))  # type: ignore[arg-type]  # as numpy takes it
+        late = begun_with(kept, recording.feed)
+        assert late.books.synced == (number <= 3)
+        amid += any(kept._books.resting(symbol)[1] for symbol in kept._books.symbols)
+    assert amid > 5
 
 
 def itch(kind: str, reference: int = 0) -> bytes:
