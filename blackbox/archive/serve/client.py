@@ -112,11 +112,13 @@ class ArchiveClient:
                 asking.close()
 
     @contextmanager
-    def _asking(self, endpoint: str, is_over: Callable[[], bool] = lambda: False) -> Iterator[Connection]:
-        """Yield a connection to an archive of this feed."""
-        began = time.monotonic()
-        asking = (self._kept or {}).pop(endpoint, None) or Connection(endpoint, self._timeout, self._keys[endpoint])
-        asking.is_over, asking.heard = is_over, 0.0
+    def _asking(
+        self, endpoint: str, is_over: Callable[[], bool] = lambda: False, timeout: float = 0.0
+    ) -> Iterator[Connection]:
+        """Yield a connection to an archive of this feed; `timeout`: in place of the client's, if that is less."""
+        began, timeout = time.monotonic(), max(timeout, self._timeout)
+        asking = (self._kept or {}).pop(endpoint, None) or Connection(endpoint, timeout, self._keys[endpoint])
+        asking.is_over, asking.heard, asking.timeout = is_over, 0.0, timeout
         try:
             if not asking.is_known:
                 self._check(asking.ask(AskAbout())[0], endpoint)
@@ -151,18 +153,23 @@ class ArchiveClient:
         return self._first_answer(until, lambda asking: self._check(asking.ask(ask)[0], asking.endpoint))
 
     def _first_answer(self, until: float, ask: Callable[[Connection], _AnswerT]) -> _AnswerT:
-        """Return what the first archive answers; ask all again until a time. Raises ArchiveError saying why of each."""
+        """Return what the first archive answers; ask all again until a time. Raises ArchiveError saying why of each.
+
+        Each time an answer is waited for twice as long: those of a busy host may take longer than most.
+        """
+        patience_s = self._timeout
         while True:
             failures: list[str] = []
             for endpoint in self._order:
                 try:
-                    with self._asking(endpoint) as asking:
+                    with self._asking(endpoint, timeout=min(patience_s, until - time.monotonic())) as asking:
                         return ask(asking)
                 except ArchiveError as error:
                     self._put_last(endpoint)
                     failures.append(str(error))
             if time.monotonic() >= until:
                 raise self._none(failures)
+            patience_s *= 2
             time.sleep(spread(_MOST_LATER_S))
 
     def image(

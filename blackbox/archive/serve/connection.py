@@ -72,7 +72,8 @@ class Connection:
         """When it has answered last, by the monotonic clock; 0: not in this use of it."""
         self.is_over: Callable[[], bool] = lambda: False
         """Whether no answer is waited for any more."""
-        self._timeout = timeout
+        self.timeout = timeout
+        """How many seconds to wait for an answer."""
         self._numbers = itertools.count(1)
         self._number = b""
         self._context = new_context("archive client", _NEEDS)
@@ -113,7 +114,7 @@ class Connection:
 
         Raises ArchiveError when none comes in time, or it, or our key, is refused.
         """
-        until = time.monotonic() + self._timeout
+        until = time.monotonic() + self.timeout
         while not self.is_over() and (left_s := until - time.monotonic()) > 0:
             if not self._socket.poll(round(1e3 * min(left_s, _LOOK_S))):
                 self._connections.look()
@@ -134,7 +135,7 @@ class Connection:
             self.heard = time.monotonic()
             return answer, frames[_HEAD_FRAMES:]
         why = refusal_of(self._connections.failures, self._keys)
-        raise ArchiveError(f"{self.endpoint} did not answer within {self._timeout:g} s" + (f": {why}" if why else ""))
+        raise ArchiveError(f"{self.endpoint} did not answer within {self.timeout:.3g} s" + (f": {why}" if why else ""))
 
 
 def _taken(frame: zmq.Frame) -> bytes | memoryview:
