@@ -228,25 +228,30 @@ class NewestRows:
 
     def messages(self, prefixes: Collection[bytes], keys: tuple[bytes, ...] = (b"",)) -> Iterator[NewestMessage]:
         """Yield the newest message, if it has a value, of each topic that `blocks` takes with the same arguments."""
-        chosen = self._chosen(None, prefixes, keys)
-        rows = self._rows[[number for number, _ in chosen]]
+        names = self._topics.names()
+        numbers = self._chosen(names, None, prefixes, keys)
+        rows = self._rows[numbers]
         columns = (rows[name].tolist() for name in ("start", "size", "epoch", "sequence", "ts_event"))
-        for (_, topic), start, size, epoch, sequence, ts_event in zip(chosen, *columns, strict=True):
-            if size != NO_VALUE:
-                payload = self._payloads[start : start + size].tobytes()
-                yield NewestMessage(topic, payload, epoch, sequence, ts_event)
+        for number, start, size, epoch, sequence, ts_event in zip(numbers.tolist(), *columns, strict=True):
+            payload = self._payloads[start : start + size].tobytes()
+            yield NewestMessage(names[number], payload, epoch, sequence, ts_event)
 
     def _chosen(
-        self, of: NDArray[numpy.bool_] | None, prefixes: Collection[bytes], keys: tuple[bytes, ...]
-    ) -> list[tuple[int, bytes]]:
-        """Return number and name of topics."""
-        wanted, names = tuple(prefixes), self._topics.names()
-        numbers = range(len(names)) if of is None else numpy.flatnonzero(of).tolist()
-        return [
-            (number, names[number])
-            for number in numbers
-            if names[number].startswith(wanted) and names[number][: self._key_bytes].startswith(keys)
-        ]
+        self,
+        names: list[bytes],
+        of: NDArray[numpy.bool_] | None,
+        prefixes: Collection[bytes],
+        keys: tuple[bytes, ...],
+    ) -> NDArray[numpy.int64]:
+        """Return the numbers of topics that have a value."""
+        has_value = self._rows["size"][: len(names)] != NO_VALUE
+        numbers = numpy.flatnonzero(has_value if of is None else has_value & of)
+        wanted, size = tuple(prefixes), self._key_bytes
+        if b"" not in wanted:
+            numbers = numbers[[names[number].startswith(wanted) for number in numbers.tolist()]]
+        if b"" not in keys:
+            numbers = numbers[[names[number][:size].startswith(keys) for number in numbers.tolist()]]
+        return numbers
 
     def blocks(
         self,
@@ -258,13 +263,9 @@ class NewestRows:
 
         `of`: only those topics, bool[topics]. Topics whose newest message has no value are left out.
         """
-        names, group_of, chosen = self._topics.names(), dict[bytes, int](), self._chosen(of, prefixes, keys)
-        groups = [group_of.setdefault(name[: self._key_bytes], len(group_of)) for _, name in chosen]
-        numbers = numpy.array([number for number, _ in chosen], numpy.int64)
-        group = numpy.array(groups, numpy.int64)
-        has_one = self._rows["size"][numbers] != NO_VALUE
-        numbers, group = numbers[has_one], group[has_one]
-        rows = self._rows[numbers]
+        names = self._topics.names()
+        numbers = self._chosen(names, of, prefixes, keys)
+        group, rows = self._groups(names, numbers), self._rows[numbers]
         order = numpy.lexsort((rows["sequence"], rows["schema"], group, rows["epoch"], rows["slice_id"]))
         numbers, group, rows = numbers[order], group[order], rows[order]
         topics = [names[number] for number in numbers.tolist()]
@@ -276,6 +277,14 @@ class NewestRows:
             apart |= differs[1:] != differs[:-1]
         cuts = [0, *(numpy.flatnonzero(apart) + 1).tolist(), len(rows)] if len(rows) else [0]
         return NewestBlocks(self._key_bytes, rows, topics, payloads, cuts)
+
+    def _groups(self, names: list[bytes], numbers: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
+        """Return int64[numbers]: the same number for topics of the same key."""
+        group_of, size = dict[bytes, int](), self._key_bytes
+        if size == 0:
+            return numpy.zeros(len(numbers), numpy.int64)
+        groups = [group_of.setdefault(names[number][:size], len(group_of)) for number in numbers.tolist()]
+        return numpy.array(groups, numpy.int64)
 
 
 class NewestCopy(NamedTuple):
@@ -346,6 +355,13 @@ class Newest(NewestRows):
             done = _take(self._kept.address, keys, reached, run.headers, run.bodies, first_rows, done, self._key_bytes)
             if done < len(run.headers):
                 self.make_room()
+
+
+def warm_up_images() -> None:
+    """Compile what images of newest messages need: who asks for the first one should not wait for that."""
+    none = numpy.zeros(0, numpy.int64)
+    warm_up(_take, 0, 0, 0, none, none, none, 0, 0)
+    warm_up(_move, 0, 0, 0, 0)
 
 
 class NewestBlocks:

@@ -14,8 +14,11 @@ import msgspec
 import numpy
 import pytest
 import zmq
+from blackbox_feeds.synthetic import Synthetic
 
 from blackbox import ArchiveClient, ArchiveError, ConfigError, Feed, Publisher
+from blackbox.archive import newest
+from blackbox.archive.newest import Newest, warm_up_images
 from blackbox.archive.recorder import Recorder
 from blackbox.archive.serve.client import SliceImage
 from blackbox.archive.serve.images import Images
@@ -27,6 +30,7 @@ from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import feed_of, wait_recorded
 from tests.journals import Day, Put, Row
+from tests.recorded import recorded
 
 
 class Told:
@@ -320,3 +324,15 @@ def test_images_while_the_feed_runs_at_full_speed_hold_nothing_up(tmp_path: Path
     assert reached == sorted(reached)
     assert reached[-1] > reached[0]
     assert (statistics.messages, statistics.lost) == (told.published, 0)
+
+
+def test_the_first_image_of_an_archive_compiles_nothing(tmp_path: Path) -> None:
+    """Who asks for it waits for a few seconds at most."""
+    warm_up_images()
+    compiled = [each.signatures for each in (newest._take, newest._move)]
+    recording = recorded(tmp_path, lambda: Synthetic(1_000, symbols=5), slices=1)
+    kept = Newest(0, 0, 1_000)
+    for run in recording.runs():
+        kept.take(run)
+    assert sum(block.count for block in kept.blocks([b""]))
+    assert [each.signatures for each in (newest._take, newest._move)] == compiled

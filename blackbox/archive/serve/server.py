@@ -14,6 +14,7 @@ from typing import Final, Self
 import msgspec
 import zmq
 
+from blackbox.archive.newest import warm_up_images
 from blackbox.archive.retention import note_consumer
 from blackbox.archive.serve.images import Images
 from blackbox.archive.serve.pieces import Pieces, StaleCursorError
@@ -118,6 +119,7 @@ class ArchiveServer:
 
     def open(self) -> None:
         """Bind the endpoints and answer. Raises EndpointError when one cannot be bound, ConfigError for a wrong key."""
+        warm_up_images()
         self._thread.start()
 
     def close(self) -> None:
