@@ -63,14 +63,14 @@ class Command:
         """Wait until a line on stderr contains `text`."""
         self._read(self.process.stderr, text)
 
-    def read_out(self, text: str) -> None:
-        """Wait until a line on stdout contains `text`."""
-        self._read(self.process.stdout, text)
+    def read_out(self, text: str, times: int = 1) -> None:
+        """Wait until a line on stdout contains `text`, so many times."""
+        self._read(self.process.stdout, text, times)
 
-    def _read(self, lines: IO[str] | None, text: str) -> None:
+    def _read(self, lines: IO[str] | None, text: str, times: int = 1) -> None:
         assert lines is not None
         for line in lines:
-            if text in line:
+            if line.count(text) >= times:
                 return
         raise AssertionError(f"the command ended without saying {text!r}")
 

@@ -78,7 +78,7 @@ def test_it_is_controlled_from_elsewhere(tmp_path: Path, feed: Feed) -> None:
     write_days(tmp_path, feed)
     endpoint = f"ipc://{tmp_path / 'control'}"
     subscriber, collector = collected(feed)
-    with Command("replay", tmp_path, "--speed", "0.001", "--control", endpoint) as command, subscriber:
+    with Command("replay", tmp_path, "--speed", "0.001", "--control", endpoint) as command, subscriber.start(60):
         collector.wait(2)
         assert ask(endpoint, GetStatus()).state == "playing"
         ask(endpoint, Stop())
@@ -91,7 +91,7 @@ def test_it_is_controlled_from_elsewhere(tmp_path: Path, feed: Feed) -> None:
 def test_a_signal_ends_it_with_the_line(tmp_path: Path, feed: Feed, number: signal.Signals, status: int) -> None:
     write_days(tmp_path, feed)
     subscriber, collector = collected(feed)
-    with Command("replay", tmp_path, "--speed", "0.001") as command, subscriber:
+    with Command("replay", tmp_path, "--speed", "0.001") as command, subscriber.start(60):
         collector.wait(2)
         ended = command.interrupt(number)
     assert ended.status == status, ended.errors
@@ -115,7 +115,7 @@ def test_keys_control_it_in_a_terminal(tmp_path: Path, feed: Feed, terminal: tup
     write_days(tmp_path, feed)
     subscriber, collector = collected(feed)
     ours, theirs = terminal
-    with Command("replay", tmp_path, "--speed", "0.001", stdin=theirs) as command, subscriber:
+    with Command("replay", tmp_path, "--speed", "0.001", stdin=theirs) as command, subscriber.start(60):
         collector.wait(2)
         os.write(ours, b"m")
         collector.wait(20)

@@ -55,7 +55,7 @@ def test_stat_ends_when_the_publisher_closes(place: Place) -> None:
         Publisher(place.feed) as publisher,
         Command("stat", "--feed", place.path, "--json", "--timeout", "30") as stat,
     ):
-        stat.read_out('"state":"alive"')
+        stat.read_out('"state":"alive"', times=len(place.feed.slices))
         publisher.close()
         ended = stat.end()
     assert ended.status == 0, ended.errors

@@ -173,7 +173,7 @@ def test_a_backup_that_is_behind_does_not_take_over(tmp_path: Path, hubs: Hubs) 
         hubs.kill("primary")
         with pytest.raises(NotStoredError):
             client.flush(2.0)
-        assert hubs.life("backup") == "passive"
+        hubs.wait_for(primary="ended", backup="passive")
         hubs.cable.cut(False)
         hubs.begin("primary")
         client.flush(PATIENCE_S)

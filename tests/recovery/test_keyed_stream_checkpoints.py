@@ -58,7 +58,7 @@ def behind(told: dict[int, KeyPosition], done: dict[int, KeyPosition]) -> bool:
 def test_a_reader_behind_by_runs_goes_on_exactly_once(tmp_path: Path, seed: int) -> None:
     """Its messages wait while runs of the publisher come and go; it makes a checkpoint anywhere, and is gone."""
     chance = random.Random(seed)
-    feed = archived_feed(key_bytes=2, block_bytes=4_096, heartbeat_ns=50_000_000)
+    feed = archived_feed(key_bytes=2, block_bytes=4_096, heartbeat_ns=200_000_000)
     positions: Any
     done, sent, positions, count = Done(feed), dict[Run, list[int]](), None, 0
     recorder = Recorder(feed, tmp_path, serve=True)

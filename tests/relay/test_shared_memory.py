@@ -141,6 +141,7 @@ def test_only_what_readers_want_is_written_to_memory() -> None:
         written = writer_of(relay).state.following
         assert written == len(some.blocks)
         some.subscriber.stop()
+        wait_until(lambda: writer_of(relay).state.readers == 0)
         publish_topics(publisher, 1_600, 2_400)
         wait_until(lambda: len(everything.numbers) == 2_400)
         assert writer_of(relay).state.following == written
