@@ -260,10 +260,18 @@ class Registration:
             raise SubscriberError("table was called with processes=True, where callbacks run in other processes")
         if client is not None and client.feed.name != self.feed.name:
             raise ConfigError(f"client was of feed {client.feed.name!r}, expected one of {self.feed.name!r}")
+        weak = weakref.ref(self)
+
+        def check_life() -> None:
+            if (owner := weak()) is not None:
+                owner._share.raise_failure()
+            if owner is None or owner.state is SubscriberLife.ENDED:
+                raise SubscriberError(f"table {prefix!r}: its subscriber ended before what was waited for")
+
         with self._supervisor.lock:
             if self.state is not SubscriberLife.NEW:
                 raise SubscriberError("table was called while running, expected it before start")
-            table = Table(self.feed, prefix, client)
+            table = Table(self.feed, prefix, client, check_life)
             self.on_batch(prefix, group=group)(table.take)
             self._tables.append(table)
         return table

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy
 
+from bench.measure.contest import expect
 from bench.processes.child import answer, orders
 from blackbox import Client, Feed, Place, Subscriber
 
@@ -44,7 +45,7 @@ def keep(feed: Any) -> None:
     subscriber = Subscriber(feed, on_gap="repair")
     table = subscriber.table(b"")
     subscriber.start(60, since="image")
-    table.wait_synced(60)
+    expect("whether it is synced", table.wait_synced(60), True)
     joined, grown = time.perf_counter() - began, _resident() - before
     for order in orders():
         if order == "joined":

@@ -7,6 +7,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
+from math import inf
 from typing import Final, Protocol, TypeVar, Unpack
 
 import numpy
@@ -26,6 +27,8 @@ from blackbox.subscribe.repair import Since
 At = Mapping[tuple[int, bytes], Position]
 """By slice and key (b"" where the feed has none), the position behind the last message."""
 OnChange = TypeVar("OnChange", bound=Callable[[bytes, bytes | None], object])
+_LOOK_S: Final = 0.1
+"""Between two looks at whether the subscriber has ended."""
 _SIZES: Final = struct.Struct("<QQ")
 
 
@@ -59,9 +62,11 @@ class Table(Frames, Mapping[bytes, bytes]):
     Attributes: `prefix`, `feed`, `schema`.
     """
 
-    def __init__(self, feed: Feed, prefix: bytes, client: Puts | None = None) -> None:
-        """Empty, and not synced. `client`: what it is written through."""
-        self._client = client
+    def __init__(
+        self, feed: Feed, prefix: bytes, client: Puts | None = None, check_life: Callable[[], None] = lambda: None
+    ) -> None:
+        """Empty, and not synced. `client`: what it is written through. `check_life` raises once nothing more comes."""
+        self._client, self._check_life = client, check_life
         self.prefix, self.feed, self.schema = prefix, feed, load_schema(feed.schema)
         self._rows = NewestRows(
             f"table {prefix!r}", feed.key_bytes, feed.max_topics * max(1, len(feed.slices_for(prefix)))
@@ -80,8 +85,8 @@ class Table(Frames, Mapping[bytes, bytes]):
         return self._synced.is_set()
 
     def wait_synced(self, timeout: float | None = None) -> bool:
-        """Wait until the image is complete; return whether it is."""
-        return self._synced.wait(timeout)
+        """Wait until the image is complete; return whether it is. Raises what ended the subscriber, SubscriberError."""
+        return self._wait(lambda: self.synced, timeout)
 
     @property
     def at(self) -> dict[tuple[int, bytes], Position]:
@@ -97,20 +102,24 @@ class Table(Frames, Mapping[bytes, bytes]):
                 table of this prefix; where the feed has keys, only that.
             timeout: in seconds.
 
-        Raises ConfigError for a place in a feed with keys, where numbers are of each key.
+        Raises ConfigError for a place in a feed with keys, where numbers are of each key; as `wait_synced`.
         """
         if isinstance(until, Place):
             if self.feed.key_bytes:
                 raise ConfigError(f"until was {until} in a feed with key_bytes {self.feed.key_bytes}, expected an `at`")
             until = {(until.slice_id, b""): Position(until.epoch, until.sequence + 1)}
-        end = time.monotonic() + timeout
+        return self._wait(lambda: self._has(until), timeout)
+
+    def _wait(self, is_so: Callable[[], bool], timeout: float | None) -> bool:
+        end = time.monotonic() + (inf if timeout is None else timeout)
         with self._changed:
             self._waiting += 1
             try:
-                while not self._has(until):
+                while not is_so():
                     if (left := end - time.monotonic()) <= 0:
                         return False
-                    self._changed.wait(left)
+                    self._check_life()
+                    self._changed.wait(min(left, _LOOK_S))
                 return True
             finally:
                 self._waiting -= 1

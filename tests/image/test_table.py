@@ -341,6 +341,31 @@ def test_who_waits_for_a_message_goes_on_once_the_table_has_it(tmp_path: Path) -
         assert table.wait({}, 0)
 
 
+def test_what_ends_the_subscriber_ends_who_waits_for_its_table(tmp_path: Path) -> None:
+    feed = archived_feed()
+    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        publisher.publish(b"A", b"1")
+        publisher.flush()
+        wait_recorded(recorder, 1)
+        failing, stopped = Subscriber(feed), Subscriber(feed)
+
+        @failing.on(b"A")
+        def _(_: object) -> None:
+            raise ValueError("as told")
+
+        tables = [each.table(b"") for each in (failing, stopped)]
+        failing.start(since="image")
+        stopped.start(since="image")
+        nowhere = Place(0, publisher.epoch, 1 << 40)
+        with pytest.raises(CallbackError):
+            tables[0].wait(nowhere, 60)
+        stopped.stop()
+        with pytest.raises(SubscriberError, match="table b'': its subscriber ended before"):
+            tables[1].wait(nowhere, 60)
+        with pytest.raises(CallbackError):
+            failing.stop()
+
+
 def test_a_place_tells_nothing_where_numbers_are_of_each_key() -> None:
     table = Table(Feed.local("table", slices=1, key_bytes=1), b"")
     with pytest.raises(ConfigError, match="until was Place.* in a feed with key_bytes 1, expected an `at`"):
