@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Final
-from urllib.parse import urlsplit
 
 import msgspec
 
 from blackbox.block.gap import Gap
 from blackbox.block.plain_message import as_object
 from blackbox.bridge.bridge import Say
+from blackbox.bridge.door import ConnectionClosed, Door, ServerConnection, address_of, names_of
 from blackbox.bridge.waiting import Waiting
-from blackbox.errors import BlackBoxError, ConfigError, EndpointError, NotConfirmedError
+from blackbox.errors import BlackBoxError, ConfigError, NotConfirmedError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
 from blackbox.subscribe.slow_subscriber import SlowPolicy
 from blackbox.subscribe.stream import Stream
 from blackbox.subscriber import Subscriber
-
-try:
-    from websockets.asyncio.server import ServerConnection, serve
-    from websockets.exceptions import ConnectionClosed
-    from websockets.typing import Origin
-except ImportError as error:
-    raise ImportError(f"this needs websockets: pip install 'blackbox-md[bridge]' ({error})") from error
-
-log = logging.getLogger("blackbox")
 
 _MOST_PREFIXES: Final = 1_000
 """Of one client."""
@@ -37,6 +27,8 @@ _MOST_OF_ALL: Final = 10_000
 """Of all clients."""
 _MOST_REQUEST_BYTES: Final = 64 << 10
 _STREAM_MESSAGES: Final = 100_000
+_MOST_REQUESTS: Final = 16
+"""Of one client that wait to be read."""
 """Of one prefix that wait to be encoded."""
 _MOST_BYTES: Final = 16 << 20
 """Of what waits for one client: its prefixes share them."""
@@ -45,8 +37,6 @@ _FRAME_BYTES: Final = 256 << 10
 _MOST_ADDED: Final = 5_000
 """Messages that wait for clients, before the loop goes on with something else."""
 _CONFIRM_S: Final = 10.0
-_CLOSE_S: Final = 1.0
-"""How long clients may take to hear of the end."""
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
@@ -177,19 +167,17 @@ class WebSocketBridge:
             limit: messages that wait for one client under one prefix before only the newest of each topic do.
             most_clients: more are turned away.
         """
-        if not 1 <= limit <= 1 << 20 or not 1 <= most_clients <= 1 << 20:
-            raise ConfigError(f"limit was {limit} and most_clients {most_clients}, expected 1 to {1 << 20}")
-        self.feed, self.host, self.port = feed, host, port
-        self._origins = None if origins is None else [Origin(each) for each in origins]
-        self._limit, self._most_clients = limit, most_clients
+        if not 1 <= limit <= 1 << 20:
+            raise ConfigError(f"limit was {limit}, expected 1 to {1 << 20}")
+        self.feed, self._limit = feed, limit
+        self._door = Door(host, port, origins, most_clients)
         self._schema = load_schema(feed.schema)
         self._wanted: dict[str, dict[_Browser, None]] = {}
         """By prefix, who wants it."""
         self._readers: dict[str, tuple[Stream, asyncio.Task[None]]] = {}
         self._turns: dict[tuple[int, ...], asyncio.Lock] = {}
         """By slices, who waits for their confirmation."""
-        self._browsers: dict[_Browser, None] = {}
-        self._sent = self._passed_over = self._refused = 0
+        self._sent = self._passed_over = 0
 
     @classmethod
     def of_url(
@@ -198,19 +186,17 @@ class WebSocketBridge:
         """Return one that listens at ws://HOST:PORT; `origins` with commas between them. Raises ConfigError."""
         if prefix:
             raise ConfigError(f"PREFIX was {prefix!r}, expected none with {url}, where clients ask for theirs")
-        parts = urlsplit(url)
-        try:
-            port = parts.port
-        except ValueError:
-            port = None
-        if port is None or not parts.hostname or parts.path.strip("/"):
-            raise ConfigError(f"URL was {url!r}, expected ws://HOST:PORT")
-        return cls(feed, parts.hostname, port, origins=origins.split(",") if origins else None, limit=limit)
+        return cls(feed, *address_of(url), origins=names_of(origins) or None, limit=limit)
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self._door.port
 
     async def carry(self, say: Say) -> None:
         """Serve until the task is cancelled: see `Bridge`."""
         try:
-            await self.serve(lambda: say(f"feed {self.feed.name!r} is served at ws://{self.host}:{self.port}"))
+            await self.serve(lambda: say(f"feed {self.feed.name!r} is served at ws://{self._door.host}:{self.port}"))
         finally:
             done = self.statistics()
             say(f"{done.sent} messages sent, {done.passed_over} passed over, {done.refused} clients refused")
@@ -218,11 +204,11 @@ class WebSocketBridge:
     def statistics(self) -> BridgeStatistics:
         """Return a snapshot of the counters."""
         return BridgeStatistics(
-            clients=len(self._browsers),
+            clients=len(self._door.clients),
             prefixes=len(self._wanted),
             sent=self._sent,
             passed_over=self._passed_over,
-            refused=self._refused,
+            refused=self._door.refused,
         )
 
     async def serve(self, bound: Callable[[], None] = lambda: None) -> None:
@@ -235,20 +221,7 @@ class WebSocketBridge:
         # One worker: of several each would tell a gap.
         with Subscriber(self.feed, workers=1, slow=SlowPolicy("warn"), on_gap="tell") as self._subscriber:
             self._subscriber.on_gap(b"")(lambda gap: self._loop.call_soon_threadsafe(self._tell_gap, gap))
-            try:
-                server = await serve(
-                    self._serve_one,
-                    self.host,
-                    self.port,
-                    origins=self._origins,
-                    max_size=_MOST_REQUEST_BYTES,
-                    compression=None,  # it would cost more than all the rest
-                )
-            except OSError as error:
-                where = f"{self.host}:{self.port}"
-                raise EndpointError(error.errno, f"cannot listen at {where}: {error.strerror}") from error
-            async with server:
-                self.port = next(iter(server.sockets)).getsockname()[1]
+            async with self._door.open(self._serve_one, _MOST_REQUEST_BYTES, _MOST_REQUESTS):
                 bound()
                 try:
                     await self._failed
@@ -256,34 +229,21 @@ class WebSocketBridge:
                     for _, reader in self._readers.values():
                         reader.cancel()
                     self._subscriber.request_stop()  # nobody waits for a confirmation any more
-                    self._loop.call_later(_CLOSE_S, self._hang_up)  # a client that reads nothing hears nothing
 
     # Clients
 
     async def _serve_one(self, connection: ServerConnection) -> None:
-        if len(self._browsers) >= self._most_clients:
-            self._refused += 1
-            await connection.close(1013, f"there are {self._most_clients} clients, try again later")
-            return
         browser = _Browser(connection, self._limit)
-        self._browsers[browser] = None
         sending = asyncio.ensure_future(browser.send(self._count))
         try:
             async for text in connection:
                 await self._do(browser, text)
-        except ConnectionClosed:
-            pass
         finally:
-            del self._browsers[browser]
             for prefix in list(browser.prefixes):
                 self._leave(browser, prefix)
             sending.cancel()
             with suppress(asyncio.CancelledError, ConnectionClosed):
                 await sending
-
-    def _hang_up(self) -> None:
-        for browser in self._browsers:
-            browser.connection.transport.abort()
 
     def _count(self, sent: int, passed_over: int) -> None:
         self._sent += sent

@@ -39,8 +39,8 @@ def bridge(
     process may; without `-o origins=` any page may. To Redis a bridge goes on from the last entry when it is started
     again, to a RabbitMQ where it was if it has a name; both if the feed has archives.
 
-    With --in a queue or a stream is put to the feed's hub; without a hub, what is wanted of the feed is taken from an
-    exchange, and published. Other packages add schemes. Ends at Ctrl-C or SIGTERM.
+    With --in a queue, a stream, or what browsers put, is put to the feed's hub; without a hub, what is wanted of the
+    feed is taken from an exchange, and published. Other packages add schemes. Ends at Ctrl-C or SIGTERM.
 
     For example:
 

@@ -27,6 +27,7 @@ from blackbox.hub.json_form import (
     Unsubscribe,
     error_as_json,
     number_of,
+    place_as_json,
 )
 from blackbox.hub.protocol import MOST_BYTES
 from blackbox.native.limits import Needs
@@ -120,7 +121,7 @@ class DrivenClient:
         if isinstance(asked, Put):
             put_id = None if asked.id is None else asked.id.encode()
             place = await client.put(asked.topic.encode(), asked.value(), put_id, ts_event=asked.ts_event)
-            return {"slice": place.slice_id, "epoch": place.epoch, "sequence": place.sequence}
+            return place_as_json(place)
         if isinstance(asked, Subscribe | Unsubscribe | Get):
             if not isinstance(asked, Subscribe):
                 client.client.inbox(asked.prefix.encode())  # raises, so that none is kept in mind that is not there

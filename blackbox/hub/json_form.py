@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from blackbox.block.position import Place
 from blackbox.errors import ConfigError
 
 
@@ -22,14 +23,20 @@ class Put(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Put a message; the answer says where it is: `slice`, `epoch`, `sequence`."""
 
     topic: str
-    payload: str | None
+    payload: str | msgspec.UnsetType | None = msgspec.UNSET
     """In base64; null: the topic has no value any more."""
+    text: str | msgspec.UnsetType = msgspec.UNSET
+    """In place of `payload`: it is stored in UTF-8."""
     id: str | None = None
     ts_event: int = 0
 
     def value(self) -> bytes | None:
-        """Return the payload. Raises ConfigError when it is not in base64."""
-        if self.payload is None:
+        """Return the payload. Raises ConfigError when it is not in base64, or there is not one of the two."""
+        if (self.payload is msgspec.UNSET) is not (self.text is not msgspec.UNSET):
+            raise ConfigError(f"put of {self.topic!r} had not one of payload and text, expected one of them")
+        if self.text is not msgspec.UNSET:
+            return self.text.encode()
+        if self.payload is msgspec.UNSET or self.payload is None:
             return None
         try:
             return b64decode(self.payload, validate=True)
@@ -67,12 +74,17 @@ Asked = Put | Subscribe | Unsubscribe | Get | Commit
 ASKED: Final = msgspec.json.Decoder(Asked)
 
 
-def number_of(text: bytes) -> int:
+def number_of(text: str | bytes) -> int:
     """Return the number of a request that cannot be understood; 0 where it has none."""
     try:
         return msgspec.json.decode(text, type=_Numbered).number
     except (msgspec.DecodeError, UnicodeError):
         return 0
+
+
+def place_as_json(place: Place) -> dict[str, Any]:
+    """Return where a message is."""
+    return {"slice": place.slice_id, "epoch": place.epoch, "sequence": place.sequence}
 
 
 def error_as_json(error: BaseException) -> dict[str, Any]:

@@ -46,8 +46,8 @@ def test_its_options_are_checked(plug_in: None) -> None:
 def test_a_scheme_has_its_directions(plug_in: None) -> None:
     with pytest.raises(ConfigError, match="scheme of a bridge was 'lines', expected one of: "):
         open_bridge(Feed.local("carried"), "lines://here")
-    with pytest.raises(ConfigError, match="scheme of a bridge into a feed was 'ws', expected one of: .*lines"):
-        open_bridge(Feed.local("carried"), "ws://127.0.0.1:1", into=True)
+    with pytest.raises(ConfigError, match="scheme of a bridge into a feed was 'http', expected one of: .*lines"):
+        open_bridge(Feed.local("carried"), "http://127.0.0.1:1", into=True)
 
 
 @pytest.mark.parametrize("scheme", ["amqp", "redis", "ws"])

@@ -1,0 +1,102 @@
+"""Where WebSocket clients come in: from which pages they may, and how many at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Final
+from urllib.parse import urlsplit
+
+from blackbox.errors import ConfigError, EndpointError
+
+try:
+    from websockets.asyncio.server import ServerConnection, serve
+    from websockets.exceptions import ConnectionClosed
+    from websockets.typing import Origin
+except ImportError as error:
+    raise ImportError(f"this needs websockets: pip install 'blackbox-md[bridge]' ({error})") from error
+
+__all__ = ["ConnectionClosed", "Door", "ServerConnection", "address_of", "names_of"]
+
+_CLOSE_S: Final = 1.0
+"""How long clients may take to hear of the end."""
+
+
+class Door:
+    """Listens, and lets clients in; used by one event loop. `refused` counts those that were one too many."""
+
+    def __init__(self, host: str, port: int, origins: Sequence[str | None] | None, most_clients: int) -> None:
+        """Nothing is opened. `origins`: pages that may come, None among them: who is no browser; None: all may.
+
+        Raises ConfigError.
+        """
+        if not 1 <= most_clients <= 1 << 20:
+            raise ConfigError(f"most_clients was {most_clients}, expected 1 to {1 << 20}")
+        self.host, self.port = host, port
+        self._origins = None if origins is None else [None if each is None else Origin(each) for each in origins]
+        self._most_clients = most_clients
+        self.clients = set[ServerConnection]()
+        self.refused = 0
+
+    @asynccontextmanager
+    async def open(
+        self, talk: Callable[[ServerConnection], Awaitable[None]], most_bytes: int, most_frames: int
+    ) -> AsyncIterator[None]:
+        """Let clients in until the block ends: each is talked with until it goes.
+
+        At most `most_frames` of a client, each of `most_bytes` at most, wait to be read. Raises EndpointError.
+        """
+        try:
+            server = await serve(
+                partial(self._let_in, talk),
+                self.host,
+                self.port,
+                origins=self._origins,
+                max_size=most_bytes,
+                max_queue=most_frames,
+                compression=None,  # it would cost more than all the rest
+            )
+        except OSError as error:
+            where = f"{self.host}:{self.port}"
+            raise EndpointError(error.errno, f"cannot listen at {where}: {error.strerror}") from error
+        async with server:
+            self.port = next(iter(server.sockets)).getsockname()[1]
+            try:
+                yield
+            finally:
+                asyncio.get_running_loop().call_later(_CLOSE_S, self._hang_up)  # who reads nothing hears nothing
+
+    async def _let_in(self, talk: Callable[[ServerConnection], Awaitable[None]], connection: ServerConnection) -> None:
+        if len(self.clients) >= self._most_clients:
+            self.refused += 1
+            await connection.close(1013, f"there are {self._most_clients} clients, try again later")
+            return
+        self.clients.add(connection)
+        try:
+            with suppress(ConnectionClosed):
+                await talk(connection)
+        finally:
+            self.clients.discard(connection)
+
+    def _hang_up(self) -> None:
+        for connection in self.clients:
+            connection.transport.abort()
+
+
+def address_of(url: str) -> tuple[str, int]:
+    """Return the host and the port of ws://HOST:PORT. Raises ConfigError."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError:
+        port = None
+    if port is None or not parts.hostname or parts.path.strip("/"):
+        raise ConfigError(f"URL was {url!r}, expected ws://HOST:PORT")
+    return parts.hostname, port
+
+
+def names_of(origins: str) -> list[str]:
+    """Return origins that have commas between them."""
+    return origins.split(",") if origins else []

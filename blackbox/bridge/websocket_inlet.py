@@ -1,0 +1,185 @@
+"""Browsers, and other WebSocket clients, put to a hub: a JSON object each, answered with its place or an error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+
+from blackbox.block.position import Place
+from blackbox.bridge.bridge import Say
+from blackbox.bridge.door import ConnectionClosed, Door, ServerConnection, address_of, names_of
+from blackbox.errors import BlackBoxError, BridgeError, ConfigError, HubError, NotStoredError
+from blackbox.feed.feed import Feed
+from blackbox.hub.client import Client
+from blackbox.hub.json_form import Put, error_as_json, number_of, place_as_json
+from blackbox.hub.protocol import MOST_BYTES
+
+IN_FLIGHT: Final = 1_000
+"""Puts of one client that are not answered at most; no more of it is read then."""
+_MOST_REQUEST_BYTES: Final = 2 * MOST_BYTES
+_MOST_REQUESTS: Final = 4
+"""Of one client that wait to be read."""
+_ROOM_S: Final = 0.002
+_DECODER: Final = msgspec.json.Decoder(Put)
+
+
+class InletStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What a bridge has done so far."""
+
+    clients: int
+    """Those connected now."""
+    put: int
+    """Messages whose clients were told their places."""
+    failed: int
+    """Requests that were answered with an error."""
+    refused: int
+    """Clients that were one too many."""
+
+
+class WebSocketInlet:
+    """Puts to a feed's hub what its clients ask for; used in one event loop, from `serve` until that is cancelled.
+
+    All share one client of the hub, which has 16,384 puts, of 64 MiB, on their way at most. Those of one client are
+    put in the order in which they came. With an `id` each is stored once, however often, and by whom, it is put.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        prefix: bytes = b"",
+        *,
+        origins: Sequence[str] = (),
+        most_clients: int = 1_000,
+    ) -> None:
+        """Settings; nothing is opened.
+
+        Args:
+            feed: of the hub. Whoever connects may put all that this process may.
+            host: the interface to listen on.
+            port: 0: one that is free, which `port` tells once it serves.
+            prefix: of the topics that may be put.
+            origins: pages that may connect, such as "https://desk.example"; who is no browser may, too.
+            most_clients: more are turned away.
+
+        Raises ConfigError.
+        """
+        self.feed, self._prefix = feed, prefix
+        self._client = Client(feed)
+        self._door = Door(host, port, [*origins, None], most_clients)
+        self._put = self._failed = 0
+
+    @classmethod
+    def of_url(
+        cls, feed: Feed, url: str, prefix: bytes = b"", *, origins: str = "", most_clients: int = 1_000
+    ) -> WebSocketInlet:
+        """Return one that listens at ws://HOST:PORT; `origins` with commas between them. Raises ConfigError."""
+        return cls(feed, *address_of(url), prefix, origins=names_of(origins), most_clients=most_clients)
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return self._door.port
+
+    async def carry(self, say: Say) -> None:
+        """Serve until the task is cancelled: see `Bridge`."""
+        try:
+            await self.serve(lambda: say(f"ws://{self._door.host}:{self.port} is carried into feed {self.feed.name!r}"))
+        finally:
+            done = self.statistics()
+            say(f"{done.put} messages put, {done.failed} requests failed, {done.refused} clients refused")
+
+    def statistics(self) -> InletStatistics:
+        """Return a snapshot of the counters."""
+        return InletStatistics(
+            clients=len(self._door.clients), put=self._put, failed=self._failed, refused=self._door.refused
+        )
+
+    async def serve(self, bound: Callable[[], None] = lambda: None) -> None:
+        """Serve until the task is cancelled, also while the hub is away; call `bound` once clients may come.
+
+        Raises EndpointError when it cannot listen; BridgeError when the hub takes nothing more of it.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[None] = self._loop.create_future()
+        self._client.start()
+        try:
+            async with self._door.open(self._serve_one, _MOST_REQUEST_BYTES, _MOST_REQUESTS):
+                bound()
+                await self._over
+        finally:
+            self._client.end()
+
+    async def _serve_one(self, connection: ServerConnection) -> None:
+        room, answering = asyncio.Semaphore(IN_FLIGHT), set[asyncio.Task[None]]()
+        try:
+            async for text in connection:
+                await room.acquire()
+                number, until, placed = await self._take(text)
+                placed.add_done_callback(lambda each: each.cancelled() or each.exception())  # who asked may have gone
+                task = asyncio.create_task(self._answer(connection, number, until, placed))
+                answering.add(task)
+                task.add_done_callback(answering.discard)
+                task.add_done_callback(lambda _: room.release())
+        finally:
+            for task in answering:
+                task.cancel()
+
+    async def _take(self, text: str | bytes) -> tuple[int, float, asyncio.Future[Place]]:
+        """Have a put on its way, once there is room: its number, until when it is to be answered, and its place."""
+        number, until = 0, self._loop.time()
+        try:
+            asked = _DECODER.decode(text)
+            number, until = asked.number, until + asked.timeout_s
+            return number, until, await self._put_soon(asked, until)
+        except (BlackBoxError, msgspec.DecodeError, UnicodeError, ValueError) as error:
+            placed: asyncio.Future[Place] = self._loop.create_future()
+            placed.set_exception(error)
+            return number or number_of(text), until, placed
+
+    async def _put_soon(self, asked: Put, until: float) -> asyncio.Future[Place]:
+        topic, put_id = asked.topic.encode(), None if asked.id is None else asked.id.encode()
+        if not topic.startswith(self._prefix):
+            raise ConfigError(f"topic was {topic[:40]!r}, expected one that starts with {self._prefix!r}")
+        value = asked.value()
+        while True:
+            try:
+                future = self._client.put_soon(topic, value, put_id, ts_event=asked.ts_event, timeout=0)
+            except NotStoredError:  # there is no room
+                if self._loop.time() >= until:
+                    raise
+                await asyncio.sleep(_ROOM_S)
+            else:
+                return asyncio.wrap_future(future)
+
+    async def _answer(
+        self, connection: ServerConnection, number: int, until: float, placed: asyncio.Future[Place]
+    ) -> None:
+        answer: dict[str, Any]
+        try:
+            async with asyncio.timeout_at(until):
+                answer = place_as_json(await placed)
+            self._put += 1
+        except (BlackBoxError, TimeoutError, msgspec.DecodeError, UnicodeError, ValueError) as error:
+            if not str(error):  # as asyncio raises it
+                error = NotStoredError(f"the hub of feed {self.feed.name!r} did not answer in time")
+            self._failed += 1
+            self._look()
+            answer = error_as_json(error)
+        with suppress(ConnectionClosed):
+            await connection.send(msgspec.json.encode({"number": number, **answer}), text=True)
+
+    def _look(self) -> None:
+        """End it when the hub takes nothing more of this client."""
+        try:
+            self._client.flush(0)
+        except NotStoredError:
+            pass
+        except HubError as error:
+            if not self._over.done():
+                self._over.set_exception(BridgeError(f"the hub takes nothing more of the bridge: {error}"))

@@ -1,0 +1,303 @@
+"""WebSocket clients that put to a real hub."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+from base64 import b64encode
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from blackbox import BridgeError, ConfigError, Feed, Hub
+from blackbox.bridge import websocket_inlet
+from blackbox.bridge.websocket_inlet import WebSocketInlet
+from blackbox.feed.endpoint import free_endpoints
+from blackbox.testing import wait_until
+from tests.cli.commands import Command, write_feed
+from tests.hub.hubs import hub_feed, published
+
+Work = Callable[[WebSocketInlet, str], Coroutine[Any, Any, None]]
+
+
+def serving(feed: Feed, work: Work, **settings: Any) -> WebSocketInlet:
+    """Serve while some work is done with the bridge and its address. Raises what ended the bridge."""
+    bridge = WebSocketInlet(feed, **settings)
+
+    async def run() -> None:
+        bound = asyncio.Event()
+        serves = asyncio.ensure_future(bridge.serve(bound.set))
+        await bound.wait()
+        async with asyncio.timeout(60):
+            await work(bridge, f"ws://127.0.0.1:{bridge.port}")
+        if not bridge._over.done():
+            serves.cancel()
+        await asyncio.wait((serves,))
+        if not serves.cancelled():
+            serves.result()
+
+    asyncio.run(run())
+    return bridge
+
+
+async def send(connection: ClientConnection, topic: str, **asked: Any) -> None:
+    await connection.send(json.dumps({"do": "put", "topic": topic} | asked))
+
+
+async def told(connection: ClientConnection) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(await connection.recv())
+    return found
+
+
+async def put(connection: ClientConnection, topic: str, **asked: Any) -> dict[str, Any]:
+    await send(connection, topic, **asked)
+    return await told(connection)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    await asyncio.to_thread(wait_until, condition, 30)
+
+
+def test_a_put_is_answered_with_its_place(tmp_path: Path) -> None:
+    feed, answers = hub_feed("orders", slices=2), list[dict[str, Any]]()
+
+    async def work(_: WebSocketInlet, url: str) -> None:
+        async with connect(url) as one:
+            payload = b64encode(b"\x00\xff").decode()
+            answers.append(await put(one, "A.x", payload=payload, number=7, ts_event=5))
+            answers.append(await put(one, "B.x", text="größer"))
+            answers.append(await put(one, "A.x", payload=None))
+
+    with Hub(feed, tmp_path):
+        bridge = serving(feed, work)
+    assert [answer["number"] for answer in answers] == [7, 0, 0]
+    places = [(answer["epoch"], answer["slice"], answer["sequence"]) for answer in answers]
+    values = [(b"A.x", b"\x00\xff"), (b"B.x", "größer".encode()), (b"A.x", None)]
+    assert published(tmp_path, feed) == sorted((*place, *value) for place, value in zip(places, values, strict=True))
+    assert (bridge.statistics().put, bridge.statistics().failed) == (3, 0)
+
+
+def test_puts_of_one_client_keep_their_order(tmp_path: Path) -> None:
+    """Sent without waiting for answers, more than may be on their way."""
+    feed, count = hub_feed("orders", slices=1), 2 * websocket_inlet.IN_FLIGHT
+
+    async def work(_: WebSocketInlet, url: str) -> None:
+        async with connect(url, max_queue=None) as one:
+            for number in range(count):
+                await send(one, "A", text=str(number), number=number)
+            answers = [await told(one) for _ in range(count)]
+        by_number = sorted(answers, key=lambda answer: answer["number"])
+        assert [answer["sequence"] for answer in by_number] == list(range(count))
+
+    with Hub(feed, tmp_path):
+        serving(feed, work)
+    assert [payload for *_, payload in published(tmp_path, feed)] == [b"%d" % number for number in range(count)]
+
+
+def test_an_id_is_stored_once_whoever_is_killed(tmp_path: Path) -> None:
+    """The hub and the bridge are killed while a client puts; what it has no answer to it puts again."""
+    feed = hub_feed("orders", slices=1)
+    url = free_endpoints("tcp", "bridged", 1, 1)[0][0].replace("tcp", "ws")
+    path = write_feed(feed, tmp_path / "feed.toml")
+    (tmp_path / "hub.toml").write_text('feed = "feed.toml"\ndirectory = "kept"\n')
+    words = {"hub": ("hub", tmp_path / "hub.toml"), "bridge": ("bridge", url, "--in", "--feed", path)}
+    count, places = 3_000, dict[int, tuple[int, int]]()
+
+    def begin(name: str) -> Command:
+        command = Command(*words[name])
+        command.read_error({"hub": "takes puts", "bridge": "is carried into"}[name])
+        return command
+
+    async def write(connection: ClientConnection, missing: list[int]) -> None:
+        for number in missing:
+            await send(connection, "A", text=str(number), id=f"order-{number}", number=number)
+
+    async def work() -> None:
+        running = {name: begin(name) for name in words}
+        kills = [("hub", 300), ("bridge", 1_500)]
+        try:
+            while len(places) < count:
+                try:
+                    async with connect(url, max_queue=None) as one:
+                        writing = asyncio.create_task(write(one, [each for each in range(count) if each not in places]))
+                        while len(places) < count:
+                            answer = await told(one)
+                            if "error" not in answer:
+                                place = answer["epoch"], answer["sequence"]
+                                assert places.setdefault(answer["number"], place) == place
+                            if kills and len(places) >= kills[0][1]:
+                                name, _ = kills.pop(0)
+                                with running[name]:  # which kills it
+                                    pass
+                                running[name] = begin(name)
+                        await writing
+                except (ConnectionClosed, OSError):
+                    writing.cancel()
+                    await asyncio.wait([writing])
+            assert kills == []
+        finally:
+            running["bridge"].interrupt(signal.SIGTERM)
+            running["hub"].interrupt(signal.SIGTERM)
+
+    asyncio.run(work())
+    found = published(tmp_path / "kept", feed)
+    assert sorted(int(payload or b"") for *_, payload in found) == list(range(count))
+    assert places == {int(payload or b""): (epoch, sequence) for epoch, _, sequence, _, payload in found}
+
+
+def test_while_the_hub_is_away_a_put_is_answered_in_time_and_stored_later(tmp_path: Path) -> None:
+    feed = hub_feed("orders", slices=1)
+
+    async def work(_: WebSocketInlet, url: str) -> None:
+        async with connect(url) as one:
+            answer = await put(one, "A", text="1", id="order-1", timeout_s=0.2)
+            assert answer == {
+                "number": 0,
+                "error": "NotStoredError",
+                "why": "the hub of feed 'orders' did not answer in time",
+            }
+            with Hub(feed, tmp_path):
+                assert (await put(one, "A", text="1", id="order-1"))["sequence"] == 0
+
+    serving(feed, work)
+    assert [payload for *_, payload in published(tmp_path, feed)] == [b"1"]
+
+
+def test_a_client_that_goes_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Its puts wait for a hub that is away; its connection and its tasks are gone all the same."""
+    feed = hub_feed("orders", slices=1)
+
+    async def work(bridge: WebSocketInlet, url: str) -> None:
+        tasks = asyncio.all_tasks()
+        for _ in range(3):
+            one = await connect(url)
+            for _ in range(100):
+                await send(one, "A", text="x", timeout_s=3_600)
+            assert (await put(one, "A", text="x", timeout_s=0))["error"] == "NotStoredError"  # it has read all of them
+            one.transport.abort()
+            await until(lambda: bridge.statistics().clients == 0)
+            if left := asyncio.all_tasks() - tasks:
+                await asyncio.wait(left, timeout=10)
+            assert asyncio.all_tasks() <= tasks
+
+    serving(feed, work)
+
+
+def test_a_client_that_reads_no_answers_is_not_read_and_holds_up_nobody(tmp_path: Path) -> None:
+    feed = hub_feed("orders", slices=1)
+
+    async def work(bridge: WebSocketInlet, url: str) -> None:
+        narrow = socket.socket()
+        narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        narrow.connect(("127.0.0.1", bridge.port))
+        async with connect(url, sock=narrow, max_queue=1) as slow:
+            await until(lambda: bridge._door.clients)
+            (there,) = bridge._door.clients
+            there.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+
+            async def flood() -> None:
+                while True:
+                    await send(slow, "A", text="x" * 100)
+
+            flooding = asyncio.create_task(flood())
+            seen = -1
+            async with connect(url) as other:
+                while seen < websocket_inlet.IN_FLIGHT or seen != bridge.statistics().put:
+                    seen = bridge.statistics().put + 20
+                    for _ in range(20):
+                        assert "sequence" in await put(other, "B", text="y")
+            flooding.cancel()
+            slow.transport.abort()
+
+    with Hub(feed, tmp_path):
+        serving(feed, work)
+
+
+def test_what_cannot_be_put_is_answered_with_an_error(tmp_path: Path) -> None:
+    feed = hub_feed("orders", slices=1)
+
+    async def work(bridge: WebSocketInlet, url: str) -> None:
+        async with connect(url) as one:
+            assert (await put(one, "A.x", number=3))["why"] == (
+                "put of 'A.x' had not one of payload and text, expected one of them"
+            )
+            assert "expected base64" in (await put(one, "A.x", payload="?"))["why"]
+            assert "expected one that starts with b'A.'" in (await put(one, "B.x", text="x"))["why"]
+            assert "expected at most 1048576" in (await put(one, "A.x", text="x" * (1 << 20) + "x"))["why"]
+            assert "id had 65 bytes" in (await put(one, "A.x", text="", id="x" * 65))["why"]
+            assert "ts_event" in (await put(one, "A.x", text="", ts_event=1 << 63))["why"]
+            await one.send('{"do": "subscribe", "prefix": "A", "number": 9}')
+            assert (await told(one))["number"] == 9
+            await one.send(b"\xff")
+            assert (await told(one))["error"] == "DecodeError"
+            assert "sequence" in await put(one, "A.x", text="goes on")
+            assert bridge.statistics().failed == 8
+
+    with Hub(feed, tmp_path):
+        serving(feed, work, prefix=b"A.")
+    assert [payload for *_, payload in published(tmp_path, feed)] == [b"goes on"]
+
+
+def test_a_hub_that_lacks_what_it_has_answered_ends_it(tmp_path: Path) -> None:
+    """Nothing more could be put: whoever started the bridge must see it."""
+    feed = hub_feed("orders", slices=1)
+
+    async def work(_: WebSocketInlet, url: str) -> None:
+        with Hub(feed, tmp_path / "first"):
+            async with connect(url) as one:
+                assert "sequence" in await put(one, "A", text="1")
+        with Hub(feed, tmp_path / "second"), pytest.raises(ConnectionClosed):
+            async with connect(url) as one:
+                while True:
+                    await put(one, "A", text="2", timeout_s=10)
+
+    with pytest.raises(BridgeError, match="the hub takes nothing more of the bridge: "):
+        serving(feed, work)
+
+
+def test_only_pages_that_are_named_may_put() -> None:
+    """Unlike what reads: any page that a browser of this host shows could put else."""
+
+    async def refused(url: str, origin: str) -> bool:
+        try:
+            async with connect(url, origin=origin):  # type: ignore[arg-type]
+                return False
+        except InvalidStatus:
+            return True
+
+    async def none_named(_: WebSocketInlet, url: str) -> None:
+        assert await refused(url, "https://desk.example")
+        async with connect(url):  # no browser
+            pass
+
+    async def one_named(_: WebSocketInlet, url: str) -> None:
+        assert not await refused(url, "https://desk.example")
+        assert await refused(url, "https://elsewhere.example")
+
+    serving(hub_feed(), none_named)
+    serving(hub_feed(), one_named, origins=["https://desk.example"])
+
+
+def test_more_clients_than_it_takes_are_turned_away() -> None:
+    async def work(bridge: WebSocketInlet, url: str) -> None:
+        async with connect(url), connect(url) as other:
+            with pytest.raises(ConnectionClosed):
+                await other.recv()
+            assert bridge.statistics().refused == 1
+
+    serving(hub_feed(), work, most_clients=1)
+
+
+def test_wrong_settings_are_told() -> None:
+    with pytest.raises(ConfigError, match="hub"):
+        WebSocketInlet(Feed.local("none"))
+    with pytest.raises(ConfigError, match="most_clients was 0, expected 1 to 1048576"):
+        WebSocketInlet(hub_feed(), most_clients=0)
+    with pytest.raises(ConfigError, match="URL was 'ws://there', expected ws://HOST:PORT"):
+        WebSocketInlet.of_url(hub_feed(), "ws://there")
