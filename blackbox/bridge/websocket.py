@@ -1,4 +1,4 @@
-"""A feed for browsers: JSON over WebSocket, each client the prefixes that it asks for."""
+"""A feed for browsers: JSON or bytes over WebSocket, each client the prefixes that it asks for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 
 from blackbox.block.gap import Gap
 from blackbox.block.plain_message import as_object
+from blackbox.bridge.binary_form import as_bytes, frame_of
 from blackbox.bridge.bridge import Say
 from blackbox.bridge.door import ConnectionClosed, Door, ServerConnection, address_of, names_of
 from blackbox.bridge.waiting import Waiting
@@ -26,9 +27,9 @@ _MOST_PREFIXES: Final = 1_000
 _MOST_OF_ALL: Final = 10_000
 """Of all clients."""
 _MOST_REQUEST_BYTES: Final = 64 << 10
-_STREAM_MESSAGES: Final = 100_000
 _MOST_REQUESTS: Final = 16
 """Of one client that wait to be read."""
+_STREAM_MESSAGES: Final = 100_000
 """Of one prefix that wait to be encoded."""
 _MOST_BYTES: Final = 16 << 20
 """Of what waits for one client: its prefixes share them."""
@@ -44,6 +45,8 @@ class Subscribe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
     """Send what comes under a prefix from now on."""
 
     prefix: Annotated[str, msgspec.Meta(max_length=1_024)]
+    binary: bool = False
+    """As `binary_form` has it, in place of JSON."""
 
 
 class Unsubscribe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="unsubscribe"):
@@ -75,7 +78,8 @@ class _Browser:
 
     def __init__(self, connection: ServerConnection, limit: int) -> None:
         self.connection = connection
-        self.prefixes: set[str] = set()
+        self.prefixes: dict[str, bool] = {}
+        """Whether it wants each of them in binary form."""
         self.confirmed: set[str] = set()
         """Those of them that it was told are: what comes of others waits, as the answer goes first."""
         self._waiting: dict[str, Waiting] = {}
@@ -97,7 +101,7 @@ class _Browser:
 
     def leave(self, prefix: str) -> None:
         """Let nothing wait under a prefix any more."""
-        self.prefixes.discard(prefix)
+        self.prefixes.pop(prefix, None)
         self.confirmed.discard(prefix)
         self._waiting.pop(prefix, None)
 
@@ -115,15 +119,20 @@ class _Browser:
             notes, self._notes = self._notes, []
             for note in notes:
                 await self.connection.send(note, text=True)
-            waiting = {prefix: self._waiting.pop(prefix) for prefix in self.confirmed & self._waiting.keys()}
-            for prefix, each in waiting.items():
-                texts, passed_over = each.take()
+            waiting = [
+                (prefix, self.prefixes[prefix], self._waiting.pop(prefix).take())
+                for prefix in self.confirmed & self._waiting.keys()
+            ]
+            for prefix, is_binary, (texts, passed_over) in waiting:
                 name = _ENCODE(prefix)
                 if passed_over:
                     await self.connection.send(b'{"prefix":%b,"passed_over":%d}' % (name, passed_over), text=True)
                 for some in _parts(texts):
-                    text = b'{"prefix":%b,"messages":[%b]}' % (name, b",".join(some))
-                    await self.connection.send(text, text=True)
+                    if is_binary:
+                        await self.connection.send(frame_of(prefix.encode(), some))
+                    else:
+                        text = b'{"prefix":%b,"messages":[%b]}' % (name, b",".join(some))
+                        await self.connection.send(text, text=True)
                 count(len(texts), passed_over)
 
 
@@ -256,15 +265,17 @@ class WebSocketBridge:
                 self._leave(browser, asked.prefix)
                 browser.tell(unsubscribed=asked.prefix)
             else:
-                await self._join(browser, asked.prefix)
+                await self._join(browser, asked.prefix, asked.binary)
                 browser.confirmed.add(asked.prefix)
                 browser.tell(subscribed=asked.prefix)
         except (BlackBoxError, msgspec.DecodeError, UnicodeError, ValueError) as error:
             browser.tell(error=type(error).__name__, why=str(error))
 
-    async def _join(self, browser: _Browser, prefix: str) -> None:
+    async def _join(self, browser: _Browser, prefix: str, binary: bool) -> None:
         """Have what comes under a prefix sent. Raises NotConfirmedError, ConfigError; it is not sent then."""
         if prefix in browser.prefixes:
+            if browser.prefixes[prefix] is not binary:
+                raise ConfigError(f"binary was {binary} of prefix {prefix!r}, expected it as before, or to unsubscribe")
             return
         if len(browser.prefixes) >= _MOST_PREFIXES:
             raise ConfigError(f"prefix {prefix!r} was one too many, expected at most {_MOST_PREFIXES} of a client")
@@ -278,7 +289,7 @@ class WebSocketBridge:
             reader = asyncio.ensure_future(self._read(prefix, stream, self._wanted[prefix]))
             reader.add_done_callback(self._note_failure)
             self._readers[prefix] = stream, reader
-        browser.prefixes.add(prefix)
+        browser.prefixes[prefix] = binary
         self._wanted[prefix][browser] = None
         try:
             await self._wait_confirmed(prefix.encode())
@@ -321,9 +332,13 @@ class WebSocketBridge:
         async for batch in stream:
             schema = batch.schema or self._schema
             for message in batch:
-                text = _ENCODE(as_object(message, schema))
+                text = binary = b""
                 for browser in wanted:
-                    browser.add(prefix, message.topic, text)
+                    if browser.prefixes[prefix]:
+                        binary = binary or as_bytes(message)
+                    else:
+                        text = text or _ENCODE(as_object(message, schema))
+                    browser.add(prefix, message.topic, binary if browser.prefixes[prefix] else text)
                 added += len(wanted)
                 if added >= _MOST_ADDED:
                     added = 0

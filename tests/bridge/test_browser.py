@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -16,12 +17,15 @@ from typing import Any, Final
 import numpy
 import pytest
 
-from blackbox import Feed, Publisher
+from blackbox import Feed, Hub, Publisher
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.testing import wait_until
 from tests.cli.commands import Command, write_feed
+from tests.hub.hubs import hub_feed, published
 
-SERVERS: Final = Path(__file__).resolve().parents[2] / ".servers" / "usr" / "lib"
+ROOT: Final = Path(__file__).resolve().parents[2]
+SERVERS: Final = ROOT / ".servers" / "usr" / "lib"
+DOCUMENTED: Final = ROOT / "docs" / "bridges.md"
 PATIENCE_S: Final = 60.0
 
 PAGE: Final = """<script>
@@ -35,6 +39,33 @@ feed.onmessage = (event) => {
   if (told.messages === undefined) return say(told);
   for (; blocked; blocked = 0) for (const end = Date.now() + blocked; Date.now() < end;);
   say(told.messages.map((each) => [each.topic, atob(each.payload)]).slice(-2));
+};
+</script>"""
+
+
+BINARY_PAGE: Final = """<script>
+const feed = new WebSocket("%s");
+const say = (told) => console.log(JSON.stringify(told));
+feed.binaryType = "arraybuffer";
+feed.onopen = () => feed.send(JSON.stringify({do: "subscribe", prefix: "AAPL.", binary: true}));
+feed.onmessage = (event) => {
+  if (typeof event.data === "string") return say(JSON.parse(event.data));
+  for (const each of messagesOf(event.data)) say([
+    each.prefix, each.topic, each.payload && Array.from(each.payload),
+    String(each.ts_event), String(each.epoch), String(each.sequence), each.slice]);
+};
+%s
+</script>"""
+
+PUT_PAGE: Final = """<script>
+const hub = new WebSocket("%s");
+const say = (told) => console.log(JSON.stringify(told));
+const order = {do: "put", topic: "orders.new", text: "buy 100 \u20ac", id: "o", number: 1};
+hub.onopen = () => hub.send(JSON.stringify(order));
+hub.onerror = () => say("refused");
+hub.onmessage = (event) => {
+  const told = JSON.parse(event.data);
+  say([told.number, told.slice, told.sequence]);
 };
 </script>"""
 
@@ -92,9 +123,9 @@ class Browser:
 
 
 @contextmanager
-def browsing(program: Path, url: str, directory: Path, blocked_ms: int = 0) -> Iterator[Browser]:
+def browsing(program: Path, text: str, directory: Path) -> Iterator[Browser]:
     page = directory / "page.html"
-    page.write_text(PAGE % (url, blocked_ms))
+    page.write_text(text)
     browser = Browser(program, page, directory / "data")
     try:
         yield browser
@@ -110,7 +141,7 @@ def test_a_browser_shows_what_it_asked_for(program: Path, tmp_path: Path) -> Non
         Command("bridge", url, "--feed", write_feed(feed, tmp_path / "feed.toml")) as bridge,
     ):
         bridge.read_error("is served at")
-        with browsing(program, url, tmp_path) as browser:
+        with browsing(program, PAGE % (url, 0), tmp_path) as browser:
             browser.wait({"subscribed": "AAPL."})
             publisher.publish(b"MSFT.trade", b"370.10")
             publisher.publish(b"AAPL.trade", b"189.98")
@@ -125,7 +156,7 @@ def test_a_slow_browser_gets_the_newest_of_each_topic(program: Path, tmp_path: P
     words = ("bridge", url, "--feed", write_feed(feed, tmp_path / "feed.toml"), "-o", "limit=100")
     with Publisher(feed) as publisher, Command(*words) as bridge:
         bridge.read_error("is served at")
-        with browsing(program, url, tmp_path, blocked_ms=2_000) as browser:
+        with browsing(program, PAGE % (url, 2_000), tmp_path) as browser:
             browser.wait({"subscribed": "AAPL."})
             index, payloads = numpy.arange(2_000) % 2, numpy.full((2_000, 1_000), ord("x"), numpy.uint8)
             for _ in range(20):
@@ -141,5 +172,48 @@ def test_a_page_of_another_origin_is_refused(program: Path, tmp_path: Path) -> N
     words = ("--feed", write_feed(feed, tmp_path / "feed.toml"), "-o", "origins=https://desk.example")
     with Command("bridge", url, *words) as bridge:
         bridge.read_error("is served at")
-        with browsing(program, url, tmp_path) as browser:
+        with browsing(program, PAGE % (url, 0), tmp_path) as browser:
             browser.wait("refused")
+
+
+def test_a_browser_reads_the_binary_form_as_documented(program: Path, tmp_path: Path) -> None:
+    """With the function of the documentation: numbers of 64 bits are whole, payloads are bytes."""
+    feed = Feed.local("bridged", slices=1)
+    url = free_endpoints("tcp", "bridged", 1, 1)[0][0].replace("tcp", "ws")
+    found = re.search(r"```js\n(function\* messagesOf.*?)```", DOCUMENTED.read_text(), re.DOTALL)
+    assert found is not None
+    with (
+        Publisher(feed) as publisher,
+        Command("bridge", url, "--feed", write_feed(feed, tmp_path / "feed.toml")) as bridge,
+    ):
+        bridge.read_error("is served at")
+        with browsing(program, BINARY_PAGE % (url, found[1]), tmp_path) as browser:
+            browser.wait({"subscribed": "AAPL."})
+            publisher.publish(b"AAPL.trade", bytes((0, 127, 255)), (1 << 62) + 1)
+            publisher.publish("AAPL.€".encode(), None, -(1 << 62) - 1)
+            publisher.publish(b"AAPL.empty", b"")
+            epoch = str(publisher.epoch)
+            browser.wait(["AAPL.", "AAPL.trade", [0, 127, 255], str((1 << 62) + 1), epoch, "0", 0])
+            browser.wait(["AAPL.", "AAPL.€", None, str(-(1 << 62) - 1), epoch, "1", 0])
+            browser.wait(["AAPL.", "AAPL.empty", [], "0", epoch, "2", 0])
+
+
+def test_a_browser_puts_to_a_hub_if_its_page_may(program: Path, tmp_path: Path) -> None:
+    feed = hub_feed("orders", slices=1)
+    url = free_endpoints("tcp", "bridged", 1, 1)[0][0].replace("tcp", "ws")
+    words = ("bridge", url, "--in", "--feed", write_feed(feed, tmp_path / "feed.toml"))
+    with Hub(feed, tmp_path / "hub"):
+        with Command(*words) as bridge:
+            bridge.read_error("is carried into feed 'orders'")
+            with browsing(program, PUT_PAGE % url, tmp_path) as browser:
+                browser.wait("refused")
+            ended = bridge.interrupt(signal.SIGTERM)
+            assert "0 messages put" in ended.errors
+        with Command(*words, "-o", "origins=null") as bridge:
+            bridge.read_error("is carried into feed 'orders'")
+            with browsing(program, PUT_PAGE % url, tmp_path) as browser:
+                browser.wait([1, 0, 0])
+            ended = bridge.interrupt(signal.SIGTERM)
+            assert (ended.status, "Traceback" in ended.errors) == (143, False), ended.errors
+            assert "1 messages put, 0 requests failed, 0 clients refused" in ended.errors
+    assert [payload for *_, payload in published(tmp_path / "hub", feed)] == ["buy 100 €".encode()]

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import socket
+import struct
 import threading
 import time
 from base64 import b64decode
@@ -16,6 +17,8 @@ from typing import Any
 import msgspec
 import numpy
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
@@ -24,6 +27,8 @@ from blackbox.bridge import websocket
 from blackbox.bridge.websocket import WebSocketBridge
 from blackbox.testing import RawPublisher, wait_until
 
+TOPICS = st.binary(min_size=1, max_size=300).filter(lambda topic: topic[0] != 0)
+TIMES = st.integers(-(1 << 63), (1 << 63) - 1)
 Work = Callable[[WebSocketBridge, str], Coroutine[Any, Any, None]]
 
 
@@ -146,6 +151,83 @@ def test_prefixes_that_overlap_are_streams_of_their_own() -> None:
                 frames = [await told(both), await told(both)]
                 assert sorted(frame["prefix"] for frame in frames) == ["A", "AA"]
                 assert {frame["messages"][0]["sequence"] for frame in frames} == {0}
+
+        serving(feed, work)
+
+
+def in_binary(frame: bytes) -> tuple[str, list[tuple[bytes, bytes | None, int, int, int, int]]]:
+    """Read a frame as the documentation says it is: its prefix, and topic, payload, time and place of each message."""
+    (size,) = struct.unpack_from("<H", frame)
+    at, found = 2 + size, list[tuple[bytes, bytes | None, int, int, int, int]]()
+    while at < len(frame):
+        ts_event, epoch, sequence, slice_id, payload_bytes, topic_bytes = struct.unpack_from("<qqqiiH", frame, at)
+        topic, end = frame[at + 34 : at + 34 + topic_bytes], at + 34 + topic_bytes + max(0, payload_bytes)
+        payload = None if payload_bytes < 0 else frame[at + 34 + topic_bytes : end]
+        found.append((topic, payload, ts_event, slice_id, epoch, sequence))
+        at = end
+    assert at == len(frame)
+    return frame[2 : 2 + size].decode(), found
+
+
+@settings(max_examples=5, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            TOPICS,
+            st.binary(max_size=2_000) | st.none(),
+            st.integers(-(1 << 63), (1 << 63) - 1),
+        ),
+        min_size=1,
+        max_size=300,
+    )
+)
+def test_messages_come_in_binary_form_to_who_asks_for_it(messages: list[tuple[bytes, bytes | None, int]]) -> None:
+    """Whole: topics that are no text, times of 64 bits, no value; beside a client that gets the same in JSON."""
+    feed = Feed.local("bridged", slices=2)
+    with Publisher(feed) as publisher:
+
+        async def work(_: WebSocketBridge, url: str) -> None:
+            async with connect(url) as one, client(url, "") as other:
+                assert await ask(one, do="subscribe", prefix="", binary=True) == {"subscribed": ""}
+                for message in messages:
+                    publisher.publish(*message)
+                found = list[tuple[bytes, bytes | None, int, int, int, int]]()
+                while len(found) < len(messages):
+                    frame = await one.recv()
+                    assert isinstance(frame, bytes)
+                    prefix, some = in_binary(frame)
+                    assert prefix == ""
+                    found += some
+                assert [each[:3] for each in sorted(found, key=lambda each: each[3:])] == [
+                    message for slice_id in range(2) for message in messages if feed.slice_of(message[0]) == slice_id
+                ]
+                assert {(each[3], each[4]) for each in found} == {
+                    (feed.slice_of(topic), publisher.epoch) for topic, *_ in messages
+                }
+                texts = list[tuple[int, int, int]]()
+                while len(texts) < len(messages):
+                    texts += [
+                        (each["ts_event"], each["slice"], each["sequence"]) for each in (await told(other))["messages"]
+                    ]
+                assert sorted(texts) == sorted((each[2], each[3], each[5]) for each in found)
+
+        serving(feed, work)
+
+
+def test_a_prefix_has_one_form_until_it_is_unsubscribed_from() -> None:
+    feed = Feed.local("bridged", slices=1)
+    with Publisher(feed) as publisher:
+
+        async def work(_: WebSocketBridge, url: str) -> None:
+            async with client(url, "A") as one:
+                answer = await ask(one, do="subscribe", prefix="A", binary=True)
+                assert answer["why"] == "binary was True of prefix 'A', expected it as before, or to unsubscribe"
+                await ask(one, do="unsubscribe", prefix="A")
+                await ask(one, do="subscribe", prefix="A", binary=True)
+                publisher.publish(b"A", b"x")
+                frame = await one.recv()
+                assert isinstance(frame, bytes)
+                assert in_binary(frame)[1][0][:2] == (b"A", b"x")
 
         serving(feed, work)
 
@@ -341,7 +423,7 @@ def test_the_end_waits_for_no_client_that_reads_nothing() -> None:
 def test_what_waits_for_a_client_is_bounded_over_all_its_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(websocket, "_MOST_BYTES", 1_000)
     browser = websocket._Browser(None, 100)  # type: ignore[arg-type]
-    browser.prefixes.update("ABCDE")
+    browser.prefixes.update(dict.fromkeys("ABCDE", False))
     for topic in range(100):
         for prefix in sorted(browser.prefixes):
             browser.add(prefix, b"%d" % topic, b"x" * 100)
