@@ -28,7 +28,6 @@ from blackbox.bridge.websocket import WebSocketBridge
 from blackbox.testing import RawPublisher, wait_until
 
 TOPICS = st.binary(min_size=1, max_size=300).filter(lambda topic: topic[0] != 0)
-TIMES = st.integers(-(1 << 63), (1 << 63) - 1)
 Work = Callable[[WebSocketBridge, str], Coroutine[Any, Any, None]]
 
 

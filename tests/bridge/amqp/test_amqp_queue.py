@@ -24,9 +24,10 @@ from tests.hub.hubs import hub_feed, published
 
 
 def fill(channel: amqp.Channel, queue: str, begin: int, end: int) -> None:
-    """Messages with ids; the queue is bound to nothing."""
+    """Messages with ids, kept on disk; the queue is bound to nothing."""
     for number in range(begin, end):
-        message = message_of(b"A.x", b"%d" % number, {"topic": b"A.x", "ts_event": number}, message_id=f"m-{number}")
+        headers = {"topic": b"A.x", "ts_event": number}
+        message = message_of(b"A.x", b"%d" % number, headers, message_id=f"m-{number}", delivery_mode=2)
         channel.basic_publish(message, "", queue)
 
 
@@ -49,6 +50,53 @@ def test_each_message_is_stored_once_when_the_bridge_is_killed(
             wait_until(lambda: again.statistics()["messages put"] >= 100)
     assert channel.queue_declare(queue, passive=True).message_count == 0
     assert [payload for *_, payload in published(tmp_path / "hub", feed)] == [b"%d" % number for number in range(3_100)]
+
+
+def test_each_message_is_stored_once_when_the_broker_is_killed(
+    rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path
+) -> None:
+    """It has not heard of all that the hub has: it sends that again."""
+    feed, queue = hub_feed("crashed", slices=1), "crashed"
+    channel.queue_declare(queue, durable=True, auto_delete=False)
+    channel.confirm_select()
+    fill(channel, queue, 0, 3_000)
+    channel.basic_publish_confirm(message_of(b"A.x", b"3000", {"topic": b"A.x"}, message_id="m-3000"), "", queue)
+    with Hub(feed, tmp_path / "hub") as hub, AmqpQueue(feed, rabbit.url) as bridge:
+        wait_until(lambda: hub.statistics().stored > 0)
+        rabbit.kill()
+        assert bridge.statistics()["messages put"] < 3_000
+        rabbit.start()
+        connection = Address.of(rabbit.url).connect()
+        again = connection.channel()
+        fill(again, queue, 3_000, 3_100)
+        wait_until(lambda: hub.statistics().stored == 3_100, 60)
+        wait_until(lambda: again.queue_declare(queue, passive=True).message_count == 0)
+        assert bridge.statistics()["times away"] == 1
+    hang_up(connection)
+    found = [int(payload or b"") for *_, payload in published(tmp_path / "hub", feed)]
+    assert sorted(found) == list(range(3_100))
+
+
+def test_each_message_is_stored_once_when_the_hub_is_killed(
+    rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path
+) -> None:
+    """What it had not answered is put to the next one, which knows what the first one had."""
+    feed, queue = hub_feed("orphaned", slices=1), "orphaned"
+    write_feed(feed, tmp_path / "feed.toml")
+    (tmp_path / "hub.toml").write_text('feed = "feed.toml"\ndirectory = "kept"\n')
+    channel.queue_declare(queue, durable=True, auto_delete=False)
+    fill(channel, queue, 0, 3_000)
+    with AmqpQueue(feed, rabbit.url) as bridge:
+        for least in (1, 1_000, 2_000):
+            with Command("hub", tmp_path / "hub.toml"):  # which kills it
+                wait_until(lambda least=least: bridge.statistics()["messages put"] >= least, 60)
+        fill(channel, queue, 3_000, 3_100)
+        with Command("hub", tmp_path / "hub.toml") as hub:
+            wait_until(lambda: bridge.statistics()["messages put"] == 3_100, 60)
+            assert hub.interrupt(signal.SIGTERM).status == 143
+    assert channel.queue_declare(queue, passive=True).message_count == 0
+    found = [payload for *_, payload in published(tmp_path / "kept", feed)]
+    assert found == [b"%d" % number for number in range(3_100)]
 
 
 def test_a_hub_that_is_away_is_waited_for(rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path) -> None:
