@@ -134,7 +134,7 @@ class AmqpExchange(Carrier):
             if left:
                 raise Away(f"{len(left)} messages were not taken, as by a queue that is full")
 
-        self._until_there(send_left, len(messages))
+        self._until_taken(send_left, len(messages))
 
     def _try(self, slice_id: int, messages: list[_Routed]) -> list[_Routed]:
         """Return those that were not taken: a queue may never have room for all of them at once."""

@@ -31,6 +31,7 @@ _AGAIN_S: Final = 0.05
 _MOST_AGAIN_S: Final = 2.0
 _LAST_S: Final = 2.0
 """How long a system that is away is waited for once the bridge is to end."""
+AWAY: Final = "%s is away, and asked again until it is back: %s"
 MOST_AT_ONCE: Final = 1_000
 """Messages that share a round trip."""
 
@@ -82,12 +83,19 @@ class Carrier(ABC):
         self._subscriber.on_gap(prefix)(self._add_gap)
 
     def start(self, timeout: float = 10.0) -> Self:
-        """Go on where it was. Raises BridgeError when the other system is not there, and as `Subscriber.start`."""
-        try:
-            since = self._open()
-        except Away as error:
-            raise BridgeError(f"{self.url}: {error}") from error
-        self._subscriber.start(timeout, since=since or None)
+        """Go on where it was, as soon as the other system and publishers are there.
+
+        Raises BridgeError when the other system refuses, or is not there within `timeout` seconds; as
+        `Subscriber.start`.
+        """
+        until = time.monotonic() + timeout
+
+        def give_up(error: Away) -> None:
+            if time.monotonic() >= until:
+                raise BridgeError(f"{self.url}: {error}") from error
+
+        since = self._until_there(self._open, give_up)
+        self._subscriber.start(max(0.0, until - time.monotonic()), since=since or None)
         return self
 
     def run(self, *, until_end: bool = False) -> None:
@@ -95,7 +103,7 @@ class Carrier(ABC):
         self._subscriber.run(until_end=until_end)
 
     def carry(self, say: Say) -> None:
-        """Start as soon as publishers are there, and run until a signal: see `Bridge`."""
+        """Start as soon as publishers and the other system are there, and run until a signal: see `Bridge`."""
         say(f"feed {self.feed.name!r}: waits for its publishers, to carry it to {self.url}")
         with self.start(math.inf):
             say(f"feed {self.feed.name!r} is carried to {self.url}")
@@ -133,22 +141,32 @@ class Carrier(ABC):
             for name, count in counts.items():
                 self._counts[name] += count
 
-    def _until_there(self, attempt: Callable[[], Done], count: int) -> Done:
-        """Return what `attempt` does, however long the other system is away; `count` messages are at stake."""
-        pause_s, ended_s = _AGAIN_S, 0.0
+    def _until_there(self, attempt: Callable[[], Done], give_up: Callable[[Away], None]) -> Done:
+        """Return what `attempt` does, however long the other system is away, unless `give_up` raises."""
+        pause_s = _AGAIN_S
         while True:
             try:
                 return attempt()
             except Away as error:
                 why = error
             if pause_s == _AGAIN_S:
-                log.warning("%s is away, and asked again until it is back: %s", self.url, why)
+                log.warning(AWAY, self.url, why)
+            give_up(why)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _MOST_AGAIN_S)
+
+    def _until_taken(self, attempt: Callable[[], Done], count: int) -> Done:
+        """As `_until_there`, until a while after the end; `count` messages are at stake."""
+        ended_s = 0.0
+
+        def give_up(_: Away) -> None:
+            nonlocal ended_s
             if self._subscriber.state is not SubscriberLife.RUNNING:
                 ended_s = ended_s or time.monotonic()
                 if time.monotonic() - ended_s >= _LAST_S:
                     raise BridgeError(f"{self.url} was away as the bridge ended: {count} messages are not there")
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _MOST_AGAIN_S)
+
+        return self._until_there(attempt, give_up)
 
     @abstractmethod
     def _open(self) -> Mapping[int, Position]:

@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Final, Self
 
 from blackbox.bridge.bridge import Say
-from blackbox.bridge.carrier import Away, without_password
-from blackbox.errors import BlackBoxError, BridgeError
+from blackbox.bridge.carrier import AWAY, Away, without_password
+from blackbox.errors import BlackBoxError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.native.limits import start_thread
 from blackbox.transport.wakeup import Pipe
@@ -46,11 +46,9 @@ class Inlet(ABC):
         self._thread = threading.Thread(target=self._work, name="blackbox-bridge", daemon=True)
 
     def start(self) -> Self:
-        """Begin. Raises BridgeError when the other system is not there, or refuses; LimitError; as the feed's side."""
-        try:
+        """Begin, also while the other system is away. Raises BridgeError when it refuses; LimitError; as the feed's."""
+        with suppress(Away):  # the thread waits for it
             self._check()
-        except Away as error:
-            raise BridgeError(f"{self.url}: {error}") from error
         self._open()
         start_thread(self._thread)
         return self
@@ -98,7 +96,7 @@ class Inlet(ABC):
 
     @abstractmethod
     def _check(self) -> None:
-        """See that the other system is there. Raises Away, BridgeError."""
+        """See whether the other system refuses. Raises Away, BridgeError."""
 
     @abstractmethod
     def _open(self) -> None:
@@ -121,7 +119,7 @@ class Inlet(ABC):
                     self._serve()
                 except Away as error:
                     if self._pause_s == _AGAIN_S:
-                        log.warning("%s is away, and asked again until it is back: %s", self.url, error)
+                        log.warning(AWAY, self.url, error)
                     self._over.wait(self._pause_s)
                     self._pause_s = min(2 * self._pause_s, _MOST_AGAIN_S)
         except BaseException as error:  # noqa: BLE001 - `run` raises it

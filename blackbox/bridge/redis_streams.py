@@ -134,7 +134,7 @@ class RedisStreams(Carrier):
                 f"publisher's clock set back? Carry on to another stream"
             )
         words = [word for entry in entries for word in (len(entry), *entry)]
-        known = self._until_there(lambda: self._try(slice_id, name, words), len(entries))
+        known = self._until_taken(lambda: self._try(slice_id, name, words), len(entries))
         self._ids[slice_id] = str(entries[-1][0])
         return known
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import redis
 
 from bench.rivals.servers import Server
 from blackbox import BridgeError, ConfigError, Feed, Publisher
+from blackbox.bridge import redis_connection
 from blackbox.bridge.redis_group import RedisGroup
 from blackbox.bridge.redis_streams import RedisStreams
 from blackbox.hub.hub import Hub
@@ -82,10 +84,29 @@ def test_a_time_that_is_none_stops_nothing(server: Server, there: redis.Redis, t
         assert not bridge._over.is_set()
 
 
+def test_a_redis_that_answers_later_is_waited_for(
+    server: Server,
+    there: redis.Redis,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(redis_connection, "SOCKET_S", 0.7)
+    feed = hub_feed("orders", slices=1)
+    fill(there, 0, 10)
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        with Hub(feed, tmp_path), RedisGroup(feed, server.url) as bridge:
+            wait_until(lambda: "is away" in caplog.text)
+            os.kill(server.pid, signal.SIGCONT)
+            wait_until(lambda: bridge.statistics()["messages put"] == 10)
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    assert caplog.text.count("is away, and asked again until it is back") == 1
+
+
 def test_wrong_settings_are_told(server: Server, there: redis.Redis) -> None:
     feed = hub_feed("orders", slices=1)
-    with pytest.raises(BridgeError, match="redis://127.0.0.1:1: "):
-        RedisGroup(feed, "redis://127.0.0.1:1").start()
     with pytest.raises(ConfigError, match="hub"):
         RedisGroup(Feed.local("none"), server.url)
     there.set("orders", "is no stream")

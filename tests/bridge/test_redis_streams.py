@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -179,7 +180,7 @@ def test_a_password_is_not_shown() -> None:
     bridge = RedisStreams(feed_of(), "redis://desk:secret@127.0.0.1:1/0?password=secret")
     assert bridge.url == "redis://127.0.0.1:1/0"
     with pytest.raises(BridgeError, match="redis://127.0.0.1:1/0: "):
-        bridge.start()
+        bridge.start(0.1)
 
 
 def test_a_password_is_not_shown_where_a_url_is_none() -> None:
@@ -214,9 +215,28 @@ def test_a_wrong_password_is_told_at_its_start(server: Server, there: redis.Redi
         there.config_set("requirepass", "")
 
 
-def test_no_redis_is_told() -> None:
+def test_no_redis_in_time_is_told() -> None:
     with pytest.raises(BridgeError, match="redis://127.0.0.1:1: "):
-        RedisStreams(feed_of(), "redis://127.0.0.1:1").start()
+        RedisStreams(feed_of(), "redis://127.0.0.1:1").start(0.1)
+
+
+def test_a_redis_that_answers_later_is_waited_for(
+    server: Server, there: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(redis_connection, "SOCKET_S", 0.2)
+    feed = feed_of()
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(1) as pool, Publisher(feed) as publisher:
+            starting = pool.submit(RedisStreams(feed, server.url).start, 60)
+            wait_until(lambda: "is away" in caplog.text)
+            os.kill(server.pid, signal.SIGCONT)
+            with starting.result() as bridge:
+                publisher.publish(b"A", b"0")
+                wait_until(lambda: bridge.statistics().added == 1)
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    assert caplog.text.count("is away, and asked again until it is back") == 1
 
 
 def test_wrong_settings_are_told() -> None:

@@ -15,6 +15,7 @@ from bench.rivals.servers import Missing, redis_server
 from blackbox import Feed, Publisher
 from blackbox.feed.endpoint import free_endpoints
 from tests.cli.commands import Command, assert_one_line, invoke, write_feed
+from tests.hub.hubs import hub_feed
 
 
 def test_a_feed_is_served_until_sigterm(tmp_path: Path) -> None:
@@ -49,6 +50,20 @@ def test_one_that_waits_for_its_publisher_ends_at_ctrl_c(tmp_path: Path) -> None
         bridge.read_error("waits for its publishers")
         ended = bridge.interrupt()
     assert (ended.status, "Traceback" in ended.errors) == (130, False), ended.errors
+
+
+@pytest.mark.parametrize("scheme", ["amqp", "redis"])
+@pytest.mark.parametrize("way", [(), ("--in",)])
+def test_one_that_waits_for_a_system_that_is_away_ends_at_sigterm(
+    scheme: str, way: tuple[str, ...], tmp_path: Path
+) -> None:
+    feed = Feed.local("bridged", slices=1) if scheme == "amqp" else hub_feed("bridged", slices=1)
+    file = write_feed(feed, tmp_path / "feed.toml")
+    with Command("bridge", f"{scheme}://127.0.0.1:1", *way, "--feed", file) as bridge:
+        bridge.read_error(f"{scheme}://127.0.0.1:1 is away, and asked again until it is back")
+        ended = bridge.interrupt(signal.SIGTERM)
+    assert (ended.status, "Traceback" in ended.errors) == (143, False), ended.errors
+    assert "is away" not in ended.errors
 
 
 def test_an_unknown_scheme_is_one_clear_error(tmp_path: Path) -> None:

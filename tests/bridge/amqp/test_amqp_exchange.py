@@ -178,8 +178,9 @@ def test_an_exchange_that_becomes_another_ends_it(rabbit: RabbitMq, channel: amq
     assert "NOT_FOUND" in str(failed.value.__cause__)
 
 
-def test_no_rabbitmq_is_told() -> None:
-    assert "amqp://127.0.0.1:1: " in refused(lambda: AmqpExchange(feed_of("none"), "amqp://a:secret@127.0.0.1:1"))
+def test_no_rabbitmq_in_time_is_told() -> None:
+    with pytest.raises(BridgeError, match="amqp://127.0.0.1:1: "):
+        AmqpExchange(feed_of("none"), "amqp://a:secret@127.0.0.1:1").start(0.1)
 
 
 def test_an_address_is_read_as_it_is_said() -> None:

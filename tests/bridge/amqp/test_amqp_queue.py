@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import amqp
@@ -77,6 +78,10 @@ def test_each_message_is_stored_once_when_the_broker_is_killed(
     assert sorted(found) == list(range(3_100))
 
 
+def _has_put(bridge: AmqpQueue, least: int) -> bool:
+    return bridge.statistics()["messages put"] >= least
+
+
 def test_each_message_is_stored_once_when_the_hub_is_killed(
     rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path
 ) -> None:
@@ -87,9 +92,9 @@ def test_each_message_is_stored_once_when_the_hub_is_killed(
     channel.queue_declare(queue, durable=True, auto_delete=False)
     fill(channel, queue, 0, 3_000)
     with AmqpQueue(feed, rabbit.url) as bridge:
-        for least in (1, 1_000, 2_000):
+        for least in (1, 1_500):
             with Command("hub", tmp_path / "hub.toml"):  # which kills it
-                wait_until(lambda least=least: bridge.statistics()["messages put"] >= least, 60)
+                wait_until(partial(_has_put, bridge, least), 60)
         fill(channel, queue, 3_000, 3_100)
         with Command("hub", tmp_path / "hub.toml") as hub:
             wait_until(lambda: bridge.statistics()["messages put"] == 3_100, 60)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -179,9 +180,24 @@ def test_a_wrong_password_is_told(rabbit: RabbitMq) -> None:
         AmqpSource(feed_of("wrong"), rabbit.url.replace("guest@", "secret@")).start()
 
 
-def test_no_rabbitmq_is_told() -> None:
-    with pytest.raises(BridgeError, match="amqp://127.0.0.1:1: "):
-        AmqpSource(feed_of("none"), "amqp://127.0.0.1:1").start()
+def test_a_rabbitmq_that_comes_later_is_waited_for(rabbit: RabbitMq, caplog: pytest.LogCaptureFixture) -> None:
+    """Out of a feed, and into one; that it is away is told once by each."""
+    there, here = feed_of("late"), feed_of("later")
+    rabbit.kill()
+    with (
+        Publisher(there) as publisher,
+        AmqpSource(here, rabbit.url, exchange="late") as inlet,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        outlet = AmqpExchange(there, rabbit.url)
+        starting = pool.submit(outlet.start, 60)
+        wait_until(lambda: caplog.text.count("is away, and asked again until it is back") == 2)
+        rabbit.start()
+        with starting.result(), wanting(here, b"A") as got:
+            publisher.publish(b"A", b"x")
+            assert got.wait(1)[0].payload == b"x"
+        assert inlet.statistics()["times away"] == 1
+    assert caplog.text.count("is away") == 2
 
 
 def test_an_exchange_of_another_kind_ends_it(rabbit: RabbitMq, channel: amqp.Channel) -> None:
