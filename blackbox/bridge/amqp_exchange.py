@@ -10,13 +10,11 @@ from blackbox.block.batch import Batch
 from blackbox.block.gap import Gap
 from blackbox.block.position import Position
 from blackbox.bridge.amqp import SOCKET_S, Address, hang_up, message_of, routing_key
-from blackbox.bridge.carrier import MOST_AT_ONCE, Away, Carrier
+from blackbox.bridge.carrier import GAP_TOPIC, MOST_AT_ONCE, Away, Carrier
 from blackbox.errors import BridgeError, ConfigError, SubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.subscribe.supervisor import SubscriberLife
 
-GAP_KEY: Final = "blackbox.gap"
-"""The routing key of what tells of a gap."""
 _CHECKPOINT_NS: Final = 1_000_000_000
 _PATIENCE_S: Final = 1.0
 _PAUSE_S: Final = 0.05
@@ -113,8 +111,8 @@ class AmqpExchange(Carrier):
 
     def _add_gap(self, gap: Gap) -> None:
         last = gap.sequence + gap.count - 1
-        told = message_of(GAP_KEY.encode(), b"", **self._place(gap.slice_id, gap.epoch, last, 0, gap=gap.count))
-        self._send(gap.slice_id, [(GAP_KEY, told)])
+        told = message_of(GAP_TOPIC, b"", **self._place(gap.slice_id, gap.epoch, last, 0, gap=gap.count))
+        self._send(gap.slice_id, [(GAP_TOPIC.decode(), told)])
         self._count(missing=gap.count)
 
     def _place(self, slice_id: int, epoch: int, sequence: int, ts_event: int, **more: object) -> dict[str, Any]:

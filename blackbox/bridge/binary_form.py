@@ -11,23 +11,51 @@ Payload bytes of -1: the topic has no value any more.
 
 from __future__ import annotations
 
-from struct import Struct
-from typing import TYPE_CHECKING, Final
+import struct
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from blackbox.block.batch import Message
 
-_HEADER: Final = Struct("<qqqiiH")
+_HEADER: Final = struct.Struct("<qqqiiH")
 _NO_VALUE: Final = -1
-_PREFIX: Final = Struct("<H")
+_PREFIX: Final = struct.Struct("<H")
+
+
+class Fields(NamedTuple):
+    """What a message has in this form."""
+
+    topic: bytes
+    payload: bytes | None
+    ts_event: int
+    slice_id: int
+    epoch: int
+    sequence: int
+
+    def as_bytes(self) -> bytes:
+        """Return the message."""
+        size = _NO_VALUE if self.payload is None else len(self.payload)
+        header = _HEADER.pack(self.ts_event, self.epoch, self.sequence, self.slice_id, size, len(self.topic))
+        return header + self.topic + (self.payload or b"")
+
+    @classmethod
+    def of(cls, data: bytes) -> Fields:
+        """Return what `as_bytes` was made of. Raises ValueError."""
+        try:
+            ts_event, epoch, sequence, slice_id, size, topic_bytes = _HEADER.unpack_from(data)
+        except struct.error as error:
+            raise ValueError(f"message had {len(data)} bytes, expected at least {_HEADER.size}") from error
+        begin = _HEADER.size + topic_bytes
+        if size < _NO_VALUE or len(data) != begin + max(0, size):
+            raise ValueError(f"message had {len(data)} bytes, expected {begin} and those of a payload of {size}")
+        payload = None if size == _NO_VALUE else data[begin:]
+        return cls(data[_HEADER.size : begin], payload, ts_event, slice_id, epoch, sequence)
 
 
 def as_bytes(message: Message) -> bytes:
     """Return a message with its topic and its place."""
-    topic, payload = message.topic, message.payload
-    size = _NO_VALUE if payload is None else len(payload)
-    header = _HEADER.pack(message.ts_event, message.epoch, message.sequence, message.slice_id, size, len(topic))
-    return header + topic + (payload or b"")
+    place = message.slice_id, message.epoch, message.sequence
+    return Fields(message.topic, message.payload, message.ts_event, *place).as_bytes()
 
 
 def frame_of(prefix: bytes, messages: list[bytes]) -> bytes:

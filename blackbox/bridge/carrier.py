@@ -31,6 +31,8 @@ _AGAIN_S: Final = 0.05
 _MOST_AGAIN_S: Final = 2.0
 _LAST_S: Final = 2.0
 """How long a system that is away is waited for once the bridge is to end."""
+GAP_TOPIC: Final = b"blackbox.gap"
+"""What tells of a gap comes under it."""
 AWAY: Final = "%s is away, and asked again until it is back: %s"
 MOST_AT_ONCE: Final = 1_000
 """Messages that share a round trip."""

@@ -11,9 +11,11 @@ from blackbox.errors import BridgeError, ConfigError
 
 try:
     import redis
+    from redis.backoff import NoBackoff
     from redis.exceptions import AuthenticationError, AuthorizationError, BusyLoadingError, RedisError
     from redis.exceptions import ConnectionError as NotThere
     from redis.exceptions import TimeoutError as TooLate
+    from redis.retry import Retry
 except ImportError as error:
     raise ImportError(f"this needs redis: pip install 'blackbox-md[bridge]' ({error})") from error
 
@@ -24,13 +26,24 @@ SOCKET_S = 5.0
 
 
 def connect(url: str) -> Any:
-    """Return a client, which opens nothing yet. Raises ConfigError."""
+    """Return a client, which opens nothing yet, and does nothing twice by itself. Raises ConfigError."""
     try:
-        return redis.Redis.from_url(url, socket_timeout=SOCKET_S, socket_connect_timeout=SOCKET_S, protocol=2)
+        return redis.Redis.from_url(
+            url,
+            socket_timeout=SOCKET_S,
+            socket_connect_timeout=SOCKET_S,
+            protocol=2,
+            retry=Retry(NoBackoff(), 0),
+        )
     except ValueError as error:
         raise ConfigError(
             f"url was {without_password(url)!r}, expected one such as redis://127.0.0.1:6379/0: {error}"
         ) from None
+
+
+def plain_url(url: str) -> str:
+    """Return a URL of pub/sub as Redis knows it."""
+    return url.replace("+pubsub", "", 1)
 
 
 @contextmanager

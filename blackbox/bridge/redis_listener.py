@@ -1,0 +1,107 @@
+"""Redis pub/sub into a hub: what is published while the bridge is subscribed, so each message once at most."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Final
+
+from blackbox.bridge import redis_connection
+from blackbox.bridge.binary_form import Fields
+from blackbox.bridge.carrier import GAP_TOPIC, Away
+from blackbox.bridge.hub_inlet import IN_FLIGHT, HubInlet
+from blackbox.bridge.inlet import log
+from blackbox.bridge.redis_connection import connect, errors, plain_url
+from blackbox.errors import ConfigError
+from blackbox.feed.feed import Feed
+
+_WAIT_S: Final = 0.5
+_ROOM_S: Final = 0.005
+_GLOB: Final = re.compile(rb"[\\*?\[\]]")
+
+
+class RedisListener(HubInlet):
+    """Puts to the feed's hub what is published to channels that start with a prefix.
+
+    Redis keeps nothing: what is published while the bridge is not subscribed is not carried, which the log and the
+    counts tell. What `RedisChannels` publishes is put under its place as its id, so several bridges beside each other
+    store it once, and what one of them misses the other one has.
+    """
+
+    def __init__(self, feed: Feed, url: str, prefix: bytes = b"", *, raw: int = 0) -> None:
+        """Settings; nothing is opened.
+
+        Args:
+            feed: of the hub.
+            url: redis+pubsub://HOST:PORT; Redis has the same channels in all its databases.
+            prefix: of the channels to subscribe to, and of the topics to take.
+            raw: 1: what comes is the payload, its channel the topic. Default: as `RedisChannels` publishes it.
+
+        Raises ConfigError.
+        """
+        super().__init__(feed, url, prefix)
+        if raw not in (0, 1):
+            raise ConfigError(f"raw was {raw!r}, expected 0 or 1")
+        self._redis, self._raw = connect(plain_url(url)), raw
+        self._counts = {"told missing": 0, **self._counts}
+
+    def _check(self) -> None:
+        with errors(self.url, "the bridge"):
+            self._redis.ping()
+
+    def _close(self) -> None:
+        super()._close()
+        self._redis.close()
+
+    # In the thread.
+
+    def _serve(self) -> None:
+        with errors(self.url, "the bridge"), self._redis.pubsub() as listener:
+            listener.psubscribe(_GLOB.sub(rb"\\\g<0>", self._prefix) + b"*")
+            heard, is_asked, is_subscribed = time.monotonic(), False, False
+            while not self._over.is_set():
+                self._stored()
+                if len(self._on_their_way) >= IN_FLIGHT:  # Redis holds up what comes, and cuts us off if it is too much
+                    self._wait_for_room()
+                    heard = time.monotonic()
+                found = listener.get_message(timeout=_WAIT_S)
+                if found is not None:
+                    heard, is_asked = time.monotonic(), False
+                    if found["type"] == "pmessage":
+                        self._take(found["channel"], found["data"])
+                    elif found["type"] == "psubscribe":
+                        if is_subscribed:
+                            raise Away("the connection was made anew")
+                        is_subscribed = True
+                        self._note_there("what was published there meanwhile is not carried")
+                elif is_asked and time.monotonic() > heard + 2 * redis_connection.SOCKET_S:
+                    raise Away(f"it did not answer for {2 * redis_connection.SOCKET_S:g} s")
+                elif not is_asked and time.monotonic() > heard + redis_connection.SOCKET_S:
+                    listener.ping()
+                    is_asked = True
+        self._wait_stored()
+        self._stored()
+
+    def _wait_for_room(self) -> None:
+        while len(self._on_their_way) >= IN_FLIGHT and not self._over.wait(_ROOM_S):
+            self._stored()
+
+    def _take(self, channel: bytes, data: bytes) -> None:
+        if self._raw:
+            self._put(None, channel, data, None, 0)
+            return
+        try:
+            fields = Fields.of(data)
+        except ValueError as error:
+            self._refuse(f"channel {channel!r}: {error}")
+            return
+        if fields.topic == GAP_TOPIC:
+            self._note_missing(fields)
+            return
+        put_id = f"{fields.slice_id}:{fields.epoch}:{fields.sequence}"
+        self._put(None, fields.topic, fields.payload, put_id, fields.ts_event)
+
+    def _note_missing(self, gap: Fields) -> None:
+        count = int(gap.payload) if gap.payload and len(gap.payload) < 20 and gap.payload.isdigit() else 0
+        log.warning("%s: %d messages were lost before they came there", self.url, count)
+        self._counts["told missing"] += count

@@ -1,0 +1,276 @@
+"""A feed in the channels of a real Redis, and what comes to channels in a hub."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.rivals.servers import Server
+from blackbox import BridgeError, ConfigError, Feed, Publisher
+from blackbox.bridge import redis_connection
+from blackbox.bridge.binary_form import Fields
+from blackbox.bridge.hub_inlet import IN_FLIGHT
+from blackbox.bridge.redis_channels import RedisChannels
+from blackbox.bridge.redis_listener import RedisListener
+from blackbox.hub.hub import Hub
+from blackbox.testing import RawPublisher, wait_until
+from tests.cli.commands import Command, write_feed
+from tests.hub.hubs import hub_feed, published
+
+INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
+
+
+def feed_of(name: str = "carried") -> Feed:
+    return msgspec.structs.replace(Feed.local(name, slices=1), heartbeat_ns=50_000_000)
+
+
+def url_of(server: Server) -> str:
+    return server.url.replace("redis", "redis+pubsub")
+
+
+class Listener:
+    """Somebody who is subscribed to Redis, with its own client."""
+
+    def __init__(self, there: redis.Redis, pattern: str) -> None:
+        self._pubsub = there.pubsub()
+        self._pubsub.psubscribe(pattern)
+        assert self._next()["type"] == "psubscribe"
+
+    def _next(self) -> Any:
+        until = time.monotonic() + 30
+        while time.monotonic() < until:
+            if found := self._pubsub.get_message(timeout=1):
+                return found
+        raise TimeoutError("nothing was published")
+
+    def take(self, count: int) -> list[tuple[bytes, Fields]]:
+        found = [self._next() for _ in range(count)]
+        return [(each["channel"], Fields.of(each["data"])) for each in found]
+
+    def close(self) -> None:
+        self._pubsub.close()
+
+
+@pytest.fixture
+def listener(there: redis.Redis) -> Iterator[Listener]:
+    listener = Listener(there, "*")
+    yield listener
+    listener.close()
+
+
+def wait_subscribed(there: redis.Redis) -> None:
+    wait_until(lambda: there.pubsub_numpat() == 1)
+
+
+@given(st.binary(max_size=300), st.binary(max_size=300) | st.none(), INT64, st.integers(0, 1 << 30), INT64, INT64)
+def test_what_is_packed_is_unpacked(
+    topic: bytes, payload: bytes | None, ts_event: int, slice_id: int, epoch: int, sequence: int
+) -> None:
+    fields = Fields(topic, payload, ts_event, slice_id, epoch, sequence)
+    data = fields.as_bytes()
+    assert Fields.of(data) == fields
+    with pytest.raises(ValueError, match="message had"):
+        Fields.of(data + b"x" if payload is None else data[:-1])
+
+
+def test_each_message_is_published_with_its_place(server: Server, listener: Listener) -> None:
+    feed = feed_of()
+    with Publisher(feed) as publisher, RedisChannels(feed, url_of(server), b"A") as bridge:
+        publisher.publish(b"A.x", b"one", 7)
+        publisher.publish(b"B.x", b"is not asked for")
+        publisher.publish(b"A.\xff", None)
+        assert listener.take(2) == [
+            (b"A.x", Fields(b"A.x", b"one", 7, 0, publisher.epoch, 0)),
+            (b"A.\xff", Fields(b"A.\xff", None, 0, 0, publisher.epoch, 2)),
+        ]
+        wait_until(lambda: bridge.statistics().added == 2)
+
+
+def test_what_is_lost_on_the_way_is_told(server: Server, listener: Listener) -> None:
+    feed = feed_of()
+    with RawPublisher(feed) as publisher, RedisChannels(feed, url_of(server)) as bridge:
+        publisher.send(publisher.encode([(b"A", b"0")]))
+        publisher.encode([(b"A", b"1")] * 3)  # is lost
+        publisher.send(publisher.encode([(b"A", b"4")]))
+        assert [(each.topic, each.payload, each.sequence) for _, each in listener.take(3)] == [
+            (b"A", b"0", 0),
+            (b"blackbox.gap", b"3", 3),
+            (b"A", b"4", 4),
+        ]
+        assert bridge.statistics().missing == 3
+
+
+def test_while_redis_does_not_answer_it_is_waited_for(
+    server: Server, listener: Listener, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was on its way comes again, at the same place."""
+    monkeypatch.setattr(redis_connection, "SOCKET_S", 0.2)
+    feed, payloads = feed_of(), dict[int, bytes | None]()
+    with Publisher(feed, when_full="wait") as publisher, RedisChannels(feed, url_of(server)) as bridge:
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            for number in range(100):
+                publisher.publish(b"A", b"%d" % number)
+            wait_until(lambda: "is away" in caplog.text)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        while len(payloads) < 100:
+            ((_, fields),) = listener.take(1)
+            assert payloads.setdefault(fields.sequence, fields.payload) == fields.payload
+        wait_until(lambda: bridge.statistics().added == 100)
+    assert payloads == {number: b"%d" % number for number in range(100)}
+
+
+def test_a_feed_reaches_a_hub_through_bridges_beside_each_other_once(
+    server: Server, there: redis.Redis, tmp_path: Path
+) -> None:
+    first, second = feed_of("first"), hub_feed("second", slices=1)
+    url = url_of(server)
+    one, other = RedisListener(second, url, b"A"), RedisListener(second, url, b"A")
+    with Hub(second, tmp_path) as hub, one, other:
+        wait_until(lambda: len(there.client_list("pubsub")) == 2)
+        with Publisher(first, when_full="wait") as publisher, RedisChannels(first, url):
+            for number in range(3_000):
+                publisher.publish(b"A.x", b"%d" % number, number)
+            publisher.publish(b"B", b"is not asked for")
+            publisher.publish(b"A.y", None)
+            wait_until(lambda: hub.statistics().stored == 3_001, 30)
+            wait_until(lambda: min(each.statistics()["messages put"] for each in (one, other)) == 3_001, 30)
+    found = [row[3:] for row in published(tmp_path, second)]
+    assert found == [(b"A.x", b"%d" % number) for number in range(3_000)] + [(b"A.y", None)]
+
+
+def test_what_anybody_publishes_is_put_as_it_is(server: Server, there: redis.Redis, tmp_path: Path) -> None:
+    """With a prefix that is a pattern of Redis, and is none here."""
+    feed = hub_feed("orders", slices=1)
+    with Hub(feed, tmp_path), RedisListener(feed, url_of(server), b"A[*]?\\", raw=1) as bridge:
+        wait_subscribed(there)
+        there.publish(b"A*", b"no")
+        there.publish(b"A[*]?\\x", b"\x00\xff")
+        there.publish(b"AAA", b"no")
+        wait_until(lambda: bridge.statistics()["messages put"] == 1)
+    assert [row[3:] for row in published(tmp_path, feed)] == [(b"A[*]?\\x", b"\x00\xff")]
+
+
+def test_what_is_published_while_a_subscriber_is_cut_off_is_told(
+    server: Server, there: redis.Redis, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    feed = hub_feed("orders", slices=1)
+    with Hub(feed, tmp_path), RedisListener(feed, url_of(server), raw=1) as bridge:
+        wait_subscribed(there)
+        there.publish("A", "1")
+        wait_until(lambda: bridge.statistics()["messages put"] == 1)
+        there.client_kill_filter(_type="pubsub")
+        wait_until(lambda: bridge.statistics()["times away"] == 1)
+        there.publish("A", "2")
+        wait_until(lambda: bridge.statistics()["messages put"] == 2)
+    assert "is back: what was published there meanwhile is not carried" in caplog.text
+
+
+def test_a_redis_that_does_not_answer_is_away(
+    server: Server,
+    there: redis.Redis,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nobody else would notice: it need not say anything."""
+    monkeypatch.setattr(redis_connection, "SOCKET_S", 0.3)
+    feed = hub_feed("orders", slices=1)
+    with Hub(feed, tmp_path), RedisListener(feed, url_of(server), raw=1) as bridge:
+        wait_subscribed(there)
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            wait_until(lambda: "it did not answer for" in caplog.text)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        wait_until(lambda: bridge.statistics()["times away"] == 1)
+        wait_until(lambda: there.publish("A", "1") == 1)
+        wait_until(lambda: bridge.statistics()["messages put"] == 1)
+
+
+def test_while_the_hub_is_away_so_much_waits_and_no_more(
+    server: Server, there: redis.Redis, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Redis has a bound for what waits for a subscriber, and cuts off who does not take it."""
+    feed = hub_feed("orders", slices=1)
+    there.config_set("client-output-buffer-limit", "pubsub 1000000 0 0")
+    try:
+        with RedisListener(feed, url_of(server), raw=1) as bridge:
+            wait_subscribed(there)
+            count = 0
+            while there.publish("A", b"x" * 10_000):  # until it is cut off
+                count += 1
+                assert count < 100_000
+                wait_until(lambda: len(bridge._on_their_way) >= min(count, IN_FLIGHT))
+            assert len(bridge._on_their_way) == IN_FLIGHT
+            with Hub(feed, tmp_path):
+                wait_until(lambda: bridge.statistics()["times away"] == 1, 30)
+                wait_until(lambda: not bridge._on_their_way)
+                put = bridge.statistics()["messages put"]
+                wait_until(lambda: there.publish("A", "last") == 1)
+                wait_until(lambda: bridge.statistics()["messages put"] == put + 1)
+    finally:
+        there.config_set("client-output-buffer-limit", "pubsub 0 0 0")
+    found = [payload for *_, payload in published(tmp_path, feed)]
+    assert IN_FLIGHT <= len(found) <= count
+    assert found[-1] == b"last"
+
+
+def test_what_no_hub_can_have_is_counted(
+    server: Server, there: redis.Redis, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    feed = hub_feed("orders", slices=1)
+    with Hub(feed, tmp_path), RedisListener(feed, url_of(server)) as bridge:
+        wait_subscribed(there)
+        there.publish("A", "is not in that form")
+        there.publish("A", Fields(b"", b"x", 0, 0, 1, 0).as_bytes())
+        there.publish("A", Fields(b"blackbox.gap", b"12", 0, 0, 1, 0).as_bytes())
+        there.publish("A", Fields(b"A", b"x", 0, 0, 1, 1).as_bytes())
+        wait_until(lambda: bridge.statistics()["messages put"] == 1)
+        assert bridge.statistics() == {
+            "told missing": 12,
+            "messages put": 1,
+            "unwanted": 0,
+            "refused": 2,
+            "times away": 0,
+        }
+    assert "channel b'A': message had 19 bytes, expected at least 34" in caplog.text
+    assert "12 messages were lost before they came there" in caplog.text
+
+
+def test_commands_carry_a_feed_to_a_hub(server: Server, there: redis.Redis, tmp_path: Path) -> None:
+    first, second = feed_of("first"), hub_feed("second", slices=1)
+    out = ("bridge", url_of(server), "A", "--feed", write_feed(first, tmp_path / "first.toml"))
+    into = ("bridge", url_of(server), "A", "--in", "--feed", write_feed(second, tmp_path / "second.toml"))
+    with (
+        Hub(second, tmp_path / "hub") as hub,
+        Publisher(first) as publisher,
+        Command(*into) as inlet,
+        Command(*out) as outlet,
+    ):
+        wait_subscribed(there)
+        outlet.read_error("is carried to")
+        publisher.publish(b"A", b"x")
+        wait_until(lambda: hub.statistics().stored == 1, 30)
+        assert "1 messages added" in outlet.interrupt(signal.SIGTERM).errors
+        assert "1 messages put" in inlet.interrupt(signal.SIGTERM).errors
+
+
+def test_wrong_settings_are_told(server: Server) -> None:
+    with pytest.raises(ConfigError, match="raw was 2, expected 0 or 1"):
+        RedisListener(hub_feed(), url_of(server), raw=2)
+    with pytest.raises(ConfigError, match="hub"):
+        RedisListener(Feed.local("none"), url_of(server))
+    with pytest.raises(BridgeError, match=r"redis\+pubsub://127.0.0.1:1: "):
+        RedisChannels(feed_of(), "redis+pubsub://127.0.0.1:1").start(0.1)
