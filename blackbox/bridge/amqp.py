@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
@@ -19,6 +20,9 @@ SOCKET_S: Final = 5.0
 """How long an answer is waited for before it counts as away."""
 UNANSWERED: Final = PreconditionFailed
 """What a broker says to who has a message for too long."""
+_PORTS: Final = {"amqp": 5672, "amqps": 5671}
+_NOT_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
+"""What is said of a host that does not encrypt."""
 _MOST_KEY_BYTES: Final = 255
 _TOPIC: Final = "topic"
 _NO_VALUE: Final = "no_value"
@@ -33,17 +37,19 @@ class Address(NamedTuple):
     vhost: str
     shown: str
     """The URL, without the password."""
+    tls: dict[str, Any] | None
+    """How the library is to see that it is that host; None: it is not encrypted."""
 
     @classmethod
-    def of(cls, url: str) -> Address:
-        """Return what an URL says. Raises ConfigError."""
+    def of(cls, url: str, ca: str | None = None) -> Address:
+        """Return what an URL says; `ca`: a file of who may certify the host. Raises ConfigError."""
         parts = urlsplit(url)
         vhost = parts.path.removeprefix("/")
         try:
-            port = parts.port or 5672
+            port = parts.port or _PORTS.get(parts.scheme, 0)
         except ValueError:
             port = 0
-        if parts.scheme != "amqp" or not parts.hostname or not port or "/" in vhost or parts.query:
+        if parts.scheme not in _PORTS or not parts.hostname or not port or "/" in vhost or parts.query:
             raise ConfigError(f"URL was {without_password(url)!r}, expected amqp://USER:PASSWORD@HOST:PORT/VHOST")
         return cls(
             f"{parts.hostname}:{port}",
@@ -51,6 +57,7 @@ class Address(NamedTuple):
             unquote(parts.password or "guest"),
             unquote(vhost) or "/",
             without_password(url),
+            _tls_of(parts.scheme, parts.hostname, ca),
         )
 
     def connect(self) -> Connection:
@@ -60,6 +67,7 @@ class Address(NamedTuple):
             self.user,
             self.password,
             virtual_host=self.vhost,
+            ssl=self.tls or False,
             connect_timeout=SOCKET_S,
             read_timeout=SOCKET_S,
             write_timeout=SOCKET_S,
@@ -77,10 +85,31 @@ class Address(NamedTuple):
         """Raise Away for what a later try may mend, BridgeError for what none does."""
         try:
             yield
+        except ssl.SSLError as error:
+            if isinstance(error, ssl.SSLCertVerificationError) or error.reason in _NOT_TLS:
+                raise BridgeError(f"{self.shown} was not trusted: {error}") from error
+            raise Away(str(error)) from error
         except (RecoverableConnectionError, OSError, UnicodeDecodeError) as error:  # a key that is no text, too
             raise Away(str(error) or type(error).__name__) from error
         except AMQPError as error:
             raise BridgeError(f"{self.shown} refused: {error}") from error
+
+
+def _tls_of(scheme: str, host: str, ca: str | None) -> dict[str, Any] | None:
+    if scheme == "amqp":
+        if ca is not None:
+            raise ConfigError(f"option was ca={ca}, expected none with amqp://, which is not encrypted: amqps:// is")
+        return None
+    try:
+        ssl.create_default_context(cafile=ca)
+    except OSError as error:
+        raise ConfigError(f"option was ca={ca}, expected a file of certificates in PEM: {error}") from error
+    return {"server_hostname": host, "context": {"check_hostname": True, "cafile": ca}}
+
+
+def is_pending(connection: Connection) -> bool:
+    """Return whether something has come that no longer shows at the socket, as it is decrypted."""
+    return isinstance(connection.sock, ssl.SSLSocket) and connection.sock.pending() > 0
 
 
 def hang_up(connection: Connection) -> None:

@@ -43,6 +43,7 @@ class AmqpExchange(Carrier):
         transient: int = 0,
         name: str | None = None,
         positions: str | os.PathLike[str] | None = None,
+        ca: str | None = None,
     ) -> None:
         """Settings; nothing is opened.
 
@@ -54,13 +55,14 @@ class AmqpExchange(Carrier):
             transient: 1: queues need not keep messages when the broker restarts.
             name: of the bridge, under which it goes on, with what the feed's archives have.
             positions: the directory where it is kept how far it came.
+            ca: with amqps://, a file of who may certify the host. Default: whom this system trusts.
 
         Raises ConfigError.
         """
         super().__init__(
             feed, url, prefix, name=name, positions=positions, checkpoint_interval_ns=_CHECKPOINT_NS if name else None
         )
-        self._address = Address.of(url)
+        self._address = Address.of(url, ca)
         self.exchange = exchange or feed.name
         if transient not in (0, 1):
             raise ConfigError(f"transient was {transient!r}, expected 0 or 1")

@@ -13,6 +13,7 @@ from blackbox.bridge.amqp import (
     hang_up,
     has_queue,
     headers_of,
+    is_pending,
 )
 from blackbox.bridge.amqp_source import AmqpSource
 from blackbox.bridge.carrier import Away
@@ -29,7 +30,14 @@ class AmqpQueue(HubInlet):
     """
 
     def __init__(
-        self, feed: Feed, url: str, prefix: bytes = b"", *, queue: str | None = None, exchange: str | None = None
+        self,
+        feed: Feed,
+        url: str,
+        prefix: bytes = b"",
+        *,
+        queue: str | None = None,
+        exchange: str | None = None,
+        ca: str | None = None,
     ) -> None:
         """Settings; nothing is opened.
 
@@ -39,11 +47,12 @@ class AmqpQueue(HubInlet):
             prefix: of the topics to take; others are acknowledged, and counted.
             queue: its name; it is made, durable, unless it is there. Default: the feed's name.
             exchange: bind the queue to this topic exchange by the prefix. Default: to none but those it is bound to.
+            ca: with amqps://, a file of who may certify the host. Default: whom this system trusts.
 
         Raises ConfigError.
         """
         super().__init__(feed, url, prefix)
-        self._address = Address.of(url)
+        self._address = Address.of(url, ca)
         self.queue, self.exchange = queue or feed.name, exchange
 
     def _check(self) -> None:
@@ -66,7 +75,7 @@ class AmqpQueue(HubInlet):
                 channel.basic_consume(self.queue, callback=self._take)
                 self._note_there("what the queue has comes")
                 while not self._over.is_set():
-                    if self._wait_for(connection.sock):
+                    if is_pending(connection) or self._wait_for(connection.sock):
                         self._drain(connection)
                     self._let_go(channel)
                 self._wait_stored()
@@ -108,11 +117,17 @@ class AmqpQueue(HubInlet):
 
 
 def amqp_inlet(
-    feed: Feed, url: str, prefix: bytes = b"", *, exchange: str | None = None, queue: str | None = None
+    feed: Feed,
+    url: str,
+    prefix: bytes = b"",
+    *,
+    exchange: str | None = None,
+    queue: str | None = None,
+    ca: str | None = None,
 ) -> AmqpQueue | AmqpSource:
     """Return what carries into a feed: to its hub, where it has one, or else as its publisher. Raises ConfigError."""
     if feed.hub:
-        return AmqpQueue(feed, url, prefix, queue=queue, exchange=exchange)
+        return AmqpQueue(feed, url, prefix, queue=queue, exchange=exchange, ca=ca)
     if queue is not None:
         raise ConfigError(f"option was queue={queue}, expected none: feed {feed.name!r} has no hub to put to")
-    return AmqpSource(feed, url, prefix, exchange=exchange)
+    return AmqpSource(feed, url, prefix, exchange=exchange, ca=ca)

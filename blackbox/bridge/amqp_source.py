@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from typing import Any, Final
 
-from blackbox.bridge.amqp import SOCKET_S, Address, binding_key, content_of, hang_up, headers_of
+from blackbox.bridge.amqp import SOCKET_S, Address, binding_key, content_of, hang_up, headers_of, is_pending
 from blackbox.bridge.inlet import Inlet, log
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
@@ -23,7 +23,9 @@ class AmqpSource(Inlet):
     what is published at the broker from then on reaches it.
     """
 
-    def __init__(self, feed: Feed, url: str, prefix: bytes = b"", *, exchange: str | None = None) -> None:
+    def __init__(
+        self, feed: Feed, url: str, prefix: bytes = b"", *, exchange: str | None = None, ca: str | None = None
+    ) -> None:
         """Settings; nothing is opened.
 
         Args:
@@ -31,11 +33,12 @@ class AmqpSource(Inlet):
             url: amqp://USER:PASSWORD@HOST:PORT/VHOST.
             prefix: of the topics to take, whatever is wanted.
             exchange: its name; it is made, durable, unless it is there. Default: the feed's name.
+            ca: with amqps://, a file of who may certify the host. Default: whom this system trusts.
 
         Raises ConfigError.
         """
         super().__init__(feed, url, prefix)
-        self._address, self.exchange = Address.of(url), exchange or feed.name
+        self._address, self.exchange = Address.of(url, ca), exchange or feed.name
         self._publisher = Publisher(feed)
         self._changed = threading.Condition()
         self._wanted: Counter[str] = Counter()
@@ -97,7 +100,7 @@ class AmqpSource(Inlet):
                     if version != self._version:
                         version, bound = self._bind(channel, queue, bound)
                         self._note_there("what was put there meanwhile is not carried")
-                    if self._wait_for(connection.sock):
+                    if is_pending(connection) or self._wait_for(connection.sock):
                         connection.drain_events(timeout=SOCKET_S)
         finally:
             hang_up(connection)

@@ -30,6 +30,10 @@ class RabbitMq:
     def __init__(self, data: Path, **settings: int) -> None:
         self._data, self.port, self._names = data, free_port(), free_port()
         self.url = f"amqp://guest:guest@127.0.0.1:{self.port}"
+        self.certificate = data / "certificate.pem"
+        """What it shows where it encrypts, at `tls_url`: that it is localhost, certified by itself."""
+        tls_port = free_port()
+        self.tls_url = f"amqps://guest:guest@localhost:{tls_port}"
         rabbit, self._erlang = _newest("usr/lib/rabbitmq/lib/rabbitmq_server-*"), _newest("usr/lib/erlang/erts-*")
         apps = data / "apps"
         apps.mkdir()
@@ -62,7 +66,12 @@ class RabbitMq:
         (data / "plugins").write_text("[].")
         told = ",".join(f"{{{name},{value}}}" for name, value in settings.items())
         (data / "advanced.config").write_text(f"[{{rabbit,[{told}]}}].\n")
-        (data / "rabbitmq.conf").write_text(f"listeners.tcp.1 = 127.0.0.1:{self.port}\n")
+        key = _certify(self.certificate)
+        (data / "rabbitmq.conf").write_text(
+            f"listeners.tcp.1 = 127.0.0.1:{self.port}\nlisteners.ssl.1 = 127.0.0.1:{tls_port}\n"
+            f"ssl_options.certfile = {self.certificate}\nssl_options.keyfile = {key}\n"
+            "ssl_options.verify = verify_none\n"
+        )
         # One of its own: the node would start one that outlives it.
         self._epmd = subprocess.Popen(
             [*_WITH_US, str(self._erlang / "bin" / "epmd"), "-port", str(self._names), "-address", "127.0.0.1"]
@@ -106,6 +115,19 @@ class RabbitMq:
         for process in (self._node, self._epmd):
             process.kill()
             process.wait()
+
+
+def _certify(certificate: Path) -> Path:
+    """Make a certificate, and return its key."""
+    key = certificate.with_name("key.pem")
+    words = f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout {key} -out {certificate}"
+    try:
+        subprocess.run(
+            ["openssl", *words.split(), "-addext", "subjectAltName=DNS:localhost"], check=True, capture_output=True
+        )
+    except FileNotFoundError:
+        raise Missing("no openssl found: apt install openssl") from None
+    return key
 
 
 def _newest(pattern: str) -> Path:

@@ -185,8 +185,9 @@ def test_no_rabbitmq_in_time_is_told() -> None:
 
 def test_an_address_is_read_as_it_is_said() -> None:
     said = Address.of("amqp://desk:a%40b@there:5673/books%2Fone")
-    assert said == ("there:5673", "desk", "a@b", "books/one", "amqp://there:5673/books%2Fone")
-    assert Address.of("amqp://there") == ("there:5672", "guest", "guest", "/", "amqp://there")
+    assert said == ("there:5673", "desk", "a@b", "books/one", "amqp://there:5673/books%2Fone", None)
+    assert Address.of("amqp://there") == ("there:5672", "guest", "guest", "/", "amqp://there", None)
+    assert Address.of("amqps://there").host == "there:5671"
 
 
 @pytest.mark.parametrize(
