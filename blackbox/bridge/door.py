@@ -20,6 +20,8 @@ except ImportError as error:
 
 __all__ = ["ConnectionClosed", "Door", "ServerConnection", "address_of", "names_of"]
 
+_PING_S: Final = 20.0
+"""How often clients are asked whether they are there, and how long they may take to answer."""
 _CLOSE_S: Final = 1.0
 """How long clients may take to hear of the end."""
 
@@ -56,6 +58,8 @@ class Door:
                 origins=self._origins,
                 max_size=most_bytes,
                 max_queue=most_frames,
+                ping_interval=_PING_S,
+                ping_timeout=_PING_S,
                 compression=None,  # it would cost more than all the rest
             )
         except OSError as error:

@@ -116,8 +116,21 @@ class WebSocketInlet:
             self._client.end()
 
     async def _serve_one(self, connection: ServerConnection) -> None:
-        room, answering = asyncio.Semaphore(IN_FLIGHT), set[asyncio.Task[None]]()
+        answering = set[asyncio.Task[None]]()
+        reading = asyncio.create_task(self._read(connection, answering))
+        closed = asyncio.create_task(connection.wait_closed())  # who does not read, as there is no room, sees it, too
         try:
+            await asyncio.wait([reading, closed], return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                reading.result()
+        finally:
+            for task in (reading, closed, *answering):
+                task.cancel()
+
+    async def _read(self, connection: ServerConnection, answering: set[asyncio.Task[None]]) -> None:
+        """Take what a client asks for, until it goes; each in `answering` answers one request."""
+        room = asyncio.Semaphore(IN_FLIGHT)
+        with suppress(ConnectionClosed):
             async for text in connection:
                 await room.acquire()
                 number, until, placed = await self._take(text)
@@ -126,9 +139,6 @@ class WebSocketInlet:
                 answering.add(task)
                 task.add_done_callback(answering.discard)
                 task.add_done_callback(lambda _: room.release())
-        finally:
-            for task in answering:
-                task.cancel()
 
     async def _take(self, text: str | bytes) -> tuple[int, float, asyncio.Future[Place]]:
         """Have a put on its way, once there is room: its number, until when it is to be answered, and its place."""

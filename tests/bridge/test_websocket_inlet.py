@@ -16,7 +16,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from blackbox import BridgeError, ConfigError, Feed, Hub
-from blackbox.bridge import websocket_inlet
+from blackbox.bridge import door, websocket_inlet
 from blackbox.bridge.websocket_inlet import WebSocketInlet
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.testing import wait_until
@@ -185,6 +185,28 @@ def test_a_client_that_goes_leaves_nothing_behind(tmp_path: Path) -> None:
             if left := asyncio.all_tasks() - tasks:
                 await asyncio.wait(left, timeout=10)
             assert asyncio.all_tasks() <= tasks
+
+    serving(feed, work)
+
+
+def test_a_client_that_goes_while_there_is_no_room_for_it_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it is read then, not even that it has gone: it is asked."""
+    monkeypatch.setattr(door, "_PING_S", 0.5)
+    feed = hub_feed("orders", slices=1)
+
+    async def work(bridge: WebSocketInlet, url: str) -> None:
+        tasks = asyncio.all_tasks()
+        one = await connect(url, ping_interval=None)
+        for _ in range(websocket_inlet.IN_FLIGHT + 100):
+            await send(one, "A", text="x", timeout_s=3_600)
+        await until(lambda: bridge._client._sender._puts == websocket_inlet.IN_FLIGHT)
+        one.transport.abort()
+        await until(lambda: bridge.statistics().clients == 0)
+        if left := asyncio.all_tasks() - tasks:
+            await asyncio.wait(left, timeout=10)
+        assert asyncio.all_tasks() <= tasks
 
     serving(feed, work)
 
