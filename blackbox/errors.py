@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from blackbox.block.position import Place
+    from blackbox.hub.protocol import Places
 
 
 class BlackBoxError(Exception):
@@ -72,12 +73,15 @@ class ConflictError(HubError):
     """A put was not stored, as its topic's newest message was not where it was expected: see `found`.
 
     Attributes: `topic`; `expected`, `found`, where that message was to be, and is, as `Table.revision` tells them.
+    `places`: of `put_many`, those of all its messages, as if it had returned them; those with `is_refused` are not
+    stored, all others are. The other attributes are then of the first that is not. None of `put`.
     """
 
-    def __init__(self, topic: bytes, expected: Place | None, found: Place) -> None:
+    def __init__(self, topic: bytes, expected: Place | None, found: Place, places: Places | None = None) -> None:
         """All are told in the text."""
-        super().__init__(f"topic {topic!r} was at {found}, expected {expected}")
-        self.topic, self.expected, self.found = topic, expected, found
+        many = "" if places is None else f"{places['is_refused'].sum()} of {len(places)} puts were refused, the first: "
+        super().__init__(f"{many}topic {topic!r} was at {found}, expected {expected}")
+        self.topic, self.expected, self.found, self.places = topic, expected, found, places
 
 
 class SubscriberError(BlackBoxError):

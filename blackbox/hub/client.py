@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy
 from numpy.typing import NDArray
@@ -18,8 +18,9 @@ from blackbox.arguments import check_integers
 from blackbox.block.batch import Message
 from blackbox.block.block import as_topic_index
 from blackbox.block.position import Place
-from blackbox.errors import ConfigError, HubError
+from blackbox.errors import ConfigError, ConflictError, HubError
 from blackbox.feed.feed import Feed
+from blackbox.hub.condition_columns import INT64, as_if_at, as_ttl_ns, check_revision, revision_of
 from blackbox.hub.inbox import Inbox, check_client_name, not_subscribed, prefixes_of
 from blackbox.hub.protocol import (
     MOST_BYTES,
@@ -33,8 +34,6 @@ from blackbox.hub.protocol import (
 )
 from blackbox.hub.sender import Columns, Sender
 from blackbox.hub.settings import feed_of_hub
-
-_INT64: Final = 1 << 63
 
 
 class Client:
@@ -189,12 +188,10 @@ class Client:
             raise ConfigError(f"payload had {len(payload)} bytes, expected at most {MOST_BYTES}")
         if len(put_id) > MOST_ID_BYTES:
             raise ConfigError(f"id had {len(put_id)} bytes, expected at most {MOST_ID_BYTES}")
-        if not -_INT64 <= ts_event < _INT64:
+        if not -INT64 <= ts_event < INT64:
             raise ValueError(f"ts_event was {ts_event!r}, expected an int64")
-        if if_at is not None and type(if_at) is not Place:
-            raise TypeError(f"if_at was {if_at!r}, expected a Place, as Table.revision returns it, or NOWHERE")
-        if if_at is not None and not (0 <= if_at.epoch < _INT64 and -1 <= if_at.sequence < _INT64):
-            raise ValueError(f"if_at was {if_at}, expected a Place, as Table.revision returns it, or NOWHERE")
+        if if_at is not None:
+            check_revision(if_at)
         if ttl is not None and (payload is None or not 0 < ttl * 1e9 <= MOST_TTL_NS):
             what = "without a value" if payload is None else f"of {ttl} s"
             raise ValueError(f"ttl was {what}, expected a put with a value, above 0 and up to {MOST_TTL_NS // 10**9} s")
@@ -217,8 +214,26 @@ class Client:
         offsets: Any = None,
         ids: Sequence[bytes] = (),
         timeout: float = 60.0,
+        *,
+        if_at: Place | Sequence[Place | None] | Places | None = None,
+        ttl: Any = None,
     ) -> Places:
         """Put n messages in columns, as `Publisher.publish_many`; return their places: `slice`, `epoch`, `sequence`.
+
+        Args:
+            topics: each once; `topic_index` tells of each message which is its own.
+            topic_index: int[n].
+            payloads: as of `Publisher.publish_many`, as `ts_event` and `offsets`.
+            ts_event: int64[n], ns since 1970.
+            offsets: int64[n + 1].
+            ids: of each message, as of `put`; b"" for none.
+            timeout: in seconds.
+            if_at: as of `put`: one for all, such as NOWHERE, or a column, a Place or None for each message, or places
+                that `put_many` has returned.
+            ttl: as of `put`: one for all, or a column of seconds; None or NaN for a message whose topic stays.
+
+        Each message is judged on its own, in their order, so of a topic that comes twice the second one follows the
+        first. ConflictError tells that some were refused: all others are stored, and its `places` says which are.
 
         Raises as `put`. Of many some may then be stored; `ids` of each let them be put again. Raises ValueError for a
         column that does not fit.
@@ -239,12 +254,22 @@ class Client:
         times = None if ts_event is None else numpy.asarray(ts_event, numpy.int64)
         if (times is not None and len(times) != count) or len(ids) not in (0, count):
             raise ValueError(f"ts_event and ids were of other lengths, expected {count}")
+        expected, ttl_ns = as_if_at(if_at, count), as_ttl_ns(ttl, count)
         until = time.monotonic() + timeout
-        futures = [self._put_part(topics, index[part], stops, part, flat, times, ids, until) for part in _parts(stops)]
+        futures = [
+            self._put_part(topics, index[part], stops, part, flat, times, ids, expected, ttl_ns, until)
+            for part in _parts(stops)
+        ]
         wait(futures, max(0.0, until - time.monotonic()))
         if not all(future.done() for future in futures):
             raise self._sender.not_stored(f"the put of {count} messages")
-        return numpy.concatenate([future.result() for future in futures] or [numpy.empty(0, PLACE)])
+        places: Places = numpy.concatenate([future.result() for future in futures] or [numpy.empty(0, PLACE)])
+        if expected is not None and places["is_refused"].any():
+            row = int(places["is_refused"].argmax())
+            slice_id, _, _, *found = places[row].tolist()
+            at = revision_of(slice_id, *expected[row].tolist())
+            raise ConflictError(topics[index[row]], at, revision_of(slice_id, *found), places)
+        return places
 
     def _put_part(
         self,
@@ -255,6 +280,8 @@ class Client:
         data: NDArray[numpy.uint8],
         times: NDArray[numpy.int64] | None,
         ids: Sequence[bytes],
+        if_at: NDArray[Any] | None,
+        ttl_ns: NDArray[numpy.int64] | None,
         until: float,
     ) -> Future[Places]:
         future: Future[Places] = Future()
@@ -277,6 +304,8 @@ class Client:
             list(ids[part]),
             len(index),
             tell,
+            b"" if if_at is None else if_at[part].tobytes(),
+            b"" if ttl_ns is None else ttl_ns[part].tobytes(),
         )
         self._sender.put_columns(columns, until)
         return future

@@ -18,9 +18,10 @@ import msgspec
 import numpy
 import zmq
 
-from blackbox.block.position import NOWHERE, Place
+from blackbox.block.position import Place
 from blackbox.errors import ConflictError, EndpointError, HubError, NotStoredError
 from blackbox.feed.feed import Feed
+from blackbox.hub.condition_columns import revision_of
 from blackbox.hub.protocol import (
     ANSWERS,
     ANYWHERE,
@@ -463,9 +464,8 @@ def _tell(singles: list[_Single], result: Places | HubError) -> None:
             each.future.set_exception(result)
         return
     for each, (slice_id, _, is_refused, epoch, sequence) in zip(singles, result.tolist(), strict=True):
-        place = Place(slice_id, epoch, sequence)
         if is_refused:
-            found = place if epoch else NOWHERE
+            found = revision_of(slice_id, epoch, sequence)
             each.future.set_exception(ConflictError(each.topic, each.if_at, found))
         else:
-            each.future.set_result(place)
+            each.future.set_result(Place(slice_id, epoch, sequence))

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 from blackbox import (
@@ -24,6 +25,7 @@ from blackbox import (
     Subscriber,
 )
 from blackbox.archive import outbox as outbox_module
+from blackbox.hub.protocol import CONDITION
 from blackbox.hub.sender import Sender
 from blackbox.image.table import Table
 from blackbox.testing import wait_until
@@ -269,6 +271,81 @@ def test_many_topics_end_at_once(tmp_path: Path, feed: Feed) -> None:
     found = published(tmp_path, feed)
     assert len(found) == 10_000
     assert {each[3]: each[4] for each in found} == {b"%d" % number: None for number in range(5_000)}
+
+
+def test_columns_are_judged_message_by_message(tmp_path: Path, feed: Feed) -> None:
+    topics, index, payloads = (b"A", b"B", b"C"), [0, 1, 2], numpy.frombuffer(b"abc", numpy.uint8).reshape(3, 1)
+    with Hub(feed, tmp_path) as hub, Client(feed) as client:
+        taken = client.put(b"B", b"before")
+        with pytest.raises(ConflictError, match="1 of 3 puts were refused, the first: topic b'B' was at") as refused:
+            client.put_many(topics, index, payloads, if_at=NOWHERE)
+        error = refused.value
+        assert (error.topic, error.expected, error.found) == (b"B", NOWHERE, taken)
+        places = error.places
+        assert places is not None
+        assert places["is_refused"].tolist() == [0, 1, 0]
+        later = client.put_many(topics, index, payloads, if_at=places)  # where each is, also the one that was refused
+        assert (later["epoch"] == hub.epoch).all()
+        with pytest.raises(ConflictError, match="2 of 3 puts were refused") as refused:
+            client.put_many(topics, index, payloads, if_at=[None, NOWHERE, Place(0, 1, 1)])
+        assert refused.value.places is not None
+        assert refused.value.places["is_refused"].tolist() == [0, 1, 1]
+        twice = client.put_many((b"D",), [0, 0], payloads[:2], if_at=[NOWHERE, None])
+        assert twice["sequence"].tolist() == [twice["sequence"][0], twice["sequence"][0] + 1]
+        with pytest.raises(ConflictError):
+            client.put_many((b"E",), [0, 0], payloads[:2], if_at=NOWHERE)
+        assert hub.statistics().conflicts == 4
+    said = [each[3:] for each in published(tmp_path, feed)]
+    assert len(said) == 1 + 2 + 3 + 1 + 2 + 1
+    assert said.count((b"E", b"a")) == 1
+
+
+def test_columns_of_many_requests_are_all_judged(tmp_path: Path, feed: Feed) -> None:
+    topics = [b"%d" % number for number in range(10_000)]
+    rows, ids = numpy.arange(10_000).view(numpy.uint8).reshape(-1, 8), [b"id-%d" % number for number in range(10_000)]
+    with Hub(feed, tmp_path) as hub, Client(feed) as client:
+        client.put_many(topics[::3], numpy.arange(len(topics[::3])), rows[::3])
+        with pytest.raises(ConflictError, match="3334 of 10000") as refused:
+            client.put_many(topics, numpy.arange(10_000), rows, if_at=NOWHERE, ids=ids)
+        places = refused.value.places
+        assert places is not None
+        assert numpy.flatnonzero(places["is_refused"]).tolist() == list(range(0, 10_000, 3))
+        with pytest.raises(ConflictError) as refused:  # what was stored is answered by its id, the others judged anew
+            client.put_many(topics, numpy.arange(10_000), rows, if_at=NOWHERE, ids=ids)
+        again = refused.value.places
+        assert again is not None
+        assert (again[["epoch", "sequence", "is_refused"]] == places[["epoch", "sequence", "is_refused"]]).all()
+        assert hub.statistics().known == 10_000 - 3_334
+    assert len(published(tmp_path, feed)) == 10_000
+
+
+def test_columns_have_a_time_to_live_for_all_or_for_each(tmp_path: Path, feed: Feed) -> None:
+    rows = numpy.zeros((3, 1), numpy.uint8)
+    with Hub(feed, tmp_path) as hub, Client(feed) as client:
+        client.put_many((b"A", b"B", b"C"), [0, 1, 2], rows, ttl=0.05)
+        wait_until(lambda: hub.statistics().ended == 3, 30)
+        client.put_many((b"A", b"B", b"C"), [0, 1, 2], rows, ttl=[None, 0.05, 3_600])
+        wait_until(lambda: hub.statistics().ended == 4, 30)
+    assert sorted(each[3] for each in published(tmp_path, feed) if each[4] is None) == [b"A", b"B", b"B", b"C"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "why"),
+    [
+        ({"if_at": [NOWHERE]}, ValueError, "if_at had 1 values, expected one Place, or 2"),
+        ({"if_at": [NOWHERE, (0, 1, 1)]}, TypeError, "if_at was .*, expected a Place"),
+        ({"if_at": Place(0, -1, 0)}, ValueError, "if_at was .*, expected a Place"),
+        ({"if_at": numpy.full(2, -2, CONDITION)}, ValueError, "if_at was .*, expected a Place"),
+        ({"ttl": [1.0]}, ValueError, r"ttl had shape \(1,\), expected one number, or 2"),
+        ({"ttl": [1.0, 0.0]}, ValueError, "ttl was of 0.0 s, expected above 0"),
+        ({"ttl": -1.0}, ValueError, "ttl was of -1.0 s, expected above 0"),
+    ],
+)
+def test_columns_that_no_conditions_or_deadlines_can_be_are_refused(
+    feed: Feed, settings: dict[str, Any], error: type[Exception], why: str
+) -> None:
+    with pytest.raises(error, match=why):
+        Client(feed).put_many((b"A", b"B"), [0, 1], numpy.zeros((2, 1), numpy.uint8), **settings)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,67 @@
+"""Conditions and times to live as a client is given them, checked, and as columns of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.block.position import NOWHERE, Place
+from blackbox.hub.protocol import ANYWHERE, CONDITION, MOST_TTL_NS, Places
+
+INT64: Final = 1 << 63
+_EXPECTED: Final = "expected a Place, as Table.revision returns it, or NOWHERE"
+
+
+def check_revision(if_at: Place) -> None:
+    """Raise TypeError or ValueError unless a topic's newest message can be there."""
+    if type(if_at) is not Place:
+        raise TypeError(f"if_at was {if_at!r}, {_EXPECTED}")
+    if not (0 <= if_at.epoch < INT64 and -1 <= if_at.sequence < INT64):
+        raise ValueError(f"if_at was {if_at}, {_EXPECTED}")
+
+
+def as_if_at(if_at: Place | Sequence[Place | None] | Places | None, count: int) -> NDArray[Any] | None:
+    """Return CONDITION[count] of one for all, or of a column; None: there are none. Raises TypeError or ValueError."""
+    if if_at is None:
+        return None
+    if isinstance(if_at, Place):
+        check_revision(if_at)
+        return numpy.array([if_at[1:]] * count, CONDITION)
+    if len(if_at) != count:
+        raise ValueError(f"if_at had {len(if_at)} values, expected one Place, or {count}")
+    if isinstance(if_at, numpy.ndarray) and {"epoch", "sequence"} <= set(if_at.dtype.names or ()):
+        wrong = (if_at["epoch"] < 0) | (if_at["epoch"] >= INT64) | (if_at["sequence"] < -1)
+        if wrong.any():
+            raise ValueError(f"if_at was {if_at[wrong][0]}, {_EXPECTED}")
+        found = numpy.empty(count, CONDITION)
+        found["epoch"], found["sequence"] = if_at["epoch"], if_at["sequence"]
+        return found
+    for each in if_at:
+        if each is not None:
+            check_revision(each)
+    return numpy.array([ANYWHERE if each is None else each[1:] for each in if_at], CONDITION)
+
+
+def as_ttl_ns(ttl: Any, count: int) -> NDArray[numpy.int64] | None:
+    """Return int64[count] of seconds, one for all or a column; None: there are none. Raises ValueError."""
+    if ttl is None:
+        return None
+    seconds = numpy.asarray(ttl, float)  # None becomes NaN
+    if seconds.shape not in ((), (count,)):
+        raise ValueError(f"ttl had shape {seconds.shape}, expected one number, or {count}")
+    seconds = numpy.broadcast_to(seconds, count)
+    ends = ~numpy.isnan(seconds)
+    wrong = ends & ~((seconds > 0) & (seconds * 1e9 <= MOST_TTL_NS))
+    if wrong.any():
+        raise ValueError(f"ttl was of {seconds[wrong][0]} s, expected above 0 and up to {MOST_TTL_NS // 10**9} s")
+    found = numpy.zeros(count, numpy.int64)
+    found[ends] = numpy.ceil(seconds[ends] * 1e9)
+    return found
+
+
+def revision_of(slice_id: int, epoch: int, sequence: int) -> Place:
+    """Return where a hub says that a topic's newest message is."""
+    return Place(slice_id, epoch, sequence) if epoch else NOWHERE
