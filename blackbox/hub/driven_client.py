@@ -120,7 +120,8 @@ class DrivenClient:
         client = self._client
         if isinstance(asked, Put):
             put_id = None if asked.id is None else asked.id.encode()
-            place = await client.put(asked.topic.encode(), asked.value(), put_id, ts_event=asked.ts_event)
+            topic, value, at = asked.topic.encode(), asked.value(), asked.expected()
+            place = await client.put(topic, value, put_id, ts_event=asked.ts_event, if_at=at, ttl=asked.ttl_s)
             return place_as_json(place)
         if isinstance(asked, Subscribe | Unsubscribe | Get):
             if not isinstance(asked, Subscribe):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from blackbox.block.position import Place
-from blackbox.errors import ConfigError
+from blackbox.block.position import NOWHERE, Number, Place
+from blackbox.errors import ConfigError, ConflictError
 
 
 class _Request(
@@ -17,6 +17,14 @@ class _Request(
     number: int = 0
     """Comes back in the answer."""
     timeout_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 10.0
+
+
+class At(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a message is, as answers tell it."""
+
+    slice: int
+    epoch: Number
+    sequence: Number
 
 
 class Put(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,6 +37,10 @@ class Put(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """In place of `payload`: it is stored in UTF-8."""
     id: str | None = None
     ts_event: int = 0
+    if_at: At | Literal["nowhere"] | None = None
+    """Put it only if the newest message of the topic is there; "nowhere": only if the topic has no value."""
+    ttl_s: float | None = None
+    """After so many seconds the hub deletes the topic, unless it is put anew meanwhile; null: it stays."""
 
     def value(self) -> bytes | None:
         """Return the payload. Raises ConfigError when it is not in base64, or there is not one of the two."""
@@ -42,6 +54,12 @@ class Put(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
             return b64decode(self.payload, validate=True)
         except ValueError as error:
             raise ConfigError(f"payload was {self.payload[:40]!r}, expected base64: {error}") from None
+
+    def expected(self) -> Place | None:
+        """Return where the topic's newest message must be; None: anywhere."""
+        if self.if_at is None or self.if_at == "nowhere":
+            return None if self.if_at is None else NOWHERE
+        return Place(self.if_at.slice, self.if_at.epoch, self.if_at.sequence)
 
 
 class Subscribe(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,5 +106,8 @@ def place_as_json(place: Place) -> dict[str, Any]:
 
 
 def error_as_json(error: BaseException) -> dict[str, Any]:
-    """Return what kept a request from being done."""
-    return {"error": type(error).__name__, "why": str(error)}
+    """Return what kept a request from being done; of a put that lost a race, where its topic is: `found`."""
+    told: dict[str, Any] = {"error": type(error).__name__, "why": str(error)}
+    if isinstance(error, ConflictError):
+        told |= {"found": "nowhere" if error.found == NOWHERE else place_as_json(error.found)}
+    return told

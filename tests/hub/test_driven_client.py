@@ -18,6 +18,7 @@ import zmq.asyncio
 from blackbox import AsyncClient, ConfigError, Feed, Hub
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.hub.driven_client import DrivenClient
+from blackbox.testing import wait_until
 from tests.examples import examples
 from tests.hub.hubs import HUB, hub_feed, published
 from tests.torture.nursery import Nursery
@@ -99,6 +100,33 @@ def test_all_verbs_of_a_client_from_a_plain_socket(tmp_path: Path, context: zmq.
         assert (driver.ask(do="get", prefix="orders.") or {})["payload"] is None
         assert driver.ask(do="commit") == {}
         assert driver.ask(do="unsubscribe", prefix="orders.") == {"prefix": "orders."}
+
+
+def test_a_put_that_comes_second_is_told_where_its_topic_is(
+    tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    feed = hub_feed(slices=1)
+    with Hub(feed, tmp_path / "hub") as hub, driven(feed, tmp_path, context) as driver:
+
+        def put(topic: str, payload: str | None, **words: Any) -> dict[str, Any]:
+            return driver.ask(do="put", topic=topic, payload=payload, **words) or {}
+
+        first = put("A", "YQ==", if_at="nowhere")
+        assert first == {"slice": 0, "epoch": hub.epoch, "sequence": 0}
+        conflict = put("A", "Yg==", if_at="nowhere")
+        assert (conflict["error"], conflict["found"]) == ("ConflictError", first)
+        assert "topic b'A' was at Place(" in conflict["why"]
+        second = put("A", "Yg==", if_at=conflict["found"])
+        assert second == {**first, "sequence": 1}
+        put("A", None, if_at=second)
+        assert put("A", "Yw==", if_at=second)["found"] == "nowhere"
+        put("B", "YQ==", ttl_s=0.05)
+        wait_until(lambda: hub.statistics().ended == 1, 60)
+        assert put("B", "YQ==", if_at="nowhere")["sequence"] == 5
+        for words in ({"if_at": "somewhere"}, {"if_at": {"slice": 0, "epoch": -1, "sequence": 0}}, {"ttl_s": 0}):
+            assert put("A", "YQ==", **words)["error"] in ("ValidationError", "ValueError")
+        assert "found" not in put("A", "*")
+    assert [each[-1] for each in published(tmp_path / "hub", feed)] == [b"a", b"b", None, b"a", None, b"a"]
 
 
 def test_what_cannot_be_done_is_answered_with_an_error(tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]]) -> None:
