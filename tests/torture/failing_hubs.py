@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Final
 
@@ -24,6 +23,7 @@ from tests.torture.harmed_puts import PATIENCE_S, put_all
 from tests.torture.killed_hubs import ACKED, GET, NOTES, PREPARE, PUT, WANTED
 from tests.torture.nursery import Nursery
 from tests.torture.outcome import Outcome
+from tests.torture.schedules import run_schedules
 
 SCHEDULES: Final = 25
 """After so many all begins anew, in another place."""
@@ -103,10 +103,18 @@ class _House:
     def has_got(self) -> bool:
         return bool(self.of["reader"].notes[1] == sum(int(self.of[who].notes[WANTED]) for who in _WRITERS))
 
+    def run(self) -> None:
+        put_all(self._random, self, ("active killed", *self._random.choices(_HARMS, k=self._random.randrange(4))))
+
     def end(self) -> None:
         """End both, in order, once both have all."""
         self.hubs.wait_for_step()
         self.hubs.end_both()
+
+    def give_up(self) -> object:
+        notes = {who: nursery.notes.tolist() for who, nursery in (self.of | self.hubs.of).items()}
+        self.hubs.close()
+        return notes
 
     def defects(self) -> Iterator[str]:
         """Yield what is wrong with what was published and got; the hubs have ended."""
@@ -138,19 +146,6 @@ class _House:
 
 def attack(random: Random, seconds: float) -> Outcome:
     """Run schedules: messages are put, processes harmed meanwhile; in the end each was published and got once."""
-    outcome, until = Outcome(0, "schedules of failing hubs"), monotonic() + seconds
-    while outcome.tried == 0 or monotonic() < until:
-        with TemporaryDirectory() as place, ExitStack() as stack:
-            house = _House(stack, random, Path(place))
-            try:
-                for _ in range(SCHEDULES):
-                    if outcome.tried == 0 or monotonic() < until:
-                        put_all(random, house, ("active killed", *random.choices(_HARMS, k=random.randrange(4))))
-                        outcome.tried += 1
-                house.end()
-            except (TimeoutError, AssertionError) as error:
-                notes = {who: nursery.notes.tolist() for who, nursery in (house.of | house.hubs.of).items()}
-                outcome.found.append(f"schedule {outcome.tried}: {error}: {notes}")
-                house.hubs.close()
-            outcome.found += [f"up to schedule {outcome.tried}: {defect}" for defect in house.defects()]
-    return outcome
+    return run_schedules(
+        "schedules of failing hubs", seconds, SCHEDULES, lambda stack, place: _House(stack, random, place)
+    )

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
-from time import monotonic
 from typing import Final
 
 import msgspec
@@ -23,6 +21,7 @@ from tests.hub.hubs import hub_feed, published
 from tests.torture.harmed_puts import PATIENCE_S, put_all
 from tests.torture.nursery import Nursery
 from tests.torture.outcome import Outcome
+from tests.torture.schedules import run_schedules
 
 PREPARE: Final = """
 def prepare():
@@ -171,6 +170,18 @@ class _House:
     def has_got(self) -> bool:
         return bool(self.of["reader"].notes[1] == self.wanted())
 
+    def run(self) -> None:
+        put_all(self._random, self, ("hub killed", *self._random.choices(_HARMS, k=self._random.randrange(5))))
+
+    def end(self) -> None:
+        self.harm("hub ended")
+        self.of["hub"].kill()
+
+    def give_up(self) -> object:
+        notes = {who: nursery.notes.tolist() for who, nursery in self.of.items()}
+        self.of["hub"].kill()
+        return notes
+
     def defects(self) -> Iterator[str]:
         """Yield what is wrong with what was published and got; the hub has ended."""
         said = published(self.place / "hub", self.feed)
@@ -201,20 +212,6 @@ class _House:
 
 def attack(random: Random, seconds: float) -> Outcome:
     """Run schedules: messages are put, processes harmed meanwhile; in the end each was published and got once."""
-    outcome, until = Outcome(0, "schedules of killed hubs"), monotonic() + seconds
-    while outcome.tried == 0 or monotonic() < until:
-        with TemporaryDirectory() as place, ExitStack() as stack:
-            house = _House(stack, random, Path(place))
-            try:
-                for _ in range(SCHEDULES):
-                    if outcome.tried == 0 or monotonic() < until:
-                        put_all(random, house, ("hub killed", *random.choices(_HARMS, k=random.randrange(5))))
-                        outcome.tried += 1
-                house.harm("hub ended")
-                house.of["hub"].kill()
-            except TimeoutError as error:
-                notes = {who: nursery.notes.tolist() for who, nursery in house.of.items()}
-                outcome.found.append(f"schedule {outcome.tried}: {error}: {notes}")
-                house.of["hub"].kill()
-            outcome.found += [f"up to schedule {outcome.tried}: {defect}" for defect in house.defects()]
-    return outcome
+    return run_schedules(
+        "schedules of killed hubs", seconds, SCHEDULES, lambda stack, place: _House(stack, random, place)
+    )

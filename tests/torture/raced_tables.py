@@ -2,18 +2,19 @@
 
 Two processes increment counters by compare-and-set, put and delete topics, and put some that end by themselves. Tables
 here join meanwhile. What one has once it is synced is in the end compared with all that was published up to its `at`.
+Of what ends by itself, each value that has a time to live ends once, or is put anew before, and no other one does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Final
 
-from blackbox import NotConfirmedError, Subscriber
+from blackbox import Feed, NotConfirmedError, Subscriber
 from blackbox.block.position import Position
 from blackbox.errors import ArchiveError
 from blackbox.image.table import Table
@@ -21,6 +22,7 @@ from blackbox.testing import wait_until
 from tests.hub.hubs import HUB, hub_feed, published
 from tests.torture.nursery import Nursery
 from tests.torture.outcome import Outcome
+from tests.torture.schedules import run_schedules
 
 PREPARE: Final = """
 def prepare():
@@ -50,12 +52,15 @@ def work(name, seed):
     table.wait_synced(120)
     while True:
         wait_until(lambda: notes[0] > notes[1], 3600)
-        topic = b"mine.%s.%d" % (name.encode(), chance.randrange(5))
+        mine = b"%s.%d" % (name.encode(), chance.randrange(5))
         kind = chance.randrange(4)
         if kind == 0:
-            table.delete(topic, timeout=120)
+            table.delete(b"mine." + mine, timeout=120)
         elif kind == 1:
-            table.put(topic, b"%d" % chance.randrange(99), ttl=chance.choice((None, 0.01, 0.2)), timeout=120)
+            table.put(b"mine." + mine, b"%d" % chance.randrange(99), timeout=120)
+        elif kind == 2:
+            ttl = chance.choice((None, 0.01, 0.2))
+            table.put(b"brief." + mine, b"stays" if ttl is None else b"ends", ttl=ttl, timeout=120)
         counter = chance.randrange(3)
         topic = b"counter.%d" % counter
         while True:
@@ -74,22 +79,48 @@ SCHEDULES: Final = 40
 _PATIENCE_S: Final = 120.0
 
 
-class _House:
+class House:
     """A hub, two writers and some tables here, that go on from one schedule to the next."""
 
     def __init__(self, stack: ExitStack, random: Random, place: Path) -> None:
-        self._random, self._place = random, place
-        self.feed = hub_feed("raced-tables", slices=random.choice((1, 2)))
-        self.hub = stack.enter_context(Nursery(self.feed, PREPARE + HUB, 1))
+        self.random, self.place, self.stack = random, place, stack
+        self.feed = self.begin_hub()
         self.writers = [stack.enter_context(Nursery(self.feed, PREPARE + WRITE, 2 + COUNTERS)) for _ in range(2)]
         self.tables: list[tuple[Subscriber, Table]] = []
-        self.found: list[str] = []
         self._synced: list[tuple[dict[bytes, bytes], dict[tuple[int, bytes], Position]]] = []
         """What tables had when they were synced."""
         stack.callback(self._end)
-        self.hub.begin((place,))
         for number, writer in enumerate(self.writers):
             writer.begin((f"w{number}", random.randrange(1 << 30)))
+
+    # Of one hub; another one for two.
+
+    def begin_hub(self) -> Feed:
+        """Begin the hub; return its feed."""
+        feed = hub_feed("raced-tables", slices=self.random.choice((1, 2)))
+        self._hub = self.stack.enter_context(Nursery(feed, PREPARE + HUB, 1))
+        self._hub.begin((self.place,))
+        return feed
+
+    def kill_hub(self) -> None:
+        """Kill it, and begin it again."""
+        self._hub.kill()
+        self._hub.begin((self.place,))
+
+    def end(self) -> None:
+        """End it: all that was answered is published."""
+        self._hub.kill()
+
+    def give_up(self) -> object:
+        """Kill it; return what the writers did."""
+        self._hub.kill()
+        return [writer.notes.tolist() for writer in self.writers]
+
+    def published(self) -> list[tuple[int, int, int, bytes, bytes | None]]:
+        """Return all messages, once it has ended."""
+        return published(self.place, self.feed)
+
+    # Of all.
 
     def _end(self) -> None:
         for subscriber, _ in self.tables:
@@ -100,10 +131,6 @@ class _House:
 
     def is_done(self) -> bool:
         return all(writer.notes[DONE] == writer.notes[WANTED] for writer in self.writers)
-
-    def kill_hub(self) -> None:
-        self.hub.kill()
-        self.hub.begin((self._place,))
 
     def join(self) -> None:
         """Have one more table."""
@@ -122,9 +149,9 @@ class _House:
         self._synced.append(table.snapshot())
         self.tables.append((subscriber, table))
 
-    def check_synced(self) -> None:
-        """Compare what tables had when they were synced with what was published; the hub has ended."""
-        said = published(self._place, self.feed)
+    def defects(self) -> Iterator[str]:
+        """Compare what tables had when they were synced with what was published, and look at what has ended."""
+        said = self.published()
         for has, at in self._synced:
             expected: dict[bytes, bytes] = {}
             for epoch, slice_id, sequence, topic, payload in said:
@@ -134,64 +161,57 @@ class _House:
                         expected[topic] = payload
             if has != expected:
                 differ = sorted(has.items() ^ expected.items())
-                self.found.append(f"a table was synced at {at} with others of {differ}, expected what was published")
+                yield f"a table was synced at {at} with others of {differ}, expected what was published"
+        newest: dict[bytes, bytes | None] = {}
+        for *place, topic, payload in said:
+            before = newest.get(topic)
+            if topic.startswith(b"brief.") and payload is None and before != b"ends":
+                yield f"{topic!r} was ended at {place}, behind {before!r}"
+            newest[topic] = payload
 
     def drop(self) -> None:
         if self.tables:
-            self.tables.pop(self._random.randrange(len(self.tables)))[0].terminate()
+            self.tables.pop(self.random.randrange(len(self.tables)))[0].terminate()
 
-    def check(self) -> None:
+    def run(self) -> None:
+        """Some increments of both writers at once, and what is done meanwhile."""
+        harms = self.random.choices(("kill", "join", "drop and join"), k=self.random.randrange(1, 4))
+        if len(self.tables) < 2:
+            harms.append("join")
+        for harm in harms:
+            for writer in self.writers:
+                writer.notes[WANTED] += self.random.randrange(1, 12)
+            if self.random.random() < 0.3:
+                wait_until(self.is_done, _PATIENCE_S, "all was answered")
+            if harm == "kill":
+                self.kill_hub()
+            else:
+                if harm != "join" or len(self.tables) > 3:
+                    self.drop()
+                self.join()
+        wait_until(self.is_done, _PATIENCE_S, "all was answered")
+        self._check()
+
+    def _check(self) -> None:
         """Wait until all is still, and compare."""
         expected = {b"counter.%d" % counter: b"%d" % self.answered(counter) for counter in range(COUNTERS)}
 
         def are_equal() -> bool:
             return len({table.digest() for _, table in self.tables}) == 1 and all(
-                expected.items() >= {topic: table.get(topic, b"0") for topic in expected}.items()
+                b"ends" not in table.values()
+                and expected.items() >= {topic: table.get(topic, b"0") for topic in expected}.items()
                 for _, table in self.tables
             )
 
         try:
-            wait_until(are_equal, 30, "all tables are the same, and have the counters")
-        except TimeoutError:
+            wait_until(are_equal, _PATIENCE_S, "all tables are the same, with the counters, and nothing that ends")
+        except TimeoutError as error:
             has = [sorted(table.items()) for _, table in self.tables]
-            self.found.append(f"tables were {has}, expected them to be equal, with {expected}")
+            raise AssertionError(f"{error}: tables were {has}, expected them to be equal, with {expected}") from None
 
 
 def attack(random: Random, seconds: float) -> Outcome:
     """Run schedules: each ends with equal digests and exact counters."""
-    outcome, until = Outcome(0, "schedules of raced tables"), monotonic() + seconds
-    while outcome.tried == 0 or monotonic() < until:
-        with TemporaryDirectory() as place, ExitStack() as stack:
-            house = _House(stack, random, Path(place))
-            try:
-                for _ in range(SCHEDULES):
-                    if outcome.tried == 0 or monotonic() < until:
-                        _run(random, house)
-                        outcome.tried += 1
-            except TimeoutError as error:
-                notes = [writer.notes.tolist() for writer in house.writers]
-                outcome.found.append(f"schedule {outcome.tried}: {error}: {notes}")
-            house.hub.kill()
-            house.check_synced()
-            outcome.found += [f"up to schedule {outcome.tried}: {each}" for each in house.found]
-    return outcome
-
-
-def _run(random: Random, house: _House) -> None:
-    """Some increments of both writers at once, and what is done meanwhile."""
-    harms = random.choices(("kill", "join", "drop and join"), k=random.randrange(1, 4))
-    if len(house.tables) < 2:
-        harms.append("join")
-    for harm in harms:
-        for writer in house.writers:
-            writer.notes[WANTED] += random.randrange(1, 12)
-        if random.random() < 0.3:
-            wait_until(house.is_done, _PATIENCE_S, "all was answered")
-        if harm == "kill":
-            house.kill_hub()
-        else:
-            if harm != "join" or len(house.tables) > 3:
-                house.drop()
-            house.join()
-    wait_until(house.is_done, _PATIENCE_S, "all was answered")
-    house.check()
+    return run_schedules(
+        "schedules of raced tables", seconds, SCHEDULES, lambda stack, place: House(stack, random, place)
+    )
