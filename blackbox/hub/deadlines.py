@@ -20,8 +20,13 @@ class Deadlines:
         """Read those that are there."""
         self._sql = sql
         sql.execute("CREATE TABLE IF NOT EXISTS deadlines(topic BLOB PRIMARY KEY, at INTEGER) WITHOUT ROWID")
-        self._at: dict[bytes, int] = dict(sql.execute("SELECT topic, at FROM deadlines"))
+        self._at: dict[bytes, int] = {}
         self._queue: list[tuple[int, bytes]] = []
+        self.reload()
+
+    def reload(self) -> None:
+        """Read them again, as after a transaction that was given up."""
+        self._at = dict(self._sql.execute("SELECT topic, at FROM deadlines"))
         self._sort()
 
     def __len__(self) -> int:

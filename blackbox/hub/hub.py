@@ -23,15 +23,14 @@ from blackbox.archive.outbox import Outbox
 from blackbox.archive.recording import Recording
 from blackbox.archive.retention import EVERYTHING, Retention
 from blackbox.arguments import check_integers
-from blackbox.errors import BlackBoxError, ConfigError, HubError, JournalError
+from blackbox.block.position import Position
+from blackbox.errors import ConfigError, HubError, JournalError
 from blackbox.feed.feed import Feed
 from blackbox.feed.rights import PUT_RIGHTS_FILE
 from blackbox.feed.schema import load_schema
-from blackbox.hub.deadlines import Deadlines
+from blackbox.hub.conditions import Conditions
 from blackbox.hub.protocol import (
-    ANYWHERE,
     ENCODER,
-    MOST_PUTS,
     MOST_REQUEST_BYTES,
     PLACE,
     REQUESTS,
@@ -48,7 +47,6 @@ from blackbox.hub.protocol import (
     check_topic_of,
 )
 from blackbox.hub.put_log import PutLog
-from blackbox.hub.revisions import Revisions
 from blackbox.hub.settings import feed_of_hub
 from blackbox.native.limits import Needs
 from blackbox.publish.publisher import Publisher
@@ -76,9 +74,6 @@ _PATIENCE_S: Final = 60.0
 _LOOK_S: Final = 0.01
 _WATCH_S: Final = 0.5
 """Time between two looks at whether what passes other hubs' feeds on has failed."""
-_TICK_S: Final = 1.0
-"""The clock may be set: while topics are to end, it is looked at so often."""
-_MYSELF: Final = "hub"
 _RECENT_DAYS: Final = 2
 _MOST_WHY: Final = 500
 _FRAMES: Final = 2
@@ -187,9 +182,6 @@ class Hub:
         self._topics, self._topic_bytes = [0] * len(feed.slices), [0] * len(feed.slices)
         self._following = numpy.zeros(len(feed.slices), numpy.int64)
         """By slice, the number of its next message."""
-        self._revisions = Revisions()
-        self._why_unread, self._read_again_at = "", 0.0
-        """Why they could not be read, and when to try again."""
         self._has_begun = False
         """Whether a message of the epoch is in the outbox."""
         self._newest = self._waiting_bytes = 0
@@ -270,21 +262,23 @@ class Hub:
             self._log = stack.enter_context(PutLog(self.directory / f"{self.feed.name}.puts", *self._remembered))
             with self._log.transaction():
                 self._log.forget_peer()
-                self._deadlines = Deadlines(self._log.sql)
+                self._conditions = self._make_conditions()
             publisher.flush()
             self.epoch = publisher.epoch
             self._following = numpy.array([publisher.numbered(each) for each in range(len(self.feed.slices))])
-            for topic in self._deadlines.topics():
-                self._slice_of(topic)  # so that there is room to end it
             self._put_again()
             publisher.flush()
             self._has_begun = bool(self._following.any())
             (socket,) = self._bind(stack, self.endpoint)
-            for frames in self._thread.frames(socket, self._until_deadline):
+            for frames in self._thread.frames(socket, self._conditions.wait_s):
                 self._end_topics()
                 if frames:
                     self._answer_all(socket, frames)
             self._close_log()
+
+    def _make_conditions(self) -> Conditions:
+        """Return what is judged by, within a transaction of the log."""
+        return Conditions(self.feed.name, self.directory / self.feed.name, self._log.sql)
 
     def _bind(self, stack: ExitStack, *endpoints: str) -> list[zmq.Socket[bytes]]:
         """Return a socket at each endpoint, for as long as the stack is open."""
@@ -352,38 +346,28 @@ class Hub:
             self._publisher.flush()
             self._has_begun = True
 
-    def _until_deadline(self) -> float | None:
-        """Return how long to wait for requests, seconds."""
-        at = self._deadlines.next()
-        return None if at is None else min(_TICK_S, (at - time.time_ns()) / 1e9)
-
     def _end_topics(self) -> None:
-        """Delete topics whose time is over, as if a client had."""
-        topics = self._deadlines.due(time.time_ns(), MOST_PUTS)
-        if not topics:
+        """Delete topics whose time is over."""
+        request = self._conditions.deletion()
+        if request is None:
             return
-        count, none = len(topics), bytes(8 * (len(topics) + 1))
-        index = numpy.arange(count, dtype=numpy.int32).tobytes()
-        request = Put(_MYSELF, 0, 0, count, False, topics, index, none, b"", b"", bytes(count), [])
         fresh: list[_Fresh] = []
-        with self._log.transaction():
+        with self._taking(synced=False):
             self._take(None, request, ENCODER.encode(request), fresh)
-        self._counts["ended"] += count
+        self._counts["ended"] += request.count
         self._begin(fresh)
         for each in fresh:
             self._publish(each)
         self._drop()
 
     def _prepare(self, puts: list[Put]) -> None:
-        """Find the newest message of every topic, once some put asks where that is; try again later if it fails."""
-        if self._revisions.is_known or time.monotonic() < self._read_again_at or not any(each.if_at for each in puts):
-            return
-        self._publisher.flush()  # so that all is in the days
-        try:
-            self._revisions.read(self.directory / self.feed.name, self.epoch, self._following.tolist())
-        except BlackBoxError as error:  # others put without a condition: for them it goes on
-            self._why_unread, self._read_again_at = str(error), time.monotonic() + _PATIENCE_S
-            log.error("hub of feed %r refuses puts with if_at: %s", self.feed.name, error)
+        """Find the newest message of every topic, once some put asks where that is."""
+        if self._conditions.ask_for_days(puts):
+            self._publisher.flush()  # so that all is in the days
+            self._conditions.read(self.epoch, self._following.tolist(), self._pause)
+
+    def _pause(self) -> None:
+        """Do what cannot wait while days are read: nothing."""
 
     def _send(self, socket: zmq.Socket[bytes], client: bytes, answer: Answer) -> None:
         self._counts["refused"] += isinstance(answer, Refused | Ended)
@@ -421,40 +405,31 @@ class Hub:
             places = self._take(request.client, request, text, fresh)
         except (ConfigError, ValueError) as error:
             why = str(error)[:_MOST_WHY]
-            self._newest = self._log.add(request.client, request.first, request.count, b"", why, None)
+            self._newest = self._log.add(request.client, request.first, request.count, b"", why, None, time.time_ns())
             return Refused(request.first, why)
         self._counts["stored"] += int(places["is_new"].sum())
         return Stored(request.first, places.tobytes())
 
     def _take(self, client: str | None, request: Put, text: bytes, fresh: list[_Fresh]) -> Places:
         """Give puts their places, and note them. Raises ConfigError or ValueError, and has changed nothing then."""
-        columns = Columns.of(request, self._schema)
-        if columns.if_at is not None and not self._revisions.is_known:
-            raise ConfigError(f"if_at cannot be judged: {self._why_unread}")
+        columns, taken_ns = Columns.of(request, self._schema), time.time_ns()
+        self._conditions.check(columns)
         slices = numpy.array([self._slice_of(topic) for topic in request.topics], numpy.uint32)[columns.index]
-        places = self._places(request, slices) if columns.if_at is None else self._judge(request, columns, slices)
-        is_new = places["is_new"] != 0
-        self._note(request.topics, columns, places, is_new)
-        self._newest = self._log.add(client, request.first, request.count, places.tobytes(), "", text)
+        known = self._log.places_of([each for each in request.ids if each])
+        if columns.if_at is None:
+            places = self._places(request, slices, known)
+        else:
+            places = self._conditions.judge(request, columns, slices, known, self._next)
+        is_new, refused = places["is_new"] != 0, int(places["is_refused"].sum())
+        self._counts["known"] += request.count - refused - int(is_new.sum())
+        self._counts["conflicts"] += refused
+        self._log.remember(request.ids, places)
+        self._conditions.note(request.topics, columns, places, is_new, taken_ns)
+        self._newest = self._log.add(client, request.first, request.count, places.tobytes(), "", text, taken_ns)
         self._waiting_bytes += len(text)
         if is_new.any():
             fresh.append(_Fresh(request.topics, columns, is_new))
         return places
-
-    def _note(self, topics: list[bytes], columns: Columns, places: Places, is_new: NDArray[numpy.bool_]) -> None:
-        """Note the newest message of each topic, and when it ends, as far as these are kept."""
-        deadlines, revisions = self._deadlines, self._revisions
-        if columns.ttl is None and not deadlines and not revisions.is_known:
-            return
-        now = time.time_ns()
-        for topic, row in columns.last_rows(is_new):
-            name, has_value = topics[topic], columns.has_value(row)
-            if revisions.is_known:
-                revisions.note(name, (int(places["epoch"][row]), int(places["sequence"][row])), has_value)
-            if columns.ttl is not None and columns.ttl[row] and has_value:
-                deadlines.set(name, now + int(columns.ttl[row]))
-            elif name in deadlines:
-                deadlines.forget(name)
 
     def _check_rights(self, topics: list[bytes], key: str) -> None:
         """Raise ConfigError unless a key may put all these topics."""
@@ -502,64 +477,36 @@ class Hub:
             self._slices[topic] = found
         return found
 
-    def _places(self, put: Put, slices: NDArray[numpy.uint32]) -> Places:
+    def _places(self, put: Put, slices: NDArray[numpy.uint32], known: dict[bytes, bytes]) -> Places:
         """Give puts their places, but for those whose ids are known: these have theirs."""
         places = numpy.zeros(put.count, PLACE)
         places["slice"], places["is_new"], places["epoch"] = slices, 1, self.epoch
         if not any(put.ids):
             self._number(places, numpy.ones(put.count, numpy.bool_))
             return places
-        known = self._log.places_of([each for each in put.ids if each])
         first_of: dict[bytes, int] = {}
         for row, each in enumerate(put.ids):
             if each and (each in known or first_of.setdefault(each, row) != row):
                 places["is_new"][row] = 0
         self._number(places, places["is_new"] != 0)
-        self._log.remember([(each, places[row].tobytes()) for each, row in first_of.items()])
         for row in numpy.nonzero(places["is_new"] == 0)[0].tolist():
             each = put.ids[row]
             place = numpy.frombuffer(known[each], PLACE)[0] if each in known else places[first_of[each]]
             places[row] = place
             places["is_new"][row] = 0
-            self._counts["known"] += 1
         return places
 
-    def _judge(self, put: Put, columns: Columns, slices: NDArray[numpy.uint32]) -> Places:
-        """Give puts their places in turn, but for those whose conditions do not hold, or whose ids are known."""
-        places = numpy.zeros(put.count, PLACE)
-        known = self._log.places_of([each for each in put.ids if each])
-        fresh: list[tuple[bytes, bytes]] = []
-        assert columns.if_at is not None
-        for row, expected in enumerate(columns.if_at.tolist()):
-            place, put_id, name = places[row], put.ids[row] if put.ids else b"", put.topics[columns.index[row]]
-            slice_id, found = int(slices[row]), self._revisions[name]
-            if put_id in known:
-                places[row] = numpy.frombuffer(known[put_id], PLACE)[0]
-                place["is_new"] = 0
-                self._counts["known"] += 1
-            elif expected not in (ANYWHERE, found):
-                places[row] = slice_id, 0, 1, *found
-                self._counts["conflicts"] += 1
-            else:
-                places[row] = slice_id, 1, 0, self.epoch, self._following[slice_id]
-                self._following[slice_id] += 1
-                self._touched[slice_id] = int(self._following[slice_id])
-                self._revisions.note(name, (self.epoch, int(place["sequence"])), columns.has_value(row))
-                if put_id:
-                    known[put_id] = place.tobytes()
-                    fresh.append((put_id, known[put_id]))
-        if fresh:
-            self._log.remember(fresh)
-        return places
+    def _next(self, slice_id: int) -> Position:
+        """Give a slice's next message its number."""
+        number = int(self._following[slice_id])
+        self._following[slice_id] = self._touched[slice_id] = number + 1
+        return Position(self.epoch, number)
 
     def _number(self, places: Places, rows: NDArray[numpy.bool_]) -> None:
         """Number those rows, each slice on its own."""
         if len(places) == 1:
             if rows[0]:
-                slice_id = int(places["slice"][0])
-                places["sequence"][0] = self._following[slice_id]
-                self._following[slice_id] += 1
-                self._touched[slice_id] = int(self._following[slice_id])
+                places["sequence"][0] = self._next(int(places["slice"][0])).sequence
             return
         for slice_id in numpy.unique(places["slice"][rows]).tolist():
             mine = rows & (places["slice"] == slice_id)
@@ -594,6 +541,8 @@ class Hub:
 
         Where the epoch does not go on, since a power cut, it goes to the new one.
         """
+        for topic in self._conditions.topics_that_end():
+            self._slice_of(topic)  # so that there is room to end it
         begun, others = self._following.copy(), dict[tuple[int, int], set[int]]()
         with self._log.transaction():
             waiting = self._log.waiting()

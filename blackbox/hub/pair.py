@@ -85,6 +85,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     places: bytes
     why: str
     request: bytes | None
+    taken_ns: int
+    """When the hub took it that has numbered it, by that one's clock."""
 
 
 class Standing(msgspec.Struct, frozen=True, array_like=True):

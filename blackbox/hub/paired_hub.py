@@ -11,19 +11,17 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Self
 
 import msgspec
 import numpy
 import zmq
-from numpy.typing import NDArray
 
 from blackbox.archive.day import make_directory
 from blackbox.errors import ConfigError, HubError, JournalError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.feed import Feed
-from blackbox.hub.deadlines import Deadlines
+from blackbox.feed.schema import Schema
 from blackbox.hub.hub import Hub, HubStatistics, _Fresh, _Mark, request_of
 from blackbox.hub.link import Link
 from blackbox.hub.pair import Entry, Follow, Lead, Pair, Standing, next_term
@@ -107,7 +105,8 @@ class PairedHub(Hub):
         with ExitStack() as stack:
             path = self.directory / f"{self.feed.name}.puts"
             self._log = self._pair_log = stack.enter_context(PairedLog(path, *self._remembered, self.pair.role))
-            self._forget_deadlines()
+            with self._pair_log.transaction():
+                self._conditions = self._make_conditions()
             stack.callback(self._end_publisher)
             if self._pair_log.epoch:
                 self._open_publisher()
@@ -120,20 +119,6 @@ class PairedHub(Hub):
             except _OverError:
                 self._thread.begin_to_end()
             self._close_publisher()
-
-    def _forget_deadlines(self) -> None:
-        """Forget those of the time when it was the only hub: they would be too old once it is that again."""
-        with self._pair_log.transaction():
-            deadlines = Deadlines(self._pair_log.sql)
-            if deadlines:
-                log.warning(
-                    "hub of feed %r, the %s: %d topics that had a ttl stay, as two hubs end none",
-                    self.feed.name,
-                    self.pair.role,
-                    len(deadlines),
-                )
-            for topic in deadlines.topics():
-                deadlines.forget(topic)
 
     def _go_on(self) -> None:
         if self._is_told_alone:
@@ -221,13 +206,21 @@ class PairedHub(Hub):
         lead = self._link.answered()
         if lead is not None and self._hears(lead.standing):
             self._take_lead(lead)
+        self._hear_peer()
+        self._link.ask(self._question)
+        newest = self._peer.newest if self._peer is not None else -1
+        self._seen = self._pair_log.term, max(0, self._pair_log.newest - newest) if newest >= 0 else -1
+
+    def _hear_peer(self) -> None:
+        """Hear and answer what the peer asks. Raises _OutdatedError when it has taken over."""
         follow = self._link.asked()
         if follow is not None and self._hears(follow.standing):
             self._take_follow(follow)
         self._answer_peer()
-        self._link.ask(self._question)
-        newest = self._peer.newest if self._peer is not None else -1
-        self._seen = self._pair_log.term, max(0, self._pair_log.newest - newest) if newest >= 0 else -1
+
+    def _pause(self) -> None:
+        """Do what cannot wait while days are read: else this hub would seem to be silent."""
+        self._hear_peer()
 
     def _question(self, number: int) -> Follow:
         standing = self._standing()
@@ -312,32 +305,53 @@ class PairedHub(Hub):
 
     def _take_entries(self, lead: Lead) -> None:
         """Have rows of the peer in the log, then publish them."""
-        newest = self._pair_log.newest
-        for epoch, of_epoch in groupby((entry for entry in lead.entries if entry.number > newest), _epoch_of):
-            if epoch not in (0, self._pair_log.epoch):
-                self._begin_epoch(epoch)
-            entries = list(of_epoch)
-            with self._pair_log.transaction(synced=lead.is_synced):
-                self._pair_log.take(entries)
-            for entry in entries:
-                self._publish_entry(entry)
+        newest, rows = self._pair_log.newest, list[_Row]()
+        for entry in lead.entries:
+            if entry.number <= newest:
+                continue
+            row = _Row.of(entry, self._schema)
+            is_other_epoch = row.epoch not in (0, self._pair_log.epoch)
+            if is_other_epoch or not self._has_room(row):  # topics of another leader fill the publisher
+                self._take_rows(rows, lead.is_synced)
+                rows = []
+                self._begin_epoch(row.epoch or self._pair_log.epoch)
+                for topic in row.topics:
+                    self._slice_of(topic)
+            rows.append(row)
+        self._take_rows(rows, lead.is_synced)
 
-    def _publish_entry(self, entry: Entry) -> None:
-        """Publish what a row has brought, where the peer did."""
-        if entry.request is None:
+    def _has_room(self, row: _Row) -> bool:
+        """Count topics; return whether there is room for them."""
+        try:
+            for topic in row.topics:
+                self._slice_of(topic)
+        except ConfigError:
+            return False
+        return True
+
+    def _take_rows(self, rows: list[_Row], synced: bool) -> None:
+        if not rows:
             return
-        request, places = REQUESTS.decode(entry.request), numpy.frombuffer(entry.places, PLACE)
-        assert isinstance(request, Put)
-        is_new = places["is_new"] != 0
-        if is_new.any():
-            expected = places.copy()
-            self._number(expected, is_new)
-            if (expected != places).any():
-                raise JournalError(f"row {entry.number} of the peer was {places[:1]}, expected {expected[:1]}")
-            for topic in request.topics:
-                self._slice_of(topic)  # which counts them
-            self._publish(_Fresh(request.topics, Columns.of(request, self._schema), is_new))
-        self._newest, self._waiting_bytes = entry.number, self._waiting_bytes + len(entry.request)
+        if self._has_publisher:
+            self._prepare([row.put for row in rows if row.put is not None])
+        with self._pair_log.transaction(synced=synced):
+            self._pair_log.take([row.entry for row in rows])
+            for row in rows:
+                if row.fresh is not None:
+                    self._conditions.note(row.topics, row.fresh.columns, row.places, row.fresh.rows, row.entry.taken_ns)
+        for row in rows:
+            if row.fresh is not None:
+                self._publish_row(row, row.fresh)
+
+    def _publish_row(self, row: _Row, fresh: _Fresh) -> None:
+        """Publish what a row has brought, where the peer did."""
+        if fresh.rows.any():
+            expected = row.places.copy()
+            self._number(expected, fresh.rows)
+            if (expected != row.places).any():
+                raise JournalError(f"row {row.entry.number} of the peer was {row.places[:1]}, expected {expected[:1]}")
+            self._publish(fresh)
+        self._newest, self._waiting_bytes = row.entry.number, self._waiting_bytes + len(row.entry.request or b"")
 
     # Active.
 
@@ -352,36 +366,30 @@ class PairedHub(Hub):
 
     def _lead(self) -> None:
         """Answer what comes. Raises _OutdatedError, _AloneError, _OverError."""
-        if self._first is not None:
-            frames, self._first = self._first, None
+        frames, self._first = self._first, None
+        self._end_topics()
+        if frames is not None:
             self._answer_all(self._socket, frames)
         while True:
-            ready = self._thread.poll(self._thread.watch(self._socket, *self._link.sockets), self._link.wait_s())
+            wait_s, left_s = self._link.wait_s(), self._conditions.wait_s()
+            ready = self._thread.poll(
+                self._thread.watch(self._socket, *self._link.sockets), wait_s if left_s is None else min(wait_s, left_s)
+            )
             if ready is None:
                 raise _OverError
             self._talk()
+            self._end_topics()
             if self._socket in ready:
                 self._answer_all(self._socket, self._socket.recv_multipart(copy=False))
             else:
                 self._drop()
-
-    def _prepare(self, puts: list[Put]) -> None:
-        """Nothing: it takes no conditions."""
-
-    def _take(self, client: str | None, request: Put, text: bytes, fresh: list[_Fresh]) -> Places:
-        if request.if_at or request.ttl:
-            raise ConfigError("if_at and ttl are not taken by a hub of two, expected a put without")
-        return super()._take(client, request, text, fresh)
-
-    def _note(self, topics: list[bytes], columns: Columns, places: Places, is_new: NDArray[numpy.bool_]) -> None:
-        """Nothing: no topic of it ends by itself."""
 
     @contextmanager
     def _taking(self, synced: bool) -> Iterator[None]:
         """As `Hub._taking`; the peer has it, too, if it may take over."""
         before = self._following.copy(), dict(self._touched), self._newest, self._waiting_bytes, dict(self._counts)
         try:
-            with self._pair_log.transaction(synced=synced):
+            with self._conditions.trying(), self._pair_log.transaction(synced=synced):
                 yield
                 self._confirm(synced)
         except BaseException:
@@ -464,10 +472,29 @@ class PairedHub(Hub):
         )
 
 
-def _epoch_of(entry: Entry) -> int:
-    """Return the epoch in which a row's messages are published; 0: it brings none."""
-    if entry.request is None:
-        return 0
-    places = numpy.frombuffer(entry.places, PLACE)
-    fresh = places["epoch"][places["is_new"] != 0]
-    return int(fresh[0]) if len(fresh) else 0
+class _Row(NamedTuple):
+    """A row of the peer, understood."""
+
+    entry: Entry
+    put: Put | None
+    """None: it holds no puts, as the begin of a session."""
+    places: Places
+    fresh: _Fresh | None
+    epoch: int
+    """In which its messages are published; 0: it brings none."""
+
+    @classmethod
+    def of(cls, entry: Entry, schema: Schema) -> Self:
+        """Return it."""
+        if entry.request is None:
+            return cls(entry, None, numpy.empty(0, PLACE), None, 0)
+        put, places = REQUESTS.decode(entry.request), numpy.frombuffer(entry.places, PLACE)
+        assert isinstance(put, Put)
+        is_new = places["is_new"] != 0
+        epoch = int(places["epoch"][is_new][0]) if is_new.any() else 0
+        return cls(entry, put, places, _Fresh(put.topics, Columns.of(put, schema), is_new), epoch)
+
+    @property
+    def topics(self) -> list[bytes]:
+        """Those of its puts."""
+        return [] if self.put is None else self.put.topics

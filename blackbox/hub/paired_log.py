@@ -98,14 +98,16 @@ class PairedLog(PutLog):
     def begin_session(self, name: str, session: int) -> None:
         """As `PutLog.begin_session`; the peer gets it as a row."""
         super().begin_session(name, session)
-        self._sql.execute("INSERT INTO puts VALUES (NULL, ?, ?, ?, ?, NULL)", (name, -session, b"", ""))
+        self._sql.execute("INSERT INTO puts VALUES (NULL, ?, ?, ?, ?, NULL, 0)", (name, -session, b"", ""))
         self._kept_bytes += _ROW_BYTES
 
-    def add(self, client: str | None, first: int, count: int, places: bytes, why: str, request: bytes | None) -> int:
+    def add(
+        self, client: str | None, first: int, count: int, places: bytes, why: str, request: bytes | None, taken_ns: int
+    ) -> int:
         """As `PutLog.add`."""
         self._kept_bytes += _ROW_BYTES + len(request or b"")
         return super().add(
-            client, first, count, count.to_bytes(_COUNT_BYTES, "little") if why else places, why, request
+            client, first, count, count.to_bytes(_COUNT_BYTES, "little") if why else places, why, request, taken_ns
         )
 
     def waiting(self) -> list[int]:
@@ -137,7 +139,9 @@ class PairedLog(PutLog):
     def digest(self, number: int) -> bytes:
         """Return what tells a row from another one with its number; empty: there is no such row."""
         with self._in_words():
-            row = self._sql.execute("SELECT first, places, why FROM puts WHERE number = ?", (number,)).fetchone()
+            row = self._sql.execute(
+                "SELECT first, places, why, taken_ns FROM puts WHERE number = ?", (number,)
+            ).fetchone()
         return hashlib.blake2b(repr(row).encode(), digest_size=16).digest() if row else b""
 
     def entries(self, after: int, most_bytes: int) -> list[Entry]:
@@ -145,12 +149,13 @@ class PairedLog(PutLog):
         found: list[Entry] = []
         with self._in_words():
             rows = self._sql.execute(
-                "SELECT number, client, first, places, why, request FROM puts WHERE number > ? ORDER BY number LIMIT ?",
+                "SELECT number, client, first, places, why, request, taken_ns FROM puts WHERE number > ? "
+                "ORDER BY number LIMIT ?",
                 (after, _MOST_ROWS),
             )
             for row in rows:
                 entry = Entry(*row)
-                is_put = entry.first > 0 and not entry.why
+                is_put = entry.first >= 0 and not entry.why  # 0: of the hub itself
                 if entry.number != after + 1 + len(found) or (is_put and entry.request is None):
                     raise TooFarBehindError(f"put log {self._path} had row {entry.number}, expected all behind {after}")
                 most_bytes -= len(entry.request or b"") + len(entry.places)
@@ -168,7 +173,7 @@ class PairedLog(PutLog):
                 count = len(entry.places) // PLACE.itemsize
                 if entry.why:
                     count = int.from_bytes(entry.places, "little")
-                self.add(entry.client, entry.first, count, entry.places, entry.why, entry.request)
+                self.add(entry.client, entry.first, count, entry.places, entry.why, entry.request, entry.taken_ns)
                 self._take_ids(entry)
         if entries and self.newest != entries[-1].number:
             raise JournalError(f"put log {self._path} had row {self.newest}, expected {entries[-1].number} of the peer")
@@ -178,7 +183,4 @@ class PairedLog(PutLog):
             return
         put = REQUESTS.decode(entry.request)
         assert isinstance(put, Put)
-        if any(put.ids):
-            places = numpy.frombuffer(entry.places, PLACE)
-            rows = numpy.nonzero(places["is_new"])[0].tolist()
-            self.remember([(put.ids[row], places[row].tobytes()) for row in rows if put.ids[row]])
+        self.remember(put.ids, numpy.frombuffer(entry.places, PLACE))

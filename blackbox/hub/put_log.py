@@ -12,14 +12,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Self
 
-from blackbox.errors import JournalError
+import numpy
 
-_VERSION: Final = 1
+from blackbox.errors import JournalError
+from blackbox.hub.protocol import Places
+
+_VERSION: Final = 2
 _CHECKPOINT_PAGES: Final = 16_384
 """Pages of the write-ahead file at which SQLite moves them to the main one, with two syncs."""
 _TABLES: Final = """
 CREATE TABLE clients(name TEXT PRIMARY KEY, session INTEGER, last INTEGER, seen INTEGER) WITHOUT ROWID;
-CREATE TABLE puts(number INTEGER PRIMARY KEY, client TEXT, first INTEGER, places BLOB, why TEXT, request BLOB);
+CREATE TABLE puts(number INTEGER PRIMARY KEY, client TEXT, first INTEGER, places BLOB, why TEXT, request BLOB,
+    taken_ns INTEGER);
 CREATE UNIQUE INDEX put_of_client ON puts(client, first);
 CREATE TABLE ids(number INTEGER PRIMARY KEY, id BLOB UNIQUE, place BLOB);
 """
@@ -101,13 +105,16 @@ class PutLog:
         ).fetchone()
         return found
 
-    def add(self, client: str | None, first: int, count: int, places: bytes, why: str, request: bytes | None) -> int:
-        """Take a request, None: of the hub itself, or a client that is forgotten since; return its number in here."""
-        self._sql.execute(
-            "UPDATE clients SET last = ?, seen = ? WHERE name = ?", (first + count - 1, time.time_ns(), client)
-        )
+    def add(
+        self, client: str | None, first: int, count: int, places: bytes, why: str, request: bytes | None, taken_ns: int
+    ) -> int:
+        """Take a request; return its number in here. `taken_ns`: when that was.
+
+        `client`: None if it is of the hub itself, or of one that is forgotten since.
+        """
+        self._sql.execute("UPDATE clients SET last = ?, seen = ? WHERE name = ?", (first + count - 1, taken_ns, client))
         added = self._sql.execute(
-            "INSERT INTO puts VALUES (NULL, ?, ?, ?, ?, ?)", (client, first, places, why, request)
+            "INSERT INTO puts VALUES (NULL, ?, ?, ?, ?, ?, ?)", (client, first, places, why, request, taken_ns)
         )
         return int(added.lastrowid or 0)
 
@@ -120,9 +127,15 @@ class PutLog:
                 found[each] = row[0]
         return found
 
-    def remember(self, places: Sequence[tuple[bytes, bytes]]) -> None:
-        """Note ids and where each went; forget the oldest, if there are too many."""
-        self._sql.executemany("INSERT INTO ids VALUES (NULL, ?, ?)", places)
+    def remember(self, ids: Sequence[bytes], places: Places) -> None:
+        """Note where those puts of a request went that have brought their ids; forget the oldest, if it is too many."""
+        if not any(ids):
+            return
+        rows = [row for row in numpy.nonzero(places["is_new"])[0].tolist() if ids[row]]
+        if not rows:
+            return
+        went = [(ids[row], places[row].tobytes()) for row in rows]
+        self._sql.executemany("INSERT INTO ids VALUES (NULL, ?, ?)", went)
         (newest,) = self._sql.execute("SELECT max(number) FROM ids").fetchone()
         self._sql.execute("DELETE FROM ids WHERE number <= ?", (newest - self._remember_ids,))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from blackbox.archive.day import recorded_days
@@ -25,13 +27,16 @@ class Revisions:
         """Nothing is known."""
         self.is_known = False
         self._of: dict[bytes, Revision] = {}
+        self._before: dict[bytes, Revision] | None = None
+        """Of topics that were noted since `trying` began, what they were."""
 
     def __getitem__(self, topic: bytes) -> Revision:
         return self._of.get(topic, NO_VALUE)
 
-    def read(self, directory: Path, epoch: int, following: list[int]) -> None:
+    def read(self, directory: Path, epoch: int, following: list[int], pause: Callable[[], None]) -> None:
         """Read all days: `following` is by slice the next number of this epoch, so far everything is in them.
 
+        `pause` is called after each part of a day; what it raises ends the reading, and nothing is known then.
         Raises HubError when they do not reach so far, or some of them cannot be read; JournalError.
         """
         slices: dict[int, Newest] = {}
@@ -42,6 +47,7 @@ class Revisions:
                     slices[slice_id] = Newest(slice_id, 0, day.feed.max_topics, has_payloads=False)
                 for run in day.runs(slices=[slice_id]):
                     slices[slice_id].take(run)
+                    pause()
             if day.damage:
                 raise HubError(f"day {path} was damaged, expected to know what each topic had: {day.damage[0]}")
         for slice_id, number in enumerate(following):
@@ -56,7 +62,25 @@ class Revisions:
 
     def note(self, topic: bytes, revision: Revision, has_value: bool) -> None:
         """Note the newest message of a topic."""
+        if self._before is not None:
+            self._before.setdefault(topic, self[topic])
         if has_value:
             self._of[topic] = revision
         else:
             self._of.pop(topic, None)
+
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """Take back what was noted in the `with` block if that raises."""
+        self._before = {}
+        try:
+            yield
+        except BaseException:
+            for topic, revision in self._before.items():
+                if revision == NO_VALUE:
+                    self._of.pop(topic, None)
+                else:
+                    self._of[topic] = revision
+            raise
+        finally:
+            self._before = None

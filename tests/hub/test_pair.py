@@ -12,8 +12,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from blackbox import NOWHERE, Client, Feed, HubError, NotStoredError
+from blackbox import Client, Feed, HubError, NotStoredError
 from blackbox.block.position import Place
+from blackbox.testing import wait_until
 from tests.hub.pairs import PATIENCE_S, Hubs, pair_feed, places_once
 
 OTHER = {"primary": "backup", "backup": "primary"}
@@ -171,6 +172,7 @@ def test_a_backup_that_is_behind_does_not_take_over(tmp_path: Path, hubs: Hubs) 
         hubs.cable.cut()
         hubs.begin("backup")
         hubs.kill("primary")
+        wait_until(lambda: hubs.life("backup") == "passive", PATIENCE_S)
         with pytest.raises(NotStoredError):
             client.flush(2.0)
         hubs.wait_for(primary="ended", backup="passive")
@@ -183,12 +185,25 @@ def test_a_backup_that_is_behind_does_not_take_over(tmp_path: Path, hubs: Hubs) 
     assert len(hubs.published()) == 2
 
 
-def test_conditions_and_ends_are_refused_by_two_hubs(hubs: Hubs, tmp_path: Path) -> None:
-    """What they need is not in the log of both."""
-    hubs.begin_both(tmp_path)
-    with Client(hubs.feed) as client:
-        for settings in ({"if_at": NOWHERE}, {"ttl": 5.0}):
-            with pytest.raises(HubError, match="if_at and ttl are not taken by a hub of two"):
-                client.put(b"A", b"1", **settings, timeout=PATIENCE_S)  # type: ignore[arg-type]
-        assert client.put(b"A", b"1", timeout=PATIENCE_S).sequence == 0
-    hubs.end_both()
+def test_a_hub_that_follows_has_room_for_the_topics_of_who_leads(tmp_path: Path) -> None:
+    """A publisher has room for `max_topics`; each process that leads may use all of it."""
+    feed = msgspec.structs.replace(pair_feed("room", slices=1), max_topics=4)
+    topics = [b"%d" % number for number in range(12)]
+    with Hubs(feed) as hubs:
+        hubs.begin_both(tmp_path)
+        with Client(feed, "desk") as client:
+            for topic in topics[:4]:
+                client.put(topic, b"x")
+            hubs.kill("backup")
+            hubs.begin("backup")
+            hubs.wait_for(primary="active", backup="armed")
+            hubs.signal("primary", signal.SIGSTOP)
+            for topic in topics[4:8]:
+                client.put(topic, b"x", timeout=PATIENCE_S)
+            hubs.signal("primary", signal.SIGCONT)
+            hubs.wait_for(primary="armed", backup="active")
+            with pytest.raises(HubError, match="had 4 topics, its max_topics"):
+                client.put(topics[8], b"x", timeout=PATIENCE_S)
+        hubs.end_both()
+        for role in OTHER:
+            assert [topic for topic, _ in hubs.published_by(role).values()] == topics[:8]

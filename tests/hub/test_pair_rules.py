@@ -15,8 +15,8 @@ from blackbox.feed.endpoint import free_endpoints
 from blackbox.hub.load import load_hub
 from blackbox.hub.pair import LEADS, Follow, Lead, Pair, Standing
 from blackbox.hub.paired_hub import PairedHub
-from blackbox.hub.paired_log import PairedLog
-from blackbox.hub.protocol import ENCODER
+from blackbox.hub.paired_log import PairedLog, TooFarBehindError
+from blackbox.hub.protocol import ENCODER, PLACE
 from blackbox.hub.put_log import PutLog
 from blackbox.testing import wait_until
 from blackbox.transport.curve import keys_of_line, use_keys
@@ -244,8 +244,8 @@ def test_what_the_peer_lacks_stays_beyond_the_puts_that_are_remembered(
         def take(first: int) -> None:
             with log.transaction():
                 log.begin_session("desk", first)
-                log.add("desk", first, 1, b"", "", b"request")
-                log.add("desk", first + 1, 1, b"", "refused", None)
+                log.add("desk", first, 1, b"", "", b"request", 0)
+                log.add("desk", first + 1, 1, b"", "refused", None, 0)
 
         def numbers() -> list[int]:
             return [number for (number,) in log.sql.execute("SELECT number FROM puts ORDER BY number")]
@@ -264,26 +264,38 @@ def test_what_the_peer_lacks_stays_beyond_the_puts_that_are_remembered(
         assert numbers() == [35, 36]
 
 
-def test_a_topic_that_was_to_end_before_there_were_two_hubs_stays_where_one_is_left(
-    tmp_path: Path, feed: Feed, links: tuple[str, ...], caplog: pytest.LogCaptureFixture
+def test_a_topic_that_is_to_end_does_so_when_one_hub_becomes_two_and_two_become_one(
+    tmp_path: Path, feed: Feed, links: tuple[str, ...]
 ) -> None:
     lines = (msgspec.structs.replace(feed.slices[0], endpoints=feed.slices[0].endpoints[:1]),)
     single = msgspec.structs.replace(feed, hub_backup="", archives=feed.archives[:1], slices=lines)
     with Hub(single, tmp_path / "primary"), Client(single) as client:
-        client.put(b"A", b"1", ttl=60)
-    with hub_of(feed, tmp_path, links, alone=True), Client(feed) as client:
-        client.put(b"A", b"2", timeout=30)
-    assert "1 topics that had a ttl stay" in caplog.text
-    with Hub(single, tmp_path / "primary") as hub, Client(single) as client:
-        assert not hub._deadlines
-        client.put(b"A", b"3")
-    assert [each[-1] for each in published(tmp_path / "primary", feed)] == [b"1", b"2", b"3"]
+        client.put(b"A", b"1", ttl=0.1)
+        client.put(b"B", b"1", ttl=3_600)
+    with hub_of(feed, tmp_path, links, alone=True) as hub, Client(feed) as client:
+        wait_until(lambda: hub.statistics().ended == 1, 30)
+        client.put(b"B", b"2", ttl=0.1, timeout=30)
+    with Hub(single, tmp_path / "primary") as left:
+        wait_until(lambda: left.statistics().ended == 1, 30)
+    said = [each[-2:] for each in published(tmp_path / "primary", feed)]
+    assert said == [(b"A", b"1"), (b"B", b"1"), (b"A", None), (b"B", b"2"), (b"B", None)]
+
+
+def test_a_backup_that_lacks_an_end_that_the_log_has_dropped_is_refused(tmp_path: Path) -> None:
+    """A row of the hub itself is a put as any other: without its request nobody can follow."""
+    with PairedLog(tmp_path / "log", 10, 10, 10, "primary") as log:
+        with log.transaction():
+            number = log.add(None, 0, 1, bytes(PLACE.itemsize), "", b"request", 0)
+        log.kept = number
+        log.drop(number)
+        with pytest.raises(TooFarBehindError):
+            log.entries(0, 1 << 20)
 
 
 def test_one_hub_that_is_left_puts_nothing_again_that_was_kept_for_the_other_one(tmp_path: Path) -> None:
     with PairedLog(tmp_path / "log", 10, 10, 10, "primary") as log:
         with log.transaction():
-            numbers = [log.add(None, 1, 1, b"", "", b"request") for _ in range(3)]
+            numbers = [log.add(None, 1, 1, b"", "", b"request", 0) for _ in range(3)]
         log.set(term=3, is_alone=True, epoch=9)
         log.drop(numbers[1])
         assert len(log.entries(0, 1 << 20)) == 3

@@ -1,0 +1,139 @@
+"""Conditions and deadlines: what a hub judges conditional puts by, and when it deletes topics."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.block.position import Position
+from blackbox.errors import BlackBoxError, ConfigError
+from blackbox.hub.deadlines import Deadlines
+from blackbox.hub.protocol import ANYWHERE, MOST_PUTS, PLACE, Columns, Places, Put
+from blackbox.hub.revisions import Revisions
+
+log = logging.getLogger("blackbox")
+
+_AGAIN_S: Final = 60.0
+"""When to read days again that could not be read."""
+_TICK_S: Final = 1.0
+"""The clock may be set: while topics are to end, it is looked at so often."""
+_MYSELF: Final = "hub"
+
+
+class Conditions:
+    """Judges conditional puts, and tells which topics end. Used in the hub's thread, within the transaction of a put.
+
+    Where the newest message of each topic is, is known once a put has asked for that. A topic ends `ttl` after the time
+    at which the put log says that its put was taken.
+    """
+
+    def __init__(self, feed: str, days: Path, sql: sqlite3.Connection) -> None:
+        """Read the deadlines that are there. `days`: where the outbox keeps what was published."""
+        self._feed, self._days = feed, days
+        self._revisions, self._deadlines = Revisions(), Deadlines(sql)
+        self._why_unread, self._read_again_at = "", 0.0
+
+    def ask_for_days(self, puts: Sequence[Put]) -> bool:
+        """Whether `read` has to come before these puts are taken."""
+        is_due = not self._revisions.is_known and time.monotonic() >= self._read_again_at
+        return is_due and any(each.if_at for each in puts)
+
+    def read(self, epoch: int, following: list[int], pause: Callable[[], None]) -> None:
+        """Find the newest message of every topic, up to `following` by slice; if it fails, it is tried again later.
+
+        `pause` is called again and again meanwhile; what it raises ends the reading.
+        """
+        try:
+            self._revisions.read(self._days, epoch, following, pause)
+        except BlackBoxError as error:  # others put without a condition: for them it goes on
+            self._why_unread, self._read_again_at = str(error), time.monotonic() + _AGAIN_S
+            log.error("hub of feed %r refuses puts with if_at: %s", self._feed, error)
+
+    def check(self, columns: Columns) -> None:
+        """Raise ConfigError for conditions that cannot be judged."""
+        if columns.if_at is not None and not self._revisions.is_known:
+            raise ConfigError(f"if_at cannot be judged: {self._why_unread}")
+
+    def judge(
+        self,
+        put: Put,
+        columns: Columns,
+        slices: NDArray[numpy.uint32],
+        known: dict[bytes, bytes],
+        number: Callable[[int], Position],
+    ) -> Places:
+        """Give puts their places in turn, but for those whose conditions do not hold, or whose ids are known.
+
+        `number` gives a slice's next message its number. Places of new ids are added to `known`.
+        """
+        places = numpy.zeros(put.count, PLACE)
+        assert columns.if_at is not None
+        for row, expected in enumerate(columns.if_at.tolist()):
+            put_id, name = put.ids[row] if put.ids else b"", put.topics[columns.index[row]]
+            slice_id, found = int(slices[row]), self._revisions[name]
+            if put_id in known:
+                places[row] = numpy.frombuffer(known[put_id], PLACE)[0]
+                places["is_new"][row] = 0
+            elif expected not in (ANYWHERE, found):
+                places[row] = slice_id, 0, 1, *found
+            else:
+                revision = number(slice_id)
+                places[row] = slice_id, 1, 0, *revision
+                self._revisions.note(name, revision, columns.has_value(row))
+                if put_id:
+                    known[put_id] = places[row].tobytes()
+        return places
+
+    def note(
+        self, topics: list[bytes], columns: Columns, places: Places, is_new: NDArray[numpy.bool_], taken_ns: int
+    ) -> None:
+        """Note the newest message of each topic, and when it ends, as far as these are kept."""
+        deadlines, revisions = self._deadlines, self._revisions
+        if columns.ttl is None and not deadlines and not revisions.is_known:
+            return
+        for topic, row in columns.last_rows(is_new):
+            name, has_value = topics[topic], columns.has_value(row)
+            if revisions.is_known:
+                revisions.note(name, (int(places["epoch"][row]), int(places["sequence"][row])), has_value)
+            if columns.ttl is not None and columns.ttl[row] and has_value:
+                deadlines.set(name, taken_ns + int(columns.ttl[row]))
+            elif name in deadlines:
+                deadlines.forget(name)
+
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """Take back what was noted in the `with` block if that raises, as the put log does."""
+        try:
+            with self._revisions.trying():
+                yield
+        except BaseException:
+            self._deadlines.reload()
+            raise
+
+    # Deadlines.
+
+    def topics_that_end(self) -> list[bytes]:
+        """Return the topics that have a deadline."""
+        return self._deadlines.topics()
+
+    def wait_s(self) -> float | None:
+        """Return for how long no topic ends, at most a second; None: none has a deadline."""
+        at = self._deadlines.next()
+        return None if at is None else max(0.0, min(_TICK_S, (at - time.time_ns()) / 1e9))
+
+    def deletion(self) -> Put | None:
+        """Return a request that deletes the topics whose time is over, as if a client had; None: there is none."""
+        topics = self._deadlines.due(time.time_ns(), MOST_PUTS)
+        if not topics:
+            return None
+        count, none = len(topics), bytes(8 * (len(topics) + 1))
+        index = numpy.arange(count, dtype=numpy.int32).tobytes()
+        return Put(_MYSELF, 0, 0, count, False, topics, index, none, b"", b"", bytes(count), [])
