@@ -24,6 +24,7 @@ _MOST_BYTES: Final = 1 << 20
 
 Prefixes = tuple[bytes, ...]
 Rights = MappingProxyType[str, Prefixes]
+ALL_RIGHTS: Final[Rights] = MappingProxyType({})
 NO_RIGHTS: Final[Rights] = MappingProxyType({OTHERS: ()})
 
 
@@ -45,7 +46,7 @@ def _load(path: Path, key_bytes: int | None) -> Rights:
         with path.open("rb") as file:
             document = tomllib.loads(file.read(_MOST_BYTES).decode())
     except FileNotFoundError:
-        return MappingProxyType({})
+        return ALL_RIGHTS
     except OSError as error:
         raise ConfigError(f"rights {str(path)!r} cannot be read: {error.strerror}") from error
     except ValueError as error:

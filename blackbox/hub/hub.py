@@ -283,7 +283,8 @@ class Hub:
     def _bind(self, stack: ExitStack, *endpoints: str) -> list[zmq.Socket[bytes]]:
         """Return a socket at each endpoint, for as long as the stack is open."""
         context = stack.enter_context(new_context("hub", _NEEDS))
-        self._gate = gate = open_gate(context, self.feed, endpoints, f"hub of feed {self.feed.name!r}")
+        what = f"hub of feed {self.feed.name!r}"
+        self._gate = gate = open_gate(context, self.feed, endpoints, what, takes_puts=True)
         if gate is not None:
             stack.callback(gate.close)
         sockets = []

@@ -18,6 +18,7 @@ from blackbox.errors import ConfigError
 from blackbox.feed.endpoint import transport_of
 from blackbox.feed.feed import Feed
 from blackbox.feed.rights import (
+    ALL_RIGHTS,
     NO_RIGHTS,
     OTHERS,
     PUT_RIGHTS_FILE,
@@ -49,9 +50,13 @@ class AllowedKeys:
     Any thread may ask.
     """
 
-    def __init__(self, directory: str, key_bytes: int = MAX_KEY_BYTES) -> None:
-        """Raises ConfigError when the directory is missing, or a key in it or `rights.toml` is malformed."""
+    def __init__(self, directory: str, key_bytes: int = MAX_KEY_BYTES, *, takes_puts: bool = False) -> None:
+        """Raises ConfigError when the directory is missing, or a key in it or its rights are malformed.
+
+        `takes_puts`: `put_rights.toml` counts, too.
+        """
         self._directory, self._key_bytes = directory, key_bytes
+        self._takes_puts = takes_puts
         self._lock = threading.Lock()
         self.version = 0
         """Grows whenever files were read."""
@@ -62,11 +67,14 @@ class AllowedKeys:
         except OSError as error:
             raise ConfigError(f"allowed_keys {directory!r} cannot be read: {error.strerror}") from error
         self._names = {load_public(path): Path(path).stem for path in self._key_files()}
-        self._rights, self._put_rights = load_rights(directory, key_bytes), load_put_rights(directory)
+        self._rights, self._put_rights = load_rights(directory, key_bytes), self._rights_to_put()
         self._is_unread = False
         if not self._names:
             log.warning("allowed_keys %r has no *.key file: nobody may connect", directory)
         self._warn_of_unknown()
+
+    def _rights_to_put(self) -> Rights:
+        return load_put_rights(self._directory) if self._takes_puts else ALL_RIGHTS
 
     def _key_files(self) -> list[str]:
         return [path for path, _ in self._files if path.endswith(".key")]
@@ -113,7 +121,7 @@ class AllowedKeys:
                     log.warning("%s", error)
             self._names = names
             self._rights = _right_now(lambda: load_rights(self._directory, self._key_bytes))
-            self._put_rights = _right_now(lambda: load_put_rights(self._directory))
+            self._put_rights = _right_now(self._rights_to_put)
             self.version += 1
             self._warn_of_unknown()
 
@@ -133,7 +141,7 @@ class AllowedKeys:
         return ("", ()) if name is None else (name, self._rights.get(name, self._rights.get(OTHERS)))
 
     def put_rights_of(self, key: bytes) -> Prefixes | None:
-        """Return the prefixes of topics that a key may put as of the last look; None: all."""
+        """Return the prefixes of topics that a key may put as of the last look; None: all, as without `takes_puts`."""
         name = self._names.get(key)
         return () if name is None else self._put_rights.get(name, self._put_rights.get(OTHERS))
 
@@ -161,17 +169,19 @@ class Gate:
         what: str,
         allowed_keys: str = "",
         key_bytes: int = MAX_KEY_BYTES,
+        *,
+        takes_puts: bool = False,
     ) -> None:
         """Read the keys; `allowed_keys` in place of the feed's. Raises ConfigError for a missing or malformed one.
 
-        `key_bytes`: the feed's: rights go no further.
+        `key_bytes`: the feed's: rights go no further. `takes_puts`: it is asked for rights to put, too.
         """
         check_curve()
         if not (allowed_keys := allowed_keys or security.allowed_keys):
             raise ConfigError("security.allowed_keys was missing, expected the directory of keys that may connect")
         self.refused = 0
         self._context, self._what = context, what
-        self._own, self._allowed = load_pair(security.key), AllowedKeys(allowed_keys, key_bytes)
+        self._own, self._allowed = load_pair(security.key), AllowedKeys(allowed_keys, key_bytes, takes_puts=takes_puts)
         self._told: set[tuple[bytes, bytes]] = set()
         self._looked_at, self._seen = 0.0, self._allowed.version
         self._thread = ServerThread("blackbox-gate", f"gate of {what}", self._serve)
@@ -239,11 +249,18 @@ class Gate:
 
 
 def open_gate(
-    context: zmq.Context[zmq.Socket[bytes]], feed: Feed, endpoints: Sequence[str], what: str, allowed_keys: str = ""
+    context: zmq.Context[zmq.Socket[bytes]],
+    feed: Feed,
+    endpoints: Sequence[str],
+    what: str,
+    allowed_keys: str = "",
+    *,
+    takes_puts: bool = False,
 ) -> Gate | None:
     """Return an open gate for what is bound at `endpoints`; None if it needs none. Warns of a feed without security.
 
-    `allowed_keys`: the directory that holds for these endpoints, if it is not the feed's. Raises ConfigError naming
+    `allowed_keys`: the directory that holds for these endpoints, if it is not the feed's. `takes_puts`: the gate is
+    asked for rights to put, too. Raises ConfigError naming
     what is wrong with a key, and LimitError.
     """
     of_tcp = [endpoint for endpoint in endpoints if transport_of(endpoint) == "tcp"]
@@ -256,7 +273,7 @@ def open_gate(
     if context is zmq.Context.instance():
         raise ConfigError(f"{what}: inproc was beside {of_tcp[0]} with security, expected tcp or ipc")
     try:
-        gate = Gate(context, feed.security, what, allowed_keys, feed.key_bytes)
+        gate = Gate(context, feed.security, what, allowed_keys, feed.key_bytes, takes_puts=takes_puts)
     except ConfigError as error:
         raise ConfigError(f"feed {feed.name!r}: {error}") from None
     gate.open()

@@ -40,6 +40,16 @@ def client(keys: Keyring, feed: Feed, name: str) -> Client:
     return Client(keys.feed(feed, name, "hub"), name)
 
 
+def may_put(client: Client) -> bool:
+    try:
+        client.put(b"orders.x", b"1")
+    except NotStoredError:
+        raise
+    except HubError:
+        return False
+    return True
+
+
 def test_a_key_puts_what_it_has_a_right_to_and_nothing_else(keys: Keyring, feed: Feed, hub: Hub) -> None:
     with client(keys, feed, "desk") as desk, client(keys, feed, "guest") as guest:
         assert [desk.put(topic, b"1").sequence for topic in (b"orders.desk.1", b"notes.x")] == [0, 1]
@@ -62,15 +72,6 @@ def test_a_key_without_a_line_may_put_all_where_none_stands_for_the_others(
 
 
 def test_rights_that_change_hold_without_a_restart(keys: Keyring, feed: Feed, hub: Hub) -> None:
-    def may_put(client: Client) -> bool:
-        try:
-            client.put(b"orders.x", b"1")
-        except NotStoredError:
-            raise
-        except HubError:
-            return False
-        return True
-
     with client(keys, feed, "guest") as guest:
         assert not may_put(guest)
         grant(keys, 'guest = ["orders."]\n')
@@ -85,6 +86,18 @@ def test_a_key_that_is_not_allowed_puts_nothing(keys: Keyring, feed: Feed, hub: 
         stranger.put(b"notes.x", b"1", timeout=0.5)
     stranger.end()
     assert hub.statistics().stored == 0
+
+
+def test_a_line_for_a_key_that_is_not_there_is_told_once(
+    keys: Keyring, feed: Feed, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    grant(keys, 'gone = ["orders."]\n')
+    with Hub(keys.feed(feed, "hub"), tmp_path / "kept"), client(keys, feed, "desk") as desk:
+        desk.put(b"orders.x", b"1")
+        assert caplog.text.count("names 'gone', which has no key there") == 1
+        grant(keys, "guest = 7\n")
+        wait_until(lambda: not may_put(desk), 20)
+    assert caplog.text.count("no key has a right") == 1
 
 
 def test_malformed_rights_end_the_start(keys: Keyring, feed: Feed, tmp_path: Path) -> None:
