@@ -63,6 +63,6 @@ def put(
             else:
                 told = os.fsencode(put_id) if put_id is not None else None
                 place = client.put(os.fsencode(topic), os.fsencode(payload), told, timeout=timeout)
-                typer.echo(f"{place.slice_id}:{place.epoch:016x}:{place.sequence}")
+                typer.echo(f"{place.slice_id}:{place.epoch}:{place.sequence}")
         finally:
             client.end()

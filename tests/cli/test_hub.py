@@ -56,6 +56,7 @@ def test_put_and_get_from_outside_while_the_hub_is_killed_and_started(place: Pat
         assert got.status == 0, got.errors
         lines = [json.loads(line) for line in got.out.splitlines()]
         assert [(b64decode(line["payload"]), line["sequence"]) for line in lines] == [(b"one", 0), (b"two", 1)]
+        assert first.out == "{slice}:{epoch}:{sequence}\n".format(**lines[0])
         more = invoke("get", "orders.", "--name", "desk", "--timeout", "0.2", *durable)
         assert more.status == 1
         assert "0 messages came, expected 1" in more.errors
