@@ -220,11 +220,16 @@ class Hub:
         return self._thread.end(_PATIENCE_S)
 
     def close(self) -> None:
-        """Answer what was taken, publish it, and end; again is fine. Raises HubError with what ended it before."""
+        """Answer what was taken, publish it, and end; again is fine.
+
+        Raises HubError with what ended it before, RelayError as `run`.
+        """
         if not self._end():
             raise HubError(f"hub of feed {self.feed.name!r} has not ended within {_PATIENCE_S:g} s")
         if self._error is not None:
             raise HubError(f"hub of feed {self.feed.name!r} ended: {self._error}") from self._error
+        for peer in self.peers:
+            peer.check()
 
     def statistics(self) -> HubStatistics:
         """Return a snapshot of the counters."""
