@@ -314,7 +314,7 @@ class PairedHub(Hub):
             if is_other_epoch or not self._has_room(row):  # topics of another leader fill the publisher
                 self._take_rows(rows, lead.is_synced)
                 rows = []
-                self._begin_epoch(row.epoch or self._pair_log.epoch)
+                self._begin_epoch(row.epoch or self._pair_log.epoch or lead.epoch)
                 for topic in row.topics:
                     self._slice_of(topic)
             rows.append(row)
