@@ -104,7 +104,7 @@ def test_a_killed_hub_is_taken_over_from_again_and_again_and_nothing_answered_is
 def test_a_paused_hub_that_wakes_up_answers_nothing_and_follows(tmp_path: Path, hubs: Hubs) -> None:
     hubs.begin_both(tmp_path)
     with Client(hubs.feed, "desk") as client:
-        first = client.put(b"A", b"1", b"id")
+        first = client.put(b"A", b"1", b"id", timeout=PATIENCE_S)
         hubs.signal("primary", signal.SIGSTOP)
         second = client.put(b"A", b"2", timeout=PATIENCE_S)
         hubs.wait_for(primary="active", backup="active")  # as it said last
@@ -121,7 +121,7 @@ def test_a_paused_hub_that_wakes_up_answers_nothing_and_follows(tmp_path: Path, 
 def test_a_link_that_is_cut_while_clients_reach_both_leaves_one_that_answers(tmp_path: Path, hubs: Hubs) -> None:
     hubs.begin_both(tmp_path)
     with Client(hubs.feed, "desk") as client:
-        puts = [(client.put(b"A", b"1"), b"1")]
+        puts = [(client.put(b"A", b"1", timeout=PATIENCE_S), b"1")]
         hubs.cable.cut()
         puts.append((client.put(b"A", b"2", timeout=PATIENCE_S), b"2"))
         hubs.wait_for(primary="active", backup="active")  # the primary answers nobody: it hears nothing of the backup
@@ -140,7 +140,7 @@ def test_two_that_went_on_alone_are_found_out_and_the_lower_claim_ends(
     monkeypatch.setattr(hubs, "_silence_ns", 2_000_000_000)  # a busy machine is not to look like a cut
     hubs.begin_both(tmp_path, "go_on")
     with Client(hubs.feed, "desk") as client:
-        client.put(b"A", b"1")
+        client.put(b"A", b"1", timeout=PATIENCE_S)
     hubs.cable.cut()
     with Client(feed_of(hubs, "backup"), "far") as far:
         far.put(b"A", b"2", timeout=PATIENCE_S)
@@ -165,7 +165,7 @@ def feed_of(hubs: Hubs, role: str) -> Feed:
 def test_a_backup_that_is_behind_does_not_take_over(tmp_path: Path, hubs: Hubs) -> None:
     hubs.begin_both(tmp_path)
     with Client(hubs.feed, "desk") as client:
-        client.put(b"A", b"1")
+        client.put(b"A", b"1", timeout=PATIENCE_S)
         hubs.kill("backup")
         with pytest.raises(NotStoredError):
             client.put(b"A", b"2", timeout=1.5)
@@ -193,7 +193,7 @@ def test_a_hub_that_follows_has_room_for_the_topics_of_who_leads(tmp_path: Path)
         hubs.begin_both(tmp_path)
         with Client(feed, "desk") as client:
             for topic in topics[:4]:
-                client.put(topic, b"x")
+                client.put(topic, b"x", timeout=PATIENCE_S)
             hubs.kill("backup")
             hubs.begin("backup")
             hubs.wait_for(primary="active", backup="armed")
