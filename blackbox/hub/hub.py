@@ -421,15 +421,17 @@ class Hub:
         columns, taken_ns = Columns.of(request, self._schema), time.time_ns()
         self._conditions.check(columns)
         slices = numpy.array([self._slice_of(topic) for topic in request.topics], numpy.uint32)[columns.index]
-        known = self._log.places_of([each for each in request.ids if each])
+        known, refused = self._log.places_of([each for each in request.ids if each]), 0
         if columns.if_at is None:
             places = self._places(request, slices, known)
         else:
             places = self._conditions.judge(request, columns, slices, known, self._next)
-        is_new, refused = places["is_new"] != 0, int(places["is_refused"].sum())
-        self._counts["known"] += request.count - refused - int(is_new.sum())
-        self._counts["conflicts"] += refused
-        self._log.remember(request.ids, places)
+            refused = int(numpy.count_nonzero(places["is_refused"]))
+            self._counts["conflicts"] += refused
+        is_new = places["is_new"] != 0
+        if request.ids:
+            self._counts["known"] += request.count - refused - int(numpy.count_nonzero(is_new))
+            self._log.remember(request.ids, places)
         self._conditions.note(request.topics, columns, places, is_new, taken_ns)
         self._newest = self._log.add(client, request.first, request.count, places.tobytes(), "", text, taken_ns)
         self._waiting_bytes += len(text)
