@@ -1,5 +1,6 @@
 """Settings: strict checks of frozen structs, with errors that name key, place and value."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
@@ -23,6 +24,29 @@ def from_document(document: Mapping[str, Any], struct: type[StructT]) -> StructT
         raise ConfigError(f"unknown key {where + key!r}, {_nearest(key, known)}")
     made: StructT = _convert(document, struct, "")
     return made
+
+
+def to_toml(settings: msgspec.Struct) -> str:
+    """Return a struct as TOML that `from_document` reads: settings, then tables. Defaults are left out."""
+    return "".join(_toml_lines(settings, ""))
+
+
+def _toml_lines(settings: msgspec.Struct, where: str) -> Iterator[str]:
+    tables = []
+    for field in msgspec.structs.fields(settings):
+        value = getattr(settings, field.name)
+        if value == field.default:
+            continue
+        if isinstance(value, msgspec.Struct):
+            tables.append((f"[{where}{field.name}]", f"{where}{field.name}.", value))
+        elif isinstance(value, tuple) and value and isinstance(value[0], msgspec.Struct):
+            tables += [(f"[[{where}{field.name}]]", f"{where}{field.name}.", each) for each in value]
+        else:
+            # TOML writes texts, numbers and lists of them as JSON does, but for this one character.
+            yield f"{field.name} = {json.dumps(value, ensure_ascii=False)}\n".replace("\x7f", "\\u007f")
+    for title, inside, table in tables:
+        yield f"\n{title}\n"
+        yield from _toml_lines(table, inside)
 
 
 def check_types(settings: msgspec.Struct) -> None:

@@ -29,6 +29,7 @@ from blackbox.feed.feed import Feed
 from blackbox.feed.rights import PUT_RIGHTS_FILE
 from blackbox.feed.schema import load_schema
 from blackbox.hub.conditions import Conditions
+from blackbox.hub.join import Join
 from blackbox.hub.protocol import (
     ENCODER,
     MOST_REQUEST_BYTES,
@@ -37,6 +38,8 @@ from blackbox.hub.protocol import (
     Columns,
     Ended,
     Expected,
+    FindSites,
+    FoundSites,
     Hello,
     Passive,
     Places,
@@ -48,6 +51,7 @@ from blackbox.hub.protocol import (
 )
 from blackbox.hub.put_log import PutLog
 from blackbox.hub.settings import feed_of_hub
+from blackbox.hub.sites import Sites
 from blackbox.native.limits import Needs
 from blackbox.publish.publisher import Publisher
 from blackbox.publish.slice_sender import TOPIC_TEXT_BYTES
@@ -79,7 +83,7 @@ _MOST_WHY: Final = 500
 _FRAMES: Final = 2
 _NEEDS: Final = Needs(descriptors=64)
 
-Answer = Welcome | Stored | Refused | Expected | Ended | Passive
+Answer = Welcome | Stored | Refused | Expected | Ended | Passive | FoundSites
 
 
 class HubStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +147,7 @@ class Hub:
         most_clients: int = 100_000,
         retention: Retention = EVERYTHING,
         peers: Sequence[tuple[Feed, Feed]] = (),
+        join: Join | None = None,
     ) -> None:
         """Settings, as in a hub file: see `HubSettings`; nothing is opened. Raises ConfigError or ValueError.
 
@@ -158,6 +163,7 @@ class Hub:
         self.feed, self.directory = feed_of_hub(feed), Path(directory)
         self.peers = tuple(Relay(there, here, name=self.feed.name) for there, here in peers)
         """What brings here what is wanted of other hubs: one hop, straight from each."""
+        self.sites = Sites(self.feed, [there for there, _ in peers], join)
         self.endpoint = self.feed.hub
         """Where it takes puts."""
         self.epoch = 0
@@ -202,6 +208,7 @@ class Hub:
         try:
             for peer in self.peers:
                 peer.start()
+            self.sites.start()
         except BaseException:
             self._end()
             raise
@@ -217,6 +224,7 @@ class Hub:
     def _end(self) -> bool:
         for peer in self.peers:
             peer.close()
+        self.sites.close()
         return self._thread.end(_PATIENCE_S)
 
     def close(self) -> None:
@@ -394,6 +402,8 @@ class Hub:
         request, text = asked.request, asked.text
         if isinstance(request, Ended):
             return request
+        if isinstance(request, FindSites):
+            return self.sites.answer(request, asked.key)
         known = self._log.client(request.client)
         if isinstance(request, Hello):
             return self._welcome(request, known)
@@ -629,7 +639,7 @@ class Request(NamedTuple):
     key: str
     """Its public key; empty: it has none, as on ipc."""
     text: bytes
-    request: Hello | Put | Ended
+    request: Hello | Put | FindSites | Ended
 
 
 def request_of(frames: list[zmq.Frame]) -> Request:
@@ -638,11 +648,11 @@ def request_of(frames: list[zmq.Frame]) -> Request:
     return Request(frames[0].bytes, key_of(frames[-1]), text, _decoded(text, len(frames)))
 
 
-def _decoded(text: bytes, frames: int) -> Hello | Put | Ended:
+def _decoded(text: bytes, frames: int) -> Hello | Put | FindSites | Ended:
     if frames != _FRAMES:
         return Ended(f"request had {frames - 1} frames, expected 1")
     try:
-        request: Hello | Put = REQUESTS.decode(text)
+        request: Hello | Put | FindSites = REQUESTS.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return Ended(f"request was not understood: {error}")
     return request

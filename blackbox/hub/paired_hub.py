@@ -26,7 +26,7 @@ from blackbox.hub.hub import Hub, HubStatistics, _Fresh, _Mark, request_of
 from blackbox.hub.link import Link
 from blackbox.hub.pair import Entry, Follow, Lead, Pair, Standing, next_term
 from blackbox.hub.paired_log import PairedLog, TooFarBehindError
-from blackbox.hub.protocol import PLACE, REQUESTS, Columns, Ended, Passive, Places, Put
+from blackbox.hub.protocol import PLACE, REQUESTS, Columns, Ended, FindSites, Passive, Places, Put
 from blackbox.life import Life
 from blackbox.publish.publisher import Publisher
 
@@ -259,6 +259,8 @@ class PairedHub(Hub):
             asked = request_of(frames)
             if isinstance(asked.request, Ended):
                 self._send(self._socket, asked.client, asked.request)
+            elif isinstance(asked.request, FindSites):
+                self._send(self._socket, asked.client, self.sites.answer(asked.request, asked.key))
             elif self.life is PairLife.ARMED and self._link.is_silent:
                 self._first = frames
                 self._become_active("the active one is silent, and a client asks", is_new_epoch=False)

@@ -21,6 +21,9 @@ MOST_TOPIC_BYTES: Final = 1_024
 MOST_ID_BYTES: Final = 64
 MOST_TTL_NS: Final = 10 * 366 * 86_400 * 10**9
 MOST_REQUEST_BYTES: Final = 8 << 20
+MOST_FEED_BYTES: Final = 256 << 10
+"""Of a site's feed, as JSON."""
+MOST_SITES: Final = 64
 
 PLACE: Final = numpy.dtype(
     [("slice", "<u4"), ("is_new", "<u2"), ("is_refused", "<u2"), ("epoch", "<u8"), ("sequence", "<i8")]
@@ -73,6 +76,23 @@ class Put(msgspec.Struct, frozen=True, array_like=True, tag="put"):
     """int64[count], after how many ns the topic ends, unless it is put anew; 0: never; empty: none does."""
 
 
+class Site(msgspec.Struct, frozen=True, array_like=True):
+    """A hub's feed, as its own site has it."""
+
+    feed: Annotated[bytes, msgspec.Meta(max_length=MOST_FEED_BYTES)]
+    """As JSON, without `[security]`."""
+    keys: Annotated[list[_Name], msgspec.Meta(max_length=2)]
+    """Public keys of who publishes it, as text: one, or one each for lines A and B; empty: no keys."""
+
+
+class FindSites(msgspec.Struct, frozen=True, array_like=True, tag="find"):
+    """A hub asks which sites there are; it says which one it is, so that others find it here."""
+
+    number: Number
+    """Comes back in the answer."""
+    asks: Site
+
+
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     """A session has begun, or goes on."""
 
@@ -118,8 +138,16 @@ class Passive(msgspec.Struct, frozen=True, array_like=True, tag="passive"):
     """A request is not taken: the other one of two hubs is the active one, or will be."""
 
 
-REQUESTS: Final = msgspec.msgpack.Decoder(Hello | Put)
+class FoundSites(msgspec.Struct, frozen=True, array_like=True, tag="found"):
+    """The sites that a hub knows, first its own."""
+
+    number: int
+    sites: list[Site]
+
+
+REQUESTS: Final = msgspec.msgpack.Decoder(Hello | Put | FindSites)
 ANSWERS: Final = msgspec.msgpack.Decoder(Welcome | Stored | Refused | Expected | Ended | Passive)
+FOUND: Final = msgspec.msgpack.Decoder(FoundSites | Ended)
 ENCODER: Final = msgspec.msgpack.Encoder()
 
 

@@ -14,6 +14,7 @@ from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
 from blackbox.feed.security import path_in
 from blackbox.feed.toml import check_types, from_document
+from blackbox.hub.join import Join
 from blackbox.hub.pair import Pair
 from blackbox.regular_file import read_regular
 
@@ -62,6 +63,9 @@ class HubSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     peers: tuple[PeerSettings, ...] = ()
     """Hubs of other sites. Default: none."""
 
+    join: Join | None = None
+    """How hubs of other sites are found that `peers` does not name. Default: none are."""
+
     pair: Pair | None = None
     """What it needs as one of two hubs of the feed. Default: it is the only one."""
 
@@ -87,7 +91,8 @@ class HubSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         there = Path(path).parent
         peers = tuple(PeerSettings(feed=path_in(there, p.feed), here=path_in(there, p.here)) for p in settings.peers)
         paths = {name: path_in(there, getattr(settings, name)) for name in ("feed", "directory")}
-        return msgspec.structs.replace(settings, **paths, peers=peers)
+        join = None if settings.join is None else settings.join.in_directory(there)
+        return msgspec.structs.replace(settings, **paths, peers=peers, join=join)
 
 
 def feed_of_hub(feed: Feed | str | os.PathLike[str]) -> Feed:

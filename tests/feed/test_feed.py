@@ -6,10 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed, Slice
 from blackbox.feed.security import Security
+from blackbox.feed.toml import from_document, to_toml
 from tests.feeds_made import feed_of_prefixes
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -29,6 +32,22 @@ def test_each_config_loads_and_covers_every_symbol(path: Path) -> None:
     assert feed.name == path.stem
     found = {feed.slice_of(b"S%d.trade" % number) for number in range(500)}
     assert found == set(range(len(feed.slices)))
+
+
+@pytest.mark.parametrize("path", CONFIG_FILES, ids=lambda path: path.stem)
+def test_each_config_is_the_same_when_it_is_written_and_loaded(path: Path, tmp_path: Path) -> None:
+    feed = Feed.load(path)
+    assert load_text(tmp_path, to_toml(feed)) == feed
+
+
+@given(
+    st.lists(st.text(min_size=1).filter(lambda text: text[0] != "\0"), min_size=1), st.text(min_size=1), st.booleans()
+)
+def test_any_text_is_the_same_when_it_is_written_and_loaded(prefixes: list[str], path: str, checksum: bool) -> None:
+    part = Slice(endpoints=("tcp://127.0.0.1:17001", "shm://a"), prefixes=tuple(prefixes), allowed_keys=path)
+    security = Security(key=path, server_keys=(path, path), allowed_keys="keys")
+    feed = Feed(name="a", slices=(part,), security=security, checksum=checksum, linger_ns=7)
+    assert from_document(msgspec.toml.decode(to_toml(feed)), Feed) == feed
 
 
 def test_ports_of_all_configs_differ_and_are_not_ephemeral() -> None:

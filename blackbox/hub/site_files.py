@@ -1,0 +1,145 @@
+"""Keep the feed files of found sites: what a hub connects to, and what readers at its own site load."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from blackbox.errors import ConfigError
+from blackbox.feed.feed import Feed
+from blackbox.feed.security import Security
+from blackbox.feed.toml import to_toml
+from blackbox.hub.join import Join
+from blackbox.hub.protocol import Site
+from blackbox.transport.curve import load_pair, load_public
+
+_THERE: Final = "there"
+_KEYS: Final = "keys"
+_IN_USE: Final = errno.EADDRINUSE, errno.EACCES
+
+
+class Feeds(NamedTuple):
+    """The feed of another site."""
+
+    there: Feed
+    """As its own site has it, with our key."""
+    here: Feed
+    """With endpoints of this host, one line each: blocks cross once."""
+
+
+def keys_of(feed: Feed) -> list[str]:
+    """Return the public keys of who publishes a feed, as text: one, or one each for lines A and B; none: no keys.
+
+    Raises ConfigError naming the file that is wrong.
+    """
+    security = feed.security
+    if security is None:
+        return []
+    if security.server_keys:
+        return [load_public(path).decode() for path in security.server_keys]
+    return [load_pair(security.key).public.decode()]
+
+
+class SiteFiles:
+    """The directory of `[join]`: `NAME.toml` for readers here, `there/NAME.toml`, `keys/NAME-0.key`."""
+
+    def __init__(self, own: Feed, join: Join) -> None:
+        self._own, self._join, self._directory = own, join, Path(join.directory)
+
+    def path(self, name: str) -> Path:
+        """What readers of a site's feed load here."""
+        return self._directory / f"{name}.toml"
+
+    def load(self) -> list[Feeds]:
+        """Return what is there already. Raises ConfigError naming a file that is damaged."""
+        theirs = sorted((self._directory / _THERE).glob("*.toml"))
+        return [Feeds(Feed.load(path), Feed.load(self.path(path.stem))) for path in theirs]
+
+    def write(self, site: Site, feed: Feed) -> Feeds:
+        """Write the files of a found site, and return what is in them; ports stay if its slices do.
+
+        Raises ConfigError when there are no ports left, or keys where none are used, OSError.
+        """
+        theirs, ours = self._security(feed.name, site.keys)
+        there = replace(feed, security=theirs)
+        endpoints = self._endpoints_before(feed) or self._free_endpoints(feed)
+        slices = tuple(replace(part, endpoints=(each,)) for part, each in zip(feed.slices, endpoints, strict=True))
+        found = Feeds(there, replace(feed, slices=slices, security=ours))
+        _write(self.path(feed.name), to_toml(found.here))
+        _write(self._directory / _THERE / f"{feed.name}.toml", to_toml(found.there))  # last: with it all is there
+        return found
+
+    def _endpoints_before(self, feed: Feed) -> list[str]:
+        """Return what readers here may have loaded already."""
+        with suppress(ConfigError):
+            before = Feed.load(self.path(feed.name)).slices
+            if len(before) == len(feed.slices):
+                return [part.endpoints[0] for part in before]
+        return []
+
+    def _free_endpoints(self, feed: Feed) -> list[str]:
+        count, (first, last) = len(feed.slices), self._join.ports
+        taken = {self._own.hub, *self._own.archives}
+        for each in (self._own, *(feeds.here for feeds in self.load())):
+            taken.update(endpoint for part in each.slices for endpoint in part.endpoints)
+        host, found = self._join.host_of(self._own), list[str]()
+        for port in range(first, last + 1):
+            endpoint = f"tcp://{host}:{port}"
+            if endpoint not in taken and len(found) < count and _is_free(host.strip("[]"), port):
+                found.append(endpoint)
+        if len(found) < count:
+            raise ConfigError(
+                f"ports {first} to {last} of {host} had {len(found)} that are free, expected {count} for the slices of "
+                f"feed {feed.name!r}"
+            )
+        return found
+
+    def _security(self, name: str, keys: list[str]) -> tuple[Security | None, Security | None]:
+        """Return what the hub connects with, and what readers here do."""
+        own = self._own.security
+        if (own is not None) != bool(keys):
+            ours, theirs = ("none", "some") if own is None else ("some", "none")
+            raise ConfigError(f"feed {name!r} had {theirs} of the keys of [security], expected {ours} as here")
+        if own is None:
+            return None, None
+        files = tuple(self._write_key(f"{name}-{place}", key) for place, key in enumerate(keys))
+        here = self._write_key(self._own.name, load_pair(own.key).public.decode())
+        return (
+            Security(key=own.key, server_keys=files),
+            Security(key=own.key, server_keys=(here,), archive_keys=files, allowed_keys=own.allowed_keys),
+        )
+
+    def _write_key(self, name: str, key: str) -> str:
+        path = self._directory / _KEYS / f"{name}.key"
+        _write(path, f'metadata\ncurve\n    public-key = "{key}"\n')
+        load_public(str(path))  # which names what is wrong
+        return str(path.absolute())
+
+
+def _write(path: Path, text: str) -> None:
+    """Have a whole file there, or none: a reader may load it at any time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".part")
+    with beside.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def _is_free(host: str, port: int) -> bool:
+    """Whether nobody has a port of this host. Raises ConfigError for an address that is of another one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        if isinstance(error, socket.gaierror) or error.errno not in _IN_USE:
+            raise ConfigError(f"host was {host!r}, expected an address of this host: {error.strerror}") from error
+        return False
+    return True

@@ -1,0 +1,365 @@
+"""Find the hubs of other sites by asking those that are known, and pass on here what is wanted of them.
+
+One question and one answer: a hub says which site it is, and is told those that the other one knows at first hand: its
+peers, and hubs that have asked or answered it lately. Every hub that is found is asked, too, so all come to know all.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from typing import Final, NamedTuple
+
+import msgspec
+import zmq
+from msgspec.structs import replace
+
+from blackbox.errors import BlackBoxError, ConfigError
+from blackbox.feed.feed import Feed
+from blackbox.hub.join import Join
+from blackbox.hub.protocol import ENCODER, FOUND, MOST_FEED_BYTES, MOST_SITES, Ended, FindSites, FoundSites, Site
+from blackbox.hub.settings import feed_of_hub
+from blackbox.hub.site_files import Feeds, SiteFiles, keys_of
+from blackbox.native.limits import Needs
+from blackbox.relay.relay import Relay
+from blackbox.transport.connections import Connections, Failure
+from blackbox.transport.context import allow_ipv6, new_context
+from blackbox.transport.curve import ClientKeys, load_pair, load_public, refusal_of, use_keys
+from blackbox.transport.keep_alive import keep_alive
+from blackbox.transport.server_thread import ServerThread
+from blackbox.transport.wakeup import Pipe
+
+log = logging.getLogger("blackbox")
+
+_MOST_ANSWER_BYTES: Final = 32 << 20
+_LATELY: Final = 3
+"""Questions without an answer after which a hub is away: it is asked on, and others are told of it no more."""
+_CONNECTING_S: Final = 0.25
+_MOST_SAID: Final = 1_000
+_NEEDS: Final = Needs(descriptors=16)
+
+
+class _Heard(NamedTuple):
+    """A site that has spoken itself."""
+
+    site: Site
+    at: float
+
+
+class _Found(NamedTuple):
+    """A site that is passed on here."""
+
+    site: Site
+    hubs: tuple[str, ...]
+    relay: Relay
+
+
+class Sites:
+    """The sites that a hub knows. With `[join]` it looks for others, in a thread of its own, from `start` to `close`.
+
+    `answer` is for the hub's thread.
+    """
+
+    def __init__(self, own: Feed, peers: Sequence[Feed], join: Join | None) -> None:
+        """`peers`: the feeds of those that the hub file names. Raises ConfigError for keys that cannot be read."""
+        self._own, self._join = own, join
+        self._me = _site_of(own)
+        self._names = {feed.name: feed.hub for feed in (*peers, own)}
+        """Of feeds that are not to be found, and where their hubs are."""
+        self._told = [self._me, *map(_site_of, peers)]
+        size = max(len(each.feed) for each in self._told)
+        self._why_not = f"a feed had {size} bytes as JSON, expected at most {MOST_FEED_BYTES}"
+        if size <= MOST_FEED_BYTES:
+            self._why_not = ""
+        elif join is not None:
+            raise ConfigError(self._why_not)
+        self._changed = threading.Lock()
+        self._heard: dict[str, _Heard] = {}
+        """By hub."""
+        self._found: dict[str, _Found] = {}
+        """By the name of the feed."""
+        self._asked: dict[str, _Asked] = {}
+        """By hub."""
+        self._refused: set[tuple[str, str]] = set()
+        """Feed and hub of those that cannot be passed on here."""
+        self._said: set[str] = set()
+        self._news = Pipe()
+        self._thread: ServerThread | None = None
+        self._every_s = 0.0
+        if join is not None:
+            self._files, self._every_s = SiteFiles(own, join), join.every_ns / 1e9
+            self._thread = ServerThread("blackbox-sites", f"sites of {own.name!r}", self._serve)
+
+    @property
+    def relays(self) -> tuple[Relay, ...]:
+        """What passes the found sites' feeds on."""
+        return tuple(each.relay for each in list(self._found.values()))
+
+    def start(self) -> None:
+        """Begin with the sites that were found before. Raises ConfigError, EndpointError, LimitError."""
+        if self._thread is None:
+            return
+        for feeds in self._files.load():
+            if feeds.there.name not in self._names:
+                self._begin(_site_of(feeds.there), feeds)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End; again is fine."""
+        if self._thread is not None:
+            self._thread.end()
+        for relay in self.relays:
+            relay.close()
+
+    # In the hub's thread.
+
+    def answer(self, question: FindSites, key: str) -> FoundSites | Ended:
+        """Return what is known, and note who asks; `key`: of that one, empty: it came in the clear."""
+        if self._why_not:
+            return Ended(self._why_not)
+        if self._join is not None:
+            try:
+                feed = _feed_of(question.asks)
+            except ConfigError as error:
+                return Ended(f"site was refused: {error}")
+            if key and key not in question.asks.keys:
+                return Ended(f"site {feed.name!r} had the keys {question.asks.keys}, expected {key}, which asks")
+            self._note(feed.hub, question.asks)
+            self._news.poke()
+        return FoundSites(question.number, [*self._told, *self._lately().values()])
+
+    def _note(self, hub: str, site: Site) -> None:
+        """Note that a site has spoken itself."""
+        is_known = hub in self._lately()
+        with self._changed:
+            if hub != self._own.hub and (is_known or len(self._heard) < MOST_SITES):
+                self._heard[hub] = _Heard(site, time.monotonic())
+
+    def _lately(self) -> dict[str, Site]:
+        """Return the sites that have spoken themselves, by hub, and forget those that have not for long."""
+        since = time.monotonic() - _LATELY * self._every_s
+        with self._changed:
+            self._heard = {hub: heard for hub, heard in self._heard.items() if heard.at >= since}
+            return {hub: heard.site for hub, heard in self._heard.items()}
+
+    # In its own thread.
+
+    def _serve(self) -> None:
+        assert self._join is not None
+        assert self._thread is not None
+        with ExitStack() as stack:
+            self._context = stack.enter_context(new_context("sites", _NEEDS))
+            stack.callback(self._close_asked)
+            for place, hub in enumerate(self._join.ask):
+                self._ask_from_now_on(hub, self._keys(self._join.key_of(place)))
+            for found in self._found.values():
+                self._ask_hubs(found)
+            self._thread.begin()
+            while True:
+                now = time.monotonic()
+                for asked in self._asked.values():
+                    asked.ask(now, self._me, self._every_s)
+                poller = self._thread.watch(*(each.socket for each in self._asked.values()))
+                poller.register(self._news.reader, zmq.POLLIN)
+                due = min((each.at for each in self._asked.values()), default=now + self._every_s)
+                if self._thread.poll(poller, due - now) is None:
+                    break
+                self._hear()
+                self._learn_all()
+                self._look_at_relays()
+            self._thread.begin_to_end()
+
+    def _hear(self) -> None:
+        with suppress(BlockingIOError):
+            os.read(self._news.reader, 4_096)
+
+    def _learn_all(self) -> None:
+        """Take what has come: first what sites say of themselves, then what is said of them."""
+        others = list[Site]()
+        for asked in list(self._asked.values()):
+            sites = asked.answered()
+            with suppress(ConfigError):  # said below
+                if sites:
+                    others += sites
+                    self._note(_feed_of(sites[0]).hub, sites[0])
+        spoke = self._lately().values()
+        for site, is_first_hand in (*((each, True) for each in spoke), *((each, False) for each in others)):
+            try:
+                self._learn(site, is_first_hand)
+            except (BlackBoxError, OSError) as error:
+                self._say(logging.ERROR, f"a site was not taken: {error}")
+
+    def _learn(self, site: Site, is_first_hand: bool) -> None:
+        """Pass a site on if it is new, or says itself that it has changed. Raises BlackBoxError or OSError."""
+        feed = _feed_of(site)
+        site = Site(msgspec.json.encode(feed), site.keys)
+        known = self._found.get(feed.name)
+        if feed.hub == self._own.hub or (known is not None and known.site == site):
+            return
+        at = known.hubs[0] if known is not None else self._names.get(feed.name, feed.hub)
+        if at != feed.hub and (known is None or known.hubs[0] in self._lately()):
+            raise ConfigError(f"feed {feed.name!r} was of hub {feed.hub}, and of {at}, expected a name for each")
+        if feed.name in self._names or (feed.name, feed.hub) in self._refused or (known and not is_first_hand):
+            return
+        if known is None and len(self._found) >= MOST_SITES:
+            raise ConfigError(f"feed {feed.name!r} was one more than {MOST_SITES} sites, expected at most so many")
+        if known is not None:
+            known.relay.close()
+            del self._found[feed.name]
+        found = self._begin(site, self._files.write(site, feed))
+        self._ask_hubs(found)
+        what = "found" if known is None else "has changed:"
+        log.warning(
+            "hub of feed %r: %s feed %r of hub %s; readers here load %s",
+            self._own.name,
+            what,
+            feed.name,
+            feed.hub,
+            self._files.path(feed.name),
+        )
+
+    def _begin(self, site: Site, feeds: Feeds) -> _Found:
+        relay = Relay(feeds.there, feeds.here, name=self._own.name).start()
+        hubs = tuple(filter(None, (feeds.there.hub, feeds.there.hub_backup)))
+        found = self._found[feeds.there.name] = _Found(site, hubs, relay)
+        return found
+
+    def _look_at_relays(self) -> None:
+        """Let go of a site that cannot be passed on here, as it would lead back."""
+        for name, found in list(self._found.items()):
+            try:
+                found.relay.check()
+            except BlackBoxError as error:
+                self._say(logging.ERROR, f"feed {name!r} of hub {found.hubs[0]} is not passed on: {error}")
+                found.relay.close()
+                self._refused.add((name, found.hubs[0]))
+                del self._found[name]
+
+    def _ask_hubs(self, found: _Found) -> None:
+        """Ask a site's hubs from now on."""
+        security = found.relay.upstream.security
+        for line, hub in enumerate(found.hubs):
+            self._ask_from_now_on(hub, self._keys(security.key_of_line(line) if security is not None else ""))
+
+    def _ask_from_now_on(self, hub: str, keys: ClientKeys | None) -> None:
+        if hub not in self._asked and hub not in (self._own.hub, self._own.hub_backup):
+            self._asked[hub] = _Asked(self._own.name, hub, self._context, keys)
+
+    def _keys(self, server: str) -> ClientKeys | None:
+        if self._own.security is None:
+            return None
+        if not server:
+            raise ConfigError(f"ask_keys were missing, expected public key files, as feed {self._own.name!r} has keys")
+        return ClientKeys(load_pair(self._own.security.key), load_public(server))
+
+    def _say(self, level: int, text: str) -> None:
+        """Log something, once."""
+        if text not in self._said:
+            if len(self._said) >= _MOST_SAID:
+                self._said.clear()
+            self._said.add(text)
+            log.log(level, "hub of feed %r: %s", self._own.name, text)
+
+    def _close_asked(self) -> None:
+        for asked in self._asked.values():
+            asked.close()
+
+
+class _Asked:
+    """A hub that is asked again and again, one question at a time."""
+
+    def __init__(self, own: str, hub: str, context: zmq.Context[zmq.Socket[bytes]], keys: ClientKeys | None) -> None:
+        """`own`: the name of the feed of who asks."""
+        self._own, self._hub, self._keys = own, hub, keys
+        self.at = 0.0
+        """When to ask, by the monotonic clock."""
+        self._number = self._unanswered = 0
+        self._why = ""
+        self.socket = socket = context.socket(zmq.DEALER)
+        self._connections = Connections(socket)
+        socket.linger, socket.sndhwm, socket.rcvhwm = 0, 1, 1
+        socket.setsockopt(zmq.MAXMSGSIZE, _MOST_ANSWER_BYTES)
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # nothing waits for a hub that is away
+        keep_alive(socket)
+        allow_ipv6(socket, hub)
+        use_keys(socket, keys)
+        socket.connect(hub)
+
+    def close(self) -> None:
+        """Close its socket."""
+        self._connections.close()
+        self.socket.close()
+
+    def ask(self, now: float, me: Site, every_s: float) -> None:
+        """Ask, if it is time for that; say once that it is away."""
+        if now < self.at:
+            return
+        self._connections.look()
+        if self._unanswered and self._unanswered % _LATELY == 0:
+            if self._unanswered == _LATELY:
+                why = refusal_of(self._connections.failures.keys() - {Failure.LEFT}, self._keys)
+                log.warning(
+                    "hub of feed %r: hub %s does not answer which sites there are%s; it is asked again every %g s",
+                    self._own,
+                    self._hub,
+                    f", as {why}" if why else "",
+                    every_s,
+                )
+            with suppress(zmq.ZMQError):
+                self.socket.disconnect(self._hub)
+            self.socket.connect(self._hub)  # libzmq gives up who refuses it
+        self._unanswered += 1
+        self._number += 1
+        self.at = now + (every_s if self._is_asked(me) else min(every_s, _CONNECTING_S))
+
+    def _is_asked(self, me: Site) -> bool:
+        try:
+            self.socket.send(ENCODER.encode(FindSites(self._number, me)), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def answered(self) -> list[Site]:
+        """Return the sites that it has named, if it has answered since."""
+        found = list[Site]()
+        with suppress(zmq.Again):
+            while True:
+                text = self.socket.recv(zmq.NOBLOCK)
+                try:
+                    answer = FOUND.decode(text)
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                    answer = Ended(f"its answer was not understood: {error}")
+                if isinstance(answer, Ended):
+                    if self._why != answer.why:
+                        self._why = answer.why
+                        log.error("hub of feed %r: hub %s names no sites: %s", self._own, self._hub, answer.why)
+                elif answer.number == self._number:
+                    found = answer.sites
+                    if self._unanswered > _LATELY:
+                        log.warning("hub of feed %r: hub %s answers again", self._own, self._hub)
+                    self._unanswered = 0
+        return found
+
+
+def _site_of(feed: Feed) -> Site:
+    """Return what others are told of a feed. Raises ConfigError for keys that cannot be read."""
+    return Site(msgspec.json.encode(_told_of(feed)), keys_of(feed))
+
+
+def _told_of(feed: Feed) -> Feed:
+    """Return what of a feed holds at other sites, too."""
+    feed = feed.as_recorded()
+    slices = tuple(replace(part, cpus=(), io_cpus=(), interface="") for part in feed.slices)
+    return replace(feed, slices=slices)
+
+
+def _feed_of(site: Site) -> Feed:
+    """Return a site's feed. Raises ConfigError naming what is wrong with it."""
+    try:
+        return feed_of_hub(_told_of(msgspec.json.decode(site.feed, type=Feed)))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"its feed was not understood: {error}") from None

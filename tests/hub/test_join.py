@@ -1,0 +1,347 @@
+"""Hubs that find each other: each asks those it knows for the others, and passes on here what is wanted of them."""
+
+from __future__ import annotations
+
+import logging
+import queue
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from blackbox import Client, ConfigError, Feed, Hub, Subscriber
+from blackbox.feed.endpoint import free_endpoints
+from blackbox.feed.security import Security
+from blackbox.hub.join import Join
+from blackbox.hub.load import load_hub
+from blackbox.hub.pair import Pair
+from blackbox.hub.paired_hub import PairedHub
+from blackbox.testing import wait_until
+from tests.cli.commands import write_feed
+from tests.hub.hubs import hub_feed
+from tests.hub.pairs import pair_feed
+from tests.hub.test_sites import here
+from tests.keyring import Keyring
+
+WAIT_S = 60.0
+EVERY_NS = 50_000_000
+SITES = ("ams", "ldn", "nyc", "tyo")
+
+
+def ports(count: int) -> tuple[int, int]:
+    """Neighbouring ports that nobody has now."""
+    while True:
+        (endpoint,) = free_endpoints("tcp", "ports", 1, 1)[0]
+        first = int(endpoint.rpartition(":")[2])
+        found = [int(each[0].rpartition(":")[2]) for each in free_endpoints("tcp", "ports", count - 1, 1)]
+        if found == list(range(first + 1, first + count)):
+            return first, first + count - 1
+
+
+def joining(directory: Path, *ask: Feed, count: int = 8, keys: tuple[str, ...] = ()) -> Join:
+    return Join(
+        ask=tuple(feed.hub for feed in ask),
+        ask_keys=keys,
+        directory=str(directory / "sites"),
+        ports=ports(count),
+        every_ns=EVERY_NS,
+    )
+
+
+def path_of(directory: Path, site: str) -> Path:
+    """What readers load of another site."""
+    return directory / "sites" / f"{site}.toml"
+
+
+def wait_found(directory: Path, *sites: str) -> list[Feed]:
+    """Wait until they are found; as readers there load them."""
+    wait_until(lambda: all((directory / "sites" / "there" / f"{site}.toml").exists() for site in sites), WAIT_S)
+    return [Feed.load(path_of(directory, site)) for site in sites]
+
+
+def wait_log(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    wait_until(lambda: text in caplog.text, WAIT_S)
+
+
+def assert_comes(feed: Feed, seen: Feed, directory: Path) -> None:
+    """What is put to a feed's hub comes to who reads it elsewhere."""
+    with Client(seen, "reader", directory) as reading, Client(feed) as putting:
+        reading.subscribe(b"A.")
+        for number in range(3):
+            place = putting.put(b"A.x", b"%d" % number)
+            message = reading.get(b"A.", WAIT_S)
+            assert (message.slice_id, message.epoch, message.sequence) == place
+            assert message.payload == b"%d" % number
+        reading.commit()
+
+
+def test_hubs_that_ask_one_of_them_find_all_and_each_passes_on_the_others(tmp_path: Path) -> None:
+    feeds = {site: hub_feed(site, slices=1) for site in SITES}
+    with ExitStack() as stack:
+        hubs = {
+            site: stack.enter_context(
+                Hub(feed, tmp_path / site, join=joining(tmp_path / site, feeds["ldn"]))  # itself, too
+            )
+            for site, feed in feeds.items()
+        }
+        for site, hub in hubs.items():
+            others = [each for each in SITES if each != site]
+            seen = wait_found(tmp_path / site, *others)
+            wait_until(lambda: len(hub.sites.relays) == len(others), WAIT_S)
+            for other, feed in zip(others, seen, strict=True):
+                assert_comes(feeds[other], feed, tmp_path / f"{site}-{other}")
+                assert msgspec.structs.replace(feed, slices=feeds[other].slices) == feeds[other]
+
+
+def test_a_site_that_joins_later_is_found_by_all(tmp_path: Path) -> None:
+    feeds = {site: hub_feed(site, slices=1) for site in SITES[:3]}
+    with (
+        Hub(feeds["ldn"], tmp_path / "ldn", join=joining(tmp_path / "ldn")),
+        Hub(feeds["ams"], tmp_path / "ams", join=joining(tmp_path / "ams", feeds["ldn"])),
+    ):
+        wait_found(tmp_path / "ldn", "ams")
+        wait_found(tmp_path / "ams", "ldn")
+        # It asks another one than the others did.
+        with Hub(feeds["nyc"], tmp_path / "nyc", join=joining(tmp_path / "nyc", feeds["ams"])):
+            for site in SITES[:2]:
+                (seen,) = wait_found(tmp_path / site, "nyc")
+                assert_comes(feeds["nyc"], seen, tmp_path / f"{site}-reader")
+            wait_found(tmp_path / "nyc", *SITES[:2])
+
+
+def test_a_hub_that_is_away_is_asked_again_and_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ams, ldn = hub_feed("ams", slices=1), hub_feed("ldn", slices=1)
+    with Hub(ams, tmp_path / "ams", join=joining(tmp_path / "ams", ldn)) as hub:
+        wait_log(caplog, f"hub {ldn.hub} does not answer which sites there are; it is asked again every 0.05 s")
+        asked = hub.sites._asked[ldn.hub]
+        wait_until(lambda: asked._unanswered > 10, WAIT_S)
+        assert caplog.text.count("does not answer which sites") == 1
+        with Hub(ldn, tmp_path / "ldn"):
+            wait_until(lambda: len(hub.sites.relays) == 1, WAIT_S)
+            wait_log(caplog, f"hub {ldn.hub} answers again")
+
+
+def test_a_hub_that_joins_nobody_names_its_peers_and_passes_on_nobody_who_asks(tmp_path: Path) -> None:
+    ams, ldn, nyc = (hub_feed(site, slices=1) for site in SITES[:3])
+    with (
+        Hub(ldn, tmp_path / "ldn", peers=[(nyc, here(nyc))]) as hub,
+        Hub(ams, tmp_path / "ams", join=joining(tmp_path / "ams", ldn)),
+    ):
+        there = [feed.slices for feed in wait_found(tmp_path / "ams", "ldn", "nyc")]
+        assert there != [ldn.slices, nyc.slices]
+        assert Feed.load(tmp_path / "ams" / "sites" / "there" / "nyc.toml") == nyc  # straight from where it is put
+        assert hub.sites.relays == ()
+
+
+def test_two_sites_of_one_name_are_told_and_the_first_one_stays(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ams, ldn, other = hub_feed("ams", slices=1), hub_feed("ldn", slices=1), hub_feed("ldn", slices=1)
+    with (
+        Hub(ams, tmp_path / "ams", join=joining(tmp_path / "ams")) as hub,
+        Hub(ldn, tmp_path / "ldn", join=joining(tmp_path / "ldn", ams)),
+    ):
+        (seen,) = wait_found(tmp_path / "ams", "ldn")
+        with Hub(other, tmp_path / "other", join=joining(tmp_path / "other", ams)):
+            wait_log(caplog, f"feed 'ldn' was of hub {other.hub}, and of {ldn.hub}, expected a name for each")
+            assert_comes(ldn, seen, tmp_path / "reader")
+            assert [relay.upstream for relay in hub.sites.relays] == [ldn]
+    said = [record for record in caplog.records if record.message.startswith("hub of feed 'ams': a site was not taken")]
+    assert len(said) == 1
+
+
+def test_a_site_of_our_own_name_is_told_and_not_passed_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ams, other = hub_feed("ams", slices=1), hub_feed("ams", slices=1)
+    with (
+        Hub(other, tmp_path / "other"),
+        Hub(ams, tmp_path / "ams", join=joining(tmp_path / "ams", other)) as hub,
+    ):
+        wait_log(caplog, f"feed 'ams' was of hub {other.hub}, and of {ams.hub}, expected a name for each")
+        assert hub.sites.relays == ()
+
+
+def test_a_peer_of_the_hub_file_stays_as_it_is_there(tmp_path: Path) -> None:
+    ams, ldn, nyc = (hub_feed(site, slices=1) for site in SITES[:3])
+    with (
+        Hub(ldn, tmp_path / "ldn", peers=[(nyc, here(nyc))]),
+        Hub(ams, tmp_path / "ams", peers=[(ldn, here(ldn))], join=joining(tmp_path / "ams", ldn)),
+    ):
+        wait_found(tmp_path / "ams", "nyc")
+        assert not path_of(tmp_path / "ams", "ldn").exists()
+
+
+def test_a_site_that_leads_back_here_is_let_go_and_the_hub_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ams, ldn, nyc, tyo = (hub_feed(site, slices=1) for site in SITES)
+    join = joining(tmp_path / "ams", ldn)
+    # Each of the two is to be had where ams passes the other one on.
+    at = [msgspec.structs.replace(ldn.slices[0], endpoints=(f"tcp://127.0.0.1:{join.ports[0] + n}",)) for n in (1, 2)]
+    peers = [
+        (msgspec.structs.replace(feed, slices=(part,)), here(feed))
+        for feed, part in zip((nyc, tyo), reversed(at), strict=True)
+    ]
+    with Hub(ldn, tmp_path / "ldn", peers=peers), Hub(ams, tmp_path / "ams", join=join):
+        wait_log(caplog, "is its own source: ams -> ams")
+        (seen,) = wait_found(tmp_path / "ams", "ldn")
+        assert_comes(ldn, seen, tmp_path / "reader")
+
+
+def test_too_few_ports_are_told_and_other_sites_are_found(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ams, ldn, nyc = hub_feed("ams", slices=1), hub_feed("ldn", slices=3), hub_feed("nyc", slices=2)
+    with (
+        Hub(ldn, tmp_path / "ldn", peers=[(nyc, here(nyc))]),
+        Hub(ams, tmp_path / "ams", join=joining(tmp_path / "ams", ldn, count=2)) as hub,
+    ):
+        wait_log(caplog, "had 2 that are free, expected 3 for the slices of feed 'ldn'")
+        wait_found(tmp_path / "ams", "nyc")
+        wait_until(lambda: len(hub.sites.relays) == 1, WAIT_S)
+
+
+def test_a_hub_that_starts_again_goes_on_with_the_sites_and_ports_that_it_had(tmp_path: Path) -> None:
+    ams, ldn = hub_feed("ams", slices=2), hub_feed("ldn", slices=2)
+    join = joining(tmp_path / "ams", ldn)
+    with Hub(ldn, tmp_path / "ldn"):
+        with Hub(ams, tmp_path / "ams", join=join):
+            (seen,) = wait_found(tmp_path / "ams", "ldn")
+        # Nobody is asked now.
+        with Hub(ams, tmp_path / "ams", join=msgspec.structs.replace(join, ask=(), every_ns=10**12)) as hub:
+            assert len(hub.sites.relays) == 1
+            assert_comes(ldn, seen, tmp_path / "reader")
+
+
+def test_a_site_that_has_moved_is_passed_on_at_the_same_ports(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ams, ldn = hub_feed("ams", slices=1), hub_feed("ldn", slices=1)
+    moved = msgspec.structs.replace(ldn, slices=here(ldn).slices)
+    with Hub(ams, tmp_path / "ams", join=joining(tmp_path / "ams", ldn)):
+        with Hub(ldn, tmp_path / "ldn"):
+            (seen,) = wait_found(tmp_path / "ams", "ldn")
+        with Hub(moved, tmp_path / "ldn"):
+            wait_log(caplog, "has changed: feed 'ldn'")
+            assert wait_found(tmp_path / "ams", "ldn") == [seen]
+            assert_comes(moved, seen, tmp_path / "reader")
+
+
+def test_a_damaged_file_of_a_site_ends_the_start(tmp_path: Path) -> None:
+    ams, ldn = hub_feed("ams", slices=1), hub_feed("ldn", slices=1)
+    join = joining(tmp_path / "ams", ldn)
+    with Hub(ldn, tmp_path / "ldn"), Hub(ams, tmp_path / "ams", join=join):
+        wait_found(tmp_path / "ams", "ldn")
+    path_of(tmp_path / "ams", "ldn").write_text("name = ")
+    with pytest.raises(ConfigError, match=r"ldn\.toml is not TOML"):
+        Hub(ams, tmp_path / "ams", join=join).start()
+
+
+def test_either_of_two_hubs_is_asked_also_the_passive_one(tmp_path: Path) -> None:
+    ams, ldn = hub_feed("ams", slices=1), pair_feed("ldn", slices=1)
+    links = [each[0] for each in free_endpoints("tcp", "links", 2, 1)]
+    passive = PairedHub(ldn, tmp_path / "ldn", pair=Pair(role="backup", link=links[1], peer=links[0]))
+    asks_backup = msgspec.structs.replace(joining(tmp_path / "ams"), ask=(ldn.hub_backup,))
+    with passive, Hub(ams, tmp_path / "ams", join=asks_backup):
+        (seen,) = wait_found(tmp_path / "ams", "ldn")
+        assert passive.statistics().life == "passive"
+        assert (seen.hub, seen.hub_backup, len(seen.slices[0].lines)) == (ldn.hub, ldn.hub_backup, 1)
+
+
+def test_sites_with_keys_find_each_other_and_a_stranger_is_no_site(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ring = Keyring(tmp_path, *SITES[:3])
+    for site in SITES[:3]:
+        ring.allow(site, *SITES[:3])
+    plain = {site: hub_feed(site, slices=1) for site in SITES[:3]}
+    feeds = {site: ring.feed(feed, site) for site, feed in plain.items()}
+    keys = (str(ring.path("ldn")),)
+    with (
+        Hub(feeds["ldn"], tmp_path / "ldn", join=joining(tmp_path / "ldn")),
+        Hub(feeds["ams"], tmp_path / "ams", join=joining(tmp_path / "ams", feeds["ldn"], keys=keys)),
+        Hub(feeds["nyc"], tmp_path / "nyc", join=joining(tmp_path / "nyc", feeds["ldn"], keys=keys)),
+    ):
+        (seen,) = wait_found(tmp_path / "ams", "nyc")  # of which ldn has told the key
+        wait_found(tmp_path / "ldn", "ams", "nyc")
+        wait_found(tmp_path / "nyc", "ams")
+        assert seen.security == Security(
+            key=str(ring.path("ams", "key_secret")),
+            server_keys=(str(tmp_path / "ams" / "sites" / "keys" / "ams.key"),),
+            archive_keys=(str(tmp_path / "ams" / "sites" / "keys" / "nyc-0.key"),),
+            allowed_keys=str(tmp_path / "allowed-by-ams"),
+        )
+        got: queue.Queue[bytes] = queue.Queue()
+        subscriber = Subscriber(seen)
+        subscriber.on(b"")(lambda message: got.put(bytes(message.payload)))
+        with subscriber, Client(ring.feed(plain["nyc"], "ams", "nyc")) as putting:
+            putting.put(b"A.x", b"1", timeout=WAIT_S)
+            assert got.get(timeout=WAIT_S) == b"1"
+        # It may connect with the key of ams, and says that it is another site, with another key.
+        liar = ring.feed(hub_feed("tyo", slices=1), "ams", "nyc")
+        with Hub(liar, tmp_path / "liar", join=joining(tmp_path / "liar", feeds["ldn"], keys=keys)):
+            wait_log(caplog, "names no sites: site 'tyo' had the keys")
+        assert not path_of(tmp_path / "ldn", "tyo").exists()
+
+
+def test_a_site_without_keys_is_not_taken_by_one_that_has_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ring = Keyring(tmp_path, "ams", "ldn")
+    ring.allow("ldn", "ams")
+    ams, ldn, nyc = (hub_feed(site, slices=1) for site in SITES[:3])
+    join = joining(tmp_path / "ams", ldn, keys=(str(ring.path("ldn")),))
+    with (
+        Hub(ring.feed(ldn, "ldn"), tmp_path / "ldn", peers=[(nyc, here(nyc))]),
+        Hub(ring.feed(ams, "ams"), tmp_path / "ams", join=join),
+    ):
+        wait_log(caplog, "feed 'nyc' had none of the keys of [security], expected some as here")
+        wait_found(tmp_path / "ams", "ldn")
+
+
+def test_the_key_of_a_hub_that_is_asked_is_missing(tmp_path: Path) -> None:
+    ring = Keyring(tmp_path, "ams")
+    ams, ldn = hub_feed("ams", slices=1), hub_feed("ldn", slices=1)
+    with pytest.raises(ConfigError, match="ask_keys were missing"):
+        Hub(ring.feed(ams, "ams"), tmp_path / "ams", join=joining(tmp_path / "ams", ldn)).start()
+
+
+def test_a_hub_file_says_whom_to_ask(tmp_path: Path) -> None:
+    ams, ldn = hub_feed("ams", slices=1), hub_feed("ldn", slices=1)
+    write_feed(ams, tmp_path / "ams.toml")
+    file, (first, last) = tmp_path / "hub.toml", ports(2)
+    text = (
+        f'feed = "ams.toml"\ndirectory = "kept"\n[join]\nask = ["{ldn.hub}"]\n'
+        f'directory = "sites"\nports = [{first}, {last}]\n'
+    )
+    file.write_text(text)
+    with Hub(ldn, tmp_path / "ldn"), load_hub(file):
+        wait_found(tmp_path, "ldn")
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "why"),
+    [
+        ('directory = "sites"', "", "join: key 'directory' was missing"),
+        ("ports = [17200, 17210]", "ports = [17210, 17200]", r"ports were \[17210, 17200\]"),
+        ("ports = [17200, 17210]", "ports = [17200]", "join.ports"),
+        ("ports = [17200, 17210]", "ports = [0, 9]", "join.ports"),
+        ('ask = ["tcp://ldn:1"]', 'ask = ["ldn"]', "ask was 'ldn'|endpoint was 'ldn'"),
+        ('ask = ["tcp://ldn:1"]', "asks = []", "unknown key 'join.asks', did you mean 'ask'"),
+        ('ask = ["tcp://ldn:1"]', 'ask = ["tcp://ldn:1"]\nask_keys = ["a", "b"]', "ask_keys were 2"),
+        ('ask = ["tcp://ldn:1"]', "every_ns = 1", "every_ns was 1"),
+        ('ask = ["tcp://ldn:1"]', 'host = "1.2.3"', "host of endpoint"),
+    ],
+)
+def test_a_join_that_is_wrong_is_named(tmp_path: Path, was: str, now: str, why: str) -> None:
+    write_feed(hub_feed("ams", slices=1), tmp_path / "ams.toml")
+    good = 'ask = ["tcp://ldn:1"]\ndirectory = "sites"\nports = [17200, 17210]\n'
+    assert was in good
+    file = tmp_path / "hub.toml"
+    file.write_text('feed = "ams.toml"\ndirectory = "kept"\n[join]\n' + good.replace(was, now))
+    with pytest.raises(ConfigError, match=why):
+        load_hub(file)
+
+
+def test_an_address_of_another_host_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+    ams, ldn = hub_feed("ams", slices=1), hub_feed("ldn", slices=1)
+    join = msgspec.structs.replace(joining(tmp_path / "ams", ldn), host="192.0.2.1")
+    with Hub(ldn, tmp_path / "ldn"), Hub(ams, tmp_path / "ams", join=join):
+        wait_log(caplog, "host was '192.0.2.1', expected an address of this host")
