@@ -25,6 +25,7 @@ from blackbox import Block, Source
 
 DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 BLOCK_BYTES = 256 << 10
+MOST_BODIES = 500
 LEAST_S = 0.05
 """A figure is of so much time at least: the captures are small."""
 
@@ -64,11 +65,16 @@ def _sources() -> dict[str, Source]:
 @cache
 def bodies_of(name: str) -> list[bytes]:
     """The messages of a capture as bodies of blocks, as large as those of a burst."""
-    found = []
+    return _bodies(name, 0)
+
+
+def _bodies(name: str, rows: int) -> list[bytes]:
+    """The same in blocks of so many rows, up to `MOST_BODIES` of them; 0: of `BLOCK_BYTES`, and all."""
+    found: list[bytes] = []
     for chunk in _sources()[name].chunks():
-        rows = max(1, BLOCK_BYTES // (int(chunk.lengths.mean()) + 20))
-        for start in range(0, len(chunk.starts), rows):
-            part = slice(start, start + rows)
+        step = rows or max(1, BLOCK_BYTES // (int(chunk.lengths.mean()) + 20))
+        for start in range(0, len(chunk.starts), step):
+            part = slice(start, start + step)
             block = Block.encode(
                 chunk.topics,
                 chunk.topic_index[part],
@@ -78,6 +84,8 @@ def bodies_of(name: str) -> list[bytes]:
                 lengths=chunk.lengths[part],
             )
             found.append(block.body.tobytes())
+            if rows and len(found) == MOST_BODIES:
+                return found
     return found
 
 
@@ -120,6 +128,33 @@ def test_compression(benchmark: BenchmarkFixture, name: str, way: str) -> None:
     for title, codec in CODECS.items():
         kind: Kind = "limit" if title == COPY else "ours"
         contest.add(title, partial(measure, codec, bodies), kind)
+    contest.run(benchmark)
+    for title, codec in CODECS.items():
+        contest.show(f"{title}: times smaller", f"{size / sum(len(codec.pack(body)) for body in bodies):10.2f}")
+
+
+def _cost(codec: Codec, bodies: list[bytes], rows: int) -> float:
+    """ns of CPU a message, there and back."""
+    done, started = 0, time.process_time()
+    while (spent := time.process_time() - started) < LEAST_S:
+        for body in bodies:
+            codec.unpack(codec.pack(body), len(body))
+        done += len(bodies) * rows
+    return spent / done * 1e9
+
+
+@pytest.mark.parametrize("name", ["ITCH 5.0", "IEX DEEP"])
+@pytest.mark.parametrize("rows", [1, 10, 100, 1_000])
+def test_blocks_of_few_messages(benchmark: BenchmarkFixture, name: str, rows: int) -> None:
+    """CPU time to pack and unpack a message in blocks as a slow feed sends them, and how many times smaller they get."""
+    if not DATA.is_dir():
+        pytest.skip(f"no real captures at {DATA}")
+    bodies = [body for body in _bodies(name, rows) if body]
+    size = sum(map(len, bodies))
+    contest = Contest(f"{name}: blocks of {rows} messages, packed and unpacked", "ns", lower=True, topology=__doc__)
+    for title, codec in CODECS.items():
+        kind: Kind = "limit" if title == COPY else "ours"
+        contest.add(title, partial(_cost, codec, bodies, rows), kind)
     contest.run(benchmark)
     for title, codec in CODECS.items():
         contest.show(f"{title}: times smaller", f"{size / sum(len(codec.pack(body)) for body in bodies):10.2f}")

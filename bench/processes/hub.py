@@ -4,21 +4,63 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy
 
 from bench.processes.acknowledged import PAYLOAD_BYTES
 from bench.processes.child import answer, orders
+from bench.processes.pair import Order
+from bench.workload.load import LEAD_NS, Load, column_rows, due_ns, many, singles, when_due
 from blackbox import Client, Feed, Hub
+from blackbox.block.format import HEADER_BYTES
+
+_COLUMNS: Final = 10_000
+"""Messages of a call of `put_many`."""
 
 
-def serve(feed: Any, directory: str) -> None:
-    """Be a hub; answer each order with the puts stored so far."""
-    with Hub(msgspec.convert(feed, Feed), directory) as hub:
+def serve(feed: Any, directory: str, peers: Any = ()) -> None:
+    """Be a hub; answer each order with the puts stored so far, and what it has passed on of other sites' feeds."""
+    with Hub(msgspec.convert(feed, Feed), directory, peers=msgspec.convert(peers, list[tuple[Feed, Feed]])) as hub:
         for _ in orders():
-            answer(stored=hub.statistics().stored)
+            passed = [peer.statistics() for peer in hub.peers]
+            answer(
+                stored=hub.statistics().stored,
+                messages=sum(each.messages for each in passed),
+                bytes=sum(each.body_bytes + each.blocks * HEADER_BYTES for each in passed),
+                filters=sum(line.filters_above for each in passed for line in each.lines),
+            )
+
+
+def send(feed: Any) -> None:
+    """Put what is ordered, in columns or, at a rate, one by one; the hub has all of it when this is answered."""
+    with Client(msgspec.convert(feed, Feed)) as client:
+        for said in orders():
+            load = msgspec.convert(said, Order).load
+            before = time.process_time()
+            began = _send_singly(client, load) if load.rate else _send_columns(client, load)
+            ended = time.time_ns()
+            client.flush()
+            client.numbered(60.0)  # which is answered once all before it is published
+            cpu_s = None if load.rate else time.process_time() - before
+            answer(began=began, ended=ended, flushed=time.time_ns(), cpu_s=cpu_s)
+
+
+def _send_columns(client: Client, load: Load) -> int:
+    pool, began = load.pool, time.time_ns()
+    for start, rows in column_rows(load, _COLUMNS):
+        times = pool.ts_event[: rows.stop - rows.start] + (start + 1)
+        client.put_many(pool.topics, pool.topic_index[rows], pool.payloads[rows], times)
+    return began
+
+
+def _send_singly(client: Client, load: Load) -> int:
+    messages = list(many(singles(load), load.messages))
+    began = time.time_ns() + LEAD_NS
+    for due, (topic, payload, _) in when_due((due_ns(load) + began).tolist(), messages):
+        client.put_soon(topic, payload, ts_event=due)
+    return began
 
 
 def put(feed: Any, acknowledged: Any) -> None:

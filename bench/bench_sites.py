@@ -1,0 +1,200 @@
+"""Two sites with a hub each: what it costs to read the other site's feed, and what crosses. Messages of 100 bytes.
+
+    direct    Client ==puts==> hub "ldn" =====================================> SUB process
+    ours      Client ==puts==> hub "ldn" ==what is wanted==> hub "ams" =======> SUB process
+    nats      nats-py process --> nats-server --------------------------------> nats-py process
+    leaf      nats-py process --> nats-server ==> nats-server, its leaf node ----> nats-py process
+
+All over TCP loopback, on the same two cores: no line between the sites is slow here, and every process beside the first
+three takes its time from them. Ours stores and numbers each message before it is published; core NATS stores nothing,
+and carries blocks packed by hand, or single messages.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from bench.measure.contest import Contest, Figure, Lost, expect
+from bench.processes.child import Child
+from bench.processes.pair import Form, Order, Pair, Work, play
+from bench.rivals.rival import HOLDS, need, tcp
+from bench.rivals.servers import Missing, free_port, nats_server
+from bench.workload.load import Load
+from blackbox import Feed
+
+MESSAGES: Final = 300_000
+BLOCKS: Final = 400_000
+"""Messages of a round of NATS, in blocks."""
+TOPICS: Final = 100
+RATE: Final = 1_000
+PACED: Final = 2_000
+SLICES: Final = 8
+PATIENCE_S: Final = 30.0
+DIRECT, ACROSS = "read at the hub where it is put", "read at the other hub"
+STORED: Final = "stored and numbered before it is published"
+
+
+class Sites(NamedTuple):
+    """Two hubs, and the feeds that readers of each site load to read what is put in London."""
+
+    ldn: Feed
+    here: Feed
+    ams: Child
+    """The hub of Amsterdam."""
+
+    def crossed(self) -> dict[str, int]:
+        """Messages and bytes that have crossed so far, once nobody wants anything any more."""
+        deadline = time.monotonic() + PATIENCE_S
+        while (told := self.ams.ask({}))["filters"]:
+            if time.monotonic() > deadline:
+                raise Lost(f"filters above were {told['filters']}, expected 0 as nobody reads")
+        return dict(told)
+
+
+@contextmanager
+def _sites(directory: Path, slices: int) -> Iterator[Sites]:
+    ldn, ams = (
+        msgspec.structs.replace(Feed.local(name, slices=slices), archives=(tcp(),), hub=tcp())
+        for name in ("ldn", "ams")
+    )
+    here = msgspec.structs.replace(ldn, slices=Feed.local("ldn", slices=slices).slices)
+    serve = "bench.processes.hub:serve"
+    with (
+        Child(serve, feed=ldn, directory=str(directory / "ldn")),
+        Child(serve, feed=ams, directory=str(directory / "ams"), peers=[(ldn, here)]) as hub,
+    ):
+        yield Sites(ldn, here, hub)
+
+
+def _pair(feed: Feed) -> Pair:
+    """Who puts to a hub, and who reads."""
+    return Pair(
+        partial(Child, "bench.processes.hub:send", feed=feed), partial(Child, "bench.processes.receiver:receive")
+    )
+
+
+def _nats_pairs(contest: Contest, stack: ExitStack, directory: Path, form: Form) -> Iterator[tuple[str, Pair]]:
+    """Start a server, who reads is there; and one with a leaf node, where who reads is."""
+    try:
+        need("nats-py:nats", "uvloop")
+        port, files = free_port(), [directory / f"{name}.conf" for name in ("ldn", "ams")]
+        files[0].write_text(f'leafnodes {{ listen: "127.0.0.1:{port}" }}\n')
+        files[1].write_text(f'leafnodes {{ remotes: [ {{ url: "nats://127.0.0.1:{port}" }} ] }}\n')
+        alone = stack.enter_context(nats_server())
+        source, leaf = [stack.enter_context(nats_server("-c", str(file))) for file in files]
+    except Missing as why:
+        contest.skip("nats-server", str(why))
+        return
+    for name, at, to in (("nats-server", alone, alone), ("a leaf node of nats-server", source, leaf)):
+        pair = Pair(
+            partial(Child, "bench.rivals.plain_nats:publish", address=at.url, form=form),
+            partial(Child, "bench.rivals.plain_nats:receive", address=to.url, form=form),
+            server_pid=to.pid,
+            strict=False,
+        )
+        yield f"{name} {to.version}", stack.enter_context(pair)
+
+
+def test_sites_throughput(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+    """M messages/s from the first put until the reader's callback has the last one."""
+    contest = Contest("Read at another site", "M messages/s", topology=__doc__)
+    with ExitStack() as stack:
+        sites = stack.enter_context(_sites(tmp_path, 1))
+        pair = stack.enter_context(_pair(sites.ldn))
+        for name, feed in ((ACROSS, sites.here), (DIRECT, sites.ldn)):
+            load = Load(feed=feed, messages=MESSAGES, topics=TOPICS)
+            contest.add(name, partial(pair.round, load, Work(form="compiled")), promise=STORED)
+        for name, rival in _nats_pairs(contest, stack, tmp_path, "blocks"):
+            contest.add(name, partial(rival.round, Load(messages=BLOCKS)), "rival", HOLDS)
+        contest.run(benchmark)
+        contest.show("the other hub beside where it is put", f"{contest.ratio(ACROSS, DIRECT):.2f} x")
+
+
+class _Both:
+    """Readers at both hubs, of the same run: what one comes later than the other is what crossing adds."""
+
+    def __init__(self, contest: Contest, sites: Sites, stack: ExitStack) -> None:
+        self._contest, self._feeds = contest, (sites.here, sites.ldn)
+        self._sender = stack.enter_context(Child("bench.processes.hub:send", feed=sites.ldn))
+        self._receivers = [stack.enter_context(Child("bench.processes.receiver:receive")) for _ in self._feeds]
+        self._direct: dict[str, float] = {}
+        self.added: list[dict[str, float]] = []
+
+    def across(self) -> float:
+        """Play a run; return the median of who reads at the other hub."""
+        loads = [Load(feed=feed, messages=PACED, rate=RATE, at_once=1, topics=TOPICS) for feed in self._feeds]
+        orders = [Order(load, Work(form="late")) for load in loads]
+        _, heard = play(self._sender, self._receivers, orders)
+        for each in heard:
+            if each.lost or each.missed:
+                raise Lost(each.lost or f"messages lost was {each.missed}, expected 0")
+        across, self._direct = heard[0].late_us, heard[1].late_us
+        self.added.append({each: across[each] - self._direct[each] for each in ("p50", "p99")})
+        self._contest.percentiles(ACROSS, across)
+        return across["p50"]
+
+    def direct(self) -> float:
+        """Return the median of who reads where it is put, of the same run."""
+        self._contest.percentiles(DIRECT, self._direct)
+        return self._direct["p50"]
+
+
+def _noted(contest: Contest, name: str, pair: Pair, load: Load) -> Figure:
+    percentiles, figure = pair.late(load, Work(form="late"))
+    contest.percentiles(name, percentiles)
+    return Figure(percentiles["p50"], figure.spent)
+
+
+def test_sites_latency(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+    """µs since a put was due, 1,000 single ones a second, for readers at both hubs at once."""
+    contest = Contest(f"Delay at another site, {RATE:,} puts/s: p50", "µs", lower=True, topology=__doc__)
+    with ExitStack() as stack:
+        both = _Both(contest, stack.enter_context(_sites(tmp_path, 1)), stack)
+        contest.add(ACROSS, both.across, promise=STORED)
+        contest.add(DIRECT, both.direct, promise=STORED)
+        for name, rival in _nats_pairs(contest, stack, tmp_path, "late"):
+            run = partial(_noted, contest, name, rival, Load(messages=PACED, rate=RATE, at_once=1))
+            contest.add(name, run, "rival", HOLDS)
+        contest.run(benchmark)
+        for percentile in ("p50", "p99"):
+            added = statistics.median(each[percentile] for each in both.added[1:])
+            contest.show(f"crossing adds, {percentile}", f"{added:.0f} µs")
+
+
+def _bytes_across(sites: Sites, sender: Child, receiver: Child, prefixes: tuple[bytes, ...]) -> float:
+    """Bytes that cross for each message that is put, with the heads of blocks."""
+    load = Load(feed=sites.here, messages=MESSAGES, topics=TOPICS, in_turn=True)
+    before = sites.crossed()
+    if prefixes:
+        _, (heard,) = play(sender, [receiver], [Order(load, Work(form="compiled", prefixes=prefixes))])
+        if heard.lost:
+            raise Lost(heard.lost)
+    else:
+        sender.ask(Order(load))
+    after = sites.crossed()
+    messages = after["messages"] - before["messages"]
+    expect("whether messages crossed", messages > 0, bool(prefixes))
+    return (after["bytes"] - before["bytes"]) / MESSAGES
+
+
+@pytest.mark.parametrize("slices", [1, SLICES])
+def test_sites_interest(benchmark: BenchmarkFixture, tmp_path: Path, slices: int) -> None:
+    """Bytes across for each message put, as nobody at the other site wants it, one topic is wanted, or all."""
+    contest = Contest(f"What crosses, {slices} slices", "bytes/message put", lower=True, topology=__doc__)
+    with ExitStack() as stack:
+        sites = stack.enter_context(_sites(tmp_path, slices))
+        sender = stack.enter_context(Child("bench.processes.hub:send", feed=sites.ldn))
+        receiver = stack.enter_context(Child("bench.processes.receiver:receive"))
+        for name, prefixes in (("all is wanted", (b"",)), ("one topic is", (b"S17.trade",)), ("nothing is", ())):
+            contest.add(name, partial(_bytes_across, sites, sender, receiver, prefixes))
+        contest.run(benchmark)
