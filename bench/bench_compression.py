@@ -37,6 +37,8 @@ class Codec(NamedTuple):
     unpack: Callable[[bytes, int], bytes]
 
 
+PACKS = {level: zstandard.ZstdCompressor(level=level) for level in (1, 3)}
+UNPACKS = zstandard.ZstdDecompressor()
 COPY = "none (a copy)"
 CODECS = {
     COPY: Codec(lambda body: bytes(bytearray(body)), lambda stored, size: bytes(bytearray(stored))),
@@ -45,12 +47,12 @@ CODECS = {
         lambda stored, size: lz4.block.decompress(stored, uncompressed_size=size),
     ),
     "zstd level 1": Codec(
-        lambda body: zstandard.ZstdCompressor(level=1).compress(body),
-        lambda stored, size: zstandard.ZstdDecompressor().decompress(stored, max_output_size=size),
+        PACKS[1].compress,
+        lambda stored, size: UNPACKS.decompress(stored, max_output_size=size),
     ),
     "zstd level 3": Codec(
-        lambda body: zstandard.ZstdCompressor(level=3).compress(body),
-        lambda stored, size: zstandard.ZstdDecompressor().decompress(stored, max_output_size=size),
+        PACKS[3].compress,
+        lambda stored, size: UNPACKS.decompress(stored, max_output_size=size),
     ),
 }
 
@@ -134,7 +136,7 @@ def test_compression(benchmark: BenchmarkFixture, name: str, way: str) -> None:
 
 
 def _cost(codec: Codec, bodies: list[bytes], rows: int) -> float:
-    """ns of CPU a message, there and back."""
+    """CPU time of a message, there and back, ns."""
     done, started = 0, time.process_time()
     while (spent := time.process_time() - started) < LEAST_S:
         for body in bodies:
@@ -146,7 +148,7 @@ def _cost(codec: Codec, bodies: list[bytes], rows: int) -> float:
 @pytest.mark.parametrize("name", ["ITCH 5.0", "IEX DEEP"])
 @pytest.mark.parametrize("rows", [1, 10, 100, 1_000])
 def test_blocks_of_few_messages(benchmark: BenchmarkFixture, name: str, rows: int) -> None:
-    """CPU time to pack and unpack a message in blocks as a slow feed sends them, and how many times smaller they get."""
+    """CPU time to pack and unpack a message of blocks as slow feeds send them, and how many times smaller they get."""
     if not DATA.is_dir():
         pytest.skip(f"no real captures at {DATA}")
     bodies = [body for body in _bodies(name, rows) if body]

@@ -138,6 +138,9 @@ class Sites:
         with self._changed:
             if hub != self._own.hub and (is_known or len(self._heard) < MOST_SITES):
                 self._heard[hub] = _Heard(site, time.monotonic())
+                return
+        if hub != self._own.hub:
+            self._say(logging.ERROR, f"hub {hub} was one more than {MOST_SITES}, and is not told to others")
 
     def _lately(self) -> dict[str, Site]:
         """Return the sites that have spoken themselves, by hub, and forget those that have not for long."""
