@@ -34,7 +34,9 @@ class Security(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Applies to subscribers, recorders and the upper side of relays."""
 
     archive_keys: tuple[str, ...] = ()
-    """Public key files of the feed's archives: one for all, or one each. Default: the first of `server_keys`."""
+    """Public key files of the feed's archives: one for all, or one each. Default: the first of `server_keys`.
+
+    A hub is an archive, too: clients expect of it the key of the first one, of a backup that of the second."""
 
     allowed_keys: str = ""
     """Directory of public key files (`*.key`): those who may connect to what this side binds. Default: none.

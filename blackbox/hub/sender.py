@@ -42,7 +42,7 @@ from blackbox.hub.protocol import (
 from blackbox.native.limits import Needs, start_thread
 from blackbox.transport.connections import Connections, Failure
 from blackbox.transport.context import allow_ipv6, new_context
-from blackbox.transport.curve import keys_of_line, refusal_of, use_keys
+from blackbox.transport.curve import keys_of_hub, refusal_of, use_keys
 from blackbox.transport.keep_alive import keep_alive
 from blackbox.transport.wakeup import Pipe
 
@@ -326,7 +326,7 @@ class Sender:
 
     def _connect(self) -> None:
         endpoint = self._hubs[self._hub]
-        self._keys = keys_of_line(self._feed, self._hub, endpoint)
+        self._keys = keys_of_hub(self._feed, self._hub, endpoint)
         use_keys(self._socket, self._keys)
         try:
             self._socket.connect(endpoint)

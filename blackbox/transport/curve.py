@@ -116,6 +116,16 @@ def keys_of_archive(feed: Feed, endpoint: str) -> ClientKeys | None:
     return _client_keys(feed, endpoint, lambda security: security.key_of_archive(place))
 
 
+def keys_of_hub(feed: Feed, place: int, endpoint: str) -> ClientKeys | None:
+    """Return the keys to connect to the first or second hub of a feed, as `keys_of_line`.
+
+    It is the archive of that place, too: where a relay passes the lines on, these are not its own.
+    """
+    return _client_keys(
+        feed, endpoint, lambda keys: keys.key_of_archive(place) if keys.archive_keys else keys.key_of_line(place)
+    )
+
+
 def _client_keys(feed: Feed, endpoint: str, server_of: Callable[[Security], str]) -> ClientKeys | None:
     if transport_of(endpoint) != "tcp":
         return None

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import queue
 from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from blackbox import Client, ConfigError, Feed, Hub, Subscriber
+from blackbox import Client, ConfigError, Feed, Hub
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.security import Security
 from blackbox.hub.join import Join
@@ -267,12 +266,7 @@ def test_sites_with_keys_find_each_other_and_a_stranger_is_no_site(
             archive_keys=(str(tmp_path / "ams" / "sites" / "keys" / "nyc-0.key"),),
             allowed_keys=str(tmp_path / "allowed-by-ams"),
         )
-        got: queue.Queue[bytes] = queue.Queue()
-        subscriber = Subscriber(seen)
-        subscriber.on(b"")(lambda message: got.put(bytes(message.payload)))
-        with subscriber, Client(ring.feed(plain["nyc"], "ams", "nyc")) as putting:
-            putting.put(b"A.x", b"1", timeout=WAIT_S)
-            assert got.get(timeout=WAIT_S) == b"1"
+        assert_comes(seen, seen, tmp_path / "reader")  # put, too, by way of the key of nyc
         # It may connect with the key of ams, and says that it is another site, with another key.
         liar = ring.feed(hub_feed("tyo", slices=1), "ams", "nyc")
         with Hub(liar, tmp_path / "liar", join=joining(tmp_path / "liar", feeds["ldn"], keys=keys)):
