@@ -69,6 +69,15 @@ def test_in_a_mesh_of_four_each_reader_gets_all_once_in_the_order_of_its_origin(
             client.subscribe(b"")
             with pytest.raises(TimeoutError):
                 client.get(b"", 0.01)
+        wait_until(
+            lambda: all(
+                line.filters_above and line.is_confirmed
+                for site in readers
+                for peer in hubs[site].peers
+                for line in peer.statistics().lines
+            ),
+            WAIT_S,
+        )
 
         def put_all(site: str) -> None:
             with Client(mesh.feeds[site]) as client:
