@@ -80,7 +80,8 @@ class ConflictError(HubError):
     def __init__(self, topic: bytes, expected: Place | None, found: Place, places: Places | None = None) -> None:
         """All are told in the text."""
         many = "" if places is None else f"{places['is_refused'].sum()} of {len(places)} puts were refused, the first: "
-        super().__init__(f"{many}topic {topic!r} was at {found}, expected {expected}")
+        was, wanted = ("without a value" if at is not None and not at.epoch else f"at {at}" for at in (found, expected))
+        super().__init__(f"{many}topic {topic!r} was {was}, expected it {wanted}")
         self.topic, self.expected, self.found, self.places = topic, expected, found, places
 
 

@@ -20,7 +20,7 @@ from blackbox.block.block import as_topic_index
 from blackbox.block.position import Place
 from blackbox.errors import ConfigError, ConflictError, HubError
 from blackbox.feed.feed import Feed
-from blackbox.hub.condition_columns import INT64, as_if_at, as_ttl_ns, check_revision, revision_of
+from blackbox.hub.condition_columns import INT64, as_if_at, as_revision, as_ttl_ns, revision_of
 from blackbox.hub.inbox import Inbox, check_client_name, not_subscribed, prefixes_of
 from blackbox.hub.protocol import (
     MOST_BYTES,
@@ -191,7 +191,7 @@ class Client:
         if not -INT64 <= ts_event < INT64:
             raise ValueError(f"ts_event was {ts_event!r}, expected an int64")
         if if_at is not None:
-            check_revision(if_at)
+            if_at = as_revision(if_at)
         if ttl is not None and (payload is None or not 0 < ttl * 1e9 <= MOST_TTL_NS):
             what = "without a value" if payload is None else f"of {ttl} s"
             raise ValueError(f"ttl was {what}, expected a put with a value, above 0 and up to {MOST_TTL_NS // 10**9} s")

@@ -9,27 +9,29 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.block.position import NOWHERE, Place
-from blackbox.hub.protocol import ANYWHERE, CONDITION, MOST_TTL_NS, Places
+from blackbox.hub.protocol import ANYWHERE, CONDITION, MOST_TTL_NS, PLACE, Places
 
 INT64: Final = 1 << 63
 _EXPECTED: Final = "expected a Place, as Table.revision returns it, or NOWHERE"
 
 
-def check_revision(if_at: Place) -> None:
-    """Raise TypeError or ValueError unless a topic's newest message can be there."""
+def as_revision(if_at: Any) -> Place:
+    """Return a Place, also of a row that `put_many` has returned. Raises TypeError or ValueError if it is none."""
+    if isinstance(if_at, numpy.void) and if_at.dtype == PLACE:
+        if_at = Place(int(if_at["slice"]), int(if_at["epoch"]), int(if_at["sequence"]))
     if type(if_at) is not Place:
         raise TypeError(f"if_at was {if_at!r}, {_EXPECTED}")
     if not (0 <= if_at.epoch < INT64 and -1 <= if_at.sequence < INT64):
         raise ValueError(f"if_at was {if_at}, {_EXPECTED}")
+    return if_at
 
 
 def as_if_at(if_at: Place | Sequence[Place | None] | Places | None, count: int) -> NDArray[Any] | None:
     """Return CONDITION[count] of one for all, or of a column; None: there are none. Raises TypeError or ValueError."""
     if if_at is None:
         return None
-    if isinstance(if_at, Place):
-        check_revision(if_at)
-        return numpy.array([if_at[1:]] * count, CONDITION)
+    if isinstance(if_at, Place | numpy.void):
+        return numpy.array([as_revision(if_at)[1:]] * count, CONDITION)
     if len(if_at) != count:
         raise ValueError(f"if_at had {len(if_at)} values, expected one Place, or {count}")
     if isinstance(if_at, numpy.ndarray) and {"epoch", "sequence"} <= set(if_at.dtype.names or ()):
@@ -39,10 +41,7 @@ def as_if_at(if_at: Place | Sequence[Place | None] | Places | None, count: int) 
         found = numpy.empty(count, CONDITION)
         found["epoch"], found["sequence"] = if_at["epoch"], if_at["sequence"]
         return found
-    for each in if_at:
-        if each is not None:
-            check_revision(each)
-    return numpy.array([ANYWHERE if each is None else each[1:] for each in if_at], CONDITION)
+    return numpy.array([ANYWHERE if each is None else as_revision(each)[1:] for each in if_at], CONDITION)
 
 
 def as_ttl_ns(ttl: Any, count: int) -> NDArray[numpy.int64] | None:

@@ -19,8 +19,8 @@ class _Request(
     timeout_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 10.0
 
 
-class At(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a message is, as answers tell it."""
+class At(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a message is; a whole answer may stand here."""
 
     slice: int
     epoch: Number

@@ -41,6 +41,7 @@ class Puts(Protocol):
         self,
         topic: bytes,
         payload: bytes | None,
+        id: bytes | None,  # noqa: A002
         *,
         ts_event: int,
         timeout: float,
@@ -154,6 +155,7 @@ class Table(Frames, Mapping[bytes, bytes]):
         topic: bytes,
         payload: bytes,
         *,
+        id: bytes | None = None,  # noqa: A002
         if_at: Place | None = None,
         ttl: float | None = None,
         ts_event: int = 0,
@@ -162,23 +164,38 @@ class Table(Frames, Mapping[bytes, bytes]):
         """Put a value through the hub, and return where it is; the table has it soon after: see `wait`.
 
         `if_at`: only if the topic's newest message is there, as `revision` told before you read the value; NOWHERE:
-        only if it has none. `ttl`: seconds until the hub deletes it, unless it is put anew. Raises as `Client.put`,
+        only if it has none. `ttl`: seconds until the hub deletes it, unless it is put anew. Put again with the same
+        `id`, as after NotStoredError, it is stored once. Raises as `Client.put`,
         ConflictError where another was first; ConfigError without a client, and for a topic without the prefix.
         """
-        return self._put(topic, payload, if_at, ttl, ts_event, timeout)
+        return self._put(topic, payload, id, if_at, ttl, ts_event, timeout)
 
-    def delete(self, topic: bytes, *, if_at: Place | None = None, timeout: float = 10.0) -> Place:
+    def delete(
+        self,
+        topic: bytes,
+        *,
+        id: bytes | None = None,  # noqa: A002
+        if_at: Place | None = None,
+        timeout: float = 10.0,
+    ) -> Place:
         """Take a topic out through the hub, by a message that has no value, as `put`; return where that is."""
-        return self._put(topic, None, if_at, None, 0, timeout)
+        return self._put(topic, None, id, if_at, None, 0, timeout)
 
     def _put(
-        self, topic: bytes, payload: bytes | None, if_at: Place | None, ttl: float | None, ts_event: int, timeout: float
+        self,
+        topic: bytes,
+        payload: bytes | None,
+        put_id: bytes | None,
+        if_at: Place | None,
+        ttl: float | None,
+        ts_event: int,
+        timeout: float,
     ) -> Place:
         if self._client is None:
             raise ConfigError(f"table {self.prefix!r} had no client, expected one: table(prefix, client=client)")
         if not topic.startswith(self.prefix):
             raise ConfigError(f"topic was {topic!r}, expected one of table {self.prefix!r}")
-        return self._client.put(topic, payload, ts_event=ts_event, timeout=timeout, if_at=if_at, ttl=ttl)
+        return self._client.put(topic, payload, put_id, ts_event=ts_event, timeout=timeout, if_at=if_at, ttl=ttl)
 
     def snapshot(self) -> tuple[dict[bytes, bytes], dict[tuple[int, bytes], Position]]:
         """Return all payloads by topic, and `at`, of one moment."""

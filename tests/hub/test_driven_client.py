@@ -118,7 +118,7 @@ def test_a_put_that_comes_second_is_told_where_its_topic_is(
         assert "topic b'A' was at Place(" in conflict["why"]
         second = put("A", "Yg==", if_at=conflict["found"])
         assert second == {**first, "sequence": 1}
-        put("A", None, if_at=second)
+        put("A", None, if_at={**second, "number": 0})  # a whole answer
         assert put("A", "Yw==", if_at=second)["found"] == "nowhere"
         put("B", "YQ==", ttl_s=0.05)
         wait_until(lambda: hub.statistics().ended == 1, 60)

@@ -69,7 +69,7 @@ def test_what_is_put_and_deleted_is_in_every_table(tmp_path: Path, feed: Feed) -
 def test_a_put_whose_condition_does_not_hold_is_refused_with_what_is_there(tmp_path: Path, feed: Feed) -> None:
     with Hub(feed, tmp_path) as hub, Client(feed) as client:
         first = client.put(b"A", b"1", if_at=NOWHERE)
-        with pytest.raises(ConflictError, match=r"topic b'A' was at Place\(.*\), expected Place\(") as refused:
+        with pytest.raises(ConflictError, match=r"topic b'A' was at Place\(.*\), expected it without a") as refused:
             client.put(b"A", b"2", if_at=NOWHERE)
         assert (refused.value.topic, refused.value.expected, refused.value.found) == (b"A", NOWHERE, first)
         second = client.put(b"A", b"2", if_at=first)
@@ -84,6 +84,25 @@ def test_a_put_whose_condition_does_not_hold_is_refused_with_what_is_there(tmp_p
         client.put(b"A", b"5", if_at=NOWHERE)
         assert hub.statistics().conflicts == 3
     assert [each[-1] for each in published(tmp_path, feed)] == [b"1", b"2", None, b"5"]
+
+
+def test_a_row_of_put_many_says_where_a_topic_is(tmp_path: Path, feed: Feed) -> None:
+    with Hub(feed, tmp_path), Client(feed) as client:
+        rows = client.put_many((b"A", b"B"), [0, 1], numpy.zeros((2, 1), numpy.uint8))
+        second = client.put(b"A", b"2", if_at=rows[0])
+        again = client.put_many((b"A", b"B"), [0, 1], numpy.zeros((2, 1), numpy.uint8), if_at=[second, rows[1]])
+        with pytest.raises(ConflictError):
+            client.put(b"B", b"2", if_at=rows[1])
+        assert client.put(b"B", b"2", if_at=again[1]).sequence == again[1]["sequence"] + 1
+
+
+def test_a_table_stores_a_put_with_an_id_once(tmp_path: Path, feed: Feed) -> None:
+    with Hub(feed, tmp_path), kept(feed) as table:
+        places = [table.put(b"A", b"1", id=b"first", if_at=NOWHERE) for _ in range(2)]
+        gone = [table.delete(b"A", id=b"second", if_at=places[0]) for _ in range(2)]
+    assert places[0] == places[1]
+    assert gone[0] == gone[1]
+    assert [each[-1] for each in published(tmp_path, feed)] == [b"1", None]
 
 
 def test_puts_that_share_a_request_are_judged_one_after_the_other(tmp_path: Path, feed: Feed) -> None:
