@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from blackbox.bridge.amqp import (
@@ -112,7 +113,7 @@ class AmqpQueue(HubInlet):
             message.channel.basic_reject(tag, requeue=False)
 
     def _let_go(self, channel: Any) -> None:
-        if stored := self._stored():
+        if stored := self._stored(partial(channel.basic_reject, requeue=False)):
             channel.basic_ack(stored[-1], multiple=True)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from blackbox.block.position import Place
 from blackbox.bridge.carrier import Away
@@ -24,6 +26,17 @@ _LAST_S: Final = 2.0
 _LOOK_S: Final = 0.05
 
 
+class _Put(NamedTuple):
+    """One message."""
+
+    name: Any
+    """What names it where it came from."""
+    future: Future[Place] | None = None
+    """None: it is not to be put."""
+    again: Callable[[], Future[Place]] | None = None
+    """Puts it once more; None: it was put by itself."""
+
+
 class HubInlet(Inlet):
     """Puts to a hub what another system keeps: each message until the hub has it. By its id it is stored once.
 
@@ -34,8 +47,8 @@ class HubInlet(Inlet):
         """Settings; nothing is opened. Raises ConfigError."""
         super().__init__(feed, url, prefix)
         self._client = Client(feed)
-        self._on_their_way: deque[tuple[Any, Future[Place] | None]] = deque()
-        """What names each where it came from, in that order; None: it is not to be put."""
+        self._on_their_way: deque[_Put] = deque()
+        """In the order in which they came."""
         self._counts = {"messages put": 0, "unwanted": 0, "refused": 0, **self._counts}
 
     def _open(self) -> None:
@@ -50,15 +63,16 @@ class HubInlet(Inlet):
         """Have a message on its way; False: no hub can have it. Raises Away when the hub takes too long."""
         if not topic.startswith(self._prefix):
             self._counts["unwanted"] += 1
-            self._on_their_way.append((name, None))
+            self._on_their_way.append(_Put(name))
             return True
+        put = partial(
+            self._client.put_soon, topic, payload, _id_of(put_id), ts_event=_time_of(ts_event), timeout=_PUT_S
+        )
         try:
-            future = self._client.put_soon(topic, payload, _id_of(put_id), ts_event=_time_of(ts_event), timeout=_PUT_S)
-        except NotStoredError as error:
-            raise Away(str(error)) from error
+            future = self._begin(put)
         except ConfigError as error:
             return self._refuse(str(error))
-        self._on_their_way.append((name, future))
+        self._on_their_way.append(_Put(name, future, put))
         future.add_done_callback(lambda _: self._pipe.poke())
         return True
 
@@ -68,29 +82,54 @@ class HubInlet(Inlet):
         self._counts["refused"] += 1
         return False
 
-    def _stored(self) -> list[Any]:
-        """Return what names those that the hub has, and all before them; once. Raises BridgeError when it refuses."""
+    def _stored(self, reject: Callable[[Any], object] = lambda _: None) -> list[Any]:
+        """Return what names those that the hub has, and all before them; once. What it refuses `reject` gets.
+
+        Raises BridgeError when the hub takes nothing more.
+        """
         names = list[Any]()
-        while self._on_their_way and ((future := self._on_their_way[0][1]) is None or future.done()):
-            if future is not None:
-                try:
-                    future.result()
-                except HubError as error:
-                    raise BridgeError(f"the hub refused what {self.url} has: {error}") from error
-                self._counts["messages put"] += 1
-            names.append(self._on_their_way.popleft()[0])
+        while self._on_their_way and ((future := self._on_their_way[0].future) is None or future.done()):
+            name, _, again = self._on_their_way[0]
+            error = None if future is None else future.exception()
+            if error is not None and again is not None:
+                if not self._put_alone(name, again):
+                    break
+                continue
+            self._on_their_way.popleft()
+            if error is not None:
+                self._refuse(str(error))
+                reject(name)
+                continue
+            self._counts["messages put"] += future is not None
+            names.append(name)
         return names
 
-    def _wait_stored(self) -> None:
-        """Wait until the hub has all, however long it is away; while the bridge ends only a little."""
+    def _put_alone(self, name: Any, again: Callable[[], Future[Place]]) -> bool:
+        """Put the first one again by itself: the hub refuses all that share a request. False: it is too late."""
+        if not self._wait_stored():
+            return False
+        self._on_their_way[0] = _Put(name, self._begin(again))
+        return self._wait_stored()
+
+    def _begin(self, put: Callable[[], Future[Place]]) -> Future[Place]:
+        try:
+            return put()
+        except NotStoredError as error:
+            raise Away(str(error)) from error
+        except HubError as error:
+            raise BridgeError(f"the hub takes nothing more of {self.url}: {error}") from error
+
+    def _wait_stored(self) -> bool:
+        """Wait until the hub has answered all, however long it is away; while the bridge ends only a little."""
         ends = None
-        for _, future in self._on_their_way:
+        for _, future, _ in self._on_their_way:
             while future is not None and not future.done():
                 if self._over.wait(_LOOK_S):
                     ends = ends or time.monotonic() + _LAST_S
                     if time.monotonic() > ends:
-                        return
+                        return False
                     time.sleep(_LOOK_S)
+        return True
 
 
 def _id_of(text: str | None) -> bytes | None:

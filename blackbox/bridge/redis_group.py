@@ -67,7 +67,8 @@ class RedisGroup(HubInlet):
                     since = _NEW
                 done = [name for name, fields in entries if not self._take(name.decode(), fields or {})]
                 self._wait_stored()
-                if done := done + self._stored():
+                done += self._stored(done.append)
+                if done:
                     self._redis.xack(self.stream, self.group, *done)
 
     def _take(self, name: str, fields: dict[bytes, bytes]) -> bool:

@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 import redis
 
@@ -14,6 +15,7 @@ from blackbox import BridgeError, ConfigError, Feed, Publisher
 from blackbox.bridge import redis_connection
 from blackbox.bridge.redis_group import RedisGroup
 from blackbox.bridge.redis_streams import RedisStreams
+from blackbox.feed.schema import load_schema
 from blackbox.hub.hub import Hub
 from blackbox.testing import wait_until
 from tests.cli.commands import Command, write_feed
@@ -72,6 +74,20 @@ def test_a_feed_reaches_a_hub_through_redis(server: Server, there: redis.Redis, 
         wait_until(lambda: there.xpending("first:0", "blackbox")["pending"] == 0)
         assert bridge.statistics() == {"messages put": 2, "unwanted": 1, "refused": 1, "times away": 0}
     assert [row[3:] for row in published(tmp_path, second)] == [(b"A", b"1"), (b"A", None)]
+
+
+def test_what_the_hub_refuses_is_acknowledged_and_takes_nothing_else_with_it(
+    server: Server, there: redis.Redis, tmp_path: Path
+) -> None:
+    feed = msgspec.structs.replace(hub_feed("orders", slices=1, schema="itch50"), max_topics=2)
+    good = b"P" + bytes(load_schema("itch50").dtype("P").itemsize - 1)
+    for topic, payload in (("A", good), ("A", b"is no record"), ("B", good), ("C", good), ("A", good)):
+        there.xadd("orders", {"topic": topic, "payload": payload})
+    with Hub(feed, tmp_path), RedisGroup(feed, server.url) as bridge:
+        wait_until(lambda: bridge._over.is_set() or bridge.statistics()["messages put"] == 3)
+        wait_until(lambda: bridge._over.is_set() or pending(there) == 0)
+        assert bridge.statistics() == {"messages put": 3, "unwanted": 0, "refused": 2, "times away": 0}
+    assert [row[3:] for row in published(tmp_path, feed)] == [(b"A", good), (b"B", good), (b"A", good)]
 
 
 def test_a_time_that_is_none_stops_nothing(server: Server, there: redis.Redis, tmp_path: Path) -> None:

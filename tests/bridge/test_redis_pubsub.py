@@ -274,3 +274,28 @@ def test_wrong_settings_are_told(server: Server) -> None:
         RedisListener(Feed.local("none"), url_of(server))
     with pytest.raises(BridgeError, match=r"redis\+pubsub://127.0.0.1:1: "):
         RedisChannels(feed_of(), "redis+pubsub://127.0.0.1:1").start(0.1)
+
+
+def test_what_the_hub_refuses_is_counted_and_takes_nothing_else_with_it(
+    server: Server, there: redis.Redis, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All come to the hub in one request, as it was away: it refuses them together."""
+    feed = msgspec.structs.replace(hub_feed("orders", slices=1), max_topics=2)
+    with RedisListener(feed, url_of(server), raw=1) as bridge:
+        wait_subscribed(there)
+        for number, topic in enumerate(("A", "B", "C", "A", "D", "B")):
+            there.publish(topic, b"%d" % number)
+        wait_until(lambda: len(bridge._on_their_way) == 6)
+        with Hub(feed, tmp_path):
+            wait_until(lambda: bridge._over.is_set() or bridge.statistics()["messages put"] == 4)
+            wait_until(lambda: bridge._over.is_set() or bridge.statistics()["refused"] == 2)
+            there.publish("A", "6")
+            wait_until(lambda: bridge._over.is_set() or bridge.statistics()["messages put"] == 5)
+    assert [row[3:] for row in published(tmp_path, feed)] == [
+        (b"A", b"0"),
+        (b"B", b"1"),
+        (b"A", b"3"),
+        (b"B", b"5"),
+        (b"A", b"6"),
+    ]
+    assert caplog.text.count("slice 0 had 2 topics, its max_topics: b'C' is new") == 1

@@ -172,6 +172,27 @@ def test_what_no_hub_can_have_goes_to_the_dead_letters(
     assert "payload had 1048577 bytes" in caplog.text
 
 
+def test_what_the_hub_refuses_goes_to_the_dead_letters_and_takes_nothing_else_with_it(
+    rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path
+) -> None:
+    feed = msgspec.structs.replace(hub_feed("full", slices=1), max_topics=2)
+    channel.queue_declare("too_many", durable=True, auto_delete=False)
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "too_many"}
+    channel.queue_declare("full", durable=True, auto_delete=False, arguments=arguments)
+    for topic in (b"A", b"B", b"C", b"A", b"D"):
+        channel.basic_publish(message_of(topic, b"", {"topic": topic}), "", "full")
+    with AmqpQueue(feed, rabbit.url) as bridge:
+        wait_until(lambda: len(bridge._on_their_way) == 5)
+        with Hub(feed, tmp_path):
+            wait_until(lambda: bridge._over.is_set() or bridge.statistics()["refused"] == 2)
+            channel.basic_publish(message_of(b"B", b"last", {"topic": b"B"}), "", "full")
+            wait_until(lambda: bridge._over.is_set() or bridge.statistics()["messages put"] == 4)
+        assert bridge.statistics() == {"messages put": 4, "unwanted": 0, "refused": 2, "times away": 0}
+    assert [row[3:] for row in published(tmp_path, feed)] == [(b"A", b""), (b"B", b""), (b"A", b""), (b"B", b"last")]
+    assert channel.queue_declare("full", passive=True).message_count == 0
+    assert channel.queue_declare("too_many", passive=True).message_count == 2
+
+
 def test_a_message_that_cannot_be_read_ends_it(rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path) -> None:
     """Else it would come again and again, with all behind it."""
     feed = hub_feed("unreadable", slices=1)
