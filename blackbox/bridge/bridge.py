@@ -45,8 +45,13 @@ def open_bridge(feed: Feed, url: str, prefix: bytes = b"", *, into: bool = False
         ) from None
     noun = "scheme of a bridge into a feed" if into else "scheme of a bridge"
     kind = cast("Callable[..., Bridge]", load_registered(IN_GROUP if into else OUT_GROUP, scheme, noun))
-    known = list(inspect.signature(kind).parameters)[3:]
+    known = dict(list(inspect.signature(kind).parameters.items())[3:])
     for name, value in options.items():
         if name not in known:
             raise ConfigError(f"option was {name}={value}, expected one of {scheme}://: {', '.join(known) or 'none'}")
+        wanted = str(known[name].annotation).split(" | ")
+        if "int" in wanted and isinstance(value, str):
+            raise ConfigError(f"option was {name}={value}, expected a number, such as {name}=1000")
+        if "str" in wanted:  # a name of digits was read as a number
+            options[name] = str(value)
     return kind(feed, url, prefix, **options)

@@ -190,12 +190,20 @@ class WebSocketBridge:
 
     @classmethod
     def of_url(
-        cls, feed: Feed, url: str, prefix: bytes = b"", *, origins: str = "", limit: int = 10_000
+        cls,
+        feed: Feed,
+        url: str,
+        prefix: bytes = b"",
+        *,
+        origins: str = "",
+        limit: int = 10_000,
+        most_clients: int = 1_000,
     ) -> WebSocketBridge:
         """Return one that listens at ws://HOST:PORT; `origins` with commas between them. Raises ConfigError."""
         if prefix:
             raise ConfigError(f"PREFIX was {prefix!r}, expected none with {url}, where clients ask for theirs")
-        return cls(feed, *address_of(url), origins=names_of(origins) or None, limit=limit)
+        origin_names = names_of(origins) or None
+        return cls(feed, *address_of(url), origins=origin_names, limit=limit, most_clients=most_clients)
 
     @property
     def port(self) -> int:

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 import redis
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from bench.rivals.servers import Missing, redis_server
 from blackbox import Feed, Publisher
+from blackbox.bridge.bridge import open_bridge
+from blackbox.bridge.redis_group import RedisGroup
 from blackbox.feed.endpoint import free_endpoints
 from tests.cli.commands import Command, assert_one_line, invoke, write_feed
 from tests.hub.hubs import hub_feed
@@ -79,6 +82,30 @@ def test_an_option_of_another_bridge_is_one_clear_error(tmp_path: Path) -> None:
     assert_one_line(told, "option was keep=5, expected one of ws://: origins, limit")
     told = invoke("bridge", "redis://127.0.0.1:1", "-o", "limit=5", "--feed", file)
     assert_one_line(told, "option was limit=5, expected one of redis://: stream, keep")
+
+
+def test_an_option_that_is_no_number_is_one_clear_error(tmp_path: Path) -> None:
+    file = write_feed(Feed.local("bridged", slices=1), tmp_path / "feed.toml")
+    for url, option in (("ws://127.0.0.1:0", "limit=many"), ("redis://127.0.0.1:1", "keep=-1")):
+        told = invoke("bridge", url, "-o", option, "--feed", file)
+        assert_one_line(told, f"option was {option}, expected a number, such as {option.partition('=')[0]}=1000")
+
+
+def test_a_name_may_be_a_number() -> None:
+    bridge = open_bridge(hub_feed(), "redis://127.0.0.1:1", into=True, stream=7)
+    assert isinstance(bridge, RedisGroup)
+    assert bridge.stream == "7"
+
+
+def test_so_many_browsers_come_in_as_the_command_says(tmp_path: Path) -> None:
+    url = free_endpoints("tcp", "bridged", 1, 1)[0][0].replace("tcp", "ws")
+    words = ("bridge", url, "-o", "most_clients=1", "--feed")
+    with Command(*words, write_feed(Feed.local("bridged", slices=1), tmp_path / "feed.toml")) as bridge:
+        bridge.read_error(f"is served at {url}")
+        with connect(url), connect(url) as other, pytest.raises(ConnectionClosed) as closed:
+            other.recv(60)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1013
 
 
 def test_a_feed_is_carried_to_redis_until_ctrl_c(tmp_path: Path) -> None:
