@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from blackbox.bridge.carrier import Away, without_password
+from blackbox.bridge.carrier import GAP_TOPIC, Away, without_password
 from blackbox.errors import BridgeError, ConfigError
 
 try:
@@ -143,6 +143,12 @@ def content_of(message: Message) -> tuple[bytes, bytes | None]:
     topic = headers.get(_TOPIC, message.delivery_info["routing_key"])
     payload = None if headers.get(_NO_VALUE) else bytes(message.body or b"")
     return (topic if isinstance(topic, bytes) else str(topic).encode("utf-8", "surrogatepass")), payload
+
+
+def gap_of(message: Message) -> int:
+    """Return how many messages one that came says were lost; 0: it is a message as any other."""
+    count = headers_of(message).get("gap")
+    return count if type(count) is int and count > 0 and content_of(message)[0] == GAP_TOPIC else 0
 
 
 def headers_of(message: Message) -> dict[str, Any]:

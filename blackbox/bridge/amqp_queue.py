@@ -11,14 +11,15 @@ from blackbox.bridge.amqp import (
     Address,
     binding_key,
     content_of,
+    gap_of,
     hang_up,
     has_queue,
     headers_of,
     is_pending,
 )
 from blackbox.bridge.amqp_source import AmqpSource
-from blackbox.bridge.carrier import Away
-from blackbox.bridge.hub_inlet import IN_FLIGHT, HubInlet
+from blackbox.bridge.carrier import GAP_TOPIC, Away
+from blackbox.bridge.hub_inlet import IN_FLIGHT, HubInlet, Put
 from blackbox.errors import BridgeError, ConfigError
 from blackbox.feed.feed import Feed
 
@@ -103,13 +104,17 @@ class AmqpQueue(HubInlet):
         channel.auto_decode = False
         if self.exchange is not None:
             channel.exchange_declare(self.exchange, "topic", durable=True, auto_delete=False)
-            channel.queue_bind(self.queue, self.exchange, binding_key(self._prefix))
+            for key in (binding_key(self._prefix), GAP_TOPIC.decode()):
+                channel.queue_bind(self.queue, self.exchange, key)
         return channel
 
     def _take(self, message: Any) -> None:
         topic, payload = content_of(message)
         tag, put_id = message.delivery_info["delivery_tag"], message.properties.get("message_id")
-        if not self._put(tag, topic, payload, put_id, headers_of(message).get("ts_event")):
+        if count := gap_of(message):
+            self._note_missing(count)
+            self._on_their_way.append(Put(tag))
+        elif not self._put(tag, topic, payload, put_id, headers_of(message).get("ts_event")):
             message.channel.basic_reject(tag, requeue=False)
 
     def _let_go(self, channel: Any) -> None:

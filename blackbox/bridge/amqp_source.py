@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from typing import Any, Final
 
-from blackbox.bridge.amqp import SOCKET_S, Address, binding_key, content_of, hang_up, headers_of, is_pending
+from blackbox.bridge.amqp import SOCKET_S, Address, binding_key, content_of, gap_of, hang_up, headers_of, is_pending
 from blackbox.bridge.inlet import Inlet, log
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
@@ -119,6 +119,9 @@ class AmqpSource(Inlet):
         return version, wanted
 
     def _publish(self, message: Any) -> None:
+        if count := gap_of(message):
+            self._note_missing(count)
+            return
         topic, payload = content_of(message)
         if not topic.startswith(self._prefix) or not self._publisher.wants(topic):
             self._counts["unwanted"] += 1  # a binding has whole words only

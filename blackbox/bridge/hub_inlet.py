@@ -26,7 +26,7 @@ _LAST_S: Final = 2.0
 _LOOK_S: Final = 0.05
 
 
-class _Put(NamedTuple):
+class Put(NamedTuple):
     """One message."""
 
     name: Any
@@ -47,7 +47,7 @@ class HubInlet(Inlet):
         """Settings; nothing is opened. Raises ConfigError."""
         super().__init__(feed, url, prefix)
         self._client = Client(feed)
-        self._on_their_way: deque[_Put] = deque()
+        self._on_their_way: deque[Put] = deque()
         """In the order in which they came."""
         self._counts = {"messages put": 0, "unwanted": 0, "refused": 0, **self._counts}
 
@@ -63,7 +63,7 @@ class HubInlet(Inlet):
         """Have a message on its way; False: no hub can have it. Raises Away when the hub takes too long."""
         if not topic.startswith(self._prefix):
             self._counts["unwanted"] += 1
-            self._on_their_way.append(_Put(name))
+            self._on_their_way.append(Put(name))
             return True
         put = partial(
             self._client.put_soon, topic, payload, _id_of(put_id), ts_event=_time_of(ts_event), timeout=_PUT_S
@@ -72,7 +72,7 @@ class HubInlet(Inlet):
             future = self._begin(put)
         except ConfigError as error:
             return self._refuse(str(error))
-        self._on_their_way.append(_Put(name, future, put))
+        self._on_their_way.append(Put(name, future, put))
         future.add_done_callback(lambda _: self._pipe.poke())
         return True
 
@@ -108,7 +108,7 @@ class HubInlet(Inlet):
         """Put the first one again by itself: the hub refuses all that share a request. False: it is too late."""
         if not self._wait_stored():
             return False
-        self._on_their_way[0] = _Put(name, self._begin(again))
+        self._on_their_way[0] = Put(name, self._begin(again))
         return self._wait_stored()
 
     def _begin(self, put: Callable[[], Future[Place]]) -> Future[Place]:

@@ -41,7 +41,7 @@ class Inlet(ABC):
         self._over = threading.Event()
         self._failure: BaseException | None = None
         self._pipe = Pipe()
-        self._counts = {"times away": 0}
+        self._counts = {"told missing": 0, "times away": 0}
         self._pause_s = _AGAIN_S
         self._thread = threading.Thread(target=self._work, name="blackbox-bridge", daemon=True)
 
@@ -133,6 +133,11 @@ class Inlet(ABC):
             log.warning("%s is back: %s", self.url, lost)
             self._counts["times away"] += 1
             self._pause_s = _AGAIN_S
+
+    def _note_missing(self, count: int) -> None:
+        """Note that messages were lost before they came to the other system, which a bridge out has told there."""
+        log.warning("%s: %d messages were lost before they came there", self.url, count)
+        self._counts["told missing"] += count
 
     def _wait_for(self, socket: int, timeout: float = _WAIT_S) -> bool:
         """Wait until something comes, or the thread is woken; return whether something came."""

@@ -23,6 +23,7 @@ _AWAY: Final = (NotThere, TooLate, BusyLoadingError)
 _REFUSED: Final = (AuthenticationError, AuthorizationError)
 """Kinds of NotThere, which no waiting mends."""
 SOCKET_S = 5.0
+_MOST_DIGITS: Final = 20
 
 
 def connect(url: str) -> Any:
@@ -55,6 +56,11 @@ def errors(url: str, what: str) -> Iterator[None]:
         if isinstance(error, _AWAY) and not isinstance(error, _REFUSED):
             raise Away(str(error)) from error
         raise BridgeError(f"{url} refused {what}: {error}") from error
+
+
+def count_of(text: bytes | None) -> int:
+    """Return how many a gap says that it has; 0: that is no number."""
+    return int(text) if text and len(text) < _MOST_DIGITS and text.isdigit() else 0
 
 
 def make_group(client: Any, stream: str, group: str) -> None:

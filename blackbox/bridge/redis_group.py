@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from blackbox.bridge.hub_inlet import IN_FLIGHT, HubInlet
-from blackbox.bridge.redis_connection import connect, errors, make_group
+from blackbox.bridge.redis_connection import connect, count_of, errors, make_group
 from blackbox.feed.feed import Feed
 
 _CONSUMER: Final = "bridge"
@@ -21,7 +21,7 @@ class RedisGroup(HubInlet):
     """Puts to the feed's hub what a stream has, each entry under its id, and then acknowledges it to Redis.
 
     So each entry is stored once, whoever is killed. An entry has the fields `topic`, `payload`, `ts_event`, as
-    `RedisStreams` adds them; one without `topic` is counted as refused.
+    `RedisStreams` adds them; one with `gap` in their place is counted, another one without `topic` is refused.
     """
 
     def __init__(
@@ -73,6 +73,9 @@ class RedisGroup(HubInlet):
 
     def _take(self, name: str, fields: dict[bytes, bytes]) -> bool:
         topic, time_ns = fields.get(b"topic"), fields.get(b"ts_event", b"")
+        if topic is None and b"gap" in fields:
+            self._note_missing(count_of(fields[b"gap"]))
+            return False
         if topic is None:
             return self._refuse(f"entry {name} of {self.stream} had the fields {sorted(fields)}, expected topic")
         is_number = len(time_ns) <= _MOST_DIGITS and time_ns.removeprefix(b"-").isdigit()

@@ -11,7 +11,7 @@ from blackbox.bridge.binary_form import Fields
 from blackbox.bridge.carrier import GAP_TOPIC, Away
 from blackbox.bridge.hub_inlet import IN_FLIGHT, HubInlet
 from blackbox.bridge.inlet import log
-from blackbox.bridge.redis_connection import connect, errors, plain_url
+from blackbox.bridge.redis_connection import connect, count_of, errors, plain_url
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
 
@@ -43,7 +43,6 @@ class RedisListener(HubInlet):
         if raw not in (0, 1):
             raise ConfigError(f"raw was {raw!r}, expected 0 or 1")
         self._redis, self._raw = connect(plain_url(url)), raw
-        self._counts = {"told missing": 0, **self._counts}
 
     def _check(self) -> None:
         with errors(self.url, "the bridge"):
@@ -58,6 +57,8 @@ class RedisListener(HubInlet):
     def _serve(self) -> None:
         with errors(self.url, "the bridge"), self._redis.pubsub() as listener:
             listener.psubscribe(_GLOB.sub(rb"\\\g<0>", self._prefix) + b"*")
+            if not self._raw and not GAP_TOPIC.startswith(self._prefix):
+                listener.subscribe(GAP_TOPIC)
             heard, is_asked, is_subscribed = time.monotonic(), False, False
             while not self._over.is_set():
                 self._stored()
@@ -67,7 +68,7 @@ class RedisListener(HubInlet):
                 found = listener.get_message(timeout=_WAIT_S)
                 if found is not None:
                     heard, is_asked = time.monotonic(), False
-                    if found["type"] == "pmessage":
+                    if found["type"] in ("pmessage", "message"):
                         self._take(found["channel"], found["data"])
                     elif found["type"] == "psubscribe":
                         if is_subscribed:
@@ -81,6 +82,8 @@ class RedisListener(HubInlet):
                     is_asked = True
         self._wait_stored()
         self._stored()
+        if left := len(self._on_their_way):
+            log.warning("%s: %d messages were on their way to the hub at the end, which may lack them", self.url, left)
 
     def _wait_for_room(self) -> None:
         while len(self._on_their_way) >= IN_FLIGHT and not self._over.wait(_ROOM_S):
@@ -96,12 +99,7 @@ class RedisListener(HubInlet):
             self._refuse(f"channel {channel!r}: {error}")
             return
         if fields.topic == GAP_TOPIC:
-            self._note_missing(fields)
+            self._note_missing(count_of(fields.payload))
             return
         put_id = f"{fields.slice_id}:{fields.epoch}:{fields.sequence}"
         self._put(None, fields.topic, fields.payload, put_id, fields.ts_event)
-
-    def _note_missing(self, gap: Fields) -> None:
-        count = int(gap.payload) if gap.payload and len(gap.payload) < 20 and gap.payload.isdigit() else 0
-        log.warning("%s: %d messages were lost before they came there", self.url, count)
-        self._counts["told missing"] += count

@@ -299,3 +299,31 @@ def test_what_the_hub_refuses_is_counted_and_takes_nothing_else_with_it(
         (b"A", b"6"),
     ]
     assert caplog.text.count("slice 0 had 2 topics, its max_topics: b'C' is new") == 1
+
+
+def test_a_gap_is_told_whatever_the_prefix(
+    server: Server, there: redis.Redis, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once: not for each subscription that its channel fits."""
+    feed, gap = hub_feed("orders", slices=1), Fields(b"blackbox.gap", b"12", 0, 0, 1, 0).as_bytes()
+    for prefix in (b"", b"A.", b"blackbox."):
+        with RedisListener(feed, url_of(server), prefix) as bridge:
+            wait_subscribed(there)
+            wait_until(lambda: there.publish("blackbox.gap", gap) == 1)
+            wait_until(lambda: bridge.statistics()["told missing"] > 0)
+            there.publish("blackbox.gap", gap)
+            wait_until(lambda: bridge.statistics()["told missing"] >= 24)
+            assert bridge.statistics()["told missing"] == 24
+    assert caplog.text.count("12 messages were lost before they came there") == 6
+
+
+def test_what_the_hub_has_not_at_the_end_is_told(
+    server: Server, there: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Redis has it no more."""
+    with RedisListener(hub_feed("orders", slices=1), url_of(server), raw=1) as bridge:
+        wait_subscribed(there)
+        for number in range(3):
+            there.publish("A", b"%d" % number)
+        wait_until(lambda: len(bridge._on_their_way) == 3)
+    assert "3 messages were on their way to the hub at the end" in caplog.text

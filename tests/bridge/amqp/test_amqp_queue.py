@@ -18,7 +18,7 @@ from blackbox.bridge.amqp_exchange import AmqpExchange
 from blackbox.bridge.amqp_queue import AmqpQueue, amqp_inlet
 from blackbox.bridge.amqp_source import AmqpSource
 from blackbox.hub.hub import Hub
-from blackbox.testing import wait_until
+from blackbox.testing import RawPublisher, wait_until
 from tests.bridge.amqp.rabbitmq import RabbitMq
 from tests.cli.commands import Command, write_feed
 from tests.hub.hubs import hub_feed, published
@@ -155,6 +155,24 @@ def test_a_feed_reaches_a_hub_through_a_broker_once(rabbit: RabbitMq, tmp_path: 
     assert [row[3:] for row in published(tmp_path, here)] == [(b"A", b"1"), (b"A.x", None)]
 
 
+def test_a_gap_is_told_and_not_put(rabbit: RabbitMq, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    there, here = Feed.local("holey", slices=1), hub_feed("whole", slices=1)
+    there = msgspec.structs.replace(there, heartbeat_ns=50_000_000)
+    with (
+        Hub(here, tmp_path),
+        AmqpQueue(here, rabbit.url, b"A.", exchange="holey") as bridge,
+        RawPublisher(there) as publisher,
+        AmqpExchange(there, rabbit.url),
+    ):
+        publisher.send(publisher.encode([(b"A.x", b"0")]))
+        publisher.encode([(b"A.x", b"1")] * 3)  # is lost
+        publisher.send(publisher.encode([(b"A.x", b"4")]))
+        wait_until(lambda: bridge.statistics()["messages put"] == 2)
+        assert bridge.statistics()["told missing"] == 3
+    assert [row[3:] for row in published(tmp_path, here)] == [(b"A.x", b"0"), (b"A.x", b"4")]
+    assert "3 messages were lost before they came there" in caplog.text
+
+
 def test_what_no_hub_can_have_goes_to_the_dead_letters(
     rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -167,7 +185,13 @@ def test_what_no_hub_can_have_goes_to_the_dead_letters(
     channel.basic_publish(message_of(b"A", b"fits", {"topic": b"A"}), "", "dead")
     with Hub(feed, tmp_path), AmqpQueue(feed, rabbit.url, b"A") as bridge:
         wait_until(lambda: bridge.statistics()["messages put"] == 1)
-        assert bridge.statistics() == {"messages put": 1, "unwanted": 1, "refused": 1, "times away": 0}
+        assert bridge.statistics() == {
+            "messages put": 1,
+            "unwanted": 1,
+            "refused": 1,
+            "told missing": 0,
+            "times away": 0,
+        }
     assert len(channel.basic_get("letters", no_ack=True).body) == (1 << 20) + 1
     assert "payload had 1048577 bytes" in caplog.text
 
@@ -187,7 +211,13 @@ def test_what_the_hub_refuses_goes_to_the_dead_letters_and_takes_nothing_else_wi
             wait_until(lambda: bridge._over.is_set() or bridge.statistics()["refused"] == 2)
             channel.basic_publish(message_of(b"B", b"last", {"topic": b"B"}), "", "full")
             wait_until(lambda: bridge._over.is_set() or bridge.statistics()["messages put"] == 4)
-        assert bridge.statistics() == {"messages put": 4, "unwanted": 0, "refused": 2, "times away": 0}
+        assert bridge.statistics() == {
+            "messages put": 4,
+            "unwanted": 0,
+            "refused": 2,
+            "told missing": 0,
+            "times away": 0,
+        }
     assert [row[3:] for row in published(tmp_path, feed)] == [(b"A", b""), (b"B", b""), (b"A", b""), (b"B", b"last")]
     assert channel.queue_declare("full", passive=True).message_count == 0
     assert channel.queue_declare("too_many", passive=True).message_count == 2

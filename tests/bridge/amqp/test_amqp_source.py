@@ -64,7 +64,13 @@ def test_only_what_is_wanted_here_leaves_there(rabbit: RabbitMq, channel: amqp.C
             with wanting(feed, b"A.b.c"):
                 assert bridge.bindings == ["A.b.#", "C.#"]
             # A and C have words of their own; A.b is bound by A.b.#, and C.x by C.#.
-            assert bridge.statistics() == {"messages published": 2, "unwanted": 2, "refused": 0, "times away": 0}
+            assert bridge.statistics() == {
+                "messages published": 2,
+                "unwanted": 2,
+                "refused": 0,
+                "told missing": 0,
+                "times away": 0,
+            }
         wait_until(lambda: bridge.bindings == [])
         with wanting(feed, b"E"):
             put(channel, "wanted", b"A.b.c")
@@ -93,6 +99,16 @@ def test_bindings_go_when_nobody_wants_them(rabbit: RabbitMq, channel: amqp.Chan
             assert not is_routed(b"B.x")
         wait_until(lambda: bridge.bindings == [] and bridge._bound_version == bridge._version)
         assert not is_routed(b"A.x")
+
+
+def test_a_gap_is_told_and_not_published(rabbit: RabbitMq, channel: amqp.Channel) -> None:
+    feed = feed_of("holes")
+    with AmqpSource(feed, rabbit.url) as bridge, wanting(feed, b"") as got:
+        put(channel, "holes", b"blackbox.gap", b"", gap=3)
+        put(channel, "holes", b"blackbox.gap", b"tells of none")
+        (message,) = got.wait(1)
+        assert message[:2] == (b"blackbox.gap", b"tells of none")
+        assert bridge.statistics()["told missing"] == 3
 
 
 def test_a_prefix_bounds_what_is_taken(rabbit: RabbitMq, channel: amqp.Channel) -> None:
