@@ -20,6 +20,7 @@ from blackbox.block.block import as_topic_index
 from blackbox.block.position import Place
 from blackbox.errors import ConfigError, ConflictError, HubError
 from blackbox.feed.feed import Feed
+from blackbox.feed.schema import load_schema
 from blackbox.hub.condition_columns import INT64, as_if_at, as_revision, as_ttl_ns, revision_of
 from blackbox.hub.inbox import Inbox, check_client_name, not_subscribed, prefixes_of
 from blackbox.hub.protocol import (
@@ -30,6 +31,7 @@ from blackbox.hub.protocol import (
     PLACE,
     Places,
     Welcome,
+    check_record,
     check_topic_of,
 )
 from blackbox.hub.sender import Columns, Sender
@@ -75,6 +77,8 @@ class Client:
         check_integers(("in_flight", in_flight, 1, 1 << 20), ("queue", queue, 1, 1 << 30))
         self._directory, self._queue = directory, queue
         self._slices: dict[bytes, int] = {}
+        self._schema = load_schema(self.feed.schema)
+        self._record_bytes = {kind.encode("latin-1"): each.itemsize for kind, each in self._schema.records.items()}
         self._inboxes: dict[bytes, Inbox] = {}
         self._sender = Sender(self.feed, self.name, synced=acknowledged == "synced", most=in_flight)
         self._is_started = False
@@ -141,7 +145,7 @@ class Client:
 
         Raises NotStoredError after `timeout` seconds: it stays on its way while this client lives, and may come to be
         stored. Put again with the same `id` it is stored once. Raises ConfigError for a topic of no slice, or a value
-        that is too large; ConflictError; HubError when the hub refuses it.
+        that is too large, or no record of the feed's schema; ConflictError; HubError when the hub refuses it.
         """
         until = time.monotonic() + timeout
         future = self._put(topic, payload, id or b"", ts_event, until, if_at, ttl)
@@ -186,6 +190,10 @@ class Client:
             if type(payload) is not bytes:
                 raise TypeError(f"payload was {payload!r:.80}, expected bytes")
             raise ConfigError(f"payload had {len(payload)} bytes, expected at most {MOST_BYTES}")
+        if self._record_bytes and payload is not None:
+            at = self._schema.type_offset
+            if self._record_bytes.get(payload[at : at + 1]) != len(payload):
+                check_record(self._schema, payload)  # here, as the hub refuses all that share its request
         if len(put_id) > MOST_ID_BYTES:
             raise ConfigError(f"id had {len(put_id)} bytes, expected at most {MOST_ID_BYTES}")
         if not -INT64 <= ts_event < INT64:

@@ -227,6 +227,12 @@ def _check_sizes(
         raise ConfigError(f"payload {row} had {sizes[row]} bytes, expected {fits} ({schema.name})")
 
 
+def check_record(schema: Schema, payload: bytes) -> None:
+    """Raise ConfigError for a payload that is no record of the feed's schema."""
+    start, size = numpy.zeros(1, numpy.int64), numpy.array([len(payload)])
+    _check_sizes(schema, start, size, numpy.frombuffer(payload, numpy.uint8), None)
+
+
 def check_topic_of(feed: Feed, topic: bytes) -> int:
     """Return the slice of a topic. Raises ConfigError for one that no slice covers, or that is too long."""
     if len(topic) > MOST_TOPIC_BYTES:

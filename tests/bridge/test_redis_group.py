@@ -99,7 +99,7 @@ def test_what_the_hub_refuses_is_acknowledged_and_takes_nothing_else_with_it(
             "told missing": 0,
             "times away": 0,
         }
-    assert [row[3:] for row in published(tmp_path, feed)] == [(b"A", good), (b"B", good), (b"A", good)]
+    assert sorted(row[3:] for row in published(tmp_path, feed)) == [(b"A", good), (b"A", good), (b"B", good)]
 
 
 def test_a_time_that_is_none_stops_nothing(server: Server, there: redis.Redis, tmp_path: Path) -> None:

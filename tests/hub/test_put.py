@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blackbox import AsyncClient, Client, ConfigError, Feed, Hub, HubError, JournalError, NotStoredError
+from blackbox.feed.schema import load_schema
 from blackbox.hub import hub as hub_module
 from blackbox.hub.protocol import ANSWERS, ENCODER, MOST_BYTES, Ended, Expected, Hello, Put, Refused, Stored, Welcome
 from blackbox.testing import wait_until
@@ -286,19 +287,33 @@ def test_what_cannot_be_read_or_is_of_nobody_is_answered_and_harms_nobody(tmp_pa
 
 def test_a_payload_that_is_no_record_of_the_schema_is_refused(tmp_path: Path) -> None:
     feed = hub_feed(schema="itch50")
-    from blackbox.feed.schema import load_schema
-
     size = load_schema("itch50").dtype("P").itemsize
     with Hub(feed, tmp_path), Client(feed) as client:
         client.put(b"AAPL.P", b"P" + bytes(size - 1))
         client.put(b"AAPL.P", None)
-        with pytest.raises(HubError, match=rf"payload 0 had {size + 1} bytes, expected {size} of type 'P'"):
-            client.put(b"AAPL.P", b"P" + bytes(size))
-        with pytest.raises(HubError, match="payload 0 had 1 bytes, expected that of a type of the schema"):
-            client.put(b"AAPL.P", b"\0")
-        with pytest.raises(HubError, match="payload 0 had 0 bytes"):
-            client.put(b"AAPL.P", b"")
+        wrong = {
+            b"P" + bytes(size): rf"payload 0 had {size + 1} bytes, expected {size} of type 'P'",
+            b"\0": "payload 0 had 1 bytes, expected that of a type of the schema",
+            b"": "payload 0 had 0 bytes",
+        }
+        for payload, why in wrong.items():
+            with pytest.raises(ConfigError, match=why):  # by the client
+                client.put(b"AAPL.P", payload)
+            with pytest.raises(HubError, match=why):  # by the hub
+                client.put_many((b"AAPL.P",), [0], payload, None, [0, len(payload)])
     assert len(published(tmp_path, feed)) == 2
+
+
+def test_a_payload_that_is_no_record_fails_no_put_that_would_share_its_request(tmp_path: Path) -> None:
+    feed = hub_feed(schema="itch50")
+    record = b"P" + bytes(load_schema("itch50").dtype("P").itemsize - 1)
+    with Client(feed) as client:
+        first = client.put_soon(b"AAPL.P", record)
+        with pytest.raises(ConfigError, match="payload 0 had 3 bytes"):
+            client.put_soon(b"AAPL.P", b"bad")
+        last = client.put_soon(b"AAPL.P", record)
+        with Hub(feed, tmp_path):
+            assert [first.result(30).sequence, last.result(30).sequence] == [0, 1]
 
 
 def test_what_a_client_sees_itself_is_refused_before_it_is_sent() -> None:
