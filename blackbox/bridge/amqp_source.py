@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any, Final
 
 from blackbox.bridge.amqp import SOCKET_S, Address, binding_key, content_of, gap_of, hang_up, headers_of, is_pending
-from blackbox.bridge.inlet import Inlet, log
+from blackbox.bridge.inlet import Inlet
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
 from blackbox.publish.publisher import Publisher
@@ -44,7 +44,7 @@ class AmqpSource(Inlet):
         self._wanted: Counter[str] = Counter()
         """By binding, how many prefixes need it."""
         self._version = self._bound_version = 0
-        self._counts = {"messages published": 0, "unwanted": 0, "refused": 0, **self._counts}
+        self._counts = {"messages published": 0, "unwanted": 0, **self._counts}
 
     @property
     def bindings(self) -> list[str]:
@@ -132,8 +132,6 @@ class AmqpSource(Inlet):
         try:
             self._publisher.publish(topic, payload, time_ns)
         except ConfigError as error:
-            if not self._counts["refused"]:
-                log.warning("%s: a message is not carried, nor further ones of its kind: %s", self.url, error)
-            self._counts["refused"] += 1
+            self._refuse(str(error))
         else:
             self._counts["messages published"] += 1

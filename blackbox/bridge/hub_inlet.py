@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from blackbox.block.position import Place
 from blackbox.bridge.carrier import Away
-from blackbox.bridge.inlet import Inlet, log
+from blackbox.bridge.inlet import Inlet
 from blackbox.errors import BridgeError, ConfigError, HubError, NotStoredError
 from blackbox.feed.feed import Feed
 from blackbox.hub.client import Client
@@ -49,7 +49,7 @@ class HubInlet(Inlet):
         self._client = Client(feed)
         self._on_their_way: deque[Put] = deque()
         """In the order in which they came."""
-        self._counts = {"messages put": 0, "unwanted": 0, "refused": 0, **self._counts}
+        self._counts = {"messages put": 0, "unwanted": 0, **self._counts}
 
     def _open(self) -> None:
         self._client.start()
@@ -75,12 +75,6 @@ class HubInlet(Inlet):
         self._on_their_way.append(Put(name, future, put))
         future.add_done_callback(lambda _: self._pipe.poke())
         return True
-
-    def _refuse(self, why: str) -> bool:
-        if not self._counts["refused"]:
-            log.warning("%s: a message is not carried, nor further ones of its kind: %s", self.url, why)
-        self._counts["refused"] += 1
-        return False
 
     def _stored(self, reject: Callable[[Any], object] = lambda _: None) -> list[Any]:
         """Return what names those that the hub has, and all before them; once. What it refuses `reject` gets.

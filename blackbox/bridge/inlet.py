@@ -41,7 +41,7 @@ class Inlet(ABC):
         self._over = threading.Event()
         self._failure: BaseException | None = None
         self._pipe = Pipe()
-        self._counts = {"told missing": 0, "times away": 0}
+        self._counts = {"refused": 0, "told missing": 0, "times away": 0}
         self._pause_s = _AGAIN_S
         self._thread = threading.Thread(target=self._work, name="blackbox-bridge", daemon=True)
 
@@ -133,6 +133,13 @@ class Inlet(ABC):
             log.warning("%s is back: %s", self.url, lost)
             self._counts["times away"] += 1
             self._pause_s = _AGAIN_S
+
+    def _refuse(self, why: str) -> bool:
+        """Count a message that the feed cannot have; False."""
+        if not self._counts["refused"]:
+            log.warning("%s: a message is not carried, nor further ones of its kind: %s", self.url, why)
+        self._counts["refused"] += 1
+        return False
 
     def _note_missing(self, count: int) -> None:
         """Note that messages were lost before they came to the other system, which a bridge out has told there."""
