@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -118,11 +118,11 @@ class HubInlet(Inlet):
         ends = None
         for _, future, _ in self._on_their_way:
             while future is not None and not future.done():
-                if self._over.wait(_LOOK_S):
+                wait([future], _LOOK_S)
+                if self._over.is_set():
                     ends = ends or time.monotonic() + _LAST_S
                     if time.monotonic() > ends:
                         return False
-                    time.sleep(_LOOK_S)
         return True
 
 
