@@ -62,12 +62,13 @@ class Inlet(ABC):
 
     def carry(self, say: Say) -> None:
         """Run until a signal: see `Bridge`."""
-        with self:
-            say(f"{self.url} is carried into feed {self.feed.name!r}")
-            try:
+        self.start()
+        try:
+            with self:
+                say(f"{self.url} is carried into feed {self.feed.name!r}")
                 self.run()
-            finally:
-                say(", ".join(f"{count} {what}" for what, count in self.statistics().items()))
+        finally:  # what came at the last is counted, too
+            say(", ".join(f"{count} {what}" for what, count in self.statistics().items()))
 
     def close(self) -> None:
         """End: what has come is carried."""

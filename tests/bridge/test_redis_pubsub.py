@@ -263,8 +263,8 @@ def test_commands_carry_a_feed_to_a_hub(server: Server, there: redis.Redis, tmp_
         outlet.read_error("is carried to")
         publisher.publish(b"A", b"x")
         wait_until(lambda: hub.statistics().stored == 1, 30)
+        assert "1 messages put" in inlet.interrupt(signal.SIGTERM).errors  # it counts to the end
         assert "1 messages added" in outlet.interrupt(signal.SIGTERM).errors
-        assert "1 messages put" in inlet.interrupt(signal.SIGTERM).errors
 
 
 def test_wrong_settings_are_told(server: Server) -> None:
