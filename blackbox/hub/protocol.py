@@ -186,10 +186,11 @@ class Columns(msgspec.Struct, frozen=True):
         return cls(index, offsets, data, times, valid, if_at, ttl)
 
     def last_rows(self, rows: NDArray[numpy.bool_]) -> list[tuple[int, int]]:
-        """Return the last row of each topic, of some of them: place of the topic, and row."""
+        """Return the last row of each topic, of some of them, in order: place of the topic, and row."""
         last = numpy.full(int(self.index.max()) + 1, -1, numpy.int64)
         last[self.index[rows]] = numpy.flatnonzero(rows)
-        return [(topic, row) for topic, row in enumerate(last.tolist()) if row >= 0]
+        order = numpy.argsort(last)  # `topics` may name one twice: the later row of the two holds
+        return [(topic, row) for topic, row in zip(order.tolist(), last[order].tolist(), strict=True) if row >= 0]
 
     def has_value(self, row: int) -> bool:
         """Whether a put has a value."""

@@ -319,6 +319,19 @@ def test_columns_are_judged_message_by_message(tmp_path: Path, feed: Feed) -> No
     assert said.count((b"E", b"a")) == 1
 
 
+def test_a_topic_that_columns_name_twice_is_judged_by_its_last_message(tmp_path: Path, feed: Feed) -> None:
+    rows = numpy.frombuffer(b"abc", numpy.uint8).reshape(3, 1)
+    with Hub(feed, tmp_path) as hub, Client(feed) as client, kept(feed) as table:
+        client.put(b"B", b"", if_at=NOWHERE)  # from now on the hub knows where each topic is
+        places = client.put_many((b"A", b"A"), [1, 1, 0], rows, ttl=[3_600, 3_600, 0.5])
+        newest = Place(*places[2][["slice", "epoch", "sequence"]].tolist())
+        assert table.wait(newest, 20)
+        assert table.revision(b"A") == newest
+        with pytest.raises(ConflictError):
+            client.put(b"A", b"stale", if_at=Place(*places[1][["slice", "epoch", "sequence"]].tolist()))
+        wait_until(lambda: hub.statistics().ended == 1, 30)  # the time to live of the last one holds
+
+
 def test_columns_of_many_requests_are_all_judged(tmp_path: Path, feed: Feed) -> None:
     topics = [b"%d" % number for number in range(10_000)]
     rows, ids = numpy.arange(10_000).view(numpy.uint8).reshape(-1, 8), [b"id-%d" % number for number in range(10_000)]
