@@ -46,7 +46,7 @@ def check_endpoint(endpoint: str) -> None:
     if transport not in (*TRANSPORTS, SHARED_MEMORY):
         raise ConfigError(f"endpoint was {endpoint!r}, expected tcp://, ipc://, inproc:// or shm://")
     address = endpoint.removeprefix(f"{transport}://")
-    if not address:
+    if not address or "\0" in address:
         raise ConfigError(f"endpoint was {endpoint!r}, expected an address behind {transport}://")
     if transport == "tcp":
         _check_tcp(endpoint, address)

@@ -22,6 +22,7 @@ from blackbox.feed.feed import Feed, Slice
         ("", "expected tcp://, ipc://, inproc:// or shm://"),
         ("tcp://", "expected an address behind tcp://"),
         ("ipc://", "expected an address behind ipc://"),
+        ("ipc://\0", "expected an address behind ipc://"),
         ("inproc://", "expected an address behind inproc://"),
         ("tcp://127.0.0.1", "expected tcp://HOST:PORT"),
         ("tcp://127.0.0.1:", "expected tcp://HOST:PORT"),
