@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from contextlib import suppress
 from enum import Enum
+from itertools import count
 from typing import Any, Final
 
 import zmq
@@ -169,6 +170,9 @@ def _port_of(endpoint: str) -> int:
     return int(endpoint.rpartition(":")[2])
 
 
+_numbers = count()
+
+
 class Connections:
     """The TCP connections of one ZeroMQ socket, of its own endpoints and to those of others.
 
@@ -181,7 +185,7 @@ class Connections:
         self._socket = of
         self._of: dict[int, Connection] = {}
         self.failures: Counter[Failure] = Counter()
-        place = f"inproc://blackbox-connections-{id(self)}"
+        place = f"inproc://blackbox-connections-{next(_numbers)}"  # one that has closed holds its place for a while
         of.monitor(place, zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | FAILURE_EVENTS)
         self.news: zmq.Socket[bytes] = of.context.socket(zmq.PAIR)
         self.news.rcvhwm = _MOST_EVENTS
