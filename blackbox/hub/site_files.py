@@ -21,6 +21,8 @@ from blackbox.transport.curve import load_pair, load_public
 
 _THERE: Final = "there"
 _KEYS: Final = "keys"
+_TITLE: Final = "# A site that a hub has found."
+"""The first line of what is written here: no other file is overwritten."""
 _IN_USE: Final = errno.EADDRINUSE, errno.EACCES
 
 
@@ -47,7 +49,7 @@ def keys_of(feed: Feed) -> list[str]:
 
 
 class SiteFiles:
-    """The directory of `[join]`: `NAME.toml` for readers here, `there/NAME.toml`, `keys/NAME-0.key`."""
+    """The directory of `[join]`: `NAME.toml` for readers here, `there/NAME.toml`, `keys/NAME-0.key`, `keys/own.key`."""
 
     def __init__(self, own: Feed, join: Join) -> None:
         self._own, self._join, self._directory = own, join, Path(join.directory)
@@ -64,15 +66,19 @@ class SiteFiles:
     def write(self, site: Site, feed: Feed) -> Feeds:
         """Write the files of a found site, and return what is in them; ports stay if its slices do.
 
-        Raises ConfigError when there are no ports left, or keys where none are used, OSError.
+        Raises ConfigError when there are no ports left, keys where none are used, or a file in the way; OSError.
         """
+        path, path_there = self.path(feed.name), self._directory / _THERE / f"{feed.name}.toml"
+        if path.exists() and not path.read_bytes().startswith(_TITLE.encode()):
+            raise ConfigError(f"file {path} was there already, expected none, or one that begins with {_TITLE!r}")
         theirs, ours = self._security(feed.name, site.keys)
         there = replace(feed, security=theirs)
         endpoints = self._endpoints_before(feed) or self._free_endpoints(feed)
         slices = tuple(replace(part, endpoints=(each,)) for part, each in zip(feed.slices, endpoints, strict=True))
         found = Feeds(there, replace(feed, slices=slices, security=ours))
-        _write(self.path(feed.name), to_toml(found.here))
-        _write(self._directory / _THERE / f"{feed.name}.toml", to_toml(found.there))  # last: with it all is there
+        path_there.unlink(missing_ok=True)  # who is killed between the two files leaves no pair that does not fit
+        _write(path, f"{_TITLE}\n{to_toml(found.here)}")
+        _write(path_there, f"{_TITLE}\n{to_toml(found.there)}")  # last: with it all is there
         return found
 
     def _endpoints_before(self, feed: Feed) -> list[str]:
@@ -109,7 +115,7 @@ class SiteFiles:
         if own is None:
             return None, None
         files = tuple(self._write_key(f"{name}-{place}", key) for place, key in enumerate(keys))
-        here = self._write_key(self._own.name, load_pair(own.key).public.decode())
+        here = self._write_key("own", load_pair(own.key).public.decode())
         return (
             Security(key=own.key, server_keys=files),
             Security(key=own.key, server_keys=(here,), archive_keys=files, allowed_keys=own.allowed_keys),
@@ -126,7 +132,7 @@ def _write(path: Path, text: str) -> None:
     """Have a whole file there, or none: a reader may load it at any time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_suffix(".part")
-    with beside.open("w") as file:
+    with beside.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -40,6 +40,9 @@ _LATELY: Final = 3
 """Questions without an answer after which a hub is away: it is asked on, and others are told of it no more."""
 _CONNECTING_S: Final = 0.25
 _MOST_SAID: Final = 1_000
+_MOST_WHY: Final = 500
+_MOST_AT_ONCE: Final = 16
+"""Answers of one hub that are read at once."""
 _NEEDS: Final = Needs(descriptors=16)
 
 
@@ -123,17 +126,23 @@ class Sites:
             return Ended(self._why_not)
         if self._join is not None:
             try:
-                feed = _feed_of(question.asks)
+                self._note(question.asks, key)
             except ConfigError as error:
-                return Ended(f"site was refused: {error}")
-            if key and key not in question.asks.keys:
-                return Ended(f"site {feed.name!r} had the keys {question.asks.keys}, expected {key}, which asks")
-            self._note(feed.hub, question.asks)
+                return Ended(f"site was refused: {error}"[:_MOST_WHY])
             self._news.poke()
         return FoundSites(question.number, [*self._told, *self._lately().values()])
 
-    def _note(self, hub: str, site: Site) -> None:
-        """Note that a site has spoken itself."""
+    def _note(self, site: Site, key: str) -> None:
+        """Note that a site has spoken itself, with a key. Raises ConfigError if it is not that site's."""
+        feed = _feed_of(site)
+        hub, known = feed.hub, self._found.get(feed.name)
+        if key and key not in site.keys:
+            raise ConfigError(f"feed {feed.name!r} had the keys {site.keys}, expected {key}, which speaks, among them")
+        if known is not None and known.site.keys != site.keys:
+            raise ConfigError(
+                f"feed {feed.name!r} had the keys {site.keys}, expected those that it had, {known.site.keys}, or that "
+                "its two files are removed and the hub is started again"
+            )
         is_known = hub in self._lately()
         with self._changed:
             if hub != self._own.hub and (is_known or len(self._heard) < MOST_SITES):
@@ -185,10 +194,12 @@ class Sites:
         others = list[Site]()
         for asked in list(self._asked.values()):
             sites = asked.answered()
-            with suppress(ConfigError):  # said below
+            others += sites
+            try:
                 if sites:
-                    others += sites
-                    self._note(_feed_of(sites[0]).hub, sites[0])
+                    self._note(sites[0], asked.key)
+            except ConfigError as error:
+                self._say(logging.ERROR, f"a site was not taken: {error}")
         spoke = self._lately().values()
         for site, is_first_hand in (*((each, True) for each in spoke), *((each, False) for each in others)):
             try:
@@ -215,6 +226,7 @@ class Sites:
             del self._found[feed.name]
         found = self._begin(site, self._files.write(site, feed))
         self._ask_hubs(found)
+        self._ask_no_more()
         what = "found" if known is None else "has changed:"
         log.warning(
             "hub of feed %r: %s feed %r of hub %s; readers here load %s",
@@ -241,6 +253,7 @@ class Sites:
                 found.relay.close()
                 self._refused.add((name, found.hubs[0]))
                 del self._found[name]
+                self._ask_no_more()
 
     def _ask_hubs(self, found: _Found) -> None:
         """Ask a site's hubs from now on."""
@@ -250,7 +263,17 @@ class Sites:
 
     def _ask_from_now_on(self, hub: str, keys: ClientKeys | None) -> None:
         if hub not in self._asked and hub not in (self._own.hub, self._own.hub_backup):
-            self._asked[hub] = _Asked(self._own.name, hub, self._context, keys)
+            try:
+                self._asked[hub] = _Asked(self._own.name, hub, self._context, keys)
+            except zmq.ZMQError as error:
+                self._say(logging.ERROR, f"hub {hub!r} cannot be asked: {error.strerror}")
+
+    def _ask_no_more(self) -> None:
+        """Let go of hubs that no site has any more."""
+        assert self._join is not None
+        wanted = {*self._join.ask, *(hub for found in self._found.values() for hub in found.hubs)}
+        for hub in self._asked.keys() - wanted:
+            self._asked.pop(hub).close()
 
     def _keys(self, server: str) -> ClientKeys | None:
         if self._own.security is None:
@@ -261,6 +284,7 @@ class Sites:
 
     def _say(self, level: int, text: str) -> None:
         """Log something, once."""
+        text = text[: 2 * _MOST_WHY]
         if text not in self._said:
             if len(self._said) >= _MOST_SAID:
                 self._said.clear()
@@ -281,7 +305,8 @@ class _Asked:
         self.at = 0.0
         """When to ask, by the monotonic clock."""
         self._number = self._unanswered = 0
-        self._why = ""
+        self._why, self._told = "", 0
+        """Why it names no sites, and to which question it said that."""
         self.socket = socket = context.socket(zmq.DEALER)
         self._connections = Connections(socket)
         socket.linger, socket.sndhwm, socket.rcvhwm = 0, 1, 1
@@ -290,7 +315,16 @@ class _Asked:
         keep_alive(socket)
         allow_ipv6(socket, hub)
         use_keys(socket, keys)
-        socket.connect(hub)
+        try:
+            socket.connect(hub)
+        except zmq.ZMQError:
+            self.close()
+            raise
+
+    @property
+    def key(self) -> str:
+        """The key that its answers come with; empty: they come in the clear."""
+        return "" if self._keys is None else self._keys.server.decode()
 
     def close(self) -> None:
         """Close its socket."""
@@ -330,16 +364,18 @@ class _Asked:
         """Return the sites that it has named, if it has answered since."""
         found = list[Site]()
         with suppress(zmq.Again):
-            while True:
+            for _ in range(_MOST_AT_ONCE):
                 text = self.socket.recv(zmq.NOBLOCK)
                 try:
                     answer = FOUND.decode(text)
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                     answer = Ended(f"its answer was not understood: {error}")
                 if isinstance(answer, Ended):
-                    if self._why != answer.why:
-                        self._why = answer.why
-                        log.error("hub of feed %r: hub %s names no sites: %s", self._own, self._hub, answer.why)
+                    if self._why != answer.why and self._told != self._number:
+                        self._why, self._told = answer.why, self._number
+                        log.error(
+                            "hub of feed %r: hub %s names no sites: %s", self._own, self._hub, answer.why[:_MOST_WHY]
+                        )
                 elif answer.number == self._number:
                     found = answer.sites
                     if self._unanswered > _LATELY:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import zmq
 
 from blackbox import Client, ConfigError, Feed, Hub
 from blackbox.feed.endpoint import free_endpoints
@@ -16,7 +17,10 @@ from blackbox.hub.join import Join
 from blackbox.hub.load import load_hub
 from blackbox.hub.pair import Pair
 from blackbox.hub.paired_hub import PairedHub
+from blackbox.hub.protocol import ENCODER, FOUND, Ended, FindSites, FoundSites, Site
+from blackbox.hub.site_files import SiteFiles
 from blackbox.testing import wait_until
+from blackbox.transport.curve import ClientKeys, load_pair, load_public, use_keys
 from tests.cli.commands import write_feed
 from tests.hub.hubs import hub_feed
 from tests.hub.pairs import pair_feed
@@ -61,6 +65,22 @@ def wait_found(directory: Path, *sites: str) -> list[Feed]:
 
 def wait_log(caplog: pytest.LogCaptureFixture, text: str) -> None:
     wait_until(lambda: text in caplog.text, WAIT_S)
+
+
+def site_of(feed: Feed, *keys: str) -> Site:
+    """What a hub says of itself."""
+    return Site(msgspec.json.encode(msgspec.structs.replace(feed, security=None)), list(keys))
+
+
+def say_site(hub: Feed, site: Site, keys: ClientKeys | None = None) -> FoundSites | Ended:
+    """Say to a hub that one is a site, as whoever reaches it can."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.linger, socket.rcvtimeo = 0, int(1e3 * WAIT_S)
+        use_keys(socket, keys)
+        socket.connect(hub.hub)
+        socket.send(ENCODER.encode(FindSites(1, site)))
+        answer: FoundSites | Ended = FOUND.decode(socket.recv())
+        return answer
 
 
 def assert_comes(feed: Feed, seen: Feed, directory: Path) -> None:
@@ -262,7 +282,7 @@ def test_sites_with_keys_find_each_other_and_a_stranger_is_no_site(
         wait_found(tmp_path / "nyc", "ams")
         assert seen.security == Security(
             key=str(ring.path("ams", "key_secret")),
-            server_keys=(str(tmp_path / "ams" / "sites" / "keys" / "ams.key"),),
+            server_keys=(str(tmp_path / "ams" / "sites" / "keys" / "own.key"),),
             archive_keys=(str(tmp_path / "ams" / "sites" / "keys" / "nyc-0.key"),),
             allowed_keys=str(tmp_path / "allowed-by-ams"),
         )
@@ -270,7 +290,7 @@ def test_sites_with_keys_find_each_other_and_a_stranger_is_no_site(
         # It may connect with the key of ams, and says that it is another site, with another key.
         liar = ring.feed(hub_feed("tyo", slices=1), "ams", "nyc")
         with Hub(liar, tmp_path / "liar", join=joining(tmp_path / "liar", feeds["ldn"], keys=keys)):
-            wait_log(caplog, "names no sites: site 'tyo' had the keys")
+            wait_log(caplog, "names no sites: site was refused: feed 'tyo' had the keys")
         assert not path_of(tmp_path / "ldn", "tyo").exists()
 
 
@@ -339,3 +359,115 @@ def test_an_address_of_another_host_is_named(tmp_path: Path, caplog: pytest.LogC
     join = msgspec.structs.replace(joining(tmp_path / "ams", ldn), host="192.0.2.1")
     with Hub(ldn, tmp_path / "ldn"), Hub(ams, tmp_path / "ams", join=join):
         wait_log(caplog, "host was '192.0.2.1', expected an address of this host")
+
+
+def test_a_site_that_changes_on_and_on_leaves_no_sockets_behind(tmp_path: Path) -> None:
+    ams, ldn = hub_feed("ams", slices=1), hub_feed("ldn", slices=1)
+    with Hub(ams, tmp_path / "ams", join=joining(tmp_path / "ams")) as hub:
+        for number in range(20):
+            backup = f"tcp://127.0.0.1:{number + 1}"
+            changed = msgspec.structs.replace(ldn, hub_backup=backup)
+            say_site(ams, site_of(changed))
+            wait_until(lambda: len(hub.sites.relays) == 1 and hub.sites.relays[0].upstream.hub_backup == backup, WAIT_S)
+        wait_until(lambda: set(hub.sites._asked) == {ldn.hub, backup}, WAIT_S)
+
+
+def test_a_site_whose_hub_nobody_can_connect_to_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ams, ldn = hub_feed("ams", slices=1), hub_feed("ldn", slices=1)
+    join = joining(tmp_path / "ams")
+    with Hub(ams, tmp_path / "ams", join=join):
+        for number, endpoint in enumerate(("ipc://@", "tcp://a_b:1", "ipc:///")):
+            say_site(ams, site_of(msgspec.structs.replace(hub_feed(f"bad-{number}", slices=1), hub=endpoint)))
+        say_site(ams, site_of(ldn))
+        wait_found(tmp_path / "ams", "ldn")
+    with Hub(ams, tmp_path / "ams", join=join) as hub:
+        wait_until(lambda: "ldn" in [each.upstream.name for each in hub.sites.relays], WAIT_S)
+    assert "sites of 'ams' failed" not in caplog.text
+    assert "hub 'ipc://@' cannot be asked" in caplog.text
+
+
+def test_a_site_overwrites_no_file_that_is_not_of_a_site(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ams = hub_feed("ams", slices=1)
+    join = msgspec.structs.replace(joining(tmp_path), directory=str(tmp_path))
+    (tmp_path / "hub.toml").write_text("mine")
+    with Hub(ams, tmp_path / "kept", join=join) as hub:
+        say_site(ams, site_of(hub_feed("hub", slices=1)))
+        wait_log(caplog, f"{tmp_path / 'hub.toml'} was there already, expected")
+        assert hub.sites.relays == ()
+    assert (tmp_path / "hub.toml").read_text() == "mine"
+
+
+def test_a_hub_killed_while_a_site_changes_starts_again_at_the_same_ports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ams, ldn = hub_feed("ams", slices=2), hub_feed("ldn", slices=2)
+    join = joining(tmp_path / "ams")
+    files = SiteFiles(ams, join)
+    seen = files.write(site_of(ldn), ldn).here
+    replaced = list[Path]()
+    replace = Path.replace
+
+    def dies(path: Path, target: Path) -> Path:
+        if replaced:
+            raise InterruptedError("killed")
+        replaced.append(target)
+        return replace(path, target)
+
+    fewer = msgspec.structs.replace(ldn, max_topics=17)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", dies)
+        with pytest.raises(InterruptedError):
+            files.write(site_of(fewer), fewer)
+    with Hub(ams, tmp_path / "ams", join=join) as hub:
+        say_site(ams, site_of(fewer))
+        wait_until(lambda: [each.upstream for each in hub.sites.relays] == [fewer], WAIT_S)
+        assert [part.endpoints for part in hub.sites.relays[0].downstream.slices] == [
+            part.endpoints for part in seen.slices
+        ]
+
+
+def test_a_site_is_not_changed_by_who_has_another_key(tmp_path: Path) -> None:
+    ring = Keyring(tmp_path, "ams", "ldn", "evil")
+    ring.allow("ams", "ldn", "evil")
+    ring.allow("ldn", "ams")
+    plain, ldn = hub_feed("ams", slices=1), hub_feed("ldn", slices=1)
+    ams = ring.feed(plain, "ams")
+    evil = ClientKeys(load_pair(str(ring.path("evil", "key_secret"))), load_public(str(ring.path("ams"))))
+    with Hub(ams, tmp_path / "ams", join=joining(tmp_path / "ams")) as hub:
+        keys = ClientKeys(load_pair(str(ring.path("ldn", "key_secret"))), load_public(str(ring.path("ams"))))
+        assert isinstance(say_site(ams, site_of(ldn, ring.public["ldn"]), keys), FoundSites)
+        wait_until(lambda: len(hub.sites.relays) == 1, WAIT_S)
+        elsewhere = msgspec.structs.replace(ldn, slices=here(ldn).slices)
+        for told in ([ring.public["evil"]], [ring.public["evil"], ring.public["ldn"]]):
+            answer = say_site(ams, site_of(elsewhere, *told), evil)
+            assert isinstance(answer, Ended)
+            assert "expected those that it had" in answer.why
+
+
+def test_a_hub_whose_name_ends_as_key_files_do_keeps_its_key(tmp_path: Path) -> None:
+    ring = Keyring(tmp_path, "ldn-0", "ldn")
+    ldn = hub_feed("ldn", slices=1)
+    own = ring.feed(hub_feed("ldn-0", slices=1), "ldn-0")
+    found = SiteFiles(own, joining(tmp_path)).write(site_of(ldn, ring.public["ldn"]), ldn)
+    assert found.there.security is not None
+    assert load_public(found.there.security.server_keys[0]).decode() == ring.public["ldn"]
+    assert found.here.security is not None
+    assert load_public(found.here.security.server_keys[0]).decode() == ring.public["ldn-0"]
+
+
+def test_a_hub_that_answers_nonsense_on_and_on_is_told_once_a_question(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ams, ldn = hub_feed("ams", slices=1), hub_feed("ldn", slices=1)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+        socket.linger, socket.rcvtimeo = 0, int(1e3 * WAIT_S)
+        socket.bind(ldn.hub)
+        join = msgspec.structs.replace(joining(tmp_path, ldn), every_ns=3_600 * 10**9)
+        with Hub(ams, tmp_path / "ams", join=join):
+            peer, _ = socket.recv_multipart()
+            for number in range(20):
+                socket.send_multipart([peer, ENCODER.encode(Ended(f"{number} " + "x" * 100_000))])
+            wait_log(caplog, "names no sites: 0 xx")
+    said = [record.message for record in caplog.records if "names no sites" in record.message]
+    assert len(said) == 1
+    assert len(said[0]) < 1_000
