@@ -113,7 +113,7 @@ def _print_day(day: Recording, damage: list[Damage], gaps: list[Gap], begins: li
     total = day.summary()
     missing = sum(gap.count for gap in gaps)
     feed = day.feed
-    epochs = ", ".join(f"{epoch:016x}" for epoch in total.epochs[:_EPOCHS_SHOWN])
+    epochs = ", ".join(map(str, total.epochs[:_EPOCHS_SHOWN]))
     more = f" and {len(total.epochs) - _EPOCHS_SHOWN} more" if len(total.epochs) > _EPOCHS_SHOWN else ""
     stdout.print(
         titled(
@@ -176,7 +176,7 @@ def _print_marks(day: Recording) -> None:
             local_time(day, mark.ts, date=True),
             str(mark.slice_id),
             f"{what}, after a kill" if mark.flags & AFTER_KILL and mark.kind is MarkKind.RECORDER_BEGIN else what,
-            f"{mark.epoch:016x}" if mark.epoch else "",
+            str(mark.epoch) if mark.epoch else "",
             count(mark.totals.records),
         )
     if told:

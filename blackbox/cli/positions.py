@@ -11,7 +11,6 @@ from blackbox.block.position import KeyPosition, Position, SlicePosition
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import columns_table, say, stdout
 from blackbox.errors import ConfigError, PositionError
-from blackbox.report.numbers import count
 from blackbox.timestamps import clock_text, date_of
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ def positions(
     to: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="SLICE:EPOCH[:KEY]:SEQUENCE", help="Where to; EPOCH in hexadecimal, as listed. Repeat it."
+            metavar="SLICE:EPOCH[:KEY]:SEQUENCE", help="Where to, as listed, or as `put` prints it. Repeat it."
         ),
     ] = None,
     forget: Annotated[str | None, typer.Option(metavar="NAME", help="The consumer to forget.")] = None,
@@ -42,7 +41,7 @@ def positions(
 
     blackbox positions positions
 
-    blackbox positions positions --move strategy-1 --to 0:18ead45481153800:1000
+    blackbox positions positions --move strategy-1 --to 0:1795510000000000000:1000
 
     blackbox positions positions --forget strategy-1
     """
@@ -68,7 +67,7 @@ def _list(found: list[tuple[PositionFile, Kept | None]]) -> None:
             continue
         when = f"{date_of(kept.kept_ns, _ZONE)} {clock_text(kept.kept_ns, _ZONE, 0)} {_ZONE}"
         for slice_id, position in sorted(kept.positions.items()):
-            table.add_row(file.name, kept.feed, when, str(slice_id), f"{position.epoch:016x}", _text(position))
+            table.add_row(file.name, kept.feed, when, str(slice_id), str(position.epoch), _text(position))
     stdout.print(table)
 
 
@@ -90,7 +89,7 @@ def _change(file: PositionFile, to: list[str] | None) -> None:
 
 def _text(position: SlicePosition) -> str:
     if isinstance(position, Position):
-        return count(position.sequence)
+        return str(position.sequence)  # as `--to` takes it
     return f"of {len(position.following)} keys"
 
 
@@ -100,10 +99,10 @@ def _moved(positions: dict[int, SlicePosition], to: list[str]) -> dict[int, Slic
     for text in to:
         try:
             slice_id, epoch, *keys, sequence = text.split(":", 2)[:2] + text.split(":", 2)[2].rsplit(":", 1)
-            place, run, number = int(slice_id), int(epoch, 16), int(sequence)
+            place, run, number = int(slice_id), int(epoch), int(sequence)
         except (ValueError, IndexError):
             raise ConfigError(
-                f"to was {text!r}, expected SLICE:EPOCH:SEQUENCE such as 0:18ead45481153800:1000"
+                f"to was {text!r}, expected SLICE:EPOCH:SEQUENCE such as 0:1795510000000000000:1000"
             ) from None
         known = moved.get(place)
         if isinstance(known, KeyPosition) != bool(keys):

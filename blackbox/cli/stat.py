@@ -139,7 +139,7 @@ def _figures(line: LineHealth) -> tuple[str, ...]:
     if line.epoch is None:
         return (NOTHING,) * 6
     return (
-        line.epoch,
+        str(line.epoch),
         count(line.keys),
         count(line.messages),
         NOTHING if line.messages_per_second is None else rate(line.messages_per_second, 1),

@@ -74,7 +74,7 @@ def gaps_table(day: Recording, gaps: list[Gap]) -> Table:
     for gap in sorted(gaps, key=lambda gap: -gap.count)[:_GAPS_SHOWN]:
         table.add_row(
             str(gap.slice_id),
-            f"{gap.epoch:016x}",
+            str(gap.epoch),
             gap.key.decode(errors="backslashreplace") or "-",
             count(gap.sequence),
             count(gap.count),

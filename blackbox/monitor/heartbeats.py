@@ -43,8 +43,8 @@ class LineHealth(msgspec.Struct, kw_only=True):
     """"A" or "B"."""
     endpoint: str
     state: LineState = LineState.NOT_HEARD
-    epoch: str | None = None
-    """The publisher's run, as 16 hexadecimal digits; None: never heard."""
+    epoch: int | None = None
+    """The publisher's run; None: never heard."""
     keys: int = 0
     """Keys published so far in this run."""
     messages: int = 0
@@ -151,7 +151,7 @@ class Heartbeats:
         except (BlockError, ValueError):
             line.malformed += 1
             return
-        messages, epoch = sum(sequences.values()), f"{block.epoch:016x}"
+        messages, epoch = sum(sequences.values()), block.epoch
         place = self.lines.index(line)
         between_ns = block.ts_out - self._ts_out.get(place, block.ts_out)
         if epoch != line.epoch:

@@ -267,7 +267,7 @@ class SliceSender:
                 left = deadline - time.monotonic()
                 if told.epoch != epoch:
                     raise NotRecordedError(
-                        f"feed {self.feed.name!r} slice {self.slice_id}: epoch {epoch:016x} was ended by `new_epoch` "
+                        f"feed {self.feed.name!r} slice {self.slice_id}: epoch {epoch} was ended by `new_epoch` "
                         f"while it was waited for {goal - reached} of its messages to be {what}"
                     )
                 if left <= 0:

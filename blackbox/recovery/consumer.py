@@ -203,4 +203,4 @@ def consumer_of(
 
 def _text(position: SlicePosition) -> str:
     where = position.sequence if isinstance(position, Position) else f"{len(position.following)} keys"
-    return f"{where} of epoch {position.epoch:016x}"
+    return f"{where} of epoch {position.epoch}"

@@ -329,7 +329,7 @@ class SliceRelay:
                 line.above, line.path_at_ns = (), 0
             if state.began:
                 state.began = 0
-                log.info("%s: publisher epoch %016x began", self._what, state.epoch)
+                log.info("%s: publisher epoch %d began", self._what, state.epoch)
                 upstream.began()
                 with self.below.changed:
                     self.below.begin_epoch(state.epoch, number)

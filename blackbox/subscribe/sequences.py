@@ -257,7 +257,7 @@ class Sequences:
             following[names[number]] = int(left["following"][number, place])
         if bool(((left["count"] > MOST_LEFT) & (left["epoch"].min(axis=1) > epoch)).any()):
             raise SubscriberError(
-                f"the reader of a stream was in the run {epoch:016x}, which some key has left more than {MOST_LEFT} "
+                f"the reader of a stream was in the run {epoch}, which some key has left more than {MOST_LEFT} "
                 "runs ago: it is not known any more how far that key was"
             )
         return following

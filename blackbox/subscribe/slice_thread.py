@@ -620,7 +620,7 @@ class SliceThread:
         key = self._sequences.keys.name(state.gap_key)
         return GapError(
             f"feed {self.feed.name!r} slice {self.slice_id}: {state.gap_count} messages of key {key!r} were lost, from "
-            f"sequence {state.gap_sequence} of epoch {state.gap_epoch:016x} on, expected none with on_gap='stop'"
+            f"sequence {state.gap_sequence} of epoch {state.gap_epoch} on, expected none with on_gap='stop'"
         )
 
     def _close(self, context: zmq.Context[zmq.Socket[bytes]] | None, sockets: list[zmq.Socket[bytes]]) -> None:

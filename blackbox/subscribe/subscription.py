@@ -280,7 +280,7 @@ class Subscription:
         if entered in (DOUBTED, STALE):
             return 0
         if entered == NEW:
-            log.info("slice %d: publisher epoch %016x began", self._slice_id, header.epoch)
+            log.info("slice %d: publisher epoch %d began", self._slice_id, header.epoch)
             result = int(begin_epoch(at, self._table.at, self._table.topics))
             if result:
                 return result

@@ -43,8 +43,8 @@ def test_what_its_recorders_noted_is_shown(tmp_path: Path) -> None:
     ended = invoke("inspect", tmp_path)
     assert ended.status == 0, ended.errors
     for row in (
-        r"│ 0 +│ epoch begin +│ 0{15}7 │ +0 │",
-        r"│ 0 +│ epoch end +│ 0{15}7 │ +1 │",
+        r"│ 0 +│ epoch begin +│ +7 │ +0 │",
+        r"│ 0 +│ epoch end +│ +7 │ +1 │",
         r"│ 0 +│ recorder begin +│ +│ +0 │",
     ):
         assert re.search(row, ended.out), ended.out

@@ -27,14 +27,14 @@ def test_positions_lists_consumers(tmp_path: Path) -> None:
     assert ended.status == 0, ended.errors
     lines = [line.split("│") for line in ended.out.splitlines() if "strategy-1" in line]
     assert [[cell.strip() for cell in line[1:-1]] for line in lines] == [
-        ["strategy-1", "tape", lines[0][3].strip(), "0", "18ead45481153800", "1,234"],
-        ["strategy-1", "tape", lines[0][3].strip(), "1", "18ead45481153801", "5"],
+        ["strategy-1", "tape", lines[0][3].strip(), "0", str(EPOCH), "1234"],
+        ["strategy-1", "tape", lines[0][3].strip(), "1", str(EPOCH + 1), "5"],
     ]
 
 
 def test_positions_moves_and_forgets_a_consumer(tmp_path: Path) -> None:
     file = kept(tmp_path)
-    ended = invoke("positions", tmp_path, "--move", "strategy-1", "--to", "1:18ead45481153800:7")
+    ended = invoke("positions", tmp_path, "--move", "strategy-1", "--to", f"1:{EPOCH}:7")
     assert ended.status == 0, ended.errors
     now = file.read()
     assert now is not None
@@ -51,17 +51,17 @@ def test_positions_of_keys_are_listed_and_moved(tmp_path: Path) -> None:
     listed = invoke("positions", tmp_path)
     assert listed.status == 0, listed.errors
     assert "of 2 keys" in listed.out
-    ended = invoke("positions", tmp_path, "--move", "strategy-1", "--to", "0:18ead45481153800:A:B:3")
+    ended = invoke("positions", tmp_path, "--move", "strategy-1", "--to", f"0:{EPOCH}:A:B:3")
     assert ended.status == 0, ended.errors
     now = file.read()
     assert now is not None
     assert now.positions == {0: KeyPosition(EPOCH, {b"AAPL": 12, b"A:B": 3}, [b"A"], 0, 8)}
-    ended = invoke("positions", tmp_path, "--move", "strategy-1", "--to", "0:18ead45481153801:AAPL:9")
+    ended = invoke("positions", tmp_path, "--move", "strategy-1", "--to", f"0:{EPOCH + 1}:AAPL:9")
     assert ended.status == 0, ended.errors
     now = file.read()
     assert now is not None
     assert now.positions == {0: KeyPosition(EPOCH + 1, {b"AAPL": 9}, [b"A"])}
-    refused = invoke("positions", tmp_path, "--move", "strategy-1", "--to", "0:18ead45481153801:9")
+    refused = invoke("positions", tmp_path, "--move", "strategy-1", "--to", f"0:{EPOCH + 1}:9")
     assert refused.status != 0
     assert "expected a KEY before the sequence number" in refused.errors
 

@@ -16,7 +16,7 @@ def test_stat_tells_what_heartbeats_tell(place: Place) -> None:
     with Publisher(place.feed) as publisher:
         publisher.publish_many((b"A.t", b"B.t"), [0, 1, 0], b"abc", offsets=[0, 1, 2, 3])
         ended = invoke("stat", "--feed", place.path, "--once", "--json", "--timeout", "30")
-        epoch = f"{publisher.epoch:016x}"
+        epoch = publisher.epoch
     assert ended.status == 0, ended.errors
     lines = msgspec.json.decode(ended.out)
     assert [(line["slice_id"], line["line"], line["epoch"]) for line in lines] == [(0, "A", epoch), (1, "A", epoch)]

@@ -203,7 +203,7 @@ def test_positions_going_back_are_refused(tmp_path: Path) -> None:
     kept_at(tmp_path, feed, 100)
     for since in ({0: (5, 99)}, {0: (4, 1_000)}):
         subscriber, _ = consumer(feed, tmp_path)
-        with pytest.raises(PositionError, match="expected 100 of epoch 0000000000000005 or later, where it has been"):
+        with pytest.raises(PositionError, match="expected 100 of epoch 5 or later, where it has been"):
             subscriber.start(since=since)
     for when, said in ((5, "5"), ("session", "'session'")):
         subscriber, _ = consumer(feed, tmp_path)
