@@ -100,6 +100,7 @@ _keys_at = kept_at(KeysAt)
 class Entry(NamedTuple):
     """The newest message of a topic, one that has a value."""
 
+    topic: bytes
     payload: bytes
     ts_event: int
     slice_id: int
@@ -110,16 +111,6 @@ class Entry(NamedTuple):
     def place(self) -> Place:
         """Where it is in its feed."""
         return Place(self.slice_id, self.epoch, self.sequence)
-
-
-class NewestMessage(NamedTuple):
-    """A topic's newest message."""
-
-    topic: bytes
-    payload: bytes
-    epoch: int
-    sequence: int
-    ts_event: int
 
 
 class NewestRows:
@@ -203,7 +194,7 @@ class NewestRows:
             return None
         start = words[at + _START]
         payload = self._payloads[start : start + size].tobytes()
-        return Entry(payload, words[at + _TIME], words[at + _SLICE], words[at + _EPOCH], words[at + _SEQUENCE])
+        return Entry(topic, payload, words[at + _TIME], words[at + _SLICE], words[at + _EPOCH], words[at + _SEQUENCE])
 
     def copy(self) -> NewestCopy:
         """Return all that is kept, as it is now: quickly, so that it may go on."""
@@ -226,15 +217,15 @@ class NewestRows:
         """Return all topics."""
         return list(self._topics.names())
 
-    def messages(self, prefixes: Collection[bytes], keys: tuple[bytes, ...] = (b"",)) -> Iterator[NewestMessage]:
+    def messages(self, prefixes: Collection[bytes], keys: tuple[bytes, ...] = (b"",)) -> Iterator[Entry]:
         """Yield the newest message, if it has a value, of each topic that `blocks` takes with the same arguments."""
         names = self._topics.names()
         numbers = self._chosen(names, None, prefixes, keys)
         rows = self._rows[numbers]
-        columns = (rows[name].tolist() for name in ("start", "size", "epoch", "sequence", "ts_event"))
-        for number, start, size, epoch, sequence, ts_event in zip(numbers.tolist(), *columns, strict=True):
+        columns = (rows[name].tolist() for name in ("start", "size", "ts_event", "slice_id", "epoch", "sequence"))
+        for number, start, size, *rest in zip(numbers.tolist(), *columns, strict=True):
             payload = self._payloads[start : start + size].tobytes()
-            yield NewestMessage(names[number], payload, epoch, sequence, ts_event)
+            yield Entry(names[number], payload, *rest)
 
     def _chosen(
         self,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.archive.newest import Newest, NewestBlocks, NewestMessage, NewestRows
+from blackbox.archive.newest import Entry, Newest, NewestBlocks, NewestRows
 from blackbox.archive.reader import blocks_of
 from blackbox.block.batch import Batch
 from blackbox.block.block import Block
@@ -104,7 +104,7 @@ class NewestBooks:
         """
         self._check_keys()
         place, types = self._book_feed.type_offset, self._book_feed.types.encode("latin-1")
-        found = dict[bytes, dict[int, NewestMessage]]()
+        found = dict[bytes, dict[int, Entry]]()
         for message in self._last.messages(prefixes, keys):
             of_type = found.setdefault(self._feed.symbol_rule.symbol_of(message.topic), {})
             kind = message.payload[place]
@@ -141,8 +141,8 @@ class _Part(NamedTuple):
     """Orders of a symbol, its last message, and the last one of each type."""
 
     resting: Resting
-    last: NewestMessage
-    of_type: dict[int, NewestMessage]
+    last: Entry
+    of_type: dict[int, Entry]
 
     @property
     def rows(self) -> int:

@@ -148,7 +148,7 @@ class Table(Frames, Mapping[bytes, bytes]):
     def revision(self, topic: bytes) -> Place:
         """Return where the newest message of a topic is; NOWHERE for a topic that has no value."""
         found = self.entry(topic)
-        return NOWHERE if found is None else Place(*found[2:])
+        return NOWHERE if found is None else found.place
 
     def put(
         self,

@@ -257,7 +257,7 @@ def test_whatever_comes_it_is_as_a_dict_kept_message_by_message(blocks: Messages
     assert len(table) == len(expected)
     for name in topics:
         entry = table.entry(name)
-        assert (entry and (entry.payload, entry.ts_event, Place(*entry[2:]))) == expected.get(name)
+        assert (entry and (entry.payload, entry.ts_event, entry.place)) == expected.get(name)
         assert table.revision(name) == (expected[name][2] if name in expected else NOWHERE)
     assert told == changes
     assert sorted(each.payload for batch in table.batches() for each in batch) == sorted(table.values())
