@@ -24,6 +24,8 @@ MOST_REQUEST_BYTES: Final = 8 << 20
 MOST_FEED_BYTES: Final = 256 << 10
 """Of a site's feed, as JSON."""
 MOST_SITES: Final = 64
+_MOST_NAMED: Final = 4 * MOST_SITES
+"""Sites in an answer: with those, the peers of the hub file."""
 
 PLACE: Final = numpy.dtype(
     [("slice", "<u4"), ("is_new", "<u2"), ("is_refused", "<u2"), ("epoch", "<u8"), ("sequence", "<i8")]
@@ -142,7 +144,7 @@ class FoundSites(msgspec.Struct, frozen=True, array_like=True, tag="found"):
     """The sites that a hub knows, first its own."""
 
     number: int
-    sites: list[Site]
+    sites: Annotated[list[Site], msgspec.Meta(max_length=_MOST_NAMED)]
 
 
 REQUESTS: Final = msgspec.msgpack.Decoder(Hello | Put | FindSites)

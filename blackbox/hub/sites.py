@@ -370,17 +370,16 @@ class _Asked:
                     answer = FOUND.decode(text)
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                     answer = Ended(f"its answer was not understood: {error}")
-                if isinstance(answer, Ended):
-                    if self._why != answer.why and self._told != self._number:
-                        self._why, self._told = answer.why, self._number
-                        log.error(
-                            "hub of feed %r: hub %s names no sites: %s", self._own, self._hub, answer.why[:_MOST_WHY]
-                        )
-                elif answer.number == self._number:
+                if isinstance(answer, FoundSites) and answer.number != self._number:
+                    continue
+                if self._unanswered > _LATELY:
+                    log.warning("hub of feed %r: hub %s answers again", self._own, self._hub)
+                self._unanswered = 0
+                if isinstance(answer, FoundSites):
                     found = answer.sites
-                    if self._unanswered > _LATELY:
-                        log.warning("hub of feed %r: hub %s answers again", self._own, self._hub)
-                    self._unanswered = 0
+                elif self._why != answer.why and self._told != self._number:
+                    self._why, self._told = answer.why, self._number
+                    log.error("hub of feed %r: hub %s names no sites: %s", self._own, self._hub, answer.why[:_MOST_WHY])
         return found
 
 

@@ -455,6 +455,26 @@ def test_a_hub_whose_name_ends_as_key_files_do_keeps_its_key(tmp_path: Path) -> 
     assert load_public(found.here.security.server_keys[0]).decode() == ring.public["ldn-0"]
 
 
+def test_a_hub_that_names_no_sites_or_far_too_many_is_not_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ams, ldn = hub_feed("ams", slices=1), hub_feed("ldn", slices=1)
+    many = FoundSites(1, [Site(b"%d" % number, []) for number in range(10_000)])
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+        socket.linger, socket.rcvtimeo = 0, int(1e3 * WAIT_S)
+        socket.bind(ldn.hub)
+        join = msgspec.structs.replace(joining(tmp_path, ldn), every_ns=500_000_000)
+        with Hub(ams, tmp_path / "ams", join=join):
+            for number in range(1, 7):
+                peer, _ = socket.recv_multipart()
+                answer = msgspec.structs.replace(many, number=number) if number % 2 else Ended("no")
+                socket.send_multipart([peer, ENCODER.encode(answer)])
+            wait_log(caplog, "names no sites: no")
+            wait_log(caplog, "names no sites: its answer was not understood: Expected `array` of length <= 256")
+    assert "a site was not taken" not in caplog.text
+    assert "does not answer which sites there are" not in caplog.text
+
+
 def test_a_hub_that_answers_nonsense_on_and_on_is_told_once_a_question(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
