@@ -225,7 +225,7 @@ def test_counters_that_two_increment_at_once_are_exact(tmp_path: Path, feed: Fee
             topic = topics[number % 2]
             while True:
                 entry = table.entry(topic)
-                at = NOWHERE if entry is None else Place(*entry[2:])
+                at = NOWHERE if entry is None else entry.place
                 try:
                     table.put(topic, b"%d" % (int(entry.payload if entry else b"0") + 1), if_at=at, timeout=60)
                     break

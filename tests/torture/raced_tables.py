@@ -65,7 +65,7 @@ def work(name, seed):
         topic = b"counter.%d" % counter
         while True:
             entry = table.entry(topic)
-            at = NOWHERE if entry is None else Place(*entry[2:])
+            at = NOWHERE if entry is None else entry.place
             try:
                 place = table.put(topic, b"%d" % (int(entry.payload if entry else b"0") + 1), if_at=at, timeout=120)
                 break
