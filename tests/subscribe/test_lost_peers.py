@@ -123,11 +123,11 @@ def test_logs_tell_of_a_new_epoch(caplog: pytest.LogCaptureFixture) -> None:
     feed = one_slice()
     subscriber = Subscriber(feed, slow=PATIENT)
     subscriber.on(b"")(nothing)
-    with caplog.at_level(logging.INFO, "blackbox"), RawPublisher(feed, epoch=0xABCDEF) as publisher:
+    with caplog.at_level(logging.INFO, "blackbox"), RawPublisher(feed, epoch=17_000) as publisher:
         subscriber.start()
         publisher.heartbeat(end=True)
         subscriber.run(until_end=True)
-    assert "slice 0: publisher epoch 0000000000abcdef began" in caplog.text
+    assert "slice 0: publisher epoch 17000 began" in caplog.text
 
 
 def test_a_publisher_that_falls_silent_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
