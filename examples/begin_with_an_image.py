@@ -24,7 +24,7 @@ def main() -> None:
 
             @subscriber.on_batch(b"AAPL.")
             def price(batch: Batch) -> None:
-                print("image:" if batch.is_image else "then:", *batch.payload_list())
+                print(f"{'image' if batch.is_image else 'then'}: {batch.payload_list()[-1]!r}")
 
             subscriber.start(since="image")
             table.wait_synced()

@@ -41,8 +41,8 @@ def test_statistics_tell_of_each_connection_what_it_has() -> None:
     feed = one_slice(key_bytes=4)
     with Publisher(feed) as publisher, Peer(feed) as first, Peer(feed) as second:
         first.send(*(subscription(b"%04d" % number) for number in range(50)), unsubscription(b"0000"))
-        second.send(*[subscription(b"0001")] * 3)
         first.ask()
+        second.send(*[subscription(b"0001")] * 3)
         second.ask()
         assert (of(publisher, first).subscriptions, of(publisher, second).subscriptions) == (49, 1)
         assert publisher.statistics().subscriptions == 50

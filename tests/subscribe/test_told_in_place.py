@@ -179,9 +179,7 @@ def test_a_gap_ends_a_subscriber_that_stops_at_gaps(processes: bool) -> None:
         send(publisher, b"1", b"2")
         lose(publisher, count=3)
         send(publisher, b"3")
-        with pytest.raises(
-            GapError, match=r"slice 0: 3 messages of key b'' were lost, from sequence 2 of epoch 1 on"
-        ):
+        with pytest.raises(GapError, match=r"slice 0: 3 messages of key b'' were lost, from sequence 2 of epoch 1 on"):
             subscriber.run()
     assert logged(counted.total()) == logged(on_worker.total()) == [(0, 2, 0)]
     assert subscriber.statistics().received.gaps == 3
