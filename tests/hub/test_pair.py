@@ -6,7 +6,6 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -18,18 +17,6 @@ from blackbox.testing import wait_until
 from tests.hub.pairs import PATIENCE_S, Hubs, pair_feed, places_once
 
 OTHER = {"primary": "backup", "backup": "primary"}
-
-
-@pytest.fixture(scope="module")
-def nurseries() -> Iterator[Hubs]:
-    with Hubs(pair_feed()) as hubs:
-        yield hubs
-
-
-@pytest.fixture
-def hubs(nurseries: Hubs) -> Iterator[Hubs]:
-    yield nurseries
-    nurseries.close()
 
 
 def at(place: Place) -> tuple[int, int, int]:

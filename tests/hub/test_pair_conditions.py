@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,6 @@ from blackbox.testing import wait_until
 from tests.hub.pairs import PATIENCE_S, Hubs, pair_feed
 from tests.hub.test_pair import OTHER, feed_of
 from tests.hub.test_pair_rules import hub_of
-
-
-@pytest.fixture(scope="module")
-def nurseries() -> Iterator[Hubs]:
-    with Hubs(pair_feed()) as hubs:
-        yield hubs
-
-
-@pytest.fixture
-def hubs(nurseries: Hubs) -> Iterator[Hubs]:
-    yield nurseries
-    nurseries.close()
 
 
 def found(client: Client, topic: bytes) -> Place:
