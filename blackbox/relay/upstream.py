@@ -39,6 +39,7 @@ from blackbox.subscribe.subscription import MOST_PATIENT_S, open_sub
 from blackbox.transport.connections import FAILURE_EVENTS, Connection, Failure, connection_to, failure_of
 from blackbox.transport.context import allow_ipv6
 from blackbox.transport.curve import ClientKeys, refusal_of, use_keys
+from blackbox.transport.inproc import bound_number, is_bound_anew, is_inproc
 from blackbox.transport.shared_memory_reader import SharedSource
 from blackbox.transport.wakeup import Pipe
 
@@ -207,12 +208,13 @@ class Upstream:
         if self.memory.is_asked:
             self.memory.attach()
         self._ask_where_it_is()
+        self._bound_number = bound_number(self.address)
         try:
             self.xsub.connect(self.address)
         except zmq.ZMQError as error:
             text = f"{self._what}: cannot connect to {self.address}: {error.strerror}"
             raise EndpointError(error.errno, text) from error
-        if self.address.startswith("inproc:"):
+        if is_inproc(self.address):
             self._note_connection(True)
 
     def _connect_to_next(self, why: str) -> None:
@@ -375,20 +377,23 @@ class Upstream:
 
     def _look_for_another(self, silent_s: float) -> None:
         """Go on with the next address if this one has been silent for too long."""
-        # Inproc never connects again by itself, and nobody tells that who was there has gone.
-        is_inproc = self.address.startswith("inproc:")
-        is_alone = len(self.addresses) == 1 and not is_inproc
+        is_alone = len(self.addresses) == 1
         if not self.is_connected:
             if silent_s >= (_ALONE_S if is_alone else _UNREACHED_S):
                 self._connect_to_next("cannot be reached")
             return
-        may_speak = is_inproc or not self._state.ended
+        may_speak = is_inproc(self.address) or not self._state.ended
         has_read = not int(self.xsub.get(zmq.EVENTS)) & zmq.POLLIN
         # A source that waits for a slow subscriber is silent too, and what it sends while we connect anew is lost.
-        there = self._connection
-        stands = is_alone and (silent_s < _ALONE_S if there is None else there.is_answered())
-        if may_speak and has_read and not stands:
+        if may_speak and has_read and not (is_alone and self._stands(silent_s)):
             self._connect_to_next("fell silent")
+
+    def _stands(self, silent_s: float) -> bool:
+        """Whether the connection that has been silent for so long may still be there."""
+        if is_inproc(self.address):
+            return not is_bound_anew(self.address, self._bound_number)
+        there = self._connection
+        return silent_s < _ALONE_S if there is None else there.is_answered()
 
     def _ask(self, now: float) -> None:
         if self._asked != _UNCONFIRMED:

@@ -43,6 +43,7 @@ from blackbox.subscribe.state import SliceState
 from blackbox.transport.connections import Connection, connection_to
 from blackbox.transport.context import MAX_SUBSCRIPTIONS, allow_ipv6
 from blackbox.transport.curve import ClientKeys, use_keys
+from blackbox.transport.inproc import bound_number, is_bound_anew, is_inproc
 from blackbox.transport.keep_alive import keep_alive
 from blackbox.transport.libzmq import descriptor_of, message_bytes
 from blackbox.transport.shared_memory_reader import ReaderAt, SharedSource
@@ -113,6 +114,8 @@ class Subscription:
         """Lines that were connected again, and have not answered since."""
         self._connected_ns = [time.monotonic_ns()] * len(self._feed_slice.lines)
         """When each line was last connected."""
+        self._bound_number: dict[int, int] = {}
+        """Of each line on inproc, to whom it is connected."""
 
     def connect(self, sub: zmq.Socket[bytes], keys: Sequence[ClientKeys | None]) -> None:
         """Connect to every line with its keys, and ask for heartbeats.
@@ -124,6 +127,7 @@ class Subscription:
             address = self._address(endpoint)
             allow_ipv6(sub, address)
             use_keys(sub, keys[line])
+            self._bound_number[line] = bound_number(address)
             try:
                 sub.connect(address)
             except zmq.ZMQError as error:
@@ -209,8 +213,11 @@ class Subscription:
             if not finished and line not in self._silent:
                 log.warning("slice %d: the publisher at %s is silent, and has not closed", self._slice_id, address)
                 self._silent.add(line)
-            # Inproc never connects again by itself, and its connection goes with the publisher.
-            if address.startswith("inproc:") or not (finished or self._is_connected(line)):
+            if is_inproc(address):
+                is_gone = is_bound_anew(address, self._bound_number[line])
+            else:
+                is_gone = not (finished or self._is_connected(line))
+            if is_gone:
                 self._connect_again(line)
 
     def _is_connected(self, line: int) -> bool:
@@ -223,6 +230,7 @@ class Subscription:
         with suppress(zmq.ZMQError):
             self._sub.disconnect(address)
         use_keys(self._sub, self._keys[line])
+        self._bound_number[line] = bound_number(address)
         self._sub.connect(address)
         self._reconnected.add(line)
         self._state.confirmed_lines &= ~(1 << line)  # who goes on in the same epoch may have lost what we asked for

@@ -14,6 +14,7 @@ import zmq
 from blackbox.errors import EndpointError
 from blackbox.life import Life
 from blackbox.native.limits import start_thread
+from blackbox.transport.inproc import note_bound
 from blackbox.transport.wakeup import Pipe
 
 log = logging.getLogger("blackbox")
@@ -134,3 +135,4 @@ def bind(socket: zmq.Socket[Any], endpoint: str, what: str) -> None:
     except zmq.ZMQError as error:
         why = "is in use" if error.errno == zmq.EADDRINUSE else f"could not be bound: {error.strerror}"
         raise EndpointError(error.errno, f"{what} {endpoint} {why}") from error
+    note_bound(endpoint)

@@ -36,9 +36,9 @@ def test_an_answer_behind_a_long_queue_comes_in_time() -> None:
         subscriber.stop()
 
 
-@pytest.mark.parametrize("transport", ["tcp", "ipc"])
+@pytest.mark.parametrize("transport", ["tcp", "ipc", "inproc"])
 def test_a_silent_source_keeps_its_connection_while_that_stands(
-    transport: Literal["tcp", "ipc"], monkeypatch: pytest.MonkeyPatch
+    transport: Literal["tcp", "ipc", "inproc"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that waits for a slow subscriber is silent: what it sends while a relay connects again would be lost."""
     looks: list[float] = []

@@ -16,6 +16,7 @@ from blackbox import Feed, Publisher, SlowPolicy, Subscriber, SubscriberError
 from blackbox.block.format import ACCEPT_KEY, CONFIRM_KEY
 from blackbox.feed.feed import Slice
 from blackbox.subscribe import subscription
+from blackbox.subscribe.subscription import Subscription
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.subscribe.subscribers import PATIENT, nothing, one_slice
 from tests.support import Script
@@ -117,6 +118,30 @@ def test_a_subscriber_on_inproc_survives_a_restart_of_the_publisher() -> None:
         publisher.publish(b"A", b"2")
     subscriber.run(until_end=True)
     got.wait(2)
+
+
+def test_a_subscriber_on_inproc_stays_with_a_publisher_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a publisher that is slow sends while a subscriber connects anew is lost."""
+    looks, connected = [0], [0]
+    look, connect = Subscription.reconnect_silent_lines, Subscription._connect_again
+
+    def note_look(self: Subscription) -> None:
+        looks[0] += 1
+        look(self)
+
+    def note_connection(self: Subscription, line: int) -> None:
+        connected[0] += 1
+        connect(self, line)
+
+    monkeypatch.setattr(Subscription, "reconnect_silent_lines", note_look)
+    monkeypatch.setattr(Subscription, "_connect_again", note_connection)
+    feed = Feed(name="slow", slices=(Slice(endpoints=("inproc://slow",)),), heartbeat_ns=10_000_000)
+    subscriber = Subscriber(feed, slow=PATIENT)
+    subscriber.on(b"")(nothing)
+    with RawPublisher(feed), subscriber:
+        looks_before = looks[0]
+        wait_until(lambda: looks[0] > looks_before + 5, what="looks at a silent publisher")
+    assert connected[0] == 0
 
 
 def test_logs_tell_of_a_new_epoch(caplog: pytest.LogCaptureFixture) -> None:
