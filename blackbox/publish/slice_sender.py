@@ -497,6 +497,7 @@ class SliceSender:
                     if time.monotonic() >= patience or self.ring.state.closing == ENDING:
                         self._send_heartbeat(sender, line, socket, Full.DROP)
                         break
+                    self.sent.waits += int(self._wait)
                     if socket.poll(_SEND_WAIT_MS):
                         self._read_subscriptions()
         with self.changed:

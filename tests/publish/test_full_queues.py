@@ -103,6 +103,7 @@ def test_it_holds_up_neither_joiners_nor_messages_of_other_keys() -> None:
 
 def test_a_new_epoch_is_told_without_it_once_the_time_is_over() -> None:
     with beside_a_full_queue() as (_, publisher, _, _):
-        first = publisher.epoch
+        first, waits = publisher.epoch, publisher.statistics().waits
         publisher.new_epoch(timeout=0.5)
         assert publisher.epoch == first + 1
+        assert publisher.statistics().waits > waits

@@ -349,8 +349,10 @@ def test_a_subscriber_that_waits_loses_nothing(tmp_path: Path) -> None:
         subscriber.start()
         thread = threading.Thread(target=Replay(Recording.open(tmp_path), loops=20).publish, args=(publisher,))
         thread.start()
-        wait_until(lambda: publisher.statistics().waits > 0, 60)
-        may_go_on.set()
+        try:
+            wait_until(lambda: publisher.statistics().waits > 0, 60)
+        finally:
+            may_go_on.set()
         thread.join()
     subscriber.run(until_end=True)
     assert heard.count == 20 * len(day.told())
