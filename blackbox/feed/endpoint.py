@@ -2,21 +2,22 @@
 
 import atexit
 import errno
+import fcntl
 import os
 import re
 import secrets
 import shutil
 import socket
 import tempfile
-from collections import defaultdict
-from collections.abc import Iterator
+import time
 from contextlib import suppress
 from ipaddress import ip_address
-from itertools import count as counting
-from itertools import islice
+from pathlib import Path
+from typing import IO
 
 from blackbox.errors import ConfigError, EndpointError
 from blackbox.native.limits import Needs, check_limits
+from blackbox.user_cache import user_cache
 
 TRANSPORTS = ("tcp", "ipc", "inproc")
 SHARED_MEMORY = "shm"
@@ -30,8 +31,7 @@ _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 
 _FIRST_PORT, _PORTS = 10_000, 22_000
 """Below those of outgoing connections: the system takes one of these for each, maybe before anyone has bound it."""
-_turns: defaultdict[int, Iterator[int]] = defaultdict(lambda: counting(secrets.randbelow(_PORTS)))
-"""By process: each goes through the ports from a place of its own on, so that no two offer the same one at a time."""
+_LOCK_TRIES, _LOCK_TRY_S = 1_000, 0.001
 
 
 def transport_of(endpoint: str) -> str:
@@ -133,16 +133,48 @@ def _check_tcp(endpoint: str, address: str) -> None:
 
 def _free_ports(count: int) -> list[int]:
     ports: list[int] = []
-    for turn in islice(_turns[os.getpid()], _PORTS):
-        port = _FIRST_PORT + turn % _PORTS
+    for _ in range(_PORTS):
+        port = _FIRST_PORT + _turn() % _PORTS
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, suppress(OSError):
             probe.bind((LOOPBACK, port))
-            ports.append(port)
+            ports += [port] if port not in ports else []
         if len(ports) == count:
             return ports
     raise EndpointError(
         errno.EADDRINUSE, f"{count} free ports of {LOOPBACK} were wanted, and {len(ports)} of {_PORTS} are free"
     )
+
+
+def _turn() -> int:
+    """Return another number than all processes of this user get now; a random one if that cannot be known.
+
+    A file holds how often one was taken, as 8 bytes.
+    """
+    with suppress(OSError), open(_turns_path(), "r+b", buffering=0, opener=_open_turns) as file:
+        _lock(file)
+        turn = int.from_bytes(file.read(8), "little") + 1
+        file.seek(0)
+        file.write(turn.to_bytes(8, "little"))
+        return turn
+    return secrets.randbelow(_PORTS)
+
+
+def _turns_path() -> Path:
+    return user_cache() / "ports"
+
+
+def _lock(file: IO[bytes]) -> None:
+    """Lock a file. Raises BlockingIOError when who holds it seems to have stopped."""
+    for _ in range(_LOCK_TRIES):
+        with suppress(BlockingIOError):
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(_LOCK_TRY_S)
+    raise BlockingIOError
+
+
+def _open_turns(path: str, flags: int) -> int:
+    user_cache().mkdir(parents=True, exist_ok=True)
+    return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, 0o600)
 
 
 def _private_directory() -> str:

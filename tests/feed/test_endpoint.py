@@ -1,5 +1,6 @@
 """Endpoints: which may stand in a feed, and which are free on this machine."""
 
+import fcntl
 import os
 import re
 import socket
@@ -11,6 +12,7 @@ from typing import Any, Literal
 import pytest
 
 from blackbox.errors import ConfigError
+from blackbox.feed import endpoint as ports
 from blackbox.feed.feed import Feed, Slice
 
 
@@ -115,16 +117,41 @@ def test_local_feed_has_free_ports_that_no_other_local_feed_has() -> None:
 
 def test_ports_of_local_feeds_are_none_that_outgoing_connections_take() -> None:
     first, _ = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    ports = [int(each.endpoints[0].rpartition(":")[2]) for each in Feed.local("demo", slices=50).slices]
-    assert max(ports) < first
+    offered = [int(each.endpoints[0].rpartition(":")[2]) for each in Feed.local("demo", slices=50).slices]
+    assert max(offered) < first
 
 
-def test_a_port_that_is_in_use_is_not_offered() -> None:
-    (taken,) = Feed.local("demo").slices[0].endpoints
-    following = int(taken.rpartition(":")[2]) + 1
+def test_a_port_that_is_in_use_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, free = (int(each.endpoints[0].rpartition(":")[2]) for each in Feed.local("demo", slices=2).slices)
+    turns = iter((taken - ports._FIRST_PORT, free - ports._FIRST_PORT))
+    monkeypatch.setattr(ports, "_turn", lambda: next(turns))
     with socket.socket() as busy:
-        busy.bind(("127.0.0.1", following))
-        assert Feed.local("demo").slices[0].endpoints != (f"tcp://127.0.0.1:{following}",)
+        busy.bind(("127.0.0.1", taken))
+        assert Feed.local("demo", slices=1).slices[0].endpoints == (f"tcp://127.0.0.1:{free}",)
+
+
+def test_processes_side_by_side_are_offered_different_ports() -> None:
+    script = (
+        "from blackbox.feed import endpoint as e; print(*(port for (port,) in e.free_endpoints('tcp', '', 500, 1)))"
+    )
+    processes = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) for _ in range(2)]
+    offered = [process.communicate(timeout=60)[0].split() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert len(set(offered[0] + offered[1])) == 1_000
+
+
+def test_ports_are_offered_where_turns_cannot_be_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert len({each.endpoints for each in Feed.local("demo", slices=20).slices}) == 20
+
+
+def test_who_stops_while_it_takes_a_turn_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "_LOCK_TRIES", 2)
+    Feed.local("demo")
+    with ports._turns_path().open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert len({each.endpoints for each in Feed.local("demo", slices=20).slices}) == 20
 
 
 def test_local_ipc_paths_are_private_and_end_with_the_process() -> None:
