@@ -8,6 +8,7 @@ import os
 import re
 import threading
 import time
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,7 @@ from blackbox.block.gap import Gap
 from blackbox.block.position import Position
 from blackbox.errors import ConfigError, HubError, NotConfirmedError, SubscriberError
 from blackbox.feed.feed import Feed
+from blackbox.native.limits import start_thread
 from blackbox.subscribe.slow_subscriber import PATIENT
 from blackbox.subscribe.stream import Stream
 from blackbox.subscriber import Subscriber
@@ -52,6 +54,30 @@ def prefixes_of(directory: str | os.PathLike[str], client: str) -> list[bytes]:
     return [prefix for prefix in found if prefix is not None]
 
 
+class _Opening:
+    """A subscriber that is being started, in a thread of its own."""
+
+    def __init__(self, subscriber: Subscriber, stream: Stream) -> None:
+        self.subscriber, self.stream = subscriber, stream
+        self.started: Future[None] = Future()
+        """Has what `start` raised."""
+        self._thread = threading.Thread(target=self._run, name="blackbox-inbox", daemon=True)
+        start_thread(self._thread)
+
+    def _run(self) -> None:
+        try:
+            self.subscriber.start(_START_S)
+        except Exception as error:  # noqa: BLE001 - whatever it is, who waits for it hears of it
+            self.started.set_exception(error)
+        else:
+            self.started.set_result(None)
+
+    def end(self) -> None:
+        """End the subscriber, whether it has started or not."""
+        self.subscriber.terminate()
+        self._thread.join()
+
+
 class Inbox:
     """What has come, and will come, of a prefix. Its reader is one thread, or one task.
 
@@ -63,6 +89,7 @@ class Inbox:
         self._feed, self._directory, self._limit = feed, directory, limit
         self._file = PositionFile(directory, name_of(client, prefix))
         self._opens = threading.Lock()
+        self._opening: _Opening | None = None
         self._subscriber: Subscriber | None = None
         self._stream: Stream | None = None
 
@@ -92,13 +119,28 @@ class Inbox:
         return message
 
     def open(self, until: float) -> Stream:
-        """Return its stream, once the hub has confirmed it. Raises TimeoutError when it has not until then."""
+        """Return its stream, once the hub has confirmed it. Raises TimeoutError when it has not until then.
+
+        It is being started on meanwhile: who asks again and again for a moment each gets it all the same.
+        """
+        nothing = f"nothing of {self.prefix!r} has come, and the hub is away"
         with self._opens:
             while self._stream is None:
-                self._open(until)
+                opening = self._opening = self._opening or self._begin()
+                wait([opening.started], min(threading.TIMEOUT_MAX, max(0.0, until - time.monotonic())))
+                if not opening.started.done():
+                    raise TimeoutError(f"{nothing}: feed {self._feed.name!r} has not confirmed the subscription yet")
+                self._opening = None
+                error = opening.started.exception()
+                if error is None:
+                    self._subscriber, self._stream = opening.subscriber, opening.stream
+                elif not isinstance(error, NotConfirmedError):
+                    raise error
+                elif time.monotonic() >= until:
+                    raise TimeoutError(f"{nothing}: {error}") from error
             return self._stream
 
-    def _open(self, until: float) -> None:
+    def _begin(self) -> _Opening:
         subscriber = Subscriber(
             self._feed,
             workers=1,
@@ -110,17 +152,7 @@ class Inbox:
         )
         stream = subscriber.stream(self.prefix, limit=self._limit)
         subscriber.on_gap(self.prefix)(self._tell)
-        try:
-            subscriber.start(max(0.01, min(_START_S, until - time.monotonic())))
-        except NotConfirmedError as error:
-            subscriber.terminate()
-            if time.monotonic() >= until:
-                raise TimeoutError(f"nothing of {self.prefix!r} has come, and the hub is away: {error}") from error
-        except BaseException:
-            subscriber.terminate()
-            raise
-        else:
-            self._subscriber, self._stream = subscriber, stream
+        return _Opening(subscriber, stream)
 
     def commit(self, timeout: float) -> None:
         """Keep the position behind the message that was got last. Raises PositionError, SubscriberError."""
@@ -130,6 +162,9 @@ class Inbox:
 
     def close(self) -> None:
         """End the subscriber; what was got since the last commit comes again."""
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            opening.end()
         subscriber, self._subscriber, self._stream = self._subscriber, None, None
         if subscriber is not None:
             subscriber.terminate()

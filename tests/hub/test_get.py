@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 
 from blackbox import Client, ConfigError, Feed, Hub, HubError
 from blackbox.hub.inbox import name_of, prefix_of
+from blackbox.testing import wait_until
 from tests.hub.hubs import hub_feed
 from tests.support import Script
 
@@ -99,6 +103,41 @@ def test_a_subscription_that_begins_while_the_hub_is_away_says_so(tmp_path: Path
             client.get(b"", 0.5)
         with Hub(feed, tmp_path / "hub"):
             assert numbers(client, b"", 5) == list(range(5))
+
+
+def test_who_asks_again_and_again_for_a_moment_gets_all_the_same(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1)
+    got = list[bytes | None]()
+
+    def look() -> bool:
+        with suppress(TimeoutError):
+            got.append(client.get(b"", 0.0).payload)
+        return bool(got)
+
+    with Hub(feed, tmp_path / "hub"), reader(feed, tmp_path) as client:
+        client.subscribe(b"")
+        put_numbers(client, 0, 1)
+        wait_until(look, 30)
+    assert got == [b"0"]
+
+
+@pytest.mark.parametrize(("end", "left"), [(Client.end, [b""]), (lambda client: client.unsubscribe(b""), [])])
+def test_a_subscription_that_is_being_started_can_be_ended(
+    tmp_path: Path, end: Callable[[Client], None], left: list[bytes]
+) -> None:
+    feed = hub_feed(slices=1)
+    with Hub(feed, tmp_path / "hub"), reader(feed, tmp_path) as client:
+        client.subscribe(b"")
+        put_numbers(client, 0, 1)
+    client = reader(feed, tmp_path).start()
+    with pytest.raises(TimeoutError, match="has not confirmed the subscription yet"):
+        client.get(b"", 0.0)
+    end(client)
+    assert not [each for each in threading.enumerate() if each.name == "blackbox-inbox"]
+    client.end()
+    with Hub(feed, tmp_path / "hub"), reader(feed, tmp_path) as client:
+        assert client.subscriptions == left
+        assert [numbers(client, prefix, 1) for prefix in left] == [[0] for _ in left]
 
 
 def test_unsubscribe_is_durable_and_subscribe_begins_anew(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from blackbox import Client, ConfigError, EndpointError, Feed, Hub, RelayError
+from blackbox import Client, ConfigError, EndpointError, Feed, Hub, Relay, RelayError
 from blackbox.block.position import Place
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.hub.load import load_hub
@@ -46,6 +46,11 @@ class Mesh:
         return self.here[site] | {site: self.feeds[site]}
 
 
+def passes_on(peer: Relay) -> bool:
+    """Whether what is put at a site comes here from now on."""
+    return all(line.filters_above and line.is_confirmed for line in peer.statistics().lines)
+
+
 def got(client: Client, count: int, prefix: bytes = b"") -> list[tuple[Place, bytes | None]]:
     found = []
     for _ in range(count):
@@ -69,15 +74,7 @@ def test_in_a_mesh_of_four_each_reader_gets_all_once_in_the_order_of_its_origin(
             client.subscribe(b"")
             with pytest.raises(TimeoutError):
                 client.get(b"", 0.01)
-        wait_until(
-            lambda: all(
-                line.filters_above and line.is_confirmed
-                for site in readers
-                for peer in hubs[site].peers
-                for line in peer.statistics().lines
-            ),
-            WAIT_S,
-        )
+        wait_until(lambda: all(passes_on(peer) for site in readers for peer in hubs[site].peers), WAIT_S)
 
         def put_all(site: str) -> None:
             with Client(mesh.feeds[site]) as client:
@@ -106,6 +103,9 @@ def test_what_nobody_wants_any_more_is_not_sent_to_a_site(tmp_path: Path) -> Non
             reading.subscribe(b"A.")
             with pytest.raises(TimeoutError):
                 reading.get(b"A.", 0.01)
+            wait_until(
+                lambda: all(line.filters_above and line.is_confirmed for line in peer.statistics().lines), WAIT_S
+            )
             place = putting.put(b"A.x", b"1")
             assert got(reading, 1, b"A.") == [(place, b"1")]
             reading.commit()
