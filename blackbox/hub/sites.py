@@ -51,6 +51,8 @@ class _Heard(NamedTuple):
 
     site: Site
     at: float
+    is_new: bool
+    """Whether the thread has yet to take it in."""
 
 
 class _Found(NamedTuple):
@@ -146,7 +148,7 @@ class Sites:
         is_known = hub in self._lately()
         with self._changed:
             if hub != self._own.hub and (is_known or len(self._heard) < MOST_SITES):
-                self._heard[hub] = _Heard(site, time.monotonic())
+                self._heard[hub] = _Heard(site, time.monotonic(), is_new=True)
                 return
         if hub != self._own.hub:
             self._say(logging.ERROR, f"hub {hub} was one more than {MOST_SITES}, and is not told to others")
@@ -155,10 +157,18 @@ class Sites:
         """Return the sites that have spoken themselves, by hub, and forget those that have not for long."""
         since = time.monotonic() - _LATELY * self._every_s
         with self._changed:
-            self._heard = {hub: heard for hub, heard in self._heard.items() if heard.at >= since}
+            self._heard = {hub: heard for hub, heard in self._heard.items() if heard.is_new or heard.at >= since}
             return {hub: heard.site for hub, heard in self._heard.items()}
 
     # In its own thread.
+
+    def _take_heard(self) -> list[Site]:
+        """Return the sites that have spoken themselves: each at least once, however long this thread was busy."""
+        self._lately()
+        with self._changed:
+            spoke = [heard.site for heard in self._heard.values()]
+            self._heard = {hub: heard._replace(is_new=False) for hub, heard in self._heard.items()}
+        return spoke
 
     def _serve(self) -> None:
         assert self._join is not None
@@ -200,7 +210,7 @@ class Sites:
                     self._note(sites[0], asked.key)
             except ConfigError as error:
                 self._say(logging.ERROR, f"a site was not taken: {error}")
-        spoke = self._lately().values()
+        spoke = self._take_heard()
         for site, is_first_hand in (*((each, True) for each in spoke), *((each, False) for each in others)):
             try:
                 self._learn(site, is_first_hand)

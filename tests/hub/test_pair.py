@@ -66,7 +66,7 @@ def test_a_killed_hub_is_taken_over_from_again_and_again_and_nothing_answered_is
     chance = random.Random(7)
     hubs.begin_both(tmp_path)
     with Client(hubs.feed, "reader", tmp_path / "reader") as reader:
-        reader.subscribe(b"")
+        reader.subscribe(b"", PATIENCE_S)
         writers = [Writer(hubs, name) for name in ("one", "two")]
         for _ in range(4):
             leads = hubs.wait_for_step()
