@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,6 +51,7 @@ class PositionFile:
         self.directory, self.name = Path(directory), name
         self.path = self.directory / f"{name}{_SUFFIX}"
         self._lock: FileLock | None = None
+        self._guard = threading.Lock()
 
     def own(self, wait_s: float) -> None:
         """Lock the name; wait up to `wait_s` for a process that has it. Raises PositionError naming that process."""
@@ -70,10 +72,11 @@ class PositionFile:
             time.sleep(_LOOK_S)
 
     def close(self) -> None:
-        """Let the name go."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        """Let the name go; again is fine, also in two threads."""
+        with self._guard:
+            if self._lock is not None:
+                self._lock.close()
+                self._lock = None
 
     def read(self) -> Kept | None:
         """Return what is kept; None: nothing. Raises PositionError for a file that cannot be decoded."""

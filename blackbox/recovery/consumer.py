@@ -60,6 +60,7 @@ class Consumer:
         self._over = threading.Event()
         self._guard = threading.Lock()
         """Held where it goes on, so that it does not once it is over."""
+        self._ends = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._archives = archives
         self._last: Mapping[int, SlicePosition] = {}
@@ -124,17 +125,20 @@ class Consumer:
             self._last = positions
 
     def end(self, checkpoint: Checkpoint) -> None:
-        """Let the name go; if it keeps positions by itself, keep where it ended."""
+        """Let the name go; if it keeps positions by itself, keep where it ended. Again is fine."""
         with self._guard:
             self._over.set()
-        for thread in self._threads:
-            thread.join()
-        if self._life is ConsumerLife.KEEPING:
-            if self._interval_s is not None:
-                self._keep_now(checkpoint)
-            self._tell_now()
-        self._file.close()
-        self._enter(ConsumerLife.ENDED)
+        with self._ends:  # `start`, which fails when another thread terminates, ends it, too
+            if self._life is ConsumerLife.ENDED:
+                return
+            for thread in self._threads:
+                thread.join()
+            if self._life is ConsumerLife.KEEPING:
+                if self._interval_s is not None:
+                    self._keep_now(checkpoint)
+                self._tell_now()
+            self._file.close()
+            self._enter(ConsumerLife.ENDED)
 
     def _go_on(self, life: ConsumerLife) -> bool:
         """Enter `life`, unless another thread has ended it; return whether it did."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from blackbox import ConfigError, Feed, PositionError, Publisher, Recorder, Subs
 from blackbox.archive.consumer_positions import PositionFile
 from blackbox.block.position import Position
 from blackbox.recovery.consumer import ConsumerLife
+from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import MIB, publish_numbered, wait_recorded
@@ -173,6 +175,18 @@ def test_the_name_is_free_again_when_no_publisher_answers(tmp_path: Path) -> Non
         subscriber, _ = consumer(feed, tmp_path)
         with pytest.raises(TimeoutError, match="confirmed the subscription"):
             subscriber.start(timeout=0.1)
+
+
+def test_the_name_is_let_go_once_when_another_thread_ends_what_starts(tmp_path: Path) -> None:
+    feed = archived_feed()
+    for _ in range(20):
+        subscriber, _ = consumer(feed, tmp_path)
+        with ThreadPoolExecutor(1) as pool:
+            starting = pool.submit(subscriber.start, 60.0)
+            wait_until(lambda: subscriber.state is SubscriberLife.RUNNING)
+            subscriber.terminate()
+            with pytest.raises(SubscriberError, match="ended before"):
+                starting.result(60)
 
 
 def test_a_named_subscriber_is_used_once_and_what_may_not_follow_in_its_life_is_refused(tmp_path: Path) -> None:
