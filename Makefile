@@ -34,7 +34,7 @@ test-long: $(VENV)/.ready-long  ## run what `make test` leaves out as it takes l
 	$(RUN)/python -m pytest -q -m long
 	BLACKBOX_ALL_EXAMPLES=1 $(RUN)/python -m pytest -q -m "hypothesis and not long"
 
-servers:  ## unpack the distribution's RabbitMQ and Chromium into .servers (apt, 180 MB), for the tests of bridges
+servers:  ## unpack the distribution's RabbitMQ, Chromium and sshd into .servers (apt, 180 MB), for the tests of bridges and sites
 	@tests/bridge/fetch_servers.sh .servers
 
 torture: $(VENV)/.ready-test  ## attack it: kills, hostile peers, damaged files; tell what broke [SECONDS=60 SEED=n ONLY=name]

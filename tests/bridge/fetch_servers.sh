@@ -1,13 +1,17 @@
 #!/bin/sh
-# Unpack the distribution's RabbitMQ, and Chromium without a screen, with what they need that this machine lacks, into a
-# directory: nothing is installed, no service is started.
+# Unpack the distribution's RabbitMQ, Chromium without a screen, and OpenSSH's server, with what they need that this
+# machine lacks, into a directory: nothing is installed, no service is started.
 set -eu
 mkdir -p "$1"
 cd "$1"
-[ ! -d usr ] || exit 0
-# Each by itself: a distribution may lack one.
+# Each by itself: a distribution may lack one. A file says that it was looked for here.
+wishes=
+for wish in rabbitmq-server chromium-headless-shell openssh-server; do
+    [ -e "$wish" ] || wishes="$wishes $wish"
+done
+[ -n "$wishes" ] || exit 0
 names() {
-    for wish in rabbitmq-server chromium-headless-shell; do
+    for wish in $wishes; do
         apt-get install --simulate --no-install-recommends "$wish" || true
     done | awk '/^Inst/ {print $2}' | sort -u
 }
@@ -16,4 +20,4 @@ fetch() { packages=$(names) && [ -n "$packages" ] && apt-get download -q $packag
 rm -rf part && mkdir part && cd part
 fetch || { apt-get update -q && fetch; }
 for package in *.deb; do dpkg -x "$package" root; done
-mv root/usr .. && cd .. && rm -rf part
+cp -a root/usr .. && cd .. && rm -rf part && touch $wishes
