@@ -1,0 +1,183 @@
+"""A real `ssh -C` to a real sshd on 127.0.0.1, through which the hub of another site is reached.
+
+    hub, readers here ──> ssh ==one TCP connection, compressed==> sshd ──> hub there
+
+sshd is the distribution's: installed, or unpacked by `make servers`. A thread starts one for each connection, as inetd
+does, and keeps that connection at hand: the kernel counts its bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import struct
+import subprocess
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, Self
+
+from msgspec.structs import replace
+
+from bench.measure.cost import cpu_seconds
+from bench.rivals.servers import Missing
+from blackbox import Feed
+from blackbox.feed.endpoint import free_endpoints
+
+_ROOT: Final = Path(__file__).resolve().parents[2]
+_SERVERS: Final = _ROOT / ".servers" / "usr"
+_WITH_US: Final = ("setpriv", "--pdeathsig", "KILL")
+_PATIENCE_S: Final = 10.0
+_COUNTED: Final = struct.Struct("=QQ")
+_COUNTED_AT: Final = 120
+"""Where linux/tcp.h has `tcpi_bytes_acked` and `tcpi_bytes_received`."""
+
+
+class SshTunnel:
+    """The way to another site: up from `start` to `kill`, again and again, until `close`.
+
+    Raises Missing: no ssh, or no sshd that this user can run.
+    """
+
+    feed: Feed
+    """The other site's feed, as it is reached here while the tunnel is up."""
+
+    def __init__(self, there: Feed, *options: str) -> None:
+        """`options` of ssh: `-C` compresses."""
+        ssh = shutil.which("ssh")
+        if ssh is None:
+            raise Missing("no ssh found: apt install openssh-client")
+        self.feed, forwards = _reached_here(there)
+        # sshd of root wants a user and a directory that its package makes: it runs as an unprivileged user then.
+        self._user: dict[str, Any] = {}
+        name = pwd.getpwuid(os.geteuid()).pw_name
+        if os.geteuid() == 0:
+            name = "daemon"
+            self._user = {"user": name, "group": pwd.getpwnam(name).pw_gid, "extra_groups": []}
+        self._taken: list[tuple[socket.socket, subprocess.Popen[bytes]]] = []
+        self._ssh: subprocess.Popen[bytes] | None = None
+        with ExitStack() as stack:
+            files = Path(stack.enter_context(TemporaryDirectory(prefix="blackbox-ssh-")))
+            self._said = stack.enter_context((files / "said").open("w+b"))
+            self._listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            port = self._listener.getsockname()[1]
+            for key in ("host", "user"):
+                words = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(files / key)]
+                subprocess.run(words, check=True, timeout=_PATIENCE_S)
+            (files / "known").write_text(f"[127.0.0.1]:{port} {(files / 'host.pub').read_text()}")
+            (files / "config").write_text(
+                f"HostKey {files}/host\nAuthorizedKeysFile {files}/user.pub\nUsePAM no\nStrictModes no\nPidFile none\n"
+            )
+            for path in (files, *files.iterdir()):
+                os.chown(path, pwd.getpwnam(name).pw_uid, -1)
+            self._sshd = [_sshd(), "-e", "-f", f"{files}/config"]
+            self._libraries = ":".join(map(str, (_SERVERS / "lib").glob("*-linux-gnu")))
+            self._check_sshd()
+            settings = {
+                "BatchMode": "yes",
+                "IdentitiesOnly": "yes",
+                "UserKnownHostsFile": f"{files}/known",
+                "ConnectTimeout": "10",
+                "ExitOnForwardFailure": "yes",
+                "PermitLocalCommand": "yes",
+                "LocalCommand": "echo connected",
+            }
+            self._command = [*_WITH_US, ssh, "-F", "none", "-N", *options, "-i", f"{files}/user", "-p", str(port)]
+            self._command += [word for each in settings.items() for word in ("-o", "=".join(each))]
+            self._command += [word for each in forwards for word in ("-L", each)]
+            self._command += [f"{name}@127.0.0.1"]
+            self._stack = stack.pop_all()
+        self._thread = threading.Thread(target=self._accept, name="sshd")
+        self._thread.start()
+
+    def start(self) -> None:
+        """Begin, and return once its ports are there. Raises RuntimeError if they are not."""
+        self._ssh = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._said)
+        assert self._ssh.stdout is not None
+        if not self._ssh.stdout.readline():
+            self.kill()
+            self._said.seek(0)
+            raise RuntimeError(f"ssh did not connect: {self._said.read().decode(errors='replace')[-2_000:]}")
+
+    def kill(self) -> None:
+        """End ssh as a crash does."""
+        if self._ssh is not None:
+            self._ssh.kill()
+            self._ssh.communicate()
+
+    def crossed(self) -> int:
+        """Bytes over its TCP connections so far, both ways."""
+        told = [each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256) for each, _ in self._taken]
+        return sum(sum(_COUNTED.unpack_from(each, _COUNTED_AT)) for each in told)
+
+    def cpu_s(self) -> float:
+        """CPU time of ssh and of the sshd at its other end, so far."""
+        assert self._ssh is not None
+        _, server = self._taken[-1]
+        children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+        return sum(map(cpu_seconds, (self._ssh.pid, server.pid, *map(int, children))))
+
+    def close(self) -> None:
+        """End it."""
+        self.kill()
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        for connection, server in self._taken:
+            connection.close()
+            try:
+                server.wait(_PATIENCE_S)  # it ends as ssh is gone
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_sshd(self) -> None:
+        try:
+            words = [*self._sshd, "-t"]
+            told = subprocess.run(words, check=False, capture_output=True, timeout=_PATIENCE_S, **self._how())
+        except OSError as error:
+            raise Missing(f"{self._sshd[0]} could not be run: {error}") from None
+        if told.returncode:
+            raise Missing(f"{self._sshd[0]} could not be run: {told.stderr.decode(errors='replace')[-500:]}")
+
+    def _how(self) -> dict[str, Any]:
+        return {"env": os.environ | {"LD_LIBRARY_PATH": self._libraries}, **self._user}
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # it is shut down
+                return
+            end, words = connection.fileno(), [*self._sshd, "-i"]
+            server = subprocess.Popen(words, stdin=end, stdout=end, stderr=self._said, **self._how())
+            self._taken.append((connection, server))
+
+
+def _sshd() -> str:
+    """Return its absolute path, which it wants to be called by."""
+    places = (str(_SERVERS / "sbin"), "/usr/sbin", "/usr/local/sbin", "/usr/bin")
+    found = shutil.which("sshd", path=os.pathsep.join(places))
+    if found is None:
+        raise Missing("no sshd found: `make servers` (Debian and Ubuntu), or apt install openssh-server")
+    return found
+
+
+def _reached_here(there: Feed) -> tuple[Feed, list[str]]:
+    """Return the feed with endpoints of this host, and what ssh forwards from each to the one there."""
+    hub, archive, *slices = (each for (each,) in free_endpoints("tcp", there.name, 2 + len(there.slices), 1))
+    parts = tuple(replace(part, endpoints=(each,)) for part, each in zip(there.slices, slices, strict=True))
+    theirs = (there.hub, there.archives[0], *(part.endpoints[0] for part in there.slices))
+    forwards = [
+        f"{ours}:{each}".replace("tcp://", "") for ours, each in zip((hub, archive, *slices), theirs, strict=True)
+    ]
+    return replace(there, hub=hub, archives=(archive,), slices=parts), forwards

@@ -1,0 +1,108 @@
+"""Another site behind a real `ssh -C`: all that is put there comes here, in fewer bytes, whatever becomes of ssh."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+
+from bench.processes.ssh_tunnel import SshTunnel
+from bench.rivals.servers import Missing
+from blackbox import Client, Feed, Hub
+from blackbox.block.position import Place
+from blackbox.relay.relay import RelayStatistics
+from blackbox.testing import wait_until
+from tests.hub.hubs import hub_feed
+from tests.hub.test_sites import WAIT_S, got, here
+
+ORDER = b'{"account": "desk-1", "symbol": "AAPL", "side": "%s", "quantity": %d, "price": "187.%02d", "number": %d}'
+
+
+def order(number: int) -> bytes:
+    return ORDER % ((b"buy", b"sell")[number % 2], 100 * (number % 7), number % 100, number)
+
+
+def has_grown(put: list[tuple[Place, bytes | None]], size: int) -> bool:
+    return len(put) >= size
+
+
+class Sites:
+    """London, and what Amsterdam has of it through the tunnel alone."""
+
+    def __init__(self, directory: Path) -> None:
+        ldn, ams = (hub_feed(name, slices=1) for name in ("ldn", "ams"))
+        with ExitStack() as stack:
+            self.tunnel = stack.enter_context(SshTunnel(ldn, "-C"))
+            self.tunnel.start()
+            seen: Feed = here(self.tunnel.feed)
+            stack.enter_context(Hub(ldn, directory / "ldn"))
+            self.hub = stack.enter_context(Hub(ams, directory / "ams", peers=[(self.tunnel.feed, seen)]))
+            self.putting = stack.enter_context(Client(ldn))
+            self.reading = stack.enter_context(Client(seen, "reader", directory / "reader"))
+            self.reading.subscribe(b"")
+            with pytest.raises(TimeoutError):
+                self.reading.get(b"", 0.01)
+            wait_until(lambda: all(line.is_confirmed and line.filters_above for line in self.passed_on().lines), WAIT_S)
+            self.close = stack.pop_all().close
+
+    def passed_on(self) -> RelayStatistics:
+        (peer,) = self.hub.peers
+        return peer.statistics()
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Iterator[Sites]:
+    try:
+        sites = Sites(tmp_path)
+    except Missing as why:
+        pytest.skip(str(why))
+    yield sites
+    sites.close()
+
+
+def test_what_is_put_at_a_site_behind_ssh_comes_once_in_order_in_fewer_bytes(sites: Sites) -> None:
+    put = list[tuple[Place, bytes | None]]()
+    before = sites.tunnel.crossed()
+    for start in range(0, 5_000, 100):
+        orders = [order(number) for number in range(start, start + 100)]
+        offsets = [0, *accumulate(map(len, orders))]
+        places = sites.putting.put_many([b"A.x"], [0] * len(orders), b"".join(orders), offsets=offsets)
+        at = zip(places["slice"].tolist(), places["epoch"].tolist(), places["sequence"].tolist(), strict=True)
+        put += zip(map(Place._make, at), orders, strict=True)
+    assert got(sites.reading, len(put)) == put
+    with pytest.raises(TimeoutError):
+        sites.reading.get(b"", 0.1)
+    told = sites.passed_on()
+    assert told.messages == len(put)
+    assert 0 < 3 * (sites.tunnel.crossed() - before) < told.body_bytes
+
+
+def test_a_killed_ssh_loses_and_doubles_nothing(sites: Sites) -> None:
+    put, over = list[tuple[Place, bytes | None]](), threading.Event()
+
+    def put_all() -> None:
+        while not over.is_set():
+            payload = order(len(put))
+            put.append((sites.putting.put(b"A.x", payload, timeout=WAIT_S), payload))
+
+    thread = threading.Thread(target=put_all)
+    thread.start()
+    try:
+        first = got(sites.reading, 100)
+        for _ in range(2):
+            sites.tunnel.kill()
+            wait_until(partial(has_grown, put, len(put) + 100), WAIT_S)
+            sites.tunnel.start()
+            first += got(sites.reading, len(put) + 100 - len(first))
+    finally:
+        over.set()
+        thread.join()
+    assert first + got(sites.reading, len(put) - len(first)) == put
+    assert sites.passed_on().messages < len(put)  # the rest is of the archive, through the next ssh
+    with pytest.raises(TimeoutError):
+        sites.reading.get(b"", 0.1)
