@@ -9,21 +9,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import cache, partial
-from pathlib import Path
 from typing import NamedTuple
 
 import lz4.block
 import pytest
 import zstandard
-from blackbox_feeds.iex import Iex
-from blackbox_feeds.itch50 import Itch50
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench.measure.contest import Contest, expect
 from bench.measure.results import Kind
-from blackbox import Block, Source
+from bench.workload.captures import CAPTURES, DATA, source_of
+from blackbox import Block
 
-DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 BLOCK_BYTES = 256 << 10
 MOST_BODIES = 500
 LEAST_S = 0.05
@@ -57,13 +54,6 @@ CODECS = {
 }
 
 
-def _sources() -> dict[str, Source]:
-    return {
-        "ITCH 5.0": Itch50(DATA / "itch50" / "runk_locate-13-10k.bin", date="2020-01-30"),
-        "IEX DEEP": Iex(DATA / "iex" / "goiex_DEEP10.pcap.gz"),
-    }
-
-
 @cache
 def bodies_of(name: str) -> list[bytes]:
     """The messages of a capture as bodies of blocks, as large as those of a burst."""
@@ -73,7 +63,7 @@ def bodies_of(name: str) -> list[bytes]:
 def _bodies(name: str, rows: int) -> list[bytes]:
     """The same in blocks of so many rows, up to `MOST_BODIES` of them; 0: of `BLOCK_BYTES`, and all."""
     found: list[bytes] = []
-    for chunk in _sources()[name].chunks():
+    for chunk in source_of(name).chunks():
         step = rows or max(1, BLOCK_BYTES // (int(chunk.lengths.mean()) + 20))
         for start in range(0, len(chunk.starts), step):
             part = slice(start, start + step)
@@ -115,7 +105,7 @@ def _unpacked_rate(codec: Codec, bodies: list[bytes]) -> float:
     return done / seconds / 1e6
 
 
-@pytest.mark.parametrize("name", ["ITCH 5.0", "IEX DEEP"])
+@pytest.mark.parametrize("name", CAPTURES)
 @pytest.mark.parametrize("way", ["pack", "unpack"])
 def test_compression(benchmark: BenchmarkFixture, name: str, way: str) -> None:
     """MB/s of unpacked bodies, and how many times smaller they get."""
@@ -145,7 +135,7 @@ def _cost(codec: Codec, bodies: list[bytes], rows: int) -> float:
     return spent / done * 1e9
 
 
-@pytest.mark.parametrize("name", ["ITCH 5.0", "IEX DEEP"])
+@pytest.mark.parametrize("name", CAPTURES)
 @pytest.mark.parametrize("rows", [1, 10, 100, 1_000])
 def test_blocks_of_few_messages(benchmark: BenchmarkFixture, name: str, rows: int) -> None:
     """CPU time to pack and unpack a message of blocks as slow feeds send them, and how many times smaller they get."""

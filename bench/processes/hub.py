@@ -12,6 +12,7 @@ import numpy
 from bench.processes.acknowledged import PAYLOAD_BYTES
 from bench.processes.child import answer, orders
 from bench.processes.pair import Order
+from bench.workload.captures import calls_of
 from bench.workload.load import LEAD_NS, Load, column_rows, due_ns, many, singles, when_due
 from blackbox import Client, Feed, Hub
 from blackbox.block.format import HEADER_BYTES
@@ -28,6 +29,7 @@ def serve(feed: Any, directory: str, peers: Any = ()) -> None:
             answer(
                 stored=hub.statistics().stored,
                 messages=sum(each.messages for each in passed),
+                blocks=sum(each.blocks for each in passed),
                 bytes=sum(each.body_bytes + each.blocks * HEADER_BYTES for each in passed),
                 filters=sum(line.filters_above for each in passed for line in each.lines),
             )
@@ -61,6 +63,16 @@ def _send_singly(client: Client, load: Load) -> int:
     for due, (topic, payload, _) in when_due((due_ns(load) + began).tolist(), messages):
         client.put_soon(topic, payload, ts_event=due)
     return began
+
+
+def put_captured(feed: Any) -> None:
+    """Put messages of a capture, `at_once` a call."""
+    with Client(msgspec.convert(feed, Feed)) as client:
+        for order in orders():
+            calls, began = calls_of(order["capture"], order["messages"], order["at_once"]), time.time_ns()
+            for call in calls:
+                client.put_many(*call)
+            answer(began=began)
 
 
 def put(feed: Any, acknowledged: Any) -> None:

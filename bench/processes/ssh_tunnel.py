@@ -31,9 +31,8 @@ _ROOT: Final = Path(__file__).resolve().parents[2]
 _SERVERS: Final = _ROOT / ".servers" / "usr"
 _WITH_US: Final = ("setpriv", "--pdeathsig", "KILL")
 _PATIENCE_S: Final = 10.0
-_COUNTED: Final = struct.Struct("=QQ")
-_COUNTED_AT: Final = 120
-"""Where linux/tcp.h has `tcpi_bytes_acked` and `tcpi_bytes_received`."""
+_COUNTED: Final = struct.Struct("=128xQ64xQ")
+"""`tcpi_bytes_received` and `tcpi_bytes_sent`, as linux/tcp.h has them."""
 
 
 class SshTunnel:
@@ -111,7 +110,7 @@ class SshTunnel:
     def crossed(self) -> int:
         """Bytes over its TCP connections so far, both ways."""
         told = [each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256) for each, _ in self._taken]
-        return sum(sum(_COUNTED.unpack_from(each, _COUNTED_AT)) for each in told)
+        return sum(sum(_COUNTED.unpack_from(each)) for each in told)
 
     def cpu_s(self) -> float:
         """CPU time of ssh and of the sshd at its other end, so far."""

@@ -1,0 +1,111 @@
+"""A site behind `ssh -C`: how fast it brings what is put there, what crosses, and what ssh costs. Real messages.
+
+    direct     Client ==puts==> hub "ldn" ==========================> hub "ams" ==> SUB, this process
+    ssh -C     Client ==puts==> hub "ldn" ==> sshd ==packed==> ssh ==> hub "ams" ==> SUB, this process
+
+All over TCP loopback, on the same two cores: no line between the sites is slow here. A client puts one call after the
+other, each a block; so blocks of one come at the pace of single puts. Bytes of `direct` are those of bodies and
+headers, of ssh those of its TCP connection, both ways.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import zlib
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from bench.measure.contest import Contest, expect
+from bench.processes.child import Child
+from bench.processes.receiver import wait_for
+from bench.processes.ssh_tunnel import SshTunnel
+from bench.rivals.rival import tcp
+from bench.rivals.servers import Missing
+from bench.workload.captures import CAPTURES, DATA, calls_of
+from blackbox import Batch, Feed, Subscriber
+
+MESSAGES: Final = {1: 1_000, 100: 10_000}
+"""Of a round, by how many a block has."""
+SERVE: Final = "bench.processes.hub:serve"
+
+
+class _Way:
+    """A hub "ams" that reaches hub "ldn" in one way, and what the rounds of it found, the warm-up first."""
+
+    def __init__(self, stack: ExitStack, directory: Path, ldn: Feed, tunnel: SshTunnel | None = None) -> None:
+        self._tunnel = tunnel
+        there = ldn
+        if tunnel is not None:
+            stack.enter_context(tunnel).start()
+            there = tunnel.feed
+        self._here = msgspec.structs.replace(there, slices=Feed.local("ldn", slices=1).slices)
+        ams = msgspec.structs.replace(Feed.local("ams", slices=1), archives=(tcp(),), hub=tcp())
+        peers = [(there, self._here)]
+        self._hub = stack.enter_context(Child(SERVE, feed=ams, directory=str(directory), peers=peers))
+        self.crossed: list[float] = []
+        """Bytes a message."""
+        self.cpu_us: list[float] = []
+        """Of ssh and sshd, a message."""
+
+    def round(self, putter: Child, capture: str, at_once: int) -> float:
+        """Return messages/s, in thousands, from the first put until all are here. Raises Lost."""
+        calls = calls_of(capture, MESSAGES[at_once], at_once)
+        subscriber, so_far = Subscriber(self._here), 0
+
+        @subscriber.on_batch(b"")
+        def take(batch: Batch) -> None:
+            nonlocal so_far
+            so_far = zlib.crc32(b"".join(batch.payload_list()), so_far)
+
+        with subscriber:
+            before, cpu_s = self._told(), self._cpu_s()
+            putter.send({"capture": capture, "messages": MESSAGES[at_once], "at_once": at_once})
+            wait_for(subscriber, MESSAGES[at_once])
+            ended, cpu_s, after = time.time_ns(), self._cpu_s() - cpu_s, self._told()
+            began = int(putter.answer()["began"])
+        expect("checksum of the payloads", so_far, zlib.crc32(b"".join(call.payloads for call in calls)))
+        expect("gaps", subscriber.statistics().received.gaps, 0)
+        expect("blocks", after["blocks"] - before["blocks"], len(calls))
+        self.crossed.append((after["crossed"] - before["crossed"]) / MESSAGES[at_once])
+        self.cpu_us.append(cpu_s / MESSAGES[at_once] * 1e6)
+        return MESSAGES[at_once] * 1e6 / (ended - began)
+
+    def _told(self) -> dict[str, int]:
+        """Blocks and bytes so far."""
+        told = self._hub.ask({})
+        return {"blocks": told["blocks"], "crossed": self._tunnel.crossed() if self._tunnel else told["bytes"]}
+
+    def _cpu_s(self) -> float:
+        return self._tunnel.cpu_s() if self._tunnel else 0.0
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+@pytest.mark.parametrize("at_once", MESSAGES)
+def test_compressed_sites(benchmark: BenchmarkFixture, tmp_path: Path, capture: str, at_once: int) -> None:
+    """Thousand messages/s of a site that is reached directly, through ssh, and through `ssh -C`."""
+    if not DATA.is_dir():
+        pytest.skip(f"no real captures at {DATA}")
+    contest = Contest(f"{capture}, another site, blocks of {at_once}", "1,000 messages/s", topology=__doc__)
+    ldn = msgspec.structs.replace(Feed.local("ldn", slices=1), archives=(tcp(),), hub=tcp())
+    with ExitStack() as stack:
+        try:
+            tunnels = {"ssh": SshTunnel(ldn), "ssh -C": SshTunnel(ldn, "-C")}
+        except Missing as why:
+            pytest.skip(str(why))
+        stack.enter_context(Child(SERVE, feed=ldn, directory=str(tmp_path / "ldn")))
+        putter = stack.enter_context(Child("bench.processes.hub:put_captured", feed=ldn))
+        ways = {"direct": _Way(stack, tmp_path / "direct", ldn)}
+        ways |= {name: _Way(stack, tmp_path / name, ldn, tunnel) for name, tunnel in tunnels.items()}
+        for name, way in ways.items():
+            contest.add(name, partial(way.round, putter, capture, at_once))
+        contest.run(benchmark)
+        for name, way in ways.items():
+            contest.show(f"{name}: bytes across a message", f"{statistics.median(way.crossed[1:]):.1f}")
+            contest.show(f"{name}: CPU of ssh and sshd a message", f"{statistics.median(way.cpu_us[1:]):.2f} µs")
