@@ -72,7 +72,9 @@ class _Way:
             began = int(putter.answer()["began"])
         expect("checksum of the payloads", so_far, zlib.crc32(b"".join(call.payloads for call in calls)))
         expect("gaps", subscriber.statistics().received.gaps, 0)
-        expect("blocks", after["blocks"] - before["blocks"], len(calls))
+        expect(
+            "too few blocks", after["blocks"] - before["blocks"] < 0.9 * len(calls), False
+        )  # a busy hub gathers some
         self.crossed.append((after["crossed"] - before["crossed"]) / MESSAGES[at_once])
         self.cpu_us.append(cpu_s / MESSAGES[at_once] * 1e6)
         return MESSAGES[at_once] * 1e6 / (ended - began)

@@ -11,11 +11,13 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import signal
 import socket
 import struct
 import subprocess
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Self
@@ -36,7 +38,7 @@ _COUNTED: Final = struct.Struct("=128xQ64xQ")
 
 
 class SshTunnel:
-    """The way to another site: up from `start` to `kill`, again and again, until `close`.
+    """The way to another site: up from `start` to `kill`, or until ssh gives up, again and again, until `close`.
 
     Raises Missing: no ssh, or no sshd that this user can run.
     """
@@ -94,6 +96,7 @@ class SshTunnel:
 
     def start(self) -> None:
         """Begin, and return once its ports are there. Raises RuntimeError if they are not."""
+        self.kill()
         self._ssh = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._said)
         assert self._ssh.stdout is not None
         if not self._ssh.stdout.readline():
@@ -106,6 +109,7 @@ class SshTunnel:
         if self._ssh is not None:
             self._ssh.kill()
             self._ssh.communicate()
+            self._ssh = None
 
     def crossed(self) -> int:
         """Bytes over its TCP connections so far, both ways."""
@@ -115,9 +119,29 @@ class SshTunnel:
     def cpu_s(self) -> float:
         """CPU time of ssh and of the sshd at its other end, so far."""
         assert self._ssh is not None
+        return sum(map(cpu_seconds, (self._ssh.pid, *self._serving())))
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Have nothing come from the other end in the `with` block, and no word of it."""
+        serving = self._serving()
+        for pid in serving:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in serving:
+                os.kill(pid, signal.SIGCONT)
+
+    def has_ended(self) -> bool:
+        """Whether ssh has given up."""
+        return self._ssh is None or self._ssh.poll() is not None
+
+    def _serving(self) -> list[int]:
+        """The processes of sshd at the other end."""
         _, server = self._taken[-1]
         children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-        return sum(map(cpu_seconds, (self._ssh.pid, server.pid, *map(int, children))))
+        return [server.pid, *map(int, children)]
 
     def close(self) -> None:
         """End it."""

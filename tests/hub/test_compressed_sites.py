@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -22,13 +21,11 @@ from tests.hub.test_sites import WAIT_S, got, here
 
 ORDER = b'{"account": "desk-1", "symbol": "AAPL", "side": "%s", "quantity": %d, "price": "187.%02d", "number": %d}'
 
+NOTICE_SILENCE = ("-o", "ServerAliveInterval=1", "-o", "ServerAliveCountMax=1")
+
 
 def order(number: int) -> bytes:
     return ORDER % ((b"buy", b"sell")[number % 2], 100 * (number % 7), number % 100, number)
-
-
-def has_grown(put: list[tuple[Place, bytes | None]], size: int) -> bool:
-    return len(put) >= size
 
 
 class Sites:
@@ -37,7 +34,7 @@ class Sites:
     def __init__(self, directory: Path) -> None:
         ldn, ams = (hub_feed(name, slices=1) for name in ("ldn", "ams"))
         with ExitStack() as stack:
-            self.tunnel = stack.enter_context(SshTunnel(ldn, "-C"))
+            self.tunnel = stack.enter_context(SshTunnel(ldn, "-C", *NOTICE_SILENCE))
             self.tunnel.start()
             seen: Feed = here(self.tunnel.feed)
             stack.enter_context(Hub(ldn, directory / "ldn"))
@@ -82,27 +79,56 @@ def test_what_is_put_at_a_site_behind_ssh_comes_once_in_order_in_fewer_bytes(sit
     assert 0 < 3 * (sites.tunnel.crossed() - before) < told.body_bytes
 
 
+class Putting:
+    """A client of London that puts on and on in a `with` block; `put`: where, and what."""
+
+    def __init__(self, client: Client) -> None:
+        self.put = list[tuple[Place, bytes | None]]()
+        self._client, self._over, self._thread = client, threading.Event(), threading.Thread(target=self._put_all)
+
+    def _put_all(self) -> None:
+        while not self._over.is_set():
+            payload = order(len(self.put))
+            self.put.append((self._client.put(b"A.x", payload, timeout=WAIT_S), payload))
+
+    def wait_for_more(self) -> int:
+        """Wait until 100 more are put; return how many there are."""
+        size = len(self.put) + 100
+        wait_until(lambda: len(self.put) >= size, WAIT_S)
+        return size
+
+    def __enter__(self) -> Putting:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def assert_all_came(sites: Sites, putting: Putting, first: list[tuple[Place, bytes | None]]) -> None:
+    assert first + got(sites.reading, len(putting.put) - len(first)) == putting.put
+    with pytest.raises(TimeoutError):
+        sites.reading.get(b"", 0.1)
+    assert sites.passed_on().messages < len(putting.put)  # the rest is of the archive, through the next ssh
+
+
 def test_a_killed_ssh_loses_and_doubles_nothing(sites: Sites) -> None:
-    put, over = list[tuple[Place, bytes | None]](), threading.Event()
-
-    def put_all() -> None:
-        while not over.is_set():
-            payload = order(len(put))
-            put.append((sites.putting.put(b"A.x", payload, timeout=WAIT_S), payload))
-
-    thread = threading.Thread(target=put_all)
-    thread.start()
-    try:
+    with Putting(sites.putting) as putting:
         first = got(sites.reading, 100)
         for _ in range(2):
             sites.tunnel.kill()
-            wait_until(partial(has_grown, put, len(put) + 100), WAIT_S)
+            putting.wait_for_more()
             sites.tunnel.start()
-            first += got(sites.reading, len(put) + 100 - len(first))
-    finally:
-        over.set()
-        thread.join()
-    assert first + got(sites.reading, len(put) - len(first)) == put
-    assert sites.passed_on().messages < len(put)  # the rest is of the archive, through the next ssh
-    with pytest.raises(TimeoutError):
-        sites.reading.get(b"", 0.1)
+            first += got(sites.reading, putting.wait_for_more() - len(first))
+    assert_all_came(sites, putting, first)
+
+
+def test_an_ssh_whose_other_end_is_silent_ends_by_itself_and_loses_nothing(sites: Sites) -> None:
+    with Putting(sites.putting) as putting:
+        first = got(sites.reading, 100)
+        with sites.tunnel.silent():
+            wait_until(sites.tunnel.has_ended, WAIT_S)
+        sites.tunnel.start()
+        first += got(sites.reading, putting.wait_for_more() - len(first))
+    assert_all_came(sites, putting, first)
