@@ -43,7 +43,7 @@ class _Way:
         self._tunnel = tunnel
         there = ldn
         if tunnel is not None:
-            stack.enter_context(tunnel).start()
+            tunnel.start()
             there = tunnel.feed
         self._here = msgspec.structs.replace(there, slices=Feed.local("ldn", slices=1).slices)
         ams = msgspec.structs.replace(Feed.local("ams", slices=1), archives=(tcp(),), hub=tcp())
@@ -98,7 +98,10 @@ def test_compressed_sites(benchmark: BenchmarkFixture, tmp_path: Path, capture: 
     ldn = msgspec.structs.replace(Feed.local("ldn", slices=1), archives=(tcp(),), hub=tcp())
     with ExitStack() as stack:
         try:
-            tunnels = {"ssh": SshTunnel(ldn), "ssh -C": SshTunnel(ldn, "-C")}
+            tunnels = {
+                name: stack.enter_context(SshTunnel(ldn, *options))
+                for name, options in (("ssh", ()), ("ssh -C", ("-C",)))
+            }
         except Missing as why:
             pytest.skip(str(why))
         stack.enter_context(Child(SERVE, feed=ldn, directory=str(tmp_path / "ldn")))

@@ -91,7 +91,7 @@ class SshTunnel:
             self._command += [word for each in forwards for word in ("-L", each)]
             self._command += [f"{name}@127.0.0.1"]
             self._stack = stack.pop_all()
-        self._thread = threading.Thread(target=self._accept, name="sshd")
+        self._thread = threading.Thread(target=self._accept, name="sshd", daemon=True)
         self._thread.start()
 
     def start(self) -> None:
