@@ -31,6 +31,11 @@ from blackbox.feed.endpoint import free_endpoints
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _SERVERS: Final = _ROOT / ".servers" / "usr"
+_PARTS: Final = {
+    "SshdSessionPath": _SERVERS / "lib" / "openssh" / "sshd-session",
+    "SshdAuthPath": _SERVERS / "lib" / "openssh" / "sshd-auth",
+}
+"""Programs of an unpacked sshd, from OpenSSH 9.8 on."""
 _WITH_US: Final = ("setpriv", "--pdeathsig", "KILL")
 _PATIENCE_S: Final = 10.0
 _COUNTED: Final = struct.Struct("=128xQ64xQ")
@@ -71,6 +76,7 @@ class SshTunnel:
             (files / "known").write_text(f"[127.0.0.1]:{port} {(files / 'host.pub').read_text()}")
             (files / "config").write_text(
                 f"HostKey {files}/host\nAuthorizedKeysFile {files}/user.pub\nUsePAM no\nStrictModes no\nPidFile none\n"
+                + "".join(f"{what} {path}\n" for what, path in _PARTS.items() if path.exists())
             )
             for path in (files, *files.iterdir()):
                 os.chown(path, pwd.getpwnam(name).pw_uid, -1)
