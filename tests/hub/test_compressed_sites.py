@@ -31,10 +31,10 @@ def order(number: int) -> bytes:
 class Sites:
     """London, and what Amsterdam has of it through the tunnel alone."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *options: str) -> None:
         ldn, ams = (hub_feed(name, slices=1) for name in ("ldn", "ams"))
         with ExitStack() as stack:
-            self.tunnel = stack.enter_context(SshTunnel(ldn, "-C", *NOTICE_SILENCE))
+            self.tunnel = stack.enter_context(SshTunnel(ldn, "-C", *options))
             self.tunnel.start()
             seen: Feed = here(self.tunnel.feed)
             stack.enter_context(Hub(ldn, directory / "ldn"))
@@ -56,9 +56,9 @@ class Sites:
 
 
 @pytest.fixture
-def sites(tmp_path: Path) -> Iterator[Sites]:
+def sites(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Sites]:
     try:
-        sites = Sites(tmp_path)
+        sites = Sites(tmp_path, *getattr(request, "param", ()))
     except Missing as why:
         pytest.skip(str(why))
     yield sites
@@ -127,6 +127,7 @@ def test_a_killed_ssh_loses_and_doubles_nothing(sites: Sites) -> None:
     assert_all_came(sites, putting, first)
 
 
+@pytest.mark.parametrize("sites", [NOTICE_SILENCE], ids=[""], indirect=True)
 def test_an_ssh_whose_other_end_is_silent_ends_by_itself_and_loses_nothing(sites: Sites) -> None:
     with Putting(sites.putting) as putting:
         first = got(sites.reading, 100)
