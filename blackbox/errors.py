@@ -69,20 +69,33 @@ class NotStoredError(HubError, TimeoutError):
     """The hub did not say within the timeout that it has what was put."""
 
 
-class ConflictError(HubError):
-    """A put was not stored, as its topic's newest message was not where it was expected: see `found`.
+class RefusedError(HubError):
+    """A hub refused a put: it is not stored, and takes nothing else with it.
 
-    Attributes: `topic`; `expected`, `found`, where that message was to be, and is, as `Table.revision` tells them.
-    `places`: of `put_many`, those of all its messages, as if it had returned them; those with `is_refused` are not
-    stored, all others are. The other attributes are then of the first that is not. None of `put`.
+    Attributes: `topic`. `places`: of `put_many`, those of all its messages, as if it had returned them; those with
+    `is_refused` are not stored, all others are. All else is then told of the first that is not. None of `put`.
+    """
+
+    def __init__(self, topic: bytes, was: str, places: Places | None = None) -> None:
+        """`was`: what is told of the topic."""
+        count = 0 if places is None else (places["is_refused"] != 0).sum()
+        many = "" if places is None else f"{count} of {len(places)} puts were refused, the first: "
+        super().__init__(f"{many}topic {topic[:64]!r} was {was}")
+        self.topic, self.places = topic, places
+
+
+class ConflictError(RefusedError):
+    """A put was refused, as its topic's newest message was not where it was expected: see `found`.
+
+    Attributes, beside those of RefusedError: `expected`, `found`, where that message was to be, and is, as
+    `Table.revision` tells them.
     """
 
     def __init__(self, topic: bytes, expected: Place | None, found: Place, places: Places | None = None) -> None:
         """All are told in the text."""
-        many = "" if places is None else f"{places['is_refused'].sum()} of {len(places)} puts were refused, the first: "
         was, wanted = ("without a value" if at is not None and not at.epoch else f"at {at}" for at in (found, expected))
-        super().__init__(f"{many}topic {topic!r} was {was}, expected it {wanted}")
-        self.topic, self.expected, self.found, self.places = topic, expected, found, places
+        super().__init__(topic, f"{was}, expected it {wanted}", places)
+        self.expected, self.found = expected, found
 
 
 class SubscriberError(BlackBoxError):

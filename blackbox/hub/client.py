@@ -18,10 +18,10 @@ from blackbox.arguments import check_integers
 from blackbox.block.batch import Message
 from blackbox.block.block import as_topic_index
 from blackbox.block.position import Place
-from blackbox.errors import ConfigError, ConflictError, HubError
+from blackbox.errors import ConfigError, HubError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
-from blackbox.hub.condition_columns import INT64, as_if_at, as_revision, as_ttl_ns, revision_of
+from blackbox.hub.condition_columns import INT64, as_if_at, as_place, as_revision, as_ttl_ns, error_of
 from blackbox.hub.inbox import Inbox, check_client_name, not_subscribed, prefixes_of
 from blackbox.hub.protocol import (
     MOST_BYTES,
@@ -30,9 +30,10 @@ from blackbox.hub.protocol import (
     MOST_TTL_NS,
     PLACE,
     Places,
+    Stored,
     Welcome,
-    check_record,
     check_topic_of,
+    misfits,
 )
 from blackbox.hub.sender import Columns, Sender
 from blackbox.hub.settings import feed_of_hub
@@ -145,7 +146,8 @@ class Client:
 
         Raises NotStoredError after `timeout` seconds: it stays on its way while this client lives, and may come to be
         stored. Put again with the same `id` it is stored once. Raises ConfigError for a topic of no slice, or a value
-        that is too large, or no record of the feed's schema; ConflictError; HubError when the hub refuses it.
+        that is too large, or no record of the feed's schema; RefusedError when the hub refuses it, as ConflictError;
+        HubError when the client has ended.
         """
         until = time.monotonic() + timeout
         future = self._put(topic, payload, id or b"", ts_event, until, if_at, ttl)
@@ -169,7 +171,7 @@ class Client:
     ) -> Future[Place]:
         """Have a message on its way, and return at once, if there is room: `flush` waits for all of them.
 
-        The future gives its place, or raises HubError, as ConflictError. Raises as `put`; NotStoredError when there is
+        The future gives its place, or raises HubError, as RefusedError. Raises as `put`; NotStoredError when there is
         no room in time.
         """
         return self._put(topic, payload, id or b"", ts_event, time.monotonic() + timeout, if_at, ttl)
@@ -193,7 +195,8 @@ class Client:
         if self._record_bytes and payload is not None:
             at = self._schema.type_offset
             if self._record_bytes.get(payload[at : at + 1]) != len(payload):
-                check_record(self._schema, payload)  # here, as the hub refuses all that share its request
+                for _, why in misfits(self._schema, numpy.array([0, len(payload)]), numpy.frombuffer(payload, "u1")):
+                    raise ConfigError(why)
         if len(put_id) > MOST_ID_BYTES:
             raise ConfigError(f"id had {len(put_id)} bytes, expected at most {MOST_ID_BYTES}")
         if not -INT64 <= ts_event < INT64:
@@ -241,7 +244,8 @@ class Client:
             ttl: as of `put`: one for all, or a column of seconds; None or NaN for a message whose topic stays.
 
         Each message is judged on its own, in their order, so of a topic that comes twice the second one follows the
-        first. ConflictError tells that some were refused: all others are stored, and its `places` says which are.
+        first. RefusedError, as ConflictError, tells of the first that was refused: all others are stored, and its
+        `places` says which are.
 
         Raises as `put`. Of many some may then be stored; `ids` of each let them be put again. Raises ValueError for a
         column that does not fit.
@@ -264,19 +268,22 @@ class Client:
             raise ValueError(f"ts_event and ids were of other lengths, expected {count}")
         expected, ttl_ns = as_if_at(if_at, count), as_ttl_ns(ttl, count)
         until = time.monotonic() + timeout
+        parts = _parts(stops)
         futures = [
             self._put_part(topics, index[part], stops, part, flat, times, ids, expected, ttl_ns, until)
-            for part in _parts(stops)
+            for part in parts
         ]
         wait(futures, max(0.0, until - time.monotonic()))
         if not all(future.done() for future in futures):
             raise self._sender.not_stored(f"the put of {count} messages")
-        places: Places = numpy.concatenate([future.result() for future in futures] or [numpy.empty(0, PLACE)])
-        if expected is not None and places["is_refused"].any():
-            row = int(places["is_refused"].argmax())
-            slice_id, _, _, *found = places[row].tolist()
-            at = revision_of(slice_id, *expected[row].tolist())
-            raise ConflictError(topics[index[row]], at, revision_of(slice_id, *found), places)
+        answers = [future.result() for future in futures]
+        placed = (numpy.frombuffer(each.places, PLACE) for each in answers)
+        places: Places = numpy.concatenate([numpy.empty(0, PLACE), *placed])
+        for row in numpy.flatnonzero(places["is_refused"])[:1].tolist():
+            place = places[row].item()
+            at = None if expected is None else as_place(place[0], *expected[row].tolist())
+            why = next(each.why for each, part in zip(answers, parts, strict=True) if row < part.stop)
+            raise error_of(topics[index[row]], at, place, why.split("\n"), places)
         return places
 
     def _put_part(
@@ -291,12 +298,12 @@ class Client:
         if_at: NDArray[Any] | None,
         ttl_ns: NDArray[numpy.int64] | None,
         until: float,
-    ) -> Future[Places]:
-        future: Future[Places] = Future()
+    ) -> Future[Stored]:
+        future: Future[Stored] = Future()
         used, places = numpy.unique(index, return_inverse=True)
         offsets = stops[part.start : part.stop + 1]
 
-        def tell(result: Places | HubError) -> None:
+        def tell(result: Stored | HubError) -> None:
             if isinstance(result, HubError):
                 future.set_exception(result)
             else:

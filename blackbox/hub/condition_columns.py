@@ -1,4 +1,4 @@
-"""Conditions and times to live as a client is given them, checked, and as columns of a request."""
+"""Conditions and times to live as columns of a request, checked; and what a client is told of puts that are refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.block.position import NOWHERE, Place
-from blackbox.hub.protocol import ANYWHERE, CONDITION, MOST_TTL_NS, PLACE, Places
+from blackbox.errors import ConflictError, RefusedError
+from blackbox.hub.protocol import ANYWHERE, CONDITION, CONFLICT, MOST_TTL_NS, PLACE, REFUSED, PlaceRow, Places
 
 INT64: Final = 1 << 63
 _EXPECTED: Final = "expected a Place, as Table.revision returns it, or NOWHERE"
@@ -61,6 +62,16 @@ def as_ttl_ns(ttl: Any, count: int) -> NDArray[numpy.int64] | None:
     return found
 
 
-def revision_of(slice_id: int, epoch: int, sequence: int) -> Place:
-    """Return where a hub says that a topic's newest message is."""
+def as_place(slice_id: int, epoch: int, sequence: int) -> Place:
+    """Return where a topic's newest message is, or was to be."""
     return Place(slice_id, epoch, sequence) if epoch else NOWHERE
+
+
+def error_of(
+    topic: bytes, if_at: Place | None, place: PlaceRow, why: Sequence[str], places: Places | None = None
+) -> RefusedError:
+    """Return the error of a put that is refused. `place`: what was answered of it. `why`: reasons of its request."""
+    slice_id, _, code, epoch, sequence = place
+    if code == CONFLICT:
+        return ConflictError(topic, if_at, as_place(slice_id, epoch, sequence), places)
+    return RefusedError(topic, f"refused: {why[code - REFUSED]}", places)

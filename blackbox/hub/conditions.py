@@ -1,4 +1,4 @@
-"""Conditions and deadlines: what a hub judges conditional puts by, and when it deletes topics."""
+"""Conditions and deadlines: what a hub judges puts by, and when it deletes topics."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Final
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.block.position import Position
 from blackbox.errors import BlackBoxError, ConfigError
 from blackbox.hub.deadlines import Deadlines
-from blackbox.hub.protocol import ANYWHERE, MOST_PUTS, PLACE, Columns, Places, Put
-from blackbox.hub.revisions import Revisions
+from blackbox.hub.protocol import ANYWHERE, CONFLICT, MOST_PUTS, PLACE, Columns, PlaceRow, Places, Put
+from blackbox.hub.revisions import NO_VALUE, Revision, Revisions
+from blackbox.hub.topics import Reasons
 
 log = logging.getLogger("blackbox")
 
@@ -29,7 +29,7 @@ _MYSELF: Final = "hub"
 
 
 class Conditions:
-    """Judges conditional puts, and tells which topics end. Used in the hub's thread, within the transaction of a put.
+    """Judges puts, and tells which topics end. Used in the hub's thread, within the transaction of a put.
 
     Where the newest message of each topic is, is known once a put has asked for that. A topic ends `ttl` after the time
     at which the put log says that its put was taken.
@@ -57,40 +57,47 @@ class Conditions:
             self._why_unread, self._read_again_at = str(error), time.monotonic() + _AGAIN_S
             log.error("hub of feed %r refuses puts with if_at: %s", self._feed, error)
 
-    def check(self, columns: Columns) -> None:
-        """Raise ConfigError for conditions that cannot be judged."""
-        if columns.if_at is not None and not self._revisions.is_known:
-            raise ConfigError(f"if_at cannot be judged: {self._why_unread}")
-
     def judge(
         self,
         put: Put,
         columns: Columns,
-        slices: NDArray[numpy.uint32],
-        known: dict[bytes, bytes],
-        number: Callable[[int], Position],
+        slices: list[int],
+        codes: list[int],
+        known: dict[bytes, PlaceRow],
+        why: Reasons,
+        number: Callable[[bytes], Revision],
     ) -> Places:
-        """Give puts their places in turn, but for those whose conditions do not hold, or whose ids are known.
+        """Judge puts in turn, each on its own, and give those that are taken their places.
 
-        `number` gives a slice's next message its number. Places of new ids are added to `known`.
+        `slices`: by topic. `codes`: of each put, 0, or why it is refused whatever its condition is. `known`: where
+        puts with these ids are; new ones are added. `number` gives a topic's next message its number, or raises
+        ConfigError as there is no room for the topic.
         """
-        places = numpy.zeros(put.count, PLACE)
-        assert columns.if_at is not None
-        for row, expected in enumerate(columns.if_at.tolist()):
-            put_id, name = put.ids[row] if put.ids else b"", put.topics[columns.index[row]]
-            slice_id, found = int(slices[row]), self._revisions[name]
-            if put_id in known:
-                places[row] = numpy.frombuffer(known[put_id], PLACE)[0]
-                places["is_new"][row] = 0
-            elif expected not in (ANYWHERE, found):
-                places[row] = slice_id, 0, 1, *found
+        is_known, revisions, rows = self._revisions.is_known, self._revisions, list[PlaceRow]()
+        conditions = [ANYWHERE] * put.count if columns.if_at is None else columns.if_at.tolist()
+        puts = zip(columns.index.tolist(), put.ids or [b""] * put.count, conditions, codes, strict=True)
+        for row, (topic, put_id, expected, code) in enumerate(puts):
+            name, slice_id = put.topics[topic], slices[topic]
+            if code:
+                rows.append((slice_id, 0, code, *NO_VALUE))
+            elif put_id in known:
+                rows.append(known[put_id])
+            elif expected != ANYWHERE and not is_known:
+                rows.append((slice_id, 0, why.code(f"if_at cannot be judged: {self._why_unread}"), *NO_VALUE))
+            elif expected != ANYWHERE and expected != (found := revisions[name]):
+                rows.append((slice_id, 0, CONFLICT, *found))
             else:
-                revision = number(slice_id)
-                places[row] = slice_id, 1, 0, *revision
-                self._revisions.note(name, revision, columns.has_value(row))
+                try:
+                    revision = number(name)
+                except ConfigError as error:
+                    rows.append((slice_id, 0, why.code(error), *NO_VALUE))
+                    continue
+                rows.append((slice_id, 1, 0, *revision))
+                if is_known:
+                    revisions.note(name, revision, columns.has_value(row))
                 if put_id:
-                    known[put_id] = places[row].tobytes()
-        return places
+                    known[put_id] = slice_id, 0, 0, *revision
+        return numpy.array(rows, PLACE)
 
     def note(
         self, topics: list[bytes], columns: Columns, places: Places, is_new: NDArray[numpy.bool_], taken_ns: int

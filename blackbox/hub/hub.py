@@ -23,17 +23,17 @@ from blackbox.archive.outbox import Outbox
 from blackbox.archive.recording import Recording
 from blackbox.archive.retention import EVERYTHING, Retention
 from blackbox.arguments import check_integers
-from blackbox.block.position import Position
 from blackbox.errors import ConfigError, HubError, JournalError
 from blackbox.feed.feed import Feed
-from blackbox.feed.rights import PUT_RIGHTS_FILE
 from blackbox.feed.schema import load_schema
 from blackbox.hub.conditions import Conditions
 from blackbox.hub.join import Join
 from blackbox.hub.protocol import (
+    CONFLICT,
     ENCODER,
     MOST_REQUEST_BYTES,
     PLACE,
+    REFUSED,
     REQUESTS,
     Columns,
     Ended,
@@ -47,14 +47,15 @@ from blackbox.hub.protocol import (
     Refused,
     Stored,
     Welcome,
-    check_topic_of,
+    misfits,
 )
 from blackbox.hub.put_log import PutLog
+from blackbox.hub.revisions import Revision
 from blackbox.hub.settings import feed_of_hub
 from blackbox.hub.sites import Sites
+from blackbox.hub.topics import Reasons, Topics
 from blackbox.native.limits import Needs
 from blackbox.publish.publisher import Publisher
-from blackbox.publish.slice_sender import TOPIC_TEXT_BYTES
 from blackbox.relay.relay import Relay
 from blackbox.transport.context import allow_ipv6, new_context
 from blackbox.transport.curve import key_of
@@ -79,7 +80,6 @@ _LOOK_S: Final = 0.01
 _WATCH_S: Final = 0.5
 """Time between two looks at whether what passes other hubs' feeds on has failed."""
 _RECENT_DAYS: Final = 2
-_MOST_WHY: Final = 500
 _FRAMES: Final = 2
 _NEEDS: Final = Needs(descriptors=64)
 
@@ -94,7 +94,7 @@ class HubStatistics(msgspec.Struct, frozen=True, kw_only=True):
     known: int = 0
     """Puts that were there already, by their id or as they came again."""
     refused: int = 0
-    """Requests that were answered with an error."""
+    """Puts that no hub can have, and requests that were answered with an error."""
     conflicts: int = 0
     """Puts that were not taken, as the newest message of their topic was not where they said (`if_at`)."""
     ended: int = 0
@@ -110,12 +110,19 @@ class HubStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Fresh(NamedTuple):
-    """Puts to be published."""
+    """Puts to be published: some rows of a request."""
 
-    topics: list[bytes]
     columns: Columns
-    rows: NDArray[numpy.bool_]
-    """Those of them."""
+    topics: list[bytes]
+    """Those that they have, no others: for refused ones the publisher may have no room."""
+    topic_index: NDArray[numpy.int32]
+    """Of each of them."""
+    rows: NDArray[numpy.int64]
+
+    @classmethod
+    def of(cls, topics: list[bytes], columns: Columns, rows: NDArray[numpy.bool_]) -> Self:
+        """Return those where `rows` is set; `topics` are those of the request."""
+        return cls(columns, *columns.topics_of(topics, rows), numpy.flatnonzero(rows))
 
 
 class _Mark(NamedTuple):
@@ -183,9 +190,7 @@ class Hub:
         self._error: BaseException | None = None
         self._over = threading.Event()
         self._thread = ServerThread("blackbox-hub", f"hub of feed {feed.name!r}", self._run)
-        self._slices: dict[bytes, int] = {}
-        """Of each topic; of each slice as many as the publisher has room for."""
-        self._topics, self._topic_bytes = [0] * len(feed.slices), [0] * len(feed.slices)
+        self._topics = Topics(self.feed)
         self._following = numpy.zeros(len(feed.slices), numpy.int64)
         """By slice, the number of its next message."""
         self._has_begun = False
@@ -367,7 +372,7 @@ class Hub:
             return
         fresh: list[_Fresh] = []
         with self._taking(synced=False):
-            self._take(None, request, ENCODER.encode(request), fresh)
+            self._take(None, request, Columns.of(request), ENCODER.encode(request), fresh)
         self._counts["ended"] += request.count
         self._begin(fresh)
         for each in fresh:
@@ -384,6 +389,8 @@ class Hub:
         """Do what cannot wait while days are read: nothing."""
 
     def _send(self, socket: zmq.Socket[bytes], client: bytes, answer: Answer) -> None:
+        if isinstance(answer, Stored) and answer.why:
+            self._counts["refused"] += int((numpy.frombuffer(answer.places, PLACE)["is_refused"] >= REFUSED).sum())
         self._counts["refused"] += isinstance(answer, Refused | Ended)
         try:
             socket.send_multipart([client, ENCODER.encode(answer)], zmq.NOBLOCK)
@@ -417,46 +424,66 @@ class Hub:
         if request.first <= last:
             return self._answer_again(request)
         try:
-            self._check_rights(request.topics, asked.key)
-            places = self._take(request.client, request, text, fresh)
-        except (ConfigError, ValueError) as error:
-            why = str(error)[:_MOST_WHY]
-            self._newest = self._log.add(request.client, request.first, request.count, b"", why, None, time.time_ns())
-            return Refused(request.first, why)
-        self._counts["stored"] += int(places["is_new"].sum())
-        return Stored(request.first, places.tobytes())
+            columns = Columns.of(request)
+        except ConfigError as error:  # nobody knows what its puts are
+            places, why = numpy.zeros(request.count, PLACE), Reasons()
+            places["is_refused"], places["sequence"] = why.code(error), -1
+            return self._note(request.client, request, places, why, None, time.time_ns())
+        return self._take(request.client, request, columns, text, fresh, self._rights_of(asked.key))
 
-    def _take(self, client: str | None, request: Put, text: bytes, fresh: list[_Fresh]) -> Places:
-        """Give puts their places, and note them. Raises ConfigError or ValueError, and has changed nothing then."""
-        columns, taken_ns = Columns.of(request, self._schema), time.time_ns()
-        self._conditions.check(columns)
-        slices = numpy.array([self._slice_of(topic) for topic in request.topics], numpy.uint32)[columns.index]
-        known, refused = self._log.places_of([each for each in request.ids if each]), 0
-        if columns.if_at is None:
-            places = self._places(request, slices, known)
+    def _take(
+        self,
+        client: str | None,
+        request: Put,
+        columns: Columns,
+        text: bytes,
+        fresh: list[_Fresh],
+        may: tuple[bytes, ...] | None = None,
+    ) -> Stored:
+        """Judge each put on its own, and note all; `may`: what their topics must start with."""
+        taken_ns, why = time.time_ns(), Reasons()
+        topics = self._topics.find(request.topics, may, why)
+        wrong = misfits(self._schema, columns.offsets, columns.data, columns.valid)
+        is_plain = not (wrong or any(topics.codes) or any(request.ids)) and columns.if_at is None
+        if is_plain and self._topics.has_room(topics.new):
+            places = numpy.zeros(request.count, PLACE)
+            places["slice"] = numpy.array(topics.slices, numpy.uint32)[columns.index]
+            places["is_new"], places["epoch"] = 1, self.epoch
+            self._number(places, numpy.ones(request.count, numpy.bool_))
+            for topic in topics.new:
+                self._topics.add(topic)
         else:
-            places = self._conditions.judge(request, columns, slices, known, self._next)
-            refused = int(numpy.count_nonzero(places["is_refused"]))
-            self._counts["conflicts"] += refused
+            codes = numpy.array(topics.codes)[columns.index].tolist()
+            for row, misfit in wrong:
+                codes[row] = codes[row] or why.code(misfit)
+            known = self._log.places_of([each for each in request.ids if each])
+            places = self._conditions.judge(request, columns, topics.slices, codes, known, why, self._next_of)
         is_new = places["is_new"] != 0
-        if request.ids:
-            self._counts["known"] += request.count - refused - int(numpy.count_nonzero(is_new))
-            self._log.remember(request.ids, places)
+        self._log.remember(request.ids, places)
         self._conditions.note(request.topics, columns, places, is_new, taken_ns)
-        self._newest = self._log.add(client, request.first, request.count, places.tobytes(), "", text, taken_ns)
-        self._waiting_bytes += len(text)
         if is_new.any():
-            fresh.append(_Fresh(request.topics, columns, is_new))
-        return places
+            fresh.append(_Fresh.of(request.topics, columns, is_new))
+        return self._note(client, request, places, why, text, taken_ns)
 
-    def _check_rights(self, topics: list[bytes], key: str) -> None:
-        """Raise ConfigError unless a key may put all these topics."""
+    def _note(
+        self, client: str | None, request: Put, places: Places, why: Reasons, text: bytes | None, taken_ns: int
+    ) -> Stored:
+        """Note in the log what became of puts, and return the answer that says so."""
+        answer = Stored(request.first, places.tobytes(), str(why))
+        self._newest = self._log.add(client, request.first, request.count, answer.places, answer.why, text, taken_ns)
+        self._waiting_bytes += len(text or b"")
+        refused, stored = places["is_refused"], int(numpy.count_nonzero(places["is_new"]))
+        self._counts["stored"] += stored if client is not None else 0
+        self._counts["known"] += request.count - stored - int(numpy.count_nonzero(refused))
+        self._counts["conflicts"] += int(numpy.count_nonzero(refused == CONFLICT))
+        return answer
+
+    def _rights_of(self, key: str) -> tuple[bytes, ...] | None:
+        """Return prefixes of the topics that a key may put; None: all."""
         if self._gate is None or not key:
-            return
+            return None
         self._gate.look()
-        may = self._gate.put_rights_of(key)
-        if may is not None and (beyond := [topic for topic in topics if not topic.startswith(may)]):
-            raise ConfigError(f"the key has no right to put {beyond[0]!r}, expected prefixes of its {PUT_RIGHTS_FILE}")
+        return self._gate.put_rights_of(key)
 
     def _welcome(self, request: Hello, known: tuple[int, int] | None) -> Answer:
         if request.feed != self.feed.name:
@@ -472,59 +499,25 @@ class Hub:
         answered = self._log.answered(request.client, request.first)
         if answered is None:
             return Refused(request.first, "it was answered before, so long ago that the hub has forgotten where it is")
-        places, why = answered
-        if why:
-            return Refused(request.first, why)
-        self._counts["known"] += request.count
-        return Stored(request.first, places)
+        answer = Stored(request.first, *answered)
+        self._counts["known"] += int((numpy.frombuffer(answer.places, PLACE)["is_refused"] == 0).sum())
+        return answer
 
-    def _slice_of(self, topic: bytes) -> int:
-        found = self._slices.get(topic)
-        if found is None:
-            found = check_topic_of(self.feed, topic)
-            most, size = self.feed.max_topics, self._topic_bytes[found] + len(topic)
-            if self._topics[found] >= most:
-                raise ConfigError(f"slice {found} had {most} topics, its max_topics: {topic!r} is new")
-            if size > most * TOPIC_TEXT_BYTES:
-                raise ConfigError(
-                    f"slice {found} had topics of {size} bytes with {topic[:40]!r}, "
-                    f"expected at most max_topics = {most} of {TOPIC_TEXT_BYTES} bytes on average"
-                )
-            self._topics[found] += 1
-            self._topic_bytes[found] = size
-            self._slices[topic] = found
-        return found
+    def _next_of(self, topic: bytes) -> Revision:
+        """Give a topic's next message its number. Raises ConfigError when there is no room for the topic."""
+        return self.epoch, self._next(self._topics.add(topic))
 
-    def _places(self, put: Put, slices: NDArray[numpy.uint32], known: dict[bytes, bytes]) -> Places:
-        """Give puts their places, but for those whose ids are known: these have theirs."""
-        places = numpy.zeros(put.count, PLACE)
-        places["slice"], places["is_new"], places["epoch"] = slices, 1, self.epoch
-        if not any(put.ids):
-            self._number(places, numpy.ones(put.count, numpy.bool_))
-            return places
-        first_of: dict[bytes, int] = {}
-        for row, each in enumerate(put.ids):
-            if each and (each in known or first_of.setdefault(each, row) != row):
-                places["is_new"][row] = 0
-        self._number(places, places["is_new"] != 0)
-        for row in numpy.nonzero(places["is_new"] == 0)[0].tolist():
-            each = put.ids[row]
-            place = numpy.frombuffer(known[each], PLACE)[0] if each in known else places[first_of[each]]
-            places[row] = place
-            places["is_new"][row] = 0
-        return places
-
-    def _next(self, slice_id: int) -> Position:
+    def _next(self, slice_id: int) -> int:
         """Give a slice's next message its number."""
-        number = int(self._following[slice_id])
+        number: int = self._following.item(slice_id)
         self._following[slice_id] = self._touched[slice_id] = number + 1
-        return Position(self.epoch, number)
+        return number
 
     def _number(self, places: Places, rows: NDArray[numpy.bool_]) -> None:
         """Number those rows, each slice on its own."""
         if len(places) == 1:
             if rows[0]:
-                places["sequence"][0] = self._next(int(places["slice"][0])).sequence
+                places["sequence"][0] = self._next(int(places["slice"][0]))
             return
         for slice_id in numpy.unique(places["slice"][rows]).tolist():
             mine = rows & (places["slice"] == slice_id)
@@ -533,18 +526,18 @@ class Hub:
             self._following[slice_id] = self._touched[slice_id] = first + count
 
     def _publish(self, fresh: _Fresh) -> None:
-        columns, rows = fresh.columns, numpy.nonzero(fresh.rows)[0]
+        columns, topics, index, rows = fresh
         starts, stops = columns.offsets[:-1], columns.offsets[1:]
         if len(rows) == 1:
             row = int(rows[0])
             is_null = columns.valid is not None and not columns.valid[row]
             payload = None if is_null else columns.data[starts[row] : stops[row]].tobytes()
             time_ns = 0 if columns.times is None else int(columns.times[row])
-            self._publisher.publish(fresh.topics[columns.index[row]], payload, time_ns)
+            self._publisher.publish(topics[0], payload, time_ns)
         elif len(rows):
             self._publisher.publish_many(
-                tuple(fresh.topics),
-                columns.index[rows],
+                tuple(topics),
+                index,
                 columns.data,
                 None if columns.times is None else columns.times[rows],
                 starts[rows],
@@ -560,7 +553,7 @@ class Hub:
         Where the epoch does not go on, since a power cut, it goes to the new one.
         """
         for topic in self._conditions.topics_that_end():
-            self._slice_of(topic)  # so that there is room to end it
+            self._topics.add(topic)  # so that there is room to end it
         begun, others = self._following.copy(), dict[tuple[int, int], set[int]]()
         with self._log.transaction():
             waiting = self._log.waiting()
@@ -587,10 +580,10 @@ class Hub:
                     rows = numpy.nonzero(moved)[0].tolist() if request.ids else []
                     ids = [(request.ids[row], places[row].tobytes()) for row in rows if request.ids[row]]
                     self._log.move(number, places.tobytes(), ids)
-            if lacks.any():
-                for topic in request.topics:
-                    self._slice_of(topic)  # which counts them
-            self._publish(_Fresh(request.topics, Columns.of(request, self._schema), lacks))
+            fresh = _Fresh.of(request.topics, Columns.of(request), lacks)
+            for topic in fresh.topics:
+                self._topics.add(topic)
+            self._publish(fresh)
             self._newest, self._waiting_bytes = number, self._waiting_bytes + len(text)
 
     def _recorded(self, known: dict[tuple[int, int], set[int]], epoch: int, slice_id: int) -> set[int]:

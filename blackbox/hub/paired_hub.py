@@ -21,12 +21,12 @@ from blackbox.archive.day import make_directory
 from blackbox.errors import ConfigError, HubError, JournalError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.feed import Feed
-from blackbox.feed.schema import Schema
 from blackbox.hub.hub import Hub, HubStatistics, _Fresh, _Mark, request_of
 from blackbox.hub.link import Link
 from blackbox.hub.pair import Entry, Follow, Lead, Pair, Standing, next_term
 from blackbox.hub.paired_log import PairedLog, TooFarBehindError
 from blackbox.hub.protocol import PLACE, REQUESTS, Columns, Ended, FindSites, Passive, Places, Put
+from blackbox.hub.topics import Topics
 from blackbox.life import Life
 from blackbox.publish.publisher import Publisher
 
@@ -163,8 +163,7 @@ class PairedHub(Hub):
     def _forget_marks(self) -> None:
         self._mark, self._touched = _Mark(0, 0, {}), {}
         self._dropped = self._waiting_bytes = 0
-        self._slices, self._topics = {}, [0] * len(self.feed.slices)
-        self._topic_bytes = [0] * len(self.feed.slices)
+        self._topics = Topics(self.feed)
 
     def _close_publisher(self) -> None:
         """End the outbox in order: all that is in the log is in there."""
@@ -311,14 +310,14 @@ class PairedHub(Hub):
         for entry in lead.entries:
             if entry.number <= newest:
                 continue
-            row = _Row.of(entry, self._schema)
+            row = _Row.of(entry)
             is_other_epoch = row.epoch not in (0, self._pair_log.epoch)
             if is_other_epoch or not self._has_room(row):  # topics of another leader fill the publisher
                 self._take_rows(rows, lead.is_synced)
                 rows = []
                 self._begin_epoch(row.epoch or self._pair_log.epoch or lead.epoch)
                 for topic in row.topics:
-                    self._slice_of(topic)
+                    self._topics.add(topic)
             rows.append(row)
         self._take_rows(rows, lead.is_synced)
 
@@ -326,7 +325,7 @@ class PairedHub(Hub):
         """Count topics; return whether there is room for them."""
         try:
             for topic in row.topics:
-                self._slice_of(topic)
+                self._topics.add(topic)
         except ConfigError:
             return False
         return True
@@ -339,17 +338,18 @@ class PairedHub(Hub):
         with self._pair_log.transaction(synced=synced):
             self._pair_log.take([row.entry for row in rows])
             for row in rows:
-                if row.fresh is not None:
-                    self._conditions.note(row.topics, row.fresh.columns, row.places, row.fresh.rows, row.entry.taken_ns)
+                if row.put is not None and row.fresh is not None:
+                    is_new = row.places["is_new"] != 0
+                    self._conditions.note(row.put.topics, row.fresh.columns, row.places, is_new, row.entry.taken_ns)
         for row in rows:
             if row.fresh is not None:
                 self._publish_row(row, row.fresh)
 
     def _publish_row(self, row: _Row, fresh: _Fresh) -> None:
         """Publish what a row has brought, where the peer did."""
-        if fresh.rows.any():
+        if len(fresh.rows):
             expected = row.places.copy()
-            self._number(expected, fresh.rows)
+            self._number(expected, row.places["is_new"] != 0)
             if (expected != row.places).any():
                 raise JournalError(f"row {row.entry.number} of the peer was {row.places[:1]}, expected {expected[:1]}")
             self._publish(fresh)
@@ -486,7 +486,7 @@ class _Row(NamedTuple):
     """In which its messages are published; 0: it brings none."""
 
     @classmethod
-    def of(cls, entry: Entry, schema: Schema) -> Self:
+    def of(cls, entry: Entry) -> Self:
         """Return it."""
         if entry.request is None:
             return cls(entry, None, numpy.empty(0, PLACE), None, 0)
@@ -494,9 +494,9 @@ class _Row(NamedTuple):
         assert isinstance(put, Put)
         is_new = places["is_new"] != 0
         epoch = int(places["epoch"][is_new][0]) if is_new.any() else 0
-        return cls(entry, put, places, _Fresh(put.topics, Columns.of(put, schema), is_new), epoch)
+        return cls(entry, put, places, _Fresh.of(put.topics, Columns.of(put), is_new), epoch)
 
     @property
     def topics(self) -> list[bytes]:
-        """Those of its puts."""
-        return [] if self.put is None else self.put.topics
+        """Those of what it brings."""
+        return [] if self.fresh is None else self.fresh.topics

@@ -23,7 +23,6 @@ MOST_KEPT_BYTES: Final = 1 << 30
 _ROW_BYTES: Final = 100
 """Of a row, beside its request."""
 _MOST_ROWS: Final = 1_024
-_COUNT_BYTES: Final = 8
 _TABLE: Final = """
 CREATE TABLE IF NOT EXISTS pair(only INTEGER PRIMARY KEY, role TEXT, term INTEGER, is_alone INTEGER, epoch INTEGER,
     outbox INTEGER, run INTEGER);
@@ -106,9 +105,7 @@ class PairedLog(PutLog):
     ) -> int:
         """As `PutLog.add`."""
         self._kept_bytes += _ROW_BYTES + len(request or b"")
-        return super().add(
-            client, first, count, count.to_bytes(_COUNT_BYTES, "little") if why else places, why, request, taken_ns
-        )
+        return super().add(client, first, count, places, why, request, taken_ns)
 
     def waiting(self) -> list[int]:
         """As `PutLog.waiting`."""
@@ -155,8 +152,8 @@ class PairedLog(PutLog):
             )
             for row in rows:
                 entry = Entry(*row)
-                is_put = entry.first >= 0 and not entry.why  # 0: of the hub itself
-                if entry.number != after + 1 + len(found) or (is_put and entry.request is None):
+                has_puts = bool(entry.places) and not numpy.frombuffer(entry.places, PLACE)["is_refused"].all()
+                if entry.number != after + 1 + len(found) or (has_puts and entry.request is None):
                     raise TooFarBehindError(f"put log {self._path} had row {entry.number}, expected all behind {after}")
                 most_bytes -= len(entry.request or b"") + len(entry.places)
                 if most_bytes < 0 and found:
@@ -171,8 +168,6 @@ class PairedLog(PutLog):
                 self.begin_session(entry.client, -entry.first)
             else:
                 count = len(entry.places) // PLACE.itemsize
-                if entry.why:
-                    count = int.from_bytes(entry.places, "little")
                 self.add(entry.client, entry.first, count, entry.places, entry.why, entry.request, entry.taken_ns)
                 self._take_ids(entry)
         if entries and self.newest != entries[-1].number:

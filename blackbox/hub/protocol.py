@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import compress
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -30,13 +31,19 @@ _MOST_NAMED: Final = 4 * MOST_SITES
 PLACE: Final = numpy.dtype(
     [("slice", "<u4"), ("is_new", "<u2"), ("is_refused", "<u2"), ("epoch", "<u8"), ("sequence", "<i8")]
 )
-"""Where a put is. `is_new`: this request has brought it, and not one before with the same id. `is_refused`: it is not
-stored, as its condition did not hold: then where the newest message of its topic is, as NOWHERE if it has no value."""
+"""Where a put is. `is_new`: this request has brought it, and not one before with the same id. `is_refused`: 0, or it is
+not stored: see `CONFLICT` and `REFUSED`."""
+CONFLICT: Final = 1
+"""Its condition did not hold; its place is where the newest message of its topic is, as NOWHERE if it has no value."""
+REFUSED: Final = 2
+"""The hub cannot have it; this one and all above stand for the lines of `Stored.why`. Its place is NOWHERE."""
 CONDITION: Final = numpy.dtype([("epoch", "<i8"), ("sequence", "<i8")])
 """Where the newest message of a put's topic must be; NOWHERE: the topic must have no value. Epoch -1: anywhere."""
 ANYWHERE: Final = (-1, 0)
 
 Places = NDArray[Any]
+PlaceRow = tuple[int, int, int, int, int]
+"""A row of them."""
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 
@@ -107,15 +114,17 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
 
 
 class Stored(msgspec.Struct, frozen=True, array_like=True, tag="stored"):
-    """The hub has the puts of a request."""
+    """The hub has judged the puts of a request, and has all that it did not refuse; their numbers are used up."""
 
     first: int
     places: bytes
     """PLACE[count]"""
+    why: str = ""
+    """Reasons why puts were refused, a line each."""
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused"):
-    """The puts of a request are not stored, and never will be: their numbers are used up."""
+    """A request is not taken, and never will be: nobody knows any more what became of it."""
 
     first: int
     why: str
@@ -165,13 +174,12 @@ class Columns(msgspec.Struct, frozen=True):
     ttl: NDArray[numpy.int64] | None
 
     @classmethod
-    def of(cls, put: Put, schema: Schema) -> Columns:
-        """Check a request's columns, but for what its topics are. Raises ConfigError saying what is wrong."""
+    def of(cls, put: Put) -> Columns:
+        """Check a request's columns, but not what topics and payloads are. Raises ConfigError saying what is wrong."""
         count = put.count
         index = _column("index", put.index, numpy.int32, count)
         offsets = _column("offsets", put.offsets, numpy.int64, count + 1)
         data = numpy.frombuffer(put.payloads, numpy.uint8) if put.payloads else numpy.empty(0, numpy.uint8)
-        sizes = numpy.diff(offsets)  # which may wrap around
         if offsets[0] != 0 or offsets[-1] != len(data) or (offsets[1:] < offsets[:-1]).any():
             raise ConfigError(f"offsets were from {offsets[0]} to {offsets[-1]}, expected 0 to {len(data)}, ascending")
         if index.min() < 0 or index.max() >= len(put.topics):
@@ -184,7 +192,6 @@ class Columns(msgspec.Struct, frozen=True):
         ttl = _column("ttl", put.ttl, numpy.int64, count) if put.ttl else None
         if ttl is not None and (ttl.min() < 0 or ttl.max() > MOST_TTL_NS):
             raise ConfigError(f"ttl was {ttl.min()} to {ttl.max()} ns, expected 0 to {MOST_TTL_NS}")
-        _check_sizes(schema, offsets[:-1], sizes, data, valid)
         return cls(index, offsets, data, times, valid, if_at, ttl)
 
     def last_rows(self, rows: NDArray[numpy.bool_]) -> list[tuple[int, int]]:
@@ -193,6 +200,14 @@ class Columns(msgspec.Struct, frozen=True):
         last[self.index[rows]] = numpy.flatnonzero(rows)
         order = numpy.argsort(last)  # `topics` may name one twice: the later row of the two holds
         return [(topic, row) for topic, row in zip(order.tolist(), last[order].tolist(), strict=True) if row >= 0]
+
+    def topics_of(self, topics: list[bytes], rows: NDArray[numpy.bool_]) -> tuple[list[bytes], NDArray[numpy.int32]]:
+        """Return the topics that some rows have, and of each of these rows which of them it has."""
+        if len(topics) == 1:
+            return topics[: int(rows.any())], self.index[rows]
+        index, used = self.index[rows], numpy.zeros(len(topics), numpy.bool_)
+        used[index] = True
+        return list(compress(topics, used.tolist())), (numpy.cumsum(used, dtype=numpy.int32) - 1)[index]
 
     def has_value(self, row: int) -> bool:
         """Whether a put has a value."""
@@ -206,34 +221,31 @@ def _column(name: str, data: bytes, dtype: DTypeLike, count: int) -> NDArray[Any
     return numpy.frombuffer(data, dtype)
 
 
-def _check_sizes(
+def misfits(
     schema: Schema,
-    starts: NDArray[numpy.int64],
-    sizes: NDArray[numpy.int64],
+    offsets: NDArray[numpy.int64],
     data: NDArray[numpy.uint8],
-    valid: NDArray[numpy.bool_] | None,
-) -> None:
-    """Raise ConfigError for a payload that is no record of the feed's schema."""
+    valid: NDArray[numpy.bool_] | None = None,
+) -> list[tuple[int, str]]:
+    """Return the rows whose payloads are no records of the feed's schema, and why."""
     if not schema.records:
-        return
+        return []
+    starts, sizes = offsets[:-1], numpy.diff(offsets)
     expected = numpy.zeros(256, numpy.int64)
     for kind, dtype in schema.records.items():
         expected[ord(kind)] = dtype.itemsize
-    rows = numpy.arange(len(sizes)) if valid is None else numpy.nonzero(valid)[0]
-    short = rows[sizes[rows] <= schema.type_offset]
-    kinds = data[starts[rows] + schema.type_offset] if not len(short) else numpy.empty(0, numpy.uint8)
-    wrong = short if len(short) else rows[expected[kinds] != sizes[rows]]
-    if len(wrong):
-        row = int(wrong[0])
-        kind = "" if len(short) else chr(data[starts[row] + schema.type_offset])
+    is_short = sizes <= schema.type_offset
+    kinds = numpy.zeros(len(sizes), numpy.uint8)
+    kinds[~is_short] = data[starts[~is_short] + schema.type_offset]
+    is_wrong = is_short | (expected[kinds] != sizes)
+    if valid is not None:
+        is_wrong &= valid
+    found = []
+    for row in numpy.flatnonzero(is_wrong).tolist():
+        kind = "" if is_short[row] else chr(kinds[row])
         fits = f"{expected[ord(kind)]} of type {kind!r}" if kind in schema.records else "that of a type of the schema"
-        raise ConfigError(f"payload {row} had {sizes[row]} bytes, expected {fits} ({schema.name})")
-
-
-def check_record(schema: Schema, payload: bytes) -> None:
-    """Raise ConfigError for a payload that is no record of the feed's schema."""
-    start, size = numpy.zeros(1, numpy.int64), numpy.array([len(payload)])
-    _check_sizes(schema, start, size, numpy.frombuffer(payload, numpy.uint8), None)
+        found.append((row, f"payload had {sizes[row]} bytes, expected {fits} ({schema.name})"))
+    return found
 
 
 def check_topic_of(feed: Feed, topic: bytes) -> int:

@@ -15,9 +15,9 @@ from typing import Final, Self
 import numpy
 
 from blackbox.errors import JournalError
-from blackbox.hub.protocol import Places
+from blackbox.hub.protocol import PLACE, PlaceRow, Places
 
-_VERSION: Final = 2
+_VERSION: Final = 3
 _CHECKPOINT_PAGES: Final = 16_384
 """Pages of the write-ahead file at which SQLite moves them to the main one, with two syncs."""
 _TABLES: Final = """
@@ -99,7 +99,7 @@ class PutLog:
             self._sql.executemany("UPDATE puts SET client = NULL WHERE client = ?", forgotten)
 
     def answered(self, client: str, first: int) -> tuple[bytes, str] | None:
-        """Return where the puts of an earlier request went, and why it was refused; None: that is forgotten."""
+        """Return where the puts of an earlier request went, and why some were refused; None: that is forgotten."""
         found: tuple[bytes, str] | None = self._sql.execute(
             "SELECT places, why FROM puts WHERE client = ? AND first = ?", (client, first)
         ).fetchone()
@@ -118,13 +118,14 @@ class PutLog:
         )
         return int(added.lastrowid or 0)
 
-    def places_of(self, ids: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return where what was put with these ids is, of those that are remembered."""
-        found: dict[bytes, bytes] = {}
+    def places_of(self, ids: Sequence[bytes]) -> dict[bytes, PlaceRow]:
+        """Return where what was put with these ids before is, of those that are remembered."""
+        found: dict[bytes, PlaceRow] = {}
         for each in ids:
             row = self._sql.execute("SELECT place FROM ids WHERE id = ?", (each,)).fetchone()
             if row is not None:
-                found[each] = row[0]
+                slice_id, _, _, *position = numpy.frombuffer(row[0], PLACE)[0].item()
+                found[each] = slice_id, 0, 0, *position
         return found
 
     def remember(self, ids: Sequence[bytes], places: Places) -> None:

@@ -19,9 +19,9 @@ import numpy
 import zmq
 
 from blackbox.block.position import Place
-from blackbox.errors import ConflictError, EndpointError, HubError, NotStoredError
+from blackbox.errors import EndpointError, HubError, NotStoredError
 from blackbox.feed.feed import Feed
-from blackbox.hub.condition_columns import revision_of
+from blackbox.hub.condition_columns import error_of
 from blackbox.hub.protocol import (
     ANSWERS,
     ANYWHERE,
@@ -33,7 +33,6 @@ from blackbox.hub.protocol import (
     Expected,
     Hello,
     Passive,
-    Places,
     Put,
     Refused,
     Stored,
@@ -59,7 +58,7 @@ _NUMBER: Final = struct.Struct("<q")
 
 
 class Columns(msgspec.Struct, frozen=True):
-    """Puts that share a request, and what their places are given to."""
+    """Puts that share a request, and what its answer is given to."""
 
     topics: list[bytes]
     index: bytes
@@ -69,7 +68,7 @@ class Columns(msgspec.Struct, frozen=True):
     valid: bytes
     ids: list[bytes]
     count: int
-    tell: Callable[[Places | HubError], None]
+    tell: Callable[[Stored | HubError], None]
     if_at: bytes = b""
     ttl: bytes = b""
 
@@ -351,7 +350,7 @@ class Sender:
     def _take(self, text: bytes) -> None:
         answer = ANSWERS.decode(text)
         if isinstance(answer, Stored):
-            self._answered(answer.first, numpy.frombuffer(answer.places, PLACE))
+            self._answered(answer.first, answer)
         elif isinstance(answer, Refused):
             self._answered(
                 answer.first, HubError(f"hub refused put {answer.first} of client {self.name!r}: {answer.why}")
@@ -372,7 +371,7 @@ class Sender:
         else:
             raise HubError(f"hub {self._feed.hub} ended client {self.name!r}: {answer.why}")
 
-    def _answered(self, first: int, result: Places | HubError) -> None:
+    def _answered(self, first: int, result: Stored | HubError) -> None:
         if (sent := self._sent.pop(first, None)) is not None:
             self._again_s, self._expected = _AGAIN_S, 0
             self._again_at = time.monotonic() + _AGAIN_S
@@ -458,14 +457,15 @@ def _columns_of_one(singles: list[_Single]) -> Columns:
     )
 
 
-def _tell(singles: list[_Single], result: Places | HubError) -> None:
+def _tell(singles: list[_Single], result: Stored | HubError) -> None:
     if isinstance(result, HubError):
         for each in singles:
             each.future.set_exception(result)
         return
-    for each, (slice_id, _, is_refused, epoch, sequence) in zip(singles, result.tolist(), strict=True):
+    why = result.why.split("\n")
+    for each, place in zip(singles, numpy.frombuffer(result.places, PLACE).tolist(), strict=True):
+        slice_id, _, is_refused, epoch, sequence = place
         if is_refused:
-            found = revision_of(slice_id, epoch, sequence)
-            each.future.set_exception(ConflictError(each.topic, each.if_at, found))
+            each.future.set_exception(error_of(each.topic, each.if_at, place, why))
         else:
             each.future.set_result(Place(slice_id, epoch, sequence))

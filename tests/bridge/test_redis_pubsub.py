@@ -298,7 +298,7 @@ def test_what_the_hub_refuses_is_counted_and_takes_nothing_else_with_it(
         (b"B", b"5"),
         (b"A", b"6"),
     ]
-    assert caplog.text.count("slice 0 had 2 topics, its max_topics: b'C' is new") == 1
+    assert caplog.text.count("topic b'C' was refused: slice 0 had 2 topics, its max_topics, and it is new") == 1
 
 
 def test_a_gap_is_told_whatever_the_prefix(

@@ -228,6 +228,6 @@ def test_topics_that_are_published_again_are_counted_and_too_many_end_no_hub(
     left = dying_at(feed, tmp_path, monkeypatch, lambda number: number >= 1)
     with Hub(feed, left), Client(feed) as client:
         client.put(b"B", b"")
-        with pytest.raises(HubError, match="slice 0 had 2 topics, its max_topics: b'C' is new"):
+        with pytest.raises(HubError, match="b'C' was refused: slice 0 had 2 topics, its max_topics, and it is new"):
             client.put(b"C", b"")
         client.put(b"B", b"")

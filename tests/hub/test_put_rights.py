@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from blackbox import Client, ConfigError, Feed, Hub, HubError, NotStoredError
+from blackbox import Client, ConfigError, Feed, Hub, HubError, NotStoredError, RefusedError
 from blackbox.testing import wait_until
 from tests.hub.hubs import hub_feed
 from tests.keyring import Keyring
@@ -53,13 +53,15 @@ def may_put(client: Client) -> bool:
 def test_a_key_puts_what_it_has_a_right_to_and_nothing_else(keys: Keyring, feed: Feed, hub: Hub) -> None:
     with client(keys, feed, "desk") as desk, client(keys, feed, "guest") as guest:
         assert [desk.put(topic, b"1").sequence for topic in (b"orders.desk.1", b"notes.x")] == [0, 1]
-        with pytest.raises(HubError, match=r"no right to put b'orders.other', expected .* its put_rights.toml"):
+        with pytest.raises(RefusedError, match="b'orders.other' .* no right to it, expected .* its put_rights.toml"):
             desk.put(b"orders.other", b"1")
-        with pytest.raises(HubError, match="no right to put b'orders.x'"):
+        with pytest.raises(RefusedError, match="1 of 2 puts .* b'orders.x' .* no right to it") as refused:
             desk.put_many([b"notes.x", b"orders.x"], [0, 1], b"ab", offsets=[0, 1, 2])
-        with pytest.raises(HubError, match="no right to put b'notes.x'"):
+        assert refused.value.places is not None
+        assert refused.value.places["sequence"].tolist() == [2, -1], "what was not refused is stored"
+        with pytest.raises(RefusedError, match="b'notes.x' was refused: the key has no right to it"):
             guest.put(b"notes.x", b"1")
-        assert desk.put(b"notes.x", b"2").sequence == 2, "what was refused has no number"
+        assert desk.put(b"notes.x", b"2").sequence == 3, "what was refused has no number"
     assert hub.statistics().refused == 3
 
 

@@ -46,6 +46,7 @@ NAMES = {
     "Recording": "blackbox.archive.recording",
     "Recordings": "blackbox.archive.recordings",
     "Relay": "blackbox.relay.relay",
+    "RefusedError": "blackbox.errors",
     "RelayError": "blackbox.errors",
     "Replay": "blackbox.replay.replay",
     "Retention": "blackbox.archive.retention",

@@ -1,0 +1,88 @@
+"""The topics of a hub's feed, and why it can have no further one, or not this put."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from blackbox.errors import ConfigError
+from blackbox.feed.feed import Feed
+from blackbox.feed.rights import PUT_RIGHTS_FILE
+from blackbox.hub.protocol import REFUSED, check_topic_of
+from blackbox.publish.slice_sender import TOPIC_TEXT_BYTES
+
+MOST_WHY: Final = 200
+"""Characters of a reason."""
+
+
+class Reasons:
+    """Why puts of a request are refused: each reason once, however many puts have it, so it names no put."""
+
+    def __init__(self) -> None:
+        self._codes: dict[str, int] = {}
+
+    def code(self, why: object) -> int:
+        """Return what stands for a reason in `is_refused`."""
+        return self._codes.setdefault(str(why).replace("\n", " ")[:MOST_WHY], len(self._codes) + REFUSED)
+
+    def __str__(self) -> str:
+        return "\n".join(self._codes)
+
+
+class Found(NamedTuple):
+    """The topics of a request."""
+
+    slices: list[int]
+    codes: list[int]
+    """0, or why the hub can have none of its puts."""
+    new: list[bytes]
+    """Those that the hub may have, and has not yet."""
+
+
+class Topics:
+    """Those that have something, by their slices: as many of each slice as the publisher has room for."""
+
+    def __init__(self, feed: Feed) -> None:
+        """None is there."""
+        self._feed = feed
+        self._slices: dict[bytes, int] = {}
+        self._counts, self._bytes = [0] * len(feed.slices), [0] * len(feed.slices)
+        self._most, self._most_bytes = feed.max_topics, feed.max_topics * TOPIC_TEXT_BYTES
+
+    def find(self, topics: Sequence[bytes], may: tuple[bytes, ...] | None, why: Reasons) -> Found:
+        """Look up the topics of a request; those that do not start with one of `may` are refused. None: all may be."""
+        found = Found([self._slices.get(topic, -1) for topic in topics], [0] * len(topics), [])
+        if may is None and -1 not in found.slices:
+            return found
+        for at, topic in enumerate(topics):
+            try:
+                if may is not None and not topic.startswith(may):
+                    raise ConfigError(f"the key has no right to it, expected prefixes of its {PUT_RIGHTS_FILE}")
+                if found.slices[at] < 0:
+                    found.slices[at] = check_topic_of(self._feed, topic)
+                    found.new.append(topic)
+            except ConfigError as error:
+                found.slices[at], found.codes[at] = 0, why.code(error)
+        return found
+
+    def has_room(self, new: Sequence[bytes]) -> bool:
+        """Whether there is room for all of them, whatever their slices are."""
+        size = sum(map(len, new))
+        return max(self._counts) + len(new) <= self._most and max(self._bytes) + size <= self._most_bytes
+
+    def add(self, topic: bytes) -> int:
+        """Note that a topic has something; return its slice. Raises ConfigError when there is no room for it."""
+        found = self._slices.get(topic)
+        if found is None:
+            found = check_topic_of(self._feed, topic)
+            if self._counts[found] >= self._most:
+                raise ConfigError(f"slice {found} had {self._most} topics, its max_topics, and it is new")
+            if (size := self._bytes[found] + len(topic)) > self._most_bytes:
+                raise ConfigError(
+                    f"slice {found} had topics of {size} bytes with it, "
+                    f"expected at most max_topics = {self._most} of {TOPIC_TEXT_BYTES} bytes on average"
+                )
+            self._counts[found] += 1
+            self._bytes[found] = size
+            self._slices[topic] = found
+        return found

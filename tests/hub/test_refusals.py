@@ -1,0 +1,371 @@
+"""What a hub refuses takes nothing else with it: each put of a request is judged on its own."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy
+import pytest
+import zmq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blackbox import NOWHERE, Client, ConflictError, Feed, Hub, Place, RefusedError
+from blackbox.feed.endpoint import free_endpoints
+from blackbox.feed.schema import load_schema
+from blackbox.hub.protocol import ANYWHERE, CONDITION, PLACE, Passive, Put, Stored
+from blackbox.testing import wait_until
+from tests.hub.hubs import hub_feed, published
+from tests.hub.pairs import PATIENCE_S, Hubs, pair_feed
+from tests.hub.test_driven_client import context, driven  # noqa: F401  # a fixture
+from tests.hub.test_pair_rules import hub_of
+from tests.hub.test_put import Peer
+
+GOOD: Final = b"P" + bytes(load_schema("itch50").dtype("P").itemsize - 1)
+
+
+def narrow(feed: Feed, most: int = 2) -> Feed:
+    """A feed with room for few topics."""
+    return msgspec.structs.replace(feed, max_topics=most)
+
+
+def payloads(count: int) -> Any:
+    return numpy.zeros((count, 1), numpy.uint8)
+
+
+def test_a_topic_too_many_fails_no_put_of_others_that_share_its_request(tmp_path: Path) -> None:
+    """All come in one request, as the hub is away."""
+    feed = narrow(hub_feed(slices=1))
+    with Client(feed) as client:
+        futures = [client.put_soon(topic, b"%d" % at) for at, topic in enumerate((b"A", b"B", b"C", b"A", b"D", b"B"))]
+        with Hub(feed, tmp_path) as hub:
+            client.flush(60)
+            for at, topic in ((2, "C"), (4, "D")):
+                error = futures[at].exception()
+                assert isinstance(error, RefusedError)
+                assert error.topic == topic.encode()
+                assert str(error) == (
+                    f"topic {topic.encode()!r} was refused: slice 0 had 2 topics, its max_topics, and it is new"
+                )
+            assert [futures[at].result().sequence for at in (0, 1, 3, 5)] == [0, 1, 2, 3]
+            assert (hub.statistics().stored, hub.statistics().refused) == (4, 2)
+    assert [row[3:] for row in published(tmp_path, feed)] == [(b"A", b"0"), (b"B", b"1"), (b"A", b"3"), (b"B", b"5")]
+
+
+def test_a_payload_that_is_no_record_fails_no_other_row_of_its_columns(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1, schema="itch50")
+    rows, size = [GOOD, b"bad", GOOD], len(GOOD)
+    with Hub(feed, tmp_path), Client(feed) as client:
+        with pytest.raises(
+            RefusedError, match="1 of 3 puts were refused, the first: topic b'B' .* had 3 byt"
+        ) as refused:
+            client.put_many((b"A", b"B"), [0, 1, 0], b"".join(rows), None, [0, size, size + 3, 2 * size + 3])
+        places = refused.value.places
+        assert places is not None
+        assert (places["is_refused"] != 0).tolist() == [False, True, False]
+        assert places["sequence"].tolist() == [0, -1, 1]
+    assert [row[3:] for row in published(tmp_path, feed)] == [(b"A", GOOD), (b"A", GOOD)]
+
+
+def test_a_topic_that_the_hubs_feed_cannot_have_fails_no_other_and_ends_no_hub(tmp_path: Path) -> None:
+    """Nor does one that no row has. A client would see these itself: this one does not look."""
+    feed = hub_feed(slices=1)
+    topics = [b"", b"A", b"\0", b"x" * 2_000, b"unused" * 300]
+    with Hub(feed, tmp_path), Peer(feed) as peer:
+        peer.hello()
+        index = numpy.array([1, 0, 2, 3, 1], numpy.int32).tobytes()
+        put = peer.puts(1, *[b"%d" % number for number in range(5)], topics=topics, index=index)
+        places, why = judged(peer.ask(put))
+        assert [code for _, _, code, _, _ in places] == [0, 2, 3, 4, 0]
+        assert "topic had 2000 bytes, expected at most 1024" in why[2]
+        plain = peer.puts(6, b"5", topics=[b"A", b"\0"], index=bytes(4))
+        assert judged(peer.ask(plain))[0][0][-1] == 2
+    assert [row[4] for row in published(tmp_path, feed)] == [b"0", b"4", b"5"]
+
+
+def test_a_condition_that_cannot_be_judged_fails_no_other_row(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1)
+    with Hub(feed, tmp_path), Client(feed) as client:
+        for number in range(100):
+            client.put_soon(b"A", b"%d" % number)
+    journal = max(tmp_path.glob("*/*/slice-*/*.journal"), key=lambda path: path.read_bytes().count(b"99"))
+    data = bytearray(journal.read_bytes())
+    data[data.rindex(b"50")] ^= 1
+    journal.write_bytes(data)
+    with Hub(feed, tmp_path), Client(feed) as client:
+        with pytest.raises(RefusedError, match=r"b'B' was refused: if_at cannot be judged: .* was damaged") as refused:
+            client.put_many((b"A", b"B"), [0, 1, 0], payloads(3), if_at=[None, NOWHERE, None])
+        assert refused.value.places is not None
+        assert (refused.value.places["is_refused"] != 0).tolist() == [False, True, False]
+        assert client.numbered() == 3, "the one that was refused has used its number up"
+
+
+def test_conflicts_and_refusals_of_one_call_tell_of_the_first(tmp_path: Path) -> None:
+    feed = narrow(hub_feed(slices=1))
+    with Hub(feed, tmp_path), Client(feed) as client:
+        taken = client.put(b"A", b"")
+        with pytest.raises(ConflictError, match="2 of 4 puts were refused, the first: topic b'A' was at") as conflict:
+            client.put_many((b"A", b"B", b"C"), [0, 1, 2, 1], payloads(4), if_at=[NOWHERE, NOWHERE, NOWHERE, None])
+        assert conflict.value.found == taken
+        assert conflict.value.places is not None
+        assert conflict.value.places["is_refused"].tolist() == [1, 0, 2, 0]
+        with pytest.raises(
+            RefusedError, match="2 of 2 puts were refused, the first: topic b'C' was refused"
+        ) as refused:
+            client.put_many((b"C", b"A"), [0, 1], payloads(2), if_at=NOWHERE)
+        assert not isinstance(refused.value, ConflictError)
+
+
+def test_columns_of_many_requests_tell_the_reason_of_the_first_that_is_refused(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1, schema="itch50")
+    rows = [GOOD] * 5_000
+    rows[4_500], rows[4_900] = b"P", b"longer"
+    offsets = numpy.cumsum([0, *map(len, rows)])
+    with Hub(feed, tmp_path), Client(feed) as client:
+        with pytest.raises(RefusedError, match="2 of 5000 puts .* payload had 1 bytes") as refused:
+            client.put_many((b"A",), [0] * 5_000, b"".join(rows), None, offsets)
+        assert refused.value.places is not None
+        assert numpy.flatnonzero(refused.value.places["is_refused"]).tolist() == [4_500, 4_900]
+    assert len(published(tmp_path, feed)) == 4_998
+
+
+def test_what_is_refused_takes_no_room_of_others(tmp_path: Path) -> None:
+    feed = narrow(hub_feed(slices=1), 1)
+    with Hub(feed, tmp_path), Client(feed) as client:
+        with pytest.raises(ConflictError):
+            client.put(b"A", b"1", if_at=Place(0, 1, 1))
+        client.put(b"B", b"2")
+        with pytest.raises(RefusedError, match="slice 0 had 1 topics"):
+            client.put(b"A", b"3")
+    assert [row[3:] for row in published(tmp_path, feed)] == [(b"B", b"2")]
+
+
+def test_an_id_that_was_refused_is_judged_anew(tmp_path: Path) -> None:
+    feed = narrow(hub_feed(slices=1), 1)
+    with Hub(feed, tmp_path), Client(feed) as client:
+        client.put(b"A", b"1", b"first")
+        with pytest.raises(RefusedError):
+            client.put(b"B", b"2", b"second")
+    with Hub(narrow(feed), tmp_path), Client(feed) as client:
+        place = client.put(b"B", b"2", b"second", timeout=60)
+        assert client.put(b"B", b"2", b"second") == place
+    assert [row[3:] for row in published(tmp_path, feed)] == [(b"A", b"1"), (b"B", b"2")]
+
+
+def test_a_request_that_is_sent_again_gets_the_verdicts_that_it_had(tmp_path: Path) -> None:
+    """Also by the next hub, whose feed has room for what was refused."""
+    feed = narrow(hub_feed(slices=1), 1)
+    with Hub(feed, tmp_path), Peer(feed) as peer:
+        peer.hello()
+        index = numpy.arange(2, dtype=numpy.int32).tobytes()
+        put = peer.puts(1, b"1", b"2", topics=[b"A", b"B"], index=index)
+        answer = peer.ask(put)
+        assert [code for _, _, code, _, _ in judged(answer)[0]] == [0, 2]
+        assert peer.ask(put) == answer
+    with Hub(narrow(feed), tmp_path), Peer(feed) as peer:
+        assert peer.ask(put) == answer
+    assert [row[3:] for row in published(tmp_path, feed)] == [(b"A", b"1")]
+
+
+def test_a_driver_hears_what_is_refused_and_others_go_on(
+    tmp_path: Path,
+    context: zmq.Context[zmq.Socket[bytes]],  # noqa: F811
+) -> None:
+    feed = narrow(hub_feed(slices=1))
+    with Hub(feed, tmp_path / "hub"), driven(feed, tmp_path, context) as driver:
+        for number, topic in enumerate("ABCAB"):
+            driver.send(do="put", topic=topic, payload="", number=number)
+        answers = [driver.answer() or {} for _ in range(5)]
+        (refused,) = [answer for answer in answers if "error" in answer]
+        assert refused == {
+            "number": refused["number"],
+            "error": "RefusedError",
+            "why": f"topic {b'ABC'[refused['number'] :][:1]!r} was refused: slice 0 had 2 topics, its max_topics, "
+            "and it is new",
+        }
+    assert len(published(tmp_path / "hub", feed)) == 4
+
+
+def test_a_verdict_that_was_not_heard_is_the_same_by_who_takes_over(tmp_path: Path) -> None:
+    """The one that has judged is killed; the other one has room for what was refused."""
+    feed = narrow(pair_feed(slices=1))
+    index = numpy.arange(3, dtype=numpy.int32).tobytes()
+    with Hubs(feed) as hubs:
+        hubs.begin_both(tmp_path)
+        with Client(feed) as client:
+            client.put(b"A", b"", timeout=PATIENCE_S)
+        with Peer(feed) as peer:
+            peer.hello()
+            put = peer.puts(1, b"1", b"2", b"3", topics=[b"A", b"B", b"C"], index=index)
+            answer = peer.ask(put)
+            assert [code for _, _, code, _, _ in judged(answer)[0]] == [0, 0, 2]
+        hubs.kill("primary")
+        with Peer(msgspec.structs.replace(feed, hub=feed.hub_backup)) as peer:
+            assert patiently(peer, put) == answer
+            assert judged(patiently(peer, peer.puts(4, b"4", topics=[b"A"])))[0][0][-1] == 3
+        hubs.begin("primary")
+        hubs.wait_for_step()
+        hubs.end_both()
+        assert hubs.published_by("primary") == hubs.published_by("backup")
+        said = [message for _, message in sorted(hubs.published().items())]
+        assert said == [(b"A", b""), (b"A", b"1"), (b"B", b"2"), (b"A", b"4")]
+
+
+# Against a slow reference.
+
+
+def judged(answer: Any) -> tuple[list[tuple[int, ...]], list[str]]:
+    """The places of an answer, and its reasons."""
+    assert isinstance(answer, Stored), answer
+    return numpy.frombuffer(answer.places, PLACE).tolist(), answer.why.split("\n")
+
+
+def patiently(peer: Peer, request: Any) -> Any:
+    """Ask until the hub that is asked leads."""
+    until = time.monotonic() + PATIENCE_S
+    while isinstance(answer := peer.ask(request), Passive):
+        assert time.monotonic() < until, "the hub does not take over"
+        time.sleep(0.02)
+    return answer
+
+
+class Row(NamedTuple):
+    topic: bytes
+    payload: bytes | None
+    id: bytes
+    if_at: str
+    """"" for none, "nowhere", "newest", or "wrong"."""
+
+
+ROWS: Final = st.builds(
+    Row,
+    st.sampled_from([b"A", b"A", b"B", b"C", b"D.x", b"E.x", b"", b"\0"]),
+    st.sampled_from([GOOD, GOOD, GOOD, None, b"bad"]),
+    st.sampled_from([b"", b"", b"", b"1", b"2"]),
+    st.sampled_from(["", "", "", "nowhere", "newest", "wrong"]),
+)
+PLAIN: Final = st.builds(Row, st.sampled_from([b"A", b"B", b"C", b"D.x"]), st.just(GOOD), st.just(b""), st.just(""))
+REQUESTS: Final = st.lists(st.lists(ROWS, min_size=1, max_size=8) | st.lists(PLAIN, min_size=1, max_size=8), max_size=8)
+
+
+class Reference:
+    """Judges each put by itself, in words."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed, self.epoch = feed, 0
+        self._topics: dict[int, set[bytes]] = {each: set() for each in range(len(feed.slices))}
+        self._newest: dict[bytes, tuple[int, int]] = {}
+        self._ids: dict[bytes, tuple[int, int]] = {}
+        self.published: list[tuple[int, int, bytes, bytes | None]] = []
+
+    def condition(self, row: Row) -> tuple[int, int]:
+        """What a row expects of its topic, as it is sent."""
+        if row.if_at == "newest":
+            return self._newest.get(row.topic, NOWHERE[1:])
+        return {"": ANYWHERE, "nowhere": NOWHERE[1:], "wrong": (7, 7)}[row.if_at]
+
+    def judge(self, row: Row, if_at: tuple[int, int]) -> Any:
+        """Return what the hub is to answer: a place, what was found in its place, or a part of the reason."""
+        if row.topic in (b"", b"\0"):
+            return "topic"
+        if row.payload == b"bad":
+            return "payload had 3 bytes"
+        if row.id in self._ids:
+            return "there", *self._ids[row.id]
+        found = self._newest.get(row.topic, NOWHERE[1:])
+        if if_at not in (ANYWHERE, found):
+            return "conflict", *found
+        slice_id = self._feed.slice_of(row.topic)
+        if len(self._topics[slice_id] | {row.topic}) > self._feed.max_topics:
+            return f"slice {slice_id} had {self._feed.max_topics} topics, its max_topics, and it is new"
+        self._topics[slice_id].add(row.topic)
+        sequence = sum(each == slice_id for each, *_ in self.published)
+        self.published.append((slice_id, sequence, row.topic, row.payload))
+        if row.payload is None:
+            self._newest.pop(row.topic, None)
+        else:
+            self._newest[row.topic] = self.epoch, sequence
+        if row.id:
+            self._ids[row.id] = slice_id, sequence
+        return "stored", slice_id, sequence
+
+
+def request_of(peer: Peer, first: int, rows: list[Row], conditions: list[tuple[int, int]]) -> Put:
+    topics = sorted({row.topic for row in rows}, reverse=True)
+    return peer.puts(
+        first,
+        *(row.payload or b"" for row in rows),
+        topics=topics,
+        index=numpy.array([topics.index(row.topic) for row in rows], numpy.int32).tobytes(),
+        valid=bytes(row.payload is not None for row in rows),
+        ids=[row.id for row in rows] if any(row.id for row in rows) else [],
+        if_at=numpy.array(conditions, CONDITION).tobytes() if any(row.if_at for row in rows) else b"",
+    )
+
+
+def as_told(place: tuple[int, ...], why: list[str]) -> Any:
+    slice_id, is_new, code, epoch, sequence = place
+    if code == 1:
+        return "conflict", epoch, sequence
+    return why[code - 2] if code else ("stored" if is_new else "there", slice_id, sequence)
+
+
+def check(peer: Peer, reference: Reference, requests: list[list[Row]]) -> list[tuple[Put, Stored]]:
+    """Put all, each twice, and compare what is answered; return it."""
+    peer.hello()
+    asked, first = list[tuple[Put, Stored]](), 1
+    for rows in requests:
+        conditions, expected = list[tuple[int, int]](), list[Any]()
+        for row in rows:  # "newest" is as of the row before
+            conditions.append(reference.condition(row))
+            expected.append(reference.judge(row, conditions[-1]))
+        put = request_of(peer, first, rows, conditions)
+        answer = peer.ask(put)
+        assert peer.ask(put) == answer
+        told = [as_told(place, judged(answer)[1]) for place in judged(answer)[0]]
+        for row, found, hoped in zip(rows, told, expected, strict=True):
+            assert (hoped in found) if isinstance(hoped, str) else (found == hoped), (row, found, hoped)
+        asked.append((put, answer))
+        first += len(rows)
+    return asked
+
+
+@settings(max_examples=15)
+@given(requests=REQUESTS)
+def test_each_put_is_judged_as_a_slow_reference_does(
+    tmp_path_factory: pytest.TempPathFactory, requests: list[list[Row]]
+) -> None:
+    feed, place = narrow(hub_feed(schema="itch50")), tmp_path_factory.mktemp("hub")
+    reference = Reference(feed)
+    with Hub(feed, place) as hub, Peer(feed) as peer:
+        reference.epoch = hub.epoch
+        asked = check(peer, reference, requests)
+    assert [row[1:] for row in published(place, feed)] == sorted(reference.published, key=lambda each: each[:2])
+    with Hub(feed, place), Peer(feed) as peer:
+        assert all(peer.ask(put) == answer for put, answer in asked)
+
+
+@settings(max_examples=5)
+@given(requests=REQUESTS)
+def test_each_put_is_judged_so_at_two_hubs_and_the_same_by_who_takes_over(
+    tmp_path_factory: pytest.TempPathFactory, requests: list[list[Row]]
+) -> None:
+    feed = narrow(msgspec.structs.replace(pair_feed(), schema="itch50"))
+    place, reference = tmp_path_factory.mktemp("pair"), Reference(feed)
+    (links,) = free_endpoints("tcp", "link", 1, 2)
+    with ExitStack() as stack:
+        backup = stack.enter_context(hub_of(feed, place, links, "backup"))
+        with hub_of(feed, place, links) as primary:
+            wait_until(lambda: (primary.statistics().life, backup.statistics().life) == ("active", "armed"), PATIENCE_S)
+            reference.epoch = primary.epoch
+            with Peer(feed) as peer:
+                asked = check(peer, reference, requests)
+        with Peer(msgspec.structs.replace(feed, hub=feed.hub_backup)) as peer:
+            assert all(patiently(peer, put) == answer for put, answer in asked)
+    for role in ("primary", "backup"):
+        said = [row[1:] for row in published(place / role, feed)]
+        assert said == sorted(reference.published, key=lambda each: each[:2])
