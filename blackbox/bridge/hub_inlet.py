@@ -7,13 +7,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 from blackbox.block.position import Place
 from blackbox.bridge.carrier import Away
 from blackbox.bridge.inlet import Inlet
-from blackbox.errors import BridgeError, ConfigError, HubError, NotStoredError
+from blackbox.errors import BridgeError, ConfigError, HubError, NotStoredError, RefusedError
 from blackbox.feed.feed import Feed
 from blackbox.hub.client import Client
 from blackbox.hub.protocol import MOST_ID_BYTES
@@ -33,8 +32,6 @@ class Put(NamedTuple):
     """What names it where it came from."""
     future: Future[Place] | None = None
     """None: it is not to be put."""
-    again: Callable[[], Future[Place]] | None = None
-    """Puts it once more; None: it was put by itself."""
 
 
 class HubInlet(Inlet):
@@ -65,14 +62,15 @@ class HubInlet(Inlet):
             self._counts["unwanted"] += 1
             self._on_their_way.append(Put(name))
             return True
-        put = partial(
-            self._client.put_soon, topic, payload, _id_of(put_id), ts_event=_time_of(ts_event), timeout=_PUT_S
-        )
         try:
-            future = self._begin(put)
+            future = self._client.put_soon(topic, payload, _id_of(put_id), ts_event=_time_of(ts_event), timeout=_PUT_S)
         except ConfigError as error:
             return self._refuse(str(error))
-        self._on_their_way.append(Put(name, future, put))
+        except NotStoredError as error:
+            raise Away(str(error)) from error
+        except HubError as error:
+            raise BridgeError(f"the hub takes nothing more of {self.url}: {error}") from error
+        self._on_their_way.append(Put(name, future))
         future.add_done_callback(lambda _: self._pipe.poke())
         return True
 
@@ -83,40 +81,22 @@ class HubInlet(Inlet):
         """
         names = list[Any]()
         while self._on_their_way and ((future := self._on_their_way[0].future) is None or future.done()):
-            name, _, again = self._on_their_way[0]
             error = None if future is None else future.exception()
-            if error is not None and again is not None:
-                if not self._put_alone(name, again):
-                    break
-                continue
-            self._on_their_way.popleft()
+            if error is not None and not isinstance(error, RefusedError):  # nobody knows whether the hub has it
+                raise BridgeError(f"the hub takes nothing more of {self.url}: {error}") from error
+            name, _ = self._on_their_way.popleft()
             if error is not None:
                 self._refuse(str(error))
                 reject(name)
-                continue
-            self._counts["messages put"] += future is not None
-            names.append(name)
+            else:
+                self._counts["messages put"] += future is not None
+                names.append(name)
         return names
-
-    def _put_alone(self, name: Any, again: Callable[[], Future[Place]]) -> bool:
-        """Put the first one again by itself: the hub refuses all that share a request. False: it is too late."""
-        if not self._wait_stored():
-            return False
-        self._on_their_way[0] = Put(name, self._begin(again))
-        return self._wait_stored()
-
-    def _begin(self, put: Callable[[], Future[Place]]) -> Future[Place]:
-        try:
-            return put()
-        except NotStoredError as error:
-            raise Away(str(error)) from error
-        except HubError as error:
-            raise BridgeError(f"the hub takes nothing more of {self.url}: {error}") from error
 
     def _wait_stored(self) -> bool:
         """Wait until the hub has answered all, however long it is away; while the bridge ends only a little."""
         ends = None
-        for _, future, _ in self._on_their_way:
+        for _, future in self._on_their_way:
             while future is not None and not future.done():
                 wait([future], _LOOK_S)
                 if self._over.is_set():

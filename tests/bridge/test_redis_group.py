@@ -99,7 +99,44 @@ def test_what_the_hub_refuses_is_acknowledged_and_takes_nothing_else_with_it(
             "told missing": 0,
             "times away": 0,
         }
-    assert sorted(row[3:] for row in published(tmp_path, feed)) == [(b"A", good), (b"A", good), (b"B", good)]
+    assert [row[3:] for row in published(tmp_path, feed)] == [(b"A", good), (b"B", good), (b"A", good)]
+
+
+def test_what_the_hub_refuses_changes_no_order_of_all_others(
+    server: Server, there: redis.Redis, tmp_path: Path
+) -> None:
+    """Some of each request are refused."""
+    feed, count = msgspec.structs.replace(hub_feed("orders", slices=1), max_topics=2), 3_000
+    topics = [f"no.{number}" if number % 7 == 3 else "AB"[number % 2] for number in range(count)]
+    for number, topic in enumerate(topics):
+        there.xadd("orders", {"topic": topic, "payload": number})
+    with Hub(feed, tmp_path), RedisGroup(feed, server.url) as bridge:
+        good = [number for number in range(count) if number % 7 != 3]
+        wait_until(lambda: bridge._over.is_set() or bridge.statistics()["messages put"] == len(good), 60)
+        wait_until(lambda: pending(there) == 0)
+        assert bridge.statistics()["refused"] == count - len(good)
+    assert [int(payload or b"") for *_, payload in published(tmp_path, feed)] == good
+
+
+def test_a_hub_that_takes_nothing_more_ends_it_and_the_stream_keeps_the_rest(
+    server: Server, there: redis.Redis, tmp_path: Path
+) -> None:
+    """It lacks what it has answered: what it says of others is no refusal of them."""
+    feed = hub_feed("orders", slices=1)
+    with (
+        pytest.raises(BridgeError, match="the hub takes nothing more"),
+        RedisGroup(feed, server.url) as bridge,
+    ):
+        with Hub(feed, tmp_path / "first"):
+            fill(there, 0, 1)
+            wait_until(lambda: bridge.statistics()["messages put"] == 1)
+        with Hub(feed, tmp_path / "second"):
+            fill(there, 1, 3)
+            bridge.run()
+    assert bridge.statistics()["refused"] == 0
+    with Hub(feed, tmp_path / "second") as hub, RedisGroup(feed, server.url):
+        wait_until(lambda: hub.statistics().stored == 2, 60)
+    assert [payload for *_, payload in published(tmp_path / "second", feed)] == [b"1", b"2"]
 
 
 def test_a_time_that_is_none_stops_nothing(server: Server, there: redis.Redis, tmp_path: Path) -> None:

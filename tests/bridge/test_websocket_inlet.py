@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -264,6 +265,29 @@ def test_what_cannot_be_put_is_answered_with_an_error(tmp_path: Path) -> None:
     with Hub(feed, tmp_path):
         serving(feed, work, prefix=b"A.")
     assert [payload for *_, payload in published(tmp_path, feed)] == [b"goes on"]
+
+
+def test_what_the_hub_refuses_of_one_client_fails_no_put_of_another(tmp_path: Path) -> None:
+    """Puts of both share a request, as the hub is away."""
+    feed = msgspec.structs.replace(hub_feed("orders", slices=1), max_topics=2)
+
+    async def work(bridge: WebSocketInlet, url: str) -> None:
+        async with connect(url) as one, connect(url) as other:
+            for number, topic in enumerate("ABCAD"):
+                await send(one, topic, text=f"{number}", number=number, timeout_s=30)
+            await until(lambda: bridge._client._sender._puts == 5)
+            for topic in "BA":
+                await send(other, topic, text="other", timeout_s=30)
+            await until(lambda: bridge._client._sender._puts == 7)
+            with Hub(feed, tmp_path):
+                answers = {answer["number"]: answer for answer in [await told(one) for _ in range(5)]}
+                assert all(["sequence" in await told(other) for _ in range(2)])
+        assert sorted(number for number, answer in answers.items() if "error" in answer) == [2, 4]
+        assert answers[2]["error"] == "RefusedError"
+        assert answers[2]["why"].startswith("topic b'C' was refused: slice 0 had 2 topics, its max_topics")
+
+    serving(feed, work)
+    assert [payload for *_, payload in published(tmp_path, feed)] == [b"0", b"1", b"3", b"other", b"other"]
 
 
 def test_a_hub_that_lacks_what_it_has_answered_ends_it(tmp_path: Path) -> None:
