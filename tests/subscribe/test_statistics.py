@@ -6,12 +6,12 @@ import pytest
 
 from blackbox import Feed, Publisher, Subscriber
 from blackbox.testing import Collector
-from tests.subscribe.subscribers import nothing
+from tests.subscribe.subscribers import PATIENT, nothing
 
 
 def test_statistics_agree_with_each_other() -> None:
     feed = Feed.local("subscriber", slices=3)
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed, slow=PATIENT)
     got = [Collector() for _ in range(3)]
     for prefix, each in zip((b"S1", b"S1", b"S"), got, strict=True):
         subscriber.on(prefix)(each.message)
