@@ -145,7 +145,7 @@ def test_what_a_replay_has_left_is_no_part_of_the_image(tmp_path: Path) -> None:
         for topic in (b"A", b"B"):
             publisher.publish(topic, b"1")
         publisher.flush()
-        wait_recorded(recorder, 2)
+        publisher.wait_recorded(30)  # so that it is in the file
         subscriber = Subscriber(feed)
         table = subscriber.table(b"")
         subscriber.replay(Recording.open(next((tmp_path / feed.name).iterdir())))
