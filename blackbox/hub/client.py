@@ -104,7 +104,7 @@ class Client:
     def end(self) -> None:
         """End now: what the hub has not answered fails, and may be stored all the same."""
         for inbox in self._inboxes.values():
-            inbox.close()
+            inbox.end()
         self._sender.close()
 
     def __enter__(self) -> Self:
@@ -370,7 +370,7 @@ class Client:
         What was got since the last `commit` comes again after a crash.
 
         Raises TimeoutError when none came in `timeout` seconds (None: no bound), HubError when it is not subscribed to,
-        SubscriberError for what ended it: the next call begins anew at the last commit.
+        or the client has ended, SubscriberError for what ended it: the next call begins anew at the last commit.
         """
         return self.inbox(prefix).get(timeout)
 

@@ -61,6 +61,7 @@ class _Opening:
         self.subscriber, self.stream = subscriber, stream
         self.started: Future[None] = Future()
         """Has what `start` raised."""
+        self.has_started = False
         self._thread = threading.Thread(target=self._run, name="blackbox-inbox", daemon=True)
         start_thread(self._thread)
 
@@ -70,6 +71,7 @@ class _Opening:
         except Exception as error:  # noqa: BLE001 - whatever it is, who waits for it hears of it
             self.started.set_exception(error)
         else:
+            self.has_started = True
             self.started.set_result(None)
 
     def end(self) -> None:
@@ -88,10 +90,10 @@ class Inbox:
         self.prefix = prefix
         self._feed, self._directory, self._limit = feed, directory, limit
         self._file = PositionFile(directory, name_of(client, prefix))
-        self._opens = threading.Lock()
         self._opening: _Opening | None = None
-        self._subscriber: Subscriber | None = None
-        self._stream: Stream | None = None
+        self._changes = threading.Lock()
+        """Held where another one begins, or none: who ends it may be another thread than its reader."""
+        self._is_ended = False
 
     def subscribe(self, epoch: int, following: list[int]) -> None:
         """Begin where the feed is, durably. Raises PositionError."""
@@ -124,23 +126,31 @@ class Inbox:
         It is being started on meanwhile: who asks again and again for a moment each gets it all the same.
         """
         nothing = f"nothing of {self.prefix!r} has come, and the hub is away"
-        with self._opens:
-            while self._stream is None:
-                opening = self._opening = self._opening or self._begin()
-                wait([opening.started], min(threading.TIMEOUT_MAX, max(0.0, until - time.monotonic())))
-                if not opening.started.done():
-                    raise TimeoutError(f"{nothing}: feed {self._feed.name!r} has not confirmed the subscription yet")
-                self._opening = None
-                error = opening.started.exception()
-                if error is None:
-                    self._subscriber, self._stream = opening.subscriber, opening.stream
-                elif not isinstance(error, NotConfirmedError):
+        while not (opening := self._opening or self._begin()).has_started:
+            wait([opening.started], min(threading.TIMEOUT_MAX, max(0.0, until - time.monotonic())))
+            if not opening.started.done():
+                raise TimeoutError(f"{nothing}: feed {self._feed.name!r} has not confirmed the subscription yet")
+            if (error := opening.started.exception()) is not None:
+                self._let_go(opening)
+                if not isinstance(error, NotConfirmedError):
                     raise error
-                elif time.monotonic() >= until:
+                if time.monotonic() >= until:
                     raise TimeoutError(f"{nothing}: {error}") from error
-            return self._stream
+        return opening.stream
 
     def _begin(self) -> _Opening:
+        with self._changes:
+            if self._is_ended:
+                raise HubError(f"subscription {self.prefix!r} was closed, expected one of a client that is open")
+            self._opening = self._opening or self._new()
+            return self._opening
+
+    def _let_go(self, opening: _Opening | None) -> None:
+        with self._changes:
+            if self._opening is opening:
+                self._opening = None
+
+    def _new(self) -> _Opening:
         subscriber = Subscriber(
             self._feed,
             workers=1,
@@ -156,18 +166,23 @@ class Inbox:
 
     def commit(self, timeout: float) -> None:
         """Keep the position behind the message that was got last. Raises PositionError, SubscriberError."""
-        if self._subscriber is not None:
-            with self._subscriber.checkpoint(timeout):
+        opening = self._opening
+        if opening is not None and opening.has_started:
+            with opening.subscriber.checkpoint(timeout):
                 pass
 
     def close(self) -> None:
         """End the subscriber; what was got since the last commit comes again."""
-        opening, self._opening = self._opening, None
+        opening = self._opening
+        self._let_go(opening)
         if opening is not None:
             opening.end()
-        subscriber, self._subscriber, self._stream = self._subscriber, None, None
-        if subscriber is not None:
-            subscriber.terminate()
+
+    def end(self) -> None:
+        """As `close`, for good."""
+        with self._changes:
+            self._is_ended = True
+        self.close()
 
     def _tell(self, gap: Gap) -> None:
         log.warning("subscription %r has lost %d messages of slice %d", self.prefix, gap.count, gap.slice_id)

@@ -140,6 +140,20 @@ def test_a_subscription_that_is_being_started_can_be_ended(
         assert [numbers(client, prefix, 1) for prefix in left] == [[0] for _ in left]
 
 
+def test_a_get_behind_the_end_of_its_client_begins_nothing(tmp_path: Path) -> None:
+    """Else its subscription would go on, and have its name, with nobody left to end it."""
+    feed = hub_feed(slices=1)
+    with Hub(feed, tmp_path / "hub"):
+        with reader(feed, tmp_path) as client:
+            client.subscribe(b"")
+        with pytest.raises(HubError, match="subscription b'' was closed, expected one of a client that is open"):
+            client.get(b"", 0.0)
+        assert not [each for each in threading.enumerate() if each.name == "blackbox-inbox"]
+        with reader(feed, tmp_path) as client:
+            put_numbers(client, 0, 1)
+            assert numbers(client, b"", 1) == [0]
+
+
 def test_unsubscribe_is_durable_and_subscribe_begins_anew(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
     with Hub(feed, tmp_path / "hub"):
