@@ -134,7 +134,7 @@ def _check_tcp(endpoint: str, address: str) -> None:
 def _free_ports(count: int) -> list[int]:
     ports: list[int] = []
     for _ in range(_PORTS):
-        port = _FIRST_PORT + _turn() % _PORTS
+        port = _FIRST_PORT + _turn()
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, suppress(OSError):
             probe.bind((LOOPBACK, port))
             ports += [port] if port not in ports else []
@@ -146,13 +146,14 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _turn() -> int:
-    """Return another number than all processes of this user get now; a random one if that cannot be known.
+    """Return another number below `_PORTS` than all processes of this user get now; else a random one.
 
-    A file holds how often one was taken, as 8 bytes.
+    A file holds the last one as 8 bytes. The first is random: another user, or container, begins elsewhere.
     """
     with suppress(OSError), open(_turns_path(), "r+b", buffering=0, opener=_open_turns) as file:
         _lock(file)
-        turn = int.from_bytes(file.read(8), "little") + 1
+        last = file.read(8)
+        turn = (int.from_bytes(last, "little") + 1) % _PORTS if last else secrets.randbelow(_PORTS)
         file.seek(0)
         file.write(turn.to_bytes(8, "little"))
         return turn

@@ -146,6 +146,27 @@ def test_ports_are_offered_where_turns_cannot_be_kept(monkeypatch: pytest.Monkey
     assert len({each.endpoints for each in Feed.local("demo", slices=20).slices}) == 20
 
 
+def test_ports_are_offered_after_whatever_the_file_of_turns_holds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for number, content in enumerate((b"", b"torn", b"\xff" * 8, b"\xff" * 20)):
+        (tmp_path / "blackbox").mkdir(exist_ok=True)
+        ports._turns_path().write_bytes(content)
+        assert len({each.endpoints for each in Feed.local("demo", slices=20).slices}) == 20, number
+
+
+def test_users_that_begin_side_by_side_are_offered_different_ports(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Or containers, on one network: none knows of the turns of the other ones."""
+    offered = set[str]()
+    for user in range(20):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / str(user)))
+        offered |= {endpoint for each in Feed.local("demo", slices=1).slices for endpoint in each.endpoints}
+    assert len(offered) > 10
+
+
 def test_who_stops_while_it_takes_a_turn_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "_LOCK_TRIES", 2)
     Feed.local("demo")
