@@ -155,7 +155,7 @@ class PairedLog(PutLog):
                 has_puts = bool(entry.places) and not numpy.frombuffer(entry.places, PLACE)["is_refused"].all()
                 if entry.number != after + 1 + len(found) or (has_puts and entry.request is None):
                     raise TooFarBehindError(f"put log {self._path} had row {entry.number}, expected all behind {after}")
-                most_bytes -= len(entry.request or b"") + len(entry.places)
+                most_bytes -= len(entry.request or b"") + len(entry.places) + len(entry.why)
                 if most_bytes < 0 and found:
                     break
                 found.append(entry)

@@ -264,6 +264,14 @@ def test_what_the_peer_lacks_stays_beyond_the_puts_that_are_remembered(
         assert numbers() == [35, 36]
 
 
+def test_a_peer_is_told_why_in_answers_that_are_no_larger_than_others(tmp_path: Path) -> None:
+    with PairedLog(tmp_path / "log", 10, 10, 10, "primary") as log:
+        with log.transaction():
+            for first in range(1, 11):
+                log.add("desk", first, 1, b"", "why" * 100, b"request", 0)
+        assert [entry.number for entry in log.entries(0, 1_000)] == [1, 2, 3]
+
+
 def test_a_topic_that_is_to_end_does_so_when_one_hub_becomes_two_and_two_become_one(
     tmp_path: Path, feed: Feed, links: tuple[str, ...]
 ) -> None:
