@@ -450,8 +450,7 @@ class Hub:
             places["slice"] = numpy.array(topics.slices, numpy.uint32)[columns.index]
             places["is_new"], places["epoch"] = 1, self.epoch
             self._number(places, numpy.ones(request.count, numpy.bool_))
-            for topic in topics.new:
-                self._topics.add(topic)
+            self._topics.add_all(topics.new)
         else:
             codes = numpy.array(topics.codes)[columns.index].tolist()
             for row, misfit in wrong:
@@ -552,8 +551,7 @@ class Hub:
 
         Where the epoch does not go on, since a power cut, it goes to the new one.
         """
-        for topic in self._conditions.topics_that_end():
-            self._topics.add(topic)  # so that there is room to end it
+        self._topics.add_all(self._conditions.topics_that_end())  # so that there is room to end them
         begun, others = self._following.copy(), dict[tuple[int, int], set[int]]()
         with self._log.transaction():
             waiting = self._log.waiting()
@@ -581,8 +579,7 @@ class Hub:
                     ids = [(request.ids[row], places[row].tobytes()) for row in rows if request.ids[row]]
                     self._log.move(number, places.tobytes(), ids)
             fresh = _Fresh.of(request.topics, Columns.of(request), lacks)
-            for topic in fresh.topics:
-                self._topics.add(topic)
+            self._topics.add_all(fresh.topics)
             self._publish(fresh)
             self._newest, self._waiting_bytes = number, self._waiting_bytes + len(text)
 

@@ -316,16 +316,14 @@ class PairedHub(Hub):
                 self._take_rows(rows, lead.is_synced)
                 rows = []
                 self._begin_epoch(row.epoch or self._pair_log.epoch or lead.epoch)
-                for topic in row.topics:
-                    self._topics.add(topic)
+                self._topics.add_all(row.topics)
             rows.append(row)
         self._take_rows(rows, lead.is_synced)
 
     def _has_room(self, row: _Row) -> bool:
         """Count topics; return whether there is room for them."""
         try:
-            for topic in row.topics:
-                self._topics.add(topic)
+            self._topics.add_all(row.topics)
         except ConfigError:
             return False
         return True

@@ -70,6 +70,14 @@ class Topics:
         size = sum(map(len, new))
         return max(self._counts) + len(new) <= self._most and max(self._bytes) + size <= self._most_bytes
 
+    def add_all(self, topics: Sequence[bytes]) -> None:
+        """Note that topics have something. Raises ConfigError naming the first that there is no room for."""
+        for topic in topics:
+            try:
+                self.add(topic)
+            except ConfigError as error:
+                raise ConfigError(f"topic {topic[:64]!r} is in the put log: {error}") from None
+
     def add(self, topic: bytes) -> int:
         """Note that a topic has something; return its slice. Raises ConfigError when there is no room for it."""
         found = self._slices.get(topic)

@@ -367,6 +367,15 @@ def test_more_topics_than_a_slice_may_have_are_refused_and_the_hub_goes_on(tmp_p
         client.put(b"A", b"")
 
 
+def test_a_hub_that_starts_with_less_room_than_its_log_needs_names_the_topic(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1)
+    with Hub(feed, tmp_path), Client(feed) as client:
+        client.put(b"A", b"", ttl=3_600)
+        client.put(b"B", b"", ttl=3_600)
+    with pytest.raises(ConfigError, match="topic b'B' is in the put log: slice 0 had 1 topics, its max_topics"):
+        Hub(msgspec.structs.replace(feed, max_topics=1), tmp_path).start()
+
+
 def test_longer_topics_than_a_slice_has_room_for_are_refused_and_the_hub_goes_on(tmp_path: Path) -> None:
     feed = msgspec.structs.replace(hub_feed(slices=1), max_topics=64)
     with Hub(feed, tmp_path), Client(feed) as client:
