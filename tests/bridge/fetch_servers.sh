@@ -4,10 +4,10 @@
 set -eu
 mkdir -p "$1"
 cd "$1"
-# Each by itself: a distribution may lack one. A file says that it was looked for here.
+# Each that is not installed, by itself: a distribution may lack one. A file says that it was looked for here.
 wishes=
 for wish in rabbitmq-server chromium-headless-shell openssh-server; do
-    [ -e "$wish" ] || wishes="$wishes $wish"
+    [ -e "$wish" ] || [ "$(dpkg-query -Wf '${db:Status-Status}' "$wish" 2>/dev/null)" = installed ] || wishes="$wishes $wish"
 done
 [ -n "$wishes" ] || exit 0
 names() {
