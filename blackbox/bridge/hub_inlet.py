@@ -83,6 +83,8 @@ class HubInlet(Inlet):
         while self._on_their_way and ((future := self._on_their_way[0].future) is None or future.done()):
             error = None if future is None else future.exception()
             if error is not None and not isinstance(error, RefusedError):  # nobody knows whether the hub has it
+                if names:
+                    break  # first let go of those; the next call raises
                 raise BridgeError(f"the hub takes nothing more of {self.url}: {error}") from error
             name, _ = self._on_their_way.popleft()
             if error is not None:

@@ -1,0 +1,26 @@
+"""What bridges into a hub share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from blackbox import BridgeError, Hub
+from blackbox.bridge.redis_group import RedisGroup
+from tests.hub.hubs import hub_feed
+
+
+def test_what_the_hub_has_is_let_go_of_before_an_error_of_what_is_behind_it(tmp_path: Path) -> None:
+    """Else it would come again; a message without an id would be stored twice."""
+    feed = hub_feed(slices=1)
+    inlet = RedisGroup(feed, "redis://127.0.0.1/stream")
+    inlet._client.start()
+    with Hub(feed, tmp_path):
+        assert inlet._put("first", b"A", b"", None, 0)
+        inlet._client.flush()
+    assert inlet._put("second", b"A", b"", None, 0)
+    inlet._client.end()
+    assert inlet._stored() == ["first"]
+    with pytest.raises(BridgeError, match="the hub takes nothing more of redis.* was closed before the hub had"):
+        inlet._stored()
