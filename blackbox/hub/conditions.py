@@ -70,18 +70,18 @@ class Conditions:
         """Judge puts in turn, each on its own, and give those that are taken their places.
 
         `slices`: by topic. `codes`: of each put, 0, or why it is refused whatever its condition is. `known`: where
-        puts with these ids are; new ones are added. `number` gives a topic's next message its number, or raises
-        ConfigError as there is no room for the topic.
+        puts with these ids are, whatever holds for them now; new ones are added. `number` gives a topic's next message
+        its number, or raises ConfigError as there is no room for the topic.
         """
         is_known, revisions, rows = self._revisions.is_known, self._revisions, list[PlaceRow]()
         conditions = [ANYWHERE] * put.count if columns.if_at is None else columns.if_at.tolist()
         puts = zip(columns.index.tolist(), put.ids or [b""] * put.count, conditions, codes, strict=True)
         for row, (topic, put_id, expected, code) in enumerate(puts):
             name, slice_id = put.topics[topic], slices[topic]
-            if code:
-                rows.append((slice_id, 0, code, *NO_VALUE))
-            elif put_id in known:
+            if put_id in known:
                 rows.append(known[put_id])
+            elif code:
+                rows.append((slice_id, 0, code, *NO_VALUE))
             elif expected != ANYWHERE and not is_known:
                 rows.append((slice_id, 0, why.code(f"if_at cannot be judged: {self._why_unread}"), *NO_VALUE))
             elif expected != ANYWHERE and expected != (found := revisions[name]):

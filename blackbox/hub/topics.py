@@ -13,6 +13,8 @@ from blackbox.publish.slice_sender import TOPIC_TEXT_BYTES
 
 MOST_WHY: Final = 200
 """Characters of a reason."""
+_MOST_REASONS: Final = 100
+_ONE_MORE: Final = f"its request had more than {_MOST_REASONS} reasons; put by itself it has its own"
 
 
 class Reasons:
@@ -23,7 +25,10 @@ class Reasons:
 
     def code(self, why: object) -> int:
         """Return what stands for a reason in `is_refused`."""
-        return self._codes.setdefault(str(why).replace("\n", " ")[:MOST_WHY], len(self._codes) + REFUSED)
+        text = str(why).replace("\n", " ")[:MOST_WHY]
+        if text not in self._codes and len(self._codes) >= _MOST_REASONS:
+            text = _ONE_MORE
+        return self._codes.setdefault(text, len(self._codes) + REFUSED)
 
     def __str__(self) -> str:
         return "\n".join(self._codes)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from blackbox import NOWHERE, Client, ConflictError, Feed, Hub, Place, RefusedError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.schema import load_schema
-from blackbox.hub.protocol import ANYWHERE, CONDITION, PLACE, Passive, Put, Stored
+from blackbox.hub.protocol import ANYWHERE, CONDITION, PLACE, REFUSED, Passive, Put, Stored
 from blackbox.testing import wait_until
 from tests.hub.hubs import hub_feed, published
 from tests.hub.pairs import PATIENCE_S, Hubs, pair_feed
@@ -85,6 +85,30 @@ def test_a_topic_that_the_hubs_feed_cannot_have_fails_no_other_and_ends_no_hub(t
         plain = peer.puts(6, b"5", topics=[b"A", b"\0"], index=bytes(4))
         assert judged(peer.ask(plain))[0][0][-1] == 2
     assert [row[4] for row in published(tmp_path, feed)] == [b"0", b"4", b"5"]
+
+
+def test_what_is_stored_is_never_said_to_be_refused(tmp_path: Path) -> None:
+    """Put again with its id it is there, whatever its topic or payload may be by now."""
+    feed = hub_feed(slices=1, schema="itch50")
+    with Hub(feed, tmp_path), Peer(feed) as peer:
+        peer.hello()
+        stored = judged(peer.ask(peer.puts(1, GOOD, topics=[b"A"], index=bytes(4), ids=[b"id"])))[0]
+        again, _ = judged(peer.ask(peer.puts(2, b"bad", topics=[b"A"], index=bytes(4), ids=[b"id"])))
+    assert [row[3:] for row in again] == [row[3:] for row in stored]
+    assert [row[2] for row in again] == [0]
+    assert len(published(tmp_path, feed)) == 1
+
+
+def test_a_request_has_at_most_a_hundred_reasons(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1, schema="itch50")
+    with Hub(feed, tmp_path), Client(feed) as client:
+        rows = [bytes(size) for size in range(100, 300)]
+        offsets = numpy.cumsum([0, *map(len, rows)])
+        with pytest.raises(RefusedError, match="200 of 200 puts were refused") as refused:
+            client.put_many((b"A",), [0] * 200, b"".join(rows), None, offsets)
+    places = refused.value.places
+    assert places is not None
+    assert places["is_refused"].tolist() == [*range(REFUSED, REFUSED + 100), *[REFUSED + 100] * 100]
 
 
 def test_a_condition_that_cannot_be_judged_fails_no_other_row(tmp_path: Path) -> None:
@@ -270,12 +294,12 @@ class Reference:
 
     def judge(self, row: Row, if_at: tuple[int, int]) -> Any:
         """Return what the hub is to answer: a place, what was found in its place, or a part of the reason."""
+        if row.id in self._ids:
+            return "there", *self._ids[row.id]
         if row.topic in (b"", b"\0"):
             return "topic"
         if row.payload == b"bad":
             return "payload had 3 bytes"
-        if row.id in self._ids:
-            return "there", *self._ids[row.id]
         found = self._newest.get(row.topic, NOWHERE[1:])
         if if_at not in (ANYWHERE, found):
             return "conflict", *found
