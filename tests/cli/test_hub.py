@@ -83,6 +83,28 @@ def test_lines_that_the_hub_has_had_are_left_out(place: Path) -> None:
     assert [each[-1] for each in said] == [b"%d" % number for number in range(10)]
 
 
+def test_lines_that_the_hub_refuses_are_told_and_all_others_stored(place: Path) -> None:
+    text = (place / "feed.toml").read_text()
+    (place / "feed.toml").write_text(text.replace("[[slices]]", "max_topics = 1\n\n[[slices]]"))
+    (place / "lines").write_text("one\ntwo\n")
+    with Command("hub", place / "hub.toml") as hub:
+        hub.read_error("takes puts at")
+        told = []
+        for topic in ("A", "B"):
+            with (place / "lines").open() as file:
+                words = ("put", topic, "-", "--feed", place / "feed.toml", "--timeout", "60")
+                with Command(*words, stdin=file.fileno()) as put:
+                    told.append(put.end(120))
+        hub.process.send_signal(signal.SIGINT)
+        assert hub.process.wait(60) == 130
+    assert [each.status for each in told] == [0, 1]
+    assert "2 messages are stored" in told[0].errors
+    assert "0 messages are stored" in told[1].errors
+    assert "2 lines are not stored, the first is line 1: topic b'B' was refused: slice 0 had 1 topics" in told[1].errors
+    said = published(place / "kept", Feed.load(place / "feed.toml"))
+    assert [each[-2:] for each in said] == [(b"A", b"one"), (b"A", b"two")]
+
+
 @pytest.mark.parametrize(("ends", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_client_answers_json_until_it_is_ended(place: Path, ends: signal.Signals, status: int) -> None:
     endpoint = f"ipc://{place / 'desk'}"
