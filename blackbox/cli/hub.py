@@ -45,6 +45,6 @@ def hub(
             finally:
                 done = running.statistics()
                 say(
-                    f"{done.stored} puts stored, {done.known} known before, {done.refused} requests refused, "
+                    f"{done.stored} puts stored, {done.known} known before, {done.refused} refused, "
                     f"{done.unread} answers unread"
                 )
