@@ -138,7 +138,7 @@ class Inlet(ABC):
     def _refuse(self, why: str) -> bool:
         """Count a message that the feed cannot have; False."""
         if not self._counts["refused"]:
-            log.warning("%s: a message is not carried; of further ones only the count is told, at the end: %s", self.url, why)
+            log.warning("%s: a message is not carried; of others only the count is told, at the end: %s", self.url, why)
         self._counts["refused"] += 1
         return False
 
