@@ -93,9 +93,8 @@ class AsyncClient:
                 message: Message = await anext(stream)
             except StopAsyncIteration:
                 raise SubscriberError(f"subscription {prefix!r} has ended") from None
-            except SubscriberError:
-                inbox.close()
-                raise
+            except SubscriberError as error:
+                inbox.fail(error)
             return message
 
     async def commit(self) -> None:

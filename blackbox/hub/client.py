@@ -377,7 +377,8 @@ class Client:
     def commit(self, timeout: float = 10.0) -> None:
         """Say that all that was got is done with, of all subscriptions: it does not come again, whatever crashes.
 
-        Call it in the thread that gets. Raises PositionError, SubscriberError, TimeoutError.
+        Call it in the thread that gets. Raises PositionError, SubscriberError, TimeoutError, HubError when the client
+        is closed.
         """
         for inbox in self._inboxes.values():
             inbox.commit(timeout)

@@ -10,7 +10,7 @@ import threading
 import time
 from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from blackbox.archive.consumer_positions import PositionFile, consumers
 from blackbox.block.batch import Message
@@ -105,20 +105,28 @@ class Inbox:
 
     def unsubscribe(self) -> None:
         """End it, durably. Raises PositionError."""
-        self.close()
+        self.end()
         self._file.forget()
 
     def get(self, timeout: float | None) -> Message:
-        """Return the next message. Raises TimeoutError; SubscriberError, and begins anew at the next call."""
+        """Return the next message.
+
+        Raises TimeoutError; HubError when it was ended; SubscriberError, and begins anew at the next call.
+        """
         until = math.inf if timeout is None else time.monotonic() + timeout
         stream = self.open(until)
         left = None if timeout is None else max(0.0, until - time.monotonic())
         try:
             message: Message = stream.get(left)
-        except SubscriberError:
-            self.close()
-            raise
+        except SubscriberError as error:
+            self.fail(error)
         return message
+
+    def fail(self, why: SubscriberError) -> NoReturn:
+        """Raise what has ended its subscriber, or HubError as it was ended itself; the next call begins anew."""
+        self.close()
+        self._check_open(why)
+        raise why
 
     def open(self, until: float) -> Stream:
         """Return its stream, once the hub has confirmed it. Raises TimeoutError when it has not until then.
@@ -132,6 +140,7 @@ class Inbox:
                 raise TimeoutError(f"{nothing}: feed {self._feed.name!r} has not confirmed the subscription yet")
             if (error := opening.started.exception()) is not None:
                 self._let_go(opening)
+                self._check_open(error)
                 if not isinstance(error, NotConfirmedError):
                     raise error
                 if time.monotonic() >= until:
@@ -140,10 +149,14 @@ class Inbox:
 
     def _begin(self) -> _Opening:
         with self._changes:
-            if self._is_ended:
-                raise HubError(f"subscription {self.prefix!r} was closed, expected one of a client that is open")
+            self._check_open()
             self._opening = self._opening or self._new()
             return self._opening
+
+    def _check_open(self, why: BaseException | None = None) -> None:
+        """Raise HubError when it was ended."""
+        if self._is_ended:
+            raise HubError(f"subscription {self.prefix!r} was closed, expected one of a client that is open") from why
 
     def _let_go(self, opening: _Opening | None) -> None:
         with self._changes:
@@ -165,7 +178,8 @@ class Inbox:
         return _Opening(subscriber, stream)
 
     def commit(self, timeout: float) -> None:
-        """Keep the position behind the message that was got last. Raises PositionError, SubscriberError."""
+        """Keep the position behind the message that was got last. Raises HubError, PositionError, SubscriberError."""
+        self._check_open()
         opening = self._opening
         if opening is not None and opening.has_started:
             with opening.subscriber.checkpoint(timeout):

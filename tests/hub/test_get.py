@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox import Client, ConfigError, Feed, Hub, HubError
+from blackbox import BlackBoxError, Client, ConfigError, Feed, Hub, HubError
 from blackbox.hub.inbox import name_of, prefix_of
 from blackbox.testing import wait_until
 from tests.hub.hubs import hub_feed
@@ -152,6 +152,49 @@ def test_a_get_behind_the_end_of_its_client_begins_nothing(tmp_path: Path) -> No
         with reader(feed, tmp_path) as client:
             put_numbers(client, 0, 1)
             assert numbers(client, b"", 1) == [0]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+@pytest.mark.parametrize("timeout", [None, 0.0, 0.01])
+@pytest.mark.parametrize("end", [Client.end, lambda client: client.unsubscribe(b"")])
+def test_who_gets_while_the_client_is_closed_hears_of_it_and_begins_nothing(
+    tmp_path: Path, end: Callable[[Client], None], timeout: float | None, is_there: bool
+) -> None:
+    feed = hub_feed(slices=1)
+    raised = list[BlackBoxError]()
+    asks = threading.Event()
+
+    def get() -> None:
+        while not raised:
+            asks.set()
+            try:
+                client.get(b"", timeout)
+            except TimeoutError:
+                continue
+            except BlackBoxError as error:
+                raised.append(error)
+
+    with Hub(feed, tmp_path / "hub") as hub:
+        with reader(feed, tmp_path) as client:
+            client.subscribe(b"")
+        if not is_there:
+            hub.close()
+        client = reader(feed, tmp_path).start()
+        thread = threading.Thread(target=get, daemon=True)
+        thread.start()
+        assert asks.wait(30)
+        end(client)
+        thread.join(30)
+        assert not thread.is_alive()
+        (error,) = raised
+        assert isinstance(error, HubError), error
+        for again in (lambda: client.get(b"", 0.0), client.commit):
+            if client.subscriptions:
+                with pytest.raises(HubError, match="was closed"):
+                    again()
+        client.end()
+        Client(feed, "reader", tmp_path / "reader").start().end()
+        assert not [each for each in threading.enumerate() if each.name in ("blackbox-inbox", "blackbox-consumer")]
 
 
 def test_unsubscribe_is_durable_and_subscribe_begins_anew(tmp_path: Path) -> None:
