@@ -28,12 +28,12 @@ def main() -> None:
 
             subscriber.start(since="image")
             table.wait_synced()
-            print("synced:", sorted(table.items()))
+            print(f"synced: {sorted(table.items())}")
             publisher.publish(b"AAPL.price", b"190.00")
             publisher.flush()
             while table[b"AAPL.price"] != b"190.00":
                 time.sleep(0.01)
-            print("now:", table[b"AAPL.price"], len(table))
+            print(f"now: {table[b'AAPL.price']!r} {len(table)}")
             subscriber.stop()
 
 

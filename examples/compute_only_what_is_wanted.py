@@ -15,7 +15,7 @@ subscriber = Subscriber(desk)
 @subscriber.on(b"AAPL.delta")
 def delta(message: Message) -> None:
     """Print what was computed for this subscriber alone."""
-    print(message.topic.decode(), message.payload.decode())
+    print(f"{message.topic.decode()} {message.payload.decode()}")
     got.set()
 
 
@@ -24,7 +24,7 @@ with Publisher(source) as publisher, Relay(source, desk):
     @publisher.on_demand
     def change(prefix: bytes, is_wanted: bool) -> None:
         """Begin what takes long: who wants it is confirmed once this has returned."""
-        print(prefix.decode(), "is wanted" if is_wanted else "is wanted no more")
+        print(f"{prefix.decode()} is wanted{'' if is_wanted else ' no more'}")
 
     def compute(topic: bytes) -> None:
         """Publish a value, if it is worth computing."""

@@ -48,14 +48,14 @@ greedy = Subscriber(feed_of("desk"))
 @desk.on(b"AAPL.")
 def apple(message: Message) -> None:
     """Print what only the desk and the exchange can read."""
-    print("desk:", message.topic.decode(), message.payload.decode())
+    print(f"desk: {message.topic.decode()} {message.payload.decode()}")
 
 
 @greedy.on(b"MSFT.")
 @stranger.on(b"")
 def everything(message: Message) -> None:
     """Never called."""
-    print("not for them:", message.topic.decode())
+    print(f"not for them: {message.topic.decode()}")
 
 
 with Publisher(feed_of("exchange")) as publisher:

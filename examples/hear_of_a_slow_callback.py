@@ -9,7 +9,7 @@ released = threading.Event()
 
 
 def alert(text: str) -> None:  # called before the policy acts; or give an endpoint to send it to: console="tcp://..."
-    print("alert:", text)
+    print(f"alert: {text}")
     released.set()
 
 
@@ -29,4 +29,4 @@ with Publisher(feed) as publisher:
     try:
         subscriber.run()
     except SlowSubscriberError as error:
-        print("ended:", error)
+        print(f"ended: {error}")
