@@ -34,3 +34,11 @@ def published(directory: Path, feed: Feed) -> list[tuple[int, int, int, bytes, b
         for message in batch
     ]
     return sorted(found, key=lambda each: each[:3])
+
+
+def damage_days(directory: Path) -> None:
+    """Change one of 100 messages, which are their numbers, in the days of a hub: they cannot be read any more."""
+    journal = max(directory.glob("*/*/slice-*/*.journal"), key=lambda path: path.read_bytes().count(b"99"))
+    data = bytearray(journal.read_bytes())
+    data[data.rindex(b"50")] ^= 1
+    journal.write_bytes(data)

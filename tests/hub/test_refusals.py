@@ -19,7 +19,7 @@ from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.schema import load_schema
 from blackbox.hub.protocol import ANYWHERE, CONDITION, PLACE, REFUSED, Passive, Put, Stored
 from blackbox.testing import wait_until
-from tests.hub.hubs import hub_feed, published
+from tests.hub.hubs import damage_days, hub_feed, published
 from tests.hub.pairs import PATIENCE_S, Hubs, pair_feed
 from tests.hub.test_driven_client import context, driven  # noqa: F401  # a fixture
 from tests.hub.test_pair_rules import hub_of
@@ -116,10 +116,7 @@ def test_a_condition_that_cannot_be_judged_fails_no_other_row(tmp_path: Path) ->
     with Hub(feed, tmp_path), Client(feed) as client:
         for number in range(100):
             client.put_soon(b"A", b"%d" % number)
-    journal = max(tmp_path.glob("*/*/slice-*/*.journal"), key=lambda path: path.read_bytes().count(b"99"))
-    data = bytearray(journal.read_bytes())
-    data[data.rindex(b"50")] ^= 1
-    journal.write_bytes(data)
+    damage_days(tmp_path)
     with Hub(feed, tmp_path), Client(feed) as client:
         with pytest.raises(RefusedError, match=r"b'B' was refused: if_at cannot be judged: .* was damaged") as refused:
             client.put_many((b"A", b"B"), [0, 1, 0], payloads(3), if_at=[None, NOWHERE, None])

@@ -29,7 +29,7 @@ from blackbox.hub.protocol import CONDITION
 from blackbox.hub.sender import Sender
 from blackbox.image.table import Table
 from blackbox.testing import wait_until
-from tests.hub.hubs import HUB, hub_feed, published
+from tests.hub.hubs import HUB, damage_days, hub_feed, published
 from tests.hub.test_killed_hub import dying_at
 from tests.torture.nursery import Nursery
 
@@ -183,10 +183,7 @@ def test_days_that_cannot_be_read_refuse_conditions_and_end_no_hub(tmp_path: Pat
     with Hub(feed, tmp_path), Client(feed) as client:
         for number in range(100):
             client.put(b"A", b"%d" % number)
-    journal = max(tmp_path.glob("*/*/slice-*/*.journal"), key=lambda path: path.read_bytes().count(b"99"))
-    data = bytearray(journal.read_bytes())
-    data[data.rindex(b"50")] ^= 1
-    journal.write_bytes(data)
+    damage_days(tmp_path)
     with Hub(feed, tmp_path), Client(feed) as client:
         for _ in range(2):
             with pytest.raises(HubError, match=r"if_at cannot be judged: .* was damaged"):
