@@ -27,8 +27,9 @@ demo: $(VENV)/.ready-demo  ## a day live, recorded, replayed and analysed [SOURC
 test: $(VENV)/.ready-test  ## check style and types, run the tests
 	$(RUN)/ruff check
 	$(RUN)/ruff format --check
-	@# Types beside the tests, whose processes often wait.
-	$(RUN)/mypy & types=$$!; $(RUN)/python -m pytest -q -n 5 -m "not long"; tests=$$?; wait $$types && exit $$tests
+	@# Types beside the tests, whose processes often wait. Collected once before, so that not each of them compiles all tests.
+	$(RUN)/mypy & types=$$!; $(RUN)/python -m pytest -qq --collect-only -m "not long" >/dev/null; \
+	$(RUN)/python -m pytest -q -n 5 -m "not long"; tests=$$?; wait $$types && exit $$tests
 
 test-long: $(VENV)/.ready-long  ## run what `make test` leaves out as it takes long: clusters, browsers, twins, further examples
 	$(RUN)/python -m pytest -q -m long

@@ -70,8 +70,15 @@ def test_no_iex_tp_is_one_clear_error(tmp_path: Path) -> None:
         messages_of(Iex(tmp_path / "none"))
 
 
-@pytest.mark.parametrize("make", [pcap, pcapng])
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("make", "packed"),
+    [
+        (pcap, False),
+        (pcapng, True),
+        pytest.param(pcap, True, marks=pytest.mark.long),
+        pytest.param(pcapng, False, marks=pytest.mark.long),
+    ],
+)
 def test_truncated_at_every_byte(tmp_path: Path, make: Any, packed: bool) -> None:
     path = tmp_path / "capture"
     datagrams = [iex_tp(1 + k, [message], send_time=k) for k, message in enumerate(DEEP_MESSAGES[:6])]

@@ -42,13 +42,13 @@ def ports(count: int) -> tuple[int, int]:
             return first, first + count - 1
 
 
-def joining(directory: Path, *ask: Feed, count: int = 8, keys: tuple[str, ...] = ()) -> Join:
+def joining(directory: Path, *ask: Feed, count: int = 8, keys: tuple[str, ...] = (), every_ns: int = EVERY_NS) -> Join:
     return Join(
         ask=tuple(feed.hub for feed in ask),
         ask_keys=keys,
         directory=str(directory / "sites"),
         ports=ports(count),
-        every_ns=EVERY_NS,
+        every_ns=every_ns,
     )
 
 
@@ -100,7 +100,9 @@ def test_hubs_that_ask_one_of_them_find_all_and_each_passes_on_the_others(tmp_pa
     with ExitStack() as stack:
         hubs = {
             site: stack.enter_context(
-                Hub(feed, tmp_path / site, join=joining(tmp_path / site, feeds["ldn"]))  # itself, too
+                Hub(
+                    feed, tmp_path / site, join=joining(tmp_path / site, feeds["ldn"], every_ns=5 * EVERY_NS)
+                )  # itself, too
             )
             for site, feed in feeds.items()
         }
@@ -157,7 +159,7 @@ def test_two_sites_of_one_name_are_told_and_the_first_one_stays(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ams, ldn, other = hub_feed("ams", slices=1), hub_feed("ldn", slices=1), hub_feed("ldn", slices=1)
-    patient = msgspec.structs.replace(joining(tmp_path / "ams"), every_ns=20 * EVERY_NS)  # a busy machine is not away
+    patient = joining(tmp_path / "ams", every_ns=20 * EVERY_NS)  # a busy machine is not away
     with (
         Hub(ams, tmp_path / "ams", join=patient) as hub,
         Hub(ldn, tmp_path / "ldn", join=joining(tmp_path / "ldn", ams)),
