@@ -65,6 +65,7 @@ class SegmentFiles:
                 head = file_head(magic, slice_id, number, created_ns)
                 if os.write(getattr(self, name), head) != len(head):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+            os.fdatasync(self.fd)  # after a power cut, too, a segment that has a name has its head
             sync_directory(self.path.parent)
         except BaseException as error:
             self.close()
