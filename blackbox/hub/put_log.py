@@ -158,8 +158,11 @@ class PutLog:
         self._sql.executemany("UPDATE ids SET place = ? WHERE id = ?", [(place, each) for each, place in ids])
 
     def drop(self, number: int) -> None:
-        """Forget requests up to a number: the outbox has them; and where the oldest went, if there are too many."""
-        with self.transaction():
+        """Forget requests up to a number: the outbox has them; and where the oldest went, if there are too many.
+
+        Synced, so that after a power cut this log is not far behind the outbox.
+        """
+        with self.transaction(synced=True):
             self._sql.execute(
                 "UPDATE puts SET request = NULL WHERE number > ? AND number <= ? AND request IS NOT NULL",
                 (self._dropped, number),
