@@ -76,6 +76,8 @@ class PairedHub(Hub):
         self._own, self.endpoint = self._own_feed(), pair.endpoint(self.feed)
         self._has_publisher = False
         """Not until there is an epoch."""
+        self._begun = self._following.copy()
+        """By slice, the number behind what the outbox had of the epoch when it was opened."""
         self._peer: Standing | None = None
         # Of the one that follows:
         self._leader = self._done = 0
@@ -155,6 +157,7 @@ class PairedHub(Hub):
         self._has_publisher = True
         self.epoch = self._publisher.epoch
         self._following = numpy.array([self._publisher.numbered(each) for each in range(len(self.feed.slices))])
+        self._begun = self._following.copy()
         self._forget_marks()
         self._put_again()
         self._publisher.flush()
@@ -340,17 +343,18 @@ class PairedHub(Hub):
                     is_new = row.places["is_new"] != 0
                     self._conditions.note(row.put.topics, row.fresh.columns, row.places, is_new, row.entry.taken_ns)
         for row in rows:
-            if row.fresh is not None:
-                self._publish_row(row, row.fresh)
+            if row.put is not None and row.fresh is not None:
+                self._publish_row(row, row.put.topics, row.fresh)
 
-    def _publish_row(self, row: _Row, fresh: _Fresh) -> None:
-        """Publish what a row has brought, where the peer did."""
-        if len(fresh.rows):
-            expected = row.places.copy()
-            self._number(expected, row.places["is_new"] != 0)
-            if (expected != row.places).any():
-                raise JournalError(f"row {row.entry.number} of the peer was {row.places[:1]}, expected {expected[:1]}")
-            self._publish(fresh)
+    def _publish_row(self, row: _Row, topics: list[bytes], fresh: _Fresh) -> None:
+        """Publish what a row has brought, where the peer did, but for what the outbox kept of it over a power cut."""
+        expected, places = row.places.copy(), row.places
+        lacks = (places["is_new"] != 0) & (places["sequence"] >= self._begun[places["slice"]])
+        if lacks.any():
+            self._number(expected, lacks)
+            if (expected != places).any():
+                raise JournalError(f"row {row.entry.number} of the peer was {places[:1]}, expected {expected[:1]}")
+            self._publish(fresh if lacks.sum() == len(fresh.rows) else _Fresh.of(topics, fresh.columns, lacks))
         self._newest, self._waiting_bytes = row.entry.number, self._waiting_bytes + len(row.entry.request or b"")
 
     # Active.

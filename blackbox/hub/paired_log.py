@@ -114,9 +114,9 @@ class PairedLog(PutLog):
     def drop(self, number: int) -> None:
         """Note that the outbox has all up to a number; forget of it what the peer has, too."""
         if number > self.outbox:
-            self.outbox = number
-            with self.transaction():
+            with self.transaction(synced=True):  # the peer drops what this log says to have
                 self._sql.execute("UPDATE pair SET outbox = ?", (number,))
+            self.outbox = number
         upto = min(self.outbox, self.kept)
         if self._kept_bytes > MOST_KEPT_BYTES and upto < self.outbox:
             upto = self.outbox

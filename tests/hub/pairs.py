@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from random import Random
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -20,6 +21,7 @@ from blackbox.feed.endpoint import free_endpoints
 from blackbox.testing import wait_until
 from blackbox.transport.wakeup import Pipe
 from tests.hub.hubs import published
+from tests.hub.power import cut_power, make_disk
 from tests.torture.nursery import Nursery
 
 ROLES: Final = ("primary", "backup")
@@ -167,6 +169,7 @@ class Hubs:
         """Start both, in a fresh place, and wait until the primary leads and the backup is armed."""
         self.place = place
         for role in ROLES:
+            make_disk(place / role)
             self.begin(role, *words)
         self.wait_for(primary="active", backup="armed")
 
@@ -195,6 +198,11 @@ class Hubs:
         """SIGKILL one."""
         self.of[role].kill()
         self.running.discard(role)
+
+    def cut_power(self, role: str, chance: Random) -> None:
+        """Have the host of one lose power; `prepare` has `power.KEEP`."""
+        self.kill(role)
+        cut_power(self.place / role, chance)
 
     def end(self, role: str) -> list[str]:
         """End one in order; return what it said."""

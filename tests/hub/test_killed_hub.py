@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from blackbox.hub.hub import Answer, _Fresh
 from blackbox.hub.protocol import Stored
 from blackbox.testing import wait_until
 from tests.hub.hubs import HUB, hub_feed, published
+from tests.hub.power import KEEP, cut_power, make_disk
 from tests.torture.nursery import Nursery
 
 
@@ -145,6 +147,28 @@ def test_after_a_power_cut_what_the_outbox_lost_is_published_in_the_next_epoch_o
         *((False, number, b"%d" % number) for number in range(6)),
         *((True, number - 6, b"%d" % number) for number in range(6, 11)),
     ]
+
+
+def test_what_was_answered_as_synced_is_published_once_however_often_power_is_cut(tmp_path: Path, feed: Feed) -> None:
+    chance, place = random.Random(5), tmp_path / "hub"
+    make_disk(place)
+    with Nursery(feed, KEEP + HUB, 1) as hub, Client(feed, "desk", acknowledged="synced") as client:
+        hub.begin((place,))
+        for number in range(120):
+            client.put(b"A.x", b"%d" % number, b"id-%d" % number if number % 2 else None, timeout=60)
+            if number % 60 == 30:
+                hub.kill()
+                cut_power(place, chance)
+                hub.begin((place,))
+        hub.kill()
+        cut_power(place, chance)
+        hub.begin((place,))
+        assert client.put(b"A.x", b"1", b"id-1", timeout=60)
+        assert client.numbered() == 121
+        hub.kill()
+    with Hub(feed, place):
+        pass
+    assert payloads(place, feed) == [b"%d" % number for number in range(120)]
 
 
 def test_a_hub_that_ended_in_order_begins_an_epoch_and_publishes_nothing_again(tmp_path: Path, feed: Feed) -> None:

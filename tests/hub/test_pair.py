@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -26,9 +27,9 @@ def at(place: Place) -> tuple[int, int, int]:
 class Writer:
     """Puts messages from a thread, with ids, and keeps where each is."""
 
-    def __init__(self, hubs: Hubs, name: str) -> None:
+    def __init__(self, hubs: Hubs, name: str, acknowledged: Literal["recorded", "synced"] = "recorded") -> None:
         self.answered: list[tuple[tuple[int, int, int], bytes]] = []
-        self._name, self._feed = name, hubs.feed
+        self._name, self._feed, self._acknowledged = name, hubs.feed, acknowledged
         self._is_over = threading.Event()
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -36,7 +37,7 @@ class Writer:
 
     def _run(self) -> None:
         try:
-            with Client(self._feed, self._name) as client:
+            with Client(self._feed, self._name, acknowledged=self._acknowledged) as client:
                 number = 0
                 while not self._is_over.is_set():
                     puts = []

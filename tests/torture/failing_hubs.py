@@ -1,7 +1,7 @@
 """Kill, stop and part two hubs of a feed, and their clients: each put that was answered is published and got once.
 
-As `killed_hubs`, with a primary and a backup. Either is killed or stopped at any moment, both at once, too; the link
-between them is cut, while clients reach both.
+As `killed_hubs`, with a primary and a backup. Either is killed or stopped at any moment, or its host loses power, both
+at once, too; the link between them is cut, while clients reach both.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import msgspec
 
 from blackbox.testing import wait_until
 from tests.hub.pairs import ROLES, Hubs, pair_feed
+from tests.hub.power import KEEP
 from tests.torture.harmed_puts import PATIENCE_S, put_all
 from tests.torture.killed_hubs import ACKED, GET, NOTES, PREPARE, PUT, WANTED
 from tests.torture.nursery import Nursery
@@ -30,6 +31,7 @@ SCHEDULES: Final = 25
 _WRITERS: Final = ("numbers", "ids")
 _HARMS: Final = (
     *("active killed", "active killed", "active stopped", "passive killed", "passive stopped", "both killed"),
+    *("active unpowered", "passive unpowered", "both unpowered"),
     *("link cut", "numbers killed", "ids killed", "reader killed"),
 )
 
@@ -43,7 +45,9 @@ class _House:
         self._acknowledged = random.choice(("recorded", "synced"))
         self.state = place / "got"
         self.state.write_bytes(b"[]")
-        self.hubs = stack.enter_context(Hubs(feed, PREPARE, silence_ns=random.choice((200_000_000, 500_000_000))))
+        self.hubs = stack.enter_context(
+            Hubs(feed, PREPARE + KEEP, silence_ns=random.choice((200_000_000, 500_000_000)))
+        )
         self.of = {
             "reader": stack.enter_context(Nursery(feed, PREPARE + GET, notes=2)),
             **{who: stack.enter_context(Nursery(feed, NOTES + PREPARE + PUT, notes=2)) for who in _WRITERS},
@@ -82,6 +86,8 @@ class _House:
         else:
             active = next((role for role in ROLES if self.hubs.life(role) == "active"), ROLES[0])
             passive = next(role for role in ROLES if role != active)
+            if harm == "both unpowered" and self._acknowledged == "recorded":
+                who = "passive"  # what is on no disk may be lost
             for role in {"active": (active,), "passive": (passive,), "both": ROLES}[who]:
                 self._harm_hub(role, how)
 
@@ -91,7 +97,10 @@ class _House:
             self._stopped.add(role)
             return
         self._stopped.discard(role)
-        self.hubs.kill(role)
+        if how == "unpowered":
+            self.hubs.cut_power(role, self._random)
+        else:
+            self.hubs.kill(role)
         if self._random.random() < 0.5:  # long enough for the other one to take over
             until = monotonic() + 0.7
             wait_until(lambda: monotonic() > until, 10)
