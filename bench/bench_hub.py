@@ -32,17 +32,17 @@ _SYNC: Final = {"recorded": "2m", "synced": "always"}
 _APPENDFSYNC: Final = {"recorded": "everysec", "synced": "always"}
 
 
-def _ours(hub: Child, client: Child, how: str, at_once: int, calls: int) -> float:
+def _ours(contest: Contest, hub: Child, client: Child, how: str, at_once: int, calls: int) -> float:
     before = hub.ask({})["stored"]
     told = client.ask({"how": how, "at_once": at_once, "calls": calls})
     expect("messages stored", hub.ask({})["stored"] - before, at_once * calls)
-    return float(calls / told["seconds"])
+    return contest.calls(how, told["times"])
 
 
-def _rival(child: Child, at_once: int, calls: int) -> float:
+def _rival(contest: Contest, name: str, child: Child, at_once: int, calls: int) -> float:
     told = child.ask({"at_once": at_once, "calls": calls})
     expect("messages stored", told["stored"], at_once * calls)
-    return float(calls / told["seconds"])
+    return contest.calls(name, told["times"])
 
 
 @pytest.mark.parametrize("what", ["recorded", "synced"])
@@ -56,12 +56,13 @@ def test_put(benchmark: BenchmarkFixture, tmp_path: Path, what: str) -> None:
         for at_once, calls in _CALLS[what].items():
             for how in ("put",) if at_once == 1 else ("put_soon", "put_many"):
                 name = "put" if at_once == 1 else f"{how}, flush" if how == "put_soon" else how
-                contest.add(name, partial(_ours, hub, client, how, at_once, calls), promise=what, at=at_once)
+                contest.add(name, partial(_ours, contest, hub, client, how, at_once, calls), promise=what, at=at_once)
         address = tcp()
         stack.enter_context(Child("bench.rivals.zmq_echo:serve", address=address))
         echo = stack.enter_context(Child("bench.rivals.zmq_echo:acknowledge", address=address))
-        run = partial(_rival, echo, 1, _RIVALS_CALLS[what][1])
-        contest.add("a DEALER's request and its answer", run, "limit", at=1)
+        name = "a DEALER's request and its answer"
+        run = partial(_rival, contest, name, echo, 1, _RIVALS_CALLS[what][1])
+        contest.add(name, run, "limit", at=1)
         for name, module, needs, serve in (
             ("NATS JetStream, nats-server", "nats_jetstream", ("nats-py:nats", "uvloop"), partial(_nats, tmp_path)),
             ("Redis Streams, redis-server", "redis_streams", ("redis", "hiredis"), _redis),
@@ -74,8 +75,9 @@ def test_put(benchmark: BenchmarkFixture, tmp_path: Path, what: str) -> None:
                 contest.skip(name, str(why))
             else:
                 for at_once, calls in _RIVALS_CALLS[what].items():
-                    run = partial(_rival, rival, at_once, calls)
-                    contest.add(f"{name} {server.version}", run, "rival", what, at=at_once)
+                    full = f"{name} {server.version}"
+                    run = partial(_rival, contest, full, rival, at_once, calls)
+                    contest.add(full, run, "rival", what, at=at_once)
         contest.run(benchmark)
 
 

@@ -19,7 +19,7 @@ import msgspec
 import numpy
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.measure.contest import Contest, expect
+from bench.measure.contest import Contest, expect, percentiles_of
 from bench.processes.child import Child
 from bench.rivals.rival import need, tcp
 from bench.rivals.servers import Missing, nats_server
@@ -32,7 +32,7 @@ def _repaired(contest: Contest, name: str, child: Child) -> float:
     told = child.ask({"times": TIMES})
     expect("messages lost", told.get("gaps", 0), 0)
     took = numpy.array(told["took"]) / 1e3
-    contest.percentiles(name, {f"p{at:g}": float(numpy.percentile(took, at)) for at in (50, 99, 100)})
+    contest.percentiles(name, percentiles_of(took))
     return float(numpy.median(took))
 
 

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import platform
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
+import numpy
+from numpy.typing import NDArray
 
 from bench.measure.machine import processors
 from bench.measure.results import Against, Bound, Kind, Note, Percentiles, PercentilesAgainst, Result, Row, Void
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
 
 ROUNDS: Final = 7
+_MANY_CALLS: Final = 300
 LEAST_VALID: Final = 4
 """With fewer valid rounds there is no median, no ratio, no percentile and no cost."""
 
@@ -38,6 +41,11 @@ class Lost(Exception):  # noqa: N818  # a verdict on a round, not an error of th
 
 class Overloaded(Lost):
     """A sender did not keep the rate that it was asked for: delays are of its backlog, and tell nothing."""
+
+
+def percentiles_of(values: NDArray[numpy.float64]) -> dict[str, float]:
+    """Return what `Contest.percentiles` takes."""
+    return {f"p{at:g}": float(numpy.percentile(values, at)) for at in (50, 99, 100)}
 
 
 def expect(what: str, was: object, expected: object) -> None:
@@ -187,6 +195,13 @@ class Contest:
         if self._staged is None:
             raise RuntimeError(f"percentiles of {name} came outside a round, expected a call by a contender")
         self._staged.append((name, dict(values), unit))
+
+    def calls(self, name: str, times_ns: Sequence[int]) -> float:
+        """Return calls/s, by when the first one began and each returned; keep `percentiles` of many."""
+        took_us = numpy.diff(times_ns) / 1e3
+        if len(took_us) >= _MANY_CALLS:
+            self.percentiles(name, percentiles_of(took_us))
+        return float(1e6 / took_us.mean())
 
     def show(self, name: str, value: object) -> None:
         """Print one more figure below the table, and keep it."""
