@@ -118,6 +118,8 @@ class Inbox:
         left = None if timeout is None else max(0.0, until - time.monotonic())
         try:
             message: Message = stream.get(left)
+        except TimeoutError:
+            raise TimeoutError(f"nothing of {self.prefix!r} came in {timeout} s") from None
         except SubscriberError as error:
             self.fail(error)
         return message

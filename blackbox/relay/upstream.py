@@ -121,6 +121,8 @@ class Upstream:
         self._wanted = Interest(SmallestCover(), hold_s)
         self.version = 0
         self.reconnects = -1
+        self._is_gone = False
+        """Whether the log tells so."""
         self._state, self._what = state, what
         self._dead_s = _DEAD_BEATS * heartbeat_ns / 1e9
         self._confirmed = self._asked = _UNCONFIRMED
@@ -252,8 +254,11 @@ class Upstream:
     def _note_connection(self, is_there: bool) -> None:
         if is_there and not self.is_connected:
             self.reconnects += 1
+            if self._is_gone:
+                log.warning("%s: the connection to %s is there again", self._what, self.address)
         elif not is_there and self.is_connected:
             log.warning("%s: the connection to %s is gone", self._what, self.address)
+        self._is_gone = not is_there and (self._is_gone or self.is_connected)
         self._enter(UpstreamLife.CONNECTED if is_there else UpstreamLife.CONNECTING)
         if is_there:
             self._filter(self._filters.ask_again())

@@ -90,7 +90,7 @@ def test_a_source_that_is_killed_is_followed_by_the_next_one() -> None:
     assert subscriber.statistics().received.gaps == 0
 
 
-def test_no_answer_while_the_connection_above_is_gone() -> None:
+def test_no_answer_while_the_connection_above_is_gone(caplog: pytest.LogCaptureFixture) -> None:
     feeds = chain()
     first, _ = collected(feeds[-1])
     with relayed(feeds) as (relay,):
@@ -101,4 +101,6 @@ def test_no_answer_while_the_connection_above_is_gone() -> None:
         with RawPublisher(feeds[0]) as publisher:
             wait_until(lambda: line_of(relay).is_confirmed, PATIENCE_S)
             assert publisher.subscriptions() >= {b"", HEARTBEAT_KEY}
+            said = f"the connection to {feeds[0].slices[0].endpoints[0]} is"
+            assert [caplog.text.count(f"{said} {what}\n") for what in ("gone", "there again")] == [1, 1]
         first.stop()
