@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from bench.measure.beside import late_beside
 from bench.measure.contest import Contest, expect
 from bench.processes.child import Child
 from bench.rivals.rival import tcp
@@ -45,18 +46,6 @@ def _files(place: Path, publisher: Child) -> float:
     return float(publisher.ask({})["published"] / seconds / 1e6)
 
 
-def _p99(listener: Child, contest: Contest, name: str, joiner: Child | None) -> float:
-    listener.ask({})
-    if joiner is None:
-        time.sleep(_ALONE_S)
-    else:
-        _join(joiner)
-    told = listener.ask({})
-    expect("messages lost", told.pop("gaps"), 0)
-    contest.percentiles(name, told)
-    return float(told["p99"])
-
-
 def test_catch_up(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     """M messages/s that come to who joins, until it is live; the feed goes on at 1."""
     contest = Contest("Catching up with a feed of 1 M messages/s", "M messages/s", topology=__doc__)
@@ -74,8 +63,9 @@ def test_beside_who_joins(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
         feed = _feed()
         _, joiner = _house(stack, tmp_path, feed)
         listener = stack.enter_context(Child("bench.processes.recovered:listen", feed=feed))
-        for name, who in (("nobody joins", None), ("one joins a day of 10 M", joiner)):
-            contest.add(name, partial(_p99, listener, contest, name, who))
+        alone, join = partial(time.sleep, _ALONE_S), partial(_join, joiner)
+        for name, meanwhile in (("nobody joins", alone), ("one joins a day of 10 M", join)):
+            contest.add(name, partial(late_beside, contest, name, listener, meanwhile))
         contest.run(benchmark)
 
 

@@ -19,7 +19,8 @@ from typing import Final
 import msgspec
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from bench.measure.contest import Contest, expect
+from bench.measure.beside import late_beside
+from bench.measure.contest import Contest
 from bench.processes.child import Child
 from bench.rivals.rival import need, tcp
 from bench.rivals.servers import Missing, redis_server
@@ -35,18 +36,6 @@ _PROMISE: Final = "the newest of each topic, then all that follows"
 
 def _join(joiners: Child) -> float:
     return float(joiners.ask({"joiners": _JOINERS})["seconds"])
-
-
-def _p99(listener: Child, contest: Contest, name: str, joiners: Child | None) -> float:
-    listener.ask({})
-    if joiners is None:
-        time.sleep(_ALONE_S)
-    else:
-        _join(joiners)
-    told = listener.ask({})
-    expect("messages lost", told.pop("gaps"), 0)
-    contest.percentiles(name, told)
-    return float(told["p99"])
 
 
 def test_joiners(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
@@ -75,8 +64,9 @@ def test_beside_joiners(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     with ExitStack() as stack:
         feed, joiners = _house(stack, tmp_path)
         listener = stack.enter_context(Child("bench.processes.recovered:listen", feed=feed))
-        for name, who in (("nobody joins", None), (f"{_JOINERS:,} join", joiners)):
-            contest.add(name, partial(_p99, listener, contest, name, who))
+        alone, join = partial(time.sleep, _ALONE_S), partial(_join, joiners)
+        for name, meanwhile in (("nobody joins", alone), (f"{_JOINERS:,} join", join)):
+            contest.add(name, partial(late_beside, contest, name, listener, meanwhile))
         contest.run(benchmark)
 
 

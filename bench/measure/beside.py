@@ -1,0 +1,18 @@
+"""How late messages come to a subscriber that is live, beside something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bench.measure.contest import Contest, expect
+from bench.processes.child import Child
+
+
+def late_beside(contest: Contest, name: str, listener: Child, meanwhile: Callable[[], object]) -> float:
+    """Return p99 of what came to `listener` while `meanwhile` ran, in µs; keep all percentiles of it."""
+    listener.ask({})
+    meanwhile()
+    told = listener.ask({})
+    expect("messages lost", told.pop("gaps"), 0)
+    contest.percentiles(name, told)
+    return float(told["p99"])
