@@ -86,8 +86,9 @@ class _House:
         else:
             active = next((role for role in ROLES if self.hubs.life(role) == "active"), ROLES[0])
             passive = next(role for role in ROLES if role != active)
-            if harm == "both unpowered" and self._acknowledged == "recorded":
-                who = "passive"  # what is on no disk may be lost
+            in_step = sorted(self.hubs.lives().values()) == ["active", "armed"]
+            if how == "unpowered" and self._acknowledged == "recorded" and (who == "both" or not in_step):
+                how = "killed"  # else what neither disk has, and the memory of no other host, may be lost
             for role in {"active": (active,), "passive": (passive,), "both": ROLES}[who]:
                 self._harm_hub(role, how)
 
@@ -123,7 +124,7 @@ class _House:
     def give_up(self) -> object:
         notes = {who: nursery.notes.tolist() for who, nursery in (self.of | self.hubs.of).items()}
         self.hubs.close()
-        return notes
+        return self._acknowledged, notes
 
     def defects(self) -> Iterator[str]:
         """Yield what is wrong with what was published and got; the hubs have ended."""
