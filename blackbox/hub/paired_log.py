@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
 
+import msgspec
 import numpy
 
 from blackbox.errors import JournalError
@@ -59,9 +60,8 @@ class PairedLog(PutLog):
             self._sql.execute("UPDATE pair SET run = max(run + 1, ?)", (time.time_ns(),))
             self.run = int(self._sql.execute("SELECT run FROM pair").fetchone()[0])
             """Of this process; later ones have greater ones."""
-            oldest = "(SELECT min(number) FROM puts WHERE request IS NOT NULL) - 1"
-            row = self._sql.execute(f"SELECT coalesce({oldest}, (SELECT max(number) FROM puts), 0)").fetchone()
-            self._dropped = int(row[0])
+            waiting = super().waiting()
+            self._dropped = waiting[0] - 1 if waiting else self.newest
         self.reload()
 
     def reload(self) -> None:
@@ -127,9 +127,12 @@ class PairedLog(PutLog):
 
     def _size(self, after: int, upto: int) -> int:
         """Return the bytes of rows."""
-        between = "SELECT count(*), sum(length(request)) FROM puts WHERE number > ? AND number <= ?"
-        count, size = self._sql.execute(between, (after, upto)).fetchone()
-        return int(count) * _ROW_BYTES + int(size or 0)
+        between = "WHERE number > ? AND number <= ?"
+        count, size = self._sql.execute(
+            f"SELECT count(*), total(length(request)) FROM puts {between}", (after, upto)
+        ).fetchone()
+        (large,) = self._sql.execute(f"SELECT total(size) FROM large {between}", (after, upto)).fetchone()
+        return int(count) * _ROW_BYTES + int(size + large)
 
     # For the peer, and from it.
 
@@ -152,6 +155,8 @@ class PairedLog(PutLog):
             )
             for row in rows:
                 entry = Entry(*row)
+                if entry.request is None:
+                    entry = msgspec.structs.replace(entry, request=self._large.read(entry.number))
                 has_puts = bool(entry.places) and not numpy.frombuffer(entry.places, PLACE)["is_refused"].all()
                 if entry.number != after + 1 + len(found) or (has_puts and entry.request is None):
                     raise TooFarBehindError(f"put log {self._path} had row {entry.number}, expected all behind {after}")

@@ -1,10 +1,11 @@
-"""The put log: what a hub has taken, and where it went, in one SQLite file, beside what it knows of its clients.
+"""The put log: what a hub has taken, and where it went, in a SQLite file, beside what it knows of its clients.
 
 What is put is in here before it is published, and stays until the outbox has it on the disk.
 """
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
@@ -15,15 +16,19 @@ from typing import Final, Self
 import numpy
 
 from blackbox.errors import JournalError
+from blackbox.hub.large_requests import LARGE_BYTES, LargeRequests
 from blackbox.hub.protocol import PLACE, PlaceRow, Places
 
-_VERSION: Final = 3
+log = logging.getLogger("blackbox")
+
+_VERSION: Final = 4
 _CHECKPOINT_PAGES: Final = 16_384
 """Pages of the write-ahead file at which SQLite moves them to the main one, with two syncs."""
 _TABLES: Final = """
 CREATE TABLE clients(name TEXT PRIMARY KEY, session INTEGER, last INTEGER, seen INTEGER) WITHOUT ROWID;
 CREATE TABLE puts(number INTEGER PRIMARY KEY, client TEXT, first INTEGER, places BLOB, why TEXT, request BLOB,
     taken_ns INTEGER);
+CREATE TABLE large(number INTEGER PRIMARY KEY, file INTEGER, start INTEGER, size INTEGER, checksum INTEGER);
 CREATE UNIQUE INDEX put_of_client ON puts(client, first);
 CREATE TABLE ids(number INTEGER PRIMARY KEY, id BLOB UNIQUE, place BLOB);
 """
@@ -48,6 +53,7 @@ class PutLog:
             self._sql.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
             if version == 0:
                 self._sql.executescript(f"BEGIN;{_TABLES}PRAGMA user_version={_VERSION};COMMIT;")
+            self._large = LargeRequests(path, self._sql)
             self._sql.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             self._sql.execute("PRAGMA synchronous=NORMAL")
 
@@ -65,6 +71,8 @@ class PutLog:
                 if self._sql.in_transaction:
                     self._sql.execute("ROLLBACK")
                 raise
+            if synced:
+                self._large.sync()  # first: what the log tells of is there
             self._sql.execute("COMMIT")
 
     @property
@@ -75,7 +83,9 @@ class PutLog:
     def forget_peer(self) -> None:
         """Drop what a hub of two has kept here for the other one: there is one hub now, and it would put that again."""
         if self._sql.execute("SELECT 1 FROM sqlite_master WHERE name = 'pair'").fetchone():
-            self._sql.execute("UPDATE puts SET request = NULL WHERE number <= (SELECT outbox FROM pair)")
+            (outbox,) = self._sql.execute("SELECT outbox FROM pair").fetchone()
+            self._sql.execute("UPDATE puts SET request = NULL WHERE number <= ?", (outbox,))
+            self._large.drop(outbox)
             self._sql.execute("DROP TABLE pair")
 
     def client(self, name: str) -> tuple[int, int] | None:
@@ -113,10 +123,15 @@ class PutLog:
         `client`: None if it is of the hub itself, or of one that is forgotten since.
         """
         self._sql.execute("UPDATE clients SET last = ?, seen = ? WHERE name = ?", (first + count - 1, taken_ns, client))
+        large = request if request is not None and len(request) >= LARGE_BYTES else None
         added = self._sql.execute(
-            "INSERT INTO puts VALUES (NULL, ?, ?, ?, ?, ?, ?)", (client, first, places, why, request, taken_ns)
+            "INSERT INTO puts VALUES (NULL, ?, ?, ?, ?, ?, ?)",
+            (client, first, places, why, request if large is None else None, taken_ns),
         )
-        return int(added.lastrowid or 0)
+        number = int(added.lastrowid or 0)
+        if large is not None:
+            self._large.add(number, large)
+        return number
 
     def places_of(self, ids: Sequence[bytes]) -> dict[bytes, PlaceRow]:
         """Return where what was put with these ids before is, of those that are remembered."""
@@ -142,15 +157,31 @@ class PutLog:
 
     def waiting(self) -> list[int]:
         """Return the numbers of requests that may not be in the outbox, in order."""
-        rows = self._sql.execute("SELECT number FROM puts WHERE request IS NOT NULL ORDER BY number")
+        rows = self._sql.execute(
+            "SELECT number FROM puts WHERE request IS NOT NULL UNION SELECT number FROM large ORDER BY number"
+        )
         return [number for (number,) in rows]
 
-    def read(self, number: int) -> tuple[bytes, bytes]:
-        """Return one of them: its places, and itself."""
-        row: tuple[bytes, bytes] = self._sql.execute(
-            "SELECT places, request FROM puts WHERE number = ?", (number,)
-        ).fetchone()
-        return row
+    def read(self, number: int) -> tuple[bytes, bytes | None]:
+        """Return one of them: its places, and itself; None: a power cut has damaged it."""
+        places, request = self._sql.execute("SELECT places, request FROM puts WHERE number = ?", (number,)).fetchone()
+        return places, self._large.read(number) if request is None else request
+
+    def forget_from(self, number: int) -> None:
+        """Forget a request, and those behind it, as if they had not come: after a power cut, that damaged the first.
+
+        What ends topics stays as they have set it.
+        """
+        rows = self._sql.execute("SELECT client, first, places FROM puts WHERE number >= ?", (number,)).fetchall()
+        lost = numpy.frombuffer(b"".join(places for _, _, places in rows), PLACE)
+        log.error("put log %s: %d puts were lost in a power cut", self._path, numpy.count_nonzero(lost["is_new"]))
+        for client, first, _ in reversed(rows):
+            self._sql.execute("UPDATE clients SET last = ? WHERE name = ? AND ? > 0", (first - 1, client, first))
+        gone = {place.tobytes() for place in lost[lost["is_new"] != 0]}
+        ids = self._sql.execute("SELECT number, place FROM ids").fetchall()
+        self._sql.executemany("DELETE FROM ids WHERE number = ?", [(at,) for at, place in ids if place in gone])
+        self._sql.execute("DELETE FROM puts WHERE number >= ?", (number,))
+        self._sql.execute("DELETE FROM large WHERE number >= ?", (number,))
 
     def move(self, number: int, places: bytes, ids: Sequence[tuple[bytes, bytes]]) -> None:
         """Note that a request went elsewhere."""
@@ -171,12 +202,15 @@ class PutLog:
                 "DELETE FROM puts WHERE number <= min((SELECT max(number) FROM puts) - ?, ?) AND request IS NULL",
                 (self._remember_puts, number),
             )
+            self._large.drop(number)
         self._dropped = number
+        self._large.reuse(number)
 
     def close(self) -> None:
         """Close the file."""
         with self._in_words():
             self._sql.close()
+            self._large.close()
 
     def __enter__(self) -> Self:
         return self
@@ -188,5 +222,5 @@ class PutLog:
     def _in_words(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise JournalError(f"put log {self._path} cannot be used: {error}") from error

@@ -427,7 +427,7 @@ def test_a_put_log_of_another_version_is_refused(tmp_path: Path) -> None:
     sql = sqlite3.connect(tmp_path / "hub.puts")
     sql.execute("PRAGMA user_version=99")
     sql.close()
-    with pytest.raises(JournalError, match="had version 99, expected 3"):
+    with pytest.raises(JournalError, match="had version 99, expected 4"):
         Hub(feed, tmp_path).start()
 
 
