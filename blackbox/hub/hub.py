@@ -23,6 +23,7 @@ from blackbox.archive.outbox import Outbox
 from blackbox.archive.recording import Recording
 from blackbox.archive.retention import EVERYTHING, Retention
 from blackbox.arguments import check_integers
+from blackbox.block.block import as_rows
 from blackbox.errors import ConfigError, HubError, JournalError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
@@ -114,15 +115,15 @@ class _Fresh(NamedTuple):
 
     columns: Columns
     topics: list[bytes]
-    """Those that they have, no others: for refused ones the publisher may have no room."""
-    topic_index: NDArray[numpy.int32]
-    """Of each of them."""
+    """Of the request; for those that were refused the publisher may have no room."""
     rows: NDArray[numpy.int64]
+    numbers: NDArray[numpy.int64] | None = None
+    """Of the topics, as of `Topics.numbers`; None: they are to be looked up."""
 
-    @classmethod
-    def of(cls, topics: list[bytes], columns: Columns, rows: NDArray[numpy.bool_]) -> Self:
-        """Return those where `rows` is set; `topics` are those of the request."""
-        return cls(columns, *columns.topics_of(topics, rows), numpy.flatnonzero(rows))
+    @property
+    def used_topics(self) -> list[bytes]:
+        """The topics of its rows."""
+        return self.columns.topics_of(self.topics, self.rows)
 
 
 class _Mark(NamedTuple):
@@ -444,24 +445,25 @@ class Hub:
         taken_ns, why = time.time_ns(), Reasons()
         topics = self._topics.find(request.topics, may, why)
         wrong = misfits(self._schema, columns.offsets, columns.data, columns.valid)
-        is_plain = not (wrong or any(topics.codes) or any(request.ids)) and columns.if_at is None
+        is_plain = not (wrong or any(request.ids)) and topics.codes is None and columns.if_at is None
         if is_plain and self._topics.has_room(topics.new):
             places = numpy.zeros(request.count, PLACE)
-            places["slice"] = numpy.array(topics.slices, numpy.uint32)[columns.index]
+            places["slice"] = topics.slices[columns.index]
             places["is_new"], places["epoch"] = 1, self.epoch
             self._number(places, numpy.ones(request.count, numpy.bool_))
             self._topics.add_all(topics.new)
         else:
-            codes = numpy.array(topics.codes)[columns.index].tolist()
+            codes = [0] * request.count if topics.codes is None else topics.codes[columns.index].tolist()
             for row, misfit in wrong:
                 codes[row] = codes[row] or why.code(misfit)
             known = self._log.places_of([each for each in request.ids if each])
-            places = self._conditions.judge(request, columns, topics.slices, codes, known, why, self._next_of)
+            places = self._conditions.judge(request, columns, topics.slices.tolist(), codes, known, why, self._next_of)
         is_new = places["is_new"] != 0
         self._log.remember(request.ids, places)
         self._conditions.note(request.topics, columns, places, is_new, taken_ns)
         if is_new.any():
-            fresh.append(_Fresh.of(request.topics, columns, is_new))
+            numbers = None if topics.new else topics.numbers
+            fresh.append(_Fresh(columns, request.topics, numpy.flatnonzero(is_new), numbers))
         return self._note(client, request, places, why, text, taken_ns)
 
     def _note(
@@ -525,24 +527,26 @@ class Hub:
             self._following[slice_id] = self._touched[slice_id] = first + count
 
     def _publish(self, fresh: _Fresh) -> None:
-        columns, topics, index, rows = fresh
+        columns, topics, rows, numbers = fresh
         starts, stops = columns.offsets[:-1], columns.offsets[1:]
         if len(rows) == 1:
             row = int(rows[0])
             is_null = columns.valid is not None and not columns.valid[row]
             payload = None if is_null else columns.data[starts[row] : stops[row]].tobytes()
             time_ns = 0 if columns.times is None else int(columns.times[row])
-            self._publisher.publish(topics[0], payload, time_ns)
+            self._publisher.publish(topics[columns.index.item(row)], payload, time_ns)
         elif len(rows):
-            self._publisher.publish_many(
-                tuple(topics),
-                index,
+            columns_of_rows, _alive = as_rows(
                 columns.data,
                 None if columns.times is None else columns.times[rows],
                 starts[rows],
                 (stops - starts)[rows].astype(numpy.int32),
-                None if columns.valid is None else columns.valid[rows],
+                len(rows),
+                valid=None if columns.valid is None else columns.valid[rows],
             )
+            numbers = self._topics.numbers(topics) if numbers is None else numbers
+            slices, routes = self._topics.routes(topics, numbers, self._publisher)
+            self._publisher.publish_routed(slices, routes, columns.index[rows], columns_of_rows)
 
     # What is in the log, and perhaps not in the outbox.
 
@@ -587,8 +591,8 @@ class Hub:
                     rows = numpy.nonzero(moved)[0].tolist() if request.ids else []
                     ids = [(request.ids[row], places[row].tobytes()) for row in rows if request.ids[row]]
                     self._log.move(number, places.tobytes(), ids)
-            fresh = _Fresh.of(request.topics, Columns.of(request), lacks)
-            self._topics.add_all(fresh.topics)
+            fresh = _Fresh(Columns.of(request), request.topics, numpy.flatnonzero(lacks))
+            self._topics.add_all(fresh.used_topics)
             self._publish(fresh)
             self._waiting_bytes += len(text)
 

@@ -496,9 +496,9 @@ class _Row(NamedTuple):
         assert isinstance(put, Put)
         is_new = places["is_new"] != 0
         epoch = int(places["epoch"][is_new][0]) if is_new.any() else 0
-        return cls(entry, put, places, _Fresh.of(put.topics, Columns.of(put), is_new), epoch)
+        return cls(entry, put, places, _Fresh(Columns.of(put), put.topics, numpy.flatnonzero(is_new)), epoch)
 
     @property
     def topics(self) -> list[bytes]:
         """Those of what it brings."""
-        return [] if self.fresh is None else self.fresh.topics
+        return [] if self.fresh is None else self.fresh.used_topics

@@ -201,13 +201,11 @@ class Columns(msgspec.Struct, frozen=True):
         order = numpy.argsort(last)  # `topics` may name one twice: the later row of the two holds
         return [(topic, row) for topic, row in zip(order.tolist(), last[order].tolist(), strict=True) if row >= 0]
 
-    def topics_of(self, topics: list[bytes], rows: NDArray[numpy.bool_]) -> tuple[list[bytes], NDArray[numpy.int32]]:
-        """Return the topics that some rows have, and of each of these rows which of them it has."""
-        if len(topics) == 1:
-            return topics[: int(rows.any())], self.index[rows]
-        index, used = self.index[rows], numpy.zeros(len(topics), numpy.bool_)
-        used[index] = True
-        return list(compress(topics, used.tolist())), (numpy.cumsum(used, dtype=numpy.int32) - 1)[index]
+    def topics_of(self, topics: list[bytes], rows: NDArray[numpy.int64]) -> list[bytes]:
+        """Return the topics that some rows have."""
+        used = numpy.zeros(len(topics), numpy.bool_)
+        used[self.index[rows]] = True
+        return list(compress(topics, used.tolist()))
 
     def has_value(self, row: int) -> bool:
         """Whether a put has a value."""

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Final, NamedTuple
+
+import numpy
+from numpy.typing import NDArray
 
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
 from blackbox.feed.rights import PUT_RIGHTS_FILE
 from blackbox.hub.protocol import REFUSED, check_topic_of
+from blackbox.publish.publisher import Publisher
 from blackbox.publish.slice_sender import TOPIC_TEXT_BYTES
 
 MOST_WHY: Final = 200
 """Characters of a reason."""
 _MOST_REASONS: Final = 100
+_LEAST_ROUTES: Final = 1_024
 _ONE_MORE: Final = f"its request had more than {_MOST_REASONS} reasons; put by itself it has its own"
 
 
@@ -37,9 +43,11 @@ class Reasons:
 class Found(NamedTuple):
     """The topics of a request."""
 
-    slices: list[int]
-    codes: list[int]
-    """0, or why the hub can have none of its puts."""
+    numbers: NDArray[numpy.int64]
+    """As of `Topics.numbers`."""
+    slices: NDArray[numpy.int32]
+    codes: NDArray[numpy.int64] | None
+    """0, or why the hub can have none of its puts; None: it can have all."""
     new: list[bytes]
     """Those that the hub may have, and has not yet."""
 
@@ -50,25 +58,44 @@ class Topics:
     def __init__(self, feed: Feed) -> None:
         """None is there."""
         self._feed = feed
-        self._slices: dict[bytes, int] = {}
+        self._numbers: dict[bytes, int] = {}
+        self._routes = numpy.empty((2, _LEAST_ROUTES), numpy.int32)
+        """By number, the slice of a topic, and its number in there at the publisher; -1: not asked for yet."""
         self._counts, self._bytes = [0] * len(feed.slices), [0] * len(feed.slices)
         self._most, self._most_bytes = feed.max_topics, feed.max_topics * TOPIC_TEXT_BYTES
 
     def find(self, topics: Sequence[bytes], may: tuple[bytes, ...] | None, why: Reasons) -> Found:
         """Look up the topics of a request; those that do not start with one of `may` are refused. None: all may be."""
-        found = Found([self._slices.get(topic, -1) for topic in topics], [0] * len(topics), [])
-        if may is None and -1 not in found.slices:
-            return found
+        numbers = self.numbers(topics)
+        slices, new = self._routes[0][numbers], list[bytes]()
+        if may is None and not numpy.count_nonzero(numbers < 0):
+            return Found(numbers, slices, None, new)
+        codes = numpy.zeros(len(topics), numpy.int64)
         for at, topic in enumerate(topics):
             try:
                 if may is not None and not topic.startswith(may):
                     raise ConfigError(f"the key has no right to it, expected prefixes of its {PUT_RIGHTS_FILE}")
-                if found.slices[at] < 0:
-                    found.slices[at] = check_topic_of(self._feed, topic)
-                    found.new.append(topic)
+                if numbers[at] < 0:
+                    slices[at] = check_topic_of(self._feed, topic)
+                    new.append(topic)
             except ConfigError as error:
-                found.slices[at], found.codes[at] = 0, why.code(error)
-        return found
+                slices[at], codes[at] = 0, why.code(error)
+        return Found(numbers, slices, codes if codes.any() else None, new)
+
+    def numbers(self, topics: Sequence[bytes]) -> NDArray[numpy.int64]:
+        """Return the numbers of topics, in the order in which they were added; -1 for one that is not there."""
+        return numpy.fromiter(map(self._numbers.get, topics, repeat(-1)), numpy.int64, len(topics))
+
+    def routes(
+        self, topics: Sequence[bytes], numbers: NDArray[numpy.int64], publisher: Publisher
+    ) -> NDArray[numpy.int32]:
+        """Return slices, and numbers at the publisher, of topics; what those are of one that is not there is left open.
+
+        `numbers`: as `numbers` returns. `publisher`: the one of this feed, each time the same.
+        """
+        for at in numpy.flatnonzero((numbers >= 0) & (self._routes[1][numbers] < 0)).tolist():
+            self._routes[:, numbers[at]] = publisher.route(topics[at])
+        return self._routes.take(numbers, axis=1)
 
     def has_room(self, new: Sequence[bytes]) -> bool:
         """Whether there is room for all of them, whatever their slices are."""
@@ -87,8 +114,8 @@ class Topics:
 
     def add(self, topic: bytes) -> int:
         """Note that a topic has something; return its slice. Raises ConfigError when there is no room for it."""
-        found = self._slices.get(topic)
-        if found is None:
+        number = self._numbers.get(topic)
+        if number is None:
             found = check_topic_of(self._feed, topic)
             if self._counts[found] >= self._most:
                 raise ConfigError(f"slice {found} had {self._most} topics, its max_topics, and it is new")
@@ -99,5 +126,8 @@ class Topics:
                 )
             self._counts[found] += 1
             self._bytes[found] = size
-            self._slices[topic] = found
-        return found
+            number = self._numbers[topic] = len(self._numbers)
+            if number == self._routes.shape[1]:
+                self._routes = numpy.concatenate([self._routes, numpy.empty_like(self._routes)], axis=1)
+            self._routes[:, number] = found, -1
+        return self._routes.item(0, number)

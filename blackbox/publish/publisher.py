@@ -126,6 +126,7 @@ def _check_put(at: int, slice_id: int, what: str) -> None:
 class _Route(NamedTuple):
     """What `publish` needs to know of a topic; `shared` and `view` are the ring's."""
 
+    slice_id: int
     topic_id: int
     ring: Ring
     shared: memoryview[int]
@@ -144,11 +145,12 @@ class _Routes(dict[bytes, _Route]):
             raise TypeError(f"topic was {type(topic).__name__}, expected bytes: {topic!r}")
         running = self._running()
         assert running is not None, "the publisher that looks a topic up is there"
-        sender = running()[self._feed.slice_of(topic)]
+        slice_id = self._feed.slice_of(topic)
+        sender = running()[slice_id]
         ring = sender.ring
         with ring.lock:
             sender.check()
-            route = self[topic] = _Route(sender.add_topic(topic), ring, ring.shared, ring.view)
+            route = self[topic] = _Route(slice_id, sender.add_topic(topic), ring, ring.shared, ring.view)
         return route
 
 
@@ -304,7 +306,7 @@ class Publisher:
         buffers are copied once more.
         """
         try:
-            topic_id, ring, shared, view = self._routes[topic]
+            _, topic_id, ring, shared, view = self._routes[topic]
             pack, size, payload_bytes = self._packers[len(payload)]  # type: ignore[arg-type]
             try:
                 del ring.turn  # in place of a lock; as with one, Ctrl-C comes before it or behind `finally`
@@ -377,8 +379,20 @@ class Publisher:
 
     def publish_rows(self, topics: Sequence[bytes], index: NDArray[numpy.int32], rows: Rows) -> None:
         """Do as `publish_many`, with columns that are known to be right, wherever they lie."""
+        self._publish_rows(self._resolve(topics), index, rows)
+
+    def route(self, topic: bytes) -> tuple[int, int]:
+        """Return a topic's slice, and its number there, for `publish_routed`. Raises as `publish`."""
+        return self._routes[topic][:2]
+
+    def publish_routed(
+        self, slices: NDArray[numpy.int32], numbers: NDArray[numpy.int32], index: NDArray[numpy.int32], rows: Rows
+    ) -> None:
+        """Do as `publish_rows`, with what `route` has returned of each topic in place of topics."""
+        self._publish_rows(_Resolved((), slices, numbers, numpy.unique(slices).tolist()), index, rows)
+
+    def _publish_rows(self, resolved: _Resolved, index: NDArray[numpy.int32], rows: Rows) -> None:
         ts_in = time.time_ns()
-        resolved = self._resolve(topics)
         for start in range(0, len(index), WINDOW_ROWS):
             stop = min(start + WINDOW_ROWS, len(index))
             for slice_id in resolved.distinct_slices:
@@ -425,8 +439,7 @@ class Publisher:
         # A source's topics grow at the end: those before are the same objects, and compared in no time.
         known = len(resolved.topics) if topics[: len(resolved.topics)] == resolved.topics else 0
         routes = [self._routes[topic] for topic in topics[known:]]
-        slice_of_ring = {id(sender.ring): sender.slice_id for sender in self._senders}
-        slices = numpy.array([slice_of_ring[id(route.ring)] for route in routes], numpy.int32)
+        slices = numpy.array([route.slice_id for route in routes], numpy.int32)
         ids = numpy.array([route.topic_id for route in routes], numpy.int32)
         slices = numpy.concatenate([resolved.slices[:known], slices])
         ids = numpy.concatenate([resolved.ids[:known], ids])
