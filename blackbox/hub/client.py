@@ -34,6 +34,7 @@ from blackbox.hub.protocol import (
     Welcome,
     check_topic_of,
     misfits,
+    unpack_places,
 )
 from blackbox.hub.sender import Columns, Sender
 from blackbox.hub.settings import feed_of_hub
@@ -278,8 +279,7 @@ class Client:
         if not all(future.done() for future in futures):
             raise self._sender.not_stored(f"the put of {count} messages")
         answers = [future.result() for future in futures]
-        placed = (numpy.frombuffer(each.places, PLACE) for each in answers)
-        places: Places = numpy.concatenate([numpy.empty(0, PLACE), *placed])
+        places = numpy.concatenate([unpack_places(each.places) for each in answers] or [numpy.empty(0, PLACE)])
         for row in numpy.flatnonzero(places["is_refused"])[:1].tolist():
             place = places[row].item()
             at = None if expected is None else as_place(place[0], *expected[row].tolist())

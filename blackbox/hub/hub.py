@@ -49,6 +49,8 @@ from blackbox.hub.protocol import (
     Stored,
     Welcome,
     misfits,
+    pack_places,
+    unpack_places,
 )
 from blackbox.hub.put_log import PutLog
 from blackbox.hub.revisions import Revision
@@ -391,7 +393,7 @@ class Hub:
 
     def _send(self, socket: zmq.Socket[bytes], client: bytes, answer: Answer) -> None:
         if isinstance(answer, Stored) and answer.why:
-            self._counts["refused"] += int((numpy.frombuffer(answer.places, PLACE)["is_refused"] >= REFUSED).sum())
+            self._counts["refused"] += int((unpack_places(answer.places)["is_refused"] >= REFUSED).sum())
         self._counts["refused"] += isinstance(answer, Refused | Ended)
         try:
             socket.send_multipart([client, ENCODER.encode(answer)], zmq.NOBLOCK)
@@ -470,7 +472,7 @@ class Hub:
         self, client: str | None, request: Put, places: Places, why: Reasons, text: bytes | None, taken_ns: int
     ) -> Stored:
         """Note in the log what became of puts, and return the answer that says so."""
-        answer = Stored(request.first, places.tobytes(), str(why))
+        answer = Stored(request.first, pack_places(places), str(why))
         self._newest = self._log.add(client, request.first, request.count, answer.places, answer.why, text, taken_ns)
         self._waiting_bytes += len(text or b"")
         refused, stored = places["is_refused"], int(numpy.count_nonzero(places["is_new"]))
@@ -501,7 +503,7 @@ class Hub:
         if answered is None:
             return Refused(request.first, "it was answered before, so long ago that the hub has forgotten where it is")
         answer = Stored(request.first, *answered)
-        self._counts["known"] += int((numpy.frombuffer(answer.places, PLACE)["is_refused"] == 0).sum())
+        self._counts["known"] += int((unpack_places(answer.places)["is_refused"] == 0).sum())
         return answer
 
     def _next_of(self, topic: bytes) -> Revision:
@@ -562,7 +564,7 @@ class Hub:
         for number in waiting:
             with self._log.transaction():
                 packed, text = self._log.read(number)
-                places = numpy.frombuffer(packed, PLACE).copy()
+                places = unpack_places(packed).copy()
                 lacks = places["is_new"] != 0
                 for row in numpy.nonzero(lacks)[0].tolist():
                     place = places[row]
@@ -590,7 +592,7 @@ class Hub:
                 if moved.any():
                     rows = numpy.nonzero(moved)[0].tolist() if request.ids else []
                     ids = [(request.ids[row], places[row].tobytes()) for row in rows if request.ids[row]]
-                    self._log.move(number, places.tobytes(), ids)
+                    self._log.move(number, pack_places(places), ids)
             fresh = _Fresh(Columns.of(request), request.topics, numpy.flatnonzero(lacks))
             self._topics.add_all(fresh.used_topics)
             self._publish(fresh)

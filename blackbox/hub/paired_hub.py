@@ -25,7 +25,7 @@ from blackbox.hub.hub import Hub, HubStatistics, _Fresh, _Mark, request_of
 from blackbox.hub.link import Link
 from blackbox.hub.pair import Entry, Follow, Lead, Pair, Standing, next_term
 from blackbox.hub.paired_log import PairedLog, TooFarBehindError
-from blackbox.hub.protocol import PLACE, REQUESTS, Columns, Ended, FindSites, Passive, Places, Put
+from blackbox.hub.protocol import PLACE, REQUESTS, Columns, Ended, FindSites, Passive, Places, Put, unpack_places
 from blackbox.hub.topics import Topics
 from blackbox.life import Life
 from blackbox.publish.publisher import Publisher
@@ -492,7 +492,7 @@ class _Row(NamedTuple):
         """Return it."""
         if entry.request is None:
             return cls(entry, None, numpy.empty(0, PLACE), None, 0)
-        put, places = REQUESTS.decode(entry.request), numpy.frombuffer(entry.places, PLACE)
+        put, places = REQUESTS.decode(entry.request), unpack_places(entry.places)
         assert isinstance(put, Put)
         is_new = places["is_new"] != 0
         epoch = int(places["epoch"][is_new][0]) if is_new.any() else 0

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
-import numpy
 
 from blackbox.errors import JournalError
 from blackbox.hub.pair import Entry
-from blackbox.hub.protocol import PLACE, REQUESTS, Put
+from blackbox.hub.protocol import REQUESTS, Put, unpack_places
 from blackbox.hub.put_log import PutLog
 
 log = logging.getLogger("blackbox")
@@ -157,7 +156,7 @@ class PairedLog(PutLog):
                 entry = Entry(*row)
                 if entry.request is None:
                     entry = msgspec.structs.replace(entry, request=self._large.read(entry.number))
-                has_puts = bool(entry.places) and not numpy.frombuffer(entry.places, PLACE)["is_refused"].all()
+                has_puts = bool(entry.places) and not unpack_places(entry.places)["is_refused"].all()
                 if entry.number != after + 1 + len(found) or (has_puts and entry.request is None):
                     raise TooFarBehindError(f"put log {self._path} had row {entry.number}, expected all behind {after}")
                 most_bytes -= len(entry.request or b"") + len(entry.places) + len(entry.why)
@@ -172,7 +171,7 @@ class PairedLog(PutLog):
             if entry.first < 0 and entry.client is not None:
                 self.begin_session(entry.client, -entry.first)
             else:
-                count = len(entry.places) // PLACE.itemsize
+                count = len(unpack_places(entry.places))
                 self.add(entry.client, entry.first, count, entry.places, entry.why, entry.request, entry.taken_ns)
                 self._take_ids(entry)
         if entries and self.newest != entries[-1].number:
@@ -183,4 +182,4 @@ class PairedLog(PutLog):
             return
         put = REQUESTS.decode(entry.request)
         assert isinstance(put, Put)
-        self.remember(put.ids, numpy.frombuffer(entry.places, PLACE))
+        self.remember(put.ids, unpack_places(entry.places))

@@ -37,6 +37,8 @@ CONFLICT: Final = 1
 """Its condition did not hold; its place is where the newest message of its topic is, as NOWHERE if it has no value."""
 REFUSED: Final = 2
 """The hub cannot have it; this one and all above stand for the lines of `Stored.why`. Its place is NOWHERE."""
+_RUN: Final = numpy.dtype([("count", "<u4"), ("first", PLACE)])
+_ONE: Final = bytes([1, 0, 0, 0])
 CONDITION: Final = numpy.dtype([("epoch", "<i8"), ("sequence", "<i8")])
 """Where the newest message of a put's topic must be; NOWHERE: the topic must have no value. Epoch -1: anywhere."""
 ANYWHERE: Final = (-1, 0)
@@ -118,7 +120,7 @@ class Stored(msgspec.Struct, frozen=True, array_like=True, tag="stored"):
 
     first: int
     places: bytes
-    """PLACE[count]"""
+    """Of each put, as `pack_places` returns them."""
     why: str = ""
     """Reasons why puts were refused, a line each."""
 
@@ -210,6 +212,32 @@ class Columns(msgspec.Struct, frozen=True):
     def has_value(self, row: int) -> bool:
         """Whether a put has a value."""
         return self.valid is None or bool(self.valid[row])
+
+
+def pack_places(places: Places) -> bytes:
+    """Return PLACE[n] as bytes: rows that follow each other share what they have in common."""
+    if len(places) == 1:
+        return _ONE + places.tobytes()
+    same, number = numpy.ones(max(0, len(places) - 1), numpy.bool_), places["sequence"]
+    for name in ("slice", "is_new", "is_refused", "epoch"):
+        same &= places[name][1:] == places[name][:-1]
+    begins = numpy.flatnonzero(numpy.concatenate([[len(places) > 0], ~(same & (number[1:] == number[:-1] + 1))]))
+    runs = numpy.empty(len(begins), _RUN)
+    runs["count"], runs["first"] = numpy.diff(begins, append=len(places)), places[begins]
+    return runs.tobytes()
+
+
+def unpack_places(packed: bytes) -> Places:
+    """Return what was packed. Raises ConfigError for more than a request may have."""
+    if packed.startswith(_ONE) and len(packed) == _RUN.itemsize:
+        return numpy.frombuffer(packed, PLACE, offset=len(_ONE))
+    runs = numpy.frombuffer(packed, _RUN)
+    counts = runs["count"].astype(numpy.int64)
+    if counts.sum() > MOST_PUTS:
+        raise ConfigError(f"places were {counts.sum()}, expected at most {MOST_PUTS}")
+    places = numpy.repeat(runs["first"], counts)
+    places["sequence"] += numpy.arange(len(places)) - numpy.repeat(numpy.cumsum(counts) - counts, counts)
+    return places
 
 
 def _column(name: str, data: bytes, dtype: DTypeLike, count: int) -> NDArray[Any]:

@@ -17,7 +17,7 @@ import numpy
 
 from blackbox.errors import JournalError
 from blackbox.hub.large_requests import LARGE_BYTES, LargeRequests
-from blackbox.hub.protocol import PLACE, PlaceRow, Places
+from blackbox.hub.protocol import PLACE, PlaceRow, Places, unpack_places
 
 log = logging.getLogger("blackbox")
 
@@ -173,7 +173,7 @@ class PutLog:
         What ends topics stays as they have set it.
         """
         rows = self._sql.execute("SELECT client, first, places FROM puts WHERE number >= ?", (number,)).fetchall()
-        lost = numpy.frombuffer(b"".join(places for _, _, places in rows), PLACE)
+        lost = numpy.concatenate([unpack_places(places) for _, _, places in rows])
         log.error("put log %s: %d puts were lost in a power cut", self._path, numpy.count_nonzero(lost["is_new"]))
         for client, first, _ in reversed(rows):
             self._sql.execute("UPDATE clients SET last = ? WHERE name = ? AND ? > 0", (first - 1, client, first))

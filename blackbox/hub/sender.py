@@ -29,7 +29,6 @@ from blackbox.hub.protocol import (
     ENCODER,
     MOST_BYTES,
     MOST_PUTS,
-    PLACE,
     Expected,
     Hello,
     Passive,
@@ -37,6 +36,7 @@ from blackbox.hub.protocol import (
     Refused,
     Stored,
     Welcome,
+    unpack_places,
 )
 from blackbox.native.limits import Needs, start_thread
 from blackbox.transport.connections import Connections, Failure
@@ -463,7 +463,7 @@ def _tell(singles: list[_Single], result: Stored | HubError) -> None:
             each.future.set_exception(result)
         return
     why = result.why.split("\n")
-    for each, place in zip(singles, numpy.frombuffer(result.places, PLACE).tolist(), strict=True):
+    for each, place in zip(singles, unpack_places(result.places).tolist(), strict=True):
         slice_id, _, is_refused, epoch, sequence = place
         if is_refused:
             each.future.set_exception(error_of(each.topic, each.if_at, place, why))

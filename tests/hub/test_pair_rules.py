@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import numpy
 import pytest
 import zmq
 
@@ -16,7 +17,7 @@ from blackbox.hub.load import load_hub
 from blackbox.hub.pair import LEADS, Follow, Lead, Pair, Standing
 from blackbox.hub.paired_hub import PairedHub
 from blackbox.hub.paired_log import PairedLog, TooFarBehindError
-from blackbox.hub.protocol import ENCODER, PLACE
+from blackbox.hub.protocol import ENCODER, PLACE, pack_places
 from blackbox.hub.put_log import PutLog
 from blackbox.testing import wait_until
 from blackbox.transport.curve import keys_of_line, use_keys
@@ -293,7 +294,7 @@ def test_a_backup_that_lacks_an_end_that_the_log_has_dropped_is_refused(tmp_path
     """A row of the hub itself is a put as any other: without its request nobody can follow."""
     with PairedLog(tmp_path / "log", 10, 10, 10, "primary") as log:
         with log.transaction():
-            number = log.add(None, 0, 1, bytes(PLACE.itemsize), "", b"request", 0)
+            number = log.add(None, 0, 1, pack_places(numpy.zeros(1, PLACE)), "", b"request", 0)
         log.kept = number
         log.drop(number)
         with pytest.raises(TooFarBehindError):

@@ -22,7 +22,6 @@ from blackbox.hub.protocol import (
     ANSWERS,
     ENCODER,
     MOST_BYTES,
-    PLACE,
     Ended,
     Expected,
     Hello,
@@ -30,6 +29,7 @@ from blackbox.hub.protocol import (
     Refused,
     Stored,
     Welcome,
+    unpack_places,
 )
 from blackbox.testing import wait_until
 from tests.hub.hubs import hub_feed, published
@@ -76,7 +76,7 @@ class Peer:
 def refused_of(answer: Any) -> list[bool]:
     """Which puts of a request were refused."""
     assert isinstance(answer, Stored)
-    return [bool(each) for each in numpy.frombuffer(answer.places, PLACE)["is_refused"]]
+    return [bool(each) for each in unpack_places(answer.places)["is_refused"]]
 
 
 def test_a_put_is_where_its_answer_says(tmp_path: Path) -> None:

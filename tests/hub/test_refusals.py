@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from blackbox import NOWHERE, Client, ConflictError, Feed, Hub, Place, RefusedError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.schema import load_schema
-from blackbox.hub.protocol import ANYWHERE, CONDITION, PLACE, REFUSED, Passive, Put, Stored
+from blackbox.hub.protocol import ANYWHERE, CONDITION, REFUSED, Passive, Put, Stored, unpack_places
 from blackbox.testing import wait_until
 from tests.hub.hubs import damage_days, hub_feed, published
 from tests.hub.pairs import PATIENCE_S, Hubs, pair_feed
@@ -242,7 +242,7 @@ def test_a_verdict_that_was_not_heard_is_the_same_by_who_takes_over(tmp_path: Pa
 def judged(answer: Any) -> tuple[list[tuple[int, ...]], list[str]]:
     """The places of an answer, and its reasons."""
     assert isinstance(answer, Stored), answer
-    return numpy.frombuffer(answer.places, PLACE).tolist(), answer.why.split("\n")
+    return unpack_places(answer.places).tolist(), answer.why.split("\n")
 
 
 def patiently(peer: Peer, request: Any) -> Any:
