@@ -252,8 +252,8 @@ class Client:
         column that does not fit.
         """
         index = as_topic_index(topic_index, topics)
-        if not self._slices.keys() >= set(topics):
-            for topic in topics:
+        for topic in topics:
+            if topic not in self._slices:
                 self._check_topic(topic)
         data = numpy.ascontiguousarray(numpy.frombuffer(payloads, numpy.uint8) if offsets is not None else payloads)
         count, flat = len(index), data.view(numpy.uint8).reshape(-1)
