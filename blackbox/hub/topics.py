@@ -59,7 +59,7 @@ class Topics:
         """None is there."""
         self._feed = feed
         self._numbers: dict[bytes, int] = {}
-        self._routes = numpy.empty((2, _LEAST_ROUTES), numpy.int32)
+        self._routes = numpy.zeros((2, _LEAST_ROUTES), numpy.int32)
         """By number, the slice of a topic, and its number in there at the publisher; -1: not asked for yet."""
         self._counts, self._bytes = [0] * len(feed.slices), [0] * len(feed.slices)
         self._most, self._most_bytes = feed.max_topics, feed.max_topics * TOPIC_TEXT_BYTES
@@ -89,7 +89,7 @@ class Topics:
     def routes(
         self, topics: Sequence[bytes], numbers: NDArray[numpy.int64], publisher: Publisher
     ) -> NDArray[numpy.int32]:
-        """Return slices, and numbers at the publisher, of topics; what those are of one that is not there is left open.
+        """Return slices, and numbers at the publisher, of topics; of one that is not there, those of any other.
 
         `numbers`: as `numbers` returns. `publisher`: the one of this feed, each time the same.
         """
@@ -128,6 +128,6 @@ class Topics:
             self._bytes[found] = size
             number = self._numbers[topic] = len(self._numbers)
             if number == self._routes.shape[1]:
-                self._routes = numpy.concatenate([self._routes, numpy.empty_like(self._routes)], axis=1)
+                self._routes = numpy.concatenate([self._routes, numpy.zeros_like(self._routes)], axis=1)
             self._routes[:, number] = found, -1
         return self._routes.item(0, number)
