@@ -388,12 +388,16 @@ def test_longer_topics_than_a_slice_has_room_for_are_refused_and_the_hub_goes_on
 
 def test_a_client_that_reads_no_answers_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "QUEUE_ANSWERS", 2)
-    feed = hub_feed(slices=1)
+    feed = hub_feed(slices=2)
+    by_slice = {feed.slice_of(b"%d" % each): b"%d" % each for each in range(99)}
+    topics = [by_slice[0], by_slice[1]]
+    index = numpy.tile(numpy.arange(2, dtype=numpy.int32), 2_048).tobytes()
     with Hub(feed, tmp_path) as hub, Peer(feed) as peer, Client(feed) as client:
         peer.hello()
-        payloads = [b""] * 4_096  # an answer has 24 bytes for each
+        payloads = [b""] * 4_096  # an answer has 28 bytes for each, as their slices take turns
         for number in range(100):
-            peer.socket.send(ENCODER.encode(peer.puts(1 + 4_096 * number, *payloads)))
+            put = peer.puts(1 + 4_096 * number, *payloads, topics=topics, index=index)
+            peer.socket.send(ENCODER.encode(put))
             client.put(b"A.x", b"", timeout=30)
         wait_until(lambda: hub.statistics().stored == 100 * 4_097, 60)
         assert hub.statistics().unread > 0
