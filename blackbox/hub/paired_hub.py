@@ -343,10 +343,10 @@ class PairedHub(Hub):
                     is_new = row.places["is_new"] != 0
                     self._conditions.note(row.put.topics, row.fresh.columns, row.places, is_new, row.entry.taken_ns)
         for row in rows:
-            if row.put is not None and row.fresh is not None:
-                self._publish_row(row, row.put.topics, row.fresh)
+            if row.fresh is not None:
+                self._publish_row(row, row.fresh)
 
-    def _publish_row(self, row: _Row, topics: list[bytes], fresh: _Fresh) -> None:
+    def _publish_row(self, row: _Row, fresh: _Fresh) -> None:
         """Publish what a row has brought, where the peer did, but for what the outbox kept of it over a power cut."""
         expected, places = row.places.copy(), row.places
         lacks = (places["is_new"] != 0) & (places["sequence"] >= self._begun[places["slice"]])
@@ -354,7 +354,7 @@ class PairedHub(Hub):
             self._number(expected, lacks)
             if (expected != places).any():
                 raise JournalError(f"row {row.entry.number} of the peer was {places[:1]}, expected {expected[:1]}")
-            self._publish(fresh if lacks.sum() == len(fresh.rows) else _Fresh.of(topics, fresh.columns, lacks))
+            self._publish(fresh._replace(rows=numpy.flatnonzero(lacks)))
         self._newest, self._waiting_bytes = row.entry.number, self._waiting_bytes + len(row.entry.request or b"")
 
     # Active.
