@@ -96,7 +96,7 @@ class PairedLog(PutLog):
     def begin_session(self, name: str, session: int) -> None:
         """As `PutLog.begin_session`; the peer gets it as a row."""
         super().begin_session(name, session)
-        self._sql.execute("INSERT INTO puts VALUES (NULL, ?, ?, ?, ?, NULL, 0)", (name, -session, b"", ""))
+        self._sql.execute("INSERT INTO puts VALUES (NULL, ?, ?, 0, ?, ?, NULL, 0)", (name, -session, b"", ""))
         self._kept_bytes += _ROW_BYTES
 
     def add(

@@ -26,12 +26,18 @@ _CHECKPOINT_PAGES: Final = 16_384
 """Pages of the write-ahead file at which SQLite moves them to the main one, with two syncs."""
 _TABLES: Final = """
 CREATE TABLE clients(name TEXT PRIMARY KEY, session INTEGER, last INTEGER, seen INTEGER) WITHOUT ROWID;
-CREATE TABLE puts(number INTEGER PRIMARY KEY, client TEXT, first INTEGER, places BLOB, why TEXT, request BLOB,
-    taken_ns INTEGER);
+CREATE TABLE puts(number INTEGER PRIMARY KEY, client TEXT, first INTEGER, count INTEGER, places BLOB, why TEXT,
+    request BLOB, taken_ns INTEGER);
 CREATE TABLE large(number INTEGER PRIMARY KEY, file INTEGER, start INTEGER, size INTEGER, checksum INTEGER);
 CREATE UNIQUE INDEX put_of_client ON puts(client, first);
 CREATE TABLE ids(number INTEGER PRIMARY KEY, id BLOB UNIQUE, place BLOB);
 """
+_NOTE_LAST: Final = """
+UPDATE clients SET (last, seen) = (SELECT max(last, first + count - 1), max(seen, taken_ns)
+    FROM puts WHERE client = name ORDER BY first DESC LIMIT 1)
+    WHERE EXISTS (SELECT 1 FROM puts WHERE client = name AND first > last)
+"""
+"""What puts say of their clients, and `clients` does not: a row a put is enough."""
 
 
 class PutLog:
@@ -43,17 +49,23 @@ class PutLog:
         self._remember_puts, self._remember_ids, self._most_clients = remember_puts, remember_ids, most_clients
         self._is_synced = False
         self._dropped = 0
+        self._known: dict[str, tuple[int, int]] = {}
+        """Session and last put of clients that were heard since it was opened."""
+        self._heard: dict[str, int] = {}
+        """When those were that have put something which `clients` does not tell yet."""
         with self._in_words():
             self._sql = sqlite3.connect(path, isolation_level=None, cached_statements=256)
             (version,) = self._sql.execute("PRAGMA user_version").fetchone()
             if version not in (0, _VERSION):
                 raise JournalError(f"put log {path} had version {version}, expected {_VERSION}")
+            self._sql.execute("PRAGMA locking_mode=EXCLUSIVE")  # one process has it: see the lock of the outbox
             self._sql.execute("PRAGMA journal_mode=WAL")
             self._sql.execute("PRAGMA synchronous=FULL")
             self._sql.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
             if version == 0:
                 self._sql.executescript(f"BEGIN;{_TABLES}PRAGMA user_version={_VERSION};COMMIT;")
             self._large = LargeRequests(path, self._sql)
+            self._sql.execute(_NOTE_LAST)
             self._sql.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             self._sql.execute("PRAGMA synchronous=NORMAL")
 
@@ -70,6 +82,8 @@ class PutLog:
             except BaseException:
                 if self._sql.in_transaction:
                     self._sql.execute("ROLLBACK")
+                self._known, self._heard = {}, {}
+                self._sql.execute(_NOTE_LAST)
                 raise
             if synced:
                 self._large.sync()  # first: what the log tells of is there
@@ -90,9 +104,11 @@ class PutLog:
 
     def client(self, name: str) -> tuple[int, int] | None:
         """Return a client's session and the number of its last put; None: it is not known."""
-        found: tuple[int, int] | None = self._sql.execute(
-            "SELECT session, last FROM clients WHERE name = ?", (name,)
-        ).fetchone()
+        found = self._known.get(name)
+        if found is None:
+            found = self._sql.execute("SELECT session, last FROM clients WHERE name = ?", (name,)).fetchone()
+            if found is not None:
+                self._known[name] = found
         return found
 
     def begin_session(self, name: str, session: int) -> None:
@@ -101,12 +117,23 @@ class PutLog:
             "INSERT INTO clients VALUES (?, ?, 0, ?) ON CONFLICT (name) DO UPDATE SET session = ?, seen = ?",
             (name, session, now := time.time_ns(), session, now),
         )
+        _, last = self.client(name) or (0, 0)
+        self._known[name] = session, last
         (count,) = self._sql.execute("SELECT count(*) FROM clients").fetchone()
         if count > self._most_clients:
+            self._note_last()
             old = "SELECT name FROM clients WHERE name != ? ORDER BY seen LIMIT ?"
             forgotten = self._sql.execute(old, (name, count - self._most_clients)).fetchall()
             self._sql.executemany("DELETE FROM clients WHERE name = ?", forgotten)
             self._sql.executemany("UPDATE puts SET client = NULL WHERE client = ?", forgotten)
+            for (each,) in forgotten:
+                self._known.pop(each, None)
+
+    def _note_last(self) -> None:
+        """Have in `clients` what is known of those heard."""
+        told = [(self._known[name][1], seen, name) for name, seen in self._heard.items()]
+        self._sql.executemany("UPDATE clients SET last = ?, seen = max(seen, ?) WHERE name = ?", told)
+        self._heard = {}
 
     def answered(self, client: str, first: int) -> tuple[bytes, str] | None:
         """Return where the puts of an earlier request went, and why some were refused; None: that is forgotten."""
@@ -122,11 +149,13 @@ class PutLog:
 
         `client`: None if it is of the hub itself, or of one that is forgotten since.
         """
-        self._sql.execute("UPDATE clients SET last = ?, seen = ? WHERE name = ?", (first + count - 1, taken_ns, client))
+        if client is not None and (known := self.client(client)) is not None:
+            self._known[client] = known[0], first + count - 1
+            self._heard[client] = taken_ns
         large = request if request is not None and len(request) >= LARGE_BYTES else None
         added = self._sql.execute(
-            "INSERT INTO puts VALUES (NULL, ?, ?, ?, ?, ?, ?)",
-            (client, first, places, why, request if large is None else None, taken_ns),
+            "INSERT INTO puts VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)",
+            (client, first, count, places, why, request if large is None else None, taken_ns),
         )
         number = int(added.lastrowid or 0)
         if large is not None:
@@ -172,6 +201,8 @@ class PutLog:
 
         What ends topics stays as they have set it.
         """
+        self._note_last()
+        self._known = {}
         rows = self._sql.execute("SELECT client, first, places FROM puts WHERE number >= ?", (number,)).fetchall()
         lost = numpy.concatenate([unpack_places(places) for _, _, places in rows])
         log.error("put log %s: %d puts were lost in a power cut", self._path, numpy.count_nonzero(lost["is_new"]))
@@ -194,6 +225,7 @@ class PutLog:
         Synced, so that after a power cut this log is not far behind the outbox.
         """
         with self.transaction(synced=True):
+            self._note_last()  # before puts go that tell it
             self._sql.execute(
                 "UPDATE puts SET request = NULL WHERE number > ? AND number <= ? AND request IS NOT NULL",
                 (self._dropped, number),
