@@ -6,8 +6,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -62,7 +62,7 @@ from blackbox.publish.publisher import Publisher
 from blackbox.relay.relay import Relay
 from blackbox.transport.context import allow_ipv6, new_context
 from blackbox.transport.curve import key_of
-from blackbox.transport.gate import open_gate
+from blackbox.transport.gate import Gate, open_gate
 from blackbox.transport.keep_alive import keep_alive
 from blackbox.transport.server_thread import ServerLife, ServerThread, bind
 
@@ -84,6 +84,7 @@ _WATCH_S: Final = 0.5
 """Time between two looks at whether what passes other hubs' feeds on has failed."""
 _RECENT_DAYS: Final = 2
 _FRAMES: Final = 2
+_POLLIN: Final = int(zmq.POLLIN)
 _NEEDS: Final = Needs(descriptors=64)
 
 Answer = Welcome | Stored | Refused | Expected | Ended | Passive | FoundSites
@@ -340,14 +341,11 @@ class Hub:
         """Answer a request, and those that wait behind it, after one transaction for all of them."""
         waiting = [frames]
         size = sum(map(len, frames))
-        while len(waiting) < _MOST_AT_ONCE and size < _MOST_BYTES_AT_ONCE:
-            try:
-                frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                break
+        while len(waiting) < _MOST_AT_ONCE and size < _MOST_BYTES_AT_ONCE and int(socket.get(zmq.EVENTS)) & _POLLIN:
+            frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
             size += sum(map(len, frames))
             waiting.append(frames)
-        requests = [request_of(frames) for frames in waiting]
+        requests = [request_of(frames, self._gate) for frames in waiting]
         puts = [each.request for each in requests if isinstance(each.request, Put)]
         self._prepare(puts)
         fresh: list[_Fresh] = []
@@ -402,11 +400,9 @@ class Hub:
                 raise
             self._counts["unread"] += 1
 
-    @contextmanager
-    def _taking(self, synced: bool) -> Iterator[None]:
+    def _taking(self, synced: bool) -> AbstractContextManager[None]:
         """Take what is taken in the `with` block, or nothing: it may be answered, and published, behind that."""
-        with self._log.transaction(synced=synced):
-            yield
+        return self._log.transaction(synced=synced)
 
     def _answer(self, asked: Request, fresh: list[_Fresh]) -> Answer:
         request, text = asked.request, asked.text
@@ -449,10 +445,7 @@ class Hub:
         wrong = misfits(self._schema, columns.offsets, columns.data, columns.valid)
         is_plain = not (wrong or any(request.ids)) and topics.codes is None and columns.if_at is None
         if is_plain and self._topics.has_room(topics.new):
-            places = numpy.zeros(request.count, PLACE)
-            places["slice"] = topics.slices[columns.index]
-            places["is_new"], places["epoch"] = 1, self.epoch
-            self._number(places, numpy.ones(request.count, numpy.bool_))
+            places = self._number_all(topics.slices, columns.index)
             self._topics.add_all(topics.new)
         else:
             codes = [0] * request.count if topics.codes is None else topics.codes[columns.index].tolist()
@@ -463,7 +456,7 @@ class Hub:
         is_new = places["is_new"] != 0
         self._log.remember(request.ids, places)
         self._conditions.note(request.topics, columns, places, is_new, taken_ns)
-        if is_new.any():
+        if numpy.count_nonzero(is_new):
             numbers = None if topics.new else topics.numbers
             fresh.append(_Fresh(columns, request.topics, numpy.flatnonzero(is_new), numbers))
         return self._note(client, request, places, why, text, taken_ns)
@@ -515,6 +508,17 @@ class Hub:
         number: int = self._following.item(slice_id)
         self._following[slice_id] = self._touched[slice_id] = number + 1
         return number
+
+    def _number_all(self, slices: NDArray[numpy.int32], index: NDArray[numpy.int32]) -> Places:
+        """Return the places of puts that are all taken; `slices`: by topic."""
+        if len(index) == 1:
+            slice_id = slices.item(index[0])
+            return numpy.array([(slice_id, 1, 0, self.epoch, self._next(slice_id))], PLACE)
+        places = numpy.zeros(len(index), PLACE)
+        places["slice"] = slices[index]
+        places["is_new"], places["epoch"] = 1, self.epoch
+        self._number(places, numpy.ones(len(index), numpy.bool_))
+        return places
 
     def _number(self, places: Places, rows: NDArray[numpy.bool_]) -> None:
         """Number those rows, each slice on its own."""
@@ -647,10 +651,10 @@ class Request(NamedTuple):
     request: Hello | Put | FindSites | Ended
 
 
-def request_of(frames: list[zmq.Frame]) -> Request:
-    """Return what came."""
+def request_of(frames: list[zmq.Frame], gate: Gate | None) -> Request:
+    """Return what came; without a gate nobody has a key."""
     text = frames[-1].bytes
-    return Request(frames[0].bytes, key_of(frames[-1]), text, _decoded(text, len(frames)))
+    return Request(frames[0].bytes, key_of(frames[-1]) if gate is not None else "", text, _decoded(text, len(frames)))
 
 
 def _decoded(text: bytes, frames: int) -> Hello | Put | FindSites | Ended:

@@ -258,7 +258,7 @@ class PairedHub(Hub):
                 frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            asked = request_of(frames)
+            asked = request_of(frames, self._gate)
             if isinstance(asked.request, Ended):
                 self._send(self._socket, asked.client, asked.request)
             elif isinstance(asked.request, FindSites):

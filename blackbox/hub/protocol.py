@@ -158,6 +158,9 @@ class FoundSites(msgspec.Struct, frozen=True, array_like=True, tag="found"):
     sites: Annotated[list[Site], msgspec.Meta(max_length=_MOST_NAMED)]
 
 
+FIRST: Final = bytes(4)
+"""The index of a request of one put."""
+
 REQUESTS: Final = msgspec.msgpack.Decoder(Hello | Put | FindSites)
 ANSWERS: Final = msgspec.msgpack.Decoder(Welcome | Stored | Refused | Expected | Ended | Passive)
 FOUND: Final = msgspec.msgpack.Decoder(FoundSites | Ended)
@@ -182,9 +185,10 @@ class Columns(msgspec.Struct, frozen=True):
         index = _column("index", put.index, numpy.int32, count)
         offsets = _column("offsets", put.offsets, numpy.int64, count + 1)
         data = numpy.frombuffer(put.payloads, numpy.uint8) if put.payloads else numpy.empty(0, numpy.uint8)
-        if offsets[0] != 0 or offsets[-1] != len(data) or (offsets[1:] < offsets[:-1]).any():
+        is_one = put.index == FIRST and put.offsets == offsets_of_one(len(data)) and len(put.topics) == 1
+        if not is_one and (offsets[0] != 0 or offsets[-1] != len(data) or (offsets[1:] < offsets[:-1]).any()):
             raise ConfigError(f"offsets were from {offsets[0]} to {offsets[-1]}, expected 0 to {len(data)}, ascending")
-        if index.min() < 0 or index.max() >= len(put.topics):
+        if not is_one and (index.min() < 0 or index.max() >= len(put.topics)):
             raise ConfigError(f"index was {index.min()} to {index.max()}, expected places of {len(put.topics)} topics")
         if put.ids and len(put.ids) != count:
             raise ConfigError(f"ids were {len(put.ids)}, expected none or {count}")
@@ -238,6 +242,11 @@ def unpack_places(packed: bytes) -> Places:
     places = numpy.repeat(runs["first"], counts)
     places["sequence"] += numpy.arange(len(places)) - numpy.repeat(numpy.cumsum(counts) - counts, counts)
     return places
+
+
+def offsets_of_one(size: int) -> bytes:
+    """Return the offsets of a request of one put, of a payload of so many bytes."""
+    return bytes(8) + size.to_bytes(8, "little")
 
 
 def _column(name: str, data: bytes, dtype: DTypeLike, count: int) -> NDArray[Any]:

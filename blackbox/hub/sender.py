@@ -27,6 +27,7 @@ from blackbox.hub.protocol import (
     ANYWHERE,
     CONDITION,
     ENCODER,
+    FIRST,
     MOST_BYTES,
     MOST_PUTS,
     Expected,
@@ -37,6 +38,7 @@ from blackbox.hub.protocol import (
     Stored,
     Welcome,
     unpack_places,
+    offsets_of_one,
 )
 from blackbox.native.limits import Needs, start_thread
 from blackbox.transport.connections import Connections, Failure
@@ -444,8 +446,8 @@ def _columns_of_one(singles: list[_Single]) -> Columns:
     data = payload or b""
     return Columns(
         [topic],
-        bytes(4),
-        bytes(8) + _NUMBER.pack(len(data)),
+        FIRST,
+        offsets_of_one(len(data)),
         data,
         _NUMBER.pack(time_ns) if time_ns else b"",
         b"\0" if payload is None else b"",
