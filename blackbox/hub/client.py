@@ -151,7 +151,7 @@ class Client:
         HubError when the client has ended.
         """
         until = time.monotonic() + timeout
-        future = self._put(topic, payload, id or b"", ts_event, until, if_at, ttl)
+        future = self._put(topic, payload, id or b"", ts_event, until, if_at, ttl, waits=True)
         try:
             return future.result(max(0.0, until - time.monotonic()))
         except TimeoutError as error:
@@ -175,7 +175,7 @@ class Client:
         The future gives its place, or raises HubError, as RefusedError. Raises as `put`; NotStoredError when there is
         no room in time.
         """
-        return self._put(topic, payload, id or b"", ts_event, time.monotonic() + timeout, if_at, ttl)
+        return self._put(topic, payload, id or b"", ts_event, time.monotonic() + timeout, if_at, ttl, waits=False)
 
     def _put(
         self,
@@ -186,6 +186,8 @@ class Client:
         until: float,
         if_at: Place | None,
         ttl: float | None,
+        *,
+        waits: bool,
     ) -> Future[Place]:
         if topic not in self._slices:
             self._check_topic(topic)
@@ -208,7 +210,7 @@ class Client:
             what = "without a value" if payload is None else f"of {ttl} s"
             raise ValueError(f"ttl was {what}, expected a put with a value, above 0 and up to {MOST_TTL_NS // 10**9} s")
         ttl_ns = 0 if ttl is None else math.ceil(ttl * 1e9)
-        return self._sender.put(topic, payload, ts_event, put_id, until, if_at, ttl_ns)
+        return self._sender.put(topic, payload, ts_event, put_id, until, if_at, ttl_ns, waits=waits)
 
     def _check_topic(self, topic: bytes) -> None:
         if type(topic) is not bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import struct
@@ -40,6 +41,7 @@ from blackbox.hub.protocol import (
     unpack_places,
     offsets_of_one,
 )
+from blackbox.native.interrupts import interrupts_held
 from blackbox.native.limits import Needs, start_thread
 from blackbox.transport.connections import Connections, Failure
 from blackbox.transport.context import allow_ipv6, new_context
@@ -56,6 +58,7 @@ _PASSIVE_S: Final = 0.1
 _MOST_REQUESTS: Final = 8
 """Requests that are on their way; puts that come meanwhile share the next one."""
 _NEEDS: Final = Needs(descriptors=9)
+_POLLIN: Final = int(zmq.POLLIN)
 _NUMBER: Final = struct.Struct("<q")
 
 
@@ -95,9 +98,12 @@ class _Sent(NamedTuple):
 
 
 class Sender:
-    """Owns a client's socket, in a thread of its own, from `start` to `close`. Puts go in the order in which they came.
+    """Owns a client's socket, from `start` to `close`. Puts go in the order in which they came.
 
     At most `most` puts, of 64 MiB, are on their way: who puts more waits.
+
+    One thread at a time is the driver, and has the socket: a thread of its own while something is on its way. While
+    nothing is, who puts one message and waits for it stands in for that thread, so that the answer wakes who waits.
     """
 
     def __init__(self, feed: Feed, name: str, *, synced: bool, most: int) -> None:
@@ -111,15 +117,22 @@ class Sender:
         self._asked: dict[int, Future[Welcome]] = {}
         self._unsaid: deque[int] = deque()
         """Those of them that are to be sent."""
+        self._has_driver = False
+        """Whether some thread uses the socket, and all that is `of the driver`."""
         self._sleeps = True
-        """Whether it must be woken to send something."""
+        """Whether that must be woken to send something."""
+        self._called = threading.Lock()
+        """Released to have the thread be the driver."""
+        self._called.acquire()
+        self._error: BaseException | None = None
+        """What the driver has failed with, if that was another one."""
         self._failure: HubError | None = None
         self._is_ended = False
         self._pipe = Pipe()
         self._thread = threading.Thread(target=self._run, name="blackbox-client", daemon=True)
         self.why = ""
         """Why the hub does not let us connect, as far as it is known."""
-        # Of the thread:
+        # Of the driver:
         self._session = time.time_ns()
         self._next = 0
         """The number of the next put; 0: the hub has not said yet."""
@@ -144,6 +157,9 @@ class Sender:
             for hub in self._hubs:
                 allow_ipv6(socket, hub)
             keep_alive(socket)
+            self._poller, self._wants_room = zmq.Poller(), False
+            for source in (self._pipe.reader, socket):
+                self._poller.register(source, zmq.POLLIN)
             self._connections = Connections(socket)
             stack.callback(self._connections.close)
             self._socket = socket
@@ -165,14 +181,22 @@ class Sender:
         until: float,
         if_at: Place | None,
         ttl_ns: int,
+        *,
+        waits: bool,
     ) -> Future[Place]:
-        """Have one message on its way. Raises NotStoredError when there is no room in time, HubError."""
+        """Have one message on its way; `waits`: until it is done or its time is over, if nothing else is on its way.
+
+        Raises NotStoredError when there is no room in time, HubError.
+        """
         single = _Single(topic, payload, time_ns, put_id, if_at, ttl_ns, Future())
         single.future.set_running_or_notify_cancel()  # it is not to be cancelled
         with self._changed:
             self._take_room(1, len(payload or b""), until)
             self._singles.append(single)
-            self._wake()
+            if not waits:
+                self._wake()
+        if waits:
+            self._stand_in(single.future, until)
         return single.future
 
     def put_columns(self, columns: Columns, until: float) -> None:
@@ -191,13 +215,16 @@ class Sender:
             number = secrets.randbits(62)
             self._asked[number] = asked
             self._unsaid.append(number)
-            self._pipe.poke()
+            self._sleeps = True  # as far as this goes
+            self._wake()
         return asked
 
     def flush(self, until: float) -> None:
         """Wait until the hub has answered all that was put. Raises NotStoredError, HubError."""
         with self._changed:
             self._check()
+            if self._puts:
+                self._wake()  # Ctrl-C may have kept a put from that
             while self._puts:
                 self._wait(until, f"{self._puts} puts")
                 self._check()
@@ -205,8 +232,8 @@ class Sender:
     def close(self) -> None:
         """End; what the hub has not answered fails."""
         with self._changed:
-            self._is_ended = True
-        self._pipe.poke()
+            self._is_ended = self._sleeps = True
+            self._wake()
         if self._thread.ident is not None:
             self._thread.join()
 
@@ -235,7 +262,10 @@ class Sender:
         self._changed.wait(left)
 
     def _wake(self) -> None:
-        if self._sleeps:
+        if not self._has_driver:
+            self._has_driver = True
+            self._called.release()
+        elif self._sleeps:
             self._sleeps = False
             self._pipe.poke()
 
@@ -251,6 +281,34 @@ class Sender:
         if begin < len(singles):
             self._columns.append(_columns_of(singles[begin:]))
 
+    def _stand_in(self, put: Future[Place], until: float) -> None:
+        """Be the driver, if there is none, until a put is done, its time is over, or Ctrl-C comes.
+
+        The thread goes on if there is need; what ends the client ends that.
+        """
+        with interrupts_held(self._pipe.poke) as interrupts:
+            with self._changed:
+                if self._has_driver:
+                    self._wake()
+                    return
+                self._has_driver = True
+            try:
+                while not (put.done() or interrupts or self._is_ended) and (left := until - time.monotonic()) > 0:
+                    self._drive(left)
+            except BaseException as error:
+                self._error = error
+                if not isinstance(error, HubError):
+                    raise
+            finally:
+                if not self._rests():
+                    self._called.release()
+
+    def _rests(self) -> bool:
+        """Stop being the driver if there is nothing to do; return whether that is so."""
+        with self._changed:
+            self._has_driver = bool(self._puts or self._asked or self._is_ended or self._error)
+            return not self._has_driver
+
     # In its thread.
 
     def _run(self) -> None:
@@ -264,23 +322,33 @@ class Sender:
                 self._fail(HubError(f"client {self.name!r} failed: {error!r}"))
 
     def _work(self) -> None:
-        poller, wants = zmq.Poller(), 0
-        poller.register(self._pipe.reader, zmq.POLLIN)
+        self._called.acquire()
         while not self._is_ended:
-            self._send()
-            if wants != (wanted := zmq.POLLIN | (zmq.POLLOUT if self._unsent or self._unsaid else 0)):
-                wants = wanted
-                poller.register(self._socket, wants)
-            is_waiting = self._sent or self._asked
-            left_s = max(0.0, self._again_at - time.monotonic()) if is_waiting else _MOST_AGAIN_S
-            if self._pipe.reader in dict(poller.poll(round(1e3 * left_s))):
-                with suppress(BlockingIOError):
-                    os.read(self._pipe.reader, 4096)
-            with suppress(zmq.Again):
-                while True:
-                    self._take(self._socket.recv_multipart(zmq.NOBLOCK)[0])
-            if is_waiting and time.monotonic() >= self._again_at:
-                self._send_again()
+            if self._error is not None:
+                raise self._error
+            if self._rests():
+                self._called.acquire()
+            else:
+                self._drive(_MOST_AGAIN_S)
+
+    # In the driver's thread.
+
+    def _drive(self, most_s: float) -> None:
+        """Send what there is to send, wait for what comes, at most so long, and take it."""
+        self._send()
+        if self._wants_room != (wanted := bool(self._unsent or self._unsaid)):
+            self._wants_room = wanted
+            self._poller.register(self._socket, zmq.POLLIN | zmq.POLLOUT if wanted else zmq.POLLIN)
+        is_waiting = self._sent or self._asked
+        left_s = max(0.0, min(most_s, self._again_at - time.monotonic())) if is_waiting else most_s
+        ready = self._poller.poll(math.ceil(1e3 * left_s))
+        if (self._pipe.reader, _POLLIN) in ready:
+            with suppress(BlockingIOError):
+                os.read(self._pipe.reader, 4096)
+        while int(self._socket.get(zmq.EVENTS)) & _POLLIN:
+            self._take(self._socket.recv_multipart(zmq.NOBLOCK)[0])
+        if is_waiting and time.monotonic() >= self._again_at:
+            self._send_again()
 
     def _send(self) -> None:
         """Number and send what there is to send, as far as the connection takes it."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # what `signal` wraps: its calls make enums, and take 40 times as long
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Final
@@ -31,22 +32,31 @@ _RAISING: Final = (signal.default_int_handler, raise_behind_imports)
 
 
 @contextmanager
-def interrupts_held() -> Iterator[None]:
-    """In the main thread, let Ctrl-C raise KeyboardInterrupt behind the block, where it would raise that within."""
+def interrupts_held(notify: Callable[[], None] | None = None) -> Iterator[list[int]]:
+    """In the main thread, let Ctrl-C raise KeyboardInterrupt behind the block, where it would raise that within.
+
+    Yields a list that is empty until it has come; `notify` is called when it comes, and must raise nothing.
+    """
     is_main = threading.current_thread() is threading.main_thread()
     held = {
         number: handler
         for number in (signal.SIGINT, signal.SIGALRM)
         for handler in _RAISING
-        if is_main and signal.getsignal(number) is handler
+        if is_main and _signal.getsignal(number) is handler
     }
     came: list[int] = []
+
+    def hold(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
+        if notify is not None:
+            notify()
+
     for number in held:
-        signal.signal(number, lambda number, _frame: came.append(number))
+        _signal.signal(number, hold)
     try:
-        yield
+        yield came
     finally:
         for number, handler in held.items():
-            signal.signal(number, handler)
+            _signal.signal(number, handler)
         if came:  # also where the block raised: that is its context
             held[signal.Signals(came[0])](came[0], sys._getframe())
