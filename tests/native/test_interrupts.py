@@ -51,3 +51,14 @@ def test_ctrl_c_within_an_import_comes_behind_it(tmp_path: Path, monkeypatch: py
     with pytest.raises(KeyboardInterrupt):
         assert import_module("swallows").was_imported
         wait_until(lambda: False, what="Ctrl-C")
+
+
+def test_who_holds_ctrl_c_hears_of_it_within_the_block() -> None:
+    heard: list[str] = []
+    with pytest.raises(KeyboardInterrupt), interrupts_held(lambda: heard.append("it came")) as came:
+        assert not came
+        signal.raise_signal(signal.SIGINT)
+        assert came == [signal.SIGINT]
+        assert heard == ["it came"]
+        heard.append("behind it")
+    assert heard == ["it came", "behind it"]

@@ -1,0 +1,145 @@
+"""Puts that are waited for one by one: who waits has the socket, and what ends that wait ends nothing else."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from blackbox import Client, Feed, Hub
+from blackbox.errors import HubError, NotStoredError
+from blackbox.testing import wait_until
+from tests.hub.hubs import hub_feed, published
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def begun(feed: Feed, directory: Path) -> Client:
+    """Return a client which has put a message to a hub that has ended since: nothing is on its way."""
+    client = Client(feed)
+    with Hub(feed, directory):
+        client.start()
+        client.put(b"A.x", b"0")
+        wait_until(lambda: not client._sender._has_driver)
+    return client
+
+
+def once_it_waits(client: Client, do: Callable[[], None]) -> threading.Thread:
+    """Do something in another thread once a put is on its way."""
+
+    def run() -> None:
+        wait_until(lambda: bool(client._sender._sent))
+        do()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def press(number: int) -> Callable[[], None]:
+    main = threading.main_thread().ident
+    assert main is not None
+    return lambda: signal.pthread_kill(main, number)
+
+
+def payloads(directory: Path, feed: Feed) -> list[bytes | None]:
+    return [payload for *_, payload in published(directory, feed)]
+
+
+def test_ctrl_c_ends_the_wait_for_a_hub_that_is_away_at_once_and_the_put_stays_on_its_way(tmp_path: Path) -> None:
+    feed = hub_feed()
+    with begun(feed, tmp_path) as client:
+        before = time.monotonic()
+        pressed = once_it_waits(client, press(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            client.put(b"A.x", b"1", timeout=60.0)
+        assert time.monotonic() - before < 30.0
+        pressed.join()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        with Hub(feed, tmp_path):
+            client.put(b"A.x", b"2")
+    assert payloads(tmp_path, feed) == [b"0", b"1", b"2"]
+
+
+def test_a_put_whose_time_is_over_stays_on_its_way(tmp_path: Path) -> None:
+    feed = hub_feed()
+    with begun(feed, tmp_path) as client:
+        for timeout in (0.0, 0.2):
+            with pytest.raises(NotStoredError, match="did not answer in time that it has the put of b'A.x'"):
+                client.put(b"A.x", b"%g" % timeout, timeout=timeout)
+        with Hub(feed, tmp_path):
+            client.flush()
+    assert payloads(tmp_path, feed) == [b"0", b"0", b"0.2"]
+
+
+def test_a_client_that_is_closed_while_a_put_waits_ends_that(tmp_path: Path) -> None:
+    client = begun(hub_feed(), tmp_path)
+    closing = once_it_waits(client, client.end)
+    with pytest.raises(HubError, match="was closed before the hub had answered"):
+        client.put(b"A.x", b"1", timeout=60.0)
+    closing.join()
+
+
+def test_a_client_that_another_process_takes_over_hears_of_it_in_its_put(tmp_path: Path) -> None:
+    feed = hub_feed()
+    with Hub(feed, tmp_path):
+        first = Client(feed, "desk").start()
+        first.put(b"A.x", b"0")
+        wait_until(lambda: not first._sender._has_driver)
+        with Client(feed, "desk") as second:
+            second.put(b"A.x", b"1")
+            for _ in range(2):
+                with pytest.raises(HubError, match="was begun elsewhere"):
+                    first.put(b"A.x", b"lost", timeout=60.0)
+        first.end()
+    assert payloads(tmp_path, feed) == [b"0", b"1"]
+
+
+def test_an_error_raised_by_a_signal_amid_a_put_ends_the_client_and_all_hear_of_it(tmp_path: Path) -> None:
+    def fail(_number: int, _frame: FrameType | None) -> None:
+        raise ZeroDivisionError("of the signal")
+
+    signal.signal(signal.SIGUSR1, fail)
+    client = begun(hub_feed(), tmp_path)
+    pressed = once_it_waits(client, press(signal.SIGUSR1))
+    with pytest.raises(ZeroDivisionError, match="of the signal"):
+        client.put(b"A.x", b"1", timeout=60.0)
+    pressed.join()
+    wait_until(lambda: client._sender._failure is not None)
+    with pytest.raises(HubError, match="failed: ZeroDivisionError"):
+        client.put(b"A.x", b"2")
+    client.end()
+
+
+def test_puts_of_many_threads_at_once_are_stored_once_and_each_thread_s_in_its_order(tmp_path: Path) -> None:
+    feed, threads, count = hub_feed(slices=1), 5, 200
+
+    def put(client: Client, thread: int) -> None:
+        for number in range(count):
+            if thread == 0:
+                client.put_soon(b"A.0", b"%d" % number)
+            else:
+                client.put(b"A.%d" % thread, b"%d" % number)
+
+    with Hub(feed, tmp_path), Client(feed) as client, ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(put, client, thread) for thread in range(threads)]:
+            done.result(60.0)
+        client.flush()
+    found = published(tmp_path, feed)
+    assert len(found) == threads * count
+    for thread in range(threads):
+        mine = [payload for *_, topic, payload in found if topic == b"A.%d" % thread]
+        assert mine == [b"%d" % number for number in range(count)]
