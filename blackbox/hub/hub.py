@@ -64,7 +64,7 @@ from blackbox.transport.context import allow_ipv6, new_context
 from blackbox.transport.curve import key_of
 from blackbox.transport.gate import Gate, open_gate
 from blackbox.transport.keep_alive import keep_alive
-from blackbox.transport.server_thread import ServerLife, ServerThread, bind
+from blackbox.transport.server_thread import ServerLife, ServerThread, bind, receive
 
 log = logging.getLogger("blackbox")
 
@@ -85,6 +85,8 @@ _WATCH_S: Final = 0.5
 _RECENT_DAYS: Final = 2
 _FRAMES: Final = 2
 _POLLIN: Final = int(zmq.POLLIN)
+_MORE: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
+"""Once it takes the first frame of a message, it takes all."""
 _NEEDS: Final = Needs(descriptors=64)
 
 Answer = Welcome | Stored | Refused | Expected | Ended | Passive | FoundSites
@@ -342,7 +344,7 @@ class Hub:
         waiting = [frames]
         size = sum(map(len, frames))
         while len(waiting) < _MOST_AT_ONCE and size < _MOST_BYTES_AT_ONCE and int(socket.get(zmq.EVENTS)) & _POLLIN:
-            frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            frames = receive(socket, zmq.NOBLOCK)
             size += sum(map(len, frames))
             waiting.append(frames)
         requests = [request_of(frames, self._gate) for frames in waiting]
@@ -394,7 +396,8 @@ class Hub:
             self._counts["refused"] += int((unpack_places(answer.places)["is_refused"] >= REFUSED).sum())
         self._counts["refused"] += isinstance(answer, Refused | Ended)
         try:
-            socket.send_multipart([client, ENCODER.encode(answer)], zmq.NOBLOCK)
+            socket.send(client, _MORE)
+            socket.send(ENCODER.encode(answer), zmq.NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 raise

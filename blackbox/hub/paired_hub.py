@@ -29,6 +29,7 @@ from blackbox.hub.protocol import PLACE, REQUESTS, Columns, Ended, FindSites, Pa
 from blackbox.hub.topics import Topics
 from blackbox.life import Life
 from blackbox.publish.publisher import Publisher
+from blackbox.transport.server_thread import receive
 
 log = logging.getLogger("blackbox")
 
@@ -255,7 +256,7 @@ class PairedHub(Hub):
         """Tell who asks that the other one is to be asked; or take over, if it is time."""
         for _ in range(_MOST_TURNED_AWAY):
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                frames = receive(self._socket, zmq.NOBLOCK)
             except zmq.Again:
                 return
             asked = request_of(frames, self._gate)
@@ -384,7 +385,7 @@ class PairedHub(Hub):
             self._talk()
             self._end_topics()
             if self._socket in ready:
-                self._answer_all(self._socket, self._socket.recv_multipart(copy=False))
+                self._answer_all(self._socket, receive(self._socket))
             else:
                 self._drop()
 

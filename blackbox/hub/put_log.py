@@ -72,7 +72,7 @@ class PutLog:
     @contextmanager
     def transaction(self, *, synced: bool = False) -> Iterator[None]:
         """Do all in the `with` block, or nothing; `synced`: it is on the disk when that ends, else with the system."""
-        with self._in_words():
+        try:
             if synced != self._is_synced:
                 self._sql.execute(f"PRAGMA synchronous={'FULL' if synced else 'NORMAL'}")
                 self._is_synced = synced
@@ -88,6 +88,8 @@ class PutLog:
             if synced:
                 self._large.sync()  # first: what the log tells of is there
             self._sql.execute("COMMIT")
+        except (sqlite3.Error, OSError) as error:
+            raise self._refusal(error) from error
 
     @property
     def sql(self) -> sqlite3.Connection:
@@ -255,4 +257,7 @@ class PutLog:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            raise JournalError(f"put log {self._path} cannot be used: {error}") from error
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: sqlite3.Error | OSError) -> JournalError:
+        return JournalError(f"put log {self._path} cannot be used: {error}")

@@ -38,8 +38,8 @@ from blackbox.hub.protocol import (
     Refused,
     Stored,
     Welcome,
-    unpack_places,
     offsets_of_one,
+    unpack_places,
 )
 from blackbox.native.interrupts import interrupts_held
 from blackbox.native.limits import Needs, start_thread
