@@ -55,10 +55,12 @@ class PutLog:
         """When those were that have put something which `clients` does not tell yet."""
         with self._in_words():
             self._sql = sqlite3.connect(path, isolation_level=None, cached_statements=256)
+            # One process has it. Before all else: then SQLite needs no memory that it shares with others.
+            self._sql.execute("PRAGMA locking_mode=EXCLUSIVE")
             (version,) = self._sql.execute("PRAGMA user_version").fetchone()
             if version not in (0, _VERSION):
+                self._sql.close()
                 raise JournalError(f"put log {path} had version {version}, expected {_VERSION}")
-            self._sql.execute("PRAGMA locking_mode=EXCLUSIVE")  # one process has it: see the lock of the outbox
             self._sql.execute("PRAGMA journal_mode=WAL")
             self._sql.execute("PRAGMA synchronous=FULL")
             self._sql.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")

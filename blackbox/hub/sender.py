@@ -47,6 +47,7 @@ from blackbox.transport.connections import Connections, Failure
 from blackbox.transport.context import allow_ipv6, new_context
 from blackbox.transport.curve import keys_of_hub, refusal_of, use_keys
 from blackbox.transport.keep_alive import keep_alive
+from blackbox.transport.server_thread import receive
 from blackbox.transport.wakeup import Pipe
 
 _QUEUE_REQUESTS: Final = 64
@@ -341,12 +342,15 @@ class Sender:
             self._poller.register(self._socket, zmq.POLLIN | zmq.POLLOUT if wanted else zmq.POLLIN)
         is_waiting = self._sent or self._asked
         left_s = max(0.0, min(most_s, self._again_at - time.monotonic())) if is_waiting else most_s
-        ready = self._poller.poll(math.ceil(1e3 * left_s))
-        if (self._pipe.reader, _POLLIN) in ready:
+        ready = dict(self._poller.poll(math.ceil(1e3 * left_s)))
+        if self._pipe.reader in ready:
             with suppress(BlockingIOError):
                 os.read(self._pipe.reader, 4096)
-        while int(self._socket.get(zmq.EVENTS)) & _POLLIN:
-            self._take(self._socket.recv_multipart(zmq.NOBLOCK)[0])
+        is_answered = ready.get(self._socket, 0) & _POLLIN
+        while is_answered:
+            self._take(receive(self._socket, zmq.NOBLOCK)[0].bytes)
+            is_waiting = self._sent or self._asked
+            is_answered = int(self._socket.get(zmq.EVENTS)) & _POLLIN if is_waiting else 0
         if is_waiting and time.monotonic() >= self._again_at:
             self._send_again()
 
