@@ -307,7 +307,7 @@ class Sender:
     def _rests(self) -> bool:
         """Stop being the driver if there is nothing to do; return whether that is so."""
         with self._changed:
-            self._has_driver = bool(self._puts or self._asked or self._is_ended or self._error)
+            self._has_driver = bool(self._puts or self._asked or self._is_ended or self._error is not None)
             return not self._has_driver
 
     # In its thread.
