@@ -594,6 +594,10 @@ class Publisher:
         """
         return self._running()[slice_id].position
 
+    def following(self, slice_id: int = 0) -> dict[bytes, int]:
+        """Return the next number of each key of a slice, as `numbered`; without `key_bytes` there is one key, b""."""
+        return self._running()[slice_id].following()
+
     def statistics(self) -> PublisherStatistics:
         """Return a snapshot of the counters."""
         peers = most_of(peer for sender in self._senders for peer in sender.guard.peers())

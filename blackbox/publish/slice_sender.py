@@ -294,6 +294,10 @@ class SliceSender:
         """How many messages have their numbers in the present epoch, over all keys."""
         return int(self.next_sequence[: len(self.keys)].sum())
 
+    def following(self) -> dict[bytes, int]:
+        """Return the number of the next message of each key in the present epoch."""
+        return dict(zip(self.keys, self.next_sequence[: len(self.keys)].tolist(), strict=True))
+
     def ask_to_close(self, deadline: float, says_end: bool) -> None:
         """Let the thread send what the ring holds, then end. ZeroMQ keeps sending until the deadline at most."""
         self._deadline, self._says_end = deadline, says_end
