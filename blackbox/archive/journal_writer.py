@@ -29,7 +29,7 @@ from blackbox.archive.day import (
 )
 from blackbox.archive.format import ENTRY_BYTES, FILE_HEAD_BYTES, INDEX_MAGIC, SEGMENT_MAGIC
 from blackbox.archive.journal_state import BUFFER_BYTES, COUNTERS, SEALED_MAX, JournalState, lose_segment
-from blackbox.archive.key_positions import Keys
+from blackbox.archive.key_positions import MOST_KEYS, Keys
 from blackbox.archive.marks import Totals, chain_start, end_of
 from blackbox.archive.segment import Segment
 from blackbox.block.block_handler import IDLE, BlockHandlerAt
@@ -134,14 +134,15 @@ class JournalWriter:
         day_of: Callable[[int], tuple[Path, int]],
         *,
         write_each: bool = False,
+        most_keys: int = MOST_KEYS,
     ) -> None:
-        """`day_of(now_ns)` is the directory of a time's day, and when that day ends."""
+        """`day_of(now_ns)` is the directory of a time's day, and when that day ends. `most_keys`: as of `Keys`."""
         self.slice_id = slice_id
         self.state = state = JournalState()
         self._key_bytes, self._day_of, self._pipe = key_bytes, day_of, pipe
         self._buffer = numpy.zeros(BUFFER_BYTES, numpy.uint8)
         self._entries = numpy.zeros((SEALED_MAX + 1) * ENTRY_BYTES, numpy.uint8)
-        self._keys = Keys()
+        self._keys = Keys(most_keys)
         self._is_open = True
         state.buffer = self._buffer.ctypes.data
         state.entries = self._entries.ctypes.data

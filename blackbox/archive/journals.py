@@ -212,6 +212,7 @@ class Journals:
             self._pipe,
             self._day,
             write_each=self._write_each,
+            most_keys=self.feed.max_topics if self.feed.key_bytes else 1,
         )
 
     def _day(self, now_ns: int) -> tuple[Path, int]:

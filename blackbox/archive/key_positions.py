@@ -16,7 +16,7 @@ from blackbox.native.name_table import FULL, Numbering, NumberingAt, number_of
 if TYPE_CHECKING:
     from blackbox.archive.reader import RecordRun
 
-_MOST_KEYS: Final = 65_536
+MOST_KEYS: Final = 65_536
 _MEAN_KEY_BYTES: Final = 8
 _UNKNOWN: Final = -1
 NO_KEY: Final = -2
@@ -42,7 +42,7 @@ class KeysAt(NamedTuple):
 class Keys:
     """The next sequence number of each key that was recorded in the current epoch; `at` is for compiled code."""
 
-    def __init__(self, most: int = _MOST_KEYS) -> None:
+    def __init__(self, most: int = MOST_KEYS) -> None:
         """Know nothing yet. There is room for `most` keys; later ones are not compared with heartbeats."""
         self._names = Numbering(most, _MEAN_KEY_BYTES)
         self._following = numpy.zeros(most, numpy.int64)
