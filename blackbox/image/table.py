@@ -95,20 +95,23 @@ class Table(Frames, Mapping[bytes, bytes]):
         with self._changed:
             return dict(self._at)
 
-    def wait(self, until: Place | At, timeout: float = 10.0) -> bool:
+    def wait(self, until: Place | At, timeout: float = 10.0, *, topic: bytes = b"") -> bool:
         """Wait until the table is synced and has a message, or is as far as another table was; return whether it is.
 
         Args:
             until: where the message is, as `put` returned it, one whose topic begins with `prefix`. Or `at` of another
-                table of this prefix; where the feed has keys, only that.
+                table of this prefix.
             timeout: in seconds.
+            topic: of the message; needed where the feed has keys, as a place is one of its key then.
 
-        Raises ConfigError for a place in a feed with keys, where numbers are of each key; as `wait_synced`.
+        Raises ConfigError for a place without its topic in a feed with keys; as `wait_synced`.
         """
         if isinstance(until, Place):
-            if self.feed.key_bytes:
-                raise ConfigError(f"until was {until} in a feed with key_bytes {self.feed.key_bytes}, expected an `at`")
-            until = {(until.slice_id, b""): Position(until.epoch, until.sequence + 1)}
+            if self.feed.key_bytes and not topic:
+                raise ConfigError(
+                    f"until was {until} in a feed with key_bytes {self.feed.key_bytes}, expected its `topic` beside it"
+                )
+            until = {(until.slice_id, self.feed.key_of(topic)): Position(until.epoch, until.sequence + 1)}
         return self._wait(lambda: self._has(until), timeout)
 
     def _wait(self, is_so: Callable[[], bool], timeout: float | None) -> bool:

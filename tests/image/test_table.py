@@ -366,9 +366,9 @@ def test_what_ends_the_subscriber_ends_who_waits_for_its_table(tmp_path: Path) -
             failing.stop()
 
 
-def test_a_place_tells_nothing_where_numbers_are_of_each_key() -> None:
+def test_a_place_without_its_topic_tells_nothing_where_numbers_are_of_each_key() -> None:
     table = Table(Feed.local("table", slices=1, key_bytes=1), b"")
-    with pytest.raises(ConfigError, match="until was Place.* in a feed with key_bytes 1, expected an `at`"):
+    with pytest.raises(ConfigError, match="until was Place.* in a feed with key_bytes 1, expected its `topic` beside"):
         table.wait(Place(0, 1, 1), 0)
 
 
