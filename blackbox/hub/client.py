@@ -357,8 +357,7 @@ class Client:
         if prefix not in self._inboxes:
             self.feed.slices_for(prefix)
             inbox = self._inbox(prefix)
-            welcome = self._ask(timeout)
-            inbox.subscribe(welcome.epoch, welcome.following)
+            inbox.subscribe(self._ask(timeout, prefix))
             self._inboxes[prefix] = inbox
 
     def unsubscribe(self, prefix: bytes) -> None:
@@ -401,9 +400,9 @@ class Client:
             raise ConfigError(f"directory was None, expected one that keeps subscriptions of client {self.name!r}")
         return Inbox(self.feed, self._directory, self.name, prefix, self._queue)
 
-    def _ask(self, timeout: float) -> Welcome:
+    def _ask(self, timeout: float, prefix: bytes | None = None) -> Welcome:
         try:
-            return self._sender.ask().result(timeout)
+            return self._sender.ask(prefix).result(timeout)
         except TimeoutError:
             raise self._sender.not_stored("this client") from None
 

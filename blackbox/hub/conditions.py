@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -46,8 +46,8 @@ class Conditions:
         is_due = not self._revisions.is_known and time.monotonic() >= self._read_again_at
         return is_due and any(each.if_at for each in puts)
 
-    def read(self, epoch: int, following: list[int], pause: Callable[[], None]) -> None:
-        """Find the newest message of every topic, up to `following` by slice; if it fails, it is tried again later.
+    def read(self, epoch: int, following: Sequence[Mapping[bytes, int]], pause: Callable[[], None]) -> None:
+        """Find the newest message of every topic, up to `following` by slice and key; if it fails, it is tried again.
 
         `pause` is called again and again meanwhile; what it raises ends the reading.
         """

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
 from blackbox.hub.conditions import Conditions
 from blackbox.hub.join import Join
+from blackbox.hub.key_numbers import KeyNumbers
 from blackbox.hub.protocol import (
     CONFLICT,
     ENCODER,
@@ -89,6 +90,8 @@ _MORE: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
 """Once it takes the first frame of a message, it takes all."""
 _NEEDS: Final = Needs(descriptors=64)
 
+_Recorded = dict[bytes, set[int]]
+"""By key, the numbers that the outbox has."""
 Answer = Welcome | Stored | Refused | Expected | Ended | Passive | FoundSites
 
 
@@ -196,9 +199,13 @@ class Hub:
         self._error: BaseException | None = None
         self._over = threading.Event()
         self._thread = ServerThread("blackbox-hub", f"hub of feed {feed.name!r}", self._run)
-        self._topics = Topics(self.feed)
+        self._keys = KeyNumbers(self.feed) if self.feed.key_bytes else None
+        """What numbers messages where the feed has keys: then the number of each is that of its key."""
+        self._topics = Topics(self.feed, self._keys)
         self._following = numpy.zeros(len(feed.slices), numpy.int64)
-        """By slice, the number of its next message."""
+        """By slice, the number of its next message; with keys how many have theirs, over all keys."""
+        self._begun: list[dict[bytes, int]] = []
+        """By slice and key, the number behind what the outbox had of the epoch when it was opened."""
         self._has_begun = False
         """Whether a message of the epoch is in the outbox."""
         self._newest = self._waiting_bytes = 0
@@ -289,7 +296,7 @@ class Hub:
                 self._conditions = self._make_conditions()
             publisher.flush()
             self.epoch = publisher.epoch
-            self._following = numpy.array([publisher.numbered(each) for each in range(len(self.feed.slices))])
+            self._find_numbers()
             self._put_again()
             publisher.flush()
             self._has_begun = bool(self._following.any())
@@ -299,6 +306,18 @@ class Hub:
                 if frames:
                     self._answer_all(socket, frames)
             self._close_log()
+
+    def _find_numbers(self) -> None:
+        """Go on numbering where the publisher is."""
+        slices = range(len(self.feed.slices))
+        self._following = numpy.array([self._publisher.numbered(each) for each in slices])
+        if self._keys is not None:
+            self._keys.following = [self._publisher.following(each) for each in slices]
+        self._begun = [dict(each) for each in self._next_numbers()]
+
+    def _next_numbers(self) -> Sequence[Mapping[bytes, int]]:
+        """Return the number of the next message, by slice and key."""
+        return [{b"": each} for each in self._following.tolist()] if self._keys is None else self._keys.following
 
     def _make_conditions(self) -> Conditions:
         """Return what is judged by, within a transaction of the log."""
@@ -386,7 +405,7 @@ class Hub:
         """Find the newest message of every topic, once some put asks where that is."""
         if self._conditions.ask_for_days(puts):
             self._publisher.flush()  # so that all is in the days
-            self._conditions.read(self.epoch, self._following.tolist(), self._pause)
+            self._conditions.read(self.epoch, self._next_numbers(), self._pause)
 
     def _pause(self) -> None:
         """Do what cannot wait while days are read: nothing."""
@@ -448,7 +467,7 @@ class Hub:
         wrong = misfits(self._schema, columns.offsets, columns.data, columns.valid)
         is_plain = not (wrong or any(request.ids)) and topics.codes is None and columns.if_at is None
         if is_plain and self._topics.has_room(topics.new):
-            places = self._number_all(topics.slices, columns.index)
+            places = self._number_all(topics.slices, request.topics, columns.index)
             self._topics.add_all(topics.new)
         else:
             codes = [0] * request.count if topics.codes is None else topics.codes[columns.index].tolist()
@@ -492,7 +511,10 @@ class Hub:
             return Ended(f"client {request.client!r} was begun elsewhere since", session + 1)
         if request.session > session:
             self._log.begin_session(request.client, request.session)
-        return Welcome(request.number, last, self.epoch, self._following.tolist())
+        following: Sequence[Mapping[bytes, int]] = ()
+        if request.prefix is not None:
+            following = self._next_numbers() if self._keys is None else self._keys.under(request.prefix)
+        return Welcome(request.number, last, self.epoch, time.time_ns(), [dict(each) for each in following])
 
     def _answer_again(self, request: Put) -> Answer:
         answered = self._log.answered(request.client, request.first)
@@ -504,7 +526,9 @@ class Hub:
 
     def _next_of(self, topic: bytes) -> Revision:
         """Give a topic's next message its number. Raises ConfigError when there is no room for the topic."""
-        return self.epoch, self._next(self._topics.add(topic))
+        slice_id = self._topics.add(topic)
+        number = self._next(slice_id)
+        return self.epoch, number if self._keys is None else self._keys.next(slice_id, topic)
 
     def _next(self, slice_id: int) -> int:
         """Give a slice's next message its number."""
@@ -512,19 +536,28 @@ class Hub:
         self._following[slice_id] = self._touched[slice_id] = number + 1
         return number
 
-    def _number_all(self, slices: NDArray[numpy.int32], index: NDArray[numpy.int32]) -> Places:
+    def _number_all(self, slices: NDArray[numpy.int32], topics: Sequence[bytes], index: NDArray[numpy.int32]) -> Places:
         """Return the places of puts that are all taken; `slices`: by topic."""
         if len(index) == 1:
-            slice_id = slices.item(index[0])
-            return numpy.array([(slice_id, 1, 0, self.epoch, self._next(slice_id))], PLACE)
+            slice_id, topic = slices.item(index[0]), topics[index[0]]
+            number = self._next(slice_id)
+            number = number if self._keys is None else self._keys.next(slice_id, topic)
+            return numpy.array([(slice_id, 1, 0, self.epoch, number)], PLACE)
         places = numpy.zeros(len(index), PLACE)
         places["slice"] = slices[index]
         places["is_new"], places["epoch"] = 1, self.epoch
-        self._number(places, numpy.ones(len(index), numpy.bool_))
+        self._number(places, numpy.ones(len(index), numpy.bool_), topics, index)
         return places
 
-    def _number(self, places: Places, rows: NDArray[numpy.bool_]) -> None:
-        """Number those rows, each slice on its own."""
+    def _number(
+        self, places: Places, rows: NDArray[numpy.bool_], topics: Sequence[bytes], index: NDArray[numpy.int32]
+    ) -> None:
+        """Number those rows, each slice, or key of it, on its own. `index`: of each row, which of `topics` it has."""
+        self._number_in_slices(places, rows)
+        if self._keys is not None:
+            self._keys.number(places, rows, topics, index)
+
+    def _number_in_slices(self, places: Places, rows: NDArray[numpy.bool_]) -> None:
         if len(places) == 1:
             if rows[0]:
                 places["sequence"][0] = self._next(int(places["slice"][0]))
@@ -565,34 +598,28 @@ class Hub:
         Where the epoch does not go on, since a power cut, it goes to the new one.
         """
         self._topics.add_all(self._conditions.topics_that_end())  # so that there is room to end them
-        begun, others = self._following.copy(), dict[tuple[int, int], set[int]]()
+        others = dict[tuple[int, int], _Recorded]()
         with self._log.transaction():
             waiting = self._log.waiting()
         for number in waiting:
             with self._log.transaction():
                 packed, text = self._log.read(number)
-                places = unpack_places(packed).copy()
-                lacks = places["is_new"] != 0
-                for row in numpy.nonzero(lacks)[0].tolist():
-                    place = places[row]
-                    epoch, sequence = place["epoch"], place["sequence"]
-                    if epoch == self.epoch:
-                        lacks[row] = sequence >= begun[place["slice"]]
-                    else:
-                        lacks[row] = sequence not in self._recorded(others, int(epoch), int(place["slice"]))
-                if text is None and lacks.any():
+                places, request = unpack_places(packed).copy(), None if text is None else REQUESTS.decode(text)
+                assert request is None or isinstance(request, Put)
+                lacks = self._lacks(places, request, others)
+                if request is None and lacks.any():
                     if (places["epoch"][lacks] == self.epoch).any():
                         raise JournalError(f"put log {number} was damaged, expected it as it was taken")
                     self._log.forget_from(number)
                     break
                 self._newest = number
-                if text is None:  # the outbox has all of it
+                if request is None:  # the outbox has all of it
                     continue
-                request = REQUESTS.decode(text)
-                assert isinstance(request, Put)
+                fresh = _Fresh(Columns.of(request), request.topics, numpy.flatnonzero(lacks))
+                self._topics.add_all(fresh.used_topics)
                 before = places.copy()
                 places["epoch"][lacks] = self.epoch
-                self._number(places, lacks)
+                self._number(places, lacks, request.topics, fresh.columns.index)
                 moved = before != places
                 if (moved & (before["epoch"] == self.epoch)).any():
                     raise JournalError(f"put log {number} was {before[moved][:1]}, expected {places[moved][:1]}")
@@ -600,19 +627,46 @@ class Hub:
                     rows = numpy.nonzero(moved)[0].tolist() if request.ids else []
                     ids = [(request.ids[row], places[row].tobytes()) for row in rows if request.ids[row]]
                     self._log.move(number, pack_places(places), ids)
-            fresh = _Fresh(Columns.of(request), request.topics, numpy.flatnonzero(lacks))
-            self._topics.add_all(fresh.used_topics)
             self._publish(fresh)
-            self._waiting_bytes += len(text)
+            self._waiting_bytes += len(text or b"")
 
-    def _recorded(self, known: dict[tuple[int, int], set[int]], epoch: int, slice_id: int) -> set[int]:
+    def _lacks(
+        self, places: Places, request: Put | None, others: dict[tuple[int, int], _Recorded]
+    ) -> NDArray[numpy.bool_]:
+        """Return which puts of a request the outbox lacks. None: it was damaged, and then nothing tells their keys."""
+        lacks: NDArray[numpy.bool_] = places["is_new"] != 0
+        if request is None and self.feed.key_bytes:
+            return lacks
+        topics = [b""] if request is None else request.topics
+        index = numpy.zeros(len(places), numpy.int32) if request is None else Columns.of(request).index
+        is_earlier = places["epoch"] != self.epoch
+        lacks &= is_earlier | self._is_behind(places, topics, index)
+        for row in numpy.flatnonzero(lacks & is_earlier).tolist():
+            slice_id, _, _, epoch, sequence = places[row].item()
+            recorded = self._recorded(others, epoch, slice_id)
+            lacks[row] = sequence not in recorded.get(self.feed.key_of(topics[index[row]]), ())
+        return lacks
+
+    def _is_behind(self, places: Places, topics: Sequence[bytes], index: NDArray[numpy.int32]) -> NDArray[numpy.bool_]:
+        """Return which places of the epoch are behind what the outbox had when it was opened."""
+        slices = places["slice"]
+        if self._keys is None:
+            begun = numpy.array([each[b""] for each in self._begun])[slices]
+        else:
+            keys, rows = [self.feed.key_of(each) for each in topics], zip(slices.tolist(), index.tolist(), strict=True)
+            begun = numpy.array([self._begun[slice_id].get(keys[at], 0) for slice_id, at in rows], numpy.int64)
+        is_behind: NDArray[numpy.bool_] = places["sequence"] >= begun
+        return is_behind
+
+    def _recorded(self, known: dict[tuple[int, int], _Recorded], epoch: int, slice_id: int) -> _Recorded:
         """Return the numbers of an earlier epoch that the outbox has of a slice."""
         if (epoch, slice_id) not in known:
-            found = known[epoch, slice_id] = set()
+            found = known[epoch, slice_id] = {}
             for day in recorded_days(self.directory / self.feed.name)[-_RECENT_DAYS:]:
                 for batch in Recording.open(day).batches():
                     if (batch.block.epoch, batch.block.slice_id) == (epoch, slice_id):
-                        found.update(batch.sequence.tolist())
+                        key = self.feed.key_of(batch.block.topics[0])
+                        found.setdefault(key, set()).update(batch.sequence.tolist())
         return known[epoch, slice_id]
 
     def _drop(self) -> None:
@@ -639,6 +693,8 @@ class Hub:
                 self._log.drop(mark.number)
                 self._dropped = mark.number
                 self._waiting_bytes -= mark.size
+            if self._keys is not None:
+                self._publisher.flush()  # blocks are made of each key: behind that none of before is left
             self._mark = _Mark(self._newest, self._waiting_bytes, self._touched)
             self._touched = {}
 

@@ -15,9 +15,10 @@ from typing import Final, NoReturn
 from blackbox.archive.consumer_positions import PositionFile, consumers
 from blackbox.block.batch import Message
 from blackbox.block.gap import Gap
-from blackbox.block.position import Position
+from blackbox.block.position import KeyPosition, Position, SlicePosition
 from blackbox.errors import ConfigError, HubError, NotConfirmedError, SubscriberError
 from blackbox.feed.feed import Feed
+from blackbox.hub.protocol import Welcome
 from blackbox.native.limits import start_thread
 from blackbox.subscribe.slow_subscriber import PATIENT
 from blackbox.subscribe.stream import Stream
@@ -28,6 +29,8 @@ log = logging.getLogger("blackbox")
 _REPAIR_WAIT_NS: Final = 60_000_000_000
 """How long a hub that is being started again is waited for, behind what it had written and not sent."""
 _START_S: Final = 10.0
+_MARGIN_HEARTBEATS: Final = 3
+"""With keys archives are read from so long before the subscription on: their blocks may be out of order in time."""
 _PLAIN: Final = re.compile(rb"[A-Za-z0-9.-]")
 _MARK: Final = "_"
 
@@ -95,13 +98,22 @@ class Inbox:
         """Held where another one begins, or none: who ends it may be another thread than its reader."""
         self._is_ended = False
 
-    def subscribe(self, epoch: int, following: list[int]) -> None:
-        """Begin where the feed is, durably. Raises PositionError."""
+    def subscribe(self, welcome: Welcome) -> None:
+        """Begin where the hub has said that it is, durably. Raises PositionError."""
+        positions = {each: self._position(welcome, each) for each in range(len(welcome.following))}
         self._file.own(0)
         try:
-            self._file.keep(self._feed.name, {number: Position(epoch, each) for number, each in enumerate(following)})
+            self._file.keep(self._feed.name, positions)
         finally:
             self._file.close()
+
+    def _position(self, welcome: Welcome, slice_id: int) -> SlicePosition:
+        following = welcome.following[slice_id]
+        if not self._feed.key_bytes:
+            return Position(welcome.epoch, following[b""])
+        margin_ns = _MARGIN_HEARTBEATS * self._feed.heartbeat_ns
+        done_ns = max(0, welcome.at_ns - margin_ns)
+        return KeyPosition(welcome.epoch, following, [self._feed.subscription_of(self.prefix)], done_ns)
 
     def unsubscribe(self) -> None:
         """End it, durably. Raises PositionError."""

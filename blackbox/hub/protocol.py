@@ -57,6 +57,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     feed: str
     number: Number
     """Comes back in the answer."""
+    prefix: bytes | None = None
+    """The answer is to say where topics with this prefix are; None: none."""
 
 
 class Put(msgspec.Struct, frozen=True, array_like=True, tag="put"):
@@ -111,8 +113,10 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     last: int
     """The number of the client's last put that the hub has."""
     epoch: int
-    following: list[int]
-    """By slice, the number of its next message."""
+    at_ns: int
+    """What is put from now on is published later, by the hub's clock."""
+    following: list[dict[bytes, int]]
+    """By slice and key (b"" where the feed has none) the number of the next message, of those that were asked for."""
 
 
 class Stored(msgspec.Struct, frozen=True, array_like=True, tag="stored"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,8 +33,10 @@ class Revisions:
     def __getitem__(self, topic: bytes) -> Revision:
         return self._of.get(topic, NO_VALUE)
 
-    def read(self, directory: Path, epoch: int, following: list[int], pause: Callable[[], None]) -> None:
-        """Read all days: `following` is by slice the next number of this epoch, so far everything is in them.
+    def read(
+        self, directory: Path, epoch: int, following: Sequence[Mapping[bytes, int]], pause: Callable[[], None]
+    ) -> None:
+        """Read all days: `following` is by slice and key the next number of this epoch: so far all is in them.
 
         `pause` is called after each part of a day; what it raises ends the reading, and nothing is known then.
         Raises HubError when they do not reach so far, or some of them cannot be read; JournalError.
@@ -44,17 +46,21 @@ class Revisions:
             day = Recording.open(path)
             for slice_id in range(len(day.feed.slices)):
                 if slice_id not in slices:
-                    slices[slice_id] = Newest(slice_id, 0, day.feed.max_topics, has_payloads=False)
+                    slices[slice_id] = Newest(slice_id, day.feed.key_bytes, day.feed.max_topics, has_payloads=False)
                 for run in day.runs(slices=[slice_id]):
                     slices[slice_id].take(run)
                     pause()
             if day.damage:
                 raise HubError(f"day {path} was damaged, expected to know what each topic had: {day.damage[0]}")
-        for slice_id, number in enumerate(following):
+        for slice_id, keys in enumerate(following):
             newest = slices.get(slice_id)
-            reached = newest.following().get(b"", 0) if newest is not None and newest.epoch == epoch else 0
-            if reached != number:
-                raise HubError(f"days of slice {slice_id} reached {reached} of epoch {epoch}, expected {number}")
+            reached = newest.following() if newest is not None and newest.epoch == epoch else {}
+            for key, number in keys.items():
+                if (found := reached.get(key, 0)) != number:
+                    of_key = f", key {key!r}," if key else ""
+                    raise HubError(
+                        f"days of slice {slice_id}{of_key} reached {found} of epoch {epoch}, expected {number}"
+                    )
         for newest in slices.values():
             for topic, revision in newest.places().items():
                 self._of[topic] = max(revision, self[topic])

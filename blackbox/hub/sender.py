@@ -91,6 +91,13 @@ class _Single(NamedTuple):
     future: Future[Place]
 
 
+class _Question(NamedTuple):
+    """What the hub is asked."""
+
+    prefix: bytes | None
+    answer: Future[Welcome]
+
+
 class _Sent(NamedTuple):
     """A request that the hub has not answered."""
 
@@ -115,7 +122,7 @@ class Sender:
         """What is to be sent: columns first, as singles become columns when those come behind them."""
         self._puts = self._bytes = 0
         """On their way."""
-        self._asked: dict[int, Future[Welcome]] = {}
+        self._asked: dict[int, _Question] = {}
         self._unsaid: deque[int] = deque()
         """Those of them that are to be sent."""
         self._has_driver = False
@@ -208,9 +215,9 @@ class Sender:
             self._columns.append(columns)
             self._wake()
 
-    def ask(self) -> Future[Welcome]:
-        """Ask where the feed is, and what the hub has of this client."""
-        asked: Future[Welcome] = Future()
+    def ask(self, prefix: bytes | None = None) -> Future[Welcome]:
+        """Ask what the hub has of this client, and where topics with a prefix are."""
+        asked = _Question(prefix, Future())
         with self._changed:
             self._check()
             number = secrets.randbits(62)
@@ -218,7 +225,7 @@ class Sender:
             self._unsaid.append(number)
             self._sleeps = True  # as far as this goes
             self._wake()
-        return asked
+        return asked.answer
 
     def flush(self, until: float) -> None:
         """Wait until the hub has answered all that was put. Raises NotStoredError, HubError."""
@@ -378,8 +385,9 @@ class Sender:
             self._next += columns.count
         with suppress(zmq.Again):
             while self._unsaid:
-                hello = Hello(self.name, self._session, self._feed.name, self._unsaid[0])
-                self._send_one(ENCODER.encode(hello))
+                if (asked := self._asked.get(self._unsaid[0])) is not None:
+                    hello = Hello(self.name, self._session, self._feed.name, self._unsaid[0], asked.prefix)
+                    self._send_one(ENCODER.encode(hello))
                 self._unsaid.popleft()
             while self._unsent:
                 if (sent := self._sent.get(self._unsent[0])) is not None:
@@ -436,7 +444,7 @@ class Sender:
             with self._changed:
                 asked = self._asked.pop(answer.number, None)
             if asked is not None:
-                asked.set_result(answer)
+                asked.answer.set_result(answer)
         elif isinstance(answer, Passive):
             self._again_at = min(self._again_at, time.monotonic() + _PASSIVE_S)
         elif answer.later and not self._next:
@@ -480,8 +488,8 @@ class Sender:
             self._changed.notify_all()
         for columns in left:
             columns.tell(error)
-        for future in asked:
-            future.set_exception(error)
+        for each in asked:
+            each.answer.set_exception(error)
 
 
 def _columns_of(singles: list[_Single]) -> Columns:

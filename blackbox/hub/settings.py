@@ -102,6 +102,4 @@ def feed_of_hub(feed: Feed | str | os.PathLike[str]) -> Feed:
     for name in ("hub", "archives"):
         if not getattr(feed, name):
             raise ConfigError(f"feed {feed.name!r} had no {name}, expected an endpoint such as tcp://host:5600")
-    if feed.key_bytes:
-        raise ConfigError(f"feed {feed.name!r} had key_bytes {feed.key_bytes}, expected 0 where a hub numbers messages")
     return feed

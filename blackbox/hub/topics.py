@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
 from blackbox.feed.rights import PUT_RIGHTS_FILE
+from blackbox.hub.key_numbers import KeyNumbers
 from blackbox.hub.protocol import REFUSED, check_topic_of
 from blackbox.publish.publisher import Publisher
 from blackbox.publish.slice_sender import TOPIC_TEXT_BYTES
@@ -55,9 +56,9 @@ class Found(NamedTuple):
 class Topics:
     """Those that have something, by their slices: as many of each slice as the publisher has room for."""
 
-    def __init__(self, feed: Feed) -> None:
-        """None is there."""
-        self._feed = feed
+    def __init__(self, feed: Feed, keys: KeyNumbers | None = None) -> None:
+        """None is there. `keys`: of the epoch, for which there must be room, too; None: the feed has none."""
+        self._feed, self._keys = feed, keys
         self._numbers: dict[bytes, int] = {}
         self._routes = numpy.zeros((2, _LEAST_ROUTES), numpy.int32)
         """By number, the slice of a topic, and its number in there at the publisher; -1: not asked for yet."""
@@ -102,6 +103,8 @@ class Topics:
         if not new:
             return True  # at once, as in most requests: there may be many slices
         size = sum(map(len, new))
+        if self._keys is not None and max(map(len, self._keys.following)) + len(new) > self._most:
+            return False
         return max(self._counts) + len(new) <= self._most and max(self._bytes) + size <= self._most_bytes
 
     def add_all(self, topics: Sequence[bytes]) -> None:
@@ -124,6 +127,8 @@ class Topics:
                     f"slice {found} had topics of {size} bytes with it, "
                     f"expected at most max_topics = {self._most} of {TOPIC_TEXT_BYTES} bytes on average"
                 )
+            if self._keys is not None and not self._keys.has_room(found, topic, self._most):
+                raise ConfigError(f"slice {found} had {self._most} keys in this epoch, its max_topics, and it is new")
             self._counts[found] += 1
             self._bytes[found] = size
             number = self._numbers[topic] = len(self._numbers)

@@ -48,9 +48,9 @@ def work(role, directory, link, peer, silence_ns, when_cut="wait", alone=""):
 PATIENCE_S: Final = 60.0
 
 
-def pair_feed(name: str = "pair", slices: int = 2) -> Feed:
+def pair_feed(name: str = "pair", slices: int = 2, key_bytes: int = 0) -> Feed:
     """A feed on free ports that has two hubs."""
-    feed = Feed.local(name, slices=slices, lines=2)
+    feed = Feed.local(name, slices=slices, lines=2, key_bytes=key_bytes)
     archives, hubs = free_endpoints("tcp", name, 2, 2)
     return msgspec.structs.replace(feed, archives=archives, hub=hubs[0], hub_backup=hubs[1], heartbeat_ns=200_000_000)
 

@@ -179,7 +179,7 @@ def test_reading_the_days_does_not_look_like_silence(tmp_path: Path, monkeypatch
     (links,) = free_endpoints("tcp", "link", 1, 2)
     read, reading = Revisions.read, list[str]()
 
-    def reads_long(self: Revisions, directory: Path, epoch: int, following: list[int], pause: Any) -> None:
+    def reads_long(self: Revisions, directory: Path, epoch: int, following: Any, pause: Any) -> None:
         reading.append(directory.parent.name)
         until = time.monotonic() + 1.0
         while time.monotonic() < until:

@@ -1,0 +1,401 @@
+"""Hubs of feeds with keys: each key is numbered by itself, and only the keys that are wanted cross between sites."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections import Counter, defaultdict
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import msgspec
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blackbox import (
+    NOWHERE,
+    Client,
+    ConfigError,
+    ConflictError,
+    Feed,
+    Gap,
+    Hub,
+    Place,
+    RefusedError,
+    Retention,
+    Subscriber,
+)
+from blackbox.hub.hub import _Fresh
+from blackbox.hub.key_numbers import KeyNumbers
+from blackbox.hub.protocol import PLACE
+from blackbox.testing import wait_until
+from tests.hub.hubs import HUB, hub_feed, published
+from tests.hub.test_killed_hub import KilledError
+from tests.hub.test_sites import WAIT_S, here, passes_on
+from tests.torture.nursery import Nursery
+
+KEY_BYTES: Final = 3
+TOPICS: Final = (*(b"S%02d.%s" % (number, kind) for number in range(20) for kind in (b"x", b"y")), b"S", b"T.a")
+"""Two of a key; of some the key is shorter, as they are."""
+
+
+def keyed(name: str = "hub", slices: int = 2) -> Feed:
+    return hub_feed(name, slices, key_bytes=KEY_BYTES)
+
+
+class Plain:
+    """The slow reference: one dict of counts."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed, self._count = feed, Counter[tuple[int, bytes]]()
+
+    def place(self, topic: bytes) -> tuple[int, int]:
+        slice_id, key = self._feed.slice_of(topic), topic[:KEY_BYTES]
+        self._count[slice_id, key] += 1
+        return slice_id, self._count[slice_id, key] - 1
+
+
+@given(st.lists(st.lists(st.tuples(st.sampled_from(TOPICS), st.booleans()), min_size=1, max_size=30), max_size=6))
+def test_rows_are_numbered_as_one_by_one(requests: list[list[tuple[bytes, bool]]]) -> None:
+    feed = Feed.local("numbers", slices=3, key_bytes=KEY_BYTES)
+    numbers, plain = KeyNumbers(feed), Plain(feed)
+    for rows in requests:
+        topics = list({topic for topic, _ in rows})
+        index = numpy.array([topics.index(topic) for topic, _ in rows], numpy.int32)
+        places = numpy.zeros(len(rows), PLACE)
+        places["slice"], places["sequence"] = [feed.slice_of(topic) for topic, _ in rows], -1
+        numbers.number(places, numpy.array([is_taken for _, is_taken in rows]), topics, index)
+        for (topic, is_taken), slice_id, sequence in zip(rows, places["slice"], places["sequence"], strict=True):
+            assert (slice_id, sequence) == plain.place(topic) if is_taken else sequence == -1
+
+
+def test_numbers_that_were_given_in_vain_are_taken_back() -> None:
+    numbers = KeyNumbers(Feed.local("numbers", slices=1, key_bytes=1))
+    numbers.next(0, b"A", 5)
+    with pytest.raises(KilledError), numbers.trying():
+        numbers.next(0, b"A.x", 2)
+        numbers.next(0, b"B", 2)
+        raise KilledError
+    assert [numbers.next(0, topic) for topic in (b"A.y", b"B")] == [5, 0]
+
+
+@pytest.mark.parametrize("slices", [1, 3])
+def test_puts_of_all_kinds_have_the_places_of_a_plain_reference(tmp_path: Path, slices: int) -> None:
+    """One by one, in columns, with ids that come twice, with conditions; over a kill and an end in order."""
+    feed, random = keyed(slices=slices), Random(7)
+    said: dict[Place, list[tuple[bytes, bytes]]] = defaultdict(list)
+    epochs = []
+    with Nursery(feed, HUB, 1) as hub, Client(feed, "desk") as client:
+        hub.begin((tmp_path,))
+        plain, newest = Plain(feed), dict[bytes, Place]()
+
+        def note(topic: bytes, payload: bytes, place: Place) -> None:
+            assert (place.slice_id, place.sequence) == plain.place(topic)
+            newest[topic] = place
+            said[place].append((topic, payload))
+
+        for turn in range(30):
+            topics = random.choices(TOPICS, k=random.randrange(1, 60))
+            texts = [b"%d %d" % (turn, number) for number in range(len(topics))]
+            if turn % 3 == 0:
+                offsets = numpy.cumsum([0, *map(len, texts)])
+                places = client.put_many(TOPICS, list(map(TOPICS.index, topics)), b"".join(texts), offsets=offsets)
+                for topic, text, place in zip(topics, texts, places, strict=True):
+                    note(topic, text, Place(*map(int, (place["slice"], place["epoch"], place["sequence"]))))
+            elif turn % 3 == 1:
+                futures = [client.put_soon(topic, text, text) for topic, text in zip(topics, texts, strict=True)]
+                for topic, text, future in zip(topics, texts, futures, strict=True):
+                    note(topic, text, future.result(60))
+                assert client.put(topics[0], texts[0], texts[0]) == futures[0].result()
+            else:
+                note(topics[0], texts[0], client.put(topics[0], texts[0], if_at=newest.get(topics[0], NOWHERE)))
+                with pytest.raises(ConflictError) as error:
+                    client.put(topics[0], b"", if_at=Place(0, 1, 1))
+                assert error.value.found == newest[topics[0]]
+            epochs.append(next(iter(newest.values())).epoch)
+            if turn % 10 == 9:
+                hub.kill()
+                hub.begin((tmp_path,))
+        assert len(set(epochs)) == 1
+        wait_until(lambda: hub.notes[0] == 4, 60)
+        hub.kill()
+    with Hub(feed, tmp_path), Client(feed) as client:  # it publishes what was not yet published, and ends in order
+        for topic in TOPICS:
+            note(topic, b"end", client.put(topic, b"end"))
+    with Hub(feed, tmp_path), Client(feed) as client:
+        assert {client.put(topic, b"").sequence for topic in (b"S00.x", b"S01.x", b"T.a")} == {0}
+    found = defaultdict(list)
+    for epoch, slice_id, sequence, topic, payload in published(tmp_path, feed):
+        if epoch == epochs[0]:
+            found[Place(slice_id, epoch, sequence)].append((topic, payload))
+    assert {place: sorted(each) for place, each in found.items()} == {
+        place: sorted(each) for place, each in said.items()
+    }
+
+
+@pytest.mark.parametrize("is_power_cut", [False, True])
+def test_what_was_answered_and_not_published_is_published_once_by_the_next_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_power_cut: bool
+) -> None:
+    """The outbox has some keys to the end, of others nothing."""
+    feed, publish, taken = keyed(slices=1), Hub._publish, [0]
+    topics = [TOPICS[number % 7] for number in range(40)]
+
+    def dies(self: Hub, fresh: _Fresh) -> None:
+        if fresh.topics[0] in TOPICS[:4] or taken[0] < 10:
+            publish(self, fresh)
+        taken[0] += 1
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Hub, "_publish", dies)
+        with Hub(feed, tmp_path / "hub") as hub, Client(feed) as client:
+            places = [client.put(topic, b"%d" % number, b"id-%d" % number) for number, topic in enumerate(topics)]
+            hub._publisher.flush()
+            shutil.copytree(tmp_path / "hub", tmp_path / "left")
+    left = tmp_path / "left"
+    if is_power_cut:
+        (left / feed.name / "boot").write_text("another start of the system\n")
+    with Hub(feed, left) as hub, Client(feed) as client:
+        again = [client.put(topic, b"", b"id-%d" % number) for number, topic in enumerate(topics)]
+        assert hub.statistics().stored == 0
+        assert (again == places) == (not is_power_cut)
+    assert sorted(int(payload or b"") for *_, payload in published(left, feed)) == list(range(40))
+    assert {(p.epoch, p.slice_id, p.sequence, t) for p, t in zip(again, topics, strict=True)} == {
+        each[:4] for each in published(left, feed)
+    }
+
+
+def test_a_durable_subscription_begins_behind_each_key_and_has_new_keys_from_the_first(tmp_path: Path) -> None:
+    feed = keyed(slices=2)
+    with Hub(feed, tmp_path / "hub"), Client(feed, "desk", tmp_path / "positions") as client:
+        for number in range(3):
+            client.put(b"S01.x", b"before %d" % number)
+        client.subscribe(b"S0")
+        client.subscribe(b"S02.long")
+        said = [
+            (topic, client.put(topic, b"%d" % number))
+            for number, topic in enumerate((b"S01.x", b"S02.x", b"S02.longer", b"T.a", b"S01.x", b"S03.x"))
+        ]
+        got = [client.get(b"S0", WAIT_S) for _ in range(5)]
+        assert sorted((each.topic, Place(each.slice_id, each.epoch, each.sequence)) for each in got) == sorted(
+            (topic, place) for topic, place in said if topic.startswith(b"S0")
+        )
+        assert client.get(b"S02.long", WAIT_S).payload == b"2"
+        with pytest.raises(TimeoutError):
+            client.get(b"S0", 0.01)
+
+
+def test_what_was_got_and_not_committed_comes_again_of_each_key(tmp_path: Path) -> None:
+    feed, topics = keyed(slices=1), [b"S%02d.x" % (number % 5) for number in range(100)]
+    with Nursery(feed, HUB, 1) as hub:
+        hub.begin((tmp_path / "hub",))
+        with Client(feed, "desk", tmp_path / "positions") as client:
+            client.subscribe(b"S")
+            for number, topic in enumerate(topics):
+                client.put(topic, b"%d" % number)
+            done = [client.get(b"S", WAIT_S).payload for _ in range(60)]
+            client.commit()
+            again = {client.get(b"S", WAIT_S).payload for _ in range(20)}
+        hub.kill()
+        hub.begin((tmp_path / "hub",))
+        with Client(feed, "desk", tmp_path / "positions") as client:
+            rest = [client.get(b"S", WAIT_S).payload for _ in range(40)]
+            assert again < set(rest)
+        assert sorted(int(each or b"") for each in done + rest) == list(range(100))
+        hub.kill()
+
+
+class Pair:
+    """Amsterdam, where London's feed is passed on."""
+
+    def __init__(self, tmp_path: Path, slices: int = 1) -> None:
+        self.ldn, self.ams, self._place = keyed("ldn", slices), hub_feed("ams", slices=1), tmp_path
+        self.here = here(self.ldn)
+
+    def hub_ldn(self) -> Hub:
+        return Hub(self.ldn, self._place / "ldn")
+
+    def hub_ams(self) -> Hub:
+        return Hub(self.ams, self._place / "ams", peers=[(self.ldn, self.here)])
+
+    def reader(self, name: str = "reader") -> Client:
+        return Client(self.here, name, self._place / name)
+
+
+def begin(client: Client, prefix: bytes) -> None:
+    client.subscribe(prefix)
+    with pytest.raises(TimeoutError):
+        client.get(prefix, 0.01)
+
+
+def test_only_the_keys_that_somebody_wants_cross_from_the_first_who_does_to_the_last(tmp_path: Path) -> None:
+    sites = Pair(tmp_path)
+    with sites.hub_ldn(), sites.hub_ams() as ams, Client(sites.ldn) as putting:
+        (peer,) = ams.peers
+
+        def put_all(turn: int) -> list[tuple[bytes, bytes, Place]]:
+            texts = [(topic, b"%d" % turn) for topic in TOPICS for _ in range(5)]
+            return [(topic, text, putting.put(topic, text)) for topic, text in texts]
+
+        def filters() -> int:
+            return sum(line.filters_above for line in peer.statistics().lines)
+
+        put_all(0)
+        assert (filters(), peer.statistics().messages) == (0, 0)
+        with sites.reader("one") as one, sites.reader("two") as two:
+            begin(one, b"S03.x")
+            begin(two, b"S03.x")
+            begin(two, b"S04.")
+            wait_until(lambda: filters() == 2 and passes_on(peer), WAIT_S)
+            said = put_all(1)
+            for client, prefix in ((one, b"S03.x"), (two, b"S03.x"), (two, b"S04.")):
+                wanted = [each for each in said if each[0].startswith(prefix)]
+                got = [client.get(prefix, WAIT_S) for _ in wanted]
+                found = [(each.topic, each.payload, Place(each.slice_id, each.epoch, each.sequence)) for each in got]
+                assert found == wanted
+            assert peer.statistics().messages == sum(topic[:KEY_BYTES] in (b"S03", b"S04") for topic, *_ in said) == 20
+            two.unsubscribe(b"S04.")
+            wait_until(lambda: filters() == 1 and passes_on(peer), WAIT_S)
+            put_all(2)
+            assert [one.get(b"S03.x", WAIT_S).payload for _ in range(5)] == [b"2"] * 5
+            assert peer.statistics().messages == 30
+        wait_until(lambda: filters() == 0, WAIT_S)
+        put_all(3)
+        assert peer.statistics().messages == 30
+
+
+def test_a_reader_at_the_other_site_gets_each_key_once_in_order_whatever_is_killed(tmp_path: Path) -> None:
+    sites, count = Pair(tmp_path, slices=2), 1_500
+    wanted = [topic for topic in TOPICS if topic.startswith(b"S0")]
+    code = HUB.replace("Hub(feed, directory)", "Hub(feed, directory, peers=PEERS)")
+    feeds = msgspec.json.encode([(sites.ldn, sites.here)])
+    peers = f"import msgspec\nfrom blackbox import Feed\nPEERS = msgspec.json.decode({feeds!r}, type=list[tuple[Feed, Feed]])\n"
+    with ExitStack() as stack:
+        ldn = stack.enter_context(Nursery(sites.ldn, HUB, 1))
+        ams = stack.enter_context(Nursery(sites.ams, peers + code, 1))
+        ldn.begin((tmp_path / "ldn",))
+        ams.begin((tmp_path / "ams",))
+        reading = stack.enter_context(sites.reader())
+        reading.subscribe(b"S0")
+        said: dict[bytes, list[tuple[int, bytes]]] = defaultdict(list)
+
+        def put_all() -> None:
+            random = Random(3)
+            with Client(sites.ldn, "desk") as client:
+                for number in range(count):
+                    topic = random.choice(TOPICS)
+                    place = client.put(topic, b"%d" % number, timeout=WAIT_S)
+                    said[topic].append((place.sequence, b"%d" % number))
+
+        putting = threading.Thread(target=put_all)
+        putting.start()
+        got: dict[bytes, list[tuple[int, bytes]]] = defaultdict(list)
+
+        def get() -> bool:
+            try:
+                message = reading.get(b"S0", 0.2)
+            except TimeoutError:
+                return False
+            got[message.topic].append((message.sequence, message.payload or b""))
+            return True
+
+        for harmed, directory in ((ams, "ams"), (ldn, "ldn"), (ams, "ams")):
+            for _ in range(60):
+                while not get():
+                    pass
+            harmed.kill()
+            harmed.begin((tmp_path / directory,))
+        putting.join()
+        expected = {topic: said[topic] for topic in wanted if said[topic]}
+        until = time.monotonic() + WAIT_S
+        while sum(map(len, got.values())) < sum(map(len, expected.values())) and time.monotonic() < until:
+            get()
+        assert dict(got) == expected
+        assert not get()
+        for each in (ams, ldn):
+            each.kill()
+
+
+def test_a_loss_is_told_of_the_keys_that_are_wanted_and_of_no_others(tmp_path: Path) -> None:
+    """Nobody fetches what was missed here, so that it is told."""
+    sites, got, gaps = Pair(tmp_path), list[bytes](), list[Gap]()
+    subscriber = Subscriber(msgspec.structs.replace(sites.here, archives=()), on_gap="tell")
+
+    @subscriber.on(b"S03.", fields=("payload",))
+    def take(payload: bytes) -> None:
+        got.append(payload)
+
+    subscriber.on_gap(b"S03.")(gaps.append)
+    with sites.hub_ldn(), Client(sites.ldn) as putting:
+        putting.put(b"S03.x", b"known")
+        with sites.hub_ams():
+            subscriber.start()
+            for number in range(10):
+                putting.put(b"S03.x", b"%d" % number)
+                putting.put(b"S04.x", b"not wanted")
+            wait_until(lambda: len(got) == 10, WAIT_S)
+        for topic in (b"S03.x", b"S04.x", b"S03.y"):
+            putting.put_many([topic], [0] * 50, bytes(50), offsets=range(51))
+        with sites.hub_ams():
+            while b"again" not in got:
+                putting.put(b"S03.x", b"again")
+            putting.put(b"S03.x", b"last")
+            wait_until(lambda: got[-1] == b"last", WAIT_S)
+    subscriber.stop()
+    (gap,) = gaps
+    assert gap.sequence == 11
+    assert gap.count >= 100  # and those that were put before the subscription was in force again
+
+
+def test_a_table_at_the_other_site_reads_its_writes_and_ends_the_same(tmp_path: Path) -> None:
+    sites, topics = Pair(tmp_path), [b"S%02d.%d" % (number % 4, number) for number in range(40)]
+    with ExitStack() as stack:
+        stack.enter_context(sites.hub_ldn())
+        (peer,) = stack.enter_context(sites.hub_ams()).peers
+        tables = []
+        for feed in (sites.ldn, sites.here):
+            client = stack.enter_context(Client(feed))
+            client.put(topics[0], b"there before")
+            subscriber = Subscriber(feed, on_gap="repair")
+            tables.append(subscriber.table(b"S0", client=client))
+            subscriber.start(since="image")
+            stack.callback(subscriber.stop)
+            assert tables[-1].wait_synced(WAIT_S)
+        table = tables[1]
+        for turn in range(3):
+            for topic in topics:
+                place = table.put(topic, b"%d" % turn, if_at=table.revision(topic))
+                assert table.wait(place, WAIT_S, topic=topic)
+                assert table.revision(topic) == place
+        table.delete(topics[3])
+        table.put(topics[4], b"", ttl=0.001)
+        wait_until(lambda: not {topics[3], topics[4]} & table.keys() and not {topics[3], topics[4]} & tables[0].keys())
+        assert table.digest() == tables[0].digest()
+        assert table.at == tables[0].at
+        assert peer.statistics().messages >= 3 * len(topics)
+
+
+def test_keys_of_an_epoch_have_bounds_and_too_many_end_no_hub(tmp_path: Path) -> None:
+    """A hub that was killed counts topics anew, but the keys of its epoch stay."""
+    feed = msgspec.structs.replace(keyed(slices=1), max_topics=3)
+    with Nursery(feed, HUB, 1) as hub, Client(feed) as client:
+        hub.begin((tmp_path,))
+        for topic in (b"S00.x", b"S01.x"):
+            client.put(topic, b"1", timeout=WAIT_S)
+        hub.kill()
+        hub.begin((tmp_path,))
+        client.put(b"S02.x", b"1", timeout=WAIT_S)
+        with pytest.raises(RefusedError, match="slice 0 had 3 keys in this epoch, its max_topics, and it is new"):
+            client.put(b"S03.x", b"1")
+        assert client.put(b"S01.y", b"2").sequence == 1
+        hub.kill()
+
+
+def test_a_hub_with_keys_keeps_all_days(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="had key_bytes 3, expected 0 where an outbox deletes days"):
+        Hub(keyed(), tmp_path, retention=Retention(days=5)).start()
