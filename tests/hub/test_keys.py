@@ -25,6 +25,7 @@ from blackbox import (
     Feed,
     Gap,
     Hub,
+    NotStoredError,
     Place,
     RefusedError,
     Retention,
@@ -35,6 +36,7 @@ from blackbox.hub.key_numbers import KeyNumbers
 from blackbox.hub.protocol import PLACE
 from blackbox.testing import wait_until
 from tests.hub.hubs import HUB, hub_feed, published
+from tests.hub.pairs import PATIENCE_S, ROLES, Hubs, pair_feed
 from tests.hub.test_killed_hub import KilledError
 from tests.hub.test_sites import WAIT_S, here, passes_on
 from tests.torture.nursery import Nursery
@@ -274,7 +276,8 @@ def test_a_reader_at_the_other_site_gets_each_key_once_in_order_whatever_is_kill
     wanted = [topic for topic in TOPICS if topic.startswith(b"S0")]
     code = HUB.replace("Hub(feed, directory)", "Hub(feed, directory, peers=PEERS)")
     feeds = msgspec.json.encode([(sites.ldn, sites.here)])
-    peers = f"import msgspec\nfrom blackbox import Feed\nPEERS = msgspec.json.decode({feeds!r}, type=list[tuple[Feed, Feed]])\n"
+    decoded = f"msgspec.json.decode({feeds!r}, type=list[tuple[Feed, Feed]])"
+    peers = f"import msgspec\nfrom blackbox import Feed\nPEERS = {decoded}\n"
     with ExitStack() as stack:
         ldn = stack.enter_context(Nursery(sites.ldn, HUB, 1))
         ams = stack.enter_context(Nursery(sites.ams, peers + code, 1))
@@ -399,3 +402,74 @@ def test_keys_of_an_epoch_have_bounds_and_too_many_end_no_hub(tmp_path: Path) ->
 def test_a_hub_with_keys_keeps_all_days(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="had key_bytes 3, expected 0 where an outbox deletes days"):
         Hub(keyed(), tmp_path, retention=Retention(days=5)).start()
+
+
+def numbered_by_key(place: Path, feed: Feed) -> dict[tuple[int, int, bytes], list[tuple[int, bytes, bytes]]]:
+    """By epoch, slice and key what a hub has published, in order."""
+    found = defaultdict(list)
+    for epoch, slice_id, sequence, topic, payload in published(place, feed):
+        found[epoch, slice_id, topic[:KEY_BYTES]].append((sequence, topic, payload or b""))
+    return {each: sorted(rows) for each, rows in found.items()}
+
+
+def test_either_of_two_hubs_goes_on_with_the_numbers_of_each_key(tmp_path: Path) -> None:
+    """Killed in turn; and cut off, which takes numbers back that nobody was told of."""
+    feed = pair_feed(key_bytes=KEY_BYTES)
+    said: list[tuple[Place, bytes, bytes]] = []
+    with Hubs(feed) as hubs:
+        hubs.begin_both(tmp_path)
+        with Client(feed, "desk") as client, Client(feed, "reader", tmp_path / "reader") as reader:
+            reader.subscribe(b"S0", PATIENCE_S)
+            for turn in range(4):
+                texts = [(TOPICS[number % 25], b"%d %d" % (turn, number)) for number in range(200)]
+                puts = [(topic, text, client.put_soon(topic, text, text, timeout=PATIENCE_S)) for topic, text in texts]
+                puts[40][-1].result(PATIENCE_S)
+                leads = hubs.wait_for_step() if turn == 0 else next(r for r in ROLES if hubs.life(r) == "active")
+                hubs.kill(leads)
+                client.flush(PATIENCE_S)
+                hubs.begin(leads)
+                hubs.wait_for_step()
+                said += [(future.result(), topic, text) for topic, text, future in puts]
+                assert [client.put(topic, b"", text, timeout=PATIENCE_S) for topic, text, _ in puts[::20]] == [
+                    future.result() for *_, future in puts[::20]
+                ]
+            leads = hubs.wait_for_step()
+            line = ROLES.index(leads)
+            cut_off = msgspec.structs.replace(feed, hub=(feed.hub, feed.hub_backup)[line], hub_backup="")
+            near = Client(cut_off).start()
+            near.put(TOPICS[0], b"near", b"near", timeout=PATIENCE_S)
+            hubs.cable.cut()
+            with pytest.raises(NotStoredError):
+                near.put_many(TOPICS[:10], list(range(10)), bytes(10), offsets=range(11), timeout=1.0)
+            near.end()
+            said += [(client.put(topic, b"cut", timeout=PATIENCE_S), topic, b"cut") for topic in TOPICS[:20]]
+            hubs.cable.cut(False)
+            hubs.wait_for_step()
+            said += [(client.put(topic, b"end", timeout=PATIENCE_S), topic, b"end") for topic in TOPICS[:20]]
+            wanted = [each for each in said if each[1].startswith(b"S0")]
+            got = [reader.get(b"S0", PATIENCE_S) for _ in range(len(wanted) + 1)]
+            with pytest.raises(TimeoutError):
+                reader.get(b"S0", 0.1)
+            found = [(Place(each.slice_id, each.epoch, each.sequence), each.topic, each.payload or b"") for each in got]
+            assert sorted(each for each in found if each[2] != b"near") == sorted(wanted)
+        hubs.wait_for_step()
+        hubs.end_both()
+    primary, backup = (numbered_by_key(tmp_path / role, feed) for role in ROLES)
+    assert primary == backup
+    assert all([row[0] for row in rows] == list(range(len(rows))) for rows in primary.values())
+    rows = [(Place(s, e, n), t, p) for (e, s, _), rows in primary.items() for n, t, p in rows if p != b"near"]
+    assert sorted(rows) == sorted(said)
+
+
+def test_puts_leave_the_log_once_the_outbox_has_synced_them_of_every_key(tmp_path: Path) -> None:
+    """A hub would end once too many wait."""
+    feed = keyed(slices=2)
+    with Hub(feed, tmp_path, fsync_interval_ns=10_000_000) as hub, Client(feed) as client:
+        for topic in TOPICS:
+            client.put(topic, b"x")
+
+        def has_dropped() -> bool:
+            client.put(b"S00.x", b"")  # the hub looks when it takes something
+            return hub._dropped >= len(TOPICS)
+
+        wait_until(has_dropped, WAIT_S)
