@@ -138,6 +138,11 @@ class Outbox:
         following = [before.following(each) if goes_on else {} for each in slices]
         self.is_whole = is_whole and not before.is_damaged  # which is known behind that
         if self._epoch:
+            if feed.key_bytes and before.is_damaged:
+                raise JournalError(
+                    f"outbox {str(self.directory)!r} had blocks of epoch {self._epoch} that cannot be read, "
+                    f"expected to know the last number of each key"
+                )
             boxes = [OutboxSlice(journals.at(each), failure, following[each], []) for each in slices]
             return OpenOutbox(self._epoch, boxes)
         if not goes_on or before.is_damaged:  # a number that cannot be read may have been the last one

@@ -356,5 +356,17 @@ def test_an_outbox_whose_keys_cannot_be_read_begins_another_epoch(tmp_path: Path
     data = bytearray(segment.read_bytes())
     data[data.rindex(b"A.t")] ^= 0xFF
     segment.write_bytes(data)
+    with pytest.raises(JournalError, match="cannot be read, expected to know the last number of each key"):
+        Publisher(feed, outbox=Outbox(left, epoch=epoch)).start()
     with Publisher(feed, outbox=left) as publisher:
         assert publisher.epoch > epoch
+
+
+def test_all_keys_that_a_slice_may_have_are_told_to_be_synced(tmp_path: Path) -> None:
+    feed, count = msgspec.structs.replace(feed_of(key_bytes=8), heartbeat_ns=100_000_000), 70_000
+    outbox = Outbox(tmp_path, fsync_interval_ns=10_000_000)
+    with Publisher(feed, outbox=outbox) as publisher:
+        topics = tuple(b"%08d" % number for number in range(count))
+        publisher.publish_many(topics, numpy.arange(count), numpy.zeros((count, 1), numpy.uint8))
+        wait_until(lambda: outbox.synced(0) == (publisher.epoch, count), 60)
+        assert publisher.following(0) == dict.fromkeys(topics, 1)
