@@ -363,12 +363,12 @@ def test_a_table_at_the_other_site_reads_its_writes_and_ends_the_same(tmp_path: 
         tables = []
         for feed in (sites.ldn, sites.here):
             client = stack.enter_context(Client(feed))
-            client.put(topics[0], b"there before")
+            before = client.put(topics[0], b"there before")
             subscriber = Subscriber(feed, on_gap="repair")
             tables.append(subscriber.table(b"S0", client=client))
             subscriber.start(since="image")
             stack.callback(subscriber.stop)
-            assert tables[-1].wait_synced(WAIT_S)
+            assert tables[-1].wait(before, WAIT_S, topic=topics[0])
         table = tables[1]
         for turn in range(3):
             for topic in topics:

@@ -15,13 +15,11 @@ from random import Random
 from time import monotonic
 from typing import Final
 
-import msgspec
-
 from blackbox.testing import wait_until
 from tests.hub.pairs import ROLES, Hubs, pair_feed
 from tests.hub.power import KEEP
 from tests.torture.harmed_puts import PATIENCE_S, put_all
-from tests.torture.killed_hubs import ACKED, GET, NOTES, PREPARE, PUT, WANTED
+from tests.torture.killed_hubs import ACKED, GET, NOTES, PREPARE, PUT, WANTED, read_got
 from tests.torture.nursery import Nursery
 from tests.torture.outcome import Outcome
 from tests.torture.schedules import run_schedules
@@ -145,7 +143,7 @@ class _House:
         for role in ROLES:
             if (has := self.hubs.published_by(role)) != said:
                 yield f"the {role} has {len(has)} messages, expected all {len(said)}"
-        got: list[tuple[int, int, int]] = msgspec.json.decode(self.state.read_bytes(), type=list[tuple[int, int, int]])
+        got = [(epoch, slice_id, sequence) for slice_id, _, epoch, sequence in read_got(self.state)]
         if sorted(got) != sorted(said):
             yield f"{len(got)} messages were got, expected the {len(said)} published, each once"
         for slice_id in range(len(self.feed.slices)):

@@ -71,8 +71,8 @@ def work(directory, path, seed):
     import random
     chance = random.Random(int(seed))
     with open(path, "rb") as file:
-        got = msgspec.json.decode(file.read(), type=list[tuple[int, int, int]])
-    last = {place[1]: place for place in got}
+        got = msgspec.json.decode(file.read(), type=list[tuple[int, str, int, int]])
+    last = {place[:2]: place for place in got}
     client = Client(feed, "reader", directory).start()
     if b"" not in client.subscriptions:
         client.subscribe(b"", 600)
@@ -83,10 +83,11 @@ def work(directory, path, seed):
                 message = client.get(b"", 0.02)
             except TimeoutError:
                 break
-            place = message.epoch, message.slice_id, message.sequence
-            if place > last.get(place[1], (0, 0, -1)):
+            key = feed.key_of(message.topic).decode()
+            place = message.slice_id, key, message.epoch, message.sequence
+            if place > last.get(place[:2], ()):
                 got.append(place)
-                last[place[1]] = place
+                last[place[:2]] = place
         with open(path + ".new", "wb") as file:
             file.write(msgspec.json.encode(got))
         os.replace(path + ".new", path)
@@ -106,7 +107,7 @@ class _House:
 
     def __init__(self, stack: ExitStack, random: Random, place: Path) -> None:
         self._random, self.place = random, place
-        self.feed = feed = hub_feed("killed-hubs", slices=random.choice((1, 2)))
+        self.feed = feed = hub_feed("killed-hubs", slices=random.choice((1, 2)), key_bytes=random.choice((0, 1)))
         self._fsync, self.acknowledged = random.choice(("interval", "block")), random.choice(("recorded", "synced"))
         self.state = place / "got"
         self.state.write_bytes(b"[]")
@@ -184,30 +185,36 @@ class _House:
 
     def defects(self) -> Iterator[str]:
         """Yield what is wrong with what was published and got; the hub has ended."""
-        said = published(self.place / "hub", self.feed)
+        said = [
+            ((slice_id, self.feed.key_of(topic).decode(), epoch, sequence), topic, payload)
+            for epoch, slice_id, sequence, topic, payload in published(self.place / "hub", self.feed)
+        ]
+        lanes = {place[:2] for place, *_ in said}
         for who in ("numbers", "ids"):
-            mine = [
-                (place[:3], struct.unpack("<q", payload or b"")[0])
-                for *place, topic, payload in said
+            mine = sorted(
+                (place, struct.unpack("<q", payload or b"")[0])
+                for place, topic, payload in said
                 if topic[2:] == who.encode()
-            ]
+            )
             expected = list(range(1, int(self.of[who].notes[WANTED]) + 1))
             if sorted(number for _, number in mine) != expected:
                 yield f"{who}: {len(mine)} were published, expected 1 to {expected[-1]} once each"
-            for slice_id in range(len(self.feed.slices)):
-                numbers = [number for (_, place, _), number in mine if place == slice_id]
+            for lane in lanes:
+                numbers = [number for place, number in mine if place[:2] == lane]
                 if numbers != sorted(numbers):
-                    yield f"{who}: those of slice {slice_id} were published in another order"
-        if len(epochs := {place[0] for place in said}) > self._epochs:
+                    yield f"{who}: those of slice and key {lane} were published in another order"
+        if len(epochs := {epoch for (_, _, epoch, _), *_ in said}) > self._epochs:
             yield f"they were published in {len(epochs)} epochs, expected {self._epochs} at most"
-        got: list[tuple[int, int, int]] = msgspec.json.decode(self.state.read_bytes(), type=list[tuple[int, int, int]])
-        if sorted(got) != [place[:3] for place in said]:
+        got = read_got(self.state)
+        if sorted(got) != sorted(place for place, *_ in said):
             yield f"{len(got)} messages were got, expected the {len(said)} published, each once"
-        if got != sorted(got, key=lambda each: each[1]) and any(
-            [place for place in got if place[1] == slice_id] != sorted(place for place in got if place[1] == slice_id)
-            for slice_id in range(len(self.feed.slices))
-        ):
+        if any((those := [place for place in got if place[:2] == lane]) != sorted(those) for lane in lanes):
             yield "they were got in another order"
+
+
+def read_got(state: Path) -> list[tuple[int, str, int, int]]:
+    """Return what a reader has kept in its file: slice, key, epoch and sequence of each message."""
+    return msgspec.json.decode(state.read_bytes(), type=list[tuple[int, str, int, int]])
 
 
 def attack(random: Random, seconds: float) -> Outcome:
