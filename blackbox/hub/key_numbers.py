@@ -50,6 +50,10 @@ class KeyNumbers:
         self, places: Places, rows: NDArray[numpy.bool_], topics: Sequence[bytes], index: NDArray[numpy.int32]
     ) -> None:
         """Number those rows, in their order. `index`: of each row, which of `topics` it has."""
+        if len(places) == 1:
+            if rows[0]:
+                places["sequence"][0] = self.next(int(places["slice"][0]), topics[index[0]])
+            return
         first_of: dict[bytes, int] = {}
         same = [first_of.setdefault(self._feed.key_of(topic), at) for at, topic in enumerate(topics)]
         chosen = numpy.flatnonzero(rows)
