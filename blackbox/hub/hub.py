@@ -29,7 +29,7 @@ from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
 from blackbox.hub.conditions import Conditions
 from blackbox.hub.join import Join
-from blackbox.hub.key_numbers import KeyNumbers
+from blackbox.hub.numbers import Numbers
 from blackbox.hub.protocol import (
     CONFLICT,
     ENCODER,
@@ -199,19 +199,12 @@ class Hub:
         self._error: BaseException | None = None
         self._over = threading.Event()
         self._thread = ServerThread("blackbox-hub", f"hub of feed {feed.name!r}", self._run)
-        self._keys = KeyNumbers(self.feed) if self.feed.key_bytes else None
-        """What numbers messages where the feed has keys: then the number of each is that of its key."""
-        self._topics = Topics(self.feed, self._keys)
-        self._following = numpy.zeros(len(feed.slices), numpy.int64)
-        """By slice, the number of its next message; with keys how many have theirs, over all keys."""
-        self._begun: list[dict[bytes, int]] = []
-        """By slice and key, the number behind what the outbox had of the epoch when it was opened."""
+        self._numbers = Numbers(self.feed)
+        self._topics = Topics(self.feed, self._numbers.keys)
         self._has_begun = False
         """Whether a message of the epoch is in the outbox."""
         self._newest = self._waiting_bytes = 0
         """The last request that was taken, and the bytes of those that wait for the outbox to be synced."""
-        self._touched: dict[int, int] = {}
-        """By slice, how far the outbox must be synced for them."""
         self._mark = _Mark(0, 0, {})
         self._dropped, self._dropped_at = 0, 0.0
 
@@ -296,28 +289,16 @@ class Hub:
                 self._conditions = self._make_conditions()
             publisher.flush()
             self.epoch = publisher.epoch
-            self._find_numbers()
+            self._numbers.begin(publisher)
             self._put_again()
             publisher.flush()
-            self._has_begun = bool(self._following.any())
+            self._has_begun = self._numbers.has_any()
             (socket,) = self._bind(stack, self.endpoint)
             for frames in self._thread.frames(socket, self._conditions.wait_s):
                 self._end_topics()
                 if frames:
                     self._answer_all(socket, frames)
             self._close_log()
-
-    def _find_numbers(self) -> None:
-        """Go on numbering where the publisher is."""
-        slices = range(len(self.feed.slices))
-        self._following = numpy.array([self._publisher.numbered(each) for each in slices])
-        if self._keys is not None:
-            self._keys.following = [self._publisher.following(each) for each in slices]
-        self._begun = [dict(each) for each in self._next_numbers()]
-
-    def _next_numbers(self) -> Sequence[Mapping[bytes, int]]:
-        """Return the number of the next message, by slice and key."""
-        return [{b"": each} for each in self._following.tolist()] if self._keys is None else self._keys.following
 
     def _make_conditions(self) -> Conditions:
         """Return what is judged by, within a transaction of the log."""
@@ -405,7 +386,7 @@ class Hub:
         """Find the newest message of every topic, once some put asks where that is."""
         if self._conditions.ask_for_days(puts):
             self._publisher.flush()  # so that all is in the days
-            self._conditions.read(self.epoch, self._next_numbers(), self._pause)
+            self._conditions.read(self.epoch, self._numbers.following(), self._pause)
 
     def _pause(self) -> None:
         """Do what cannot wait while days are read: nothing."""
@@ -467,7 +448,7 @@ class Hub:
         wrong = misfits(self._schema, columns.offsets, columns.data, columns.valid)
         is_plain = not (wrong or any(request.ids)) and topics.codes is None and columns.if_at is None
         if is_plain and self._topics.has_room(topics.new):
-            places = self._number_all(topics.slices, request.topics, columns.index)
+            places = self._numbers.places_of(topics.slices, request.topics, columns.index)
             self._topics.add_all(topics.new)
         else:
             codes = [0] * request.count if topics.codes is None else topics.codes[columns.index].tolist()
@@ -513,7 +494,8 @@ class Hub:
             self._log.begin_session(request.client, request.session)
         following: Sequence[Mapping[bytes, int]] = ()
         if request.prefix is not None:
-            following = self._next_numbers() if self._keys is None else self._keys.under(request.prefix)
+            keys = self._numbers.keys
+            following = self._numbers.following() if keys is None else keys.under(request.prefix)
         return Welcome(request.number, last, self.epoch, time.time_ns(), [dict(each) for each in following])
 
     def _answer_again(self, request: Put) -> Answer:
@@ -526,47 +508,7 @@ class Hub:
 
     def _next_of(self, topic: bytes) -> Revision:
         """Give a topic's next message its number. Raises ConfigError when there is no room for the topic."""
-        slice_id = self._topics.add(topic)
-        number = self._next(slice_id)
-        return self.epoch, number if self._keys is None else self._keys.next(slice_id, topic)
-
-    def _next(self, slice_id: int) -> int:
-        """Give a slice's next message its number."""
-        number: int = self._following.item(slice_id)
-        self._following[slice_id] = self._touched[slice_id] = number + 1
-        return number
-
-    def _number_all(self, slices: NDArray[numpy.int32], topics: Sequence[bytes], index: NDArray[numpy.int32]) -> Places:
-        """Return the places of puts that are all taken; `slices`: by topic."""
-        if len(index) == 1:
-            slice_id, topic = slices.item(index[0]), topics[index[0]]
-            number = self._next(slice_id)
-            number = number if self._keys is None else self._keys.next(slice_id, topic)
-            return numpy.array([(slice_id, 1, 0, self.epoch, number)], PLACE)
-        places = numpy.zeros(len(index), PLACE)
-        places["slice"] = slices[index]
-        places["is_new"], places["epoch"] = 1, self.epoch
-        self._number(places, numpy.ones(len(index), numpy.bool_), topics, index)
-        return places
-
-    def _number(
-        self, places: Places, rows: NDArray[numpy.bool_], topics: Sequence[bytes], index: NDArray[numpy.int32]
-    ) -> None:
-        """Number those rows, each slice, or key of it, on its own. `index`: of each row, which of `topics` it has."""
-        self._number_in_slices(places, rows)
-        if self._keys is not None:
-            self._keys.number(places, rows, topics, index)
-
-    def _number_in_slices(self, places: Places, rows: NDArray[numpy.bool_]) -> None:
-        if len(places) == 1:
-            if rows[0]:
-                places["sequence"][0] = self._next(int(places["slice"][0]))
-            return
-        for slice_id in numpy.unique(places["slice"][rows]).tolist():
-            mine = rows & (places["slice"] == slice_id)
-            count, first = int(mine.sum()), int(self._following[slice_id])
-            places["sequence"][mine] = numpy.arange(first, first + count)
-            self._following[slice_id] = self._touched[slice_id] = first + count
+        return self.epoch, self._numbers.next(self._topics.add(topic), topic)
 
     def _publish(self, fresh: _Fresh) -> None:
         columns, topics, rows, numbers = fresh
@@ -619,7 +561,7 @@ class Hub:
                 self._topics.add_all(fresh.used_topics)
                 before = places.copy()
                 places["epoch"][lacks] = self.epoch
-                self._number(places, lacks, request.topics, fresh.columns.index)
+                self._numbers.number(places, lacks, request.topics, fresh.columns.index)
                 moved = before != places
                 if (moved & (before["epoch"] == self.epoch)).any():
                     raise JournalError(f"put log {number} was {before[moved][:1]}, expected {places[moved][:1]}")
@@ -640,23 +582,12 @@ class Hub:
         topics = [b""] if request is None else request.topics
         index = numpy.zeros(len(places), numpy.int32) if request is None else Columns.of(request).index
         is_earlier = places["epoch"] != self.epoch
-        lacks &= is_earlier | self._is_behind(places, topics, index)
+        lacks &= is_earlier | self._numbers.are_behind(places, topics, index)
         for row in numpy.flatnonzero(lacks & is_earlier).tolist():
             slice_id, _, _, epoch, sequence = places[row].item()
             recorded = self._recorded(others, epoch, slice_id)
             lacks[row] = sequence not in recorded.get(self.feed.key_of(topics[index[row]]), ())
         return lacks
-
-    def _is_behind(self, places: Places, topics: Sequence[bytes], index: NDArray[numpy.int32]) -> NDArray[numpy.bool_]:
-        """Return which places of the epoch are behind what the outbox had when it was opened."""
-        slices = places["slice"]
-        if self._keys is None:
-            begun = numpy.array([each[b""] for each in self._begun])[slices]
-        else:
-            keys, rows = [self.feed.key_of(each) for each in topics], zip(slices.tolist(), index.tolist(), strict=True)
-            begun = numpy.array([self._begun[slice_id].get(keys[at], 0) for slice_id, at in rows], numpy.int64)
-        is_behind: NDArray[numpy.bool_] = places["sequence"] >= begun
-        return is_behind
 
     def _recorded(self, known: dict[tuple[int, int], _Recorded], epoch: int, slice_id: int) -> _Recorded:
         """Return the numbers of an earlier epoch that the outbox has of a slice."""
@@ -693,10 +624,10 @@ class Hub:
                 self._log.drop(mark.number)
                 self._dropped = mark.number
                 self._waiting_bytes -= mark.size
-            if self._keys is not None:
+            if self._numbers.keys is not None:
                 self._publisher.flush()  # blocks are made of each key: behind that none of before is left
-            self._mark = _Mark(self._newest, self._waiting_bytes, self._touched)
-            self._touched = {}
+            self._mark = _Mark(self._newest, self._waiting_bytes, self._numbers.touched)
+            self._numbers.touched = {}
 
 
 class Request(NamedTuple):

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final, NamedTuple, Self
 
 import msgspec
@@ -155,16 +155,16 @@ class PairedHub(Hub):
         self._publisher = Publisher(self._own, outbox=self._outbox).start()
         self._has_publisher = True
         self.epoch = self._publisher.epoch
-        self._find_numbers()
+        self._numbers.begin(self._publisher)
         self._forget_marks()
         self._put_again()
         self._publisher.flush()
         self._has_begun = True  # the log tells the epoch, not the outbox
 
     def _forget_marks(self) -> None:
-        self._mark, self._touched = _Mark(0, 0, {}), {}
+        self._mark, self._numbers.touched = _Mark(0, 0, {}), {}
         self._dropped = self._waiting_bytes = 0
-        self._topics = Topics(self.feed, self._keys)
+        self._topics = Topics(self.feed, self._numbers.keys)
 
     def _close_publisher(self) -> None:
         """End the outbox in order: all that is in the log is in there."""
@@ -347,9 +347,9 @@ class PairedHub(Hub):
     def _publish_row(self, row: _Row, fresh: _Fresh) -> None:
         """Publish what a row has brought, where the peer did, but for what the outbox kept of it over a power cut."""
         expected, places, index = row.places.copy(), row.places, fresh.columns.index
-        lacks = (places["is_new"] != 0) & self._is_behind(places, fresh.topics, index)
+        lacks = (places["is_new"] != 0) & self._numbers.are_behind(places, fresh.topics, index)
         if lacks.any():
-            self._number(expected, lacks, fresh.topics, index)
+            self._numbers.number(expected, lacks, fresh.topics, index)
             if (expected != places).any():
                 raise JournalError(f"row {row.entry.number} of the peer was {places[:1]}, expected {expected[:1]}")
             self._publish(fresh._replace(rows=numpy.flatnonzero(lacks)))
@@ -389,18 +389,15 @@ class PairedHub(Hub):
     @contextmanager
     def _taking(self, synced: bool) -> Iterator[None]:
         """As `Hub._taking`; the peer has it, too, if it may take over."""
-        before = self._following.copy(), dict(self._touched), self._newest, self._waiting_bytes, dict(self._counts)
+        before = self._newest, self._waiting_bytes, dict(self._counts)
         try:
-            with self._trying_numbers(), self._conditions.trying(), self._pair_log.transaction(synced=synced):
+            with self._numbers.trying(), self._conditions.trying(), self._pair_log.transaction(synced=synced):
                 yield
                 self._confirm(synced)
         except BaseException:
-            self._following, self._touched, self._newest, self._waiting_bytes, self._counts = before
+            self._newest, self._waiting_bytes, self._counts = before
             self._pair_log.reload()
             raise
-
-    def _trying_numbers(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._keys is None else self._keys.trying()
 
     def _confirm(self, synced: bool) -> None:
         """Wait until the peer has what is in the log; not for one that may not take over."""

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +80,13 @@ def cut_power(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
 
 
 def damage(left: Path, number: int) -> None:
-    """Have a request be what a power cut may leave of it."""
-    sql = sqlite3.connect(left / "hub.puts")
+    """Have a request of a hub that has ended be what a power cut may leave of it."""
+    with closing(sqlite3.connect(left / "hub.puts")) as sql:
+        damage_request(left, sql, number)
+
+
+def damage_request(left: Path, sql: sqlite3.Connection, number: int) -> None:
     file, start, size = sql.execute("SELECT file, start, size FROM large WHERE number = ?", (number,)).fetchone()
-    sql.close()
     with (left / f"hub.puts.{'ab'[file]}").open("r+b") as written:
         written.seek(start)
         written.write(bytes(size))
@@ -249,7 +253,7 @@ def test_a_peer_gets_large_requests_and_none_that_is_damaged(tmp_path: Path) -> 
         assert kept > sum(map(len, texts))
         peer.reload()
         assert peer._kept_bytes == kept
-        damage(tmp_path, numbers[-1])
+        damage_request(tmp_path, log.sql, numbers[-1])
         with pytest.raises(TooFarBehindError):
             log.entries(0, 1 << 20)
 
