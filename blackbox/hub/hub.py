@@ -446,15 +446,16 @@ class Hub:
         taken_ns, why = time.time_ns(), Reasons()
         topics = self._topics.find(request.topics, may, why)
         wrong = misfits(self._schema, columns.offsets, columns.data, columns.valid)
-        is_plain = not (wrong or any(request.ids)) and topics.codes is None and columns.if_at is None
-        if is_plain and self._topics.has_room(topics.new):
+        ids = [each for each in request.ids if each]
+        known = self._log.places_of(ids)
+        is_plain = not wrong and topics.codes is None and columns.if_at is None
+        if is_plain and not known and len(set(ids)) == len(ids) and self._topics.has_room(topics.new):
             places = self._numbers.places_of(topics.slices, request.topics, columns.index)
             self._topics.add_all(topics.new)
         else:
             codes = [0] * request.count if topics.codes is None else topics.codes[columns.index].tolist()
             for row, misfit in wrong:
                 codes[row] = codes[row] or why.code(misfit)
-            known = self._log.places_of([each for each in request.ids if each])
             places = self._conditions.judge(request, columns, topics.slices.tolist(), codes, known, why, self._next_of)
         is_new = places["is_new"] != 0
         self._log.remember(request.ids, places)

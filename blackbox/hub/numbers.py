@@ -17,8 +17,8 @@ from blackbox.publish.publisher import Publisher
 class Numbers:
     """Gives puts their places, each one behind those before it, in the epoch of a publisher.
 
-    Attributes: `epoch`; `keys`, what numbers by key, None where the feed has none; `touched`, by slice how many messages
-    had a number when one was given, of those since its owner has emptied it.
+    Attributes: `epoch`; `keys`, what numbers by key, None where the feed has none; `touched`, by slice how many
+    messages have a number, of slices in which some were given since its owner has emptied it.
     """
 
     def __init__(self, feed: Feed) -> None:

@@ -67,8 +67,6 @@ def cut_power(directory: Path, chance: Random) -> None:
     if chance.random() < 0.7:
         for name, data in msgspec.msgpack.decode((disk / _LOG).read_bytes()).items():
             (directory / name).write_bytes(data)
-        for path in directory.glob("*.puts-shm"):
-            path.unlink()
     sizes: dict[str, int] = {}
     for line in (disk / _SIZES).read_text().splitlines() if (disk / _SIZES).exists() else ():
         size, name = line.split(" ", 1)
@@ -93,7 +91,7 @@ def _keep_log(path: Path) -> None:
     disk = _disk_of(path.parent)
     if not disk.is_dir():
         return
-    files = [each for each in (path, path.with_name(f"{path.name}-wal")) if each.exists()]
+    files = [each for end in ("", "-wal", ".a", ".b") if (each := path.with_name(f"{path.name}{end}")).exists()]
     draft = disk / f"{_LOG}.new"
     draft.write_bytes(msgspec.msgpack.encode({each.name: each.read_bytes() for each in files}))
     draft.replace(disk / _LOG)
