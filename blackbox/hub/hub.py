@@ -335,7 +335,7 @@ class Hub:
     def _close_log(self) -> None:
         """Drop all that was put, once the outbox has closed in order: the next epoch need not look for it."""
         self._publisher.close()
-        self._log.drop(self._newest)
+        self._log.drop(self._newest, synced=True)
 
     # What comes.
 
@@ -620,7 +620,9 @@ class Hub:
 
     def _drop_synced(self) -> None:
         mark = self._mark
-        if all(self._outbox.synced(each) >= (self.epoch, count) for each, count in mark.needs.items()):
+        if self._log.is_synced() and all(
+            self._outbox.synced(each) >= (self.epoch, count) for each, count in mark.needs.items()
+        ):
             if mark.number > self._dropped:
                 self._log.drop(mark.number)
                 self._dropped = mark.number
@@ -629,6 +631,8 @@ class Hub:
                 self._publisher.flush()  # blocks are made of each key: behind that none of before is left
             self._mark = _Mark(self._newest, self._waiting_bytes, self._numbers.touched)
             self._numbers.touched = {}
+            if self._newest > mark.number:
+                self._log.begin_sync()  # so that after a power cut it is not far behind the outbox
 
 
 class Request(NamedTuple):

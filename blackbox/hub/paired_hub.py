@@ -171,7 +171,7 @@ class PairedHub(Hub):
         if self._has_publisher:
             self._publisher.flush()
             self._end_publisher()
-            self._pair_log.drop(self._pair_log.newest)
+            self._pair_log.drop(self._pair_log.newest, synced=True)
 
     def _end_publisher(self) -> None:
         if self._has_publisher:

@@ -110,10 +110,10 @@ class PairedLog(PutLog):
         """As `PutLog.waiting`."""
         return [number for number in super().waiting() if number > self.outbox]
 
-    def drop(self, number: int) -> None:
-        """Note that the outbox has all up to a number; forget of it what the peer has, too."""
+    def drop(self, number: int, *, synced: bool = False) -> None:
+        """Note that the outbox has all up to a number, and this log, which the peer is told; forget what both have."""
         if number > self.outbox:
-            with self.transaction(synced=True):  # the peer drops what this log says to have
+            with self.transaction(synced=synced):
                 self._sql.execute("UPDATE pair SET outbox = ?", (number,))
             self.outbox = number
         upto = min(self.outbox, self.kept)

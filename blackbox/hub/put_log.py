@@ -16,6 +16,7 @@ from typing import Final, Self
 import numpy
 
 from blackbox.errors import JournalError
+from blackbox.hub.file_sync import FileSync
 from blackbox.hub.large_requests import LARGE_BYTES, LargeRequests
 from blackbox.hub.protocol import PLACE, PlaceRow, Places, unpack_places
 
@@ -70,6 +71,8 @@ class PutLog:
             self._sql.execute(_NOTE_LAST)
             self._sql.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             self._sql.execute("PRAGMA synchronous=NORMAL")
+        # Not the main file: to close that anywhere in the process would unlock it.
+        self._sync = FileSync(*(path.with_name(f"{path.name}{end}") for end in (".a", ".b", "-wal")))
 
     @contextmanager
     def transaction(self, *, synced: bool = False) -> Iterator[None]:
@@ -223,12 +226,18 @@ class PutLog:
         self._sql.execute("UPDATE puts SET places = ? WHERE number = ?", (places, number))
         self._sql.executemany("UPDATE ids SET place = ? WHERE id = ?", [(place, each) for each, place in ids])
 
-    def drop(self, number: int) -> None:
-        """Forget requests up to a number: the outbox has them; and where the oldest went, if there are too many.
+    def begin_sync(self) -> None:
+        """Begin to have on the disk what is committed by now, once `is_synced`: nobody waits for that."""
+        self._sync.begin()
 
-        Synced, so that after a power cut this log is not far behind the outbox.
-        """
-        with self.transaction(synced=True):
+    def is_synced(self) -> bool:
+        """Whether what `begin_sync` began is on the disk."""
+        with self._in_words():
+            return self._sync.is_done()
+
+    def drop(self, number: int, *, synced: bool = False) -> None:
+        """Forget requests up to a number: the outbox has them; and where the oldest went, if there are too many."""
+        with self.transaction(synced=synced):
             self._note_last()  # before puts go that tell it
             self._sql.execute(
                 "UPDATE puts SET request = NULL WHERE number > ? AND number <= ? AND request IS NOT NULL",
@@ -245,6 +254,7 @@ class PutLog:
     def close(self) -> None:
         """Close the file."""
         with self._in_words():
+            self._sync.close()
             self._sql.close()
             self._large.close()
 

@@ -7,6 +7,7 @@ returned. More may be there, also a torn end, and zeros in place of it.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,12 +32,15 @@ def keep_disk() -> None:
     """Keep in the place of `make_disk`, from now on, what the disk of each hub has at least."""
     transaction, begin, sync = PutLog.transaction, PutLog.__init__, os.fdatasync
 
+    one_at_a_time = threading.Lock()
+
     @contextmanager
     def synced_transaction(self: PutLog, *, synced: bool = False) -> Iterator[None]:
-        with transaction(self, synced=synced):
-            yield
-        if synced:
-            _keep_log(self._path)
+        with one_at_a_time:
+            with transaction(self, synced=synced):
+                yield
+            if synced:
+                _keep_log(self._path)
 
     def begins(self: PutLog, path: Path, *settings: int) -> None:
         begin(self, path, *settings)
@@ -45,6 +49,9 @@ def keep_disk() -> None:
     def sync_file(fd: Any) -> None:
         path, size = Path(f"/proc/self/fd/{fd}").readlink(), os.fstat(fd).st_size
         sync(fd)
+        if path.name.endswith("-wal"):
+            with one_at_a_time:
+                _keep_log(path.with_name(path.name.removesuffix("-wal")))
         beside = next((above for above in path.parents if _disk_of(above).is_dir()), None)
         if beside is not None:
             with (_disk_of(beside) / _SIZES).open("a") as sizes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from blackbox.errors import JournalError
 from blackbox.hub.protocol import PLACE
 from blackbox.hub.put_log import PutLog
+from blackbox.testing import wait_until
 
 
 def put(log: PutLog, client: str, first: int, count: int, taken_ns: int = 1) -> int:
@@ -67,3 +70,25 @@ def test_a_client_that_has_put_since_is_not_the_one_to_be_forgotten(tmp_path: Pa
 def test_a_log_that_another_process_has_open_is_refused(tmp_path: Path) -> None:
     with PutLog(tmp_path / "log", 10, 10, 10), pytest.raises(JournalError, match="database is locked"):
         PutLog(tmp_path / "log", 10, 10, 10)
+
+
+def test_what_is_committed_is_on_the_disk_once_it_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink().name))
+    with PutLog(tmp_path / "log", 10, 10, 10) as log:
+        synced.clear()
+        assert log.is_synced()
+        log.begin_sync()
+        wait_until(log.is_synced)
+        assert sorted(synced) == ["log-wal", "log.a", "log.b"]
+
+
+def test_a_disk_that_refuses_to_sync_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with PutLog(tmp_path / "log", 10, 10, 10) as log:
+        monkeypatch.setattr(os, "fdatasync", refuse)
+        log.begin_sync()
+        with pytest.raises(JournalError, match=r"log cannot be used: .*Input/output error"):
+            wait_until(log.is_synced)
