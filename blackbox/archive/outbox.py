@@ -37,7 +37,7 @@ from blackbox.publish.outbox import OpenOutbox, OutboxSlice
 log = logging.getLogger("blackbox")
 
 _BOOT: Final = "boot"
-"""The file that says since which start of the system the outbox is written."""
+"""The file that says since which start of the system which epoch is written."""
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _ASK_S: Final = 0.5
 _NOTHING: Final = -1
@@ -64,6 +64,7 @@ class Outbox:
         again_bytes: int = 16 << 20,
         again_wait_ns: int = 1_000_000_000,
         epoch: int = 0,
+        are_told_before: bool = False,
     ) -> None:
         """Settings; nothing is opened before the publisher starts.
 
@@ -78,11 +79,14 @@ class Outbox:
             again_bytes: so much is sent again at most, for each slice; what is before that is only in here.
             again_wait_ns: how long a start waits for subscribers, if there is something to send again.
             epoch: go on in this one behind what is here of it, also where some was lost: whoever says so has the rest.
+            are_told_before: numbers of messages are told before these are here. Then no epoch goes on over another
+                start of the system, whatever `fsync` says.
         """
         check_integers(("again_bytes", again_bytes, 0, 1 << 40), ("again_wait_ns", again_wait_ns, 0, 1 << 50))
         self.directory = Path(directory)
         self.again_wait_s = again_wait_ns / 1e9
-        self._again_bytes, self._fsync, self._epoch = again_bytes, fsync, epoch
+        self._again_bytes, self._epoch = again_bytes, epoch
+        self._is_synced = fsync == "block" and not are_told_before
         self.is_whole = False
         """Whether all that was written here before is here, once it is open."""
         self._serve, self._retention = serve, retention
@@ -133,25 +137,28 @@ class Outbox:
         slices, failure = range(len(feed.slices)), journals.failure
         if self._epoch and before.epoch > self._epoch:
             raise JournalError(f"outbox {str(self.directory)!r} had epoch {before.epoch}, expected {self._epoch}")
-        is_whole = self._is_whole(journals.directory)
+        note = _Note(journals.directory, self._epoch or before.epoch)
+        is_whole = self._is_synced or note.is_there
         goes_on = before.epoch == self._epoch if self._epoch else is_whole and before.epoch and not before.is_ended
         following = [before.following(each) if goes_on else {} for each in slices]
         self.is_whole = is_whole and not before.is_damaged  # which is known behind that
+        again: list[list[Block]] = [[] for _ in slices]
         if self._epoch:
+            epoch = self._epoch
             if feed.key_bytes and before.is_damaged:
                 raise JournalError(
-                    f"outbox {str(self.directory)!r} had blocks of epoch {self._epoch} that cannot be read, "
+                    f"outbox {str(self.directory)!r} had blocks of epoch {epoch} that cannot be read, "
                     f"expected to know the last number of each key"
                 )
-            boxes = [OutboxSlice(journals.at(each), failure, following[each], []) for each in slices]
-            return OpenOutbox(self._epoch, boxes)
-        if not goes_on or before.is_damaged:  # a number that cannot be read may have been the last one
-            new = max(time.time_ns(), before.epoch + 1)
-            return OpenOutbox(new, [OutboxSlice(journals.at(each), failure, {}, []) for each in slices])
-        held = self._held_elsewhere(feed, before.epoch)
-        again = [before.last_blocks(each, self._again_bytes, held.get(each, _NOTHING)) for each in slices]
+        elif not goes_on or before.is_damaged:  # a number that cannot be read may have been the last one
+            epoch, following = max(time.time_ns(), before.epoch + 1), [{} for _ in slices]
+        else:
+            epoch, held = before.epoch, self._held_elsewhere(feed, before.epoch)
+            again = [before.last_blocks(each, self._again_bytes, held.get(each, _NOTHING)) for each in slices]
+        if is_whole or note.epoch != epoch:
+            note.write(epoch)
         boxes = [OutboxSlice(journals.at(each), failure, following[each], again[each]) for each in slices]
-        return OpenOutbox(before.epoch, boxes)
+        return OpenOutbox(epoch, boxes)
 
     def close(self) -> None:
         """Close the files; senders have ended. Raises JournalError when some of what was taken is not there."""
@@ -180,14 +187,6 @@ class Outbox:
     def __repr__(self) -> str:
         return f"Outbox({str(self.directory)!r})"
 
-    def _is_whole(self, directory: Path) -> bool:
-        """Whether all that was written here is; note since when it is written."""
-        now = _BOOT_ID.read_text() if _BOOT_ID.exists() else ""
-        path = directory / _BOOT
-        then = path.read_text() if path.exists() else ""
-        replace_file(path, path.with_suffix(".new"), now.encode())
-        return bool(now and now == then) or self._fsync == "block"
-
     def _held_elsewhere(self, feed: Feed, epoch: int) -> dict[int, int]:
         """Return by slice the last number that an archive has of an epoch, as far as any tells now."""
         own = self._serve if isinstance(self._serve, str) else feed.archives[0] if self._serve else ""
@@ -206,6 +205,26 @@ class Outbox:
                 last = dict(zip(has.epochs, has.last_sequences, strict=True)).get(epoch, _NOTHING)
                 held[slice_id] = max(last, held.get(slice_id, _NOTHING))
         return held
+
+
+class _Note:
+    """Which epoch is written, and since which start of the system: another start may find it with its end lost.
+
+    Then the note stays, until another epoch begins: whatever is killed meanwhile, the next one is told so, too.
+    """
+
+    def __init__(self, directory: Path, epoch: int) -> None:
+        """Look whether all of an epoch was written since this start."""
+        self._path = directory / _BOOT
+        self._now = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
+        then, _, noted = (self._path.read_text() if self._path.exists() else "").partition(" ")
+        self.epoch = int(noted) if noted.isdigit() else 0
+        """That is noted."""
+        self.is_there = bool(self._now) and (then, self.epoch) == (self._now, epoch)
+
+    def write(self, epoch: int) -> None:
+        """Note an epoch. Raises OSError."""
+        replace_file(self._path, self._path.with_suffix(".new"), f"{self._now} {epoch}".encode())
 
 
 class _Before:

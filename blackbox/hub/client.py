@@ -401,9 +401,11 @@ class Client:
         return Inbox(self.feed, self._directory, self.name, prefix, self._queue)
 
     def _ask(self, timeout: float, prefix: bytes | None = None) -> Welcome:
+        answer = self._sender.ask(prefix)
         try:
-            return self._sender.ask(prefix).result(timeout)
+            return answer.result(timeout)
         except TimeoutError:
+            self._sender.ask_no_more(answer)
             raise self._sender.not_stored("this client") from None
 
 

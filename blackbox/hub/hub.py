@@ -191,6 +191,7 @@ class Hub:
             fsync_interval_ns=fsync_interval_ns,
             retention=retention,
             again_bytes=0,  # what a killed hub has not sent is asked of its archive
+            are_told_before=True,
         )
         self._outbox = self._make_outbox(serve=True)
         self._remembered = remember_puts, remember_ids, most_clients
@@ -283,7 +284,8 @@ class Hub:
             publisher = self._publisher = Publisher(self.feed, outbox=self._outbox)
             publisher.start()  # first: its outbox lets no other hub in
             stack.callback(publisher.close)
-            self._log = stack.enter_context(PutLog(self.directory / f"{self.feed.name}.puts", *self._remembered))
+            path, has_large = self.directory / f"{self.feed.name}.puts", not self.feed.key_bytes
+            self._log = stack.enter_context(PutLog(path, *self._remembered, has_large=has_large))
             with self._log.transaction():
                 self._log.forget_peer()
                 self._conditions = self._make_conditions()
@@ -294,11 +296,18 @@ class Hub:
             publisher.flush()
             self._has_begun = self._numbers.has_any()
             (socket,) = self._bind(stack, self.endpoint)
-            for frames in self._thread.frames(socket, self._conditions.wait_s):
+            for frames in self._thread.frames(socket, self._wait_s):
                 self._end_topics()
                 if frames:
                     self._answer_all(socket, frames)
+                else:
+                    self._drop()
             self._close_log()
+
+    def _wait_s(self) -> float | None:
+        """Return when to look again if nothing comes: while topics are to end, or the log has what is to be dropped."""
+        left_s = self._conditions.wait_s()
+        return left_s if self._dropped == self._newest else min(_DROP_S, _DROP_S if left_s is None else left_s)
 
     def _make_conditions(self) -> Conditions:
         """Return what is judged by, within a transaction of the log."""
@@ -538,23 +547,27 @@ class Hub:
     def _put_again(self) -> None:
         """Publish what a killed hub had taken and its outbox lacks, where it was to go.
 
-        Where the epoch does not go on, since a power cut, it goes to the new one.
+        Where the epoch does not go on, since a power cut, it goes to the new one. That may have damaged requests: these
+        are forgotten, and what else of their clients is behind them, as if it had not come.
         """
         self._topics.add_all(self._conditions.topics_that_end())  # so that there is room to end them
-        others = dict[tuple[int, int], _Recorded]()
+        others, cut = dict[tuple[int, int], _Recorded](), set[str]()
         with self._log.transaction():
             waiting = self._log.waiting()
         for number in waiting:
             with self._log.transaction():
-                packed, text = self._log.read(number)
+                row = self._log.read(number)
+                if row is None:
+                    continue  # it was forgotten with one before it
+                client, packed, text = row
                 places, request = unpack_places(packed).copy(), None if text is None else REQUESTS.decode(text)
                 assert request is None or isinstance(request, Put)
                 lacks = self._lacks(places, request, others)
-                if request is None and lacks.any():
-                    if (places["epoch"][lacks] == self.epoch).any():
-                        raise JournalError(f"put log {number} was damaged, expected it as it was taken")
-                    self._log.forget_from(number)
-                    break
+                if lacks.any() and (request is None or request.client in cut):
+                    if client is not None:
+                        cut.add(client)
+                    self._forget(number, places[lacks])
+                    continue
                 self._newest = number
                 if request is None:  # the outbox has all of it
                     continue
@@ -573,13 +586,17 @@ class Hub:
             self._publish(fresh)
             self._waiting_bytes += len(text or b"")
 
+    def _forget(self, number: int, lost: Places) -> None:
+        """Forget a request. Raises JournalError where others may get its places: no power cut has damaged it."""
+        if (lost["epoch"] == self.epoch).any():
+            raise JournalError(f"put log {number} was damaged, expected it as it was taken")
+        self._log.forget(number, lost)
+
     def _lacks(
         self, places: Places, request: Put | None, others: dict[tuple[int, int], _Recorded]
     ) -> NDArray[numpy.bool_]:
-        """Return which puts of a request the outbox lacks. None: it was damaged, and then nothing tells their keys."""
+        """Return which puts of a request the outbox lacks; None: it was damaged, which is of a feed without keys."""
         lacks: NDArray[numpy.bool_] = places["is_new"] != 0
-        if request is None and self.feed.key_bytes:
-            return lacks
         topics = [b""] if request is None else request.topics
         index = numpy.zeros(len(places), numpy.int32) if request is None else Columns.of(request).index
         is_earlier = places["epoch"] != self.epoch

@@ -77,6 +77,8 @@ class PairedHub(Hub):
         self._own, self.endpoint = self._own_feed(), pair.endpoint(self.feed)
         self._has_publisher = False
         """Not until there is an epoch."""
+        self._has_lost = False
+        """Whether the log had puts of the epoch that are lost."""
         self._peer: Standing | None = None
         # Of the one that follows:
         self._leader = self._done = 0
@@ -105,7 +107,9 @@ class PairedHub(Hub):
         self._sync_files()
         with ExitStack() as stack:
             path = self.directory / f"{self.feed.name}.puts"
-            self._log = self._pair_log = stack.enter_context(PairedLog(path, *self._remembered, self.pair.role))
+            self._log = self._pair_log = stack.enter_context(
+                PairedLog(path, *self._remembered, self.pair.role, has_large=not self.feed.key_bytes)
+            )
             with self._pair_log.transaction():
                 self._conditions = self._make_conditions()
             stack.callback(self._end_publisher)
@@ -125,7 +129,7 @@ class PairedHub(Hub):
         if self._is_told_alone:
             self._become_active("it was told to go on alone", is_new_epoch=True)
         elif self._pair_log.is_alone:
-            self._become_active("it was alone before", is_new_epoch=not self._outbox.is_whole)
+            self._become_active("it was alone before", is_new_epoch=self._has_lost or not self._outbox.is_whole)
         while True:
             try:
                 self._follow()
@@ -160,6 +164,11 @@ class PairedHub(Hub):
         self._put_again()
         self._publisher.flush()
         self._has_begun = True  # the log tells the epoch, not the outbox
+
+    def _forget(self, number: int, lost: Places) -> None:
+        """Forget a request and those behind it: the peer has them, or another epoch begins."""
+        self._has_lost = True
+        self._pair_log.forget(number, lost)
 
     def _forget_marks(self) -> None:
         self._mark, self._numbers.touched = _Mark(0, 0, {}), {}

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
+import numpy
 
 from blackbox.errors import JournalError
 from blackbox.hub.pair import Entry
-from blackbox.hub.protocol import REQUESTS, Put, unpack_places
+from blackbox.hub.protocol import REQUESTS, Places, Put, unpack_places
 from blackbox.hub.put_log import PutLog
 
 log = logging.getLogger("blackbox")
@@ -47,9 +48,11 @@ class PairedLog(PutLog):
         remember_ids: int,
         most_clients: int,
         role: Literal["primary", "backup"],
+        *,
+        has_large: bool = True,
     ) -> None:
         """Open it, or make it. What says that it is alone holds for the hub that has written it, not for its peer."""
-        super().__init__(path, remember_puts, remember_ids, most_clients)
+        super().__init__(path, remember_puts, remember_ids, most_clients, has_large=has_large)
         self.kept = 0
         """Up to here the peer has all on its disk."""
         with self.transaction(synced=True):
@@ -109,6 +112,22 @@ class PairedLog(PutLog):
     def waiting(self) -> list[int]:
         """As `PutLog.waiting`."""
         return [number for number in super().waiting() if number > self.outbox]
+
+    def forget(self, number: int, lost: Places) -> None:
+        """Forget a row, as `PutLog.forget`, and all behind it: rows follow each other, as in the log of the peer."""
+        self._note_last()
+        self._known = {}
+        rows = self._sql.execute("SELECT client, first FROM puts WHERE number >= ? ORDER BY number DESC", (number,))
+        for client, first in rows.fetchall():
+            self._sql.execute("UPDATE clients SET last = ? WHERE name = ? AND ? > 0", (first - 1, client, first))
+        behind = self._sql.execute("SELECT places FROM puts WHERE number > ?", (number,)).fetchall()
+        lost = numpy.concatenate([lost, *(unpack_places(places) for (places,) in behind)])
+        lost = lost[lost["is_new"] != 0]
+        log.error("put log %s: %d puts were lost in a power cut, the other hub may have them", self._path, len(lost))
+        self._forget_ids(lost)
+        self._sql.execute("DELETE FROM puts WHERE number >= ?", (number,))
+        self._sql.execute("DELETE FROM large WHERE number >= ?", (number,))
+        self.reload()
 
     def drop(self, number: int, *, synced: bool = False) -> None:
         """Note that the outbox has all up to a number, and this log, which the peer is told; forget what both have."""

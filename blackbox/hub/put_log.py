@@ -18,7 +18,7 @@ import numpy
 from blackbox.errors import JournalError
 from blackbox.hub.file_sync import FileSync
 from blackbox.hub.large_requests import LARGE_BYTES, LargeRequests
-from blackbox.hub.protocol import PLACE, PlaceRow, Places, unpack_places
+from blackbox.hub.protocol import PLACE, PlaceRow, Places
 
 log = logging.getLogger("blackbox")
 
@@ -44,9 +44,11 @@ UPDATE clients SET (last, seen) = (SELECT max(last, first + count - 1), max(seen
 class PutLog:
     """The file, open in one thread. Every method raises JournalError when the disk refuses."""
 
-    def __init__(self, path: Path, remember_puts: int, remember_ids: int, most_clients: int) -> None:
-        """Open it, or make it, and sync what a hub before has left there."""
-        self._path = path
+    def __init__(
+        self, path: Path, remember_puts: int, remember_ids: int, most_clients: int, *, has_large: bool = True
+    ) -> None:
+        """Open it, or make it, and sync what a hub before has left there. `has_large`: large requests lie beside it."""
+        self._path, self._has_large = path, has_large
         self._remember_puts, self._remember_ids, self._most_clients = remember_puts, remember_ids, most_clients
         self._is_synced = False
         self._dropped = 0
@@ -159,7 +161,7 @@ class PutLog:
         if client is not None and (known := self.client(client)) is not None:
             self._known[client] = known[0], first + count - 1
             self._heard[client] = taken_ns
-        large = request if request is not None and len(request) >= LARGE_BYTES else None
+        large = request if request is not None and self._has_large and len(request) >= LARGE_BYTES else None
         added = self._sql.execute(
             "INSERT INTO puts VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)",
             (client, first, count, places, why, request if large is None else None, taken_ns),
@@ -198,28 +200,34 @@ class PutLog:
         )
         return [number for (number,) in rows]
 
-    def read(self, number: int) -> tuple[bytes, bytes | None]:
-        """Return one of them: its places, and itself; None: a power cut has damaged it."""
-        places, request = self._sql.execute("SELECT places, request FROM puts WHERE number = ?", (number,)).fetchone()
-        return places, self._large.read(number) if request is None else request
+    def read(self, number: int) -> tuple[str | None, bytes, bytes | None] | None:
+        """Return one of them: its client, its places, and itself, None if it was damaged; None: it was forgotten."""
+        row = self._sql.execute("SELECT client, places, request FROM puts WHERE number = ?", (number,)).fetchone()
+        if row is None:
+            return None
+        client, places, request = row
+        return client, places, self._large.read(number) if request is None else request
 
-    def forget_from(self, number: int) -> None:
-        """Forget a request, and those behind it, as if they had not come: after a power cut, that damaged the first.
+    def forget(self, number: int, lost: Places) -> None:
+        """Forget a request, of which those places were lost in a power cut: its client goes on from there.
 
-        What ends topics stays as they have set it.
+        What of that client is behind it and not forgotten stays, with its ids, but nobody asks for it by its number.
+        What ends topics stays as the lost puts have set it.
         """
         self._note_last()
         self._known = {}
-        rows = self._sql.execute("SELECT client, first, places FROM puts WHERE number >= ?", (number,)).fetchall()
-        lost = numpy.concatenate([unpack_places(places) for _, _, places in rows])
-        log.error("put log %s: %d puts were lost in a power cut", self._path, numpy.count_nonzero(lost["is_new"]))
-        for client, first, _ in reversed(rows):
-            self._sql.execute("UPDATE clients SET last = ? WHERE name = ? AND ? > 0", (first - 1, client, first))
-        gone = {place.tobytes() for place in lost[lost["is_new"] != 0]}
+        client, first = self._sql.execute("SELECT client, first FROM puts WHERE number = ?", (number,)).fetchone()
+        log.error("put log %s: %d puts were lost in a power cut", self._path, len(lost))
+        self._sql.execute("UPDATE clients SET last = min(last, ?) WHERE name = ?", (first - 1, client))
+        self._sql.execute("UPDATE puts SET client = NULL WHERE client = ? AND number > ?", (client, number))
+        self._forget_ids(lost)
+        self._sql.execute("DELETE FROM puts WHERE number = ?", (number,))
+        self._sql.execute("DELETE FROM large WHERE number = ?", (number,))
+
+    def _forget_ids(self, lost: Places) -> None:
+        gone = {place.tobytes() for place in lost}
         ids = self._sql.execute("SELECT number, place FROM ids").fetchall()
         self._sql.executemany("DELETE FROM ids WHERE number = ?", [(at,) for at, place in ids if place in gone])
-        self._sql.execute("DELETE FROM puts WHERE number >= ?", (number,))
-        self._sql.execute("DELETE FROM large WHERE number >= ?", (number,))
 
     def move(self, number: int, places: bytes, ids: Sequence[tuple[bytes, bytes]]) -> None:
         """Note that a request went elsewhere."""

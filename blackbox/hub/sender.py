@@ -127,6 +127,10 @@ class Sender:
         """Those of them that are to be sent."""
         self._has_driver = False
         """Whether some thread uses the socket, and all that is `of the driver`."""
+        self._stands_in = 0
+        """The thread that is the driver in place of the own one; 0: none."""
+        self._process = 0
+        """The one that has the socket: one that was forked from it has not."""
         self._sleeps = True
         """Whether that must be woken to send something."""
         self._called = threading.Lock()
@@ -174,6 +178,7 @@ class Sender:
             self._connect()
             self.ask()
             self._stack = stack.pop_all()
+        self._process = os.getpid()
         try:
             start_thread(self._thread)
         except BaseException:
@@ -227,6 +232,11 @@ class Sender:
             self._wake()
         return asked.answer
 
+    def ask_no_more(self, answer: Future[Welcome]) -> None:
+        """Let go of a question, for whose answer nobody waits any more."""
+        with self._changed:
+            self._asked = {number: each for number, each in self._asked.items() if each.answer is not answer}
+
     def flush(self, until: float) -> None:
         """Wait until the hub has answered all that was put. Raises NotStoredError, HubError."""
         with self._changed:
@@ -242,7 +252,7 @@ class Sender:
         with self._changed:
             self._is_ended = self._sleeps = True
             self._wake()
-        if self._thread.ident is not None:
+        if self._thread.ident is not None and self._stands_in != threading.get_ident():  # else: behind its put
             self._thread.join()
 
     def not_stored(self, what: str) -> NotStoredError:
@@ -259,6 +269,7 @@ class Sender:
     def _take_room(self, count: int, size: int, until: float) -> None:
         self._check()
         while self._puts and (self._puts + count > self._most or self._bytes + size > _QUEUE_REQUESTS * MOST_BYTES):
+            self._wake()  # Ctrl-C may have kept a put from that
             self._wait(until, f"the {self._puts} puts that are on their way, so that there is room for more")
             self._check()
         self._puts += count
@@ -295,21 +306,26 @@ class Sender:
         The thread goes on if there is need; what ends the client ends that.
         """
         with interrupts_held(self._pipe.poke) as interrupts:
-            with self._changed:
-                if self._has_driver:
-                    self._wake()
-                    return
-                self._has_driver = True
-            try:
+            is_mine = False
+            try:  # a signal's handler may raise anything, anywhere
+                with self._changed:
+                    if self._has_driver or os.getpid() != self._process:
+                        self._wake()
+                        return
+                    is_mine = self._has_driver = True
+                    self._stands_in = threading.get_ident()
                 while not (put.done() or interrupts or self._is_ended) and (left := until - time.monotonic()) > 0:
                     self._drive(left)
             except BaseException as error:
-                self._error = error
+                if is_mine:
+                    self._error = error
                 if not isinstance(error, HubError):
                     raise
             finally:
-                if not self._rests():
-                    self._called.release()
+                if is_mine:
+                    self._stands_in = 0
+                    if not self._rests():
+                        self._called.release()
 
     def _rests(self) -> bool:
         """Stop being the driver if there is nothing to do; return whether that is so."""

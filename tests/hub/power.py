@@ -42,8 +42,8 @@ def keep_disk() -> None:
             if synced:
                 _keep_log(self._path)
 
-    def begins(self: PutLog, path: Path, *settings: int) -> None:
-        begin(self, path, *settings)
+    def begins(self: PutLog, path: Path, *settings: int, has_large: bool) -> None:
+        begin(self, path, *settings, has_large=has_large)
         _keep_log(path)
 
     def sync_file(fd: Any) -> None:
@@ -71,8 +71,9 @@ def make_disk(directory: Path) -> None:
 def cut_power(directory: Path, chance: Random) -> None:
     """Leave of a hub, which was killed, what may be on its disk: each file has all, or more or less of what it must."""
     disk = _disk_of(directory)
-    if chance.random() < 0.7:
-        for name, data in msgspec.msgpack.decode((disk / _LOG).read_bytes()).items():
+    ends = chance.choice((("puts", "-wal", ".a", ".b"), (".a", ".b"), ()))
+    for name, data in msgspec.msgpack.decode((disk / _LOG).read_bytes()).items():
+        if name.endswith(ends):
             (directory / name).write_bytes(data)
     sizes: dict[str, int] = {}
     for line in (disk / _SIZES).read_text().splitlines() if (disk / _SIZES).exists() else ():
@@ -88,6 +89,11 @@ def cut_power(directory: Path, chance: Random) -> None:
         path.with_suffix(".index").unlink(missing_ok=True)
     for path in directory.glob("*/boot"):
         path.write_text("an earlier start of the system")
+
+
+def has_on_disk(directory: Path, data: bytes) -> bool:
+    """Whether the disk has something in the log of a hub, whatever happens."""
+    return data in (_disk_of(directory) / _LOG).read_bytes()
 
 
 def _disk_of(directory: Path) -> Path:

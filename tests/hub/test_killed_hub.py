@@ -19,7 +19,7 @@ from blackbox.hub.large_requests import LARGE_BYTES
 from blackbox.hub.protocol import Stored
 from blackbox.testing import wait_until
 from tests.hub.hubs import HUB, hub_feed, published
-from tests.hub.power import KEEP, cut_power, make_disk
+from tests.hub.power import KEEP, cut_power, has_on_disk, make_disk
 from tests.torture.nursery import Nursery
 
 
@@ -175,6 +175,16 @@ def test_what_was_answered_as_synced_is_published_once_however_often_power_is_cu
     with Hub(feed, place):
         pass
     assert [each.rstrip() for each in payloads(place, feed)] == [b"%d" % number for number in range(120)]
+
+
+def test_what_nothing_follows_is_on_the_disk_soon(tmp_path: Path, feed: Feed) -> None:
+    place = tmp_path / "hub"
+    make_disk(place)
+    with Nursery(feed, KEEP + HUB, 1) as hub, Client(feed) as client:
+        hub.begin((place,))
+        client.put(b"A.x", b"1", b"order-17", timeout=60)
+        wait_until(lambda: has_on_disk(place, b"order-17"), 60)
+        hub.kill()
 
 
 def test_a_hub_that_ended_in_order_begins_an_epoch_and_publishes_nothing_again(tmp_path: Path, feed: Feed) -> None:

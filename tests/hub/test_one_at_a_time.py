@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -14,6 +15,7 @@ import pytest
 
 from blackbox import Client, Feed, Hub
 from blackbox.errors import HubError, NotStoredError
+from blackbox.hub.sender import Sender
 from blackbox.testing import wait_until
 from tests.hub.hubs import hub_feed, published
 
@@ -91,6 +93,59 @@ def test_a_client_that_is_closed_while_a_put_waits_ends_that(tmp_path: Path) -> 
     with pytest.raises(HubError, match="was closed before the hub had answered"):
         client.put(b"A.x", b"1", timeout=60.0)
     closing.join()
+
+
+def test_a_signal_s_handler_may_close_the_client_whose_put_waits(tmp_path: Path) -> None:
+    client = begun(hub_feed(), tmp_path)
+    signal.signal(signal.SIGUSR1, lambda *_: client.end())
+    presser = once_it_waits(client, press(signal.SIGUSR1))
+    with pytest.raises(HubError, match="was closed"):
+        client.put(b"A.x", b"1", timeout=60)
+    presser.join()
+
+
+@pytest.mark.own_process
+def test_a_process_that_was_forked_does_not_use_the_socket_of_the_other_one(tmp_path: Path) -> None:
+    feed = hub_feed()
+    with Hub(feed, tmp_path), Client(feed) as client:
+        client.put(b"A.x", b"0")
+        wait_until(lambda: not client._sender._has_driver)
+        child = os.fork()
+        if child == 0:
+            try:
+                client.put(b"A.x", b"1", timeout=0.1)
+            except NotStoredError:
+                os._exit(7)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert client.put(b"A.x", b"2").sequence == 1
+
+
+def test_a_put_that_ctrl_c_has_left_without_a_driver_makes_room_for_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ctrl_c(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    feed = hub_feed()
+    with Hub(feed, tmp_path), Client(feed, in_flight=1) as client:
+        client.put(b"A.x", b"0")
+        wait_until(lambda: not client._sender._has_driver)
+        with monkeypatch.context() as patch:
+            patch.setattr(Sender, "_stand_in", ctrl_c)  # as it comes just before
+            with pytest.raises(KeyboardInterrupt):
+                client.put(b"A.x", b"1")
+        assert client.put(b"A.x", b"2").sequence == 2
+    assert payloads(tmp_path, feed) == [b"0", b"1", b"2"]
+
+
+def test_questions_that_nobody_waits_for_are_not_asked_again(tmp_path: Path) -> None:
+    client = begun(hub_feed(), tmp_path)
+    for _ in range(5):
+        with pytest.raises(NotStoredError):
+            client.numbered(0.01)
+    assert not client._sender._asked
+    client.end()
 
 
 def test_a_client_that_another_process_takes_over_hears_of_it_in_its_put(tmp_path: Path) -> None:

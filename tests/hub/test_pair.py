@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+import numpy
 import pytest
 
 from blackbox import Client, Feed, HubError, NotStoredError
 from blackbox.block.position import Place
+from blackbox.hub.large_requests import LARGE_BYTES
 from blackbox.testing import wait_until
 from tests.hub.pairs import PATIENCE_S, Hubs, pair_feed, places_once
 
@@ -45,6 +47,12 @@ class Writer:
                         data = f"{self._name}-{number}".encode()
                         topic = b"ABC"[number % 3 :][:1]
                         puts.append((data, client.put_soon(topic, data, data if number % 2 else None, timeout=60)))
+                        number += 1
+                    if number % 200 == 0:  # one that the put log has in other files
+                        data = f"{self._name}-{number}".encode()
+                        row = numpy.frombuffer(data.ljust(LARGE_BYTES), numpy.uint8)[None]
+                        (place,) = client.put_many((b"A",), numpy.zeros(1, int), row, timeout=PATIENCE_S).tolist()
+                        self.answered.append(((place[3], place[0], place[4]), bytes(row)))
                         number += 1
                     client.flush(PATIENCE_S)
                     self.answered += [(at(future.result()), data) for data, future in puts]

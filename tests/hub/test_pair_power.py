@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
+import numpy
 import pytest
 
+from blackbox import Client
+from blackbox.archive.format import FILE_HEAD_BYTES
+from blackbox.hub.large_requests import LARGE_BYTES
 from blackbox.testing import wait_until
 from tests.hub.pairs import PATIENCE_S, ROLES, Hubs, pair_feed, places_once
 from tests.hub.power import KEEP
@@ -78,3 +85,28 @@ def test_two_hosts_that_lose_power_at_once_have_what_was_answered_as_synced(
     for writer in writers:
         writer.end()
     assert_both_have(hubs, [each for writer in writers for each in writer.answered])
+
+
+def test_a_hub_whose_disk_has_damaged_a_large_request_fetches_it(tmp_path: Path, hubs: Hubs) -> None:
+    """What is in the log is there, but not what lies beside it: the system writes in any order."""
+    hubs.begin_both(tmp_path)
+    answered = list[tuple[tuple[int, int, int], bytes]]()
+    with Client(hubs.feed, "desk") as client:
+        for number in range(10):
+            row = numpy.frombuffer((b"%d" % number).ljust(LARGE_BYTES), numpy.uint8)[None]
+            (place,) = client.put_many((b"A",), numpy.zeros(1, int), row, timeout=PATIENCE_S).tolist()
+            answered.append(((place[3], place[0], place[4]), bytes(row)))
+        hubs.kill("backup")
+        log = tmp_path / "backup" / f"{hubs.feed.name}.puts"
+        with closing(sqlite3.connect(log)) as sql:
+            sizes = sql.execute("SELECT file, start, size FROM large ORDER BY number DESC LIMIT 2").fetchall()
+        for file, start, size in sizes:
+            with log.with_name(f"{log.name}.{'ab'[file]}").open("r+b") as beside:
+                beside.seek(start)
+                beside.write(bytes(size))
+        for journal in (tmp_path / "backup").rglob("*.journal"):
+            os.truncate(journal, FILE_HEAD_BYTES)
+            journal.with_suffix(".index").unlink(missing_ok=True)
+        hubs.begin("backup")
+        hubs.wait_for_step()
+    assert_both_have(hubs, answered)
