@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 import secrets
 import time
@@ -151,7 +152,7 @@ class Client:
         HubError when the client has ended.
         """
         until = time.monotonic() + timeout
-        future = self._put(topic, payload, id or b"", ts_event, until, if_at, ttl, waits=True)
+        future = self._put(topic, payload, b"" if id is None else id, ts_event, until, if_at, ttl, waits=True)
         try:
             return future.result(max(0.0, until - time.monotonic()))
         except TimeoutError as error:
@@ -175,7 +176,9 @@ class Client:
         The future gives its place, or raises HubError, as RefusedError. Raises as `put`; NotStoredError when there is
         no room in time.
         """
-        return self._put(topic, payload, id or b"", ts_event, time.monotonic() + timeout, if_at, ttl, waits=False)
+        return self._put(
+            topic, payload, b"" if id is None else id, ts_event, time.monotonic() + timeout, if_at, ttl, waits=False
+        )
 
     def _put(
         self,
@@ -200,8 +203,9 @@ class Client:
             if self._record_bytes.get(payload[at : at + 1]) != len(payload):
                 for _, why in misfits(self._schema, numpy.array([0, len(payload)]), numpy.frombuffer(payload, "u1")):
                     raise ConfigError(why)
-        if len(put_id) > MOST_ID_BYTES:
-            raise ConfigError(f"id had {len(put_id)} bytes, expected at most {MOST_ID_BYTES}")
+        _check_ids((put_id,))
+        if type(ts_event) is not int:
+            ts_event = _as_integer(ts_event)
         if not -INT64 <= ts_event < INT64:
             raise ValueError(f"ts_event was {ts_event!r}, expected an int64")
         if if_at is not None:
@@ -267,7 +271,8 @@ class Client:
             raise ValueError(f"offsets were {stops[:1]} to {stops[-1:]}, expected {count + 1} within {len(flat)}")
         if count and (largest := int(numpy.diff(stops).max())) > MOST_BYTES:
             raise ConfigError(f"payload had {largest} bytes, expected at most {MOST_BYTES}")
-        times = None if ts_event is None else numpy.asarray(ts_event, numpy.int64)
+        times = None if ts_event is None else _as_times(ts_event)
+        _check_ids(ids)
         if (times is not None and len(times) != count) or len(ids) not in (0, count):
             raise ValueError(f"ts_event and ids were of other lengths, expected {count}")
         expected, ttl_ns = as_if_at(if_at, count), as_ttl_ns(ttl, count)
@@ -355,7 +360,8 @@ class Client:
         Raises NotStoredError when the hub does not answer in time, ConfigError, PositionError.
         """
         if prefix not in self._inboxes:
-            self.feed.slices_for(prefix)
+            if not self.feed.slices_for(prefix):
+                raise ConfigError(f"feed {self.feed.name!r}: no slice can hold topics that start with {prefix!r}")
             inbox = self._inbox(prefix)
             inbox.subscribe(self._ask(timeout, prefix))
             self._inboxes[prefix] = inbox
@@ -407,6 +413,28 @@ class Client:
         except TimeoutError:
             self._sender.ask_no_more(answer)
             raise self._sender.not_stored("this client") from None
+
+
+def _check_ids(ids: Sequence[bytes]) -> None:
+    for each in ids:
+        if type(each) is not bytes:
+            raise TypeError(f"id was {each!r:.80}, expected bytes")
+        if len(each) > MOST_ID_BYTES:
+            raise ConfigError(f"id had {len(each)} bytes, expected at most {MOST_ID_BYTES}")
+
+
+def _as_integer(ts_event: object) -> int:
+    try:
+        return operator.index(ts_event)  # type: ignore[arg-type]  # which is what it looks at
+    except TypeError:
+        raise TypeError(f"ts_event was {ts_event!r:.80}, expected an integer: ns since 1970") from None
+
+
+def _as_times(ts_event: Any) -> NDArray[numpy.int64]:
+    times = numpy.asarray(ts_event)
+    if len(times) and times.dtype.kind not in "iu":
+        raise TypeError(f"ts_event was of {times.dtype}, expected integers: ns since 1970")
+    return times.astype(numpy.int64)
 
 
 def _parts(stops: NDArray[numpy.int64]) -> list[slice]:

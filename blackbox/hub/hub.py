@@ -177,6 +177,8 @@ class Hub:
         if fsync not in ("interval", "block"):
             raise ValueError(f"fsync was {fsync!r}, expected interval or block")
         self.feed, self.directory = feed_of_hub(feed), Path(directory)
+        if feed.key_bytes and retention.is_bound:  # the last number of a key may be in any day
+            raise ConfigError(f"feed {feed.name!r} had key_bytes {feed.key_bytes}, expected 0 for a hub with retention")
         self.peers = tuple(Relay(there, here, name=self.feed.name) for there, here in peers)
         """What brings here what is wanted of other hubs: one hop, straight from each."""
         self.sites = Sites(self.feed, [there for there, _ in peers], join)

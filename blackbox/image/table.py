@@ -104,8 +104,13 @@ class Table(Frames, Mapping[bytes, bytes]):
             timeout: in seconds.
             topic: of the message; needed where the feed has keys, as a place is one of its key then.
 
-        Raises ConfigError for a place without its topic in a feed with keys; as `wait_synced`.
+        Raises ConfigError for a place without its topic in a feed with keys, or a topic of another table; as
+        `wait_synced`.
         """
+        if type(topic) is not bytes:
+            raise TypeError(f"topic was {topic!r:.80}, expected bytes")
+        if topic and not topic.startswith(self.prefix):
+            raise ConfigError(f"topic was {topic!r}, expected one of table {self.prefix!r}")
         if isinstance(until, Place):
             if self.feed.key_bytes and not topic:
                 raise ConfigError(

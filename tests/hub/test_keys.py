@@ -400,8 +400,8 @@ def test_keys_of_an_epoch_have_bounds_and_too_many_end_no_hub(tmp_path: Path) ->
 
 
 def test_a_hub_with_keys_keeps_all_days(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="had key_bytes 3, expected 0 where an outbox deletes days"):
-        Hub(keyed(), tmp_path, retention=Retention(days=5)).start()
+    with pytest.raises(ConfigError, match="had key_bytes 3, expected 0 for a hub with retention"):
+        Hub(keyed(), tmp_path, retention=Retention(days=5))
 
 
 def numbered_by_key(place: Path, feed: Feed) -> dict[tuple[int, int, bytes], list[tuple[int, bytes, bytes]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -466,3 +467,38 @@ def test_what_the_outbox_has_synced_leaves_the_log(tmp_path: Path) -> None:
 
         wait_until(is_dropped, 60)
         assert hub._waiting_bytes < (hub._newest - hub._dropped + 1) * 101_000
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"id": "order-17"}, "id was 'order-17', expected bytes"),
+        ({"id": 17}, "id was 17, expected bytes"),
+        ({"ts_event": 1.5}, "ts_event was 1.5, expected an integer"),
+        ({"ts_event": "x"}, "ts_event was 'x', expected an integer"),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_refused_before_they_are_on_their_way(
+    tmp_path: Path, wrong: dict[str, Any], why: str
+) -> None:
+    feed = hub_feed()
+    with Hub(feed, tmp_path), Client(feed) as client:
+        putting: tuple[Callable[..., object], ...] = (client.put, client.put_soon)
+        for put in putting:
+            with pytest.raises(TypeError, match=why):
+                put(b"A.x", b"1", **wrong)
+        columns: Any = {{"id": "ids"}.get(name, name): [each] for name, each in wrong.items()}
+        with pytest.raises(TypeError):
+            client.put_many((b"A.x",), [0], numpy.zeros((1, 1), numpy.uint8), **columns)
+        client.put(b"A.x", b"2", b"order-17")
+        client.put(b"A.x", b"3", ts_event=numpy.int64(3))  # type: ignore[arg-type]  # an integer all the same
+    assert [message[-1] for message in published(tmp_path, feed)] == [b"2", b"3"]
+
+
+def test_a_prefix_of_no_slice_is_refused_when_it_is_subscribed_to(tmp_path: Path) -> None:
+    (part,) = hub_feed(slices=1).slices
+    feed = msgspec.structs.replace(
+        hub_feed(slices=1), slices=(msgspec.structs.replace(part, prefixes=("A",), share=None),)
+    )
+    with Client(feed, "desk", tmp_path) as client, pytest.raises(ConfigError, match="no slice can hold topics"):
+        client.subscribe(b"Z")
