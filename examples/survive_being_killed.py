@@ -73,8 +73,10 @@ def main() -> None:
                     time.sleep(0.01)
                 killed.send_signal(signal.SIGKILL)
                 killed.wait()
+            while publisher.statistics().subscribers > 2:  # until the killed one is seen to be gone
+                time.sleep(0.01)
             last = run_strategy(feed, directory / "killed.db")
-            publisher.wait_for_subscribers(count=3)  # both strategies and the recorder
+            publisher.wait_for_subscribers(count=3, timeout=30)  # both strategies and the recorder
             publisher.close()
             last.wait()
             undisturbed.wait()

@@ -47,7 +47,13 @@ def frames(
     return to_spark(spark, days[0], path / "trades"), to_spark(spark, days[1], path / "quotes")
 
 
-@pytest.mark.parametrize(("tolerance", "exact"), [(None, True), (None, False), (200 * MS, True), (0, True), (0, False)])
+@pytest.mark.parametrize(
+    ("tolerance", "exact"),
+    [
+        *((None, True), (200 * MS, True), (0, False)),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in ((None, False), (0, True))),
+    ],
+)
 def test_trades_and_quotes_of_a_real_day(
     days: tuple[polars.DataFrame, polars.DataFrame],
     frames: tuple[DataFrame, DataFrame],

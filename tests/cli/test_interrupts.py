@@ -51,7 +51,13 @@ def test_until_ctrl_c_is_heeded_nothing_is_imported_that_takes_time() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
 
 
-@pytest.mark.parametrize("command", ["publish", "record", "subscribe", "replay", "stat", "verify"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("publish", "replay", "verify"),
+        *(pytest.param(command, marks=pytest.mark.long) for command in ("record", "subscribe", "stat")),
+    ],
+)
 def test_ctrl_c_while_a_command_begins_is_one_line_and_status_130(command: str, tmp_path: Path) -> None:
     feed = str(write_feed(Feed.local("interrupted", slices=2), tmp_path / "feed.toml"))
     day = str(recorded_day(tmp_path / "day").path)

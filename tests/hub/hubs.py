@@ -38,7 +38,9 @@ def published(directory: Path, feed: Feed) -> list[tuple[int, int, int, bytes, b
 
 def damage_days(directory: Path) -> None:
     """Change one of 100 messages, which are their numbers, in the days of a hub: they cannot be read any more."""
-    journal = max(directory.glob("*/*/slice-*/*.journal"), key=lambda path: path.read_bytes().count(b"99"))
-    data = bytearray(journal.read_bytes())
+    numbers = [b"%d" % number for number in range(10, 100)]
+    journals = {path: path.read_bytes() for path in directory.glob("*/*/slice-*/*.journal")}
+    journal = next(path for path, data in journals.items() if all(number in data for number in numbers))
+    data = bytearray(journals[journal])
     data[data.rindex(b"50")] ^= 1
     journal.write_bytes(data)

@@ -14,6 +14,7 @@ from blackbox.feed.endpoint import free_endpoints
 from blackbox.hub.revisions import Revisions
 from blackbox.hub.sender import Sender
 from blackbox.testing import wait_until
+from tests.hub.hubs import damage_days
 from tests.hub.pairs import PATIENCE_S, Hubs, pair_feed
 from tests.hub.test_pair import OTHER, feed_of
 from tests.hub.test_pair_rules import hub_of
@@ -205,10 +206,7 @@ def test_two_hubs_whose_days_cannot_be_read_refuse_conditions_and_go_on(tmp_path
             client.put(b"A", b"%d" % number)
     hubs.end_both()
     for role in ("primary", "backup"):
-        journal = max((tmp_path / role).glob("*/*/slice-*/*.journal"), key=lambda path: path.read_bytes().count(b"99"))
-        data = bytearray(journal.read_bytes())
-        data[data.rindex(b"50")] ^= 1
-        journal.write_bytes(data)
+        damage_days(tmp_path / role)
     for role in ("primary", "backup"):
         hubs.begin(role)
     with Client(hubs.feed) as client:

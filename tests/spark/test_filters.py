@@ -58,7 +58,10 @@ def test_every_query_of_a_frame_has_its_own_filters(spark: SparkSession, written
 
 @pytest.mark.parametrize(
     ("engine", "condition", "wanted"),
-    [(engine, *each[:2]) for each in CONDITIONS for engine in ("java", "python") if engine == "java" or each[2]],
+    [
+        *(("java", *each[:2]) for each in CONDITIONS),
+        *(pytest.param("python", *each[:2], marks=pytest.mark.long) for each in CONDITIONS if each[2]),
+    ],
 )
 def test_filters_choose_the_rows_that_they_mean(
     spark: SparkSession, written: Day, engine: str, condition: str, wanted: Callable[[Told], bool]
@@ -89,7 +92,10 @@ BLOCKS = [
 
 @pytest.mark.parametrize(
     ("engine", "condition", "blocks"),
-    [(engine, *each[:2]) for each in BLOCKS for engine in ("java", "python") if engine == "java" or each[2]],
+    [
+        *(("java", *each[:2]) for each in BLOCKS),
+        *(pytest.param("python", *each[:2], marks=pytest.mark.long) for each in BLOCKS if each[2]),
+    ],
 )
 def test_what_index_and_slices_rule_out_is_not_read(
     spark: SparkSession, tmp_path: Path, wide: Day, engine: str, condition: str, blocks: int

@@ -17,7 +17,7 @@ ROWS = 11
 
 
 @pytest.mark.parametrize("is_numbered", [False, True])
-@pytest.mark.parametrize("absent", [(), (0, 9), tuple(range(ROWS))])
+@pytest.mark.parametrize("absent", [pytest.param((), marks=pytest.mark.long), (0, 9), tuple(range(ROWS))])
 def test_a_row_has_its_own_number_and_an_absent_value_is_not_an_empty_one(
     is_numbered: bool, absent: tuple[int, ...]
 ) -> None:

@@ -292,7 +292,7 @@ def test_fields_of_a_callback_that_joins_a_running_feed_come() -> None:
     ("source", "schema", "name"),
     [
         (Itch50, "itch50", "itch50/jamison_12302019_SNIPPET.NASDAQ_ITCH50"),
-        (Iex, "iex_deep10", "iex/goiex_DEEP10.pcap.gz"),
+        pytest.param(Iex, "iex_deep10", "iex/goiex_DEEP10.pcap.gz", marks=pytest.mark.long),
         (Dbn, "dbn", "dbn/futures_mbp-1_2024-07-01T23-58.dbn.zst"),
         (Tape, "tape", "lean/bac_20131007_quote.zip"),
     ],
