@@ -184,8 +184,6 @@ class Hub:
         self.sites = Sites(self.feed, [there for there, _ in peers], join)
         self.endpoint = self.feed.hub
         """Where it takes puts."""
-        self.epoch = 0
-        """Of the messages that are published, once it has started."""
         self._make_outbox = partial(
             Outbox,
             directory,
@@ -266,6 +264,11 @@ class Hub:
         else:
             self._end()
 
+    @property
+    def epoch(self) -> int:
+        """Of the messages that are published, once it has started; 0 before."""
+        return self._numbers.epoch
+
     # In its thread.
 
     def _run(self) -> None:
@@ -292,7 +295,6 @@ class Hub:
                 self._log.forget_peer()
                 self._conditions = self._make_conditions()
             publisher.flush()
-            self.epoch = publisher.epoch
             self._numbers.begin(publisher)
             self._put_again()
             publisher.flush()

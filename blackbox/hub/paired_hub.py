@@ -158,7 +158,6 @@ class PairedHub(Hub):
         self._outbox = self._make_outbox(serve=self.feed.archives[self.pair.line], epoch=self._pair_log.epoch)
         self._publisher = Publisher(self._own, outbox=self._outbox).start()
         self._has_publisher = True
-        self.epoch = self._publisher.epoch
         self._numbers.begin(self._publisher)
         self._forget_marks()
         self._put_again()

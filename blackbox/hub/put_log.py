@@ -50,7 +50,7 @@ class PutLog:
         """Open it, or make it, and sync what a hub before has left there. `has_large`: large requests lie beside it."""
         self._path, self._has_large = path, has_large
         self._remember_puts, self._remember_ids, self._most_clients = remember_puts, remember_ids, most_clients
-        self._is_synced = False
+        self._syncs_commits = False
         self._dropped = 0
         self._known: dict[str, tuple[int, int]] = {}
         """Session and last put of clients that were heard since it was opened."""
@@ -80,9 +80,9 @@ class PutLog:
     def transaction(self, *, synced: bool = False) -> Iterator[None]:
         """Do all in the `with` block, or nothing; `synced`: it is on the disk when that ends, else with the system."""
         try:
-            if synced != self._is_synced:
+            if synced != self._syncs_commits:
                 self._sql.execute(f"PRAGMA synchronous={'FULL' if synced else 'NORMAL'}")
-                self._is_synced = synced
+                self._syncs_commits = synced
             self._sql.execute("BEGIN IMMEDIATE")
             try:
                 yield
