@@ -44,16 +44,33 @@ UTC = "utc"
 """Metadata key of a time since 1970-01-01 UTC: the unit, "ns" or "s"."""
 SINCE_MIDNIGHT = "since_midnight"
 """Metadata key of a time of day: the time zone whose midnight it counts from. Unit: ns."""
+ABSENT = "absent"
+"""Metadata key: the integer with which the venue says that the field has no value. Readers return null instead."""
 
 
-def price(dtype: str, decimals: int) -> numpy.dtype[Any]:
-    """Return a field dtype for a price that is an integer with `decimals` implied decimal places."""
-    return numpy.dtype(dtype, metadata={DECIMALS: decimals})
+def price(dtype: str, decimals: int, absent: int | None = None) -> numpy.dtype[Any]:
+    """Return a field dtype for a price that is an integer with `decimals` implied decimal places.
+
+    `absent`: the integer that means "no price". Every other integer is a price, also 0 and below.
+    """
+    return _with_metadata(dtype, absent, {DECIMALS: decimals})
 
 
-def utc_time(dtype: str, unit: str) -> numpy.dtype[Any]:
-    """Return a field dtype for an integer that counts `unit` ("ns" or "s") since 1970-01-01 UTC."""
-    return numpy.dtype(dtype, metadata={UTC: unit})
+def utc_time(dtype: str, unit: str, absent: int | None = None) -> numpy.dtype[Any]:
+    """Return a field dtype for an integer that counts `unit` ("ns" or "s") since 1970-01-01 UTC.
+
+    `absent`: the integer that means "no time".
+    """
+    return _with_metadata(dtype, absent, {UTC: unit})
+
+
+def optional(dtype: str, absent: int) -> numpy.dtype[Any]:
+    """Return a field dtype for an integer, of which the value `absent` means "no value"."""
+    return _with_metadata(dtype, absent, {})
+
+
+def _with_metadata(dtype: str, absent: int | None, metadata: dict[str, Any]) -> numpy.dtype[Any]:
+    return numpy.dtype(dtype, metadata=metadata if absent is None else {**metadata, ABSENT: absent})
 
 
 @dataclass(frozen=True)
@@ -70,6 +87,20 @@ class TradeFields:
     """Types of other ranks repeat the same trades: for each symbol and day only the lowest rank present counts."""
     order: str | None = None
     """The field with the number of the order that traded, where the price is that of the order (`Schema.orders`)."""
+    id: str | None = None
+    """The field with the venue's id of the trade. Trades of one symbol, id, price and size are repetitions of one."""
+
+
+@dataclass(frozen=True)
+class BreakFields:
+    """Which fields of a message type name a trade that the venue took back: the one of the same symbol and id."""
+
+    type: str
+    id: str
+    price: str | None = None
+    """The field with the price of that trade, where the message repeats it: it must be equal, too."""
+    size: str | None = None
+    """The field with the size of that trade, where the message repeats it: it must be equal, too."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +114,10 @@ class OrderFields:
 
 @dataclass(frozen=True)
 class QuoteFields:
-    """Which fields of a message type hold the best bid and offer; a price of 0 is an absent side."""
+    """Which fields of a message type hold the best bid and offer.
+
+    A side is absent if its price is what the field's metadata calls `ABSENT`, or what `absent` says.
+    """
 
     type: str
     bid_price: str
@@ -93,7 +127,9 @@ class QuoteFields:
     rank: int = 0
     """As in `TradeFields`."""
     one_sided: bool = False
-    """Whether a price of 0 means that the side has not changed."""
+    """True if an absent side has not changed since the last quote that had it."""
+    absent: float | None = None
+    """Payloads of JSON: the price that means that the side is absent. A missing price always does."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +155,8 @@ class Schema:
     """The message types that are quotes."""
     orders: tuple[OrderFields, ...] = field(default=(), compare=False)
     """The message types of new orders, where trades refer to an order for their price."""
+    breaks: tuple[BreakFields, ...] = field(default=(), compare=False)
+    """The message types that take a trade back."""
     json: str | None = field(default=None, compare=False)
     """For payloads that end with a JSON document: the member that holds its fields, if the document has that member.
 
@@ -145,8 +183,11 @@ class Schema:
                     f"schema {self.name!r}: trades of type {trade.type!r} had price {trade.price!r} and order "
                     f"{trade.order!r}, expected exactly one of them, and `orders` when the price is that of the order"
                 )
-            only = () if trade.only is None else (trade.only[0],)
-            self._check(trade.type, trade.price or trade.order or "", trade.size, *only)
+            others = [name for name in (trade.only and trade.only[0], trade.id) if name is not None]
+            self._check(trade.type, trade.price or trade.order or "", trade.size, *others)
+        for taken_back in self.breaks:
+            others = [name for name in (taken_back.price, taken_back.size) if name is not None]
+            self._check(taken_back.type, taken_back.id, *others)
         for order in self.orders:
             self._check(order.type, order.number, order.price)
         for quote in self.quotes:
@@ -190,6 +231,14 @@ class Schema:
                 f"schema {self.name!r}: type {kind!r} had field {name!r} of {field} with {told}, expected an integer "
                 f"with {DECIMALS} of 0 to {_MOST_DECIMALS}, or {UTC} of 'ns' or 's', or {SINCE_MIDNIGHT}"
             )
+        if (absent := told.get(ABSENT)) is None:
+            return
+        limits = numpy.iinfo(field) if field.kind in "iu" else None
+        if limits is None or not limits.min <= absent <= limits.max:
+            raise ConfigError(
+                f"schema {self.name!r}: type {kind!r} had field {name!r} of {field} with {ABSENT} of {absent}, "
+                "expected an integer field, and a value that it can hold"
+            )
 
     def _check(self, kind: str, *fields: str) -> None:
         names = self.dtype(kind).names or ()
@@ -206,7 +255,7 @@ class Schema:
     def __reduce__(self) -> tuple[Any, ...]:
         # A read-only mapping cannot be pickled; worker processes get a plain one.
         plain = self.name, self.schema_id, dict(self.records), self.type_offset, dict(self.names)
-        return Schema, (*plain, self.trades, self.quotes, self.orders, self.json)
+        return Schema, (*plain, self.trades, self.quotes, self.orders, self.breaks, self.json)
 
     def dtype(self, type: str) -> numpy.dtype[Any]:  # noqa: A002 - the word of the specifications
         """Return the record layout of message type `type`, a character or a name; its `itemsize` is a payload's size.

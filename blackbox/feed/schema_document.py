@@ -12,10 +12,12 @@ import numpy
 
 from blackbox.errors import ConfigError
 from blackbox.feed.schema import (
+    ABSENT,
     DECIMALS,
     RAW,
     SINCE_MIDNIGHT,
     UTC,
+    BreakFields,
     OrderFields,
     QuoteFields,
     Schema,
@@ -44,6 +46,8 @@ class FieldLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     decimals: int | None = None
     utc: Literal["ns", "s"] | None = None
     since_midnight: str | None = None
+    absent: int | None = None
+    """The value that means that there is none."""
 
     @classmethod
     def of(cls, name: str, dtype: numpy.dtype[Any], offset: int) -> Self:
@@ -75,7 +79,7 @@ class FieldLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return numpy.dtype(made, metadata=metadata) if metadata else made
 
 
-_METADATA: Final = (DECIMALS, UTC, SINCE_MIDNIGHT)
+_METADATA: Final = (DECIMALS, UTC, SINCE_MIDNIGHT, ABSENT)
 
 
 class TypeLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -98,6 +102,7 @@ class SchemaDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     trades: tuple[TradeFields, ...] = ()
     quotes: tuple[QuoteFields, ...] = ()
     orders: tuple[OrderFields, ...] = ()
+    breaks: tuple[BreakFields, ...] = ()
     json: str | None = None
 
     @classmethod
@@ -115,6 +120,7 @@ class SchemaDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             trades=schema.trades,
             quotes=schema.quotes,
             orders=schema.orders,
+            breaks=schema.breaks,
             json=schema.json,
         )
 
@@ -171,6 +177,7 @@ def _schema_of(text: bytes) -> Schema:
         document.trades,
         document.quotes,
         document.orders,
+        document.breaks,
         document.json,
     )
     return RAW if document == SchemaDocument.of(RAW) else made

@@ -12,7 +12,18 @@ import pyarrow
 import pytest
 
 from blackbox.errors import ConfigError
-from blackbox.feed.schema import RAW, QuoteFields, Schema, TradeFields, load_schema, price, schema_of, utc_time
+from blackbox.feed.schema import (
+    RAW,
+    BreakFields,
+    QuoteFields,
+    Schema,
+    TradeFields,
+    load_schema,
+    optional,
+    price,
+    schema_of,
+    utc_time,
+)
 from blackbox.feed.source import open_source
 from tests.support import ROOT
 
@@ -186,3 +197,16 @@ def test_trades_and_quotes_are_fields_that_there_are() -> None:
         Schema("x", 9, {"T": dtype}, trades=(TradeFields("T", "price", "shares"),))
     with pytest.raises(ConfigError, match="schema 'x': message type was 'Q', expected one of: T"):
         Schema("x", 9, {"T": dtype}, quotes=(QuoteFields("Q", "a", "b", "c", "d"),))
+
+
+@pytest.mark.parametrize("absent", [-1, 256])
+def test_an_absent_value_that_the_field_cannot_hold_is_rejected(absent: int) -> None:
+    record = numpy.dtype([("type", "S1"), ("size", optional("u1", absent))])
+    with pytest.raises(ConfigError, match=f"absent of {absent}"):
+        Schema("ticks", 1_000, {"t": record})
+
+
+def test_a_break_of_an_unknown_field_is_rejected() -> None:
+    record = numpy.dtype([("type", "S1"), ("id", "<u4")])
+    with pytest.raises(ConfigError, match="no field 'number'"):
+        Schema("ticks", 1_000, {"B": record}, breaks=(BreakFields("B", "number"),))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blackbox import ConfigError, Schema
-from blackbox.feed.schema import RAW, QuoteFields, TradeFields, load_schema, price, utc_time
+from blackbox.feed.schema import RAW, BreakFields, QuoteFields, TradeFields, load_schema, price, utc_time
 from blackbox.feed.schema_document import SchemaDocument
 
 LEG = numpy.dtype([("price", price("<i8", 4)), ("size", "<u4")])
@@ -26,7 +26,7 @@ EVERY = numpy.dtype(
             (LEG, (2,)),
             "?",
             ">f4",
-            utc_time("<u4", "s"),
+            utc_time("<u4", "s", absent=0xFFFFFFFF),
             "V3",
         ],
         "offsets": [2, 8, 16, 28, 52, 53, 57, 61],
@@ -68,6 +68,7 @@ def test_arrays_records_within_and_gaps_are_made_again() -> None:
         names={"every": "E"},
         trades=(TradeFields("every", "level", "rate", only=("flag", 1)),),
         quotes=(QuoteFields("E", "level", "rate", "level", "rate", one_sided=True),),
+        breaks=(BreakFields("E", "time", size="rate"),),
     )
     made = again(schema)
     assert all_of(made) == all_of(schema)
