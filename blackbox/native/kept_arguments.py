@@ -21,7 +21,7 @@ Python calls for every block takes one integer instead, the address of arguments
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy
 from numba import from_dtype, types
@@ -79,5 +79,7 @@ def _kind_of(declared: Any) -> types.Type:
     if hasattr(declared, "_fields"):
         hints = get_type_hints(declared)
         return types.BaseTuple.from_types([_kind_of(hints[name]) for name in declared._fields], declared)
-    (item,) = get_args(get_args(declared)[1])
+    item = get_args(declared)[-1]  # of NDArray[T]: T since numpy 2.5, dtype[T] before
+    if get_origin(item) is numpy.dtype:
+        (item,) = get_args(item)
     return types.Array(from_dtype(numpy.dtype(item)), 1, "C")

@@ -93,3 +93,8 @@ def test_types_are_those_that_numba_gives_the_same_tuples() -> None:
     sender = SliceSender(Feed.local("kept", slices=1), 0, 0, 1, False, 8, Demand())
     value = StandIn(sender._sender([]), sender.ring.at, sender.make_encoder(4))
     assert _kind_of(StandIn) == typeof(value)
+
+
+@pytest.mark.parametrize("declared", [NDArray[numpy.int32], numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.int32]]])
+def test_arrays_are_read_from_both_forms_of_annotation_that_numpy_has_had(declared: Any) -> None:
+    assert _kind_of(declared) == typeof(numpy.zeros(1, numpy.int32))
