@@ -6,6 +6,7 @@ VENV := .venv
 RUN := $(VENV)/bin
 # Rivals ask for versions of their own, which the tests should not get.
 BENCH := .venv-bench
+INSTALL := .venv-install-$(notdir $(PYTHON))
 
 REPORT ?= blackbox-report.html
 NO_SPARK := Spark could not be installed: the demo ends without its analysis and its page
@@ -13,8 +14,16 @@ NO_SPARK := Spark could not be installed: the demo ends without its analysis and
 # Without bytecode each of the hundreds of processes that the tests start compiles all sources again.
 export PYTHONDONTWRITEBYTECODE :=
 
+# An environment of another Python than the one asked for is made again.
+ifneq ($(origin PYTHON),file)
+VERSION_OF = $(shell $(1) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+ASKED := $(call VERSION_OF,$(PYTHON))
+STALE := $(if $(filter-out test-install help,$(or $(MAKECMDGOALS),help)),$(foreach each,$(wildcard $(VENV) $(BENCH)),$(if $(ASKED:$(call VERSION_OF,$(each)/bin/python)=),$(each))))
+$(if $(STALE),$(shell rm -rf $(STALE)))
+endif
+
 .DEFAULT_GOAL := help
-.PHONY: help demo servers test test-long torture bench bench-check profile report scaling clean
+.PHONY: help demo servers test test-install test-long torture bench bench-check profile report scaling clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +39,13 @@ test: $(VENV)/.ready-test  ## check style and types, run the tests
 	@# Types beside the tests, whose processes often wait. Collected once before, so that not each of them compiles all tests.
 	$(RUN)/mypy & types=$$!; $(RUN)/python -m pytest -qq --collect-only -m "not long" >/dev/null; \
 	$(RUN)/python -m pytest -q -n 5 -m "not long"; tests=$$?; wait $$types && exit $$tests
+
+test-install:  ## install from the clone into a new environment; publish, subscribe, record, replay, import there [PYTHON=python3.13]
+	rm -rf $(INSTALL)
+	$(PYTHON) -m venv $(INSTALL)
+	$(INSTALL)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check .
+	cd / && "$(CURDIR)/$(INSTALL)/bin/python" "$(CURDIR)/tests/installed.py"
+	rm -rf $(INSTALL)
 
 test-long: $(VENV)/.ready-long  ## run what `make test` leaves out as it takes long: clusters, browsers, twins, further examples
 	$(RUN)/python -m pytest -q -m long
@@ -67,7 +83,7 @@ profile: $(BENCH)/.ready-bench  ## a flame graph of the hot path, and where each
 	$(BENCH)/bin/python -m bench.hot_path.profile docs/profile.md
 
 clean:  ## remove the virtual environments, servers and all caches
-	rm -rf $(VENV) $(BENCH) .servers .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks build dist
+	rm -rf $(VENV) $(BENCH) .venv-install-* .servers .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks build dist
 	find blackbox feeds tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.ready-demo: EXTRA :=
