@@ -137,7 +137,11 @@ class _Table:
         self._gone: list[int] = []
         """Regions that were let go while the lock was held."""
         self._at = numpy.array([0, 0, ctypes.addressof(self._actions[0]), 0, 0], numpy.int64)
-        llvmlite.binding.add_symbol(_SYMBOL, self._at.ctypes.data)
+
+    @property
+    def address(self) -> int:
+        """Address of the five integers that the handler reads."""
+        return self._at.ctypes.data
 
     def add(self, start: int, stop: int) -> int:
         """Note a region, and have the handler called; return its number."""
@@ -196,3 +200,4 @@ class _Table:
 
 _sigaction = ctypes.CDLL(None, use_errno=True).sigaction
 _table: Final = _Table()
+llvmlite.binding.add_symbol(_SYMBOL, _table.address)  # once: compiled code looks the name up when it is loaded
