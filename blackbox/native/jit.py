@@ -18,7 +18,7 @@ from numba.core.registry import cpu_target
 from numba.core.sigutils import normalize_signature
 
 from blackbox.native.interrupts import interrupts_held
-from blackbox.native.kernel_cache import cache_root, held_by_one_process, use_kernel_cache
+from blackbox.native.kernel_cache import cache_root, held_by_one_process, lock_of, use_kernel_cache
 from blackbox.native.late_code import KernelCache
 from blackbox.native.limits import Needs, check_limits, start_thread
 
@@ -64,7 +64,7 @@ def _in_turn(function: Any, is_cached: bool) -> Any:
 
     def compile_in_turn(signature: Any) -> Any:
         # First numba's own lock: a thread that has it may need the file that another thread waits with.
-        others = held_by_one_process(function._cache) if is_cached else nullcontext()
+        others = held_by_one_process(lock_of(function._cache)) if is_cached else nullcontext()
         # Last: while it compiles Ctrl-C waits, as LLVM's calls back would swallow it.
         with global_compiler_lock, others, interrupts_held():
             return compile_(signature)

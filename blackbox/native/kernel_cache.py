@@ -60,12 +60,16 @@ def cache_root() -> Path:
     return (Path(config.CACHE_DIR) if config.CACHE_DIR else user_cache()) / "kernels"
 
 
+def lock_of(kernel: FunctionCache) -> Path:
+    """Return the file that a process locks while it loads or compiles a kernel."""
+    return Path(kernel.cache_path) / f"{kernel._impl.filename_base}.lock"  # numba has no public name for it
+
+
 @contextmanager
-def held_by_one_process(kernel: FunctionCache) -> Iterator[None]:
-    """Let no other process load or compile a kernel meanwhile, where a file can be locked."""
-    path = Path(kernel.cache_path) / f"{kernel._impl.filename_base}.lock"  # numba has no public name for it
+def held_by_one_process(lock: Path) -> Iterator[None]:
+    """Let no other process load or compile a kernel meanwhile, where its lock file can be locked."""
     try:
-        file = path.open("ab")
+        file = lock.open("ab")
     except OSError:
         yield  # each compiles for itself
         return
