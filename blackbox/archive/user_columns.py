@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from blackbox.block.block import as_integers
 from blackbox.errors import ConfigError
-from blackbox.feed.schema import DECIMALS, SINCE_MIDNIGHT, UTC, Schema
+from blackbox.feed.schema import ABSENT, DECIMALS, SINCE_MIDNIGHT, UTC, Schema
 
 if TYPE_CHECKING:
     import pyarrow
@@ -229,16 +229,25 @@ def _bytes_in_one(values: pyarrow.ChunkedArray, name: str) -> pyarrow.LargeBinar
 
 
 def _field(values: Any, name: str, dtype: numpy.dtype[Any]) -> NDArray[Any]:
-    """Return one field's values as they are stored."""
+    """Return one field's values as they are stored, nulls as the integer that the schema has for them."""
     told: Mapping[str, Any] = dtype.metadata or {}
     base, shape = dtype.base, dtype.shape
+    missing = _nulls(values) if base.kind in "iu" and not shape else None
+    if missing is not None and missing.any():
+        if (absent := told.get(ABSENT)) is None:
+            raise ConfigError(
+                f"column {name!r} had {missing.sum()} nulls, expected none: the schema has no {ABSENT!r} value for them"
+            )
+        stored = numpy.full(len(missing), absent, base)
+        stored[~missing] = _field(_without(values, missing), name, dtype)
+        return stored
     if base.kind == "S" and not shape:
         texts = [_bytes_of(value, name, "latin-1") for value in _objects(values)]
         return _padded(texts, name, base.itemsize).view(base)
     if UTC in told:
         return _instants(values, name, told[UTC], base)
     if DECIMALS in told and not shape and (money := _money(values)) is not None:
-        return _prices(money, name, told[DECIMALS], base)
+        return _units(money, name, told[DECIMALS], base)
     found = _array(values, name)
     if SINCE_MIDNIGHT in told and shape:  # an integer of a width that numpy has none for: its bytes, the highest first
         octets = _integers(found, name, numpy.dtype(numpy.int64)).astype(">i8").view(numpy.uint8).reshape(len(found), 8)
@@ -252,30 +261,32 @@ def _field(values: Any, name: str, dtype: numpy.dtype[Any]) -> NDArray[Any]:
     return found.astype(base).reshape(len(found), *shape)
 
 
+def _nulls(values: Any) -> NDArray[numpy.bool_]:
+    """Return which values are null, NaN or no time."""
+    if _is_arrow(values):
+        nulls: NDArray[numpy.bool_] = values.is_null(nan_is_null=True).to_numpy()
+        return nulls
+    found = numpy.asarray(values)
+    if found.dtype.kind == "O":
+        return numpy.array([each is None or each != each for each in found.tolist()], bool)
+    return found != found if found.dtype.kind in "fM" else numpy.zeros(len(found), bool)
+
+
+def _without(values: Any, nulls: NDArray[numpy.bool_]) -> Any:
+    if _is_arrow(values):
+        return values.filter(~nulls)
+    found = numpy.asarray(values)[~nulls]
+    return numpy.array(found.tolist()) if found.dtype.kind == "O" else found
+
+
 def _money(values: Any) -> NDArray[Any] | None:
-    """Return prices as floats or objects, NaN or None where there is none; None: they are a venue's integers."""
+    """Return prices as floats or objects; None: they are a venue's integers."""
     if _is_arrow(values):
         import pyarrow
 
         return None if pyarrow.types.is_integer(values.type) else values.to_numpy()
     found = numpy.asarray(values)
     return found if found.dtype.kind in "fO" else None
-
-
-def _prices(money: NDArray[Any], name: str, decimals: int, base: numpy.dtype[Any]) -> NDArray[Any]:
-    """Return prices in money as the integers that a venue sends; where there is none, the largest one marks that."""
-    is_none = money != money if money.dtype.kind == "f" else [each is None or each != each for each in money.tolist()]
-    missing = numpy.array(is_none, bool)
-    if not missing.any():
-        return _units(money, name, decimals, base)
-    if base.itemsize < 8:
-        bits = 8 * base.itemsize
-        raise ConfigError(
-            f"column {name!r} had {missing.sum()} nulls, expected none: {bits} bits have no mark for them"
-        )
-    units = numpy.full(len(money), numpy.iinfo(base).max, base)
-    units[~missing] = _units(money[~missing], name, decimals, base)
-    return units
 
 
 def _units(money: NDArray[Any], name: str, decimals: int, base: numpy.dtype[Any]) -> NDArray[Any]:
@@ -309,13 +320,9 @@ def _whole_units(price: object, decimals: int) -> int | None:
 
 
 def _instants(values: Any, name: str, unit: str, base: numpy.dtype[Any]) -> NDArray[Any]:
-    """Return times since the epoch, in a unit; timestamps as `to_arrow` makes them have the same 64 bits."""
+    """Return times since the epoch, in a unit."""
     found = _array(_timestamps(values, name, unit) if _is_arrow(values) else values, name)
-    if found.dtype.kind == "M":
-        found = _since_epoch(found, name, unit)
-    if found.dtype == numpy.int64 and base.itemsize == found.itemsize:
-        return found.astype(base)
-    return _integers(found, name, base)
+    return _integers(_since_epoch(found, name, unit) if found.dtype.kind == "M" else found, name, base)
 
 
 def _objects(values: Any) -> list[Any]:

@@ -10,14 +10,17 @@ from numpy.typing import NDArray
 
 from blackbox.block.format import FLAG_FIXED
 from blackbox.block.texts import trimmed
+from blackbox.feed.schema import ABSENT, DECIMALS
 
 if TYPE_CHECKING:
     from blackbox.block.block import Block
-    from blackbox.feed.schema import Schema
 
 PRICE_DIGITS: Final = 18
 """A decimal with as many is 64 bits to most readers; with more it is a `BigDecimal` to Spark, and slow."""
 _PRICE_LIMIT: Final = 10**PRICE_DIGITS
+_MICROS: Final = pyarrow.timestamp("us", "UTC")
+_MICROS_PER_S: Final = 1_000_000
+_SECONDS_LIMIT: Final = ((1 << 63) - 1) // _MICROS_PER_S
 
 
 def block_to_arrow(block: Block) -> pyarrow.RecordBatch:
@@ -40,7 +43,8 @@ def _topics(block: Block) -> pyarrow.Array:
 
 def _ts_event(block: Block) -> pyarrow.Array:
     kind = pyarrow.timestamp("ns", "UTC")
-    return pyarrow.Array.from_buffers(kind, block.count, [None, pyarrow.py_buffer(block.ts_event)])
+    known = block.ts_event != 0
+    return pyarrow.Array.from_buffers(kind, block.count, [_validity(known), pyarrow.py_buffer(block.ts_event)])
 
 
 def _sequence(block: Block) -> pyarrow.Array:
@@ -56,13 +60,16 @@ def _payloads(block: Block) -> pyarrow.Array:
     return pyarrow.Array.from_buffers(pyarrow.binary(), block.count, [valid, offsets, data])
 
 
-def record_columns(schema: Schema, kind: str, records: NDArray[Any]) -> list[pyarrow.Array]:
-    """Records of message type `kind` as the columns that `schema.arrow(kind)` names; texts without padding."""
-    return [record_column(records[field.name], field.type) for field in schema.arrow(kind)]
+def _validity(valid: NDArray[numpy.bool_]) -> pyarrow.Buffer | None:
+    return None if valid.all() else pyarrow.py_buffer(numpy.packbits(valid, bitorder="little"))
 
 
-def record_column(values: NDArray[Any], kind: pyarrow.DataType) -> pyarrow.Array:
-    """One field of records as the column that `Schema.arrow` has for it."""
+def record_column(values: NDArray[Any], field: pyarrow.Field) -> pyarrow.Array:
+    """Return one field of records as the column that `Schema.arrow` has for it, texts without padding.
+
+    Null: the field's `ABSENT` integer, and a time that does not fit an int64, as no timestamp can hold it.
+    """
+    kind = field.type
     if pyarrow.types.is_string(kind):
         offsets, text = trimmed(values)
         return pyarrow.Array.from_buffers(
@@ -77,21 +84,42 @@ def record_column(values: NDArray[Any], kind: pyarrow.DataType) -> pyarrow.Array
         wide[:, 8 - values.shape[1] :] = values
         values = wide.view(">i8").reshape(-1)
     native = numpy.ascontiguousarray(values, values.dtype.newbyteorder("="))
+    absent = absent_in(native, field)
     if pyarrow.types.is_timestamp(kind):
-        return pyarrow.array(native.astype(numpy.int64)).cast(kind)
-    return pyarrow.array(native).cast(kind)
+        native = native.astype(numpy.int64, copy=False)
+    return pyarrow.array(native, mask=absent).cast(kind)
 
 
-def price_column(units: NDArray[Any], decimals: int) -> pyarrow.Array:
-    """Prices in units of 10^-decimals, as decimals. One of 10^18 units or more is null: venues mark none so."""
+def absent_in(values: NDArray[Any], field: pyarrow.Field) -> NDArray[numpy.bool_] | None:
+    """Return which values of a field are null, as `record_column` has them; None: none is."""
+    told = (field.metadata or {}).get(ABSENT.encode())
+    absent = None if told is None else values == values.dtype.type(int(told))
+    if values.dtype.kind == "u" and values.dtype.itemsize == 8 and field.type != pyarrow.uint64():
+        beyond = values >> numpy.uint64(63) != 0
+        absent = beyond if absent is None else absent | beyond
+    return absent if absent is not None and absent.any() else None
+
+
+def price_column(units: NDArray[Any], field: pyarrow.Field) -> pyarrow.Array:
+    """Return a field of prices as decimals of 18 digits. Null: no price, or one of more digits."""
     wide = numpy.empty((len(units), 2), numpy.int64)
     wide[:, 0] = units.astype(numpy.int64)
-    if units.dtype.kind == "u":
-        wide[:, 1] = 0
-        good = units < _PRICE_LIMIT
+    wide[:, 1] = 0 if units.dtype.kind == "u" else wide[:, 0] >> 63
+    good = (units < _PRICE_LIMIT) & (units > -_PRICE_LIMIT)
+    if (absent := absent_in(units, field)) is not None:
+        good &= ~absent
+    kind = pyarrow.decimal128(PRICE_DIGITS, int(field.metadata[DECIMALS.encode()]))
+    return pyarrow.Array.from_buffers(kind, len(units), [_validity(good), pyarrow.py_buffer(wide)])
+
+
+def micros_column(values: NDArray[Any], field: pyarrow.Field) -> pyarrow.Array:
+    """Return a field of times as timestamps of microseconds. Null: no time, or one that does not fit an int64."""
+    numbers, absent = values.astype(numpy.int64), absent_in(values, field)
+    if field.type.unit == "ns":
+        numbers //= 1_000
     else:
-        wide[:, 1] = wide[:, 0] >> 63
-        good = (wide[:, 0] < _PRICE_LIMIT) & (wide[:, 0] > -_PRICE_LIMIT)
-    valid = None if good.all() else pyarrow.py_buffer(numpy.packbits(good, bitorder="little"))
-    kind = pyarrow.decimal128(PRICE_DIGITS, decimals)
-    return pyarrow.Array.from_buffers(kind, len(units), [valid, pyarrow.py_buffer(wide)])
+        beyond = (numbers > _SECONDS_LIMIT) | (numbers < -_SECONDS_LIMIT)
+        if beyond.any():
+            absent = beyond if absent is None else absent | beyond
+        numbers *= _MICROS_PER_S
+    return pyarrow.array(numbers, mask=absent).cast(_MICROS)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from blackbox.feed.schema import DECIMALS, Schema
+from blackbox.feed.schema import ABSENT, DECIMALS, Schema
 
 if TYPE_CHECKING:
     from blackbox.block.batch import Message
@@ -35,8 +35,11 @@ def as_object(message: Message, schema: Schema | None) -> dict[str, Any]:
     return found
 
 
-def fields_of(payload: bytes | None, schema: Schema) -> dict[str, int | float | str] | None:
-    """Return a payload's fields by name, prices as texts with all decimals; None if the schema has no such record."""
+def fields_of(payload: bytes | None, schema: Schema) -> dict[str, int | float | str | None] | None:
+    """Return a payload's fields by name; None if the schema has no such record.
+
+    Prices are texts with all decimals. A field is None where the venue gave no value.
+    """
     if payload is None:
         return None
     kind = chr(payload[schema.type_offset]) if len(payload) > schema.type_offset else ""
@@ -44,7 +47,7 @@ def fields_of(payload: bytes | None, schema: Schema) -> dict[str, int | float | 
     if dtype is None or dtype.itemsize != len(payload):
         return None
     record = numpy.frombuffer(payload, dtype, 1)[0]
-    return {name: _plain(record[name], decimals) for name, decimals in _decimals_of(dtype)}
+    return {name: _plain(record[name], decimals, absent) for name, decimals, absent in _meanings_of(dtype)}
 
 
 def decimal_text(value: int, decimals: int) -> str:
@@ -55,12 +58,15 @@ def decimal_text(value: int, decimals: int) -> str:
 
 
 @cache
-def _decimals_of(dtype: numpy.dtype[Any]) -> list[tuple[str, int | None]]:
-    """Return the fields of a record, each with its decimals; None: it is no price."""
-    return [(name, dict(dtype[name].metadata or {}).get(DECIMALS)) for name in dtype.names or ()]
+def _meanings_of(dtype: numpy.dtype[Any]) -> list[tuple[str, int | None, int | None]]:
+    """Return each field of a record with its decimals (None: not a price) and its absent value (None: it has none)."""
+    told = [(name, dict(dtype[name].metadata or {})) for name in dtype.names or ()]
+    return [(name, meaning.get(DECIMALS), meaning.get(ABSENT)) for name, meaning in told]
 
 
-def _plain(value: Any, decimals: int | None) -> int | float | str:
+def _plain(value: Any, decimals: int | None, absent: int | None) -> int | float | str | None:
+    if absent is not None and value == absent:
+        return None
     if decimals is not None:
         return decimal_text(int(value), decimals)
     if isinstance(value, bytes):

@@ -22,7 +22,6 @@ import numpy
 
 from blackbox.arguments import did_you_mean
 from blackbox.errors import ConfigError
-from blackbox.feed.typed_record import record_type
 
 if TYPE_CHECKING:
     import pyarrow
@@ -284,6 +283,8 @@ class Schema:
         Raises:
             ConfigError: this schema has no such message type.
         """
+        from blackbox.feed.typed_record import record_type
+
         found = self._record_types.get(type)
         if found is None:
             named = {character: name for name, character in self.names.items()}.get(type, type)
@@ -354,7 +355,9 @@ def _arrow_field(name: str, dtype: numpy.dtype[Any]) -> pyarrow.Field:
         kind = pyarrow.from_numpy_dtype(dtype.newbyteorder("="))
     else:
         kind = pyarrow.binary(dtype.itemsize)
-    return pyarrow.field(name, kind, nullable=False, metadata={key: str(value) for key, value in metadata.items()})
+    nullable = ABSENT in metadata or (dtype.kind == "u" and dtype.itemsize == 8 and kind != pyarrow.uint64())
+    told = {key: str(value) for key, value in metadata.items()}
+    return pyarrow.field(name, kind, nullable=nullable, metadata=told)
 
 
 RAW = Schema("raw", 0, {})

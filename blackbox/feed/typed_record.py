@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy
 
 from blackbox.errors import ConfigError
+from blackbox.feed.schema import ABSENT
 
 
 class TypedRecord(ctypes.Structure):
@@ -50,11 +51,23 @@ def _bytes_of(hidden: str) -> Callable[[TypedRecord], bytes]:
     return lambda record: bytes(getattr(record, hidden))
 
 
+def _or_none(stored: Any, absent: int) -> property:
+    """Return an attribute that is None where the field holds `absent`. `stored`: what ctypes made of the field."""
+    read = stored.__get__
+
+    def value(record: TypedRecord) -> int | None:
+        found: int = read(record)
+        return None if found == absent else found
+
+    return property(value)
+
+
 def record_type(name: str, dtype: numpy.dtype[Any]) -> Any:
     """Return a class whose instances are records laid out in memory as `dtype` says.
 
-    Integers, floats and booleans are Python's, texts `bytes` up to the first zero byte, subarrays of bytes and what has
-    no counterpart `bytes`, other subarrays ctypes arrays, and records within are records.
+    Integers, floats and booleans are Python's, an integer that means "no value" None, texts `bytes` up to the first
+    zero byte, subarrays of bytes and what has no counterpart `bytes`, other subarrays ctypes arrays, and records within
+    are records.
 
     Raises:
         ConfigError: fields lie over each other.
@@ -77,7 +90,7 @@ def record_type(name: str, dtype: numpy.dtype[Any]) -> Any:
             fields.append((label, kind))
         used = offset + field.itemsize
     fields += _padding(used, dtype.itemsize)
-    return type(
+    made: Any = type(
         name,
         (TypedRecord,),
         {
@@ -89,6 +102,10 @@ def record_type(name: str, dtype: numpy.dtype[Any]) -> Any:
             **members,
         },
     )
+    for label in dtype.names or ():
+        if (absent := (layout[label][0].metadata or {}).get(ABSENT)) is not None:
+            setattr(made, label, _or_none(getattr(made, label), absent))
+    return made
 
 
 def _padding(used: int, offset: int) -> list[tuple[str, Any]]:

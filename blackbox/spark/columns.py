@@ -8,7 +8,7 @@ import pyarrow
 from numpy.typing import NDArray
 from pyspark.sql import types
 
-from blackbox.block.arrow import PRICE_DIGITS, price_column, record_column
+from blackbox.block.arrow import PRICE_DIGITS, micros_column, price_column, record_column
 from blackbox.errors import ConfigError
 from blackbox.feed.schema import DECIMALS, Schema
 
@@ -55,11 +55,11 @@ class RecordField(NamedTuple):
     """The field's name."""
     column: str
     """The column's name: the field's, with `record_` before it if every message has a column of that name."""
-    arrow: pyarrow.DataType
-    """Its type in `Schema.arrow`."""
+    arrow: pyarrow.Field
+    """The field of `Schema.arrow`."""
     kind: types.DataType
     nullable: bool
-    """Whether it may hold nulls: venues mark "no price" by numbers of more than 18 digits."""
+    """True if it may hold nulls: for an integer that means "no value", or one that the column cannot hold."""
 
 
 def record_fields(schema: Schema, message: str, prices: str) -> list[RecordField]:
@@ -68,8 +68,9 @@ def record_fields(schema: Schema, message: str, prices: str) -> list[RecordField
     for field in schema.arrow(message):
         column = f"record_{field.name}" if field.name.lower() in _TAKEN else field.name
         kind = _kind_of(field, prices)
-        nullable = isinstance(kind, types.DecimalType) and field.type.bit_width == 64
-        found.append(RecordField(field.name, column, field.type, kind, nullable))
+        may_not_fit = isinstance(kind, types.DecimalType) or field.type == pyarrow.timestamp("s", "UTC")
+        nullable = field.nullable or (may_not_fit and schema.dtype(message)[field.name].itemsize == 8)
+        found.append(RecordField(field.name, column, field, kind, nullable))
     return found
 
 
@@ -116,17 +117,16 @@ def columns_of(asked: types.StructType, whole: types.StructType) -> tuple[str, .
 
 
 def record_array(field: RecordField, records: NDArray[Any]) -> pyarrow.Array:
-    """Return a field of records as an Arrow array for Spark. Prices of 10^18 units or more become null."""
-    column = record_column(records[field.name], field.arrow)
+    """Return a field of records as an Arrow array for Spark."""
+    values, kind = records[field.name], field.arrow.type
     if isinstance(field.kind, types.DecimalType):
-        return price_column(column.to_numpy(), field.kind.scale)
-    if pyarrow.types.is_timestamp(field.arrow):
-        numbers = column.cast(pyarrow.int64()).to_numpy()
-        micros = numbers // 1_000 if field.arrow.unit == "ns" else numbers * 1_000_000
-        return pyarrow.array(micros).cast(pyarrow.timestamp("us", "UTC"))
-    if pyarrow.types.is_fixed_size_binary(field.arrow):
+        return price_column(values, field.arrow)
+    if pyarrow.types.is_timestamp(kind):
+        return micros_column(values, field.arrow)
+    column = record_column(values, field.arrow)
+    if pyarrow.types.is_fixed_size_binary(kind):
         return column.cast(pyarrow.binary())
-    if pyarrow.types.is_integer(field.arrow):
+    if pyarrow.types.is_integer(kind):
         return column.cast(_ARROW[type(field.kind)], safe=False)
     return column
 

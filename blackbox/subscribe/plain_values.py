@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from blackbox.arguments import did_you_mean
 from blackbox.block.batch import Batch, Message
 from blackbox.errors import ConfigError
-from blackbox.feed.schema import Schema
+from blackbox.feed.schema import ABSENT, Schema
 from blackbox.subscribe.callbacks import Callback
 
 RECORD: Final = "record."
@@ -180,6 +180,9 @@ def values_of(column: NDArray[Any]) -> list[Any]:
     dtype = column.dtype
     if dtype.kind in "iufb" and column.ndim == 1:
         values: list[Any] = column.astype(dtype.newbyteorder("="), copy=False).tolist()
+        if dtype.metadata is not None and (absent := dtype.metadata.get(ABSENT)) is not None:
+            for place in numpy.flatnonzero(column == dtype.type(absent)).tolist():
+                values[place] = None
         return values
     if dtype.kind == "S" and column.ndim == 1:
         texts: list[bytes] = column.tolist()

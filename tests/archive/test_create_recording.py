@@ -25,7 +25,6 @@ from blackbox import ConfigError, Feed, JournalError, Recording, Schema, Source
 from blackbox.archive.import_days import import_days
 from blackbox.feed.schema import price
 from tests.examples import examples
-from tests.recorded import AS_SENT
 from tests.ticks import TICK, TICK_ROWS, TICKS
 
 NOON = 1_767_614_400 * 10**9
@@ -160,17 +159,16 @@ def test_typed_messages_of_a_venue_are_written_from_their_fields(
     (day,) = import_days(feed_of(source.schema.name), tmp_path / "source", [source])
     recording = Recording.open(day.path)
     for kind in kinds:
-        sent: Any = AS_SENT if name == "dbn" else {}  # where there is no price, money has nulls
-        expected = recording.to_arrow(kind=kind, **sent)
+        expected = recording.to_arrow(kind=kind)
         assert expected.num_rows
         table = expected
         if form == "pandas":
-            table = recording.to_pandas(kind=kind, **sent)
+            table = recording.to_pandas(kind=kind)
         elif form == "polars":
-            table = recording.to_polars(kind=kind, **sent)
+            table = recording.to_polars(kind=kind)
         again = Recording.create(tmp_path, recording.feed, table, kind=kind, date=recording.date)
         columns = [column for column in expected.column_names if column not in ("ts_out", "ts_recv", "sequence")]
-        assert again.to_arrow(kind=kind, **sent).select(columns).to_pydict() == expected.select(columns).to_pydict()
+        assert again.to_arrow(kind=kind).select(columns).to_pydict() == expected.select(columns).to_pydict()
         assert again.schema == recording.schema
         shutil.rmtree(again.path)
 
@@ -205,7 +203,8 @@ def test_prices_in_money_become_the_units_they_were(units: list[int], prices: An
 @pytest.mark.parametrize("form", ["to_arrow", "to_pandas", "to_polars"])
 @pytest.mark.parametrize("prices", ["float", "decimal", "long"])
 def test_a_price_that_is_none_stays_none(tmp_path: Path, form: str, prices: Any) -> None:
-    quote = numpy.dtype([("type", "S1"), ("bid", price("<i8", 4)), ("ask", price("<u8", 4))])
+    sides = ("bid", price("<i8", 4, absent=2**63 - 1)), ("ask", price("<u8", 4, absent=2**64 - 1))
+    quote = numpy.dtype([("type", "S1"), *sides])
     feed = feed_of(Schema("sides", 1_002, {"q": quote}, names={"quote": "q"}))
     columns = {"topic": ["A", "B"], "ts_event": [NOON, NOON], "bid": [None, 1.5], "ask": numpy.array([2.5, numpy.nan])}
     one = Recording.create(tmp_path / "one", feed, columns, kind="quote")
@@ -268,12 +267,12 @@ def test_what_does_not_fit_is_named_and_nothing_is_written(
     [
         ("price", [1 << 40] * 4, "column price ran from 1099511627776 to 1099511627776, expected int32"),
         ("price", [1.505] * 4, "column 'price' held 1.505, expected a price with at most 2 decimals"),
-        ("price", [float("nan")] * 4, "column 'price' had 4 nulls, expected none: 32 bits have no mark for them"),
+        ("price", [float("nan")] * 4, "column 'price' had 4 nulls, expected none: the schema has no 'absent' value"),
         ("price", [Decimal("1.505")] * 4, "'price' held Decimal..1.505.., expected a price with at most 2 decimals"),
         ("price", [1e30] * 4, r"'price' held 1e\+30, expected a price with at most 2 decimals that fits int64"),
         ("price", [Decimal("1e30")] * 4, r"'price' held Decimal\('1E\+30'\), expected a price .* that fits int64"),
         ("price", [Decimal("Infinity")] * 4, "'price' held Decimal.'Infinity'., expected a price"),
-        ("price", [None, 1.5, 1.5, 1.5], "column 'price' had 1 nulls, expected none: 32 bits have no mark for them"),
+        ("price", [None, 1.5, 1.5, 1.5], "column 'price' had 1 nulls, expected none: the schema has no 'absent' value"),
         ("price", [1e9] * 4, "column price ran from 100000000000 to 100000000000, expected int32"),
         ("sizes", [b"123"] * 4, "column 'sizes' held b'123', expected bytes, 4 to 4 of them"),
     ],

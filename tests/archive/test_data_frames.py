@@ -36,11 +36,11 @@ NEW_YORK = "America/New_York"
 TRADE = numpy.dtype(
     [
         ("kind", "S1"),
-        ("price", price("<i8", 4)),
+        ("price", price("<i8", 4, absent=2**63 - 1)),
         ("fine", price(">u4", 8)),
         ("size", ">u2"),
         ("venue", "S3"),
-        ("at", utc_time("<u8", "ns")),
+        ("at", utc_time("<u8", "ns", absent=2**64 - 1)),
         ("day", utc_time("<u4", "s")),
         ("clock", numpy.dtype(("u1", (6,)), metadata={SINCE_MIDNIGHT: NEW_YORK})),
         ("rate", "<f8"),
@@ -80,10 +80,10 @@ def instant(ns: int, form: dict[str, Any]) -> Any:
 
 def money(units: int, decimals: int, form: dict[str, Any]) -> Any:
     prices = form.get("prices", "float")
+    if units == 2**63 - 1 or (prices == "decimal" and abs(units) >= 10**18):
+        return None
     if prices == "long":
         return units
-    if abs(units) >= 10**18:
-        return None
     exact = Decimal(units).scaleb(-decimals)
     return exact if prices == "decimal" else float(exact)
 
@@ -104,7 +104,7 @@ def decoded(payload: bytes, form: dict[str, Any]) -> dict[str, Any]:
         "fine": money(int.from_bytes(fine, "big"), 8, form),
         "size": int.from_bytes(size, "big"),
         "venue": text(venue),
-        "at": (at - (at >> 63 << 64) if long else None) if at >> 63 else instant(at, form),
+        "at": None if at >> 63 else instant(at, form),
         "day": day if long else datetime.datetime.fromtimestamp(day, ZoneInfo("UTC")),
         "clock": int.from_bytes(clock, "big"),
         "rate": rate,
@@ -228,7 +228,7 @@ def test_frames_of_pandas_and_polars_are_typed(tmp_path: Path) -> None:
     assert frame["price"].isna().tolist() == [True, False]
     assert frame["price"][1] == 10.5
     assert frame["record_topic"].tolist() == [3, pandas.NA]
-    assert recording.to_pandas(kind="T", prices="long")["price"].tolist() == [2**63 - 1]
+    assert recording.to_pandas(kind="T", prices="long")["price"].tolist() == [pandas.NA]
     lean = recording.to_polars(kind=["T", "Q"], zone="Asia/Tokyo")
     schema = lean.schema
     assert (schema["topic"], schema["kind"]) == (polars.Categorical, polars.Categorical)
@@ -330,12 +330,12 @@ def test_real_days_hold_what_their_messages_say(tmp_path: Path, shared_data: Pat
                 for field in schema.arrow(kind):
                     value, found = getattr(record, field.name), row.get(f"record_{field.name}", row.get(field.name))
                     decimals = (field.metadata or {}).get(b"decimals")
-                    if decimals is not None:
+                    if value is None:
+                        assert found is None
+                    elif decimals is not None:
                         assert found == money(value, int(decimals), {"prices": "decimal"})
                     elif pyarrow.types.is_timestamp(field.type):
-                        assert found == (
-                            None if value >> 63 else pandas.Timestamp(value, unit=field.type.unit, tz="UTC")
-                        )
+                        assert found == pandas.Timestamp(value, unit=field.type.unit, tz="UTC")
                     elif pyarrow.types.is_string(field.type):
                         assert found == text(value)
                     else:

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from pyarrow import compute
 
 from blackbox.archive.export.table import TEXT, Part, Pick, Picks, parts_of, texts
-from blackbox.block.arrow import PRICE_DIGITS, price_column, record_column
+from blackbox.block.arrow import PRICE_DIGITS, absent_in, price_column, record_column
 from blackbox.block.batch import Batch
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
-from blackbox.feed.schema import DECIMALS
+from blackbox.feed.schema import ABSENT, DECIMALS
 from blackbox.timestamps import zone_of
 
 if TYPE_CHECKING:
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 
 _PRICES: Final = ("float", "decimal", "long")
 _TIMES: Final = ("timestamp", "long")
-_NO_PRICE: Final = 10**PRICE_DIGITS
-"""Venues mark a missing price by this many units or more."""
-_LAST_TIME: Final = (1 << 63) - 1
 _KIND: Final = "kind"
 
 
@@ -143,32 +140,24 @@ class Columns:
         if decimals is not None and self._prices != "long":
             price = pyarrow.float64() if self._prices == "float" else pyarrow.decimal128(PRICE_DIGITS, int(decimals))
             return pyarrow.field(self._name(field), price)
-        nullable = field.nullable
+        nullable = field.nullable or ABSENT.encode() in metadata
         if pyarrow.types.is_timestamp(kind):
-            nullable = self._time is not None
             kind = pyarrow.timestamp(kind.unit, self._time.tz) if self._time is not None else pyarrow.int64()
         return pyarrow.field(self._name(field), kind, nullable=nullable, metadata=metadata)
 
     def _converted(self, values: NDArray[Any], column: pyarrow.Field, kind: pyarrow.DataType) -> pyarrow.Array:
         if pyarrow.types.is_decimal(kind):
-            return price_column(record_column(values, column.type).to_numpy(), kind.scale)
+            return price_column(values, column)
         if kind == pyarrow.float64() and pyarrow.types.is_integer(column.type):
-            return _as_floats(values, int(column.metadata[DECIMALS.encode()]))
-        if pyarrow.types.is_timestamp(column.type):
-            # Venues mark that there is no time by the largest uint64, which is no int64.
-            missing = None
-            if self._time is not None and values.dtype.kind == "u" and (values > _LAST_TIME).any():
-                missing = values > _LAST_TIME
-            return pyarrow.array(values.astype(numpy.int64), mask=missing).cast(kind)
-        return record_column(values, column.type)
+            return _as_floats(values, column)
+        made = record_column(values, column)
+        return made.cast(kind) if pyarrow.types.is_timestamp(column.type) else made
 
 
-def _as_floats(units: NDArray[Any], decimals: int) -> pyarrow.Array:
+def _as_floats(units: NDArray[Any], column: pyarrow.Field) -> pyarrow.Array:
     """Prices as float64, each the nearest to its decimal number; null where there is none."""
-    missing = units >= _NO_PRICE
-    if units.dtype.kind == "i":
-        missing |= units <= -_NO_PRICE
-    return pyarrow.array(units.astype(numpy.float64) / 10**decimals, mask=missing if missing.any() else None)
+    decimals = int(column.metadata[DECIMALS.encode()])
+    return pyarrow.array(units.astype(numpy.float64) / 10**decimals, mask=absent_in(units, column))
 
 
 def _column(made: dict[str, pyarrow.Array], field: pyarrow.Field, rows: int) -> pyarrow.Array:

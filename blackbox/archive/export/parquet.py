@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Final, Literal, NamedTuple
+from typing import IO, Any, Final, Literal, NamedTuple
 
 import msgspec
 import numpy
@@ -23,7 +23,7 @@ from pyarrow.parquet import ParquetWriter
 
 from blackbox.archive.day import as_journal_error, make_directory, sync_directory
 from blackbox.archive.export.table import PART_ROWS, TEXT, Part, Pick, parts_of, texts
-from blackbox.block.arrow import PRICE_DIGITS, price_column, record_columns
+from blackbox.block.arrow import PRICE_DIGITS, micros_column, price_column, record_column
 from blackbox.block.batch import Batch
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.feed import Feed
@@ -211,8 +211,8 @@ class _Columns:
         if self._content.kind is None:
             rest = [part.payloads()]
         else:
-            made = record_columns(self._content.schema, self._content.kind, part.records(0))
-            rest = [_own_column(column, *pair) for column, pair in zip(made, self._own(), strict=True)]
+            records = part.records(0)
+            rest = [_own_column(records[field.name], field, kind) for field, kind in self._own()]
         parts = [self._content.feed.symbol_rule.split(name) for name in topics]
         columns = [
             texts(numpy.zeros_like(topic), [self._content.feed.name.encode()]),
@@ -260,15 +260,16 @@ def _own_field(field: pyarrow.Field, prices: Prices) -> pyarrow.Field:
         kind = _MICROS
     elif pyarrow.types.is_fixed_size_binary(kind):
         kind = pyarrow.binary()
-    return pyarrow.field(name, kind, nullable=False)
+    return pyarrow.field(name, kind, nullable=field.nullable or kind == _MICROS)
 
 
-def _own_column(column: pyarrow.Array, field: pyarrow.Field, kind: pyarrow.DataType) -> pyarrow.Array:
+def _own_column(values: NDArray[Any], field: pyarrow.Field, kind: pyarrow.DataType) -> pyarrow.Array:
     if pyarrow.types.is_decimal(kind):
-        return price_column(column.to_numpy(), kind.scale)
-    if field.type == pyarrow.uint64():
-        return pyarrow.array(column.to_numpy().view(numpy.int64))
-    return column.cast(kind)
+        return price_column(values, field)
+    if kind == _MICROS:
+        return micros_column(values, field)
+    column = record_column(values, field)
+    return column.view(kind) if field.type == pyarrow.uint64() else column.cast(kind)
 
 
 def _micros(ns: NDArray[numpy.int64]) -> pyarrow.Array:

@@ -23,6 +23,6 @@ def describe(message: Message, schema: Schema) -> str:
     elif fields is None:
         what = f"{payload[:_RAW_BYTES]!r}{'...' if len(payload) > _RAW_BYTES else ''}"
     else:
-        what = " ".join(f"{name}={NOTHING if value == '' else value}" for name, value in fields.items())
+        what = " ".join(f"{name}={NOTHING if value in ('', None) else value}" for name, value in fields.items())
     time = time_text(message.ts_event, 9) if message.ts_event > 0 else NOTHING
     return f"{time} {message.topic.decode(errors='backslashreplace')} {what}"

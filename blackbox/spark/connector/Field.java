@@ -18,6 +18,8 @@ final class Field implements Serializable {
 
     /** Spark keeps decimals of up to 18 digits in a long; longer ones are a slow BigDecimal. */
     static final int PRICE_DIGITS = 18;
+    private static final long PRICE_LIMIT = 999999999999999999L;
+    private static final long SECONDS_LIMIT = Long.MAX_VALUE / 1000000L;
 
     final String name;
     final int meaning;
@@ -26,6 +28,12 @@ final class Field implements Serializable {
     final boolean big;
     final boolean signed;
     final DataType type;
+    /** Whether one integer means that there is no value, and its bits. */
+    private final boolean hasAbsent;
+    private final long absent;
+    /** Whether the column cannot hold all integers of the field, and the largest that it can hold. */
+    private final boolean isLimited;
+    private final long limit;
 
     /**
      * A field as the manifest describes it.
@@ -33,7 +41,10 @@ final class Field implements Serializable {
      * `format` is numpy's, such as ">u4" or "|S8"; "|V6" with `sinceMidnight` is an integer of six bytes (ns).
      * `decimals` is -1 unless it is a price. `utc` is the unit of a time since 1970, else "".
      */
-    Field(String name, String format, int offset, int decimals, String utc, boolean sinceMidnight, boolean scaled) {
+    Field(String name, String format, int offset, int decimals, String utc, boolean sinceMidnight, boolean scaled,
+            boolean hasAbsent, long absent) {
+        this.hasAbsent = hasAbsent;
+        this.absent = absent;
         this.name = name;
         this.offset = offset;
         this.size = Integer.parseInt(format.substring(2));
@@ -63,11 +74,20 @@ final class Field implements Serializable {
             this.meaning = INTEGER;
             this.type = ofInteger(size, signed || sinceMidnight);
         }
+        this.isLimited = size == 8 && (meaning == PRICE || meaning == SECONDS
+            || !signed && (meaning == NANOSECONDS || sinceMidnight));
+        this.limit = meaning == PRICE ? PRICE_LIMIT : meaning == SECONDS ? SECONDS_LIMIT : Long.MAX_VALUE;
     }
 
-    /** Whether the column may hold nulls: venues mark "no price" by a number of more than 18 digits. */
+    /** Whether the column may hold nulls: for the absent value, or for integers of 64 bits that it cannot hold. */
     boolean isNullable() {
-        return meaning == PRICE && size == 8;
+        return hasAbsent || isLimited;
+    }
+
+    /** Whether an integer is null in the column. */
+    boolean isNull(long value) {
+        return hasAbsent && value == absent
+            || isLimited && (!signed && value < 0 || value > limit || value < -limit);
     }
 
     private static DataType ofInteger(int size, boolean signed) {

@@ -12,6 +12,8 @@ abstract class FieldColumn extends BlockColumn {
     final int size;
     final boolean big;
     final boolean signed;
+    private final Field field;
+    private final boolean nullable;
 
     FieldColumn(Field field, Block block) {
         super(field.type, block);
@@ -19,6 +21,16 @@ abstract class FieldColumn extends BlockColumn {
         this.size = field.size;
         this.big = field.big;
         this.signed = field.signed;
+        this.field = field;
+        this.nullable = field.isNullable();
+    }
+
+    public boolean hasNull() {
+        return nullable;
+    }
+
+    public boolean isNullAt(int i) {
+        return nullable && field.isNull(any(block.place(i) + offset, size, big, signed));
     }
 
     static BlockColumn of(Column column, Block block) {
@@ -165,33 +177,12 @@ abstract class FieldColumn extends BlockColumn {
 
     /** Prices as decimals that Spark keeps in a long. */
     static final class PriceColumn extends FieldColumn {
-        private static final long LIMIT = 1000000000000000000L;
-
-        private final boolean nullable;
-
         PriceColumn(Field field, Block block) {
             super(field, block);
-            this.nullable = field.isNullable();
-        }
-
-        private long value(int i) {
-            return any(block.place(i) + offset, size, big, signed);
-        }
-
-        public boolean hasNull() {
-            return nullable;
-        }
-
-        public boolean isNullAt(int i) {
-            if (!nullable) {
-                return false;
-            }
-            long value = value(i);
-            return value >= LIMIT || value <= -LIMIT || (!signed && value < 0);
         }
 
         public Decimal getDecimal(int i, int precision, int scale) {
-            return Decimal.createUnsafe(value(i), precision, scale);
+            return Decimal.createUnsafe(any(block.place(i) + offset, size, big, signed), precision, scale);
         }
     }
 

@@ -26,6 +26,11 @@ final class Json {
         return value == null ? other : value.asText();
     }
 
+    /** Return the 64 bits of a key's integer, of which unsigned ones need all. */
+    static long bits(JsonNode node, String key) {
+        return of(node, key).bigIntegerValue().longValue();
+    }
+
     /** Return the number of a key, or `other` when the key is missing. */
     static int number(JsonNode node, String key, int other) {
         JsonNode value = of(node, key);

@@ -64,7 +64,9 @@ final class MessageType implements Serializable {
                 Json.number(field, "decimals", -1),
                 field.has("utc") ? Json.text(field, "utc") : "",
                 field.has("since_midnight"),
-                scaled);
+                scaled,
+                field.has("absent"),
+                field.has("absent") ? Json.bits(field, "absent") : 0);
         }
         int bytes = Json.number(found, "bytes", 0);
         for (int i = 0; i < fields.length; i++) {

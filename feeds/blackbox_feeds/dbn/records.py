@@ -25,8 +25,8 @@ METADATA_RTYPE: Final = METADATA[RTYPE_AT]
 """What stands in the metadata where a record has its type; no record has this one."""
 
 _U4, _I4, _U8 = "<u4", "<i4", "<u8"
-_PRICE = price("<i8", 9)
-_TIME = utc_time(_U8, "ns")
+_PRICE = price("<i8", 9, absent=(1 << 63) - 1)
+_TIME = utc_time(_U8, "ns", absent=(1 << 64) - 1)
 _HEAD = (("length", "u1"), ("rtype", "u1"), ("publisher_id", "<u2"), ("instrument_id", _U4), ("ts_event", _TIME))
 
 

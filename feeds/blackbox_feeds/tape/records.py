@@ -35,6 +35,7 @@ _HEAD = (
     ("condition", "S8"),  # flags as the row has them, hexadecimal
 )
 _PRICE = price("<i8", 4)
+_SIDE = price("<i8", 4, absent=0)
 _SYMBOL = ("symbol", f"S{SYMBOL_BYTES}")
 
 SCHEMA = Schema(
@@ -46,8 +47,8 @@ SCHEMA = Schema(
             [
                 *_HEAD,
                 ("bid_size", "<u4"),
-                ("bid_price", _PRICE),
-                ("ask_price", _PRICE),
+                ("bid_price", _SIDE),
+                ("ask_price", _SIDE),
                 ("ask_size", "<u4"),
                 _SYMBOL,
             ]

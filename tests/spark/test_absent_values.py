@@ -1,0 +1,80 @@
+"""A field's integer that means "no value" is null in Spark, by either engine, also where filters skip blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow
+import pytest
+from blackbox_feeds.dbn import Dbn
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from tests.absent import Form, columns, records, write_day
+from tests.recorded import recorded
+from tests.spark.reading import by_python, load
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def plain(column: pyarrow.ChunkedArray) -> list[Any]:
+    return list((column.cast(pyarrow.int64()) if pyarrow.types.is_timestamp(column.type) else column).to_pylist())
+
+
+def assert_columns(table: pyarrow.Table, expected: dict[str, list[Any]]) -> None:
+    table = table.sort_by("sequence")
+    for name, values in expected.items():
+        assert plain(table[name]) == values, name
+
+
+@pytest.mark.parametrize("prices", ["decimal", "long"])
+def test_absent_values_are_null_in_spark(spark: SparkSession, tmp_path: Path, prices: str) -> None:
+    made = records()
+    day = write_day(tmp_path / "2026-11-20", made)
+    expected = columns(made, Form(prices, seconds=10**6, nanoseconds=1_000, signed=True))
+    schema, table = by_python(day.path, records="of all", prices=prices)
+    assert_columns(table, expected)
+    frame = load(spark, day.path, "java", records="of all", prices=prices)
+    assert frame.schema == schema
+    assert_columns(frame.toArrow(), expected)
+    for name, values in expected.items():
+        assert schema[name].nullable or None not in values, name
+    assert not schema["plain"].nullable
+    assert to_arrow_schema(schema).field("u1").nullable
+
+
+def test_filters_agree_with_nulls(spark: SparkSession, tmp_path: Path, engine: str) -> None:
+    made = records()
+    day = write_day(tmp_path / "2026-11-20", made)
+    frame = load(spark, day.path, engine, records="of all").cache()
+    rows = [row.asDict() for row in frame.collect()]
+    load(spark, day.path, engine, records="of all").createOrReplaceTempView("told")
+    for name in ("i4", "u1", "price", "side", "time", "seconds", "i8"):
+        missing = f"{name} is null", sum(row[name] is None for row in rows)
+        there = f"{name} is not null", len(rows) - missing[1]
+        same = f"{name} <=> null", missing[1]
+        conditions = [missing, there, same, (f"{name} = {name}", there[1]), (f"not ({name} = {name})", 0)]
+        if name not in ("time", "seconds"):
+            positive = sum(row[name] is not None and row[name] > 0 for row in rows)
+            conditions += [(f"{name} > 0", positive), (f"not ({name} > 0)", there[1] - positive)]
+            conditions += [(f"{name} in (0, null)", sum(row[name] is not None and row[name] == 0 for row in rows))]
+        for condition, count in conditions:
+            found = spark.sql(f"select {name} from told where {condition}").collect()
+            assert len(found) == count, condition
+    unknown = spark.sql("select ts_event from told where event_time is null").collect()
+    assert [row["ts_event"] for row in unknown] == [0]
+    assert spark.sql("select 1 from told where event_time < timestamp'1971-01-01 00:00:00 UTC'").collect() == []
+    assert spark.sql("select 1 from told where not (event_time > timestamp'1971-01-01 00:00:00 UTC')").collect() == []
+    frame.unpersist()
+
+
+def test_undefined_times_of_dbn_are_null_in_spark(
+    spark: SparkSession, tmp_path: Path, shared_data: Path, engine: str
+) -> None:
+    recording = recorded(tmp_path, lambda: Dbn(shared_data.parent / "cases/dbn/opra_test_data.cbbo-1s.dbn.zst"))
+    frame = load(spark, recording.path, engine, records="cbbo-1s")
+    found = frame.sort("sequence").select("record_ts_event", "record_ts_recv", "price").collect()
+    assert sorted(row["record_ts_event"] is None for row in found) == [False, False, False, True]
+    assert sorted(row["price"] is None for row in found) == [False, False, False, True]
+    assert frame.where("record_ts_event < timestamp'1990-01-01 00:00:00'").count() == 0
