@@ -1,4 +1,4 @@
-"""A day of records whose fields have integers that mean "no value", and what each reader should have of them."""
+"""A day of records whose fields have integers that mean "no value", and the right values of each reader."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Form(NamedTuple):
 
 
 def numbers_of(dtype: numpy.dtype[Any]) -> list[int]:
-    """Integers of a field: around the absent one, zero, the ends of its range, and of what readers can hold."""
+    """Return a field's integers around the absent one, zero, the ends of its range, and the limits of readers."""
     least, most = int(numpy.iinfo(dtype).min), int(numpy.iinfo(dtype).max)
     near = [(dtype.metadata or {}).get(ABSENT, 0), 0, least, most, 10**18, -(10**18), 1 << 63, I8 // 10**6]
     each = [number + step for number in near for step in (0, -1, 1)]
@@ -94,12 +94,12 @@ def write_day(path: Path, made: Any, others: Sequence[tuple[int, int, int]] = ()
 
 
 def raw(number: int, dtype: numpy.dtype[Any]) -> int | None:
-    """What `message.record` has of a field."""
+    """Return a field's value in `message.record`."""
     return None if number == (dtype.metadata or {}).get(ABSENT) else number
 
 
 def value(number: int, dtype: numpy.dtype[Any], form: Form) -> Any:
-    """What a column of a reader has of a field; times as integers."""
+    """Return a field's value in a column of a reader, times as integers."""
     told: Any = dtype.metadata or {}
     if number == told.get(ABSENT):
         return None

@@ -35,9 +35,10 @@ class FrameOptions(Selection, total=False):
     frame, in their order: a column `kind` names the type, and a field is null where a type lacks it."""
     prices: Prices
     """"float" (the default): float64. "decimal": exact, which pandas keeps as Python objects. "long": the integers that
-    the venue sent. In the first two, 10^18 units or more are null: venues mark so that there is none."""
+    the venue sent. All are null where the venue gave none; a decimal also where it would have more than 18 digits."""
     times: Times
-    """"timestamp" (the default): of nanoseconds; null where the venue gave none. "long": int64 ns since 1970."""
+    """"timestamp" (the default): of nanoseconds. "long": int64 ns since 1970. Both are null where the venue gave none,
+    but a message's own `ts_event` is then 0 in "long"."""
     zone: str | None
     """The time zone of the timestamps, such as "America/New_York"; by default the feed's."""
 

@@ -321,7 +321,8 @@ class Batch:
     def records(self, kind: str) -> NDArray[Any]:
         """The messages of one type of the feed's schema, as a structured array with the venue's field names.
 
-        A view when every message of the batch is of that type, a copy otherwise. Raises ConfigError when the schema has
+        Integers that mean "no value" are as the venue sent them. A view when every message of the batch is of that
+        type, a copy otherwise. Raises ConfigError when the schema has
         no such type, ValueError when a message of that type has another length than the schema says.
         """
         if self.schema is None:
@@ -500,7 +501,8 @@ class Message(msgspec.Struct, gc=False):
         """Its payload as a record of the feed's schema, by its type: fields are attributes, e.g. `record.price`.
 
         It may be kept, and keeps the payloads of its batch with it; `copy.copy(record)` keeps its own bytes alone.
-        Prices are the venue's scaled integers; an integer of six bytes is `bytes`, for `int.from_bytes`.
+        Prices are the venue's scaled integers. A field is None where it holds the integer that the schema declares as
+        absent; `Batch.records` has that integer. An integer of six bytes is `bytes`, for `int.from_bytes`.
 
         Raises:
             ValueError: there is no schema, or the payload has another length than its type says.

@@ -134,7 +134,7 @@ def test_absent_values_are_none_in_records_of_messages(tmp_path: Path) -> None:
         assert [getattr(record, name) for record in copies] == expected, name
     assert "u1=None" in repr(found[0])
     of_batches = b"".join(batch.records("A").tobytes() for batch in recording.batches())
-    assert of_batches == made.tobytes(), "columns of numpy have what the venue sent"
+    assert of_batches == made.tobytes(), "records of numpy are unchanged"
 
 
 def test_absent_values_are_none_in_callbacks_of_fields(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_filters_agree_with_nulls(spark: SparkSession, tmp_path: Path, engine: s
     day = write_day(tmp_path / "2026-11-20", made)
     frame = load(spark, day.path, engine, records="of all").cache()
     rows = [row.asDict() for row in frame.collect()]
-    load(spark, day.path, engine, records="of all").createOrReplaceTempView("told")
+    load(spark, day.path, engine, records="of all").createOrReplaceTempView("rows_read")
     for name in ("i4", "u1", "price", "side", "time", "seconds", "i8"):
         missing = f"{name} is null", sum(row[name] is None for row in rows)
         there = f"{name} is not null", len(rows) - missing[1]
@@ -60,12 +60,14 @@ def test_filters_agree_with_nulls(spark: SparkSession, tmp_path: Path, engine: s
             conditions += [(f"{name} > 0", positive), (f"not ({name} > 0)", there[1] - positive)]
             conditions += [(f"{name} in (0, null)", sum(row[name] is not None and row[name] == 0 for row in rows))]
         for condition, count in conditions:
-            found = spark.sql(f"select {name} from told where {condition}").collect()
+            found = spark.sql(f"select {name} from rows_read where {condition}").collect()
             assert len(found) == count, condition
-    unknown = spark.sql("select ts_event from told where event_time is null").collect()
+    unknown = spark.sql("select ts_event from rows_read where event_time is null").collect()
     assert [row["ts_event"] for row in unknown] == [0]
-    assert spark.sql("select 1 from told where event_time < timestamp'1971-01-01 00:00:00 UTC'").collect() == []
-    assert spark.sql("select 1 from told where not (event_time > timestamp'1971-01-01 00:00:00 UTC')").collect() == []
+    assert spark.sql("select 1 from rows_read where event_time < timestamp'1971-01-01 00:00:00 UTC'").collect() == []
+    assert (
+        spark.sql("select 1 from rows_read where not (event_time > timestamp'1971-01-01 00:00:00 UTC')").collect() == []
+    )
     frame.unpersist()
 
 
