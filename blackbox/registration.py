@@ -98,8 +98,9 @@ class Registration:
         `@on(b"AAPL.", fields=("ts_event", "price", "shares"))` decorates `f(ts_event, price, shares)`. A field is one
         of the message's own (`topic`, `symbol`, `payload`, `sequence`, `epoch`, `slice_id`, `ts_event`, `ts_out`,
         `ts_in`, `ts_recv`), or of its record (see `Message.record`; `"record.sequence"` where both have it); None where
-        a message's type has no such field, or the venue gave no value. `types` names the message types that are wanted: `"P"`,
-        `"PQ"`, `("mbo", "trade")`. Names that no schema of the feed has are a ConfigError at `start` or `replay`.
+        a message's type has no such field, or the venue gave no value. `types` names the message types that are wanted:
+        `"P"`, `"PQ"`, `("mbo", "trade")`. Names that no schema of the feed has are a ConfigError at `start` or
+        `replay`.
 
         Each message reaches all such callbacks of a worker (in a replay: all callbacks), in the order in which they
         were registered, before the next one reaches any. One that is `independent` gets its messages

@@ -153,7 +153,8 @@ def test_record_layouts_and_arrow() -> None:
     ]  # fmt: skip
     arrow = SCHEMA.arrow("Q")
     assert arrow.field("bid_price").type == pyarrow.int64()
-    assert arrow.field("bid_price").metadata == {b"decimals": b"4"}
+    assert arrow.field("bid_price").metadata == {b"decimals": b"4", b"absent": b"0"}
+    assert SCHEMA.arrow("T").field("price").metadata == {b"decimals": b"4"}
     assert arrow.field("exchange").type == pyarrow.string()
     assert PRICE_SCALE == 10**4
 
