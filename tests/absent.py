@@ -62,10 +62,16 @@ class Form(NamedTuple):
     """True if unsigned integers of 64 bits are signed ones of the same bits."""
 
 
+def _absent(dtype: numpy.dtype[Any]) -> int | None:
+    told: Any = dtype.metadata or {}
+    absent: int | None = told.get(ABSENT)
+    return absent
+
+
 def numbers_of(dtype: numpy.dtype[Any]) -> list[int]:
     """Return a field's integers around the absent one, zero, the ends of its range, and the limits of readers."""
     least, most = int(numpy.iinfo(dtype).min), int(numpy.iinfo(dtype).max)
-    near = [(dtype.metadata or {}).get(ABSENT, 0), 0, least, most, 10**18, -(10**18), 1 << 63, I8 // 10**6]
+    near = [_absent(dtype) or 0, 0, least, most, 10**18, -(10**18), 1 << 63, I8 // 10**6]
     each = [number + step for number in near for step in (0, -1, 1)]
     return [number for number in dict.fromkeys([*each, 1_700_000_000]) if least <= number <= most]
 
@@ -95,7 +101,7 @@ def write_day(path: Path, made: Any, others: Sequence[tuple[int, int, int]] = ()
 
 def raw(number: int, dtype: numpy.dtype[Any]) -> int | None:
     """Return a field's value in `message.record`."""
-    return None if number == (dtype.metadata or {}).get(ABSENT) else number
+    return None if number == _absent(dtype) else number
 
 
 def value(number: int, dtype: numpy.dtype[Any], form: Form) -> Any:

@@ -115,9 +115,9 @@ def test_absent_values_are_null_in_parquet(tmp_path: Path, prices: Any) -> None:
     assert_columns(table, expected)
     assert polars.read_parquet(path)["time"].to_list() == expected["time"]
     for name in ("price", "time", "i4", "u1"):
-        found = duckdb.sql(f"select {name} from '{path}'").fetchall()
+        found = duckdb.execute(f"select {name} from '{path}'").fetchall()
         assert [each for (each,) in found] == expected[name]
-        missing = duckdb.sql(f"select count(*) from '{path}' where {name} is null").fetchall()
+        missing = duckdb.execute(f"select count(*) from '{path}' where {name} is null").fetchall()
         assert missing == [(expected[name].count(None),)]
     assert not table.schema.field("plain").nullable
 

@@ -40,18 +40,20 @@ def test_every_type_of_every_schema_becomes_columns(tmp_path: Path) -> None:
     from blackbox_feeds.iex import DEEP10, TOPS16
     from blackbox_feeds.itch50 import SCHEMA, timestamps_ns
 
-    from blackbox.block.arrow import record_columns
+    from blackbox.block.arrow import record_column
 
     draw = numpy.random.default_rng(1)
     for schema in (DEEP10, TOPS16, SCHEMA):
         for kind, dtype in schema.records.items():
             records = draw.integers(0, 128, (50, dtype.itemsize), numpy.uint8).view(dtype).reshape(-1)
             arrow = schema.arrow(kind)
-            columns = record_columns(schema, kind, records)
+            columns = [record_column(records[field.name], field) for field in arrow]
             assert [column.type for column in columns] == arrow.types
             for name, column in zip(arrow.names, columns, strict=True):
                 if records[name].dtype.kind in "iu" and records[name].ndim == 1:
-                    assert column.cast(pyarrow.int64()).to_pylist() == records[name].tolist()
+                    absent = (records[name].dtype.metadata or {}).get("absent")
+                    expected = [None if each == absent else each for each in records[name].tolist()]
+                    assert column.cast(pyarrow.int64()).to_pylist() == expected
             if schema is SCHEMA:
                 assert columns[3].to_pylist() == timestamps_ns(records["timestamp"]).tolist()
 

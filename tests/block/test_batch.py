@@ -309,7 +309,7 @@ def test_arrow_lies_on_the_memory_of_the_block(payloads: list[bytes]) -> None:
     arrow.validate(full=True)
     assert arrow.schema.names == ["topic", "ts_event", "sequence", "payload"]
     assert arrow.column("topic").to_pylist() == [TOPICS[i] for i in INDEX]
-    assert arrow.column("ts_event").cast(pyarrow.int64()).to_pylist() == TIMES
+    assert arrow.column("ts_event").cast(pyarrow.int64()).to_pylist() == [each or None for each in TIMES]
     assert arrow.column("ts_event").type == pyarrow.timestamp("ns", "UTC")
     assert arrow.column("sequence").to_pylist() == [100, 101, 102, 103, 104]
     assert arrow.column("payload").to_pylist() == payloads
