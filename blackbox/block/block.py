@@ -449,7 +449,8 @@ class Block:
     def to_arrow(self) -> pyarrow.RecordBatch:
         """A record batch on the same memory: `topic` (dictionary), `ts_event` (ns, UTC), `sequence`, `payload`.
 
-        A time of 0, unknown, is null. Only `sequence` is new memory, and a bit per message where a time is 0. Needs pyarrow, the extra `arrow`.
+        A time of 0, unknown, is null. Only `sequence` is new memory, and a bit per message where a time is 0. Needs
+        pyarrow, the extra `arrow`.
         """
         from blackbox.block.arrow import block_to_arrow
 
