@@ -22,6 +22,7 @@ import numpy
 
 from blackbox.arguments import did_you_mean
 from blackbox.errors import ConfigError
+from blackbox.feed.typed_record import NO_VALUE, record_type
 
 if TYPE_CHECKING:
     import pyarrow
@@ -43,7 +44,7 @@ UTC = "utc"
 """Metadata key of a time since 1970-01-01 UTC: the unit, "ns" or "s"."""
 SINCE_MIDNIGHT = "since_midnight"
 """Metadata key of a time of day: the time zone whose midnight it counts from. Unit: ns."""
-ABSENT = "absent"
+ABSENT = NO_VALUE
 """Metadata key: the integer with which the venue says that the field has no value. Readers return null instead."""
 
 
@@ -283,8 +284,6 @@ class Schema:
         Raises:
             ConfigError: this schema has no such message type.
         """
-        from blackbox.feed.typed_record import record_type
-
         found = self._record_types.get(type)
         if found is None:
             named = {character: name for name, character in self.names.items()}.get(type, type)

@@ -9,7 +9,9 @@ from typing import Any, ClassVar, NoReturn
 import numpy
 
 from blackbox.errors import ConfigError
-from blackbox.feed.schema import ABSENT
+
+NO_VALUE = "absent"
+"""Key of a field's `dtype.metadata`: see `blackbox.feed.schema.ABSENT`."""
 
 
 class TypedRecord(ctypes.Structure):
@@ -103,7 +105,7 @@ def record_type(name: str, dtype: numpy.dtype[Any]) -> Any:
         },
     )
     for label in dtype.names or ():
-        if (absent := (layout[label][0].metadata or {}).get(ABSENT)) is not None:
+        if (absent := (layout[label][0].metadata or {}).get(NO_VALUE)) is not None:
             setattr(made, label, _or_none(getattr(made, label), absent))
     return made
 
