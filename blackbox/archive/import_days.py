@@ -1,5 +1,11 @@
 """Import sources into dated recordings: without sockets, several days at once, each in threads of its own.
 
+    source with a date, `date=`   all its messages are of that day
+    any other source              each message is of the session that its time is in
+
+Sources without a date may share days, as those that run over midnight do: they are read one after the other, and their
+days get their names when all have been read. Few days are open for writing at a time.
+
 Of each day, one thread decodes while another encodes and writes. Both run compiled code, without the GIL, but for what
 a source does in Python: days of such sources take turns.
 """
@@ -12,10 +18,11 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing
+from contextlib import ExitStack, closing
 from itertools import chain, islice
 from pathlib import Path
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 import msgspec
 import numpy
@@ -23,17 +30,23 @@ import numpy
 from blackbox.archive.append import compile_append
 from blackbox.archive.codec import BLOCK_BYTES, Compression, check_packing
 from blackbox.archive.column_writer import ColumnWriter
-from blackbox.archive.day import Date, as_date, recorded_files, session_date
+from blackbox.archive.day import Date, as_date, day_end_ns, recorded_files, session_date
 from blackbox.archive.fresh_day import FreshDays, check_is_new, check_whole, fresh_day
 from blackbox.archive.read_ahead import read_ahead
 from blackbox.archive.recording import Recording
 from blackbox.errors import ConfigError, SourceError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.schema import RAW
-from blackbox.feed.source import Source
+from blackbox.feed.source import Chunk, Source
+from blackbox.timestamps import time_text
 
 _CHUNKS_WITHOUT_TIME: Final = 16
 _CHUNKS_AHEAD: Final = 2
+_OPEN_DAYS: Final = 4
+"""Days written at a time."""
+_MOST_DAYS: Final = 4_000
+"""Messages of more days than this are taken for corrupt."""
+_DAY: Final = datetime.timedelta(1)
 
 
 class ImportedDay(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,31 +58,36 @@ class ImportedDay(msgspec.Struct, frozen=True, kw_only=True):
     file_bytes: int
     """Of segments and their indexes."""
     outside: int
-    """Messages with a time outside of the session date."""
+    """Messages with a time outside of the session date, where the source itself tells the date."""
     truncated: tuple[str, ...]
-    """For each source that ended early, where and why."""
+    """For each source whose last message is of this day and that lacks something: where and why."""
     notes: tuple[str, ...]
-    """What the sources say that the operator should know."""
+    """Warnings of these sources."""
     seconds: float
 
 
-class _EmptyDay(msgspec.Struct, frozen=True, order=True):
-    """A day whose sources had no message."""
+class _Empty(msgspec.Struct, frozen=True, order=True):
+    """Sources without a message."""
 
-    date: datetime.date
-    why: str
+    what: str
+    """What has none, and why."""
 
 
 class _Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A day to import."""
+    """Sources to import one after the other."""
 
     feed: Feed
     directory: Path
-    date: datetime.date
+    date: datetime.date | None
+    """The day of all messages; None: the times of the messages tell."""
+    is_strict: bool
+    """True if no message may have a time outside of the date."""
     sources: list[Source]
     compression: Compression
     block_bytes: int
     replace: bool
+    reserved: frozenset[datetime.date]
+    """Dates of the other jobs."""
 
 
 def import_days(
@@ -87,13 +105,16 @@ def import_days(
     """Write sources into `directory/<feed>/<session date>/`, message for message what a recorder would have made.
 
     Each day is read again and checked before it has its name. Sources of one date go into one day, one behind the
-    other. What was unfinished when a process was killed is removed by the next import.
+    other, those without a date in the order of their first messages. What was unfinished when a process was killed is
+    removed by the next import.
 
     Args:
         feed: its slices, keys and schema; one of schema "raw" carries any payload.
         directory: where recordings are; made if it is missing.
-        sources: a source of several days is taken apart, where it can tell them.
-        date: of all sources. Default: what each says itself, or else the session of its first message with a time.
+        sources: files, captures and the like. Sources without a date become as many days as their messages' times have;
+            messages without a time go with the one before.
+        date: of all sources. A message with a time outside of its session is an error, unless the source says itself
+            that it is of this date. Default: what each source says, or else the times of its messages.
         compression: as `compact` has it.
         block_bytes: as `compact` has them.
         replace: whether days that are there are written anew.
@@ -101,81 +122,74 @@ def import_days(
         imported: called with each day that is done.
 
     Raises JournalError when a day is there already, or cannot be written; ConfigError when a source has another schema
-    or no date; SourceError when one cannot be read. Days that were done by then stay. SourceError, once all others are
-    done, naming the days without messages.
+    or no time in its first messages; SourceError when one cannot be read, has times outside of `date`, or jumps between
+    more than a few days. Days that were done by then stay. SourceError, once all others are done, naming the days and
+    sources without messages.
     """
     check_is_feed(feed)
     check_packing(compression, block_bytes)
     if threads < 1:
         raise ValueError(f"threads were {threads}, expected at least 1")
     place = Path(directory) / feed.name
+    given = None if date is None else as_date(date)
+    groups = _by_date(feed, sources, given)
     jobs = [
         _Job(
             feed=feed,
             directory=place,
             date=day,
+            is_strict=given is not None,
             sources=each,
             compression=compression,
             block_bytes=block_bytes,
             replace=replace,
+            reserved=frozenset(groups.keys() - {None, day}),
         )
-        for day, each in sorted(_by_date(feed, sources, None if date is None else as_date(date)).items())
+        for day, each in groups.items()
     ]
-    for job in jobs:
-        check_is_new(place, job.date, replace=replace)
-    done, empty = [], []
-    with FreshDays(place, replace=replace), closing(_run(jobs, min(threads, len(jobs)))) as days:
-        for day in days:
-            if isinstance(day, _EmptyDay):
-                empty.append(day)
+    for day in sorted(groups.keys() - {None}):
+        check_is_new(place, day, replace=replace)
+    done: list[ImportedDay] = []
+    empty: list[_Empty] = []
+    with FreshDays(place, replace=replace), closing(_run(jobs, min(threads, len(jobs)))) as results:
+        for result in results:
+            if isinstance(result, _Empty):
+                empty.append(result)
                 continue
-            done.append(day)
+            done.append(result)
             if imported is not None:
-                imported(day)
+                imported(result)
     if empty:
-        raise SourceError("; ".join(f"{day.date} has no message: {day.why}" for day in sorted(empty)))
+        raise SourceError("; ".join(each.what for each in sorted(empty)))
     return sorted(done, key=lambda day: day.date)
 
 
-def _run(jobs: list[_Job], threads: int) -> Generator[ImportedDay | _EmptyDay, None, None]:
+def _run(jobs: list[_Job], threads: int) -> Generator[ImportedDay | _Empty, None, None]:
     """Yield the days as they are done. What ends this, such as an error of one day, ends those that are not done."""
     end = threading.Event()
     compile_append()  # once, and kept: LLVM lets go of what two threads have compiled twice while others compile
     with ThreadPoolExecutor(threads, "blackbox-import") as pool:
         try:
-            for future in as_completed([pool.submit(_import_day, job, end) for job in jobs]):
-                yield future.result()
+            for future in as_completed([pool.submit(_import, job, end) for job in jobs]):
+                yield from future.result()
         finally:
             end.set()
             pool.shutdown(cancel_futures=True)
 
 
-def _by_date(feed: Feed, sources: Iterable[Source], date: datetime.date | None) -> dict[datetime.date, list[Source]]:
-    found: dict[datetime.date, list[Source]] = {}
+def _by_date(
+    feed: Feed, sources: Iterable[Source], date: datetime.date | None
+) -> dict[datetime.date | None, list[Source]]:
+    """Return the sources by their dates, those that tell none under None."""
+    found: dict[datetime.date | None, list[Source]] = {}
     for source in chain.from_iterable([source] if date else source.by_day() for source in sources):
         schema = source.schema.name
         if feed.schema_name not in (schema, RAW.name):
             raise ConfigError(f"{source!r} has schema {schema!r}, expected {feed.schema_name!r} of feed {feed.name!r}")
-        found.setdefault(date or source.date or _date_of_messages(feed, source), []).append(source)
+        found.setdefault(date or source.date, []).append(source)
     if not found:
         raise ConfigError("an import was given no source, expected at least one")
     return found
-
-
-def _date_of_messages(feed: Feed, source: Source) -> datetime.date:
-    for chunk in islice(source.chunks(), _CHUNKS_WITHOUT_TIME):
-        timed = numpy.flatnonzero(chunk.ts_event > 0)
-        if len(timed):
-            return session_date(feed, int(chunk.ts_event[timed[0]]))
-    text = source.truncated or "its first messages have no time"
-    raise SourceError(f"{source!r} tells no date ({text}): give the date (--date)")
-
-
-def _import_day(job: _Job, end: threading.Event) -> ImportedDay | _EmptyDay:
-    try:
-        return _import_messages(job, end)
-    except _NoMessageError as error:
-        return _EmptyDay(job.date, str(error))
 
 
 class _NoMessageError(Exception):
@@ -186,36 +200,215 @@ class _EndedError(Exception):
     """The import has ended before this day was done."""
 
 
-def _import_messages(job: _Job, end: threading.Event) -> ImportedDay:
-    began = time.perf_counter()
-    truncated: list[str] = []
-    notes: list[str] = []
+def _import(job: _Job, end: threading.Event) -> list[ImportedDay | _Empty]:
+    """Import the sources of a job. Return its days, and the sources without messages."""
 
     def go_on(_: object = None) -> None:
         if end.is_set():
             raise _EndedError
 
-    with fresh_day(job.directory, job.date, replace=job.replace) as path:
-        writer = ColumnWriter(path, job.feed, job.date, compression=job.compression, block_bytes=job.block_bytes)
-        with writer:
-            for source in job.sources:
-                with closing(read_ahead(source.chunks(), _CHUNKS_AHEAD)) as chunks:
-                    for topics, index, times, payloads, starts, lengths in chunks:
-                        go_on()
-                        writer.put(topics, index, payloads, times, starts, lengths)
-                truncated += [source.truncated] if source.truncated else []
-                notes += source.notes
-        if not writer.messages:
-            raise _NoMessageError("; ".join(truncated) or ", ".join(map(repr, job.sources)))
-        check_whole(Recording.open(path), writer.messages, go_on)
-        file_bytes = sum(file.stat().st_size for file in recorded_files(path))
-    return ImportedDay(
-        date=job.date,
-        path=job.directory / job.date.isoformat(),
-        messages=writer.messages,
-        file_bytes=file_bytes,
-        outside=writer.outside,
-        truncated=tuple(truncated),
-        notes=tuple(notes),
-        seconds=time.perf_counter() - began,
-    )
+    try:
+        with _Days(job) as days:
+            empty = [_Empty(what) for source, first in _in_order(job) if (what := days.read(source, first, go_on))]
+            return [*empty, *days.close(go_on)]
+    except _NoMessageError as error:
+        return [_Empty(f"{job.date} has no message: {error}")]
+
+
+def _in_order(job: _Job) -> list[tuple[Source, datetime.date | None]]:
+    """Return each source and the day of its first message, by these days; None: it has no message."""
+    if job.date is not None:
+        return [(source, job.date) for source in job.sources]
+    firsts = [(source, _first_date(job.feed, source)) for source in job.sources]
+    firsts.sort(key=lambda each: each[1] or datetime.date.max)
+    for _, first in firsts:
+        if first is not None:
+            check_is_new(job.directory, first, replace=job.replace)
+    return firsts
+
+
+def _first_date(feed: Feed, source: Source) -> datetime.date | None:
+    """Return the session of the first message with a time; None: there is no message."""
+    earliest, messages = _earliest_ns(feed), 0
+    for chunk in islice(source.chunks(), _CHUNKS_WITHOUT_TIME):
+        timed = numpy.flatnonzero(chunk.ts_event >= earliest)
+        if len(timed):
+            return session_date(feed, int(chunk.ts_event[timed[0]]))
+        messages += len(chunk.ts_event)
+    if not messages:
+        return None
+    raise SourceError(f"{source!r} tells no date (its first messages have no time): give the date (--date)")
+
+
+def _earliest_ns(feed: Feed) -> int:
+    """Return when the first session begins that a recording can be of. Earlier times are taken for none."""
+    return day_end_ns(feed, datetime.date(1970, 1, 1))
+
+
+class _OpenDay:
+    """A day that is being written. It gets its name when `stack` is left without an error."""
+
+    def __init__(self, job: _Job, date: datetime.date, stack: ExitStack) -> None:
+        self.date = date
+        self.messages = self.outside = 0
+        self.truncated: list[str] = []
+        self.notes: list[str] = []
+        self.is_open = True
+        self._began = time.perf_counter()
+        self._place = stack.enter_context(fresh_day(job.directory, date, replace=job.replace))
+        self._path = job.directory / date.isoformat()
+        self._closed = stack.enter_context(ExitStack())
+        self._writer: ColumnWriter | None = self._closed.enter_context(
+            ColumnWriter(self._place, job.feed, date, compression=job.compression, block_bytes=job.block_bytes)
+        )
+
+    def put(self, chunk: Chunk) -> None:
+        """Write messages. Raises as `ColumnWriter.put`."""
+        assert self._writer is not None
+        topics, index, times, payloads, starts, lengths = chunk
+        self._writer.put(topics, index, payloads, times, starts, lengths)
+        self.messages, self.outside = self._writer.messages, self._writer.outside
+
+    def close(self) -> None:
+        """Write what is left. Raises JournalError."""
+        self.is_open = False
+        self._closed.close()
+        self._writer = None  # and its memory
+
+    def check(self, go_on: Callable[[object], None]) -> ImportedDay:
+        """Read it again. Raises JournalError unless it is whole."""
+        check_whole(Recording.open(self._place), self.messages, go_on)
+        return ImportedDay(
+            date=self.date,
+            path=self._path,
+            messages=self.messages,
+            file_bytes=sum(file.stat().st_size for file in recorded_files(self._place)),
+            outside=self.outside,
+            truncated=tuple(self.truncated),
+            notes=tuple(self.notes),
+            seconds=time.perf_counter() - self._began,
+        )
+
+
+class _Days:
+    """The days of a job, of which few are open; in a `with` block. What it leaves after an error is no day."""
+
+    def __init__(self, job: _Job) -> None:
+        self._job = job
+        self._stack = ExitStack()
+        self._days: dict[datetime.date, _OpenDay] = {}
+        self._recent: dict[datetime.date, _OpenDay] = {}
+        self._earliest_ns = _earliest_ns(job.feed)
+        self._last: _OpenDay | None = None
+
+    def read(self, source: Source, first: datetime.date | None, go_on: Callable[[], None]) -> str | None:
+        """Write the messages of a source, of which `first` is the first day; None: it has no message.
+
+        Returns None, or a sentence that says that it has none. Raises SourceError when it cannot be read, or has
+        messages that cannot go into a day.
+        """
+        if first is None:
+            return f"{source!r} has no message" + (f": {source.truncated}" if source.truncated else "")
+        messages, date = 0, self._job.date
+        self._last = self._day(first)
+        outside = self._last.outside
+        with closing(read_ahead(source.chunks(), _CHUNKS_AHEAD)) as chunks:
+            for chunk in chunks:
+                go_on()
+                messages += len(chunk.ts_event)
+                if date is None:
+                    self._put_by_time(chunk)
+                else:
+                    self._last.put(chunk)
+        outside = self._last.outside - outside
+        if self._job.is_strict and source.date != date and outside:
+            begin, end = (time_text(time_ns, 0) for time_ns in self._session(first))
+            raise SourceError(
+                f"{source!r}: {outside:,} of its {messages:,} messages have times outside of the session {date}, "
+                f"{begin} to {end}: leave out the date (--date), and each message goes into the day of its time"
+            )
+        self._last.truncated += [source.truncated] if source.truncated else []
+        self._last.notes += source.notes
+        return None
+
+    def close(self, go_on: Callable[[object], None]) -> list[ImportedDay]:
+        """Write what is left, and read all of it again. Raises JournalError unless it is whole."""
+        for day in self._recent.values():
+            day.close()
+        days = [day for _, day in sorted(self._days.items())]
+        for day in days:
+            if not day.messages:
+                raise _NoMessageError("; ".join(day.truncated) or ", ".join(map(repr, self._job.sources)))
+        return [day.check(go_on) for day in days]
+
+    def __enter__(self) -> Self:
+        self._stack.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def _put_by_time(self, chunk: Chunk) -> None:
+        """Write each message into the day of its time; one without a time into that of the message before."""
+        times = chunk.ts_event
+        if not len(times):
+            return
+        has_time = times >= self._earliest_ns
+        left = has_time.copy()
+        day_of = numpy.zeros(len(times), numpy.int32)
+        assert self._last is not None
+        days = [self._last.date]
+        while True:
+            begin, end = self._session(days[-1])
+            inside = left & (times >= begin) & (times < end)
+            day_of[inside] = len(days) - 1
+            left &= ~inside
+            if not left.any():
+                break
+            days.append(session_date(self._job.feed, int(times[numpy.argmax(left)])))
+        if len(days) == 1:
+            self._day(days[0]).put(chunk)
+            return
+        timed = numpy.maximum.accumulate(numpy.where(has_time, numpy.arange(len(times)), -1))
+        day_of = numpy.where(timed >= 0, day_of[timed], 0)
+        for number, date in enumerate(days):
+            rows = numpy.flatnonzero(day_of == number)
+            if len(rows):
+                columns = (column[rows] for column in (chunk.topic_index, times, chunk.starts, chunk.lengths))
+                index, ts_event, starts, lengths = columns
+                self._day(date).put(Chunk(chunk.topics, index, ts_event, chunk.payloads, starts, lengths))
+        self._last = self._day(days[day_of[-1]])
+
+    def _day(self, date: datetime.date) -> _OpenDay:
+        """Return a day, open for writing. Raises SourceError when it cannot be."""
+        day = self._recent.pop(date, None)
+        if day is None:
+            day = self._open(date)
+        self._recent[date] = day  # the last one is the one used last
+        return day
+
+    def _open(self, date: datetime.date) -> _OpenDay:
+        if date in self._days:
+            raise SourceError(
+                f"messages of {date} came after those of {_OPEN_DAYS} other days, expected days in order: sort the "
+                "input by time, or give the date (--date)"
+            )
+        if date in self._job.reserved:
+            raise SourceError(
+                f"messages of {date} are in sources with and without a date, expected one kind: import them apart, or "
+                "give the date (--date)"
+            )
+        if len(self._days) == _MOST_DAYS:
+            raise SourceError(
+                f"the messages are of more than {_MOST_DAYS} days, the last one {date}: they are corrupt, or give the "
+                "date (--date)"
+            )
+        if len(self._recent) == _OPEN_DAYS:
+            self._recent.pop(next(iter(self._recent))).close()
+        self._days[date] = _OpenDay(self._job, date, self._stack)
+        return self._days[date]
+
+    def _session(self, date: datetime.date) -> tuple[int, int]:
+        return day_end_ns(self._job.feed, date - _DAY), day_end_ns(self._job.feed, date)

@@ -30,8 +30,8 @@ def import_(
         str | None,
         typer.Option(
             metavar="DATE",
-            help="The day of all sources, YYYY-MM-DD. Default: the one that each file or its name tells, or the "
-            "session of its first message.",
+            help="The day of all sources, YYYY-MM-DD. Default: of ITCH and tape the one that the file's name tells, of "
+            "other sources those of the messages' times.",
             show_default=False,
         ),
     ] = None,
@@ -49,9 +49,10 @@ def import_(
 ) -> None:
     """Write sources straight into dated recordings: what publishing, recording and compacting them would make.
 
-    SOURCE is as for `blackbox publish`. A directory of tape files is as many days as its files have; sources of one
-    date become one day. A day gets its name only once it was read again and is whole. One that is there already is
-    refused. What an import that was killed has left unfinished is in OUT/FEED/importing, and the next one removes it.
+    SOURCE is as for `blackbox publish`. A directory of tape files is as many days as its files have, and a file that
+    runs over midnight is two; sources of one date become one day. A day gets its name only once it was read again and
+    is whole. One that is there already is refused. What an import that was killed has left unfinished is in
+    OUT/FEED/importing, and the next one removes it.
 
     For example:
 
@@ -95,7 +96,7 @@ def import_(
                 )
         cut = [text for each in done for text in each.truncated]
         if cut:
-            lose(f"a source ended early: {'; '.join(cut)}")
+            lose(f"a source is incomplete: {'; '.join(cut)}")
 
 
 def _date_of(text: str | None) -> datetime.date | None:

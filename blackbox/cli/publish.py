@@ -100,7 +100,7 @@ def publish(
                 "went to nobody"
             )
         if opened.truncated:
-            lost.append(f"the source ended early: {opened.truncated}")
+            lost.append(f"the source is incomplete: {opened.truncated}")
         if lost:
             lose("; ".join(lost))
 

@@ -74,9 +74,9 @@ class Source(ABC):
     total: int | None = None
     """How many messages there are, when that is known before the end."""
     truncated: str | None = None
-    """After an iteration: None; or, if the input ended inside a message or was corrupt, one sentence
-    that names the file, the byte offset and what was wrong there. Every whole message before that
-    place has been delivered."""
+    """After an iteration: None; or, if a part of the input was corrupt or missing, one sentence that names
+    the file, the place and what was wrong there. All other messages have been delivered, of a format in
+    which none can be found behind such a place those before it."""
     notes: tuple[str, ...] = ()
     """After an iteration: one line for each warning, such as "sequence gaps: 3"."""
 

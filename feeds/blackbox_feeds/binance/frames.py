@@ -1,14 +1,21 @@
 """The compiled reader of lines of receive time and JSON frame: where they are, when they were, what they are about.
 
-    line = 19 digits | space | { ... } | line end
+    line = time | space | { ... } | line end
+    time = 19 digits of ns; or 16 of us, 13 of ms, 10 of s, perhaps with a fraction
+
+A line that is not of this form is skipped up to the next line feed, and counted. So is a line whose names cannot stand
+in a topic. An empty line is skipped. A byte order mark may stand before any line.
 
 A frame is walked once, text by text and bracket by bracket. Only these fields are looked at, on the top level and in
 `data`: `stream`, `e`, `s` or `symbol`, `E`, `T`, and those that tell which kind a frame without an `e` is. All but
-the times make up a key, and frames of equal keys have one topic, which Python writes when the key is new.
+the times make up a key, and frames of equal keys have one topic, which Python writes when the key is new. Names are
+texts of JSON: escapes are resolved, so that both spellings of a symbol have one topic.
 """
 
 from __future__ import annotations
 
+import json
+import unicodedata
 from collections.abc import Iterator
 from typing import Final
 
@@ -21,22 +28,24 @@ from blackbox.feed.symbol import MARKET_SYMBOL
 from blackbox.native.jit import njit
 from blackbox.native.name_table import FULL, NumberingAt, number_of
 from blackbox_feeds.io.columns import Columns, put_row
+from blackbox_feeds.io.losses import NAMED, Losses
 from blackbox_feeds.io.template import TopicForm
-from blackbox_feeds.io.topics import KeyedTopics, printable
+from blackbox_feeds.io.topics import KeyedTopics
 
 MAX_KEYS: Final = 1 << 16
 """More distinct streams than this are taken for corrupt input."""
 
 END, FILLED, PARTIAL, BAD_TIME, BAD_FRAME, BAD_END, LONG_KEY, CROWDED = range(8)
-"""Why the kernel stopped: no more bytes, full columns, a line that is not all there, no receive time, no JSON object,
-no line end behind it, too long a stream, too many of them."""
+"""Why the kernel stopped: no more bytes, full columns, a line that is not all there, too many streams. What is wrong
+with a line: no receive time, no JSON object, no line end behind it, too long a stream."""
 
 _STREAM, _EVENT, _SYMBOL, _EVENT_TIME, _TIME, _UPDATE_ID, _BID_SIZE, _ASK_SIZE = range(8)
 _DATA, _OTHER = 8, 9
 _FIELDS: Final = 10
-_FIRST_SYMBOL, _SEVERAL, _WITHOUT_TIME = range(3)
-"""Of the state: the first symbol's hash, whether there was another, frames without time."""
-_KEY_BYTES: Final = 256
+_FIRST_SYMBOL, _SEVERAL, _WITHOUT_TIME, _LINES, _EMPTY, _BAD, _IS_SKIPPING = range(7)
+"""Of the state: the first symbol's hash, whether there was another, frames without time, lines so far, how many of
+them were empty or bad, whether the rest of a bad line is still to be skipped."""
+_KEY_BYTES: Final = 1024
 _MEAN_KEY_BYTES: Final = 64
 _TIME_DIGITS = 19
 _DEEPEST = 62
@@ -45,7 +54,9 @@ _BASIS = 0x4BF29CE484222325
 _SNAPSHOT, _TICKER, _PLAIN = b"SB-"
 _KNOWN, _UNKNOWN = b"1?"
 _QUOTE, _BACKSLASH, _SPACE, _CR, _LF, _COLON, _ZERO, _NINE = b'"\\ \r\n:09'
-_AT, _BANG, _UPPER_A, _UPPER_Z = b"@!AZ"
+_AT, _BANG, _UPPER_A, _UPPER_Z, _POINT = b"@!AZ."
+_BOM = b"\xef\xbb\xbf"
+_BOM_0, _BOM_1, _BOM_2 = _BOM
 
 # The kinds of bytes outside of texts, and which of them may come next.
 _NONE, _BLANK, _TEXT, _WORD, _OPEN, _OPEN_LIST, _CLOSE, _CLOSE_LIST, _COMMA = range(9)
@@ -116,7 +127,11 @@ def _string_end(data: NDArray[numpy.uint8], at: int) -> int:
             return at
         if byte < 0x20:
             return -1
-        at += 2 if byte == _BACKSLASH else 1
+        if byte == _BACKSLASH:
+            at += 1  # what it escapes; a line may be cut here, too
+            if at < end and data[at] < 0x20:
+                return -1
+        at += 1
     return end
 
 
@@ -173,6 +188,7 @@ def _scan(data: NDArray[numpy.uint8], at: int, fields: NDArray[numpy.int64]) -> 
                 if why != END:
                     return at, why
             else:
+                field = _OTHER if kind == _WORD and field <= _SYMBOL else field  # names are texts: null is none
                 fields[field, 0], fields[field, 1] = start, stop
                 wants = _BEHIND
             continue
@@ -212,6 +228,26 @@ def _whole_number(data: NDArray[numpy.uint8], start: int, end: int) -> int:
             return -1
         value = value * 10 + (data[at] - _ZERO)
     return value
+
+
+@njit(nogil=True, cache=True)
+def _received_ns(data: NDArray[numpy.uint8], at: int, digits: int) -> tuple[int, int]:
+    """Return (the receive time at `at`, whose whole part has so many digits, where it ends), or (-1, `at`)."""
+    end = at + digits
+    if end > len(data):
+        return -1, at
+    value = _whole_number(data, at, end)
+    left = _TIME_DIGITS - digits
+    if end < len(data) and data[end] == _POINT and left > 0:
+        end += 1
+        while end < len(data) and _ZERO <= data[end] <= _NINE and left > 0:
+            value = value * 10 + (data[end] - _ZERO) if value >= 0 else value
+            left -= 1
+            end += 1
+    while left > 0:
+        value = value * 10 if value >= 0 else value
+        left -= 1
+    return value, end
 
 
 @njit(nogil=True, cache=True)
@@ -290,43 +326,102 @@ def _line_end(data: NDArray[numpy.uint8], at: int, last: bool) -> tuple[int, int
 
 
 @njit(nogil=True, cache=True)
+def _read_line(
+    data: NDArray[numpy.uint8], position: int, last: bool, digits: int, fields: NDArray[numpy.int64]
+) -> tuple[int, int, int]:
+    """Return (the receive time of the line at `position`, where the next one starts, END), or why it is none."""
+    received, at = _received_ns(data, position, digits)
+    if at >= len(data) or (received < 0 and at == position):
+        return 0, position, BAD_TIME if last else PARTIAL
+    if received < 0 or data[at] != _SPACE:
+        return 0, position, BAD_TIME
+    at, why = _scan(data, at + 1, fields)
+    if why == PARTIAL and last:
+        why = BAD_FRAME
+    if why == END:
+        at, why = _line_end(data, at, last)
+    if why == PARTIAL and last:
+        why = BAD_END
+    return received, at, why
+
+
+@njit(nogil=True, cache=True)
+def _behind_line(data: NDArray[numpy.uint8], at: int) -> int:
+    """Return where the line after the one at `at` starts, or -1 if no line feed is in view."""
+    while at < len(data):
+        if data[at] == _LF:
+            return at + 1
+        at += 1
+    return -1
+
+
+@njit(nogil=True, cache=True)
+def _without_frame(data: NDArray[numpy.uint8], at: int, state: NDArray[numpy.int64]) -> int:
+    """Skip the rest of a bad line, a byte order mark or an empty line. Return where that ends; `at`: none is here."""
+    end = len(data)
+    if state[_IS_SKIPPING]:
+        behind = _behind_line(data, at)
+        if behind >= 0:
+            state[_IS_SKIPPING] = 0
+        return end if behind < 0 else behind
+    if data[at] == _LF or (data[at] == _CR and at + 1 < end and data[at + 1] == _LF):
+        state[_EMPTY] += 1
+        state[_LINES] += 1
+        return at + (1 if data[at] == _LF else 2)
+    if data[at] == _BOM_0 and at + 2 < end and data[at + 1] == _BOM_1 and data[at + 2] == _BOM_2:
+        return at + 3
+    return at
+
+
+@njit(nogil=True, cache=True)
 def read_lines(
     data: NDArray[numpy.uint8],
     position: int,
     last: bool,
+    digits: int,
     keys: NumberingAt,
     state: NDArray[numpy.int64],
+    bad: NDArray[numpy.int64],
     columns: Columns,
 ) -> tuple[int, int, int]:
     """Read lines from `position` on, until the columns are full; `last`: nothing comes after `data`.
 
+    `digits`: those of a receive time. Bad lines are skipped and counted; `bad` gets (number, start, why) of the first.
     Returns (lines, position, why it stopped).
     """
     fields = numpy.zeros((_FIELDS, 2), numpy.int64)
     key = numpy.empty(_KEY_BYTES, numpy.uint8)
-    n = 0
+    n = found = 0
     while position < len(data):
         if n == len(columns.starts):
             return n, position, FILLED
-        space = position + _TIME_DIGITS
-        if space >= len(data):
-            return n, position, BAD_TIME if last else PARTIAL
-        received = _whole_number(data, position, space)
-        if received < 0 or data[space] != _SPACE:
-            return n, position, BAD_TIME
-        at, why = _scan(data, space + 1, fields)
-        if why == PARTIAL and last:
-            why = BAD_FRAME
+        if state[_IS_SKIPPING] or not _ZERO <= data[position] <= _NINE:
+            behind = _without_frame(data, position, state)
+            if behind > position:
+                position = behind
+                continue
+        received, at, why = _read_line(data, position, last, digits, fields)
+        number = 0
+        if why == PARTIAL:
+            return n, position, PARTIAL
         if why == END:
-            at, why = _line_end(data, at, last)
-        if why != END:
-            return n, position, BAD_END if why == PARTIAL and last else why
-        length = _write_key(data, fields, state, key)
-        if length == 0:
-            return n, position, LONG_KEY
-        number = number_of(keys, key.ctypes.data, length)
+            length = _write_key(data, fields, state, key)
+            if length == 0:
+                why = LONG_KEY
+            else:
+                number = number_of(keys, key.ctypes.data, length)
         if number == FULL:
             return n, position, CROWDED
+        state[_LINES] += 1
+        if why != END:
+            if found < len(bad):
+                bad[found, 0], bad[found, 1], bad[found, 2] = state[_LINES], position, why
+                found += 1
+            state[_BAD] += 1
+            behind = _behind_line(data, position)
+            state[_IS_SKIPPING] = behind < 0
+            position = len(data) if behind < 0 else behind
+            continue
         happened = _event_ns(data, fields)
         state[_WITHOUT_TIME] += happened == 0
         put_row(columns, n, number, happened or received, position, at - position)
@@ -335,26 +430,42 @@ def read_lines(
     return n, position, END
 
 
+class _NameError(Exception):
+    """A name that cannot stand in a topic; says which and why."""
+
+
 class FrameReader:
     """Turn lines into chunks; one object per iteration. Remembers keys and topics from call to call."""
 
     position = 0
     """After `chunks`: where it ended in the data."""
-    fault: str | None = None
-    """After `chunks`: what was wrong with the line at `position`."""
     lines = 0
-    """How many lines have been read."""
+    """Lines that became messages."""
 
-    def __init__(self, form: TopicForm) -> None:
+    def __init__(self, form: TopicForm, time_digits: int) -> None:
+        """`time_digits`: digits of a receive time."""
         self._form = form
+        self._digits = time_digits
         self._topics = KeyedTopics(MAX_KEYS, _MEAN_KEY_BYTES, self._topic)
         self._symbol = b""
-        self._state = numpy.zeros(3, numpy.int64)
+        self._state = numpy.zeros(7, numpy.int64)
+        self._wrong: list[str] = []
+        self.bad = Losses("bad lines")
+        """Lines that were left out."""
 
     @property
     def without_time(self) -> int:
-        """How many frames had no time of the exchange."""
+        """Frames that had no time of the exchange."""
         return int(self._state[_WITHOUT_TIME])
+
+    @property
+    def empty(self) -> int:
+        """Empty lines."""
+        return int(self._state[_EMPTY])
+
+    def skip_damage(self) -> None:
+        """Forget the line that a damaged part has cut: the next data begins with another one."""
+        self._state[_IS_SKIPPING] = 0
 
     def chunks(self, data: NDArray[numpy.uint8], last: bool) -> Iterator[Chunk]:
         """Yield the lines at the start of `data`.
@@ -365,46 +476,105 @@ class FrameReader:
         self.position, why = 0, FILLED
         while why == FILLED:
             columns = Columns.new()
+            bad = numpy.zeros((NAMED, 3), numpy.int64)
+            begin, lines, count = self.position, int(self._state[_LINES]), int(self._state[_BAD])
             n, self.position, why = read_lines(
-                data,
-                self.position,
-                last,
-                self._topics.keys.at,
-                self._state,
-                columns,
+                data, begin, last, self._digits, self._topics.keys.at, self._state, bad, columns
             )
-            self.lines += n
+            count = int(self._state[_BAD]) - count
+            for line, at, reason in bad.tolist()[:count]:
+                self.bad.name(f"line {line}: {_complaint(data, at, reason, self._digits)}")
+            self.bad.count += count
             if n:
                 self._topics.settle(columns.topic_index[:n])
-                yield columns.chunk(n, self._topics.topics, data)
+                chunk = columns.chunk(n, self._topics.topics, data)
+                if self._wrong:
+                    chunk = self._without_wrong(chunk, begin, lines)
+                self.lines += len(chunk.starts)
+                if len(chunk.starts):
+                    yield chunk
         if why == CROWDED:
             raise SourceError(f"the input has more than {MAX_KEYS} distinct streams: it is corrupt")
-        self.fault = None if why in {END, PARTIAL} else _complaint(data, self.position, why)
 
-    def _topic(self, key: bytes) -> bytes:
-        stream, event, symbol, (kind, known) = key.split(b"\0")
+    def _without_wrong(self, chunk: Chunk, begin: int, lines: int) -> Chunk:
+        """Leave out lines whose names cannot stand in a topic. `lines` came before byte `begin` of the data."""
+        rows = numpy.flatnonzero(chunk.topic_index < 0)
+        for row in rows[:NAMED].tolist():
+            line = lines + 1 + int(numpy.count_nonzero(chunk.payloads[begin : chunk.starts[row]] == _LF))
+            self.bad.name(f"line {line}: {self._wrong[~chunk.topic_index[row]]}")
+        self.bad.count += len(rows)
+        right = chunk.topic_index >= 0
+        return chunk._replace(
+            topic_index=chunk.topic_index[right],
+            ts_event=chunk.ts_event[right],
+            starts=chunk.starts[right],
+            lengths=chunk.lengths[right],
+        )
+
+    def _topic(self, key: bytes) -> bytes | int:
+        """Return the topic of a key; or, for a name that cannot stand in one, the inverted place in `_wrong`."""
+        try:
+            return self._topic_of(*key.split(b"\0"))
+        except _NameError as error:
+            self._wrong.append(str(error))
+            return ~(len(self._wrong) - 1)
+
+    def _topic_of(self, stream: bytes, event: bytes, symbol: bytes, kind_and_known: bytes) -> bytes:
+        kind, known = kind_and_known
+        stream, event, symbol = _name(stream), _name(event), _name(symbol)
         subject, _, name = stream.partition(b"@")
         if subject.startswith(b"!"):
             # All of a market in one stream: a frame may be about one symbol, or about many.
             subject, name = symbol, subject[1:]
+        # Streams are in small letters, symbols in capitals. Only those of ASCII are made equal: these are the ones
+        # that Binance changes, and no two symbols differ in them alone.
         subject = (subject or symbol).lower()
         self._symbol = self._symbol or subject
         name = name.partition(b"@")[0] or event.removesuffix(b"Update")
         if kind == _SNAPSHOT and not stream:
             name = b"snapshot"
-            subject = subject or (self._symbol if known == _KNOWN else b"#unknown")
+            subject = subject or (self._symbol if known == _KNOWN else b"") or b"#unknown"
         elif kind == _TICKER:
             name = name or b"bookTicker"
-        return self._form.topic(printable(subject) or MARKET_SYMBOL, printable(name) or b"other", 0)
+        if b"." in name:  # a symbol ends at the last one
+            raise _NameError(f"type was {name.decode()!r}, expected one without '.'")
+        return self._form.topic(subject or MARKET_SYMBOL, name or b"other", 0)
 
 
-def _complaint(data: NDArray[numpy.uint8], position: int, why: int) -> str:
+def _name(text: bytes) -> bytes:
+    """Return the name that a text of JSON is, in UTF-8. Raise `_NameError` if it cannot stand in a topic."""
+    try:
+        name: str = json.loads(b'"%b"' % text)
+        if any(unicodedata.category(character) == "Cc" for character in name):
+            raise ValueError("it has a control character")
+        return name.encode()
+    except ValueError as error:
+        shown = text.decode("latin-1")
+        raise _NameError(f"stream, event or symbol was {shown!r}, which cannot be a name: {error}") from None
+
+
+def _complaint(data: NDArray[numpy.uint8], position: int, why: int, digits: int) -> str:
     """Return what is wrong with the line at `position`."""
     line = data[position : position + _SHOWN_BYTES].tobytes().partition(b"\n")[0].decode("latin-1")
     if why == BAD_TIME:
-        return f"its start was {line[: _TIME_DIGITS + 1]!r}, expected the receive time in ns, 19 digits, and a space"
+        return _wrong_time(line, digits)
     if why == BAD_END:
         return f"something stands behind its frame, expected a line end: {line!r}"
     if why == LONG_KEY:
         return f"stream, event and symbol of its frame have more than {_KEY_BYTES} bytes: {line!r}"
-    return f"its frame was {line[_TIME_DIGITS + 1 :]!r}, expected one whole JSON object"
+    return f"its frame was {line.partition(' ')[2]!r}, expected one whole JSON object"
+
+
+def _wrong_time(line: str, digits: int) -> str:
+    unit = {10: "s", 13: "ms", 16: "us", 19: "ns"}
+    whole = line.partition(" ")[0].partition(".")[0]
+    if whole.isascii() and whole.isdecimal() and len(whole) != digits and len(whole) in unit:
+        found = unit[len(whole)]
+        return (
+            f"its receive time was {line.partition(' ')[0]}, which is in {found}, expected {unit[digits]}: give the "
+            f"source's option `time_unit`, e.g. `--option time_unit={found}`, in Python time_unit={found!r}"
+        )
+    return (
+        f"its start was {line[: _TIME_DIGITS + 1]!r}, expected the receive time in {unit[digits]}, {digits} digits, "
+        "and a space"
+    )

@@ -11,20 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.errors import SourceError
+from blackbox.errors import ConfigError, SourceError
 from blackbox.feed.schema import QuoteFields, Schema, TradeFields
 from blackbox.feed.source import Chunk, Source
-from blackbox_feeds.io.dates import day_of_name
+from blackbox_feeds.io.losses import Losses
 from blackbox_feeds.io.open_window import open_window
 from blackbox_feeds.io.template import DEFAULT_TOPIC, TopicForm
 
 if TYPE_CHECKING:
     from blackbox.archive.export.time_order import Messages
+    from blackbox_feeds.binance.frames import FrameReader
 
 __all__ = ["SCHEMA", "Binance", "export_binance", "split"]
 
@@ -32,14 +33,24 @@ SCHEMA = Schema(
     "binance",
     5,
     {},
-    trades=(TradeFields("trade", "p", "q"), TradeFields("aggTrade", "p", "q", rank=1)),
-    quotes=(QuoteFields("bookTicker", "b", "B", "a", "A"),),
+    trades=(
+        TradeFields("trade", "p", "q", only=("X", "MARKET"), id="t"),
+        TradeFields("aggTrade", "p", "q", rank=1, id="a"),
+    ),
+    quotes=(QuoteFields("bookTicker", "b", "B", "a", "A", absent=0),),
     json="data",
 )
-"""The schema `binance`, number 5: payloads are lines of text, so it has no records."""
+"""The schema `binance`, number 5: payloads are lines of text, so it has no records.
 
-_EXPECTED: Final = "lines of receive time in ns and JSON frame, plain, gzip or zstd"
+Futures send fills of the insurance fund and of auto-deleveraging as trades, too: only `X` says so. Spot has no `X`.
+"""
+
+TimeUnit = Literal["ns", "us", "ms", "s"]
+
+_EXPECTED: Final = "lines of receive time and JSON frame, plain, gzip or zstd"
 _LF: Final = 10
+_TIME_DIGITS: Final[dict[str, int]] = {"ns": 19, "us": 16, "ms": 13, "s": 10}
+"""Digits of a receive time by its unit, from 2001 to 2286."""
 
 
 class Binance(Source):
@@ -48,22 +59,30 @@ class Binance(Source):
     `topic` is made from `{symbol}` and `{type}`. Both come from the frame's stream, `btcusdt@depth@100ms` being
     `btcusdt.depth`; in a frame without one, from its event type and symbol. An order book that was asked for
     (`lastUpdateId`) has the type `snapshot`; some name no symbol, and have that of the frames before them if those are
-    all of one, else `#unknown`. What is about no symbol at all has the symbol `#system`.
+    all of one, else `#unknown`. What is about no symbol at all has the symbol `#system`. Symbols are in UTF-8 with the
+    letters A to Z made small, as in names of streams.
 
     `ts_event` is the exchange's event time (`E`, else `T`). Frames without one, such as spot's `bookTicker`, have the
     receive time; the collector's clock is another one than the exchange's, so such a time may stand before that of an
-    earlier frame. How many they are is told in `notes`.
+    earlier frame. `notes` counts them. `time_unit` is the unit of the receive times; those of us, ms and s may have a
+    fraction.
+
+    Bad lines are left out: `truncated` names the first ones and counts the others. So is what a damaged member of a
+    gzip file held; reading goes on with the next member. Empty lines are left out and counted in `notes`. A byte order
+    mark before a line is no part of it.
 
     Raises:
-        ConfigError: a topic that is not one.
+        ConfigError: a topic or unit that is not one.
     """
 
     schema = SCHEMA
 
-    def __init__(self, path: str | Path, topic: str = DEFAULT_TOPIC) -> None:
+    def __init__(self, path: str | Path, topic: str = DEFAULT_TOPIC, time_unit: TimeUnit = "ns") -> None:
+        if time_unit not in _TIME_DIGITS:
+            raise ConfigError(f"time_unit was {time_unit!r}, expected one of: {', '.join(_TIME_DIGITS)}")
         self.path = Path(path)
-        self.date = day_of_name(path)
         self._form = TopicForm(topic, locates=False)
+        self._time_digits = _TIME_DIGITS[time_unit]
 
     def __repr__(self) -> str:
         return f"<Binance {self.path}>"
@@ -74,28 +93,47 @@ class Binance(Source):
 
         self.truncated = None
         self.notes = ()
-        reader = FrameReader(self._form)
+        reader = FrameReader(self._form, self._time_digits)
+        ends = Losses("damaged places")
         with open_window(self.path, expected=_EXPECTED) as window:
             while True:
                 for chunk in reader.chunks(window.data, window.last and window.fault is None):
                     yield chunk
                     window.release(int(chunk.starts[-1]))
-                if reader.fault is not None:
-                    self.truncated = f"{window.path}, line {reader.lines + 1}: {reader.fault}"
-                elif window.last:
-                    self.truncated = window.ending(reader.position, "line")
-                else:
+                if not window.last:
                     window.slide(reader.position)
                     continue
-                break
-        if reader.without_time:
-            self.notes = (f"frames without an event time, which have their receive time: {reader.without_time:,}",)
+                end = window.ending(reader.position, "line")
+                if end is None:
+                    break
+                goes_on = window.skip_damage()
+                ends.name(f"{end}; {goes_on}" if goes_on else end)
+                ends.count += 1
+                if goes_on is None:
+                    break
+                reader.skip_damage()
+        self.truncated = "; ".join(self._lost(reader, ends)) or None
+        told = (
+            ("frames without an event time, which have their receive time", reader.without_time),
+            ("empty lines left out", reader.empty),
+        )
+        self.notes = tuple(f"{words}: {count:,}" for words, count in told if count)
+
+    def _lost(self, reader: FrameReader, ends: Losses) -> Iterator[str]:
+        bad = reader.bad
+        if bad.count and reader.lines:
+            yield f"{self.path}: {bad.count:,} of {reader.lines + bad.count:,} lines were bad and left out: {bad}"
+        elif bad.count:
+            yield f"{self.path}: none of its {bad.count:,} lines is valid: {bad.first}"
+        if ends.count:
+            yield str(ends)
 
 
 def split(payload: bytes) -> tuple[int, bytes]:
-    """Return (receive time in ns since 1970-01-01 UTC, JSON frame) of a payload."""
+    """Return (receive time in ns since 1970-01-01 UTC, JSON frame) of a payload. The digits tell the time's unit."""
     time, _, frame = payload.partition(b" ")
-    return int(time), frame.rstrip(b"\r\n")
+    whole, _, fraction = time.partition(b".")
+    return int((whole + fraction).ljust(_TIME_DIGITS["ns"], b"0")), frame.rstrip(b"\r\n")
 
 
 def export_binance(parts: Iterable[Messages]) -> Iterator[NDArray[numpy.uint8]]:

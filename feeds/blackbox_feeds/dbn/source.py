@@ -20,7 +20,6 @@ from blackbox.errors import SourceError
 from blackbox.feed.schema import Schema
 from blackbox.feed.source import Chunk, Source
 from blackbox_feeds.dbn.records import METADATA, PRICE_SCALE, SCHEMA, SCHEMA_TS_OUT
-from blackbox_feeds.io.dates import day_of_name
 from blackbox_feeds.io.open_window import open_window
 from blackbox_feeds.io.template import DEFAULT_TOPIC, TopicForm
 
@@ -47,7 +46,6 @@ class Dbn(Source):
 
     def __init__(self, path: str | Path, topic: str = DEFAULT_TOPIC) -> None:
         self.path = Path(path)
-        self.date = day_of_name(path)
         self._form = TopicForm(topic, locates=False)
 
     def __repr__(self) -> str:

@@ -20,7 +20,6 @@ from blackbox.errors import SourceError
 from blackbox.feed.schema import Schema
 from blackbox.feed.source import Chunk, Source
 from blackbox_feeds.iex.messages import DEEP10, PRICE_SCALE, PROTOCOLS, TOPS16
-from blackbox_feeds.io.dates import day_of_name
 from blackbox_feeds.io.open_window import open_window
 from blackbox_feeds.io.statistics import InputStatistics, new_counts, snapshot
 from blackbox_feeds.io.template import DEFAULT_TOPIC, TopicForm, check_port
@@ -49,7 +48,6 @@ class Iex(Source):
 
     def __init__(self, path: str | Path, topic: str = DEFAULT_TOPIC, port: int | None = None) -> None:
         self.path = Path(path)
-        self.date = day_of_name(path)
         self._form = TopicForm(topic, locates=False)
         self._port = check_port(port)
         self._counts = new_counts()

@@ -48,12 +48,6 @@ def trading_day(day: str | date | None, path: str | Path) -> date:
         raise ConfigError(f"date was {day!r}, expected a date such as '2019-12-30'") from None
 
 
-def day_of_name(path: str | Path) -> date | None:
-    """Return the one day that a file's name tells, as `trading_day` reads it; None if it tells none, or several."""
-    found = _days_of_name(Path(path).name)
-    return found.pop() if len(found) == 1 else None
-
-
 def _days_of_name(name: str) -> set[date]:
     texts = [("".join(parts), "%Y%m%d") for parts in _SEPARATED.findall(name)]
     for digits in _EIGHT_DIGITS.findall(name):

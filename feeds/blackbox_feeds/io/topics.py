@@ -55,8 +55,8 @@ def key_number(topics: TopicsAt, symbol: int, tag: int) -> int:
 class KeyedTopics:
     """Topics by the numbers of keys, which compiled code gives out by `number_of`."""
 
-    def __init__(self, most_keys: int, mean_key_bytes: int, topic_of: Callable[[bytes], bytes]) -> None:
-        """Take up to `most_keys` distinct keys; `topic_of` writes the topic of one."""
+    def __init__(self, most_keys: int, mean_key_bytes: int, topic_of: Callable[[bytes], bytes | int]) -> None:
+        """Take up to `most_keys` distinct keys; `topic_of` writes the topic of one, or returns a number below 0."""
         self.keys = Numbering(most_keys, mean_key_bytes)
         self.topics: tuple[bytes, ...] = ()
         """The topics so far."""
@@ -67,7 +67,8 @@ class KeyedTopics:
     def settle(self, topic_index: NDArray[numpy.int32]) -> None:
         """Write the topics of new keys, and turn `topic_index`, numbers of keys, into places in `topics`.
 
-        Two keys may have one topic, e.g. when their symbols differ in padding alone.
+        A key without a topic gets the number that `topic_of` returned. Two keys may have one topic, e.g. when their
+        symbols differ in padding alone.
         """
         known = len(self._place_of_key)
         if len(self.keys) > known:
@@ -78,7 +79,11 @@ class KeyedTopics:
     def _write_topics(self, known: int) -> NDArray[numpy.int32]:
         """Write the topics of the keys from number `known` on; return their places."""
         new = self.keys.names(known)
-        places = [self._place_of.setdefault(self._topic_of(key), len(self._place_of)) for key in new]
+        topics = map(self._topic_of, new)
+        places = [
+            topic if isinstance(topic, int) else self._place_of.setdefault(topic, len(self._place_of))
+            for topic in topics
+        ]
         if len(self._place_of) > len(self.topics):
             self.topics = tuple(self._place_of)
         return numpy.array(places, numpy.int32)

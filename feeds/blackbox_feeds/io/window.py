@@ -10,10 +10,11 @@ Which of them it is shows in the first bytes, not in the name.
 from __future__ import annotations
 
 import mmap
+import os
 import zlib
 from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 import numpy
 from numpy.typing import NDArray
@@ -22,6 +23,8 @@ WINDOW_BYTES = 4 << 20
 """How much of a packed file is held unpacked at a time. Unit: bytes."""
 _PIECE_BYTES = 1 << 16
 _RELEASE_BYTES = 32 << 20
+_GZIP_HEADER = b"\x1f\x8b\x08"
+_SEARCHED_BYTES = 1 << 20
 
 
 class FileWindow(ABC):
@@ -47,6 +50,14 @@ class FileWindow(ABC):
 
         With nothing consumed of a full window the window grows. Only while `last` is false.
         """
+
+    def skip_damage(self) -> str | None:
+        """Show the bytes behind a damaged part. Return where they are, in words; None if nothing behind it unpacks.
+
+        Only when `last` is true and there is a `fault`. An unknown number of bytes is missing before `data`: the
+        reader drops what it has not used, and what it finds now may begin in the middle of a message.
+        """
+        return None
 
     def release(self, consumed: int) -> None:  # noqa: B027 - nothing to do unless mapped
         """The first `consumed` bytes of `data` have been used: they need not stay in memory."""
@@ -148,23 +159,45 @@ class PackedWindow(FileWindow):
 
 
 class InflatingWindow(PackedWindow):
-    """The bytes of a gzip file, inflated piece by piece."""
+    """The bytes of a gzip file, inflated piece by piece.
+
+    A member that is cut ends where the next one begins. What follows its last whole byte would inflate to noise.
+    """
 
     def __init__(self, path: str, file: BinaryIO, window_bytes: int) -> None:
         super().__init__(path, window_bytes)
         self._file = file
+        self._at = 0
+        self._begin_member()
+        self.slide(0)
+
+    def skip_damage(self) -> str | None:
+        """As `FileWindow.skip_damage`: the next member that inflates."""
+        damaged = self._at
+        found = self._next_header(damaged)
+        if found is None:
+            return None
+        self._at = found
+        self._begin_member()
+        self.start += len(self.data)
+        self.data = self.data[:0]
+        self.last, self.fault = False, None
+        self.slide(0)
+        return f"reading goes on at compressed byte {found}, after {found - damaged:,} bytes that do not unpack"
+
+    def _begin_member(self) -> None:
         self._inflater = zlib.decompressobj(31)
         self._pending = b""
         self._step = _PIECE_BYTES
         self._member_began = False
-        self.slide(0)
 
     def _unpack(self, room: int) -> bytes:
         if self._inflater.eof:
-            self._next_member()
+            self._skip_padding()
+            self._begin_member()
         if not self._pending:
-            self._pending = self._file.read(_PIECE_BYTES)
-        piece, rest = self._pending[: self._step], self._pending[self._step :]
+            self._pending = self._read()
+        piece = self._pending[: self._step]
         before = self._inflater.copy()
         try:
             inflated = self._inflater.decompress(piece, room)
@@ -173,24 +206,64 @@ class InflatingWindow(PackedWindow):
             if len(piece) > 1:
                 self._inflater, self._step = before, len(piece) // 2
             else:
-                self._stop(f"gzip data is corrupt before compressed byte {self._offset()}: {error}")
+                self._stop(f"gzip data is corrupt before compressed byte {self._at + 1}: {error}")
             return b""
-        self._pending = self._inflater.unconsumed_tail + rest
-        self._member_began = self._member_began or bool(piece)
+        used = len(piece) - len(self._inflater.unconsumed_tail) - len(self._inflater.unused_data)
+        self._at += used
+        self._pending = self._pending[used:]
+        self._member_began = self._member_began or used > 0
         if not piece and not inflated:
-            self._stop(f"gzip data ends early, at compressed byte {self._offset()}" if self._member_began else None)
+            self._stop(f"gzip data ends early, at compressed byte {self._at}" if self._member_began else None)
         return inflated
 
-    def _next_member(self) -> None:
-        # gzip files may follow one another in one file, and zero bytes may pad the end.
-        self._pending = (self._inflater.unused_data + self._pending).lstrip(b"\0")
-        while not self._pending and (piece := self._file.read(_PIECE_BYTES)):
-            self._pending = piece.lstrip(b"\0")
-        self._inflater = zlib.decompressobj(31)
-        self._member_began = False
+    def _skip_padding(self) -> None:
+        """Skip zero bytes: they may pad the end of a file."""
+        while piece := self._peek(_PIECE_BYTES):
+            rest = piece.lstrip(b"\0")
+            self._at += len(piece) - len(rest)
+            if rest:
+                return
 
-    def _offset(self) -> int:
-        return self._file.tell() - len(self._pending)
+    def _read(self) -> bytes:
+        """Return the next packed bytes: up to the next header of a member, so that each header is looked at first."""
+        piece = self._peek(_PIECE_BYTES + len(_GZIP_HEADER) - 1)
+        if self._member_began and piece.startswith(_GZIP_HEADER) and self._is_cut():
+            return b""
+        header = piece.find(_GZIP_HEADER, 1)
+        return piece[: header if header > 0 else _PIECE_BYTES]
+
+    def _is_cut(self) -> bool:
+        """True if the member ends here without its end: another one begins here, and this one does not go on."""
+        packed = self._peek(_PIECE_BYTES)
+        inflater = self._inflater.copy()
+        goes_on = _inflates(inflater, packed) and (inflater.eof or len(packed) == _PIECE_BYTES)
+        return not goes_on and _inflates(zlib.decompressobj(31), packed)
+
+    def _next_header(self, at: int) -> int | None:
+        """Return where the next member that inflates begins, from byte `at` on."""
+        while piece := os.pread(self._file.fileno(), _SEARCHED_BYTES, at):
+            header = piece.find(_GZIP_HEADER)
+            if header < 0:
+                at += max(1, len(piece) - len(_GZIP_HEADER) + 1)
+            elif _inflates(zlib.decompressobj(31), os.pread(self._file.fileno(), _PIECE_BYTES, at + header)):
+                return at + header
+            else:
+                at += header + 1
+        return None
+
+    def _peek(self, size: int) -> bytes:
+        return os.pread(self._file.fileno(), size, self._at)
 
     def close(self) -> None:  # noqa: D102 - as FileWindow says
         self._file.close()
+
+
+def _inflates(inflater: Any, packed: bytes) -> bool:
+    """True if these packed bytes inflate without an error, to their end or that of a member."""
+    try:
+        while packed and not inflater.eof:
+            inflater.decompress(packed, _SEARCHED_BYTES)
+            packed = inflater.unconsumed_tail
+    except zlib.error:
+        return False
+    return True

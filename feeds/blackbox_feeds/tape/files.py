@@ -60,13 +60,15 @@ class Found(NamedTuple):
     """What there is."""
 
     files: list[TapeFile]
-    """By day, then in the order in which they were given; those of a directory by name."""
+    """By day, then the kind that comes first, then symbol: however they were given."""
     unnamed: int
     """Files of directories, and members of archives, whose names tell no symbol, day and kind: they are left out."""
 
 
-def find(paths: Iterable[Path], day: date | None) -> Found:
+def find(paths: Iterable[Path], day: date | None, first: str) -> Found:
     """Return the files at these paths, archives and directories opened up; of `day` alone, if it is given.
+
+    `first`: the kind that stands before the other one of its day.
 
     Raises:
         SourceError: one cannot be read, tells no symbol, day and kind, or there is none.
@@ -82,7 +84,8 @@ def find(paths: Iterable[Path], day: date | None) -> Found:
     if files and not wanted:
         days = ", ".join(sorted({str(file.date) for file in files}))
         raise SourceError(f"{files[0].path}: date was {day}, expected one of the files' days: {days}")
-    return Found(sorted(wanted, key=lambda file: file.date), unnamed)
+    wanted.sort(key=lambda file: (file.date, file.kind != first, file.symbol, str(file.path), file.member or ""))
+    return Found(wanted, unnamed)
 
 
 def _files_of(path: Path) -> Iterator[Path]:

@@ -1,4 +1,8 @@
-"""The compiled reader of tape rows: text to records, times and places, file by file."""
+"""The compiled reader of tape rows: text to records, times and places, file by file.
+
+A bad row is skipped up to the next line feed, and counted. An empty line is skipped, and so is a byte order mark before
+a row.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +14,21 @@ from numpy.typing import NDArray
 from blackbox.native.jit import njit
 from blackbox_feeds.io.dates import LocalDay, local_day
 from blackbox_feeds.io.integers import put_little_32, put_little_64
+from blackbox_feeds.io.losses import NAMED, Losses
 from blackbox_feeds.io.window import FileWindow
 from blackbox_feeds.tape.files import TapeFile
 from blackbox_feeds.tape.records import COLUMNS, CR_LF, LF, NO_LINE_END, NUMBER, SCHEMA, layout
 
 END, FILLED, PARTIAL, BAD = range(4)
-"""Why the kernel stopped: no more bytes, full columns, an incomplete row, a malformed row."""
+"""Why the kernel stopped: no more bytes, full columns, an incomplete row. BAD: a malformed row."""
 
 _ROW_BYTES: Final = 24
 """Room is made for rows of so many bytes; when they are shorter, a window takes two calls."""
 _SHOWN_BYTES: Final = 120
 _COMMA, _CR, _LF, _ZERO, _NINE = (ord(sign) for sign in ",\r\n09")
 _MOST_DIGITS = 18
-_LATEST, _LATE = range(2)
+_BOM_0, _BOM_1, _BOM_2 = b"\xef\xbb\xbf"
+_LATEST, _LATE, _LINES, _EMPTY, _BAD, _IS_SKIPPING = range(6)
 _TIME_AT = 4
 _LINE_END_AT = 3
 
@@ -106,6 +112,34 @@ def _line_end(data: NDArray[numpy.uint8], at: int, last: bool) -> tuple[int, int
 
 
 @njit(nogil=True, cache=True)
+def _behind_row(data: NDArray[numpy.uint8], at: int) -> int:
+    """Return where the row after the one at `at` starts, or -1 if no line feed is in view."""
+    while at < len(data):
+        if data[at] == _LF:
+            return at + 1
+        at += 1
+    return -1
+
+
+@njit(nogil=True, cache=True)
+def _without_row(data: NDArray[numpy.uint8], at: int, state: NDArray[numpy.int64]) -> int:
+    """Skip the rest of a bad row, a byte order mark or an empty line. Return where that ends; `at`: none is here."""
+    end = len(data)
+    if state[_IS_SKIPPING]:
+        behind = _behind_row(data, at)
+        if behind >= 0:
+            state[_IS_SKIPPING] = 0
+        return end if behind < 0 else behind
+    if data[at] == _LF or (data[at] == _CR and at + 1 < end and data[at + 1] == _LF):
+        state[_EMPTY] += 1
+        state[_LINES] += 1
+        return at + (1 if data[at] == _LF else 2)
+    if data[at] == _BOM_0 and at + 2 < end and data[at + 1] == _BOM_1 and data[at + 2] == _BOM_2:
+        return at + 3
+    return at
+
+
+@njit(nogil=True, cache=True)
 def read_rows(
     data: NDArray[numpy.uint8],
     position: int,
@@ -114,29 +148,45 @@ def read_rows(
     template: NDArray[numpy.uint8],
     day: tuple[int, int, int],
     state: NDArray[numpy.int64],
+    bad: NDArray[numpy.int64],
     records: NDArray[numpy.uint8],
     ts_event: NDArray[numpy.int64],
     places: NDArray[numpy.int64],
 ) -> tuple[int, int, int]:
     """Read rows from `position` on, until the columns are full; `last`: nothing comes after `data`.
 
-    `template` is a record of what all rows share. `state` is the largest time so far, and how many rows had one before
-    that. `places` gets, for each row, the largest time up to it. Returns (rows, position, why it stopped).
+    `template` is a record of what all rows share. Bad rows are skipped and counted in `state`; `bad` gets (number,
+    start) of the first. `places` gets, for each row, the largest time up to it. Returns (rows, position, why it stopped).
     """
     midnight_ns, change_ns, shift_ns = day
     size = len(template)
-    n = 0
+    n = found = 0
     while position < len(data):
         if n == len(ts_event):
             return n, position, FILLED
+        if state[_IS_SKIPPING] or not _ZERO <= data[position] <= _NINE:
+            behind = _without_row(data, position, state)
+            if behind > position:
+                position = behind
+                continue
         target = n * size
         for byte in range(size):
             records[target + byte] = template[byte]
         at, why = _columns(data, position, layout, records, target)
         if why == END:
             at, why, line_end = _line_end(data, at, last)
+        if why == PARTIAL and not last:
+            return n, position, PARTIAL
+        state[_LINES] += 1
         if why != END:
-            return n, position, BAD if last else why
+            if found < len(bad):
+                bad[found, 0], bad[found, 1] = state[_LINES], position
+                found += 1
+            state[_BAD] += 1
+            behind = _behind_row(data, position)
+            state[_IS_SKIPPING] = behind < 0
+            position = len(data) if behind < 0 else behind
+            continue
         records[target + _LINE_END_AT] = line_end
         since = 0
         for byte in range(3, -1, -1):
@@ -159,8 +209,6 @@ class RowReader:
     A row's place is the largest time up to it: rows stay in the order of their file.
     """
 
-    fault: str | None = None
-    """Why the file ended early, when it did."""
     done = False
     """Whether all rows have been read."""
 
@@ -178,7 +226,9 @@ class RowReader:
         self._template["date"] = int(file.date.strftime("%Y%m%d"))
         self._template["symbol"] = file.symbol
         self._rows = 0
-        self._state = numpy.array([-(1 << 63), 0], numpy.int64)
+        self._state = numpy.array([-(1 << 63), 0, 0, 0, 0, 0], numpy.int64)
+        self._bad = Losses("bad rows")
+        self._ends = Losses("damaged places")
         capacity = max(1, window_bytes // _ROW_BYTES)
         self._capacity = capacity
         self.record_bytes = dtype.itemsize
@@ -189,6 +239,22 @@ class RowReader:
         """How many rows had a time before that of an earlier one."""
         return int(self._state[_LATE])
 
+    @property
+    def empty(self) -> int:
+        """Empty lines."""
+        return int(self._state[_EMPTY])
+
+    @property
+    def lost(self) -> list[str]:
+        """What the file lacks, a sentence each: rows that were bad, places where it was damaged or ended early."""
+        bad, rows = self._bad, self._rows
+        lost = [str(self._ends)] if self._ends.count else []
+        if bad.count and rows:
+            lost.insert(0, f"{self._file}: {bad.count:,} of {rows + bad.count:,} rows were bad and left out: {bad}")
+        elif bad.count:
+            lost.insert(0, f"{self._file}: none of its {bad.count:,} rows is valid: {bad.first}")
+        return lost
+
     def read(self) -> None:
         """Read the next rows, unless `done`."""
         while not self.done:
@@ -197,6 +263,8 @@ class RowReader:
             places = numpy.empty(self._capacity, numpy.int64)
             window = self._window
             whole = window.last and window.fault is None
+            bad = numpy.zeros((NAMED, 2), numpy.int64)
+            count = int(self._state[_BAD])
             n, position, why = read_rows(
                 window.data,
                 self._position,
@@ -205,11 +273,16 @@ class RowReader:
                 self._template.view(numpy.uint8),
                 self._day,
                 self._state,
+                bad,
                 records,
                 ts_event,
                 places,
             )
             self._rows += n
+            count = int(self._state[_BAD]) - count
+            for line, at in bad.tolist()[:count]:
+                self._bad.name(f"line {line}: {_complaint(window.data[at:], self._file.type)}")
+            self._bad.count += count
             self._move(position, why)
             if n:
                 self._take(ts_event[:n], places[:n], records[: n * self.record_bytes])
@@ -230,15 +303,21 @@ class RowReader:
 
     def _move(self, position: int, why: int) -> None:
         window = self._window
-        if why == BAD:
-            self.fault = f"{self._file}, line {self._rows + 1}: {_complaint(window.data[position:], self._file.type)}"
-            self.done = True
-        elif why == FILLED:
+        if why == FILLED:
             self._position = position
             window.release(position)
         elif window.last:
-            self.fault = window.ending(position, "row")
-            self.done = True
+            end = window.ending(position, "row")
+            goes_on = window.skip_damage() if end else None
+            if end:
+                self._ends.name(f"{end}; {goes_on}, with the next whole row" if goes_on else end)
+                self._ends.count += 1
+            if goes_on is None:
+                self.done = True
+            else:
+                # The rest of a row may look like one: the first piece is left out.
+                self._state[_IS_SKIPPING] = 1
+                self._position = 0
         else:
             window.slide(position)
             self._position = 0

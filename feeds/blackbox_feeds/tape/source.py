@@ -15,15 +15,16 @@ from contextlib import ExitStack
 from datetime import date as Date  # noqa: N812 - `date` is the parameter's name
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy
 from numpy.typing import NDArray
 
+from blackbox.errors import ConfigError
 from blackbox.feed.source import Chunk, Source
 from blackbox_feeds.io.dates import trading_day
 from blackbox_feeds.io.template import DEFAULT_TOPIC, TopicForm
-from blackbox_feeds.tape.records import PRICE_SCALE, SCHEMA
+from blackbox_feeds.tape.records import PRICE_SCALE, SCHEMA, TYPES
 
 if TYPE_CHECKING:
     from blackbox.archive.export.time_order import Messages
@@ -40,15 +41,18 @@ _LEAST_BYTES: Final = 64 << 10
 class Tape(Source):
     """The rows of one file, of several, or of all files in a directory, in the order of their times.
 
-    Rows of equal times stand in the order of their files: as given, those of a directory by name. A row whose time is
-    before that of an earlier one of its file stays behind that one. A file's symbol, day and kind are in its name, see
-    `blackbox_feeds.tape.files`. Times are those of the clock on the wall in New York. `date` takes the files of that
+    Of equal times, quotes come before trades, then symbols in alphabetical order; the rows of a file stay in its order.
+    The tape does not say which of a millisecond came first. `first="trade"` lets the trades come first. A row whose
+    time is before that of an earlier one of its file stays behind that one. A file's symbol, day and kind are in its
+    name, see `blackbox_feeds.tape.files`. Times are those of the clock on the wall in New York. `date` takes the files of that
     day alone. `topic` is made from `{symbol}` and `{type}`, which is `trade` or `quote`.
 
-    A file that ends early is told by `truncated`; the others go on.
+    Bad rows are left out, and so is what a damaged member of a gzip file held: `truncated` names the first ones of each
+    file and counts the others. After such damage the next whole row is read. Empty lines are left out and counted in
+    `notes`.
 
     Raises:
-        ConfigError: a date or topic that is not one.
+        ConfigError: a date, topic or kind that is not one.
     """
 
     schema = SCHEMA
@@ -58,7 +62,11 @@ class Tape(Source):
         path: str | Path | Iterable[str | Path],
         date: str | Date | None = None,
         topic: str = DEFAULT_TOPIC,
+        first: Literal["quote", "trade"] = "quote",
     ) -> None:
+        if first not in TYPES:
+            raise ConfigError(f"first was {first!r}, expected 'quote' or 'trade'")
+        self._first = first
         self.paths = tuple(map(Path, [path] if isinstance(path, str | Path) else path))
         self.date = None if date is None else trading_day(date, "")
         self._topic, self._form = topic, TopicForm(topic, locates=False)
@@ -71,8 +79,8 @@ class Tape(Source):
         """Return a source for each day of the files. Raises SourceError as `chunks`."""
         from blackbox_feeds.tape.files import find
 
-        days = dict.fromkeys(file.date for file in find(self.paths, self.date).files)
-        return [Tape(self.paths, day, self._topic) for day in days]
+        days = dict.fromkeys(file.date for file in find(self.paths, self.date, self._first).files)
+        return [Tape(self.paths, day, self._topic, self._first) for day in days]
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the rows, a hundred thousand or so at a time.
@@ -84,28 +92,30 @@ class Tape(Source):
 
         self.truncated = None
         self.notes = ()
-        found = find(self.paths, self.date)
+        found = find(self.paths, self.date, self._first)
         topics = [self._form.topic(file.symbol, file.kind.encode(), 0) for file in found.files]
         distinct = tuple(dict.fromkeys(topics))
         number = {topic: place for place, topic in enumerate(distinct)}
         faults: list[str] = []
-        late = 0
+        late = empty = 0
         files = zip(found.files, (number[topic] for topic in topics), strict=True)
         for _, group in groupby(files, key=lambda each: each[0].date):
             with ExitStack() as stack:
                 readers = _open(list(group), stack)
                 for rows in _in_order(readers):
                     yield Chunk(distinct, *rows)
-                faults += [reader.fault for reader in readers if reader.fault]
+                faults += [text for reader in readers for text in reader.lost]
                 late += sum(reader.late for reader in readers)
+                empty += sum(reader.empty for reader in readers)
         self.truncated = "; ".join(faults) or None
-        self.notes = _notes(found, late)
+        self.notes = _notes(found, late, empty)
 
 
-def _notes(found: Found, late: int) -> tuple[str, ...]:
+def _notes(found: Found, late: int, empty: int) -> tuple[str, ...]:
     told = (
         ("files left out because their names tell no symbol, day and kind", found.unnamed),
         ("rows with a time before that of an earlier row of their file", late),
+        ("empty lines left out", empty),
     )
     return tuple(f"{words}: {count:,}" for words, count in told if count)
 

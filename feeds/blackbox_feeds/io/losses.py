@@ -1,0 +1,33 @@
+"""What was lost of an input: the first few losses in words, the others counted."""
+
+from __future__ import annotations
+
+from typing import Final
+
+NAMED: Final = 3
+"""Losses named in words."""
+
+
+class Losses:
+    """Losses of one kind, such as bad lines."""
+
+    def __init__(self, many: str) -> None:
+        """`many`: what several are called, such as "bad lines"."""
+        self._many = many
+        self._named: list[str] = []
+        self.count = 0
+        """Losses so far."""
+
+    def name(self, text: str) -> None:
+        """Describe a loss, if it is one of the first. Whoever finds losses counts them in `count`."""
+        if len(self._named) < NAMED:
+            self._named.append(text)
+
+    @property
+    def first(self) -> str:
+        """The first loss that was named."""
+        return self._named[0]
+
+    def __str__(self) -> str:
+        more = self.count - len(self._named)
+        return "; ".join([*self._named, *([f"and {more:,} more {self._many}"] if more else [])])
