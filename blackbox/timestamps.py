@@ -22,9 +22,20 @@ MIN_NS: Final = -(1 << 63) + 1
 MAX_NS: Final = (1 << 63) - 1
 """The latest, in 2262."""
 
+_LEAST_NS: Final = 10**17
+"""A time of 1973. A number below it counts larger units, where times in ns are above it."""
+_UNITS: Final = (
+    (10**8, "no unit since 1970"),
+    (10**11, "seconds"),
+    (10**14, "milliseconds"),
+    (_LEAST_NS, "microseconds"),
+)
+"""Which unit a number below counts, if it is a time of our days."""
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TICK: Final = timedelta(microseconds=1)
 _DATE_DIGITS: Final = 8
+_MOST_DIGITS: Final = 19
 _TIME: Final = re.compile(
     r"(?P<date>\d{4}-\d\d-\d\d|\d{8})?"
     r"(?:(?:^|(?<=\d)[T ])(?P<clock>\d\d:\d\d(?::\d\d)?)"
@@ -58,15 +69,28 @@ def datetime_of(ns: int, zone: str | tzinfo = UTC) -> datetime:
     return (_EPOCH + timedelta(microseconds=ns // 1_000)).astimezone(zone_of(zone) if isinstance(zone, str) else zone)
 
 
+def check_unit(value: int, near_ns: int) -> int:
+    """Return a time in ns. Raise ValueError if it looks like another unit. `near_ns`: a time that is known."""
+    if 0 < value < _LEAST_NS <= near_ns:
+        unit = next(unit for limit, unit in _UNITS if value < limit)
+        raise ValueError(
+            f"time was {value}, which looks like {unit}, expected ns since 1970, such as {near_ns}, a date-time such "
+            "as 2019-12-30T14:30:00Z, or a time of day such as 14:30"
+        )
+    return value
+
+
 def parse_time(text: str, zone: str, start_ns: int = 0, stop_ns: int = MAX_NS) -> int:
     """Return the time that a text means, ns since the epoch: see the grammar at the top of this file.
 
     A time of day alone is the first such time from `start_ns` to `stop_ns`; if there is none, that of the day of
     `start_ns`. Times without an offset are of `zone`.
 
-    Raises ValueError when the text is no time, or one that int64 does not hold.
+    Raises ValueError when the text is no time, one that int64 does not hold, or a number of seconds, ms or us.
     """
     text = text.strip()
+    if text.isascii() and text.isdecimal() and _DATE_DIGITS < len(text) <= _MOST_DIGITS:
+        check_unit(int(text), start_ns)
     try:
         if text.isascii() and text.isdecimal() and len(text) > _DATE_DIGITS:
             ns = int(text)

@@ -50,7 +50,7 @@ from blackbox.block.received_block import BatchFeed, ReceivedBlock
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.schema import RAW, load_schema, schema_of
-from blackbox.timestamps import MAX_NS, MIN_NS, ns_of, parse_time
+from blackbox.timestamps import MAX_NS, MIN_NS, check_unit, ns_of, parse_time
 
 if TYPE_CHECKING:
     from blackbox.archive.export.parquet import Order, ParquetDay, Prices
@@ -337,9 +337,11 @@ class Recording(Frames):
         of the recording's date; but where no message is of that session by this clock, of the session of the first one:
         a file of an earlier year that was recorded today has its own date.
 
-        Raises ValueError for other text or a datetime without a time zone, TypeError for anything else.
+        Raises ValueError for other text, a datetime without a time zone, or a number that counts seconds, ms or us;
+        TypeError for anything else.
         """
         if isinstance(value, int | numpy.integer) and not isinstance(value, bool):
+            check_unit(int(value), self.time_range(by)[1])
             return max(MIN_NS, min(int(value), MAX_NS))
         if isinstance(value, datetime.datetime):
             return max(MIN_NS, min(ns_of(value), MAX_NS))

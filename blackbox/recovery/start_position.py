@@ -14,7 +14,7 @@ from blackbox.block.position import KeyPosition, Position, SlicePosition
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
 from blackbox.subscribe.repair import Since
-from blackbox.timestamps import ns_of, parse_time
+from blackbox.timestamps import check_unit, ns_of, parse_time
 
 if TYPE_CHECKING:
     from blackbox.archive.serve.client import ArchiveClient
@@ -98,7 +98,7 @@ def _ns_of(feed: Feed, since: Time | None) -> int:
         return parse_time(since, feed.time_zone, begin_ns, day_end_ns(feed, today) - 1)
     check_integers(("since", since, 0, 1 << 62))
     assert isinstance(since, int)
-    return since
+    return check_unit(since, time.time_ns())
 
 
 def _image(archives: ArchiveClient, of: ImageOf, prefixes: Collection[bytes], timeout: float) -> dict[int, Since]:

@@ -22,7 +22,7 @@ from blackbox.feed.endpoint import check_endpoint
 from blackbox.feed.feed import Feed
 from blackbox.native.limits import Needs
 from blackbox.replay.status import ReplayStatus
-from blackbox.timestamps import parse_time
+from blackbox.timestamps import check_unit, parse_time
 from blackbox.transport.context import new_context
 from blackbox.transport.curve import keys_of_line, use_keys
 from blackbox.transport.gate import open_gate
@@ -152,7 +152,7 @@ class ControlSocket:
                 now = controls.status()
                 controls.seek(parse_time(text, self._time_zone, now.start_ns, now.stop_ns))
             case Seek(to=int(ts_ns)):
-                controls.seek(ts_ns)
+                controls.seek(check_unit(ts_ns, controls.status().start_ns))
             case Stop():
                 controls.stop()
 

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import datetime
+import random
 import shutil
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
 from blackbox_feeds.binance import Binance
 from blackbox_feeds.dbn import Dbn
 from blackbox_feeds.iex import Iex
+from blackbox_feeds.io.open_window import open_window
 from blackbox_feeds.itch50 import Itch50
 from blackbox_feeds.synthetic import Synthetic
 from blackbox_feeds.tape import Tape
 
-from blackbox import JournalError, Recorder, Recording, Source, SourceError
+from blackbox import Feed, JournalError, Recorder, Recording, Source, SourceError
 from blackbox.archive import column_writer
+from blackbox.archive.column_writer import ColumnWriter
 from blackbox.archive.compact import compact
-from blackbox.archive.day import recorded_days
+from blackbox.archive.day import recorded_days, session_date
 from blackbox.archive.import_days import import_days
 from blackbox.archive.marks import MarkKind
 from tests.archive.imports import DAY, DAY_NS, NOON, Made, feed_of, told
+from tests.feeds import build
 from tests.recorded import record
 
 REAL: dict[str, Callable[[Path], Source]] = {
@@ -62,14 +67,17 @@ def test_what_is_imported_equals_what_is_published_recorded_and_compacted(
     shared_data: Path, tmp_path: Path, name: str, key_bytes: int
 ) -> None:
     source = REAL[name](shared_data)
-    feed = feed_of(source.schema.name, "export", key_bytes=key_bytes)
-    (day,) = import_days(feed, tmp_path / "imported", [source], date=DAY, compression="zstd")
+    # Binance's capture runs over midnight: with sessions from noon to noon it is one day.
+    feed = feed_of(
+        source.schema.name, "export", key_bytes=key_bytes, day_start="12:00" if name == "binance" else "00:00"
+    )
+    (day,) = import_days(feed, tmp_path / "imported", [source], compression="zstd")
     recorded = record(tmp_path / "recorded", "export", lambda: REAL[name](shared_data), key_bytes=key_bytes)
     (recorded_day,) = recorded_days(recorded)
     compact(Recording.open(recorded_day), tmp_path / "compacted", compression="zstd")
     imported, compacted = Recording.open(day.path), Recording.open(tmp_path / "compacted")
     assert messages_of(imported) == messages_of(compacted)
-    assert (imported.schema, imported.date, imported.verify(), imported.gaps()) == (source.schema, DAY, [], [])
+    assert (imported.schema, imported.date, imported.verify(), imported.gaps()) == (source.schema, day.date, [], [])
     assert day.messages == sum(compacted.counts().values())
     assert imported.summary().blocks <= compacted.summary().blocks * 1.2 + 4
     if name == "iex deep":
@@ -106,13 +114,14 @@ def test_a_day_that_is_imported_again_has_the_same_numbers_and_times(tmp_path: P
     assert first.time("09:30", "ts_out") == first.time("09:30")
 
 
-def test_the_date_is_the_given_one_or_the_source_s_or_that_of_the_first_message_with_a_time(tmp_path: Path) -> None:
+def test_the_date_is_the_source_s_or_that_of_the_messages(tmp_path: Path) -> None:
     feed = feed_of("raw")
     rows = [(b"A.t", b"1", 0), (b"A.t", b"2", NOON)]
     for number, (source, given, expected) in enumerate([
         (Made(rows), None, "2026-01-05"),
+        (Made(rows), DAY, "2026-01-05"),
         (Made(rows, date=datetime.date(2026, 1, 6)), None, "2026-01-06"),
-        (Made(rows, date=datetime.date(2026, 1, 6)), datetime.date(2026, 1, 7), "2026-01-07"),
+        (Made(rows, date=datetime.date(2026, 1, 6)), datetime.date(2026, 1, 6), "2026-01-06"),
     ]):  # fmt: skip
         (day,) = import_days(feed, tmp_path / str(number), [source], date=given)
         assert (str(day.date), day.path.name, str(Recording.open(day.path).date)) == (expected,) * 3
@@ -121,12 +130,135 @@ def test_the_date_is_the_given_one_or_the_source_s_or_that_of_the_first_message_
         import_days(feed, tmp_path / "none", [Made(rows[:1])])
 
 
-def test_a_name_tells_the_date_of_captures(tmp_path: Path) -> None:
-    assert Iex("data_feeds_20180127_20180127_IEXTP1_DEEP1.0.pcap.gz").date == datetime.date(2018, 1, 27)
-    assert Dbn("glbx-mdp3-20231225.mbo.dbn.zst").date == datetime.date(2023, 12, 25)
-    assert Binance("btcusdt_20240808.gz").date == datetime.date(2024, 8, 8)
-    assert Dbn("glbx-mdp3-20231225-20231226.dbn").date is None
-    assert Iex("DEEP.pcap").date is None
+def days_of(feed: Feed, directory: Path) -> dict[str, list[tuple[bytes, bytes, int]]]:
+    """Messages of all days, by their dates."""
+    return {str(day.name): told(Recording.open(day)) for day in recorded_days(directory / feed.name)}
+
+
+def by_day(feed: Feed, rows: list[tuple[bytes, bytes, int]]) -> dict[str, list[tuple[bytes, bytes, int]]]:
+    """Messages by the sessions of their times, one at a time; one without a time goes with the one before."""
+    found: dict[str, list[tuple[bytes, bytes, int]]] = defaultdict(list)
+    date = next(str(session_date(feed, time)) for *_, time in rows if time)
+    for row in rows:
+        date = str(session_date(feed, row[2])) if row[2] else date
+        found[date].append(row)
+    return found
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"time_zone": "America/New_York"}, {"time_zone": "America/Chicago", "day_start": "17:00"}, {"key_bytes": 1}],
+)
+def test_several_days_in_one_source_become_several_dated_days(tmp_path: Path, settings: dict[str, Any]) -> None:
+    chance = random.Random(1)
+    rows = [(b"A.t", b"0", 0), (b"A.t", b"1", 0)]
+    for hour in range(70):
+        ago = chance.choice([0, 0, 0, 5]) * 3_600 * 10**9  # times go back over midnight, too
+        rows += [(b"AB"[i % 2 :][:1] + b".t", b"%d" % i, NOON + hour * 3_600 * 10**9 + i - ago) for i in range(20)]
+        rows += [(b"C.t", b"none", 0)]
+    feed = feed_of("raw", slices=1, **settings)
+    chunks = [rows[at : at + 97] for at in range(0, len(rows), 97)]
+    done = import_days(feed, tmp_path, [Made(*chunks)])
+    expected = by_day(feed, rows)
+    assert len(expected) >= 4
+    found = days_of(feed, tmp_path)
+    order = (lambda each: sorted(each, key=lambda row: row[0][:1])) if feed.key_bytes else list
+    assert {date: order(each) for date, each in found.items()} == {date: order(e) for date, e in expected.items()}
+    assert {str(day.date): (day.messages, day.outside) for day in done} == {d: (len(e), 0) for d, e in expected.items()}
+    assert all(Recording.open(day.path).verify() == Recording.open(day.path).gaps() == [] for day in done)
+
+
+def test_files_that_run_over_midnight_share_the_days_between_them_in_their_order(tmp_path: Path) -> None:
+    first = [(b"A.t", b"%d" % i, NOON + i * DAY_NS // 4) for i in range(4)]
+    second = [(b"A.t", b"%d" % i, NOON + i * DAY_NS // 4) for i in range(3, 7)]
+    empty = Made([])
+    feed = feed_of("raw", slices=1)
+    with pytest.raises(SourceError, match="has no message"):
+        import_days(feed, tmp_path, [Made(second), empty, Made(first)], threads=2)
+    assert days_of(feed, tmp_path) == by_day(feed, first + second)
+
+
+def test_binance_over_midnight_is_two_days(shared_data: Path, tmp_path: Path) -> None:
+    source = Binance(shared_data / "binance/cm_btcusd_perp_20240808.gz")
+    feed = feed_of("binance", slices=1)
+    done = import_days(feed, tmp_path, [source])
+    assert [(str(day.date), day.messages, day.outside) for day in done] == [
+        ("2024-08-08", 48_142, 0),
+        ("2024-08-09", 128, 0),
+    ]
+    rows = [(topic, payload, time) for topic, time, payload in build.messages_of(source)]
+    assert days_of(feed, tmp_path) == by_day(feed, rows)
+
+
+def test_two_files_of_databento_joined_are_two_days(shared_data: Path, tmp_path: Path) -> None:
+    first, second = sorted((shared_data / "dbn").glob("esh4-*.mbo.dbn.zst"))
+    texts = [open_window(path, 1 << 30).data.tobytes() for path in (first, second)]
+    head = 8 + int.from_bytes(texts[1][4:8], "little")  # "DBN", version, length of the metadata
+    joined = tmp_path / "joined.dbn"
+    joined.write_bytes(texts[0] + texts[1][head:])
+    feed = feed_of("dbn", slices=1)
+    done = import_days(feed, tmp_path, [Dbn(joined)])
+    assert [(str(day.date), day.messages, day.outside) for day in done] == [
+        ("2023-12-24", 8_726, 0),
+        ("2023-12-25", 68_792, 0),
+    ]
+
+
+def test_a_date_that_is_not_that_of_the_messages_is_an_error_and_leaves_no_day(tmp_path: Path) -> None:
+    rows = [(b"A.t", b"1", NOON), (b"A.t", b"2", NOON + DAY_NS), (b"A.t", b"3", NOON + 2 * DAY_NS)]
+    words = (
+        "2 of its 3 messages have times outside of the session 2026-01-05, 2026-01-05T00:00:00Z to "
+        "2026-01-06T00:00:00Z: leave out the date"
+    )
+    with pytest.raises(SourceError, match=words):
+        import_days(feed_of("raw"), tmp_path, [Made(rows)], date=DAY)
+    assert recorded_days(tmp_path / "imported") == []
+    assert not (tmp_path / "imported" / "importing").exists()
+
+
+def test_a_later_day_that_is_there_already_is_refused_and_no_day_is_left(tmp_path: Path) -> None:
+    feed = feed_of("raw", slices=1)
+    there = [(b"A.t", b"1", NOON + DAY_NS)]
+    import_days(feed, tmp_path, [Made(there)])
+    rows = [(b"A.t", b"2", NOON), (b"A.t", b"3", NOON + DAY_NS)]
+    with pytest.raises(JournalError, match="2026-01-06 exists, expected a day that is not there yet"):
+        import_days(feed, tmp_path, [Made(rows)])
+    assert days_of(feed, tmp_path) == {"2026-01-06": there}
+    import_days(feed, tmp_path, [Made(rows)], replace=True)
+    assert days_of(feed, tmp_path) == {"2026-01-05": rows[:1], "2026-01-06": rows[1:]}
+
+
+def test_many_days_in_order_are_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[ColumnWriter] = []
+    most = 0
+
+    class Counted(ColumnWriter):
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            nonlocal most
+            super().__init__(*arguments, **settings)
+            opened.append(self)
+            most = max(most, len(opened))
+
+        def close(self) -> None:
+            super().close()
+            opened.remove(self)
+
+    monkeypatch.setattr("blackbox.archive.import_days.ColumnWriter", Counted)
+    rows = [(b"A.t", b"%d" % i, NOON + i * DAY_NS // 2) for i in range(60)]
+    feed = feed_of("raw", slices=1)
+    assert len(import_days(feed, tmp_path, [Made(*([row] for row in rows))])) == 31
+    assert days_of(feed, tmp_path) == by_day(feed, rows)
+    assert most == 4
+    back = [*rows[:20], rows[0]]
+    with pytest.raises(SourceError, match="messages of 2026-01-05 came after those of 4 other days, expected days in"):
+        import_days(feed, tmp_path / "back", [Made(*([row] for row in back))])
+    assert recorded_days(tmp_path / "back" / feed.name) == []
+
+
+def test_sources_with_and_without_a_date_do_not_share_a_day(tmp_path: Path) -> None:
+    rows = [(b"A.t", b"1", NOON)]
+    with pytest.raises(SourceError, match="messages of 2026-01-05 are in sources with and without a date"):
+        import_days(feed_of("raw"), tmp_path, [Made(rows, date=DAY), Made(rows)])
 
 
 def test_a_directory_of_tape_is_as_many_days_as_its_files_have(shared_data: Path, tmp_path: Path) -> None:

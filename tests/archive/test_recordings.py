@@ -212,7 +212,9 @@ def test_trades_and_quotes_of_all_days_are_those_of_each(shared_data: Path, tmp_
     else:
         feed = Feed.local("days", slices=2, schema="iex_tops16")
         for date in dates:
-            import_days(feed, tmp_path, [Iex(shared_data / "iex" / "goiex_TOPS16.pcapng.gz")], date=date)
+            quotes = Iex(shared_data / "iex" / "goiex_TOPS16.pcapng.gz")
+            quotes.date = datetime.date.fromisoformat(date)  # so that both days have messages
+            import_days(feed, tmp_path, [quotes])
     days = Recordings.open(tmp_path / "days")
     each = [getattr(day, what).to_arrow(prices="long").to_pylist() for day in days]
     assert len(each) == 2

@@ -38,11 +38,44 @@ def test_a_date_is_that_of_the_source_where_it_takes_one(tmp_path: Path) -> None
     assert Recording.open(tmp_path / "local" / "2025-03-03").time("09:30") // 10**9 == 1_740_994_200
 
 
-def test_times_outside_of_the_day_are_told(tmp_path: Path, shared_data: Path) -> None:
+def test_a_date_that_is_not_that_of_the_messages_is_an_error_that_names_the_option(
+    tmp_path: Path, shared_data: Path
+) -> None:
     file = shared_data / "iex/goiex_TOPS16.pcapng.gz"
     ended = invoke("import", f"iex:{file}", tmp_path, "--date", "2020-01-01")
+    assert ended.status == Status.ERROR
+    assert_one_line(
+        ended,
+        "57,674 of its 57,674 messages have times outside of the session 2020-01-01, .* leave out the date .--date",
+    )
+
+
+def test_binance_over_midnight_is_two_days(tmp_path: Path, shared_data: Path) -> None:
+    ended = invoke("import", f"binance:{shared_data}/binance/cm_btcusd_perp_20240808.gz", tmp_path)
     assert ended.status == 0, ended.errors
-    assert "2020-01-01: 57,674 messages with a time outside of this session date in UTC, from 00:00" in ended.errors
+    assert "outside" not in ended.errors
+    assert (ended.value("days"), ended.value("messages")) == (2, 48_270)
+
+
+def test_a_bad_line_is_named_and_the_status_says_that_it_was_lost(tmp_path: Path, shared_data: Path) -> None:
+    file = shared_data.parent / "cases/binance/one_cut_line_in_the_middle.txt"
+    ended = invoke("import", f"binance:{file}", tmp_path)
+    assert ended.status == Status.LOST
+    errors = ended.errors.replace("\n", "")
+    assert "a source is incomplete: " in errors
+    assert "one_cut_line_in_the_middle.txt: 1 of 10 lines were bad and left out: line 5: its frame was" in errors
+    assert ended.value("messages") == 9
+
+
+def test_another_unit_of_receive_times_is_one_error_that_names_the_option(tmp_path: Path, shared_data: Path) -> None:
+    file = shared_data.parent / "cases/binance/receive_times_in_microseconds.txt"
+    ended = invoke("import", f"binance:{file}", tmp_path)
+    assert ended.status == Status.ERROR
+    assert_one_line(ended, "which is in us, expected ns: give .* `--option time_unit=us`")
+    assert "--date" not in ended.errors
+    ended = invoke("import", f"binance:{file}", tmp_path, "--option", "time_unit=us")
+    assert ended.status == 0, ended.errors
+    assert ended.value("messages") == 10
 
 
 def test_a_source_that_ends_early_is_imported_as_far_as_it_goes_and_told(tmp_path: Path) -> None:
@@ -51,7 +84,7 @@ def test_a_source_that_ends_early_is_imported_as_far_as_it_goes_and_told(tmp_pat
     path.write_bytes(path.read_bytes()[:-3])
     ended = invoke("import", f"itch50:{path}", tmp_path / "out")
     assert ended.status == Status.LOST
-    assert f"a source ended early: {path}" in ended.errors.replace("\n", "")
+    assert f"a source is incomplete: {path}" in ended.errors.replace("\n", "")
     assert ended.value("messages") == 999
 
 

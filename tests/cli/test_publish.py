@@ -84,7 +84,7 @@ def test_a_source_that_is_cut_short_is_told(place: Place, tmp_path: Path, shared
     cut.write_bytes((shared_data / "iex" / "goiex_DEEP10.pcap.gz").read_bytes()[:200_000])
     ended = invoke("publish", f"iex:{cut}", "--feed", place.path, "--wait-for", "0")
     assert ended.status == Status.LOST, ended.errors
-    assert re.search(r"^lost: the source ended early: ", ended.errors, re.MULTILINE)
+    assert re.search(r"^lost: the source is incomplete: ", ended.errors, re.MULTILINE)
 
 
 def test_nobody_subscribes(place: Place) -> None:

@@ -65,7 +65,7 @@ def test_a_real_day_is_received_without_a_gap(place: Place, shared_data: Path) -
     assert publisher.value("messages") == subscriber.value("delivered") == 391_999
     assert publisher.value("symbols") == subscriber.value("symbols") == 7_802
     assert subscriber.value("lost") == 0
-    assert re.search(r"^lost: the source ended early: .* inside the pcap record", publisher.errors, re.MULTILINE)
+    assert re.search(r"^lost: the source is incomplete: .* inside the pcap record", publisher.errors, re.MULTILINE)
 
 
 def test_count_ends_a_subscription(place: Place) -> None:

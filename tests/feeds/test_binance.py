@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import random
 import re
@@ -19,9 +20,14 @@ from blackbox_feeds.binance import SCHEMA, Binance, export_binance, split
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blackbox import Recording
 from blackbox.archive.export.source_file import export
 from blackbox.archive.export.time_order import Messages
+from blackbox.archive.import_days import import_days
 from blackbox.errors import ConfigError, SourceError
+from blackbox.feed.schema import QuoteFields, TradeFields
+from blackbox.feed.symbol import SymbolRule
+from tests.archive.imports import feed_of
 from tests.examples import examples
 from tests.feeds.build import Message, messages_of
 from tests.recorded import recorded
@@ -141,7 +147,11 @@ def read(tmp_path: Path, text: bytes, **options: Any) -> tuple[list[tuple[str, i
         (b'{"E":-5,"e":"t"}', "#system.t", RECEIVED),
         (b'{"E":1.5e3,"e":"t"}', "#system.t", RECEIVED),
         (b'{"E":null,"T":2,"e":"t"}', "#system.t", 2_000_000),
-        (b'{"stream":"a b\xc3\xa9@t\\u0041"}', "a?b??.t\\u0041", RECEIVED),
+        (b'{"stream":"a b\xc3\xa9@t\\u0041"}', "a b\u00e9.tA", RECEIVED),
+        (b'{"stream":"A\xc3\x89b@trade"}', "a\u00c9b.trade", RECEIVED),
+        (b'{"e":"trade","s":"A\xc4\xb0"}', "a\u0130.trade", RECEIVED),
+        (b'{"e":"trade","s":"\\ud83d\\ude00\\"\\\\"}', '\U0001f600"\\.trade', RECEIVED),
+        (b'{"e":null,"s":null,"stream":null,"E":2}', "#system.other", 2_000_000),
     ],
 )
 def test_every_kind_of_frame(tmp_path: Path, frame: bytes, topic: str, ts_event: int) -> None:
@@ -239,39 +249,226 @@ def test_lines_without_an_end_do_not_run_together() -> None:
 # Damage
 
 
+BAD_LINES = [
+    (b"rubbish", "its start was 'rubbish', expected the receive time in ns, 19 digits, and a space"),
+    (b"1723161254087 {}", "its receive time was 1723161254087, which is in ms, expected ns: give the source's option"),
+    (b"17231612540878965 {}", r"its start was '17231612540878965 \{\}', expected the receive time in ns"),
+    (b"%d{}" % RECEIVED, "its start was '1723161254087896568{', expected"),
+    (b"%d.5 {}" % RECEIVED, r"its start was '1723161254087896568\.', expected"),
+    (b"%d " % RECEIVED, "its frame was '', expected one whole JSON object"),
+    (b"%d []" % RECEIVED, r"its frame was '\[\]', expected one whole JSON object"),
+    (b"%d %b" % (RECEIVED, TRADE[:-1]), "its frame was '{.*, expected one whole JSON object"),
+    (b"%d {}}" % RECEIVED, "something stands behind its frame, expected a line end: '1723161254087896568 {}}'"),
+    (b'%d {"e":"x}' % RECEIVED, "its frame was"),
+    (b'%d {"e":"x\\' % RECEIVED, "its frame was"),  # cut behind a backslash
+    (b'%d {"e":}' % RECEIVED, "its frame was"),
+    (b'%d {"e" "x"}' % RECEIVED, "its frame was"),
+    (b'%d {"e":"x",}' % RECEIVED, "its frame was"),
+    (b'%d {"e":["x"}' % RECEIVED, "its frame was"),
+    (b'%d {"e":[1,]}' % RECEIVED, "its frame was"),
+    (b"%d {1:2}" % RECEIVED, "its frame was"),
+    (b'%d {"e":%b}' % (RECEIVED, b"[" * 100 + b"]" * 100), "its frame was"),
+    (b'%d {"stream":"%b"}' % (RECEIVED, b"x" * 1_100), "stream, event and symbol of its frame have more than 1024 by"),
+    (b'%d {"s":"A\\u0000B","e":"t"}' % RECEIVED, r"stream, event or symbol was 'A\\\\u0000B', which cannot be a name"),
+    (b'%d {"s":"A\\u0085","e":"t"}' % RECEIVED, "stream, event or symbol was .*: it has a control character"),
+    (b'%d {"s":"\x7f","e":"t"}' % RECEIVED, "stream, event or symbol was .*: it has a control character"),
+    (b'%d {"stream":"a\\ud800@trade"}' % RECEIVED, "stream, event or symbol was .*, which cannot be a name: .*surrog"),
+    (b'%d {"stream":"a\xed\xa0\x80@trade"}' % RECEIVED, "stream, event or symbol was .*, which cannot be a name"),
+    (b'%d {"stream":"a\xff@trade"}' % RECEIVED, "stream, event or symbol was .*, which cannot be a name"),
+    (b'%d {"stream":"a\\x@trade"}' % RECEIVED, "stream, event or symbol was .*, which cannot be a name: Invalid"),
+    (b'%d {"stream":"a@tra.de"}' % RECEIVED, r"type was 'tra\.de', expected one without '\.'"),
+]
+
+
+@pytest.mark.parametrize(("bad", "words"), BAD_LINES)
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n", b"\n%d {}\n" % RECEIVED])
+def test_a_bad_line_is_named_and_the_others_are_delivered(tmp_path: Path, bad: bytes, words: str, end: bytes) -> None:
+    path = tmp_path / "frames"
+    path.write_bytes(lines_of(TRADE, TRADE) + bad + end)
+    source = Binance(path)
+    found = messages_of(source)
+    assert [payload for *_, payload in found] == lines_of(TRADE, TRADE).splitlines(keepends=True) + (
+        [b"%d {}\n" % RECEIVED] if b"{}" in end else []
+    )
+    assert source.truncated is not None
+    expected = rf"{re.escape(str(path))}: 1 of {len(found) + 1} lines were bad and left out: line 3: {words}"
+    assert re.match(expected, source.truncated), source.truncated
+
+
+def test_the_first_bad_lines_are_named_and_the_others_counted(tmp_path: Path) -> None:
+    path = tmp_path / "frames"
+    kinds = itertools.cycle([b"rubbish", b'%d {"s":"\\u0000"}' % RECEIVED, b"%d {" % RECEIVED])
+    lines = [next(kinds) if number % 3 == 1 else b"%d {}" % RECEIVED for number in range(3_000)]
+    path.write_bytes(b"\n".join(lines))
+    source = Binance(path)
+    assert len(messages_of(source)) == 2_000
+    assert source.truncated is not None
+    assert "1,000 of 3,000 lines were bad and left out: line 2: its start was 'rubbish'" in source.truncated
+    assert source.truncated.endswith("; and 997 more bad lines")
+    for number in re.findall(r"line (\d+):", source.truncated):
+        assert lines[int(number) - 1] != b"%d {}" % RECEIVED
+
+
+def test_a_file_of_bad_lines_alone_is_one_error(tmp_path: Path) -> None:
+    path = tmp_path / "frames"
+    path.write_bytes(b"hello\nworld\n")
+    with pytest.raises(SourceError, match="has no message: .*none of its 2 lines is valid: line 1: its start was 'hel"):
+        import_days(feed_of("binance"), tmp_path, [Binance(path)])
+
+
+@pytest.mark.parametrize("window_bytes", [1, 30, 4_096])
+def test_bad_lines_without_an_end_are_skipped_in_bounded_memory(
+    tmp_path: Path, window_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+
+    def small(path: Path, expected: str) -> Any:
+        opened.append(real(path, window_bytes))
+        return opened[-1]
+
+    real = blackbox_feeds.io.open_window.open_window
+    monkeypatch.setattr("blackbox_feeds.binance.source.open_window", small)
+    good = lines_of(TRADE)
+    path = tmp_path / "frames.gz"
+    path.write_bytes(gzip.compress(good + b"x" * 200_000 + b"\n" + good + b"y" * 200_000))
+    source = Binance(path)
+    assert [payload for *_, payload in messages_of(source)] == [good, good]
+    assert source.truncated is not None
+    assert "2 of 4 lines were bad and left out: line 2: its start was 'x" in source.truncated
+    assert len(opened[0].data) <= 8_192
+
+
+@pytest.mark.parametrize("text", [b"%b%b", b"%b\n%b\r\n\n", b"\xef\xbb\xbf%b\xef\xbb\xbf%b", b"\n\xef\xbb\xbf%b%b"])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_empty_lines_and_byte_order_marks_are_left_out(tmp_path: Path, text: bytes, end: bytes) -> None:
+    path = tmp_path / "frames"
+    line = b"%d %b%b" % (RECEIVED, TRADE, end)
+    path.write_bytes(text % (line, line))
+    source = Binance(path)
+    assert [payload for *_, payload in messages_of(source)] == [line, line]
+    assert source.truncated is None
+    empty = path.read_bytes().replace(b"\xef\xbb\xbf", b"").splitlines().count(b"")
+    assert source.notes == ((f"empty lines left out: {empty}",) if empty else ())
+
+
 @pytest.mark.parametrize(
-    ("bad", "words"),
+    ("unit", "text", "ns"),
     [
-        (b"rubbish", "its start was 'rubbish', expected the receive time in ns, 19 digits, and a space"),
-        (b"1723161254087 {}", r"its start was '1723161254087 \{\}', expected the receive time in ns"),
-        (b"%d{}" % RECEIVED, "its start was '1723161254087896568{', expected"),
-        (b"", "its start was '', expected the receive time"),
-        (b"%d " % RECEIVED, "its frame was '', expected one whole JSON object"),
-        (b"%d []" % RECEIVED, r"its frame was '\[\]', expected one whole JSON object"),
-        (b"%d %b" % (RECEIVED, TRADE[:-1]), "its frame was '{.*, expected one whole JSON object"),
-        (b"%d {}}" % RECEIVED, "something stands behind its frame, expected a line end: '1723161254087896568 {}}'"),
-        (b'%d {"e":"x}' % RECEIVED, "its frame was"),
-        (b'%d {"e":}' % RECEIVED, "its frame was"),
-        (b'%d {"e" "x"}' % RECEIVED, "its frame was"),
-        (b'%d {"e":"x",}' % RECEIVED, "its frame was"),
-        (b'%d {"e":["x"}' % RECEIVED, "its frame was"),
-        (b'%d {"e":[1,]}' % RECEIVED, "its frame was"),
-        (b"%d {1:2}" % RECEIVED, "its frame was"),
-        (b'%d {"e":%b}' % (RECEIVED, b"[" * 100 + b"]" * 100), "its frame was"),
-        (b'%d {"stream":"%b"}' % (RECEIVED, b"x" * 300), "stream, event and symbol of its frame have more than 256 by"),
+        ("ns", b"1723161254087896568", 1_723_161_254_087_896_568),
+        ("us", b"1723161254087896", 1_723_161_254_087_896_000),
+        ("us", b"1723161254087896.568", 1_723_161_254_087_896_568),
+        ("ms", b"1723161254087", 1_723_161_254_087_000_000),
+        ("ms", b"1723161254087.5", 1_723_161_254_087_500_000),
+        ("s", b"1723161254", 1_723_161_254_000_000_000),
+        ("s", b"1723161254.087896568", 1_723_161_254_087_896_568),
+        ("s", b"1723161254.", 1_723_161_254_000_000_000),
     ],
 )
-@pytest.mark.parametrize("end", [b"", b"\n", b"\n%d {}\n" % RECEIVED])
-def test_a_bad_line_stops_and_says_where(tmp_path: Path, bad: bytes, words: str, end: bytes) -> None:
-    if not bad and not end:
-        return  # then there is no such line
-    found, source = read(tmp_path, lines_of(TRADE, TRADE) + bad + end)
-    assert len(found) == 2
-    assert source.truncated is not None
-    assert re.match(rf"{re.escape(str(tmp_path))}/frames, line 3: {words}", source.truncated)
+def test_receive_times_in_any_unit(tmp_path: Path, unit: Any, text: bytes, ns: int) -> None:
+    path = tmp_path / "frames"
+    line = text + b' {"stream":"btcusdt@bookTicker","data":{"u":1}}\n'
+    path.write_bytes(line)
+    source = Binance(path, time_unit=unit)
+    assert messages_of(source) == [(b"btcusdt.bookTicker", ns, line)]
+    assert split(line) == (ns, line[len(text) + 1 : -1])
+    for other in {"ns", "us", "ms", "s"} - {unit}:
+        source = Binance(path, time_unit=other)
+        assert messages_of(source) == []
+        assert source.truncated is not None
+        assert f"which is in {unit}, expected {other}: give the source's option `time_unit`, " in source.truncated
+        assert f"time_unit={unit}`" in source.truncated
+    with pytest.raises(ConfigError, match="time_unit was 'us ', expected one of: ns, us, ms, s"):
+        Binance(path, time_unit="us ")  # type: ignore[arg-type]
 
 
-def test_damaged_gzip_is_told(shared_data: Path, tmp_path: Path) -> None:
+# The cases
+
+
+def case(shared_data: Path, name: str) -> Path:
+    return shared_data.parent / "cases" / "binance" / f"{name}.txt"
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("bom_and_crlf", 10),
+        ("fills_that_are_no_trades", 5),
+        ("four_trades_twice_after_a_reconnect", 14),
+        ("one_cut_line_in_the_middle", 9),
+        ("receive_times_in_microseconds", 10),
+        ("two_symbols_of_chinese_characters", 6),
+    ],
+)
+def test_every_message_of_every_case_agrees_with_json(shared_data: Path, name: str, lines: int) -> None:
+    path = case(shared_data, name)
+    expected = []
+    for line in path.read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines(keepends=True):
+        try:
+            document = json.loads(line.split(b" ", 1)[1])
+        except ValueError:
+            continue
+        data = document["data"]
+        topic = f"{data['s'].replace('USDT', 'usdt').replace('BTC', 'btc')}.{data['e']}".encode()
+        expected.append((topic, data["E"] * 1_000_000, line))
+    source = Binance(path, time_unit="us" if "micro" in name else "ns")
+    assert messages_of(source) == expected
+    assert len(expected) == lines
+    assert (source.truncated is not None) == (name == "one_cut_line_in_the_middle")
+
+
+def test_two_symbols_of_chinese_characters_are_two(shared_data: Path, tmp_path: Path) -> None:
+    source = Binance(case(shared_data, "two_symbols_of_chinese_characters"))
+    (day,) = import_days(feed_of("binance"), tmp_path, [source])
+    recording = Recording.open(day.path)
+    found = recording.to_pandas()
+    assert found.groupby("symbol").size().to_dict() == {"币安人生usdt": 3, "测试测试usdt": 3}
+    assert len(recording.to_pandas(prefix="币安人生usdt.".encode())) == 3
+    trades = recording.trades.to_pandas()
+    assert trades.groupby("symbol")["price"].agg(set).to_dict() == {"币安人生usdt": {0.2}, "测试测试usdt": {5.0}}
+
+
+def test_a_symbol_has_one_topic_however_it_is_spelt(tmp_path: Path) -> None:
+    names = ["币安人生usdt", "測試usdt", "éusdt", "İusdt", "iusdt", 'a"b\\c', "a b", "😀usdt", "a.busdt"]
+    frames = []
+    for name in names:
+        for ascii_only in (False, True):
+            stream = json.dumps(f"{name}@trade", ensure_ascii=ascii_only).encode()
+            symbol = json.dumps(name.replace("usdt", "USDT"), ensure_ascii=ascii_only).encode()
+            frames += [b'{"stream":%b,"data":{"s":%b}}' % (stream, symbol), b'{"e":"trade","s":%b}' % symbol]
+    found, source = read(tmp_path, lines_of(*frames))
+    assert [topic for topic, _ in found] == [f"{name}.trade" for name in names for _ in range(4)]
+    assert source.truncated is None
+
+
+NAMES = st.text(
+    st.characters(exclude_categories=("Cs", "Cc")).filter(lambda each: each != "@"), min_size=1, max_size=20
+).filter(lambda name: not name.startswith("!"))
+
+
+@settings(max_examples=examples(150))
+@given(st.lists(NAMES, min_size=1, max_size=8, unique_by=lambda name: name.encode().lower()), st.booleans())
+def test_symbol_to_topic_to_symbol_is_the_identity(
+    tmp_path_factory: pytest.TempPathFactory, names: list[str], ascii_only: bool
+) -> None:
+    """Small letters of ASCII apart, which Binance itself writes both ways."""
+    spelt = [json.dumps({"stream": f"{name}@trade"}, ensure_ascii=ascii_only).encode() for name in names]
+    bare = [json.dumps({"e": "trade", "s": name}, ensure_ascii=ascii_only).encode() for name in names]
+    path = tmp_path_factory.getbasetemp() / "names"
+    path.write_bytes(lines_of(*spelt, *bare))
+    topics = [topic for topic, *_ in messages_of(Binance(path))]
+    assert [SymbolRule().symbol_of(topic) for topic in topics] == [name.encode().lower() for name in names * 2]
+    assert len(set(topics)) == len(names)
+
+
+def test_trades_and_quotes_as_binance_declares_them() -> None:
+    assert SCHEMA.trades == (
+        TradeFields("trade", "p", "q", only=("X", "MARKET"), id="t"),
+        TradeFields("aggTrade", "p", "q", rank=1, id="a"),
+    )
+    assert SCHEMA.quotes == (QuoteFields("bookTicker", "b", "B", "a", "A", absent=0),)
+
+
+def test_a_cut_gzip_file_is_told(shared_data: Path, tmp_path: Path) -> None:
     packed = file_of(shared_data, "spot_ethusdt").read_bytes()
     path = tmp_path / "frames.gz"
     path.write_bytes(packed[: len(packed) // 2])
@@ -279,12 +476,36 @@ def test_damaged_gzip_is_told(shared_data: Path, tmp_path: Path) -> None:
     assert 0 < len(messages_of(source)) < LINES["spot_ethusdt"]
     assert source.truncated is not None
     assert re.search(r"inside the line that starts at byte \d+ \(gzip data ends early, at", source.truncated)
-    damaged = bytearray(packed)
-    damaged[len(packed) // 2] ^= 0xFF
-    path.write_bytes(damaged)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("window_bytes", [700, 4 << 20])
+def test_after_a_damaged_member_of_a_gzip_file_the_next_one_is_read(
+    tmp_path: Path, seed: int, window_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = blackbox_feeds.io.open_window.open_window
+    monkeypatch.setattr("blackbox_feeds.binance.source.open_window", lambda path, expected: real(path, window_bytes))
+    chance = random.Random(seed)
+    lines = [lines_of(TRADE.replace(b"1.5", b"%d.5" % chance.randrange(10**6))) for _ in range(3_000)]
+    # Members end in the middle of a line, too.
+    text, first = b"".join(lines), len(b"".join(lines[:1_000]))
+    second = len(b"".join(lines[:2_000])) + chance.choice([0, 30])
+    members = [gzip.compress(part) for part in (text[:first], text[first:second], text[second:])]
+    cut = chance.randrange(1, len(members[1]))
+    path = tmp_path / "frames.gz"
+    path.write_bytes(members[0] + members[1][:cut] + members[2])
     source = Binance(path)
-    assert 0 < len(messages_of(source)) < LINES["spot_ethusdt"]
+    found = [payload for *_, payload in messages_of(source)]
+    assert found[:1_000] == lines[:1_000]
+    after = lines[2_001:] if text[second - 1 : second] != b"\n" else lines[2_000:]
+    assert found[-len(after) :] == after
+    between = found[1_000 : -len(after)]
+    assert between == lines[1_000 : 1_000 + len(between)], "whole lines from before the cut, and no other"
     assert source.truncated is not None
+    at = len(members[0]) + cut
+    assert (
+        f"(gzip data ends early, at compressed byte {at}); reading goes on at compressed byte {at}," in source.truncated
+    )
 
 
 def test_what_is_no_such_file_is_one_clear_error(tmp_path: Path) -> None:

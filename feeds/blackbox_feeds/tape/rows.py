@@ -156,7 +156,8 @@ def read_rows(
     """Read rows from `position` on, until the columns are full; `last`: nothing comes after `data`.
 
     `template` is a record of what all rows share. Bad rows are skipped and counted in `state`; `bad` gets (number,
-    start) of the first. `places` gets, for each row, the largest time up to it. Returns (rows, position, why it stopped).
+    start) of the first. `places` gets, for each row, the largest time up to it. Returns (rows, position, why it
+    stopped).
     """
     midnight_ns, change_ns, shift_ns = day
     size = len(template)

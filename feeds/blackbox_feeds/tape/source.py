@@ -43,9 +43,11 @@ class Tape(Source):
 
     Of equal times, quotes come before trades, then symbols in alphabetical order; the rows of a file stay in its order.
     The tape does not say which of a millisecond came first. `first="trade"` lets the trades come first. A row whose
-    time is before that of an earlier one of its file stays behind that one. A file's symbol, day and kind are in its
-    name, see `blackbox_feeds.tape.files`. Times are those of the clock on the wall in New York. `date` takes the files of that
-    day alone. `topic` is made from `{symbol}` and `{type}`, which is `trade` or `quote`.
+    time is before that of an earlier one of its file stays behind that one.
+
+    A file's symbol, day and kind are in its name, see `blackbox_feeds.tape.files`. Times are those of the clock on the
+    wall in New York. `date` takes the files of that day alone. `topic` is made from `{symbol}` and `{type}`, which is
+    `trade` or `quote`.
 
     Bad rows are left out, and so is what a damaged member of a gzip file held: `truncated` names the first ones of each
     file and counts the others. After such damage the next whole row is read. Empty lines are left out and counted in
