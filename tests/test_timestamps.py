@@ -13,6 +13,7 @@ from blackbox.timestamps import (
     MAX_NS,
     MIN_NS,
     SECOND_NS,
+    check_unit,
     clock_text,
     date_of,
     datetime_of,
@@ -185,3 +186,25 @@ def test_datetime_without_a_zone_is_refused() -> None:
 def test_zone_that_does_not_exist_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"^time zone was {name!r}, expected a name such as"):
         zone_of(name)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit"),
+    [
+        (34_200, "no unit since 1970"),
+        (1_577_716_200, "seconds"),
+        (1_577_716_200_000, "milliseconds"),
+        (34_200_000_000, "seconds"),
+        (1_577_716_200_000_000, "microseconds"),
+    ],
+)
+def test_a_number_of_another_unit_is_an_error_that_names_it(value: int, unit: str) -> None:
+    near = 1_577_716_200_000_000_000
+    words = rf"time was {value}, which looks like {unit}, expected ns since 1970, such as {near}"
+    with pytest.raises(ValueError, match=words):
+        check_unit(value, near)
+    if value > 10**9:
+        with pytest.raises(ValueError, match=words):
+            parse_time(str(value), "UTC", near)
+    assert check_unit(value, 10**9) == value, "where times are as early"
+    assert [check_unit(each, near) for each in (0, -5, near, 10**17)] == [0, -5, near, 10**17]

@@ -223,8 +223,18 @@ def _in_order(job: _Job) -> list[tuple[Source, datetime.date | None]]:
     firsts.sort(key=lambda each: each[1] or datetime.date.max)
     for _, first in firsts:
         if first is not None:
+            _check_is_free(job, first)
             check_is_new(job.directory, first, replace=job.replace)
     return firsts
+
+
+def _check_is_free(job: _Job, date: datetime.date) -> None:
+    """Raise SourceError when another job writes a day."""
+    if date in job.reserved:
+        raise SourceError(
+            f"messages of {date} are in sources with and without a date, expected one kind: import them apart, or give "
+            "the date (--date)"
+        )
 
 
 def _first_date(feed: Feed, source: Source) -> datetime.date | None:
@@ -395,11 +405,7 @@ class _Days:
                 f"messages of {date} came after those of {_OPEN_DAYS} other days, expected days in order: sort the "
                 "input by time, or give the date (--date)"
             )
-        if date in self._job.reserved:
-            raise SourceError(
-                f"messages of {date} are in sources with and without a date, expected one kind: import them apart, or "
-                "give the date (--date)"
-            )
+        _check_is_free(self._job, date)
         if len(self._days) == _MOST_DAYS:
             raise SourceError(
                 f"the messages are of more than {_MOST_DAYS} days, the last one {date}: they are corrupt, or give the "

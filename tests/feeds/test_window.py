@@ -99,6 +99,67 @@ def test_what_follows_gzip_data_is_told(tmp_path: Path) -> None:
     assert "gzip data is corrupt" in window.fault
 
 
+def pieces_of(window: FileWindow) -> tuple[list[bytes], list[str], list[str | None]]:
+    """The data between damaged places, what was wrong there, and where it goes on."""
+    pieces, faults, behind = [], [], []
+    with window:
+        while True:
+            begin, data = window.start, b""
+            while not window.last:
+                data += window.data.tobytes()
+                window.slide(len(window.data))
+            data += window.data.tobytes()
+            assert window.start + len(window.data) == begin + len(data)
+            pieces.append(data)
+            if window.fault is None:
+                return pieces, faults, behind
+            faults.append(window.fault)
+            behind.append(window.skip_damage())
+            if behind[-1] is None:
+                return pieces, faults, behind
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_cut_member_ends_where_the_next_begins_and_that_one_is_read(tmp_path: Path, text: bytes, seed: int) -> None:
+    chance = random.Random(seed)
+    third = len(text) // 3
+    parts = text[:third], text[third : 2 * third], text[2 * third :]
+    first, second, last = (gzip.compress(part, chance.choice([1, 6])) for part in parts)
+    cut = chance.randrange(1, len(second))
+    path = tmp_path / "text"
+    path.write_bytes(first + second[:cut] + last)
+    pieces, faults, behind = pieces_of(open_window(path, chance.choice([100, 4_096, 1 << 20])))
+    assert len(pieces) == 2
+    assert pieces[0].startswith(parts[0])
+    assert (parts[0] + parts[1]).startswith(pieces[0]), "what follows the cut is never part of it"
+    assert pieces[1] == parts[2]
+    at = len(first) + cut
+    assert faults == [f"gzip data ends early, at compressed byte {at}"]
+    assert behind == [f"reading goes on at compressed byte {at}, after 0 bytes that do not unpack"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_after_a_damaged_member_the_next_one_is_read(tmp_path: Path, text: bytes, seed: int) -> None:
+    chance = random.Random(seed)
+    half = len(text) // 2
+    first, last = bytearray(gzip.compress(text[:half])), gzip.compress(text[half:])
+    first[chance.randrange(10, len(first))] ^= 1 << chance.randrange(8)
+    path = tmp_path / "text"
+    path.write_bytes(bytes(first) + b"rubbish" * chance.choice([0, 3]) + last)
+    pieces, faults, behind = pieces_of(open_window(path, 5_000))
+    assert pieces[-1] == text[half:]
+    assert faults[0].startswith("gzip data ")
+    assert behind[-1] is not None
+
+
+def test_gzip_inside_of_gzip_is_no_cut(tmp_path: Path, text: bytes) -> None:
+    inner = gzip.compress(random.Random(4).randbytes(200_000)) * 2
+    path = tmp_path / "text"
+    for level in (0, 6):
+        path.write_bytes(gzip.compress(text + inner + text, level))
+        assert pieces_of(open_window(path, 30_000)) == ([text + inner + text], [], [])
+
+
 def test_bad_checksum_is_told_after_all_data(tmp_path: Path, text: bytes) -> None:
     packed = bytearray(gzip.compress(text))
     packed[-6] ^= 1
