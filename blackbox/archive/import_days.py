@@ -70,7 +70,7 @@ class _Empty(msgspec.Struct, frozen=True, order=True):
     """Sources without a message."""
 
     what: str
-    """What has none, and why."""
+    """The day or source, and the reason."""
 
 
 class _Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -301,7 +301,7 @@ class _OpenDay:
 
 
 class _Days:
-    """The days of a job, of which few are open; in a `with` block. What it leaves after an error is no day."""
+    """The days of a job; use it in a `with` block. Few of them are open at a time. After an error all are removed."""
 
     def __init__(self, job: _Job) -> None:
         self._job = job
@@ -312,7 +312,7 @@ class _Days:
         self._last: _OpenDay | None = None
 
     def read(self, source: Source, first: datetime.date | None, go_on: Callable[[], None]) -> str | None:
-        """Write the messages of a source, of which `first` is the first day; None: it has no message.
+        """Write the messages of a source. `first` is the day of its first message, or None if it has no message.
 
         Returns None, or a sentence that says that it has none. Raises SourceError when it cannot be read, or has
         messages that cannot go into a day.

@@ -3,8 +3,8 @@
     line = time | space | { ... } | line end
     time = 19 digits of ns; or 16 of us, 13 of ms, 10 of s, perhaps with a fraction
 
-A line that is not of this form is skipped up to the next line feed, and counted. So is a line whose names cannot stand
-in a topic. An empty line is skipped. A byte order mark may stand before any line.
+A line of another form is skipped up to the next line feed, and counted. So is a line whose names a topic cannot hold.
+An empty line is skipped. A byte order mark may stand before any line.
 
 A frame is walked once, text by text and bracket by bracket. Only these fields are looked at, on the top level and in
 `data`: `stream`, `e`, `s` or `symbol`, `E`, `T`, and those that tell which kind a frame without an `e` is. All but
@@ -36,15 +36,15 @@ MAX_KEYS: Final = 1 << 16
 """More distinct streams than this are taken for corrupt input."""
 
 END, FILLED, PARTIAL, BAD_TIME, BAD_FRAME, BAD_END, LONG_KEY, CROWDED = range(8)
-"""Why the kernel stopped: no more bytes, full columns, a line that is not all there, too many streams. What is wrong
-with a line: no receive time, no JSON object, no line end behind it, too long a stream."""
+"""END, FILLED, PARTIAL and CROWDED say why the kernel stopped: no more bytes, full columns, an incomplete line, too
+many streams. The others are faults of a line: no receive time, no JSON object, no line end after it, too long names."""
 
 _STREAM, _EVENT, _SYMBOL, _EVENT_TIME, _TIME, _UPDATE_ID, _BID_SIZE, _ASK_SIZE = range(8)
 _DATA, _OTHER = 8, 9
 _FIELDS: Final = 10
 _FIRST_SYMBOL, _SEVERAL, _WITHOUT_TIME, _LINES, _EMPTY, _BAD, _IS_SKIPPING = range(7)
-"""Of the state: the first symbol's hash, whether there was another, frames without time, lines so far, how many of
-them were empty or bad, whether the rest of a bad line is still to be skipped."""
+"""Places in the state: the first symbol's hash, 1 if there was another symbol, counts of frames without time, of lines,
+of empty and of bad lines, 1 if the rest of a bad line is still to be skipped."""
 _KEY_BYTES: Final = 1024
 _MEAN_KEY_BYTES: Final = 64
 _TIME_DIGITS = 19
@@ -188,7 +188,7 @@ def _scan(data: NDArray[numpy.uint8], at: int, fields: NDArray[numpy.int64]) -> 
                 if why != END:
                     return at, why
             else:
-                field = _OTHER if kind == _WORD and field <= _SYMBOL else field  # names are texts: null is none
+                field = _OTHER if kind == _WORD and field <= _SYMBOL else field  # a name is a text, not null
                 fields[field, 0], fields[field, 1] = start, stop
                 wants = _BEHIND
             continue
@@ -232,7 +232,7 @@ def _whole_number(data: NDArray[numpy.uint8], start: int, end: int) -> int:
 
 @njit(nogil=True, cache=True)
 def _received_ns(data: NDArray[numpy.uint8], at: int, digits: int) -> tuple[int, int]:
-    """Return (the receive time at `at`, whose whole part has so many digits, where it ends), or (-1, `at`)."""
+    """Return (receive time at `at`, its end), or a number below 0 for the time. `digits`: those before the point."""
     end = at + digits
     if end > len(data):
         return -1, at
@@ -329,7 +329,7 @@ def _line_end(data: NDArray[numpy.uint8], at: int, last: bool) -> tuple[int, int
 def _read_line(
     data: NDArray[numpy.uint8], position: int, last: bool, digits: int, fields: NDArray[numpy.int64]
 ) -> tuple[int, int, int]:
-    """Return (the receive time of the line at `position`, where the next one starts, END), or why it is none."""
+    """Return (receive time of the line at `position`, start of the next line, END); or a fault instead of END."""
     received, at = _received_ns(data, position, digits)
     if at >= len(data) or (received < 0 and at == position):
         return 0, position, BAD_TIME if last else PARTIAL
@@ -431,7 +431,7 @@ def read_lines(
 
 
 class _NameError(Exception):
-    """A name that cannot stand in a topic; says which and why."""
+    """A stream, event or symbol is not usable in a topic. The text says which one, and why."""
 
 
 class FrameReader:
@@ -497,7 +497,7 @@ class FrameReader:
             raise SourceError(f"the input has more than {MAX_KEYS} distinct streams: it is corrupt")
 
     def _without_wrong(self, chunk: Chunk, begin: int, lines: int) -> Chunk:
-        """Leave out lines whose names cannot stand in a topic. `lines` came before byte `begin` of the data."""
+        """Leave out lines whose names a topic cannot hold. `lines` came before byte `begin` of the data."""
         rows = numpy.flatnonzero(chunk.topic_index < 0)
         for row in rows[:NAMED].tolist():
             line = lines + 1 + int(numpy.count_nonzero(chunk.payloads[begin : chunk.starts[row]] == _LF))
@@ -512,7 +512,7 @@ class FrameReader:
         )
 
     def _topic(self, key: bytes) -> bytes | int:
-        """Return the topic of a key; or, for a name that cannot stand in one, the inverted place in `_wrong`."""
+        """Return the topic of a key; or, for a name that a topic cannot hold, the inverted place in `_wrong`."""
         try:
             return self._topic_of(*key.split(b"\0"))
         except _NameError as error:
@@ -542,7 +542,7 @@ class FrameReader:
 
 
 def _name(text: bytes) -> bytes:
-    """Return the name that a text of JSON is, in UTF-8. Raise `_NameError` if it cannot stand in a topic."""
+    """Return a JSON text with its escapes resolved, in UTF-8. Raise `_NameError` if a topic cannot hold it."""
     try:
         name: str = json.loads(b'"%b"' % text)
         if any(unicodedata.category(character) == "Cc" for character in name):
@@ -555,7 +555,7 @@ def _name(text: bytes) -> bytes:
 
 def _complaint(data: NDArray[numpy.uint8], position: int, why: int, digits: int) -> str:
     """Return what is wrong with the line at `position`."""
-    line = data[position : position + _SHOWN_BYTES].tobytes().partition(b"\n")[0].decode("latin-1")
+    line = data[position : position + _SHOWN_BYTES].tobytes().partition(b"\n")[0].removesuffix(b"\r").decode("latin-1")
     if why == BAD_TIME:
         return _wrong_time(line, digits)
     if why == BAD_END:

@@ -1,4 +1,4 @@
-"""What was lost of an input: the first few losses in words, the others counted."""
+"""Losses of an input: the first few in words, the others counted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Losses:
         """Losses so far."""
 
     def name(self, text: str) -> None:
-        """Describe a loss, if it is one of the first. Whoever finds losses counts them in `count`."""
+        """Describe a loss, if it is one of the first. The caller adds it to `count`."""
         if len(self._named) < NAMED:
             self._named.append(text)
 

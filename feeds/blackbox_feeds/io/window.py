@@ -52,7 +52,7 @@ class FileWindow(ABC):
         """
 
     def skip_damage(self) -> str | None:
-        """Show the bytes behind a damaged part. Return where they are, in words; None if nothing behind it unpacks.
+        """Show the bytes that follow a damaged part. Return their place, in words, or None if nothing after it unpacks.
 
         Only when `last` is true and there is a `fault`. An unknown number of bytes is missing before `data`: the
         reader drops what it has not used, and what it finds now may begin in the middle of a message.

@@ -247,7 +247,7 @@ class RowReader:
 
     @property
     def lost(self) -> list[str]:
-        """What the file lacks, a sentence each: rows that were bad, places where it was damaged or ended early."""
+        """Losses of the file, a sentence each: bad rows, damaged places, an early end."""
         bad, rows = self._bad, self._rows
         lost = [str(self._ends)] if self._ends.count else []
         if bad.count and rows:

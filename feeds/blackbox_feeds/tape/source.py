@@ -41,7 +41,7 @@ _LEAST_BYTES: Final = 64 << 10
 class Tape(Source):
     """The rows of one file, of several, or of all files in a directory, in the order of their times.
 
-    Of equal times, quotes come before trades, then symbols in alphabetical order; the rows of a file stay in its order.
+    At equal times, quotes come before trades, then symbols in alphabetical order; the rows of a file stay in its order.
     The tape does not say which of a millisecond came first. `first="trade"` lets the trades come first. A row whose
     time is before that of an earlier one of its file stays behind that one.
 
