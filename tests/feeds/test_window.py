@@ -101,7 +101,9 @@ def test_what_follows_gzip_data_is_told(tmp_path: Path) -> None:
 
 def pieces_of(window: FileWindow) -> tuple[list[bytes], list[str], list[str | None]]:
     """The data between damaged places, what was wrong there, and where it goes on."""
-    pieces, faults, behind = [], [], []
+    pieces: list[bytes] = []
+    faults: list[str] = []
+    behind: list[str | None] = []
     with window:
         while True:
             begin, data = window.start, b""
