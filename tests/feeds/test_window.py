@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import random
+import struct
 import subprocess
 import sys
 import zipfile
@@ -207,6 +208,47 @@ def test_zstd_and_zip_read_back_through_any_window(tmp_path: Path, text: bytes, 
         archive.writestr("other", b"other")
         archive.writestr("text", text)
     assert read_all(ZipWindow(path, "text", window_bytes)) == text
+
+
+def skippable(size: int, kind: int = 0) -> bytes:
+    return struct.pack("<II", 0x184D2A50 + kind, size) + b"x" * size
+
+
+@pytest.mark.parametrize("window_bytes", [1, 100, 1 << 20])
+def test_skippable_zstd_frames_anywhere(tmp_path: Path, text: bytes, window_bytes: int) -> None:
+    text = text[: 3_000 * min(window_bytes, 100)]
+    pack = zstandard.ZstdCompressor(write_checksum=True).compress
+    path = tmp_path / "text"
+    pieces = [
+        skippable(3),
+        skippable(0, 15),
+        pack(text[:5]),
+        skippable(9_000, 3),
+        pack(text[5:]),
+        skippable(4),
+        skippable(1),
+    ]
+    path.write_bytes(b"".join(pieces))
+    window = open_window(path, window_bytes)
+    assert (read_all(window), window.fault) == (text, None)
+    path.write_bytes(b"".join(pieces)[:-1])
+    window = open_window(path, window_bytes)
+    assert (read_all(window), window.fault) == (text, f"zstd data ends early, at packed byte {path.stat().st_size}")
+
+
+def test_damaged_zstd_frame_gives_all_that_can_be_unpacked(tmp_path: Path, text: bytes) -> None:
+    pack = zstandard.ZstdCompressor(write_checksum=True).compress
+    path = tmp_path / "text"
+    frames = [pack(text[:60_000]), pack(text[60_000:]), pack(text)]
+    checksum_at = len(frames[0]) + len(frames[1]) - 1
+    damaged = bytearray(b"".join(frames))
+    damaged[checksum_at] ^= 0xFF
+    path.write_bytes(damaged)
+    for window_bytes in (100, 1 << 20):
+        window = open_window(path, window_bytes)
+        assert read_all(window) == text
+        assert window.fault is not None
+        assert window.fault.startswith(f"zstd data is corrupt after packed byte {checksum_at}: ")
 
 
 def test_a_cut_zstd_file_is_told_wherever_it_is_cut(tmp_path: Path, text: bytes) -> None:

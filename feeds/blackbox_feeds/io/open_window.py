@@ -11,6 +11,9 @@ from blackbox_feeds.io.zstd_window import ZstdWindow
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_SKIPPABLE_KIND = 0x5
+_SKIPPABLE_MAGIC = b"\x2a\x4d\x18"
+"""A skippable frame starts with one byte of 0x50 to 0x5f and these three. `pzstd` puts one in front of each frame."""
 
 
 def open_window(
@@ -33,7 +36,7 @@ def open_window(
             window: FileWindow
             if magic[:2] == _GZIP_MAGIC:
                 window = InflatingWindow(name, file, window_bytes)
-            elif magic == _ZSTD_MAGIC:
+            elif magic == _ZSTD_MAGIC or (magic[1:] == _SKIPPABLE_MAGIC and magic[0] >> 4 == _SKIPPABLE_KIND):
                 window = ZstdWindow(name, file, window_bytes)
             else:
                 window = MappedWindow(name, file)

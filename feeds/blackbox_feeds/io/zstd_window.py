@@ -13,7 +13,7 @@ _PIECE_BYTES = 1 << 12
 
 
 class ZstdWindow(PackedWindow):
-    """The bytes of one zstd file, all frames of it.
+    """The bytes of one zstd file: all its frames, without the skippable ones.
 
     Raises:
         ConfigError: `zstandard` is not installed.
@@ -27,11 +27,17 @@ class ZstdWindow(PackedWindow):
         except ConfigError:
             file.close()
             raise
-        self._frame = self._library.ZstdDecompressor().decompressobj()
-        self._frame_began = False
         self._pending = b""
         self._unpacked = memoryview(b"")
+        self._damage: str | None = None
+        self._begin_frame()
         self.slide(0)
+
+    def _begin_frame(self) -> None:
+        self._frame = self._library.ZstdDecompressor().decompressobj()
+        self._frame_start = self._file.tell() - len(self._pending)
+        self._frame_began = False
+        self._frame_bytes = 0
 
     def _unpack(self, room: int) -> bytes:
         if not self._unpacked:
@@ -40,6 +46,9 @@ class ZstdWindow(PackedWindow):
         return bytes(taken)
 
     def _read(self) -> None:
+        if self._damage is not None:
+            self._stop(self._damage)
+            return
         piece = self._pending or self._file.read(_PIECE_BYTES)
         self._pending = b""
         if not piece:
@@ -47,16 +56,35 @@ class ZstdWindow(PackedWindow):
             self._stop(f"zstd data ends early, at packed byte {end}" if self._frame_began else None)
             return
         try:
-            self._unpacked = memoryview(self._frame.decompress(piece))
+            unpacked = self._frame.decompress(piece)
         except self._library.ZstdError as error:
-            before = self._file.tell() - len(piece)
-            self._stop(f"zstd data is corrupt after packed byte {before}: {error}")
+            self._unpacked = memoryview(self._before_damage())
+            self._damage = f"zstd data is corrupt after packed byte {self._file.tell() - 1}: {error}"
             return
-        self._frame_began = not self._frame.eof
+        self._unpacked = memoryview(unpacked)
+        self._frame_bytes += len(unpacked)
+        self._frame_began = True
         if self._frame.eof:
-            # Frames may follow one another in one file.
+            # Another frame may follow in the same file.
             self._pending = self._frame.unused_data
-            self._frame = self._library.ZstdDecompressor().decompressobj()
+            self._begin_frame()
+
+    def _before_damage(self) -> bytes:
+        """Return the rest of a damaged frame up to the first byte that cannot be unpacked, where the file is left.
+
+        A call that fails returns nothing of what it has unpacked. So the frame is unpacked again, its end byte by byte.
+        """
+        end, done, rest = self._file.tell(), 0, bytearray()
+        frame = self._library.ZstdDecompressor().decompressobj()
+        self._file.seek(self._frame_start)
+        while piece := self._file.read(1 if self._file.tell() >= end - 2 * _PIECE_BYTES else _PIECE_BYTES):
+            try:
+                unpacked = frame.decompress(piece)
+            except self._library.ZstdError:
+                break
+            rest += unpacked[max(0, self._frame_bytes - done) :]
+            done += len(unpacked)
+        return bytes(rest)
 
     def close(self) -> None:
         """Close the file."""
