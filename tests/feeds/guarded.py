@@ -25,7 +25,7 @@ import databento_dbn
 import numpy
 from blackbox_feeds.binance import Binance
 from blackbox_feeds.dbn import Dbn
-from blackbox_feeds.dbn.records import LENGTHS
+from blackbox_feeds.dbn.records import lengths_of
 from blackbox_feeds.iex import Iex
 from blackbox_feeds.io.window import FileWindow
 from blackbox_feeds.itch50 import Itch50
@@ -47,7 +47,7 @@ from tests.feeds.build import (
 
 PAGE = mmap.PAGESIZE
 FRAMES = b'1723161254087896568 {"stream":"btcusdt@trade","data":{"e":"t","E":1723161255343,"b":[["1","2"]]}}\n' * 12
-RECORDS = LENGTHS.items()
+RECORDS = lengths_of(1).items()
 STYPE: Any = databento_dbn.SType.INSTRUMENT_ID
 METADATA = databento_dbn.Metadata("X", 5, None, STYPE, None, version=1).encode()
 NO_ACCESS = 0
@@ -115,7 +115,7 @@ def main() -> None:
         (Iex, pcap(iex_tps), {}),
         (Iex, pcapng(iex_tps), {}),
         (Binance, FRAMES, {}),
-        (Dbn, METADATA + b"".join(struct.pack("<BBHIQ", n // 4, k, 1, 7, 9).ljust(n) for k, (n, *_) in RECORDS), {}),
+        (Dbn, METADATA + b"".join(struct.pack("<BBHIQ", n // 4, k, 1, 7, 9).ljust(n) for k, n in RECORDS), {}),
         (Tape, b"34200000,139400,500,P,20002020,0\n" * 30, {}),
     ]
     count = 0

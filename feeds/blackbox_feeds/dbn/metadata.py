@@ -1,4 +1,4 @@
-"""The metadata in front of a DBN stream: what it says of the records, and what their instruments are called.
+"""The metadata at the start of a DBN stream: its version, and the symbols of its instruments.
 
     DBN 3 | version 1 | length 4 | what `databento_dbn` decodes | records ...
 
@@ -7,24 +7,25 @@ The records are those of `blackbox_feeds.dbn.scan`.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from datetime import date, time
 from types import ModuleType
 from typing import Any, Final
 
 from blackbox.errors import ConfigError, SourceError
 from blackbox.timestamps import ns_on
-from blackbox_feeds.dbn.records import METADATA
+from blackbox_feeds.dbn.records import METADATA, NEWEST, SAME_IN_ALL_VERSIONS, VERSIONS
 from blackbox_feeds.io.window import FileWindow
 
-VERSIONS: Final = (1, 2, 3)
 _HEAD_BYTES: Final = 8
 _LONGEST: Final = 16 << 20
 """Longer metadata is taken for damage; a message must hold it."""
 _ALWAYS, _NEVER = -(1 << 63), (1 << 63) - 1
 
+_KEPT: Final = SAME_IN_ALL_VERSIONS | {"tbbo"}
+"""Schemas without records that are upgraded."""
+
 Interval = tuple[int, int, bytes]
-"""From when, until when (ns since 1970-01-01 UTC), symbol."""
+"""Start and end (ns since 1970-01-01 UTC), and symbol."""
 
 
 class DbnMetadata:
@@ -39,36 +40,46 @@ class DbnMetadata:
         size = _size(window)
         while len(window.data) < size and not window.last:
             window.slide(0)
-        self.payload: bytes = window.data[:size].tobytes()
-        """All of it, as it stands in the file."""
-        if len(self.payload) < size:
+        content: bytes = window.data[:size].tobytes()
+        if len(content) < size:
             raise SourceError(window.ending(0, "metadata") or f"{window.path}: it ends inside its metadata")
-        self._decoded, self._mappings = _decoded(self.payload, window.path)
-        self.start: int = min(self._decoded.start, _NEVER)
-        """Where the time range that was asked for starts. Unit: ns since 1970-01-01 UTC."""
+        self.path = window.path
+        self._decoded, self._mappings = _decoded(content, window.path)
+        self.size: int = size
+        """Its length in the file. Unit: bytes."""
+        self.version: int = self._decoded.version
+        """The version of the records in the file."""
+        self.schema: str | None = None if self._decoded.schema is None else str(self._decoded.schema)
+        """Databento's schema of the records; None in a stream of several, such as that of a live session."""
+        self.payload: bytes = content if self.schema in _KEPT or self.version == NEWEST else self._upgraded(content)
+        """The message that holds it: its bytes in the file, or of the newest version if records may be upgraded."""
+        self.start: int = self._decoded.start if self._decoded.start <= _NEVER else 0
+        """The start of the requested time range; 0 if it is undefined. Unit: ns since 1970-01-01 UTC."""
         self.ts_out: bool = self._decoded.ts_out
-        """Whether a send time is appended to each record."""
-        self.is_tbbo = str(self._decoded.schema) == "tbbo"
-        """Whether its `mbp-1` records are those of trades alone."""
+        """True if a send time is appended to each record."""
         self._intervals = self._by_instrument()
         bounds = {bound for each in self._intervals.values() for start, end, _ in each for bound in (start, end)}
         self.bounds: list[int] = sorted(bounds)
         """When the symbol of an instrument may change. Unit: ns since 1970-01-01 UTC."""
 
-    def symbol(self, instrument: int, segment: int) -> bytes:
-        """Return what an instrument is called between `bounds[segment - 1]` and `bounds[segment]`; else its number."""
-        time = self.bounds[segment - 1] if segment else _ALWAYS
-        for start, end, name in self._intervals.get(instrument, ()):
-            if start <= time < end:
-                return name
-        return b"%d" % instrument
+    def symbol(self, instrument: int, segment: int) -> bytes | None:
+        """Return the symbol of an instrument between `bounds[segment - 1]` and `bounds[segment]`, or None.
 
-    def segment(self, time: int) -> int:
-        """Return the segment of a time, as `symbol` takes it."""
-        return bisect_right(self.bounds, time)
+        Raises:
+            SourceError: it has two symbols at that time.
+        """
+        time = self.bounds[segment - 1] if segment else _ALWAYS
+        names = {name for start, end, name in self._intervals.get(instrument, ()) if start <= time < end}
+        if len(names) > 1:
+            first, second = sorted(names)[:2]
+            raise SourceError(
+                f"{self.path}: instrument {instrument} has two symbols at the same time, {first.decode()!r} and "
+                f"{second.decode()!r}: download a file for each of them, or choose a topic template without {{symbol}}"
+            )
+        return names.pop() if names else None
 
     def _by_instrument(self) -> dict[int, list[Interval]]:
-        """The mapped symbols of each instrument: symbols were asked for and ids delivered, or the other way round."""
+        """Return the mapped symbols of each instrument: requested symbols with delivered ids, or the reverse."""
         known: dict[int, list[Interval]] = {}
         numbers_first = str(self._decoded.stype_in) == "instrument_id"
         for asked, intervals in self._mappings.items():
@@ -78,6 +89,16 @@ class DbnMetadata:
                     bounds = _ns(interval["start_date"]), _ns(interval["end_date"])
                     known.setdefault(int(number), []).append((*bounds, name.encode()))
         return known
+
+    def _upgraded(self, content: bytes) -> bytes:
+        """Return the metadata of the same stream in the newest version."""
+        library: Any = databento_dbn()
+        policy = library.VersionUpgradePolicy.UPGRADE_TO_V3
+        try:
+            encoded: bytes = library.Metadata.decode(content, upgrade_policy=policy).encode()
+        except library.DBNError as error:
+            raise SourceError(f"{self.path}: its DBN metadata cannot be upgraded to version 3: {error}") from error
+        return encoded
 
 
 def _ns(day: date) -> int:
@@ -94,7 +115,7 @@ def _size(window: FileWindow) -> int:
     if len(head) < _HEAD_BYTES:
         raise SourceError(window.ending(0, "metadata") or f"{window.path}: it ends inside its metadata")
     if head[3] not in VERSIONS:
-        raise SourceError(f"{window.path}: DBN version was {head[3]}, expected 1 to {VERSIONS[-1]}")
+        raise SourceError(f"{window.path}: DBN version was {head[3]}, expected 1 to {NEWEST}")
     size = _HEAD_BYTES + int.from_bytes(head[4:], "little")
     if size > _LONGEST:
         raise SourceError(f"{window.path}: DBN metadata had {size} bytes, expected at most {_LONGEST}")
@@ -103,7 +124,7 @@ def _size(window: FileWindow) -> int:
 
 def _decoded(payload: bytes, path: str) -> tuple[Any, dict[str, Any]]:
     """Return the metadata, and its mappings, each a list of intervals."""
-    library: Any = _databento_dbn()
+    library: Any = databento_dbn()
     try:
         metadata = library.Metadata.decode(payload, upgrade_policy=library.VersionUpgradePolicy.AS_IS)
         return metadata, metadata.mappings
@@ -111,11 +132,12 @@ def _decoded(payload: bytes, path: str) -> tuple[Any, dict[str, Any]]:
         raise SourceError(f"{path}: its DBN metadata cannot be decoded: {error}") from error
 
 
-def _databento_dbn() -> ModuleType:
+def databento_dbn() -> ModuleType:
+    """Return the library. Raises ConfigError if it is not installed."""
     try:
-        import databento_dbn
+        import databento_dbn as library
     except ImportError as error:
         raise ConfigError(
             f"reading DBN needs databento-dbn, which is not installed: pip install 'blackbox-md[dbn]' ({error})"
         ) from error
-    return databento_dbn
+    return library

@@ -1,8 +1,8 @@
 """The records of Databento Binary Encoding, versions 1 to 3, as numpy structured dtypes.
 
 Source: `databento-dbn` 0.72, whose classes name the fields and their widths. All integers are little-endian. A price is
-an integer with 9 implied decimal places, a time is ns since 1970-01-01 UTC; 2 ** 63 - 1 as a price and 2 ** 64 - 1 as
-a time mean that there is none.
+an integer with 9 implied decimal places, a time is ns since 1970-01-01 UTC. The largest value of many integers means
+"none"; it is the field's `absent`. The layouts are those of version 3: the source upgrades records of older ones.
 
     length 1, in units of 4 bytes | rtype 1 | publisher_id 2 | instrument_id 4 | ts_event 8 | ...
 """
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy
 
-from blackbox.feed.schema import QuoteFields, Schema, TradeFields, price, utc_time
+from blackbox.feed.schema import QuoteFields, Schema, TradeFields, optional, price, utc_time
 
 PRICE_SCALE: Final = 1_000_000_000
 """A price field divided by this is in the currency's unit."""
@@ -27,6 +27,14 @@ METADATA_RTYPE: Final = METADATA[RTYPE_AT]
 _U4, _I4, _U8 = "<u4", "<i4", "<u8"
 _PRICE = price("<i8", 9, absent=(1 << 63) - 1)
 _TIME = utc_time(_U8, "ns", absent=(1 << 64) - 1)
+_SIZE = optional(_U4, absent=(1 << 32) - 1)
+
+
+def _or_none(kind: str) -> numpy.dtype[Any]:
+    """Return an integer field in which the largest value means "no value"."""
+    return optional(kind, absent=int(numpy.iinfo(kind).max))
+
+
 _HEAD = (("length", "u1"), ("rtype", "u1"), ("publisher_id", "<u2"), ("instrument_id", _U4), ("ts_event", _TIME))
 
 
@@ -51,7 +59,7 @@ _CONSOLIDATED = (
 )
 _TRADE = (
     ("price", _PRICE),
-    ("size", _U4),
+    ("size", _SIZE),
     ("action", "S1"),
     ("side", "S1"),
     ("flags", "u1"),
@@ -62,7 +70,7 @@ _TRADE = (
 )
 _QUOTE = (
     ("price", _PRICE),
-    ("size", _U4),
+    ("size", _SIZE),
     ("_reserved1", "u1"),
     ("side", "S1"),
     ("flags", "u1"),
@@ -77,9 +85,9 @@ _CMBP_1 = _record(*_TRADE[:5], ("_reserved1", "S1"), *_TRADE[6:8], ("_reserved2"
 _MBO = _record(
     ("order_id", _U8),
     ("price", _PRICE),
-    ("size", _U4),
+    ("size", _SIZE),
     ("flags", "u1"),
-    ("channel_id", "u1"),
+    ("channel_id", _or_none("u1")),
     ("action", "S1"),
     ("side", "S1"),
     ("ts_recv", _TIME),
@@ -95,6 +103,126 @@ _STATUS = _record(
     ("is_quoting", "S1"),
     ("is_short_sell_restricted", "S1"),
     ("_reserved", "S7"),
+)
+
+_PRICES_OF_DEFINITION = (
+    "high_limit_price",
+    "low_limit_price",
+    "max_price_variation",
+    "unit_of_measure_qty",
+    "min_price_increment_amount",
+    "price_ratio",
+    "strike_price",
+)
+_DEFINITION = _record(
+    ("ts_recv", _TIME),
+    ("min_price_increment", _PRICE),
+    ("display_factor", _PRICE),
+    ("expiration", _TIME),
+    ("activation", _TIME),
+    *((name, _PRICE) for name in _PRICES_OF_DEFINITION),
+    ("raw_instrument_id", _U8),
+    ("leg_price", _PRICE),
+    ("leg_delta", _PRICE),
+    ("inst_attrib_value", _or_none("<i4")),
+    ("underlying_id", _U4),
+    ("market_depth_implied", _or_none("<i4")),
+    ("market_depth", _or_none("<i4")),
+    ("market_segment_id", _or_none("<u4")),
+    ("max_trade_vol", _or_none("<u4")),
+    ("min_lot_size", _or_none("<i4")),
+    ("min_lot_size_block", _or_none("<i4")),
+    ("min_lot_size_round_lot", _or_none("<i4")),
+    ("min_trade_vol", _or_none("<u4")),
+    ("contract_multiplier", _or_none("<i4")),
+    ("decay_quantity", _or_none("<i4")),
+    ("original_contract_size", _or_none("<i4")),
+    ("leg_instrument_id", _U4),
+    ("leg_ratio_price_numerator", _I4),
+    ("leg_ratio_price_denominator", _I4),
+    ("leg_ratio_qty_numerator", _I4),
+    ("leg_ratio_qty_denominator", _I4),
+    ("leg_underlying_id", _U4),
+    ("appl_id", _or_none("<i2")),
+    ("maturity_year", _or_none("<u2")),
+    ("decay_start_date", _or_none("<u2")),
+    ("channel_id", _or_none("<u2")),
+    ("leg_count", "<u2"),
+    ("leg_index", "<u2"),
+    ("currency", "S4"),
+    ("settl_currency", "S4"),
+    ("secsubtype", "S6"),
+    ("raw_symbol", "S71"),
+    ("group", "S21"),
+    ("exchange", "S5"),
+    ("asset", "S11"),
+    ("cfi", "S7"),
+    ("security_type", "S7"),
+    ("unit_of_measure", "S31"),
+    ("underlying", "S21"),
+    ("strike_price_currency", "S4"),
+    ("leg_raw_symbol", "S71"),
+    ("instrument_class", "S1"),
+    ("match_algorithm", "S1"),
+    ("main_fraction", _or_none("u1")),
+    ("price_display_format", _or_none("u1")),
+    ("sub_fraction", _or_none("u1")),
+    ("underlying_product", _or_none("u1")),
+    ("security_update_action", "S1"),
+    ("maturity_month", _or_none("u1")),
+    ("maturity_day", _or_none("u1")),
+    ("maturity_week", _or_none("u1")),
+    ("user_defined_instrument", "S1"),
+    ("contract_multiplier_unit", _or_none("i1")),
+    ("flow_schedule_type", _or_none("i1")),
+    ("tick_rule", _or_none("u1")),
+    ("leg_instrument_class", "S1"),
+    ("leg_side", "S1"),
+    ("_reserved", "S17"),
+)
+_IMBALANCE = _record(
+    ("ts_recv", _TIME),
+    ("ref_price", _PRICE),
+    ("auction_time", _TIME),
+    ("cont_book_clr_price", _PRICE),
+    ("auct_interest_clr_price", _PRICE),
+    ("ssr_filling_price", _PRICE),
+    ("ind_match_price", _PRICE),
+    ("upper_collar", _PRICE),
+    ("lower_collar", _PRICE),
+    ("paired_qty", _SIZE),
+    ("total_imbalance_qty", _SIZE),
+    ("market_imbalance_qty", _SIZE),
+    ("unpaired_qty", _SIZE),
+    ("auction_type", "S1"),
+    ("side", "S1"),
+    ("auction_status", "u1"),
+    ("freeze_status", "u1"),
+    ("num_extensions", "u1"),
+    ("unpaired_side", "S1"),
+    ("significant_imbalance", "S1"),
+    ("_reserved", "S1"),
+)
+_STATISTICS = _record(
+    ("ts_recv", _TIME),
+    ("ts_ref", _TIME),
+    ("price", _PRICE),
+    ("quantity", _or_none("<i8")),
+    ("sequence", _U4),
+    ("ts_in_delta", _I4),
+    ("stat_type", "<u2"),
+    ("channel_id", _or_none("<u2")),
+    ("update_action", "u1"),
+    ("stat_flags", "u1"),
+    ("_reserved", "S18"),
+)
+_MAPPING = _record(
+    ("stype_in", _or_none("u1")),
+    ("stype_in_symbol", "S71"),
+    ("stype_out", _or_none("u1")),
+    ("stype_out_symbol", "S71"),
+    ("start_ts", _TIME),
+    ("end_ts", _TIME),
 )
 
 TYPED: Final = {
@@ -115,25 +243,40 @@ TYPED: Final = {
     "ohlcv-1d": (0x23, _OHLCV),
     "ohlcv-eod": (0x24, _OHLCV),
     "status": (0x12, _STATUS),
+    "definition": (0x13, _DEFINITION),
+    "imbalance": (0x14, _IMBALANCE),
+    "statistics": (0x18, _STATISTICS),
+    "symbol-mapping": (0x16, _MAPPING),
+    "error": (0x15, _record(("err", "S302"), ("code", _or_none("u1")), ("is_last", _or_none("u1")))),
+    "system": (0x17, _record(("msg", "S303"), ("code", _or_none("u1")))),
 }
-"""Databento's name of each type of record that is the same in all versions: its `rtype` and layout."""
+"""Databento's name of each type of record: its `rtype` and layout in version 3."""
 
-UNTYPED: Final = {
-    "definition": (0x13, (360, 400, 520)),
-    "imbalance": (0x14, (112,)),
-    "error": (0x15, (80, 320)),
-    "symbol-mapping": (0x16, (80, 176)),
-    "system": (0x17, (80, 320)),
-    "statistics": (0x18, (64, 80)),
-}
-"""The other types: `rtype` and the lengths that they have in the versions. They are delivered as they are."""
-
-NAMES: Final = {rtype: name for name, (rtype, _) in (TYPED | UNTYPED).items()}
+NAMES: Final = {rtype: name for name, (rtype, _) in TYPED.items()}
 """The name of each `rtype`."""
-LENGTHS: Final = {rtype: (dtype.itemsize,) for rtype, dtype in TYPED.values()} | dict(UNTYPED.values())
-"""The lengths that records of each `rtype` may have. Unit: bytes."""
+NEWEST: Final = 3
+_EARLIER: Final = {
+    1: {"definition": 360, "statistics": 64, "symbol-mapping": 80, "error": 80, "system": 80},
+    2: {"definition": 400, "statistics": 64},
+    NEWEST: {},
+}
+"""By version: the lengths that differ from those of the newest version. Unit: bytes."""
+VERSIONS: Final = tuple(_EARLIER)
+SAME_IN_ALL_VERSIONS: Final = TYPED.keys() - _EARLIER[1].keys()
+"""The types of record with the same layout in all versions."""
+
+
+def lengths_of(version: int) -> dict[int, int]:
+    """Return the length of each `rtype` in a version of DBN. Unit: bytes."""
+    return {rtype: _EARLIER[version].get(name, dtype.itemsize) for name, (rtype, dtype) in TYPED.items()}
+
+
 F_SNAPSHOT: Final = 1 << 5
-"""Of the flags of a record: it is of a snapshot."""
+"""Flag of a record that belongs to a snapshot."""
+F_BAD_TS_RECV: Final = 1 << 3
+"""Flag of a record whose `ts_recv` is not exact. In a snapshot it is the time of the snapshot."""
+F_MAYBE_BAD_BOOK: Final = 1 << 2
+"""Flag of a record after messages of the venue that Databento has lost and cannot recover."""
 TS_OUT_BYTES: Final = 8
 """What a live session may append to each record: the time at which it was sent."""
 

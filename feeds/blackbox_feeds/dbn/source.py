@@ -1,7 +1,8 @@
 """Databento Binary Encoding (DBN), versions 1 to 3: plain files, zstd as Databento delivers them, or gzip.
 
-Payloads are the very records. The metadata in front of them is the first message, of topic `#system.metadata`: with it
-an export is a DBN file again.
+Payloads are the records. Definitions, statistics and messages of the gateway in version 1 or 2 are upgraded to version
+3, with their metadata; all others are the bytes of the file. The metadata is the first message, of topic
+`#system.metadata`: with it an export is a DBN file again.
 
     Dbn("glbx-mdp3-20231225.mbo.dbn.zst").publish(publisher)
 """
@@ -34,11 +35,12 @@ _EXPECTED: Final = "a DBN file, plain, zstd or gzip"
 
 
 class Dbn(Source):
-    """The records of one DBN file, in file order, behind its metadata.
+    """The records of one DBN file after its metadata: in file order, but bars at their end.
 
-    `topic` is made from `{symbol}` and `{type}`. The symbol is what the metadata maps the record's instrument to on the
-    day of its `ts_recv`, or else the instrument's number. The type is Databento's name of the record's type, such as
-    `mbo`, `mbp-1`, `mbp-10`, `trades`, `tbbo`. `ts_event` is the record's, or `ts_recv` where it has none.
+    `topic` is made from `{symbol}` and `{type}`. The symbol is that of the instrument's last symbol-mapping record, or
+    else that of the metadata on the day of `ts_recv`, or else the instrument's number. The type is Databento's name
+    of the record's type, such as `mbo`, `mbp-1`, `mbp-10`, `trades`, `tbbo`. `blackbox_feeds.dbn.scan` says which time
+    of a record is `ts_event`.
 
     Raises:
         ConfigError: `topic` is not such a template.
@@ -71,25 +73,27 @@ class Dbn(Source):
             SourceError: the file cannot be read, or is no DBN.
             ConfigError: `databento-dbn` is not installed (extra `dbn`).
         """
+        from blackbox_feeds.dbn.bar_order import in_order
         from blackbox_feeds.dbn.metadata import DbnMetadata
         from blackbox_feeds.dbn.scan import RecordReader
 
-        self.truncated = None
+        self.truncated, self.notes = None, ()
         with open_window(self.path, expected=_EXPECTED) as window:
             metadata = DbnMetadata(window)
             reader = RecordReader(self._form, metadata)
-            records = self._records(window, reader, len(metadata.payload))
+            records = in_order(self._records(window, reader, metadata.size), reader.delays)
             first = next(records, None)
             yield reader.head(first)
             if first is not None:
                 yield first
                 yield from records
+            self.notes = reader.notes()
 
     def _records(self, window: FileWindow, reader: RecordReader, position: int) -> Iterator[Chunk]:
         while True:
             for chunk in reader.chunks(window.data, position):
                 yield chunk
-                window.release(int(chunk.starts[-1]))
+                window.release(reader.position)
             complaint = reader.complaint(window.data)
             if complaint is not None:
                 place = window.start + reader.position

@@ -1,0 +1,463 @@
+"""DBN values against Databento's own decoder: every field of every message of the shared files and of made streams."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import blackbox_feeds.io.columns
+import databento_dbn
+import numpy
+import pytest
+import zstandard
+from blackbox_feeds.dbn import SCHEMA, Dbn
+from blackbox_feeds.dbn.records import SAME_IN_ALL_VERSIONS, TYPED, lengths_of
+from blackbox_feeds.io.open_window import open_window
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from blackbox import Recording, Subscriber
+from blackbox.archive.export.source_file import export
+from blackbox.errors import SourceError
+from blackbox.feed.schema import ABSENT
+from blackbox.feed.symbol import SymbolRule
+from tests.examples import examples
+from tests.feeds.build import messages_of
+from tests.feeds.dbn_reference import BARS, EVENTS, FLAGS, RECEIVED, SNAPSHOT, expected_messages, field_of, known_at
+from tests.feeds.test_dbn import AS_IS, DAY_NS, START, decoded, metadata_of, record, source_of
+from tests.feeds.test_window import read_all
+from tests.recorded import recorded
+
+SHARED = Path(__file__).resolve().parents[2].parent / "shared"
+FILES = sorted(str(path.relative_to(SHARED)) for folder in ("data", "cases") for path in SHARED.glob(f"{folder}/dbn/*"))
+UNDEFINED = (1 << 64) - 1
+SECOND = 10**9
+
+
+@pytest.fixture
+def shared() -> Path:
+    if not (SHARED / "cases").is_dir():
+        pytest.skip("there are no shared cases")
+    return SHARED
+
+
+def at(text: str) -> int:
+    """Return a time of day, UTC, in ns."""
+    moment = datetime.fromisoformat(text).replace(tzinfo=UTC)
+    return int(moment.timestamp()) * SECOND
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_field_of_every_message_is_databentos(shared: Path, name: str) -> None:
+    path = shared / name
+    stream = read_all(open_window(path))
+    expected = expected_messages(stream)
+    source = Dbn(path)
+    found = messages_of(source)[1:]
+    assert source.truncated is None
+    assert found == [(each.topic.encode(), each.ts_event, each.payload) for each in expected]
+    for kind in {payload[1] for *_, payload in found}:
+        dtype = SCHEMA.dtype(chr(kind))
+        rows = [each for each in expected if each.payload[1] == kind]
+        typed = numpy.frombuffer(b"".join(each.payload for each in rows), dtype)
+        for field in dtype.names or ():
+            if not field.startswith("_"):
+                assert typed[field].tolist() == [field_of(each.record, field) for each in rows], field
+
+
+# Times
+
+
+def test_sampled_quotes_are_timed_by_the_end_of_their_interval(shared: Path) -> None:
+    found = messages_of(Dbn(shared / "cases/dbn/options_bbo-1m_2024-05-09.dbn.zst"))
+    first = at("2024-05-09T09:55:00")
+    assert sorted({time for _, time, _ in found}) == [first + minute * 60 * SECOND for minute in range(10)]
+    found = messages_of(Dbn(shared / "cases/dbn/opra_test_data.cbbo-1s.dbn.zst"))[1:]
+    times = ["2025-02-20T13:00:01", "2025-02-20T14:30:01", "2025-02-20T14:30:02", "2025-02-20T14:30:03"]
+    assert [time for _, time, _ in found] == [at(text) for text in times]
+
+
+def test_live_capture_has_the_day_of_its_first_record(shared: Path) -> None:
+    source = Dbn(shared / "cases/dbn/live_capture.dbn.zst")
+    head, first, *_ = messages_of(source)
+    assert head[1] == first[1]
+    assert datetime.fromtimestamp(head[1] // SECOND, UTC).date() == date(2023, 11, 21)
+    assert source.date is None
+
+
+@pytest.mark.parametrize("rtype", sorted({*EVENTS, *RECEIVED}))
+def test_time_of_a_record_that_has_two(tmp_path: Path, rtype: int) -> None:
+    old = record(rtype, ts_event=START - 5 * DAY_NS, ts_recv=START)
+    (_, (_, time, payload)) = messages_of(source_of(tmp_path / "a.dbn", metadata_of(schema=None) + quiet(old)))
+    assert time == (START if rtype in RECEIVED else START - 5 * DAY_NS) == known_at(payload)
+    assert struct.unpack_from("<Q", payload, 8) == (START - 5 * DAY_NS,)
+    if rtype in FLAGS:
+        flagged = bytearray(old)
+        flagged[FLAGS[rtype]] = SNAPSHOT
+        found = messages_of(source_of(tmp_path / "a.dbn", metadata_of(schema=None) + bytes(flagged)))
+        assert found[1][1] == START
+
+
+@pytest.mark.parametrize("rtype", BARS)
+def test_bars_are_visible_at_their_end(tmp_path: Path, rtype: int) -> None:
+    found = messages_of(source_of(tmp_path / "a.dbn", metadata_of(schema=None) + record(rtype)))
+    assert found[1][1] == START + BARS[rtype]
+    assert struct.unpack_from("<Q", found[1][2], 8) == (START,)
+
+
+def test_old_bars_have_the_interval_of_their_file(tmp_path: Path) -> None:
+    head = metadata_of(1, schema=databento_dbn.Schema.OHLCV_1M)
+    assert messages_of(source_of(tmp_path / "a.dbn", head + record(0x11)))[1][1] == START + 60 * SECOND
+
+
+def test_records_without_a_time_have_that_of_the_record_before(tmp_path: Path) -> None:
+    none = UNDEFINED
+    records = [
+        record(0x21, ts_event=none),
+        record(ts_event=none, ts_recv=START + 5),
+        record(ts_event=none, ts_recv=none),
+        record(0x12, ts_event=START + 9, ts_recv=none),
+        record(0x15, ts_event=0),
+    ]
+    found = messages_of(source_of(tmp_path / "a.dbn", metadata_of() + b"".join(map(quiet, records))))
+    assert [time - START for _, time, _ in found] == [0, 0, 5, 5, 9, 9]
+
+
+def quiet(content: bytes) -> bytes:
+    """A record without flags."""
+    changed = bytearray(content)
+    kind = TYPED.get(next(name for name, (rtype, _) in TYPED.items() if rtype == content[1]))
+    fields: Any = kind[1].fields if kind else {}
+    if "flags" in fields:
+        changed[fields["flags"][1]] = 0
+    return bytes(changed)
+
+
+def merged(seconds: int, interval: int = 60) -> list[bytes]:
+    """Trades, one a second, and their bars, in the order in which Databento merges files: bars at their start."""
+    rtype = {1: 0x20, 60: 0x21, 3_600: 0x22}[interval]
+    found = []
+    for second in range(seconds):
+        if second % interval == 0:
+            found.append(record(rtype, ts_event=START + second * SECOND))
+        found.append(quiet(record(0x00, ts_event=START + second * SECOND + 7)))
+    return found
+
+
+@pytest.mark.parametrize("chunk_messages", [1, 7, 100, 131_072])
+@pytest.mark.parametrize("interval", [1, 60, 3_600])
+def test_bars_in_a_merged_file_come_after_the_trades_of_their_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_messages: int, interval: int
+) -> None:
+    monkeypatch.setattr(blackbox_feeds.io.columns, "CHUNK_MESSAGES", chunk_messages)
+    records = merged(7_300 if interval == 3_600 else 200, interval)
+    found = messages_of(source_of(tmp_path / "a.dbn", metadata_of(schema=None) + b"".join(records)))[1:]
+    assert sorted(payload for *_, payload in found) == sorted(records)
+    last = 0
+    for topic, time, _ in found:
+        assert time >= last
+        last = time
+        assert topic in (b"7.trades", b"7.ohlcv-1s", b"7.ohlcv-1m", b"7.ohlcv-1h")
+
+
+@pytest.mark.parametrize("slices", [1, 3])
+def test_replay_of_trades_and_bars_shows_no_bar_before_its_end(tmp_path: Path, slices: int) -> None:
+    stream = metadata_of(schema=None) + b"".join(merged(7_200))
+    recording = recorded(tmp_path, lambda: source_of(tmp_path / "a.dbn", stream), slices=slices)
+    bars = trades = 0
+    for payload in replayed_in_time(recording):
+        trades += payload[1] == 0x00
+        if payload[1] == 0x21:
+            bars += 1
+            assert trades == 60 * bars
+    assert (bars, trades) == (120, 7_200)
+
+
+def replayed_in_time(recording: Recording) -> list[bytes]:
+    """Replay a day; return its payloads. No record is delivered before the time at which its content was known."""
+    subscriber = Subscriber(recording.feed)
+    seen: list[tuple[int, bytes]] = []
+    subscriber.on(b"")(lambda message: seen.append((message.ts_event, bytes(message.payload))))
+    subscriber.replay(recording)
+    clock = 0
+    for time, payload in seen:
+        clock = max(clock, time)
+        known = None if payload.startswith(b"DBN") else known_at(payload)
+        assert known is None or clock >= known
+    return [payload for _, payload in seen]
+
+
+def test_replay_of_a_live_capture_shows_nothing_before_it_was_known(shared: Path, tmp_path: Path) -> None:
+    recording = recorded(tmp_path, lambda: Dbn(shared / "cases/dbn/live_capture.dbn.zst"), slices=1)
+    assert len(replayed_in_time(recording)) == 47
+
+
+# Names
+
+
+def mapping(
+    symbol: bytes | str, instrument: int = 7, requested: bytes | str | None = None, version: int = 3, time: int = START
+) -> bytes:
+    """A symbol-mapping record."""
+    out = symbol.encode() if isinstance(symbol, str) else symbol
+    asked = out if requested is None else requested.encode() if isinstance(requested, str) else requested
+    if version == 1:
+        return struct.pack("<BBHIQ22s22s4xQQ", 20, 0x16, 0, instrument, time, asked, out, UNDEFINED, UNDEFINED)
+    head = struct.pack("<BBHIQ", 44, 0x16, 0, instrument, time)
+    return head + struct.pack("<B71sB71sQQ", 1, asked, 1, out, UNDEFINED, UNDEFINED)
+
+
+def topics_of(source: Dbn) -> list[str]:
+    return [topic.decode() for topic, *_ in messages_of(source)[1:]]
+
+
+def test_prefix_of_a_symbol_with_a_blank_finds_its_quotes(shared: Path, tmp_path: Path) -> None:
+    recording = recorded(tmp_path, lambda: Dbn(shared / "cases/dbn/options_bbo-1m_2024-05-09.dbn.zst"), slices=1)
+    assert sum(len(batch) for batch in recording.batches(b"ESM4 P5230.")) == 10
+    assert {"ESM4 P5230", "ESM4 P5250"} <= set(recording.to_pandas()["symbol"])
+
+
+def test_live_capture_has_the_names_of_its_mappings(shared: Path) -> None:
+    topics = topics_of(Dbn(shared / "cases/dbn/live_capture.dbn.zst"))
+    assert {topic.split(".")[0] for topic in topics} == {"ESZ4"}
+    assert {"ESZ4.mbo", "ESZ4.ohlcv-1s", "ESZ4.definition"} <= set(topics)
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("chunk_messages", [1, 2, 131_072])
+def test_name_is_the_one_in_force_at_the_place_of_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int, chunk_messages: int
+) -> None:
+    monkeypatch.setattr(blackbox_feeds.io.columns, "CHUNK_MESSAGES", chunk_messages)
+    records = [
+        record(),
+        mapping("ESZ4", version=version),
+        record(),
+        record(instrument=8),
+        mapping("ESH5", 8, requested="ES.c.0", version=version),
+        record(instrument=8),
+        mapping("ESH5", version=version),
+        record(),
+        mapping("8", 8, requested="ES.v.0", version=version),
+        record(instrument=8),
+        mapping("", 8, requested="", version=version),
+        record(instrument=8),
+        mapping("ESZ4", version=version),
+        record(),
+    ]
+    source = source_of(tmp_path / "a.dbn", metadata_of(version, schema=None) + b"".join(records))
+    names = ["7", "ESZ4", "ESZ4", "8", "ESH5", "ESH5", "ESH5", "ESH5", "ES.v.0", "ES.v.0", "8", "8", "ESZ4", "ESZ4"]
+    assert [topic.rpartition(".")[0] for topic in topics_of(source)] == names
+    assert topics_of(source) == topics_of(source)
+
+
+def test_two_symbols_of_one_instrument_are_refused_naming_both(tmp_path: Path) -> None:
+    days = date(2024, 1, 1), date(2024, 1, 3)
+    for names in (["ES.c.0", "ES.v.0"], ["ES.v.0", "ES.c.0"]):
+        head = metadata_of(mappings={name: [(*days, "7")] for name in names})
+        source = source_of(tmp_path / "a.dbn", head + record())
+        with pytest.raises(SourceError, match=r"instrument 7 has two symbols at the same time, 'ES.c.0' and 'ES.v.0'"):
+            messages_of(source)
+        assert {topic for topic, *_ in messages_of(Dbn(tmp_path / "a.dbn", topic="{type}"))} == {b"mbo", b"metadata"}
+        # Records of other instruments have one symbol each.
+        assert len(messages_of(source_of(tmp_path / "a.dbn", head + record(instrument=8)))) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [(b"E\xff", "it is not UTF-8"), (b"#system", "it stands for the whole market")],
+)
+def test_symbol_that_cannot_be_kept_is_refused_by_name(tmp_path: Path, name: bytes, why: str) -> None:
+    source = source_of(tmp_path / "a.dbn", metadata_of(schema=None) + mapping(name) + record())
+    with pytest.raises(
+        SourceError, match=f"a.dbn: the symbol {name!r} cannot be that of a topic: {why}".replace("\\", ".")
+    ):
+        messages_of(source)
+
+
+def test_number_of_an_instrument_without_a_symbol_is_no_symbol_of_another(tmp_path: Path) -> None:
+    mappings = {"118": [(date(2024, 1, 1), date(2024, 1, 3), "7")]}
+    for records in (record() + record(instrument=118), record(instrument=118) + record()):
+        source = source_of(tmp_path / "a.dbn", metadata_of(mappings=mappings) + records)
+        with pytest.raises(SourceError, match="the symbol b'118' cannot be that of a topic: another instrument"):
+            messages_of(source)
+
+
+symbols = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1).filter(
+    lambda text: len(text.encode()) <= 70 and text != "#system" and not text.isdecimal()
+)
+
+
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(symbols, symbols)
+@example("ESM4 P5230", "币安人生")
+def test_symbol_to_topic_to_symbol_is_the_identity(tmp_path: Path, first: str, second: str) -> None:
+    days = date(2024, 1, 1), date(2024, 1, 3)
+    # Databento's own encoder takes ASCII alone, its decoder also UTF-8.
+    stand_in = "X" * len(first.encode())
+    head = metadata_of(schema=None, symbols=[], mappings={stand_in: [(*days, "9")]})
+    head = head.replace(stand_in.encode().ljust(71, b"\0"), first.encode().ljust(71, b"\0"))
+    source = source_of(tmp_path / "a.dbn", head + record(instrument=9) + mapping(second) + record())
+    topics = [topic for topic, *_ in messages_of(source)[1:]]
+    rule = SymbolRule()
+    assert [rule.symbol_of(topic).decode() for topic in topics] == [first, second, second]
+    assert len(set(topics)) == (3 if first != second else 2)
+
+
+# Fields
+
+
+def test_absent_values_are_those_of_databentos_defaults() -> None:
+    largest = {field: (name, SCHEMA.dtype(name)[field]) for name in TYPED for field in SCHEMA.dtype(name).names or ()}
+    for field, (_, dtype) in largest.items():
+        absent = dict(dtype.metadata or {}).get(ABSENT)
+        assert absent in (None, numpy.iinfo(dtype).max if dtype.kind in "iu" else None), field
+    known = databento_dbn.UNDEF_PRICE, databento_dbn.UNDEF_TIMESTAMP, databento_dbn.UNDEF_ORDER_SIZE
+    assert known == (2**63 - 1, 2**64 - 1, 2**32 - 1)
+    assert SCHEMA.dtype("statistics")["quantity"].metadata == {ABSENT: databento_dbn.UNDEF_STAT_QUANTITY}
+
+
+OLD = [(version, name) for version in (1, 2) for name, (rtype, dtype) in TYPED.items()
+       if lengths_of(version)[rtype] != dtype.itemsize]  # fmt: skip
+
+
+@pytest.mark.parametrize("ts_out", [None, START])
+@pytest.mark.parametrize(("version", "name"), OLD)
+def test_records_of_old_versions_have_the_fields_of_the_newest(
+    tmp_path: Path, version: int, name: str, ts_out: int | None
+) -> None:
+    rtype = TYPED[name][0]
+    size = lengths_of(version)[rtype]
+    records = [record(rtype, size=size, ts_out=ts_out), quiet(record(ts_out=ts_out))]
+    if name == "symbol-mapping":
+        records[0] = records[0][:1] + mapping("ES", version=version)[1:] + records[0][size:]
+    for order in (records, records[::-1], records[:1], records * 3):
+        stream = metadata_of(version, schema=None, ts_out=ts_out is not None) + b"".join(order)
+        source = source_of(tmp_path / "a.dbn", stream)
+        expected = expected_messages(stream)
+        found = messages_of(source)
+        assert [payload for *_, payload in found[1:]] == [each.payload for each in expected]
+        assert source.truncated is None
+        metadata = databento_dbn.Metadata.decode(found[0][2], upgrade_policy=AS_IS)
+        assert metadata.version == 3
+
+
+def test_export_of_old_definitions_is_a_file_of_the_newest_version(tmp_path: Path) -> None:
+    days = date(2024, 1, 1), date(2024, 1, 3)
+    head = metadata_of(1, schema=databento_dbn.Schema.DEFINITION, mappings={"ESM4 P5230": [(*days, "7")]})
+    stream = head + b"".join(record(0x13, size=360, ts_event=START + k, ts_recv=START + k) for k in range(50))
+    recording = recorded(tmp_path, lambda: source_of(tmp_path / "a.dbn", stream), slices=1)
+    export(recording, tmp_path / "day.dbn")
+    metadata, records = decoded((tmp_path / "day.dbn").read_bytes())
+    assert (metadata.version, list(metadata.mappings)) == (3, ["ESM4 P5230"])
+    assert [bytes(each) for each in records] == [each.payload for each in expected_messages(stream)]
+    assert export_again(tmp_path) == (tmp_path / "day.dbn").read_bytes()
+
+
+def export_again(folder: Path) -> bytes:
+    """Return the exported file, recorded and exported once more."""
+    recording = recorded(folder / "again", lambda: Dbn(folder / "day.dbn"), slices=1)
+    export(recording, folder / "again.dbn")
+    return (folder / "again.dbn").read_bytes()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("name", sorted(SAME_IN_ALL_VERSIONS & {str(each) for each in databento_dbn.Schema.variants()}))
+def test_other_files_keep_their_bytes(tmp_path: Path, version: int, name: str) -> None:
+    head = metadata_of(version, schema=databento_dbn.Schema.from_str(name))
+    records = [quiet(record(TYPED[name][0], ts_event=START + k)) for k in range(5)]
+    found = messages_of(source_of(tmp_path / "a.dbn", head + b"".join(records)))
+    assert [payload for *_, payload in found] == [head, *records]
+
+
+def test_flags_of_quality_are_counted(tmp_path: Path) -> None:
+    def flagged(rtype: int, place: int, flags: int) -> bytes:
+        changed = bytearray(record(rtype))
+        changed[place] = flags
+        return bytes(changed)
+
+    records = [
+        flagged(0xA0, 36, 8),
+        flagged(0xA0, 36, 40),
+        flagged(0x01, 30, 4),
+        flagged(0xC3, 30, 12),
+        quiet(record()),
+    ]
+    source = source_of(tmp_path / "a.dbn", metadata_of(schema=None) + b"".join(records))
+    for _ in range(2):
+        messages_of(source)
+        first, second = source.notes
+        assert first.startswith("records without an exact ts_recv (F_BAD_TS_RECV): 3, 1 of them in snapshots ")
+        assert second == "records after lost messages of the venue (F_MAYBE_BAD_BOOK): 2"
+
+
+# Any stream
+
+
+times = st.one_of(
+    st.integers(START - 3 * DAY_NS, START + 3 * DAY_NS), st.sampled_from([0, UNDEFINED, START, START + DAY_NS])
+)
+
+
+@st.composite
+def any_records(draw: Callable[..., Any], version: int) -> bytes:
+    if draw(st.integers(0, 4)) == 0:
+        name = draw(st.sampled_from(["ESZ4", "ESM4 P5230", "É", ""]))
+        return mapping(name, draw(st.integers(7, 9)), version=version, time=draw(times))
+    name = draw(st.sampled_from(sorted(TYPED.keys() - {"symbol-mapping"})))
+    rtype = TYPED[name][0]
+    content = bytearray(record(rtype, draw(st.integers(7, 9)), size=lengths_of(version)[rtype]))
+    struct.pack_into("<Q", content, 8, draw(times))
+    received = {**EVENTS, **RECEIVED}.get(rtype)
+    if received is not None:
+        struct.pack_into("<Q", content, received, draw(times))
+    fields: Any = TYPED[name][1].fields
+    if "flags" in fields:
+        content[fields["flags"][1]] = draw(st.sampled_from([0, 32, 128, 8]))
+    return bytes(content)
+
+
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_stream_is_what_databentos_decoder_says(tmp_path: Path, data: st.DataObject) -> None:
+    version = data.draw(st.sampled_from([1, 2, 3]))
+    records = data.draw(st.lists(any_records(version), max_size=30))
+    days = date(2023, 12, 30), date(2024, 1, 2)
+    head = metadata_of(version, schema=None, mappings={"A B": [(*days, "8")]})
+    stream = head + b"".join(records)
+    expected = expected_messages(stream)
+    found = messages_of(source_of(tmp_path / "a.dbn", stream))[1:]
+    key = [(each.topic.encode(), each.ts_event, each.payload) for each in expected]
+    assert sorted(found) == sorted(key)
+    # All but bars are in file order.
+    assert [each for each in found if each[2][1] not in BARS] == [each for each in key if each[2][1] not in BARS]
+    clock = 0
+    for _, time, payload in found:
+        known = known_at(payload)
+        clock = max(clock, time)
+        assert 0 <= time < 1 << 63
+        assert known is None or known <= time <= clock
+
+
+def test_skippable_frames_give_the_same_messages(shared: Path) -> None:
+    plain, packed = (
+        messages_of(Dbn(shared / "cases/dbn" / name))
+        for name in ("options_bbo-1m_2024-05-09.dbn.zst", "pzstd_skippable_frame_first.dbn.zst")
+    )
+    assert len(plain) == 21
+    assert plain == packed
+
+
+def test_damaged_frame_in_the_middle_gives_all_records_before_it(tmp_path: Path) -> None:
+    records = [quiet(record(ts_event=START + k)) for k in range(30_000)]
+    pack = zstandard.ZstdCompressor(write_checksum=True).compress
+    frames = [pack(metadata_of() + b"".join(records[:10_000])), pack(b"".join(records[10_000:]))]
+    damaged = bytearray(frames[1])
+    damaged[len(damaged) - 3] ^= 0xFF
+    source = source_of(tmp_path / "a.dbn.zst", frames[0] + bytes(damaged) + frames[1])
+    assert [payload for *_, payload in messages_of(source)[1:]] == records
+    assert source.truncated is not None
+    assert "zstd data is corrupt after packed byte" in source.truncated
