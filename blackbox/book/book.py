@@ -435,7 +435,7 @@ def lose_sync(book: int) -> None:
 
 @inner
 def note_conflated(book: int) -> None:
-    """Note that what came before a message of a conflated block is not known."""
+    """Note that messages before this one are not known: its block is conflated, or the venue's feed had a gap."""
     if _head_at(book).is_unsynced == 0:
         lose_sync(book)
 

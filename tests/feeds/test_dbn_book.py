@@ -11,7 +11,7 @@ from blackbox_feeds.dbn.book import BOOK
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blackbox.book.book import Level, counters, levels
+from blackbox.book.book import Level, counters, head_of, levels
 from blackbox.book.feed import load_book_feed
 from blackbox.book.orders import BUY, SELL
 from tests.book.applied import applied
@@ -20,7 +20,7 @@ from tests.feeds.build import messages_of
 
 MBO = SCHEMA.dtype("mbo")
 NO_PRICE = (1 << 63) - 1
-LAST, TOB, SNAPSHOT = 128, 64, 32
+LAST, TOB, SNAPSHOT, MAYBE_BAD_BOOK = 128, 64, 32, 4
 
 
 def mbo(action: str, side: str = "B", order: int = 1, price: int = 100, size: int = 1, flags: int = LAST) -> bytes:
@@ -202,6 +202,22 @@ def test_top_of_book_feed_replaces_a_side() -> None:
     assert levels(applied(BOOK, payloads)[0], BUY, 9) == [Level(99, 6, 1)]
     payloads.append(mbo("A", "B", 0, NO_PRICE, 0, LAST | TOB))
     assert levels(applied(BOOK, payloads)[0], BUY, 9) == []
+
+
+def test_book_is_not_in_sync_after_lost_messages_of_the_venue_until_a_clear_or_snapshot() -> None:
+    bad = mbo("A", order=2, flags=LAST | MAYBE_BAD_BOOK)
+
+    def unsynced(*payloads: bytes) -> tuple[int, int]:
+        head = head_of(applied(BOOK, [mbo("A"), *payloads])[0])
+        return int(head.is_unsynced), int(head.unsynced)
+
+    assert unsynced() == (0, 0)
+    assert unsynced(bad) == unsynced(bad, bad, mbo("A", order=3)) == (1, 1)
+    assert unsynced(mbo("T", flags=LAST | MAYBE_BAD_BOOK)) == (1, 1)
+    for clearing in ([mbo("R")], [mbo("R", flags=LAST | MAYBE_BAD_BOOK)], [mbo("A", flags=SNAPSHOT | LAST)]):
+        assert unsynced(bad, *clearing) == (0, 1)
+    assert unsynced(bad, mbo("A", flags=SNAPSHOT | MAYBE_BAD_BOOK), mbo("A", flags=SNAPSHOT | MAYBE_BAD_BOOK)) == (0, 1)
+    assert unsynced(bad, mbo("R"), bad) == (1, 2)
 
 
 def test_books_are_registered_with_and_without_the_time_of_sending() -> None:

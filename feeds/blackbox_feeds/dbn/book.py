@@ -7,8 +7,10 @@
 An order that is modified and does not rest is added, as Databento's own example of a book does, and counted. F_LAST
 ends an event, a snapshot too; before it the book is between two states. The first record of a snapshot (F_SNAPSHOT)
 clears the book, also where no R stands in front of it, as in files from before February 2024. Its orders have times of
-their own, older ones: the source gives its records the time at which they were told (`ts_recv`), so a replay brings
-them together.
+their own, older ones: the source gives its records the time of the snapshot (`ts_recv`), so a replay delivers them
+together.
+
+F_MAYBE_BAD_BOOK says that messages of the venue are lost. The book is not in sync until the next snapshot or R.
 
 Topics name an instrument, not a venue: a file with several venues of one instrument (`publisher_id`) has one book of
 all.
@@ -21,12 +23,12 @@ from typing import Final
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.book.book import add, clear, enter_snapshot, put, refuse, remove, rests, take
+from blackbox.book.book import add, clear, enter_snapshot, note_conflated, put, refuse, remove, rests, take
 from blackbox.book.feed import COMPLETE, IGNORED, WITHIN, BookFeed, Resting
 from blackbox.book.orders import BUY, SELL
 from blackbox.native.intrinsics import bytes_at
 from blackbox.native.jit import njit
-from blackbox_feeds.dbn.records import F_SNAPSHOT, RTYPE_AT, SCHEMA, SCHEMA_TS_OUT, TYPED
+from blackbox_feeds.dbn.records import F_MAYBE_BAD_BOOK, F_SNAPSHOT, RTYPE_AT, SCHEMA, SCHEMA_TS_OUT, TYPED
 from blackbox_feeds.io.integers import little_32, little_64
 
 _MBO: Final = TYPED["mbo"][0]
@@ -57,6 +59,8 @@ def apply(book: int, payload: int, size: int) -> int:
         refuse(book)
         return IGNORED
     flags, action = data[_FLAGS], data[_ACTION]
+    if flags & F_MAYBE_BAD_BOOK != 0 and flags & F_SNAPSHOT == 0:
+        note_conflated(book)
     enter_snapshot(book, flags & F_SNAPSHOT != 0, flags & _F_LAST != 0)
     if action == _CLEAR:
         clear(book)
