@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pyarrow
 
     from blackbox.archive.export.columns import Columns
+    from blackbox.archive.export.ticks import LeftOut
     from blackbox.block.batch import Batch
     from blackbox.feed.feed import Feed
     from blackbox.feed.schema import Schema
@@ -24,7 +25,7 @@ Prices = Literal["float", "decimal", "long"]
 Times = Literal["timestamp", "long"]
 
 _ROWS: Final = 1 << 20
-_FORM: Final = ("kind", "prices", "times", "zone")
+_FORM: Final = ("kind", "prices", "times", "zone", "broken")
 
 
 class FrameOptions(Selection, total=False):
@@ -41,12 +42,15 @@ class FrameOptions(Selection, total=False):
     but a message's own `ts_event` is then 0 in "long"."""
     zone: str | None
     """The time zone of the timestamps, such as "America/New_York"; by default the feed's."""
+    broken: bool
+    """For trades only. True includes trades that the venue took back; they are left out by default."""
 
 
 class Frames(ABC):
     """What can be had as a table or a data frame.
 
-    Columns: `slice`, `topic`, `symbol`, `type` (of the topic; these three are categories of texts), `ts_event`,
+    Columns: `slice`, `topic`, `symbol`, `type` (of the topic; these three are dictionaries of texts in
+    Arrow, categories in polars, and texts in pandas), `ts_event`,
     `ts_out`, `ts_recv`, `epoch`, `sequence`, and `payload`, or the fields of the types asked for. A field that is
     called as one of the others has `record_` before its name.
 
@@ -87,7 +91,7 @@ class Frames(ABC):
     def pandas_chunks(
         self, prefix: bytes = b"", rows: int = _ROWS, **options: Unpack[FrameOptions]
     ) -> Iterator[pandas.DataFrame]:
-        """As `arrow_chunks`, as data frames of pandas, each with categories of its own."""
+        """As `arrow_chunks`, as data frames of pandas."""
         needs("pandas", "pandas")
         return map(_arrow().to_pandas, self.arrow_chunks(prefix, rows, **options))
 
@@ -109,6 +113,8 @@ class Frames(ABC):
     def _columns(self, form: dict[str, Any], prefix: bytes, selection: Selection) -> Columns:  # noqa: ARG002
         """Return the columns: of payloads, or of message types. `Ticks` looks at the rest, too."""
         kind = form.pop("kind", None)
+        if form.pop("broken", False):
+            raise ConfigError("broken was given for messages, expected it only for trades, as in recording.trades")
         if kind is None:
             return cast("Columns", _arrow().Columns(self.feed, None, **form))
         kinds = (kind,) if isinstance(kind, str) else tuple(kind)
@@ -123,11 +129,20 @@ class Frames(ABC):
 class Ticks(Frames):
     """The trades or the quotes of a day, whatever feed they are of: as its schema declares them.
 
-    Columns: as `Frames`, with `price` and `size` in place of payloads, or `bid_price`, `bid_size`, `ask_price`,
-    `ask_size`. An absent side of a quote is null, also where a feed tells one side at a time. A trade that tells only
-    which order it filled has that order's price, null if that was entered before the recording began: the orders of its
-    symbols are looked up first, and kept in memory. Trades of no size are left out. Where several types tell the same,
-    those of the lowest rank count that a symbol has in what was selected (`TradeFields.rank`).
+    Columns: as `Frames`, with `price`, `size` and `trade_id` instead of payloads, or with `bid_price`, `bid_size`,
+    `ask_price`, `ask_size`.
+
+    Trades: `trade_id` is the venue's id, null where it gives none. Left out are trades without a size, trades that the
+    venue took back (unless `broken=True`), and repetitions: trades of the same symbol, id, price and size as an earlier
+    one of the day. `left_out` counts them. A trade that names only the order that it filled has that order's price,
+    null if the order was entered before the recording began. Where several types report the same trades or quotes,
+    each symbol has those of the lowest rank that it has that day (`TradeFields.rank`).
+
+    Quotes: an absent side is null. Where a feed sends one side at a time, the other side is that of the symbol's last
+    quote that had it, also before `start`.
+
+    What the rest of the day decides is looked up first, so that a selection has the same trades as the whole day. In
+    memory are the orders of the symbols, and 8 bytes for each trade with an id.
     """
 
     def __init__(self, source: Frames, what: Literal["trades", "quotes"]) -> None:
@@ -141,11 +156,18 @@ class Ticks(Frames):
         """Yield all messages; frames choose which of them are trades or quotes."""
         return self._source.batches(prefix, **selection)
 
+    def left_out(self, prefix: bytes = b"", **selection: Unpack[Selection]) -> LeftOut:
+        """Return how many messages of the selection are of the declared types and are left out, by reason."""
+        found: LeftOut = _ticks().left_out_of(self._source, self._what, prefix, selection)
+        return found
+
     def _columns(self, form: dict[str, Any], prefix: bytes, selection: Selection) -> Columns:
+        broken = form.pop("broken", False)
         if form.pop("kind", None) is not None:
             raise ConfigError(f"kind was given for {self._what}, expected none: the schema says which types they are")
-        ticks = needs("pyarrow", "arrow", "blackbox.archive.export.ticks")
-        picks = ticks.picks_of(self._source, self._what, prefix, selection)
+        if broken and self._what == "quotes":
+            raise ConfigError("broken was given for quotes, expected it only for trades")
+        picks = _ticks().picks_of(self._source, self._what, prefix, selection, broken)
         columns: Columns = _arrow().Columns(self.feed, picks, **form)
         return columns
 
@@ -153,7 +175,7 @@ class Ticks(Frames):
 class TicksOfDays(Frames):
     """The trades or the quotes of several days: the rows of `Ticks` of each day, day by day.
 
-    What is looked up first, orders and the ranks of types, is looked up in each day for itself.
+    Each day is read as if it was alone: orders, ranks, ids, broken trades and sides of quotes are those of the day.
     """
 
     def __init__(self, days: Sequence[Frames], what: Literal["trades", "quotes"]) -> None:
@@ -165,6 +187,10 @@ class TicksOfDays(Frames):
         """Yield all messages, day by day; frames choose which of them are trades or quotes."""
         for day in self._days:
             yield from day.batches(prefix, **selection)
+
+    def left_out(self, prefix: bytes = b"", **selection: Unpack[Selection]) -> LeftOut:
+        """Return how many messages of all days are left out: see `Ticks.left_out`."""
+        return sum((day.left_out(prefix, **selection) for day in self._days), _ticks().LeftOut())
 
     def to_arrow(self, prefix: bytes = b"", **options: Unpack[FrameOptions]) -> pyarrow.Table:
         """Return the rows of all days, as one table in memory. See `FrameOptions`."""
@@ -196,3 +222,7 @@ def needs(library: str, extra: str, module: str = "") -> Any:
 
 def _arrow() -> Any:
     return needs("pyarrow", "arrow", "blackbox.archive.export.columns")
+
+
+def _ticks() -> Any:
+    return needs("pyarrow", "arrow", "blackbox.archive.export.ticks")

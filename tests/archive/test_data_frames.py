@@ -220,8 +220,7 @@ def test_frames_of_pandas_and_polars_are_typed(tmp_path: Path) -> None:
     kinds = {name: str(kind) for name, kind in frame.dtypes.items()}
     zone = f"datetime64[ns, {NEW_YORK}]"
     assert [kinds[name] for name in (*BASE, "kind")] == [
-        # As `clock`, which is null in quotes, so epoch and sequence are int64 with nulls.
-        "uint16", "category", "category", "category", zone, zone, zone, "Int64", "Int64", "category",
+        "uint16", "object", "object", "object", zone, zone, zone, "int64", "int64", "object",
     ]  # fmt: skip
     assert [kinds[name] for name in ("price", "size", "at")] == ["float64", "uint32", zone]
     assert frame["ts_event"][1] == pandas.Timestamp("2023-11-14 17:13:20.000000001", tz=NEW_YORK)
@@ -257,7 +256,7 @@ def test_several_days_are_one_frame_if_their_messages_have_the_same_fields(tmp_p
     manifest = (tmp_path / "2026-11-21" / "manifest.json").read_text()
     days = Recordings([Recording.open(tmp_path / f"2026-11-{number}") for number in (20, 21)])
     assert days.to_polars(kind="Q")["topic"].to_list() == ["AA.Q", "B20.Q", "AA.Q", "B21.Q"]
-    assert days.to_pandas(kind="Q")["topic"].cat.categories.tolist() == ["AA.Q", "B20.Q", "B21.Q"]
+    assert days.to_pandas(kind="Q")["topic"].tolist() == ["AA.Q", "B20.Q", "AA.Q", "B21.Q"]
     assert [len(chunk) for chunk in days.arrow_chunks(kind="Q", rows=3)] == [3, 1]
     day = Day(tmp_path / "2026-11-21", feed_of(schema="made"), date="2026-11-21")
     day.write_manifest(Schema("made", 1_002, {"Q": numpy.dtype([("kind", "S1"), ("other", "V10")])}))

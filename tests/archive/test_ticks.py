@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.feeds.build import messages_of
 from tests.journals import Day, Put, Row, feed_of
 from tests.recorded import AS_SENT, recorded
 
+QUOTED = ("bid_price", "bid_size", "ask_price", "ask_size")
 SYMBOLS = st.sampled_from([b"A", b"A.B", b"C"])
 few = settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
@@ -73,7 +75,7 @@ def test_trades_of_itch_have_the_price_of_their_order(tmp_path: Path, shared_dat
     assert columns(found, "symbol", "price", "size") == [(symbol.decode(), *rest) for symbol, *rest in told]
     exact = recording.trades.to_polars()
     assert exact["price"].to_list() == [None if price is None else price / 10_000 for _, price, _ in told]
-    assert exact.columns[-2:] == ["price", "size"]
+    assert exact.columns[-3:] == ["price", "size", "trade_id"]
 
 
 def test_trades_from_some_time_on_have_the_price_of_orders_before_it(tmp_path: Path, shared_data: Path) -> None:
@@ -131,17 +133,29 @@ def test_trades_and_quotes_of_dbn(tmp_path: Path, shared_data: Path) -> None:
     assert len(quotes) == 2_288
 
 
-def test_quotes_of_the_tape_have_the_side_that_was_told(tmp_path: Path, shared_data: Path) -> None:
+def both_sides(rows: Iterable[dict[str, Any]]) -> list[tuple[int | None, ...]]:
+    """Return price and size of bid and ask of each quote; an absent side is the last one that was there."""
+    told, sides = [], dict.fromkeys(QUOTED)
+    for row in rows:
+        for side in ("bid", "ask"):
+            if row[f"{side}_price"]:
+                sides |= {f"{side}_{part}": row[f"{side}_{part}"] for part in ("price", "size")}
+        told.append(tuple(sides.values()))
+    return told
+
+
+def test_quotes_of_the_tape_have_both_sides(tmp_path: Path, shared_data: Path) -> None:
     for kind in ("trade", "quote"):
         (tmp_path / f"ibm_20131007_{kind}.zip").symlink_to(shared_data / "lean" / f"ibm_20131007_{kind}.zip")
     recording = recorded(tmp_path / "out", lambda: Tape(tmp_path), time_zone="America/New_York")
     rows = tape(shared_data, "IBM", "quote", "2013-10-07")
     found = recording.quotes.to_polars(**AS_SENT)
-    assert len(found) == len(rows) > 100_000
-    for name in ("bid", "ask"):
-        assert found[f"{name}_price"].null_count() == int((rows[f"{name}_price"] == 0).sum())
-        assert found[f"{name}_size"].null_count() == found[f"{name}_price"].null_count()
-        assert found[f"{name}_price"].fill_null(0).to_list() == rows[f"{name}_price"].to_list()
+    assert columns(found, *QUOTED) == both_sides(rows.iter_rows(named=True))
+    assert len(found) > 100_000
+    start = found["ts_event"][50_000]
+    later = recording.quotes.to_polars(start=start, **AS_SENT)
+    assert later.equals(found.filter(polars.col("ts_event") >= start))
+    assert later["bid_price"].null_count() == later["ask_price"].null_count() == 0
     frame = recording.trades.to_pandas()
     trades = tape(shared_data, "IBM", "trade", "2013-10-07")
     assert len(frame) == len(trades)
@@ -197,4 +211,4 @@ def test_a_schema_that_declares_none_is_named(tmp_path: Path) -> None:
         _ = deep.quotes
     with pytest.raises(ConfigError, match="kind was given for trades, expected none"):
         deep.trades.to_arrow(kind="T")
-    assert deep.trades.to_arrow().shape == (0, 11)
+    assert deep.trades.to_arrow().shape == (0, 12)

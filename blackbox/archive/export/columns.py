@@ -119,9 +119,8 @@ class Columns:
         for field, column in pick.columns:
             name = self._name(column)
             made[name] = self._converted(records[field], column, self._own_field(column).type)
-            if column.name in pick.absent:
-                there = pyarrow.array(records[pick.absent[column.name]] != 0)
-                made[name] = compute.if_else(there, made[name], None)
+            if column.name in pick.valid:
+                made[name] = compute.if_else(pyarrow.array(records[pick.valid[column.name]]), made[name], None)
         return made
 
     def _times(self, ns: NDArray[Any], none: int | None = None) -> pyarrow.Array:
@@ -192,15 +191,19 @@ def table_of(columns: Columns, batches: Iterable[Batch], rows: int) -> pyarrow.T
 
 
 def to_pandas(table: pyarrow.Table | pyarrow.RecordBatch) -> pandas.DataFrame:
-    """A table as a data frame of pandas: integers that may be null stay integers."""
+    """A table as a data frame of pandas: texts as texts, and integers that may be null stay integers.
+
+    A column's dtype depends on its field alone, so that frames of several kinds of messages can be joined.
+    """
     import pandas
 
-    types = {
-        field.type: pandas.array([], dtype=str(field.type).replace("uint", "UInt").replace("int", "Int")).dtype
-        for field in table.schema
-        if field.nullable and pyarrow.types.is_integer(field.type)
-    }
-    frame: pandas.DataFrame = table.to_pandas(types_mapper=types.get)
+    frame: pandas.DataFrame = table.to_pandas(strings_to_categorical=False)
+    for field in table.schema:
+        if pyarrow.types.is_dictionary(field.type):
+            frame[field.name] = frame[field.name].astype(object)
+        elif field.nullable and pyarrow.types.is_integer(field.type):
+            kind = pandas.array([], dtype=str(field.type).replace("uint", "UInt").replace("int", "Int")).dtype
+            frame[field.name] = table.column(field.name).to_pandas(types_mapper=lambda _, kind=kind: kind)
     return frame
 
 

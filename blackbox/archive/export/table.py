@@ -32,8 +32,8 @@ class Pick(NamedTuple):
     """Of the records."""
     columns: tuple[tuple[str, pyarrow.Field], ...]
     """A field of the records, and the column that it becomes, as `Schema.arrow` has it."""
-    absent: Mapping[str, str] = MappingProxyType({})
-    """Columns, each with the field that is 0 where the column is null: a price that is not known, or its size."""
+    valid: Mapping[str, str] = MappingProxyType({})
+    """Columns that may be null, each with the field of the records that is False where it is."""
 
     @classmethod
     def of_type(cls, schema: Schema, kind: str) -> Pick:

@@ -1,9 +1,20 @@
-"""Which messages are trades and quotes, and what their prices are, as a feed's schema declares them."""
+"""Which messages are trades and quotes, and what their prices are, as a feed's schema declares them.
+
+    whole day ==first pass==> orders, ranks, broken trades, ids that occur twice ==second pass==> repetitions
+    selection ==frames==> messages of the declared types, without those that the day excludes
+
+The whole day decides whether a message counts, so every selection gives the same trades as the day does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -13,38 +24,94 @@ from numpy.typing import NDArray
 
 from blackbox.archive.export.table import Chosen, Pick, Picks
 from blackbox.block.batch import Batch
-from blackbox.feed.schema import QuoteFields, Schema, TradeFields
+from blackbox.feed.schema import ABSENT, BreakFields, QuoteFields, Schema, TradeFields
 from blackbox.feed.symbol import BEFORE_FIRST, WHOLE, SymbolRule
 
 if TYPE_CHECKING:
     from blackbox.archive.data_frames import Frames
     from blackbox.archive.filter import Selection
 
+NUMBER: Final = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
+"""Pattern of the texts in JSON that are numbers; everything else is null."""
+INTEGER: Final = r"-?[0-9]{1,19}"
+"""Pattern of the ids in JSON; an id that does not fit into 64 bits is null."""
+_NUMBER: Final = re.compile(NUMBER)
+_INTEGER: Final = re.compile(INTEGER)
+_LIMIT: Final = 1 << 63
 _SPREAD: Final = numpy.uint64(0x9E3779B97F4A7C15)
+_SIDES: Final = ("bid", "ask")
+_QUOTED: Final = ("bid_price", "bid_size", "ask_price", "ask_size")
+
+What = Literal["trades", "quotes"]
 
 
-def picks_of(source: Frames, what: Literal["trades", "quotes"], prefix: bytes, selection: Selection) -> Picks:
-    """Return the messages that are trades, or quotes, of what was selected. Reads it first where it must."""
-    schema, rule = source.schema, source.feed.symbol_rule
-    declared: Sequence[TradeFields | QuoteFields] = schema.trades if what == "trades" else schema.quotes
-    orders = None
-    if any(isinstance(each, TradeFields) and each.order is not None for each in declared):
-        before = selection.copy()
-        for name in ("start", "first_sequence"):
-            before.pop(name, None)  # type: ignore[misc]
-        orders = _Orders(schema, rule, source.batches(_with_orders(prefix, rule), **before))
-    ticks = [_Tick(schema, rule, each, orders) for each in declared]
-    if len({each.rank for each in declared}) > 1:
-        lowest: dict[bytes, int] = {}
-        for batch in source.batches(prefix, **selection):
-            for tick in ticks:
-                tick.note_rank(batch, lowest)
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages of the declared types that are not among the trades, each counted at the first reason that applies."""
+
+    not_trades: int = 0
+    """Excluded by `TradeFields.only`."""
+    no_size: int = 0
+    """Size 0, or no size."""
+    other_type: int = 0
+    """The type repeats those of another type (`TradeFields.rank`)."""
+    repeated: int = 0
+    """Same symbol, id, price and size as an earlier trade of the day."""
+    broken: int = 0
+    """Taken back by the venue (`Schema.breaks`)."""
+
+    def __add__(self, other: LeftOut) -> LeftOut:
+        names = self.__struct_fields__
+        return LeftOut(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+
+def picks_of(source: Frames, what: What, prefix: bytes, selection: Selection, broken: bool) -> Picks:
+    """Return the trades, or quotes, of a selection. Reads the day first if the schema requires it.
+
+    `broken`: also the trades that the venue took back.
+    """
+    return tuple(tick.pick() for tick in _ticks_of(source, what, prefix, selection, broken))
+
+
+def left_out_of(source: Frames, what: What, prefix: bytes, selection: Selection) -> LeftOut:
+    """Return how many messages of the selection are not among the trades, or quotes."""
+    ticks = _ticks_of(source, what, prefix, selection, broken=False)
+    for batch in source.batches(prefix, **selection):
         for tick in ticks:
-            tick.lowest = lowest
-    return tuple(tick.pick() for tick in ticks)
+            tick.choose(batch)
+    return sum((LeftOut(**tick.left_out) for tick in ticks), LeftOut())
 
 
-def _with_orders(prefix: bytes, rule: SymbolRule) -> bytes:
+def _ticks_of(source: Frames, what: What, prefix: bytes, selection: Selection, broken: bool) -> Sequence[_Tick]:
+    schema, symbols = source.schema, _Symbols(source.feed.symbol_rule)
+    whole = _of_whole_symbols(prefix, symbols.rule)
+
+    def day() -> Iterator[Batch]:
+        return source.batches(whole)
+
+    if what == "trades":
+        trades = [_Trades(schema, symbols, each, broken) for each in schema.trades]
+        _look_up(day, trades, schema, symbols)
+        return trades
+    quotes = [_Quotes(schema, symbols, each) for each in schema.quotes]
+    if _has_ranks(quotes):
+        for batch in day():
+            for quote in quotes:
+                quote.note_rank(batch, quote.read(batch)[0])
+    start = selection.get("start")
+    carried = [quote for quote in quotes if quote.carries]
+    if start is not None and carried:
+        earlier = selection.copy()
+        del earlier["start"]
+        earlier["stop"] = start
+        for batch in source.batches(prefix, **earlier):
+            for quote in carried:
+                quote.choose(batch)
+        for quote in carried:
+            quote.left_out.clear()
+    return quotes
+
+
+def _of_whole_symbols(prefix: bytes, rule: SymbolRule) -> bytes:
     """Return a prefix of all topics of the symbols of which some topics have this prefix."""
     if rule.symbol == WHOLE:
         return prefix
@@ -52,153 +119,532 @@ def _with_orders(prefix: bytes, rule: SymbolRule) -> bytes:
     return prefix[: (prefix.find if rule.symbol == BEFORE_FIRST else prefix.rfind)(separator) + 1] or prefix
 
 
-class _Tick:
-    """The messages of one declaration."""
+class _Symbols:
+    """Numbers symbols in the order in which they occur."""
+
+    def __init__(self, rule: SymbolRule) -> None:
+        self.rule = rule
+        self.lowest: dict[int, int] = {}
+        """The lowest rank of each symbol that has a trade or quote, by its number."""
+        self._numbers: dict[bytes, int] = {}
+
+    def of_topics(self, batch: Batch) -> list[int]:
+        known = self._numbers
+        return [known.setdefault(self.rule.symbol_of(topic), len(known)) for topic in batch.topics]
+
+    def of_rows(self, batch: Batch, rows: NDArray[numpy.int64]) -> NDArray[numpy.uint64]:
+        return numpy.array(self.of_topics(batch), numpy.uint64)[batch.topic_index[rows]]
+
+
+class _Tick(ABC):
+    """The messages of one declaration. For each column a record also has a flag, named `has_` and the column's name."""
 
     def __init__(
-        self, schema: Schema, rule: SymbolRule, fields: TradeFields | QuoteFields, orders: _Orders | None
+        self, schema: Schema, symbols: _Symbols, fields: TradeFields | QuoteFields, names: Mapping[str, str | None]
     ) -> None:
-        self.lowest: dict[bytes, int] | None = None
-        """Of each symbol the rank that counts; None: all do."""
-        self._rule, self._fields, self._orders = rule, fields, orders
-        self._order = fields.order if isinstance(fields, TradeFields) else None
-        if isinstance(fields, TradeFields):
-            names = {"price": fields.price or "", "size": fields.size}
-            self._absent = {"price": "price"} if schema.json is not None or self._order is not None else {}
-        else:
-            names = {name: getattr(fields, name) for name in ("bid_price", "bid_size", "ask_price", "ask_size")}
-            self._absent = {name: f"{name[:3]}_price" for name in names}
-        self._names = names
-        self._json = None if schema.json is None else _reader(schema.json, names)
+        """`names`: columns, each with the field that it is; None: there is no such field."""
+        self.left_out: Counter[str] = Counter()
+        self.rank = fields.rank
+        self._symbols, self._type, self._names = symbols, fields.type, names
+        self._schema, self._json = schema, schema.json
         if schema.json is not None:
-            columns = {name: pyarrow.field(name, pyarrow.float64(), nullable=False) for name in names}
+            columns = {name: pyarrow.field(name, pyarrow.float64()) for name in names}
             kinds: dict[str, Any] = dict.fromkeys(names, numpy.float64)
         else:
             arrow, dtype = schema.arrow(fields.type), schema.dtype(fields.type)
             columns = {name: arrow.field(each).with_name(name) for name, each in names.items() if each}
             kinds = {name: dtype[each] for name, each in names.items() if each}
-        if self._order is not None:
-            entered = schema.orders[0]
-            columns["price"] = schema.arrow(entered.type).field(entered.price).with_name("price")
-            kinds["price"] = numpy.int64
-        self._columns = {name: column.with_nullable(name in self._absent) for name, column in columns.items()}
-        self._dtype = numpy.dtype([(name, kinds[name]) for name in names])
+        self._columns, self._kinds = columns, kinds
+
+    @cached_property
+    def dtype(self) -> numpy.dtype[Any]:
+        """Of the records."""
+        return numpy.dtype([*self._kinds.items(), *((f"has_{name}", numpy.bool_) for name in self._names)])
+
+    @abstractmethod
+    def read(self, batch: Batch) -> Chosen:
+        """Return the messages of a batch that are such, whatever the rest of the day says."""
+
+    @abstractmethod
+    def choose(self, batch: Batch) -> Chosen:
+        """Return the messages of a batch that count."""
 
     def pick(self) -> Pick:
         """Return them, with their columns."""
         columns = tuple((name, self._columns[name]) for name in self._names)
-        return Pick(self._fields.type, self.choose, self._dtype, columns, self._absent)
+        valid = {name: f"has_{name}" for name in self._names if self._columns[name].nullable}
+        return Pick(self._type, self.choose, self.dtype, columns, valid)
+
+    def note_rank(self, batch: Batch, rows: NDArray[numpy.int64]) -> None:
+        """Note the rank of the symbols of these messages, if it is their lowest so far."""
+        lowest = self._symbols.lowest
+        numbers = self._symbols.of_topics(batch)
+        for topic in numpy.unique(batch.topic_index[rows]).tolist():
+            lowest[numbers[topic]] = min(self.rank, lowest.get(numbers[topic], self.rank))
+
+    def _of_lowest_rank(self, batch: Batch, chosen: Chosen) -> Chosen:
+        rows, records = chosen
+        lowest = self._symbols.lowest
+        if not lowest or not len(rows):
+            return chosen
+        counts = [lowest.get(number) == self.rank for number in self._symbols.of_topics(batch)]
+        return self._kept(numpy.array(counts, bool)[batch.topic_index[rows]], rows, records, "other_type")
+
+    def _kept(self, good: NDArray[numpy.bool_], rows: NDArray[Any], records: NDArray[Any], reason: str) -> Chosen:
+        if good.all():
+            return rows, records
+        self.left_out[reason] += len(good) - int(numpy.count_nonzero(good))
+        return rows[good], records[good]
+
+    def _of_type(self, batch: Batch) -> NDArray[numpy.int64]:
+        """Return the rows of JSON documents of this type."""
+        kind = self._type.encode()
+        of_type = numpy.array([self._symbols.rule.split(topic)[1] == kind for topic in batch.topics], bool)
+        return numpy.flatnonzero(of_type[batch.topic_index])
+
+    def _take_fields(self, found: NDArray[Any], records: NDArray[Any]) -> None:
+        """Copy fields of typed records to columns."""
+        dtype = self._schema.dtype(self._type)
+        for name, each in self._names.items():
+            if each and each in (dtype.names or ()):
+                found[name] = records[each]
+                absent = dict(dtype[each].metadata or {}).get(ABSENT)
+                found[f"has_{name}"] = True if absent is None else records[each] != absent
+
+    def _take_numbers(self, found: NDArray[Any], name: str, values: Iterable[Any]) -> None:
+        """Set a column to values of JSON."""
+        numbers = numpy.array([_float(value) for value in values], numpy.float64)
+        found[name] = numbers
+        found[f"has_{name}"] = ~numpy.isnan(numbers)
+
+    def _take_ids(self, found: NDArray[Any], values: Iterable[Any]) -> None:
+        """Set the ids of trades to values of JSON."""
+        known = [_integer(value) for value in values]
+        found["trade_id"] = [0 if number is None else number for number in known]
+        found["has_trade_id"] = [number is not None for number in known]
+
+
+class _Trades(_Tick):
+    """The trades of one declaration."""
+
+    def __init__(self, schema: Schema, symbols: _Symbols, fields: TradeFields, broken: bool) -> None:
+        super().__init__(schema, symbols, fields, {"price": fields.price, "size": fields.size, "trade_id": fields.id})
+        self.orders: _Orders | None = None
+        self.breaks: _Breaks | None = None
+        self.repeated: _Repeated | None = None
+        self.has_id = fields.id is not None
+        self.order = fields.order
+        self._only, self._broken = fields.only, broken
+        if self.order is not None:
+            price = schema.arrow(schema.orders[0].type).field(schema.orders[0].price)
+            self._columns["price"] = price.with_name("price").with_nullable(True)
+            self._kinds |= {"price": numpy.int64, "order": numpy.uint64}
+        if fields.id is None or schema.json is not None:
+            self._columns["trade_id"] = pyarrow.field("trade_id", pyarrow.int64())
+            self._kinds["trade_id"] = numpy.int64
+        if schema.json is not None:
+            members = [fields.price, fields.size, fields.id, fields.only and fields.only[0]]
+            self._read_members = _reader(schema.json, members)
+
+    def read(self, batch: Batch) -> Chosen:
+        """Return the trades of a batch, whatever the rest of the day says; without the prices of orders."""
+        rows, records, only = self._of_records(batch) if self._json is None else self._of_json(batch)
+        rows, records = self._kept(only, rows, records, "not_trades")
+        return self._kept(records["has_size"] & (records["size"] > 0), rows, records, "no_size")
 
     def choose(self, batch: Batch) -> Chosen:
-        """Return which messages of a batch are such."""
-        rows, records = self._of_every_rank(batch)
-        if self.lowest is not None and len(rows):
-            ranks = [self.lowest.get(self._rule.symbol_of(topic)) for topic in batch.topics]
-            counts = numpy.array([rank == self._fields.rank for rank in ranks], bool)[batch.topic_index[rows]]
-            rows, records = rows[counts], records[counts]
+        """Return the trades of a batch that count, with their prices."""
+        rows, records = self._of_lowest_rank(batch, self.read(batch))
+        if not len(rows):
+            return rows, records
+        self.take_prices(batch, rows, records)
+        if self.repeated is not None:
+            rows, records = self._kept(~self.repeated.has(batch, rows), rows, records, "repeated")
+        if self.breaks is not None and not self._broken:
+            rows, records = self._kept(~self.breaks.of(batch, rows, records), rows, records, "broken")
         return rows, records
 
-    def note_rank(self, batch: Batch, lowest: dict[bytes, int]) -> None:
-        """Note the lowest rank of each symbol of a batch."""
-        for topic in numpy.unique(batch.topic_index[self._of_every_rank(batch)[0]]).tolist():
-            symbol = self._rule.symbol_of(batch.topics[topic])
-            lowest[symbol] = min(self._fields.rank, lowest.get(symbol, self._fields.rank))
+    def take_prices(self, batch: Batch, rows: NDArray[numpy.int64], records: NDArray[Any]) -> None:
+        """Set the prices of trades that are those of their orders."""
+        if self.orders is not None and self.order is not None:
+            records["price"], records["has_price"] = self.orders.prices(batch, rows, records["order"])
 
-    def _of_every_rank(self, batch: Batch) -> Chosen:
-        rows, records = self._of_records(batch) if self._json is None else self._of_json(batch, self._json)
-        if isinstance(self._fields, TradeFields):
-            good = records["size"] > 0
-            rows, records = rows[good], records[good]
-        return rows, records
+    def _of_records(self, batch: Batch) -> tuple[NDArray[numpy.int64], NDArray[Any], NDArray[numpy.bool_]]:
+        rows, records = batch.indices(self._type), batch.records(self._type)
+        found = numpy.zeros(len(rows), self.dtype)
+        self._take_fields(found, records)
+        if self.order is not None:
+            found["order"] = records[self.order]
+        if self._only is None:
+            return rows, found, numpy.ones(len(rows), bool)
+        name, value = self._only
+        return rows, found, records[name] == (value.encode() if isinstance(value, str) else value)
 
-    def _of_records(self, batch: Batch) -> Chosen:
-        fields = self._fields
-        rows, records = batch.indices(fields.type), batch.records(fields.type)
-        if isinstance(fields, TradeFields) and fields.only is not None and len(rows):
-            name, value = fields.only
-            good = records[name] == (value.encode() if isinstance(value, str) else value)
-            rows, records = rows[good], records[good]
-        found = numpy.empty(len(rows), self._dtype)
-        for name, each in self._names.items():
-            if each:
-                found[name] = records[each]
-        if self._orders is not None and self._order is not None:
-            found["price"] = self._orders.prices(batch, rows, records[self._order])
+    def _of_json(self, batch: Batch) -> tuple[NDArray[numpy.int64], NDArray[Any], NDArray[numpy.bool_]]:
+        rows = self._of_type(batch)
+        payloads = batch.payload_list()
+        found = numpy.zeros(len(rows), self.dtype)
+        prices, sizes, ids, only = _columns([self._read_members(payloads[row]) for row in rows.tolist()], 4)
+        self._take_numbers(found, "price", prices)
+        self._take_numbers(found, "size", sizes)
+        self._take_ids(found, ids)
+        value = None if self._only is None else _text(self._only[1])
+        return rows, found, numpy.array([each is None or _text(each) == value for each in only], bool)
+
+
+class _Quotes(_Tick):
+    """The quotes of one declaration."""
+
+    def __init__(self, schema: Schema, symbols: _Symbols, fields: QuoteFields) -> None:
+        names = {name: getattr(fields, name) for name in _QUOTED}
+        super().__init__(schema, symbols, fields, names)
+        self._columns = {name: column.with_nullable(True) for name, column in self._columns.items()}
+        self.carries = fields.one_sided
+        self._absent = fields.absent
+        self._last = numpy.zeros(1_024, self.dtype)
+        """The last quote of each symbol, by the symbol's number."""
+        if schema.json is not None:
+            self._read_members = _reader(schema.json, list(names.values()))
+
+    def read(self, batch: Batch) -> Chosen:
+        """Return the quotes of a batch."""
+        if self._json is None:
+            rows, records = batch.indices(self._type), batch.records(self._type)
+            found = numpy.zeros(len(rows), self.dtype)
+            self._take_fields(found, records)
+        else:
+            rows = self._of_type(batch)
+            payloads = batch.payload_list()
+            found = numpy.zeros(len(rows), self.dtype)
+            read = [self._read_members(payloads[row]) for row in rows.tolist()]
+            for name, values in zip(_QUOTED, _columns(read, len(_QUOTED)), strict=True):
+                self._take_numbers(found, name, values)
+        for side in _SIDES:
+            if self._absent is not None:
+                found[f"has_{side}_price"] &= found[f"{side}_price"] != self._absent
+            found[f"has_{side}_size"] &= found[f"has_{side}_price"]
         return rows, found
 
-    def _of_json(self, batch: Batch, read: Callable[[Any], tuple[float, ...]]) -> Chosen:
-        kind = self._fields.type.encode()
-        of_type = numpy.array([self._rule.split(topic)[1] == kind for topic in batch.topics], bool)
-        rows = numpy.flatnonzero(of_type[batch.topic_index])
-        payloads = batch.payload_list()
-        return rows, numpy.array([read(payloads[row]) for row in rows.tolist()], self._dtype)
+    def choose(self, batch: Batch) -> Chosen:
+        """Return the quotes of a batch that count, with both sides where they are known."""
+        rows, records = self._of_lowest_rank(batch, self.read(batch))
+        if self.carries and len(rows):
+            self._carry(self._symbols.of_rows(batch, rows).astype(numpy.int64), records)
+        return rows, records
+
+    def _carry(self, symbols: NDArray[numpy.int64], records: NDArray[Any]) -> None:
+        """Fill each absent side from the last quote of the symbol that had it."""
+        while len(self._last) <= symbols.max():
+            self._last = numpy.concatenate((self._last, numpy.zeros_like(self._last)))
+        order = numpy.argsort(symbols, kind="stable")
+        symbol, own = symbols[order], records[order]
+        place = numpy.arange(len(order))
+        starts = numpy.flatnonzero(numpy.diff(symbol, prepend=-1))
+        start = numpy.repeat(starts, numpy.diff(starts, append=len(order)))
+        for side in _SIDES:
+            last = numpy.maximum.accumulate(numpy.where(own[f"has_{side}_price"], place, -1))
+            inside = last >= start
+            for part in (f"{side}_price", f"{side}_size", f"has_{side}_price", f"has_{side}_size"):
+                own[part] = numpy.where(inside, own[part][last], self._last[part][symbol])
+        self._last[symbol[starts]] = own[numpy.append(starts[1:], len(order)) - 1]
+        records[order] = own
 
 
-def _reader(within: str, names: dict[str, str]) -> Callable[[Any], tuple[float, ...]]:
-    """Return what reads fields of the JSON document with which a payload ends; 0 for what is no number."""
-    fields = [(name, float | str | None, msgspec.field(name=each, default=None)) for name, each in names.items()]
-    inner: Any = msgspec.defstruct("Inner", fields)
-    document = ("inner", inner | None, msgspec.field(name=within, default=None))
-    decode = msgspec.json.Decoder(msgspec.defstruct("Document", [*fields, document])).decode
-
-    def read(payload: bytes | None) -> tuple[float, ...]:
-        found: Any = None
-        if payload is not None and (start := payload.find(b"{")) >= 0:
-            with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                found = decode(payload[start:])
-        return tuple(_number(found, name) for name in names)
-
-    return read
+def _has_ranks(ticks: Sequence[_Tick]) -> bool:
+    return len({tick.rank for tick in ticks}) > 1
 
 
-def _number(document: Any, name: str) -> float:
-    value = getattr(getattr(document, "inner", None), name, None)
-    if value is None:
-        value = getattr(document, name, None)
-    try:
-        return float(value or 0)
-    except ValueError:
-        return 0.0
+def _look_up(day: Callable[[], Iterator[Batch]], trades: list[_Trades], schema: Schema, symbols: _Symbols) -> None:
+    """Read what of the whole day decides which trades count, and give it to `trades`."""
+    ranked = _has_ranks(trades)
+    orders, breaks = _Orders(schema, symbols), _Breaks(schema, symbols)
+    with_id = [trade for trade in trades if trade.has_id]
+    if not (ranked or schema.orders or schema.breaks or with_id):
+        return
+    keys = [numpy.empty(0, numpy.uint64)]
+    for batch in day():
+        orders.add(batch)
+        breaks.add(batch)
+        for trade in trades if ranked else with_id:
+            rows, records = trade.read(batch)
+            if ranked:
+                trade.note_rank(batch, rows)
+            if trade.has_id:
+                keys.append(_id_keys(symbols, batch, rows, records)[records["has_trade_id"]])
+    orders.sort()
+    for trade in trades:
+        trade.orders, trade.breaks = orders, breaks
+    ordered = numpy.sort(numpy.concatenate(keys))
+    twice = numpy.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    repeated = _Repeated(symbols, twice)
+    for batch in day() if len(twice) else ():
+        for trade in with_id:
+            repeated.add(batch, trade)
+    repeated.find()
+    for trade in trades:
+        trade.repeated = repeated
+        trade.left_out.clear()
+
+
+class _Repeated:
+    """The trades that repeat an earlier one of the day: of the same symbol, rank, id, price and size."""
+
+    def __init__(self, symbols: _Symbols, keys: NDArray[numpy.uint64]) -> None:
+        """`keys`: those of symbols and ids that occur more than once, ascending."""
+        self._symbols, self._keys = symbols, keys
+        self._topics: dict[bytes, int] = {}
+        self._texts: dict[bytes, int] = {}
+        self._found: list[NDArray[numpy.int64]] = []
+        self._sequences: dict[tuple[int, int, bytes], NDArray[numpy.int64]] = {}
+
+    def add(self, batch: Batch, trade: _Trades) -> None:
+        """Note the trades of a batch that may be repetitions, or be repeated."""
+        rows, records = trade._of_lowest_rank(batch, trade.read(batch))
+        may = records["has_trade_id"] & _is_in(_id_keys(self._symbols, batch, rows, records), self._keys)
+        rows, records = rows[may], records[may]
+        if not len(rows):
+            return
+        trade.take_prices(batch, rows, records)
+        ids = records["trade_id"]
+        if ids.dtype.kind not in "iu":
+            ids = numpy.array([self._texts.setdefault(text, len(self._texts)) for text in ids.tolist()])
+        topics = [self._topics.setdefault(topic, len(self._topics)) for topic in batch.topics]
+        columns = (
+            self._symbols.of_rows(batch, rows),
+            numpy.full(len(rows), trade.rank),
+            ids,
+            records["has_price"],
+            numpy.where(records["has_price"], _as_integers(records["price"]), 0),
+            _as_integers(records["size"]),
+            batch.ts_event[rows],
+            numpy.full(len(rows), batch.block.epoch),
+            numpy.full(len(rows), batch.block.slice_id),
+            batch.sequence[rows],
+            numpy.array(topics)[batch.topic_index[rows]],
+        )
+        self._found.append(numpy.stack([column.astype(numpy.int64) for column in columns]))
+
+    def find(self) -> None:
+        """Find the repetitions among what was noted: all but the earliest of each."""
+        if not self._found:
+            return
+        table = numpy.concatenate(self._found, axis=1)
+        self._found.clear()
+        table = table[:, numpy.lexsort(table[::-1])]
+        same = (table[:6, 1:] == table[:6, :-1]).all(axis=0)
+        if not same.any():
+            return
+        epoch, slice_id, sequence, topic = table[7:, 1:][:, same]
+        order = numpy.lexsort((sequence, topic, slice_id, epoch))
+        stream = numpy.stack((epoch, slice_id, topic))[:, order]
+        starts = numpy.flatnonzero((numpy.diff(stream, prepend=-1) != 0).any(axis=0))
+        names = list(self._topics)
+        for first, own in zip(starts.tolist(), numpy.split(sequence[order], starts[1:]), strict=True):
+            self._sequences[int(stream[0, first]), int(stream[1, first]), names[stream[2, first]]] = own
+
+    def has(self, batch: Batch, rows: NDArray[numpy.int64]) -> NDArray[numpy.bool_]:
+        """Return which of the messages are repetitions."""
+        found = numpy.zeros(len(rows), bool)
+        for place, topic in enumerate(batch.topics):
+            sequences = self._sequences.get((batch.block.epoch, batch.block.slice_id, topic))
+            if sequences is not None:
+                own = batch.topic_index[rows] == place
+                found[own] = _is_in(batch.sequence[rows[own]], sequences)
+        return found
+
+
+class _Breaks:
+    """The trades that the venue took back."""
+
+    def __init__(self, schema: Schema, symbols: _Symbols) -> None:
+        self._schema, self._symbols = schema, symbols
+        self._taken_back: list[tuple[BreakFields, set[tuple[Any, ...]]]] = [(each, set()) for each in schema.breaks]
+        self._ticks = [_Broken(schema, symbols, each) for each in schema.breaks]
+        self._keys = numpy.empty(0, numpy.uint64)
+
+    def add(self, batch: Batch) -> None:
+        """Note the trades that messages of a batch take back."""
+        for tick, (fields, known) in zip(self._ticks, self._taken_back, strict=True):
+            rows, records = tick.read(batch)
+            if len(rows):
+                known.update(self._named(fields, batch, rows, records))
+                self._keys = numpy.union1d(self._keys, _id_keys(self._symbols, batch, rows, records))
+
+    def of(self, batch: Batch, rows: NDArray[numpy.int64], records: NDArray[Any]) -> NDArray[numpy.bool_]:
+        """Return which of the trades were taken back."""
+        found = records["has_trade_id"] & _is_in(_id_keys(self._symbols, batch, rows, records), self._keys)
+        places = numpy.flatnonzero(found)
+        if len(places):
+            found[places] = False
+            for fields, known in self._taken_back:
+                named = self._named(fields, batch, rows[places], records[places])
+                found[places] |= numpy.array([each in known for each in named], bool)
+        return found
+
+    def _named(
+        self, fields: BreakFields, batch: Batch, rows: NDArray[numpy.int64], records: NDArray[Any]
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield of each trade what a break of this kind names."""
+        names = ["trade_id", *["price"] * (fields.price is not None), *["size"] * (fields.size is not None)]
+        symbols = self._symbols.of_rows(batch, rows).tolist()
+        return zip(symbols, *(records[name].tolist() for name in names), strict=True)
+
+
+class _Broken(_Tick):
+    """The messages of one type that take trades back."""
+
+    def __init__(self, schema: Schema, symbols: _Symbols, fields: BreakFields) -> None:
+        names = {"price": fields.price, "size": fields.size, "trade_id": fields.id}
+        told = {name: each for name, each in names.items() if each is not None}
+        super().__init__(schema, symbols, TradeFields(fields.type, None, ""), told)
+        if schema.json is not None:
+            self._kinds["trade_id"] = numpy.int64
+            self._read_members = _reader(schema.json, list(told.values()))
+
+    def read(self, batch: Batch) -> Chosen:
+        """Return the messages of a batch that name a trade."""
+        if self._json is None:
+            rows, records = batch.indices(self._type), batch.records(self._type)
+            found = numpy.zeros(len(rows), self.dtype)
+            self._take_fields(found, records)
+        else:
+            rows = self._of_type(batch)
+            payloads = batch.payload_list()
+            found = numpy.zeros(len(rows), self.dtype)
+            read = _columns([self._read_members(payloads[row]) for row in rows.tolist()], len(self._names))
+            for name, values in zip(self._names, read, strict=True):
+                if name == "trade_id":
+                    self._take_ids(found, values)
+                else:
+                    self._take_numbers(found, name, values)
+        good = found["has_trade_id"]
+        return rows[good], found[good]
+
+    choose = read
 
 
 class _Orders:
     """The prices of orders, found by symbol and number. A symbol's numbers are unique in a day."""
 
-    def __init__(self, schema: Schema, rule: SymbolRule, batches: Iterable[Batch]) -> None:
-        self._rule = rule
-        self._symbols: dict[bytes, int] = {}
-        symbols, numbers = [numpy.empty(0, numpy.uint64)], [numpy.empty(0, numpy.uint64)]
-        prices = [numpy.empty(0, numpy.int64)]
-        for batch in batches:
-            for each in schema.orders:
-                rows = batch.indices(each.type)
-                if len(rows):
-                    records = batch.records(each.type)
-                    symbols.append(self._symbols_of(batch, rows))
-                    numbers.append(records[each.number].astype(numpy.uint64))
-                    prices.append(records[each.price].astype(numpy.int64))
-        symbol, number = numpy.concatenate(symbols), numpy.concatenate(numbers)
-        keys = _keys(symbol, number)
-        order = numpy.argsort(keys, kind="stable")
-        self._keys, self._symbol, self._number = keys[order], symbol[order], number[order]
-        self._price = numpy.concatenate(prices)[order]
+    def __init__(self, schema: Schema, symbols: _Symbols) -> None:
+        self._schema, self._symbols = schema, symbols
+        self._symbol, self._number = numpy.empty(0, numpy.uint64), numpy.empty(0, numpy.uint64)
+        self._keys, self._price = numpy.empty(0, numpy.uint64), numpy.empty(0, numpy.int64)
+        self._parts: list[tuple[NDArray[Any], ...]] = []
 
-    def prices(self, batch: Batch, rows: NDArray[numpy.int64], numbers: NDArray[Any]) -> NDArray[numpy.int64]:
-        """Return the price of each order; 0: it is not known."""
-        found = numpy.zeros(len(rows), numpy.int64)
-        if len(self._keys) and len(rows):
-            symbol, number = self._symbols_of(batch, rows), numbers.astype(numpy.uint64)
-            place = numpy.searchsorted(self._keys, _keys(symbol, number))
-            place[place == len(self._keys)] = 0
-            known = (self._symbol[place] == symbol) & (self._number[place] == number)
-            found[known] = self._price[place[known]]
-        return found
+    def add(self, batch: Batch) -> None:
+        """Note the orders that messages of a batch enter."""
+        for each in self._schema.orders:
+            rows = batch.indices(each.type)
+            if len(rows):
+                records = batch.records(each.type)
+                number, price = records[each.number].astype(numpy.uint64), records[each.price].astype(numpy.int64)
+                self._parts.append((self._symbols.of_rows(batch, rows), number, price))
 
-    def _symbols_of(self, batch: Batch, rows: NDArray[numpy.int64]) -> NDArray[numpy.uint64]:
-        known = self._symbols
-        numbers = [known.setdefault(self._rule.symbol_of(topic), len(known)) for topic in batch.topics]
-        return numpy.array(numbers, numpy.uint64)[batch.topic_index[rows]]
+    def sort(self) -> None:
+        """Order what was noted, to be found."""
+        if self._parts:
+            self._symbol, self._number, self._price = map(numpy.concatenate, zip(*self._parts, strict=True))
+            self._parts.clear()
+            keys = _keys(self._symbol, self._number)
+            order = numpy.argsort(keys, kind="stable")
+            self._keys, self._symbol, self._number = keys[order], self._symbol[order], self._number[order]
+            self._price = self._price[order]
+
+    def prices(
+        self, batch: Batch, rows: NDArray[numpy.int64], numbers: NDArray[numpy.uint64]
+    ) -> tuple[NDArray[numpy.int64], NDArray[numpy.bool_]]:
+        """Return the price of each order, and which of them are known."""
+        if not len(self._keys):
+            return numpy.zeros(len(rows), numpy.int64), numpy.zeros(len(rows), bool)
+        symbol = self._symbols.of_rows(batch, rows)
+        place = numpy.searchsorted(self._keys, _keys(symbol, numbers))
+        place[place == len(self._keys)] = 0
+        return self._price[place], (self._symbol[place] == symbol) & (self._number[place] == numbers)
+
+
+def _id_keys(
+    symbols: _Symbols, batch: Batch, rows: NDArray[numpy.int64], records: NDArray[Any]
+) -> NDArray[numpy.uint64]:
+    """Return a number for each symbol and id; rarely, two of them have the same."""
+    ids = records["trade_id"]
+    if ids.dtype.kind not in "iu":
+        octets = numpy.ascontiguousarray(ids).view(numpy.uint8).reshape(len(ids), -1)
+        ids = numpy.zeros(len(ids), numpy.uint64)
+        for octet in octets.T:
+            ids = ids * _SPREAD + octet
+    return _keys(symbols.of_rows(batch, rows), ids.astype(numpy.uint64))
 
 
 def _keys(symbol: NDArray[numpy.uint64], number: NDArray[numpy.uint64]) -> NDArray[numpy.uint64]:
     return number + symbol * _SPREAD
+
+
+def _is_in(values: NDArray[Any], known: NDArray[Any]) -> NDArray[numpy.bool_]:
+    """Return which values are among the known ones, which ascend."""
+    if not len(known):
+        return numpy.zeros(len(values), bool)
+    place = numpy.searchsorted(known, values)
+    place[place == len(known)] = 0
+    same: NDArray[numpy.bool_] = known[place] == values
+    return same
+
+
+def _as_integers(values: NDArray[Any]) -> NDArray[numpy.int64]:
+    """Return an integer for each number, the same for equal ones."""
+    if values.dtype.kind != "f":
+        return values.astype(numpy.int64)
+    return (values.astype(numpy.float64) + 0.0).view(numpy.int64)  # -0.0 becomes 0.0
+
+
+def _reader(within: str, members: Sequence[str | None]) -> Callable[[Any], tuple[Any, ...]]:
+    """Return what reads members of the JSON document with which a payload ends; None for one that is not there."""
+    names = {each: f"member_{place}" for place, each in enumerate(members) if each}
+    fields = [(name, Any, msgspec.field(name=each, default=None)) for each, name in names.items()]
+    inner: Any = msgspec.defstruct("Inner", fields)
+    either = inner | list[Any] | str | bool | int | float | None
+    document = ("inner", either, msgspec.field(name=within, default=None))
+    decode = msgspec.json.Decoder(msgspec.defstruct("Document", [*fields, document])).decode
+    attributes = [names[each] if each else "" for each in members]
+
+    def read(payload: bytes | None) -> tuple[Any, ...]:
+        found: Any = None
+        if payload is not None and (start := payload.find(b"{")) >= 0:
+            with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                found = decode(payload[start:])
+        own = [getattr(getattr(found, "inner", None), name, None) for name in attributes]
+        return tuple(
+            getattr(found, name, None) if value is None else value for name, value in zip(attributes, own, strict=True)
+        )
+
+    return read
+
+
+def _columns(rows: list[tuple[Any, ...]], many: int) -> Iterator[tuple[Any, ...]]:
+    """Yield the columns of these rows, `many` of them."""
+    return zip(*rows, strict=True) if rows else iter(((),) * many)
+
+
+def _float(value: Any) -> float:
+    """Return a number of JSON, which may be in a text; NaN for anything else."""
+    if isinstance(value, str):
+        value = float(value) if _NUMBER.fullmatch(value) else math.nan
+    elif isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    try:
+        return float(value) if math.isfinite(value) else math.nan
+    except OverflowError:
+        return math.nan
+
+
+def _integer(value: Any) -> int | None:
+    """Return an integer of JSON, which may be in a text; None for anything else, or one of more than 64 bits."""
+    if isinstance(value, str) and _INTEGER.fullmatch(value):
+        value = int(value)
+    fits = isinstance(value, int) and not isinstance(value, bool) and -_LIMIT <= value < _LIMIT
+    return value if fits else None
+
+
+def _text(value: Any) -> str:
+    """Return a value of JSON as text."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

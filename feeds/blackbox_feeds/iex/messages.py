@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy
 
-from blackbox.feed.schema import QuoteFields, Schema, TradeFields, price, utc_time
+from blackbox.feed.schema import BreakFields, QuoteFields, Schema, TradeFields, price, utc_time
 
 PRICE_SCALE = 10_000
 """A price field divided by this is in dollars."""
@@ -36,7 +36,8 @@ def _message(second: str, *fields: tuple[str, Any]) -> numpy.dtype[Any]:
 
 _TRADE = (("size", _U4), ("price", _PRICE), ("trade_id", "<i8"))
 
-_TRADES = (TradeFields("T", "price", "size"),)
+_TRADES = (TradeFields("T", "price", "size", id="trade_id"),)
+_BREAKS = (BreakFields("B", "trade_id", "price", "size"),)
 
 _COMMON = {
     "S": numpy.dtype([("message_type", "S1"), ("system_event", "S1"), ("timestamp", _TIMESTAMP)]),
@@ -81,6 +82,7 @@ TOPS16 = Schema(
     },
     trades=_TRADES,
     quotes=(QuoteFields("Q", "bid_price", "bid_size", "ask_price", "ask_size"),),
+    breaks=_BREAKS,
 )
 """The schema `iex_tops16`, number 2: top of book and last sale."""
 
@@ -94,6 +96,7 @@ DEEP10 = Schema(
         "5": _PRICE_LEVEL,
     },
     trades=_TRADES,
+    breaks=_BREAKS,
 )
 """The schema `iex_deep10`, number 3: price levels (8 buy side, 5 sell side) and last sale."""
 

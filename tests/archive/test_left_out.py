@@ -1,0 +1,251 @@
+"""Which messages are left out of trades, and that quotes have both sides, in frames: against a plain loop."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy
+import pandas
+import polars
+import pytest
+from blackbox_feeds.binance import Binance
+from blackbox_feeds.dbn import Dbn
+from blackbox_feeds.iex import Iex
+from blackbox_feeds.tape import Tape
+from hypothesis import given, settings
+
+from blackbox import ConfigError, Recording, Recordings, Schema
+from blackbox.feed.schema import TradeFields
+from tests.deals import (
+    DEALS,
+    SECOND,
+    Counted,
+    Deal,
+    Sides,
+    carried,
+    counted,
+    days_of_deals,
+    days_of_sides,
+    frame_of_binance,
+    write_deals,
+)
+from tests.examples import examples
+from tests.feeds.build import messages_of
+from tests.journals import Day, Put, Row, feed_of
+from tests.recorded import AS_SENT, recorded
+
+few = settings(max_examples=examples(60), deadline=None)
+QUOTED = ("bid_price", "bid_size", "ask_price", "ask_size")
+
+
+@pytest.fixture(scope="session")
+def shared_cases(shared_data: Path) -> Path:
+    return shared_data.parent / "cases"
+
+
+def told(frame: polars.DataFrame) -> list[Counted]:
+    return [Counted(*row) for row in frame.select(*Counted._fields).iter_rows()]
+
+
+@few
+@given(days_of_deals())
+def test_trades_that_count_are_those_of_a_plain_loop(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Deal]
+) -> None:
+    recording = write_deals(tmp_path_factory.mktemp("day"), rows)
+    found, left_out = counted(rows)
+    assert told(recording.trades.to_polars(**AS_SENT)) == found
+    assert msgspec.structs.asdict(recording.trades.left_out()) == left_out
+    assert told(recording.trades.to_polars(broken=True, **AS_SENT)) == counted(rows, broken=True)[0]
+    # A selection has the trades that the whole day has, whatever was repeated or taken back outside of it.
+    for start, stop in ((2, None), (None, 3), (2, 4)):
+        chosen: Any = {"start": start and start * SECOND, "stop": stop and stop * SECOND}
+        inside = [each for each in found if (start or 0) * SECOND <= each.ts_event < (stop or 9) * SECOND]
+        assert told(recording.trades.to_polars(**AS_SENT, **chosen)) == inside
+    assert told(recording.trades.to_polars(b"A.U", **AS_SENT)) == [
+        each for each in found if each.symbol == "A" and "T" not in {row.kind for row in rows if counts(row)}
+    ]
+
+
+def counts(row: Deal) -> bool:
+    return row.symbol == "A" and row.size > 0 and (row.kind == "U" or (row.kind == "T" and row.only == "Y"))
+
+
+def test_a_break_after_the_selection_takes_a_trade_back(tmp_path: Path) -> None:
+    rows = [Deal("A", "T", 1, time=1), Deal("A", "T", 2, time=2), Deal("A", "B", 1, time=9)]
+    recording = write_deals(tmp_path, rows)
+    assert recording.trades.to_polars(stop=3 * SECOND)["trade_id"].to_list() == [2]
+    assert recording.trades.to_polars(stop=3 * SECOND, broken=True)["trade_id"].to_list() == [1, 2]
+    assert recording.trades.left_out(stop=3 * SECOND).broken == 1
+
+
+def test_an_id_that_recurs_with_another_price_or_size_is_another_trade(tmp_path: Path) -> None:
+    rows = [Deal("A", "T", 1), Deal("A", "T", 1, price=101), Deal("A", "T", 1, size=2), Deal("C", "T", 1)]
+    assert len(write_deals(tmp_path, rows).trades.to_polars()) == 4
+
+
+def test_sequence_numbers_of_several_keys_are_kept_apart(tmp_path: Path) -> None:
+    """Messages of two keys have the same sequence numbers; one of them is a repetition."""
+    rows = [Deal("A", "T", 1), Deal("B", "T", 1), Deal("A", "T", 1, time=2), Deal("B", "T", 2, time=2)]
+    found = write_deals(tmp_path, rows, key_bytes=1).trades.to_polars()
+    assert list(zip(found["symbol"], found["trade_id"], strict=True)) == [("A", 1), ("B", 1), ("B", 2)]
+
+
+def test_several_days_are_each_as_if_alone(tmp_path: Path) -> None:
+    """Ids, breaks and sides of one day mean nothing on another."""
+    first: list[Any] = [Deal("A", "T", 1), Sides("A", 1, None)]
+    second: list[Any] = [Deal("A", "T", 1), Deal("A", "U", 2), Deal("A", "C", 7), Sides("A", None, 2)]
+    third = [Deal("A", "U", 7), Deal("A", "U", 7)]
+    for date, rows in (("2026-11-18", first), ("2026-11-19", second), ("2026-11-20", third)):
+        write_deals(tmp_path / date, rows, date)
+    days = Recordings.open(tmp_path)
+    assert days.trades.to_polars()["trade_id"].to_list() == [1, 1, 7]
+    assert msgspec.structs.asdict(days.trades.left_out()) == {
+        "not_trades": 0, "no_size": 0, "other_type": 1, "repeated": 1, "broken": 0,
+    }  # fmt: skip
+    assert days.quotes.to_polars().select(*QUOTED).rows() == [(0.01, 1, None, None), (None, None, 0.02, 2)]
+
+
+@few
+@given(days_of_sides())
+def test_sides_of_quotes_are_carried_as_by_a_plain_loop(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Sides]
+) -> None:
+    recording = write_deals(tmp_path_factory.mktemp("day"), rows)
+    found = recording.quotes.to_polars(**AS_SENT)
+    assert found.select("symbol", *QUOTED).rows() == carried(rows)
+    later = recording.quotes.to_polars(start=3 * SECOND, **AS_SENT)
+    assert later.equals(found.filter(polars.col("ts_event") >= 3 * SECOND))
+
+
+def test_broken_trades_of_iex_are_left_out(tmp_path: Path, shared_data: Path) -> None:
+    for name, volume, broken, shares in (
+        ("DEEP10.pcap", 19_763_027, 73, 19_483),
+        ("TOPS16.pcapng", 1_419_337, 3, 8_570),
+    ):
+        recording = recorded(tmp_path / name, lambda name=name: Iex(shared_data / f"iex/goiex_{name}.gz"))  # type: ignore[misc]
+        trades = recording.trades.to_polars()
+        assert trades["size"].sum() == volume
+        assert recording.trades.to_polars(broken=True)["size"].sum() == volume + shares
+        assert recording.trades.left_out().broken == broken
+        messages = messages_of(Iex(shared_data / f"iex/goiex_{name}.gz"))
+        ids = [struct.unpack_from("<q", payload, 30)[0] for _, _, payload in messages if payload[:1] == b"T"]
+        assert sorted(recording.trades.to_polars(broken=True)["trade_id"].to_list()) == sorted(ids)
+
+
+def test_a_trade_that_comes_again_after_a_reconnect_counts_once(tmp_path: Path, shared_cases: Path) -> None:
+    path = shared_cases / "binance/four_trades_twice_after_a_reconnect.txt"
+    recording = recorded(tmp_path, lambda: Binance(path), slices=1)
+    trades = recording.trades.to_pandas()
+    assert (len(trades), trades["size"].sum()) == (10, 10)
+    assert trades["trade_id"].tolist() == list(range(1, 11))
+    assert str(trades["trade_id"].dtype) == "Int64"
+    assert recording.trades.left_out().repeated == 4
+
+
+def test_fills_that_are_no_market_trades_are_left_out(tmp_path: Path, shared_cases: Path) -> None:
+    path = shared_cases / "binance/fills_that_are_no_trades.txt"
+    recording = recorded(tmp_path, lambda: Binance(path), slices=1)
+    trades = recording.trades.to_pandas()
+    assert (trades["price"].max(), trades["size"].sum()) == (100.2, 4)
+    assert recording.trades.left_out().not_trades == 2
+
+
+JSON_ROWS = (
+    frame_of_binance(0, "trade", p="100.5", q="2", t=1),  # spot has no X
+    frame_of_binance(1, "trade", p="100.5", q="2", t=2, X=None),
+    frame_of_binance(2, "trade", p="0", q="5", t=3, X="NA"),
+    frame_of_binance(3, "trade", p="-3.25", q="1e0", t="4", X="MARKET"),
+    frame_of_binance(4, "trade", p="many", q="2", t=5),
+    frame_of_binance(5, "trade", p="100", q="many", t=6),
+    frame_of_binance(6, "trade", p="100", t=7),
+    frame_of_binance(7, "trade", p="100", q=None, t=8),
+    frame_of_binance(8, "trade", p="1_0", q="0x1", t=9),
+    frame_of_binance(9, "trade", p=True, q=3, t=2**63),
+    frame_of_binance(10, "trade", p="1", q=3, t="x"),
+    frame_of_binance(11, "trade", p="1", q=3, t="x"),  # without an id that is a number, no repetition
+    frame_of_binance(12, "trade", p="Infinity", q="4", t=2**53 + 1),
+    frame_of_binance(13, "trade", p="1e999", q="NaN", t=10),
+    frame_of_binance(14, "trade", p={"a": 1}, q="5", t=11),
+)
+JSON_TRADES = [
+    (100.5, 2.0, 1),
+    (100.5, 2.0, 2),
+    (-3.25, 1.0, 4),
+    (None, 2.0, 5),
+    (None, 3.0, None),
+    (1.0, 3.0, None),
+    (1.0, 3.0, None),
+    (None, 4.0, 2**53 + 1),
+    (None, 5.0, 11),
+]
+
+
+def test_numbers_of_json_that_are_none_are_null(tmp_path: Path) -> None:
+    day = Day(tmp_path, feed_of(schema="binance"))
+    day.put(0, Put(JSON_ROWS))
+    recording = Recording.open(day.path)
+    assert recording.trades.to_polars().select("price", "size", "trade_id").rows() == JSON_TRADES
+    assert msgspec.structs.asdict(recording.trades.left_out()) == {
+        "not_trades": 1, "no_size": 5, "other_type": 0, "repeated": 0, "broken": 0,
+    }  # fmt: skip
+
+
+def test_ids_that_are_texts(tmp_path: Path) -> None:
+    deal = numpy.dtype([("type", "S1"), ("id", "S12"), ("price", "<f8"), ("size", "<u4")])
+    schema = Schema("texts", 1_791, {"T": deal}, trades=(TradeFields("T", "price", "size", id="id"),))
+    day = Day(tmp_path, feed_of(schema=schema))
+    ids = (b"x-1", b"x-2", b"x-1", b"x-1")
+    prices = (1.5, 1.5, 1.5, -0.0)
+    rows = [numpy.array([(b"T", *each, 1)], deal).tobytes() for each in zip(ids, prices, strict=True)]
+    day.put(0, Put(tuple(Row(b"A.T", row, 1) for row in rows)))
+    found = Recording.open(tmp_path).trades.to_polars().select("trade_id", "price").rows()
+    assert found == [("x-1", 1.5), ("x-2", 1.5), ("x-1", 0.0)]
+
+
+def test_broken_is_for_trades_alone(tmp_path: Path) -> None:
+    recording = write_deals(tmp_path, [])
+    with pytest.raises(ConfigError, match="broken was given for messages, expected it only for trades"):
+        recording.to_arrow(broken=True)
+    with pytest.raises(ConfigError, match="broken was given for quotes, expected it only for trades"):
+        recording.quotes.to_arrow(broken=True)
+
+
+def test_trades_and_quotes_join_in_pandas_and_polars(tmp_path: Path, shared_data: Path) -> None:
+    """Columns of trades and quotes have one dtype, whatever symbols there are and whatever is null."""
+    for kind in ("trade", "quote"):
+        (tmp_path / f"ibm_20131007_{kind}.zip").symlink_to(shared_data / "lean" / f"ibm_20131007_{kind}.zip")
+    sources: dict[str, Any] = {
+        "tape": lambda: Tape(tmp_path),
+        "iex": lambda: Iex(shared_data / "iex/goiex_TOPS16.pcapng.gz"),
+        "dbn": lambda: Dbn(shared_data / "dbn/futures_mbp-1_2024-07-01T23-58.dbn.zst"),
+        "binance": lambda: Binance(shared_data / "binance/spot_ethusdt_20240808.gz"),
+    }
+    days = {name: recorded(tmp_path / name, make) for name, make in sources.items()}
+    rows: list[Any] = [Deal("A", "T", 1, time=2), Deal("B", "T", 2, time=3), Sides("C", 1, 2), Sides("A", 3, None)]
+    for name, recording in (days | {"deals": write_deals(tmp_path / "deals", rows)}).items():
+        forms: tuple[Any, ...] = ({}, {"times": "long", "prices": "long"})
+        for form in forms:
+            trades, quotes = (each.to_pandas(**form) for each in (recording.trades, recording.quotes))
+            common = [column for column in trades if column in quotes]
+            assert len(common) == 9
+            assert [trades[each].dtype for each in common] == [quotes[each].dtype for each in common], name
+            left, right = (each.sort_values("ts_event", kind="stable") for each in (trades, quotes))
+            joined = pandas.merge_asof(left, right, on="ts_event", by="symbol", suffixes=("", "_quote"))
+            lean, other = (each.to_polars(**form) for each in (recording.trades, recording.quotes))
+            assert [lean[each].dtype for each in common] == [other[each].dtype for each in common]
+            found = lean.sort("ts_event", maintain_order=True).join_asof(
+                other.sort("ts_event", maintain_order=True), on="ts_event", by="symbol", check_sortedness=False
+            )
+            assert len(joined) == len(found) == len(trades) > 1
+            bids = joined["bid_price"].astype(object)
+            assert bids.where(bids.notna(), None).tolist() == found["bid_price"].to_list()
+            assert bids.notna().any()
+
+
+def test_the_schema_of_the_deals_is_read_from_the_recording(tmp_path: Path) -> None:
+    recording = write_deals(tmp_path, [Deal("A", "T", 1)])
+    assert recording.schema.breaks == DEALS.breaks
