@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window, functions
 from pyspark.sql.types import StructType, TimestampType
 
-from blackbox.analysis.inputs import SYMBOL, TIES, require
+from blackbox.analysis.inputs import require, ties_of
 from blackbox.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def asof_join(
     trades: DataFrame,
     quotes: DataFrame,
-    by: Sequence[str] = SYMBOL,
+    by: Sequence[str] | None = None,
     on: str = "ts_event",
     ties: Sequence[str] | None = None,
     tolerance: int | None = None,
@@ -29,18 +29,18 @@ def asof_join(
 
     For a trade at time t that is the quote with the greatest `on` <= t (< t unless `exact`). Among quotes of equal `on`
     the last one by `ties` is taken. Every trade comes once, in no particular order. The columns of quotes are null
-    where there is no such quote, or the trade's time or a value of `by` is null. A quote outlasts its session:
-    yesterday's last one holds this morning, unless `by` has a date in it or `tolerance` says otherwise.
+    where there is no such quote, or the trade's time or a value of `by` is null. With `by=["symbol"]` a quote outlasts
+    its day: yesterday's last one holds this morning, unless `tolerance` says otherwise.
 
     Any two frames will do; of recordings `asof_recorded` does the same much faster.
 
     Args:
         trades: any frame that has the columns `by` and `on`.
         quotes: one that has them too, and `ties`.
-        by: the columns that must be equal.
+        by: the columns that must be equal; not given: `symbol`, and `date` if both have it.
         on: the column of time, of integers or timestamps. `sequence` joins in the order of capture where trades and
             quotes share a key, if `by` has `epoch` and `slice` in it.
-        ties: orders quotes of equal time. Not given: by slice and sequence, as far as quotes have them.
+        ties: orders quotes of equal time. Not given: by `epoch`, `slice` and `sequence`, as far as quotes have them.
         tolerance: the greatest age of a quote that counts, in the unit of `on` (microseconds for a timestamp).
         exact: whether a quote of the same time as the trade counts.
         suffix: goes behind the names of quote columns that trades have too.
@@ -49,8 +49,10 @@ def asof_join(
 
     Raises ConfigError when columns are missing or differ in type, `tolerance` is negative, or two names become one.
     """
+    if by is None:
+        by = [*["date"] * ("date" in trades.columns and "date" in quotes.columns), "symbol"]
     require(trades, [*by, on], "trades")
-    ties = [name for name in TIES if name in quotes.columns] if ties is None else ties
+    ties = ties_of(quotes, ties)
     require(quotes, [*by, on, *ties], "quotes")
     if tolerance is not None and tolerance < 0:
         raise ConfigError(f"tolerance was {tolerance}, expected 0 or more")

@@ -9,7 +9,7 @@ from pyspark.sql import Window, functions
 
 from blackbox.analysis.bars import start_of, trades_of, vwap_of
 from blackbox.analysis.hours import CLOSES, Hours
-from blackbox.analysis.inputs import SYMBOL, TIES, Length, instant, length_ns
+from blackbox.analysis.inputs import Length, instant, length_ns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def vwap(
     trades: DataFrame,
-    by: Sequence[str] = SYMBOL,
+    by: Sequence[str] | None = None,
     price: str = "price",
     size: str = "size",
     time: str = "ts_event",
@@ -30,7 +30,7 @@ def vwap(
 
     Columns: `by`, `session` with hours, `volume`, `trades`, `vwap`.
     """
-    rows, groups = trades_of(trades, by, price, size, time, (), hours)
+    rows, groups, _ = trades_of(trades, by, price, size, time, (), hours)
     mean = vwap_of(functions.col(price), functions.col(size).cast("double"))
     return rows.groupBy(*groups).agg(
         functions.sum(size).alias("volume"), functions.count(price).alias("trades"), mean.alias("vwap")
@@ -40,10 +40,10 @@ def vwap(
 def twap(
     trades: DataFrame,
     every: Length,
-    by: Sequence[str] = SYMBOL,
+    by: Sequence[str] | None = None,
     price: str = "price",
     time: str = "ts_event",
-    ties: Sequence[str] = TIES,
+    ties: Sequence[str] | None = None,
     hours: Hours | None = None,
     start_with: Literal["previous", "first"] = "previous",
 ) -> DataFrame:
@@ -60,7 +60,7 @@ def twap(
     averaged), `twap`.
     """
     step = length_ns(every, "every")
-    rows, groups = trades_of(trades, by, price, None, time, ties, hours)
+    rows, groups, ties = trades_of(trades, by, price, None, time, ties, hours)
     start, ns = functions.col("start"), functions.col("_ns")
     end = start + functions.lit(step).cast("bigint")
     if hours is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 from pyspark.sql import Window, functions
 
 from blackbox.analysis.hours import CLOSES, OPENS, SESSION, Hours
-from blackbox.analysis.inputs import SYMBOL, TIES, Length, instant, length_ns, ns_of, require, unused
+from blackbox.analysis.inputs import Length, groups_of, instant, length_ns, ns_of, require, ties_of, unused
 from blackbox.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,11 +24,11 @@ _MADE: Final = (*PRICES, "start", "start_time", "end", "bar", "volume", "trades"
 def time_bars(
     trades: DataFrame,
     every: Length,
-    by: Sequence[str] = SYMBOL,
+    by: Sequence[str] | None = None,
     price: str = "price",
     size: str = "size",
     time: str = "ts_event",
-    ties: Sequence[str] = TIES,
+    ties: Sequence[str] | None = None,
     hours: Hours | None = None,
     fill: Fill = "none",
 ) -> DataFrame:
@@ -42,11 +42,12 @@ def time_bars(
     Args:
         trades: rows with the columns named here.
         every: the length of the intervals.
-        by: columns to group by; each group has bars of its own.
+        by: columns to group by; each group has bars of its own. Not given: `symbol`, with `feed` and `date` if they are
+            there, so that each recorded day has bars of its own.
         price: integers, decimals or doubles; the bars' prices are of the same type.
         size: likewise; the volume is of the type that Spark sums it to.
         time: bigint ns (0: not known) or timestamp.
-        ties: columns that order trades of equal times.
+        ties: columns that order trades of equal times; not given: `epoch`, `slice`, `sequence`, as far as there.
         hours: use only trades in these sessions; each session is a group, its date the column `session`.
         fill: what to do with intervals without a trade, between the first and the last one that has one (with `hours`:
             between open and close of a session that has a trade). "none" leaves them out, "null" adds bars without
@@ -61,7 +62,7 @@ def time_bars(
     if fill not in get_args(Fill):
         raise ConfigError(f"fill was {fill!r}, expected one of: {', '.join(get_args(Fill))}")
     step = length_ns(every, "every")
-    rows, groups = trades_of(trades, by, price, size, time, ties, hours)
+    rows, groups, ties = trades_of(trades, by, price, size, time, ties, hours)
     bounds = [functions.first(name).alias(name) for name in (OPENS, CLOSES) if name in rows.columns]
     starts = rows.withColumn("start", start_of(functions.col("_ns"), step, rows))
     place = functions.struct("_ns", *ties)
@@ -74,11 +75,11 @@ def time_bars(
 def count_bars(
     trades: DataFrame,
     count: int,
-    by: Sequence[str] = SYMBOL,
+    by: Sequence[str] | None = None,
     price: str = "price",
     size: str = "size",
     time: str = "ts_event",
-    ties: Sequence[str] = TIES,
+    ties: Sequence[str] | None = None,
     hours: Hours | None = None,
 ) -> DataFrame:
     """A bar for every `count` trades, by `time` and then `ties`; the last one of a group may have fewer.
@@ -88,7 +89,7 @@ def count_bars(
     """
     if count < 1:
         raise ConfigError(f"count was {count}, expected 1 or more")
-    rows, groups = trades_of(trades, by, price, size, time, ties, hours)
+    rows, groups, ties = trades_of(trades, by, price, size, time, ties, hours)
     numbered = _numbered(rows, groups, ties)
     return _by_number(numbered, groups, functions.expr(f"(_place - 1) div {count}"), price, size)
 
@@ -96,11 +97,11 @@ def count_bars(
 def volume_bars(
     trades: DataFrame,
     volume: int | Decimal | float,
-    by: Sequence[str] = SYMBOL,
+    by: Sequence[str] | None = None,
     price: str = "price",
     size: str = "size",
     time: str = "ts_event",
-    ties: Sequence[str] = TIES,
+    ties: Sequence[str] | None = None,
     hours: Hours | None = None,
 ) -> DataFrame:
     """Return a bar for every `volume` traded: a trade is in bar floor(V / volume), V being the volume before it.
@@ -111,7 +112,7 @@ def volume_bars(
     """
     if not volume > 0:
         raise ConfigError(f"volume was {volume}, expected more than 0")
-    rows, groups = trades_of(trades, by, price, size, time, ties, hours)
+    rows, groups, ties = trades_of(trades, by, price, size, time, ties, hours)
     before = functions.sum(size).over(_ordered(groups, ties).rowsBetween(Window.unboundedPreceding, 0))
     rows = _numbered(rows, groups, ties).withColumn("_before", before - functions.col(size))
     whole = functions.lit(volume)
@@ -124,24 +125,24 @@ def volume_bars(
 
 def trades_of(
     trades: DataFrame,
-    by: Sequence[str],
+    by: Sequence[str] | None,
     price: str,
     size: str | None,
     time: str,
-    ties: Sequence[str],
+    ties: Sequence[str] | None,
     hours: Hours | None,
-) -> tuple[DataFrame, list[str]]:
-    """Return the trades that have a time, price and size, their time as `_ns`; and the columns to group by."""
+) -> tuple[DataFrame, list[str], list[str]]:
+    """Return the trades that have a time, price and size, their time as `_ns`; the columns to group by; the ties."""
     values = [price] if size is None else [price, size]
-    require(trades, [*by, *values, time, *ties], "trades")
-    unused(trades, by, _MADE)
-    names = dict.fromkeys([*by, *values, *ties])
+    groups, ties = groups_of(trades, by), ties_of(trades, ties)
+    require(trades, [*groups, *values, time, *ties], "trades")
+    unused(trades, groups, _MADE)
+    names = dict.fromkeys([*groups, *values, *ties])
     rows = trades.select(*names, ns_of(trades, time).alias("_ns")).dropna(subset=["_ns", *values])
-    groups = list(by)
     if hours is not None:
         rows = hours.select(rows, functions.col("_ns"))
         groups.append(SESSION)
-    return rows, groups
+    return rows, groups, ties
 
 
 def start_of(ns: Column, step: int, rows: DataFrame) -> Column:

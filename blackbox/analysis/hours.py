@@ -1,14 +1,17 @@
-"""Trading hours: a session of every day, told by the clock on the wall of the market's zone."""
+"""Trading hours: sessions by the clock on the wall of the market's zone, or those of an exchange's calendar."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import time
+from datetime import date, time
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions
 
 from blackbox.analysis.inputs import floor_div
+from blackbox.archive.data_frames import needs
 from blackbox.errors import ConfigError
 from blackbox.timestamps import zone_of
 
@@ -18,29 +21,50 @@ if TYPE_CHECKING:
 SESSION: Final = "session"
 OPENS: Final = "_opens"
 CLOSES: Final = "_closes"
+DEFAULT: Final = "default"
+"""The key of the close of all dates that are not named."""
+_OPEN: Final = "09:30"
+_CLOSE: Final = "16:00"
+_ZONE: Final = "America/New_York"
 _DAY_US: Final = 86_400 * 10**6
+_DAY_NS: Final = _DAY_US * 1_000
+_EPOCH: Final = date(1970, 1, 1)
 
 
 @dataclass(frozen=True)
 class Hours:
-    """A session from `open` to `close` of every day in `zone`.
+    """A session from `open` to `close` of every day in `zone`; or the sessions of an exchange.
 
-    The instant of the open belongs to it, that of the close does not. A session that closes at or before the time at
-    which it opens ends on the next day; its date is that of its open. Open and close are times on the wall: across a
-    change of the clocks the session has an hour less or more. A time that the clocks skip is taken as the one an hour
-    later; of one that they show twice, the first.
+    The instant of the open belongs to a session, that of the close does not. A session that closes at or before the
+    time at which it opens ends on the next day; its date is that of its open. Open and close are times on the wall:
+    across a change of the clocks the session has an hour less or more. A time that the clocks skip is taken as the one
+    an hour later; of one that they show twice, the first.
 
-    Raises ConfigError when a time or the zone is not one.
+        Hours(close={"2013-07-03": "13:00", "2013-07-04": None})    # closes at 16:00 on all other dates
+        Hours(exchange="XNYS")                                      # knows half days and holidays
+
+    Raises ConfigError when a time, a date, the zone or the exchange is not one; ImportError when an exchange is named
+    and exchange_calendars is not installed (extra `calendar`).
     """
 
-    open: str = "09:30"
+    open: str = _OPEN
     """Such as "09:30" or "09:30:00.5"."""
-    close: str = "16:00"
-    zone: str = "America/New_York"
+    close: str | Mapping[str | date, str | None] = _CLOSE
+    """Or closes by date, a text such as "2013-07-03" or a date. None: no session on that date. The key "default" is for
+    all other dates, "16:00" if it is not given."""
+    zone: str = _ZONE
+    exchange: str | None = None
+    """A name that exchange_calendars knows, such as "XNYS", instead of open, close and zone. A session has the date
+    that the calendar gives it, and lasts from its open to its close, with any break."""
 
     def __post_init__(self) -> None:
+        if self.exchange is not None:
+            if (self.open, self.close, self.zone) != (_OPEN, _CLOSE, _ZONE):
+                raise ConfigError(f"exchange was {self.exchange!r} with open, close or zone, expected either")
+            _sessions(self.exchange)
+            return
         _microseconds(self.open)
-        _microseconds(self.close)
+        self._closes()
         try:
             zone_of(self.zone)
         except ValueError:
@@ -48,7 +72,9 @@ class Hours:
 
     def select(self, frame: DataFrame, ns: Column) -> DataFrame:
         """The rows of which the time `ns` is in a session; with its date, and its bounds in ns, in new columns."""
-        opens, closes = _microseconds(self.open), _microseconds(self.close)
+        if self.exchange is not None:
+            return _in_sessions(frame, ns, self.exchange)
+        opens = _microseconds(self.open)
         wall = functions.unix_micros(
             functions.from_utc_timestamp(functions.timestamp_micros(floor_div(ns, 1_000)), self.zone)
         )
@@ -58,23 +84,88 @@ class Hours:
         return (
             frame.withColumn("_day", floor_div(wall - opens, _DAY_US))
             .withColumn("_day", day + nearby)
-            .withColumn(OPENS, self._ns(functions.col("_day"), opens))
-            .withColumn(CLOSES, self._ns(functions.col("_day"), closes + _DAY_US * (closes <= opens)))
+            .withColumn(OPENS, self._ns(day, opens))
+            .withColumn(CLOSES, self._ns(day, self._close_of(day)))
             .where((ns >= functions.col(OPENS)) & (ns < functions.col(CLOSES)))
-            .withColumn(SESSION, functions.date_from_unix_date(functions.col("_day").cast("int")))
+            .withColumn(SESSION, functions.date_from_unix_date(day.cast("int")))
             .drop("_day")
         )
 
-    def _ns(self, day: Column, of_day: int) -> Column:
+    def _close_of(self, day: Column) -> Column:
+        """Return when the session of a day (since 1970) closes, in microseconds since its midnight."""
+        closes = self._closes()
+        close = functions.lit(closes.pop(None)).cast("bigint")
+        if not closes:
+            return close
+        known = [functions.lit(number).cast("bigint") for pair in closes.items() for number in pair]
+        return functions.coalesce(functions.try_element_at(functions.create_map(*known), day), close)
+
+    def _closes(self) -> dict[int | None, int]:
+        """Return closes by day since 1970, in microseconds since its midnight; None: of all other days."""
+        opens = _microseconds(self.open)
+        given: dict[str | date, str | None] = {DEFAULT: _CLOSE}
+        given.update(self.close if isinstance(self.close, Mapping) else {DEFAULT: self.close})
+        found: dict[int | None, int] = {}
+        for key, text in given.items():
+            close = opens if text is None else _microseconds(text)
+            found[_day_of(key)] = close + _DAY_US * (text is not None and close <= opens)
+        return found
+
+    def _ns(self, day: Column, of_day: int | Column) -> Column:
         wall = functions.timestamp_micros(day * _DAY_US + of_day)
         return functions.unix_micros(functions.to_utc_timestamp(wall, self.zone)) * 1_000
 
 
-def _microseconds(text: str) -> int:
+def _microseconds(text: object) -> int:
     try:
-        at = time.fromisoformat(text)
+        at = time.fromisoformat(text) if isinstance(text, str) else None
     except ValueError:
         at = None
     if at is None or at.tzinfo is not None:
         raise ConfigError(f"a time of day was {text!r}, expected one such as '09:30'")
     return ((at.hour * 60 + at.minute) * 60 + at.second) * 10**6 + at.microsecond
+
+
+def _day_of(key: object) -> int | None:
+    """Return the days since 1970 of a key of `close`; None: it is that of all other dates."""
+    if key == DEFAULT:
+        return None
+    try:
+        named = key if isinstance(key, date) else date.fromisoformat(str(key))
+    except ValueError:
+        raise ConfigError(f"close had the key {key!r}, expected a date such as '2013-07-03', or 'default'") from None
+    return named.toordinal() - _EPOCH.toordinal()
+
+
+@cache
+def _sessions(exchange: str) -> tuple[tuple[int, int, date], ...]:
+    """Return open and close in ns, and date, of each session that the calendar of an exchange has."""
+    calendars = needs("exchange_calendars", "calendar")
+    try:
+        schedule = calendars.get_calendar(exchange).schedule
+    except calendars.errors.InvalidCalendarName:
+        raise ConfigError(
+            f"exchange was {exchange!r}, expected a name that exchange_calendars knows, such as 'XNYS'"
+        ) from None
+    times = (schedule[name].astype("datetime64[ns, UTC]").astype("int64").tolist() for name in ("open", "close"))
+    return tuple(zip(*times, (label.date() for label in schedule.index), strict=True))
+
+
+def _in_sessions(frame: DataFrame, ns: Column, exchange: str) -> DataFrame:
+    """Do as `Hours.select`: join rows with the sessions that touch the same UTC date."""
+    sessions = _sessions(exchange)
+    rows = [
+        (day, opens, closes, label)
+        for opens, closes, label in sessions
+        for day in range(opens // _DAY_NS, (closes - 1) // _DAY_NS + 1)
+    ]
+    table = frame.sparkSession.createDataFrame(rows, f"_day bigint, {OPENS} bigint, {CLOSES} bigint, {SESSION} date")
+    first, last = sessions[0][2], sessions[-1][2]
+    message = f"a time was outside {first} to {last}, expected one that the calendar of {exchange} knows"
+    day = floor_div(ns, _DAY_NS)
+    begin, end = sessions[0][0] // _DAY_NS, sessions[-1][1] // _DAY_NS
+    known = functions.when(day.between(begin, end) | day.isNull(), day).otherwise(
+        functions.raise_error(functions.lit(message)).cast("bigint")
+    )
+    found = frame.withColumn("_day", known).join(functions.broadcast(table), "_day")
+    return found.where((ns >= functions.col(OPENS)) & (ns < functions.col(CLOSES))).drop("_day")

@@ -15,8 +15,9 @@ from blackbox.errors import ConfigError
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-SYMBOL: Final = ("symbol",)
-TIES: Final = ("slice", "sequence")
+DAY: Final = ("feed", "date")
+"""Columns that identify a recorded day. Results are grouped by day unless the caller groups otherwise."""
+TIES: Final = ("epoch", "slice", "sequence")
 """What orders messages of one time: their place in the recording."""
 _UNITS: Final = {
     "ns": 1,
@@ -51,6 +52,16 @@ def require(frame: DataFrame, names: Iterable[str], what: str = "the frame") -> 
     for name in names:
         if name not in frame.columns:
             raise ConfigError(f"{what} had no column {name!r}, expected it among: {', '.join(frame.columns)}")
+
+
+def groups_of(frame: DataFrame, by: Sequence[str] | None) -> list[str]:
+    """Return the columns to group by; by default the symbol, with feed and date if the frame has them."""
+    return [*(name for name in DAY if name in frame.columns), "symbol"] if by is None else list(by)
+
+
+def ties_of(frame: DataFrame, ties: Sequence[str] | None) -> list[str]:
+    """Return the columns that order rows of one time; by default those of their place in the recording."""
+    return [name for name in TIES if name in frame.columns] if ties is None else list(ties)
 
 
 def ns_of(frame: DataFrame, name: str) -> Column:

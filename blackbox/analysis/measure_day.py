@@ -23,7 +23,17 @@ from blackbox.book.feed import load_book_feed
 from blackbox.errors import ConfigError
 from blackbox.feed.schema import QuoteFields, TradeFields
 from blackbox.report.axis import STEPS_NS
-from blackbox.report.day_report import Bar, DayReport, Instrument, Lag, Missing, Mix, SpreadPoint
+from blackbox.report.day_report import (
+    BASIS_POINTS,
+    PRICE,
+    Bar,
+    DayReport,
+    Instrument,
+    Lag,
+    Missing,
+    Mix,
+    SpreadPoint,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,7 +52,15 @@ _NEAR: Final = 1.5
 _MOST_DECIMALS: Final = 6
 _HALF: Final = 0.5
 _SAME: Final = 1e-9
-_BASIS_POINTS: Final = 10_000
+_TEN_THOUSAND: Final = 10_000
+_REASONS: Final = {
+    "not_trades": "that are no trades",
+    "no_size": "without a size",
+    "other_type": "of a type that repeats another",
+    "repeated": "that repeat an earlier one",
+    "broken": "taken back by the venue",
+}
+"""Why messages are left out, by the names of the counts."""
 
 Progress = Callable[[str], object]
 """Called with the name of the next step."""
@@ -54,6 +72,7 @@ def measure_day(
     symbols: Sequence[str] = (),
     most: int = 3,
     progress: Progress | None = None,
+    broken: bool = False,
 ) -> DayReport:
     """Compute a day's report with Spark.
 
@@ -63,18 +82,19 @@ def measure_day(
         symbols: the symbols to show bars and spreads of. By default the `most` traded ones, or else the most quoted.
         most: how many symbols to choose if none are given.
         progress: called with the name of each step before it begins.
+        broken: whether trades that the venue took back are in the bars, too.
 
     Raises JournalError when there is no such day, ConfigError when a symbol is not in it. Damage raises nothing: the
     report lists it.
     """
-    return _Day(spark, Path(path), progress or (lambda _: None)).report(tuple(symbols), most)
+    return _Day(spark, Path(path), progress or (lambda _: None), broken).report(tuple(symbols), most)
 
 
 class _Day:
     """One day that is being measured."""
 
-    def __init__(self, spark: SparkSession, path: Path, progress: Progress) -> None:
-        self._spark, self._path, self._progress = spark, path, progress
+    def __init__(self, spark: SparkSession, path: Path, progress: Progress, broken: bool) -> None:
+        self._spark, self._path, self._progress, self._broken = spark, path, progress, broken
         self._recording = Recording.open(path)
         low, high = self._recording.time_range()
         self._clock: Clock = "ts_event" if high >= low else "ts_out"
@@ -105,6 +125,7 @@ class _Day:
             mix=mix,
             instruments=instruments,
             prices=prices,
+            left_out=self._left_out(),
             lags=lags,
             first_ts_out=summary.first_ts_out or 0,
             last_ts_out=summary.last_ts_out or 0,
@@ -150,8 +171,8 @@ class _Day:
 
     def _instruments(self, asked: tuple[str, ...], most: int, mix: Mix) -> tuple[tuple[Instrument, ...], str]:
         schema, said = self._recording.schema, []
-        trades = typed_trades(self._spark, self._path, schema, "skip")
-        quotes = typed_quotes(self._spark, self._path, schema, "skip")
+        trades = typed_trades(self._spark, self._path, "skip", self._broken)
+        quotes = typed_quotes(self._spark, self._path, "skip")
         book = not schema.quotes and _has_book(schema.name)
         self._progress("looking for the busiest symbols")
         chosen = asked or _busiest(trades, most) or _busiest(quotes, most)
@@ -161,7 +182,7 @@ class _Day:
         inside = functions.col("ts_event").between(mix.start_ns, mix.stop_ns - 1)
         wanted = functions.col("symbol").isin(*chosen) & inside
         bars: dict[str, list[Bar]] = {}
-        spreads: dict[str, list[SpreadPoint]] = {}
+        spreads: dict[str, tuple[str, list[SpreadPoint]]] = {}
         if trades is not None:
             self._progress("making bars")
             bars = _bars(trades.where(wanted), step)
@@ -180,8 +201,16 @@ class _Day:
             if spreads and not book:
                 said.append(f"Spreads are of the quotes of type {_types(quotes.where(wanted), schema.quotes)}.")
         self._check(asked, bars, spreads)
-        made = [_instrument(name, step, bars.get(name, []), spreads.get(name, [])) for name in chosen]
+        made = [_instrument(name, step, bars.get(name, []), *spreads.get(name, (BASIS_POINTS, []))) for name in chosen]
         return tuple(each for each in made if each.bars or each.spreads), " ".join(said)
+
+    def _left_out(self) -> tuple[tuple[int, str], ...]:
+        if not self._recording.schema.trades:
+            return ()
+        self._progress("counting what is left out of trades")
+        found = self._recording.trades.left_out()
+        counts = {name: getattr(found, name) for name in _REASONS if not (self._broken and name == "broken")}
+        return tuple((count, _REASONS[name]) for name, count in counts.items() if count)
 
     def _check(self, asked: tuple[str, ...], *found: dict[str, Any]) -> None:
         for name in asked:
@@ -296,23 +325,41 @@ def _bars(trades: DataFrame, step: int) -> dict[str, list[Bar]]:
     return found
 
 
-def _spreads(quotes: DataFrame, step: int) -> dict[str, list[SpreadPoint]]:
-    points = functions.col("spread").cast("double") / functions.col("mid") * _BASIS_POINTS
-    start = functions.col("ts_event") - functions.pmod("ts_event", functions.lit(step).cast("bigint"))
-    rows = with_spread(quotes).where("mid > 0").select("symbol", start.alias("start"), points.alias("points"))
-    found: dict[str, list[SpreadPoint]] = {}
-    tenths = functions.percentile_approx("points", [0.1, 0.9]).alias("tenths")
-    summed = rows.groupBy("symbol", "start").agg(functions.mean("points").alias("mean"), tenths)
-    for row in summed.orderBy("symbol", "start").collect():
-        low, high = row["tenths"]
-        found.setdefault(row["symbol"], []).append(SpreadPoint(row["start"], low, row["mean"], high))
+def _spreads(quotes: DataFrame, step: int) -> dict[str, tuple[str, list[SpreadPoint]]]:
+    """Return the spreads of each symbol and their unit: basis points of the mid, if all its mids are above zero."""
+    price = functions.col("spread").cast("double")
+    rows = (
+        with_spread(quotes)
+        .where("mid is not null")
+        .select(
+            "symbol",
+            (functions.col("ts_event") - functions.pmod("ts_event", functions.lit(step).cast("bigint"))).alias("start"),
+            "mid",
+            price.alias("price"),
+            functions.when(functions.col("mid") > 0, price / functions.col("mid") * _TEN_THOUSAND).alias("points"),
+        )
+    )
+    measures = [functions.min("mid").alias("least")]
+    for unit in ("price", "points"):
+        measures.append(functions.mean(unit).alias(unit))
+        measures.append(functions.percentile_approx(unit, [0.1, 0.9]).alias(f"{unit}_tenths"))
+    summed = rows.groupBy("symbol", "start").agg(*measures).orderBy("symbol", "start").collect()
+    below = {row["symbol"] for row in summed if row["least"] <= 0}
+    found: dict[str, tuple[str, list[SpreadPoint]]] = {}
+    for row in summed:
+        symbol = row["symbol"]
+        unit, name = (PRICE, "price") if symbol in below else (BASIS_POINTS, "points")
+        low, high = row[f"{name}_tenths"]
+        found.setdefault(symbol, (unit, []))[1].append(SpreadPoint(row["start"], low, row[name], high))
     return found
 
 
-def _instrument(symbol: str, step: int, bars: list[Bar], spreads: list[SpreadPoint]) -> Instrument:
+def _instrument(symbol: str, step: int, bars: list[Bar], unit: str, spreads: list[SpreadPoint]) -> Instrument:
     prices = [price for bar in bars for price in (bar.open, bar.high, bar.low, bar.close)]
     decimals = next(
         (d for d in range(2, _MOST_DECIMALS) if all(abs(round(price, d) - price) < _SAME for price in prices)),
         _MOST_DECIMALS,
     )
-    return Instrument(symbol=symbol, step_ns=step, decimals=decimals, bars=tuple(bars), spreads=tuple(spreads))
+    return Instrument(
+        symbol=symbol, step_ns=step, decimals=decimals, bars=tuple(bars), spreads=tuple(spreads), spread_unit=unit
+    )

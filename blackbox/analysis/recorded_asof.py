@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
 
 import numpy
 import pyarrow
@@ -20,7 +20,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from blackbox.analysis.asof import joined_names
 from blackbox.errors import ConfigError, JournalError
-from blackbox.feed.schema import Schema
+from blackbox.feed.schema import ABSENT, Schema
 from blackbox.native.jit import njit
 from blackbox.spark.columns import BASE, PAYLOAD, RecordField, record_array, record_fields, table_schema
 from blackbox.spark.days import days_of, schema_of_days
@@ -49,6 +49,10 @@ def asof_recorded(
     suffix: str = "_quote",
 ) -> DataFrame:
     """Each message of type `trades`, and beside it the last message of type `quotes` of its symbol before it.
+
+    A quote of a feed that sends one side at a time has both, as far as the day has told them: an absent side is that
+    of the last quote that had it, as in `recorded_quotes`. Price and size of a side that is absent are null. All
+    messages of type `trades` are there, also trades that the venue took back: `recorded_trades` leaves those out.
 
     Before means: in the recording of the slice, so that it is what a subscriber knew when the trade came, whatever the
     times say. Where the times of a symbol's messages never go back, that is `asof_join` on `ts_event`, but that of a
@@ -97,6 +101,7 @@ def asof_recorded(
         names,
         result,
         _NO_TOLERANCE if tolerance_ns is None else tolerance_ns,
+        _Sides.of(schema, quotes),
     )
     many = len(join.slices)
     return spark.range(0, many, 1, max(1, many)).mapInArrow(join.batches, result)
@@ -131,6 +136,7 @@ class _Join(NamedTuple):
     """Columns of quotes to their names in the result."""
     result: StructType
     tolerance_ns: int
+    sides: _Sides
 
     def batches(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         for batch in batches:
@@ -167,9 +173,9 @@ class _Join(NamedTuple):
         places = numpy.zeros((len(_PLACE), many), numpy.int64)
         found = numpy.zeros(many, numpy.bool_)
         told = data, offsets, self.schema.type_offset, kinds, codes, place
-        _match(
-            *told, known.payloads, known.places, known.there, self.tolerance_ns, rows, records, quotes, places, found
-        )
+        last = known.payloads, known.places, known.there
+        carried = self.sides.carried, self.sides.absent
+        _match(*told, *last, *carried, self.tolerance_ns, rows, records, quotes, places, found)
         if not many:
             return None
         valid = pyarrow.array(found)
@@ -183,10 +189,56 @@ class _Join(NamedTuple):
             name: pyarrow.array(places[i]) for i, name in enumerate(_PLACE) if self.names[name] in self.result.names
         }
         right |= {field.column: record_array(field, table) for field in self.quote_fields}
+        sides = self.sides.there(table)
+        there = {
+            field.column: pyarrow.array(found & sides[field.name]) for field in self.quote_fields if field.name in sides
+        }
         return arrays | {
-            self.names[name]: pyarrow.compute.if_else(valid, array, pyarrow.scalar(None, array.type))
+            self.names[name]: pyarrow.compute.if_else(there.get(name, valid), array, pyarrow.scalar(None, array.type))
             for name, array in right.items()
         }
+
+
+class _Sides(NamedTuple):
+    """The two sides of a message type of quotes."""
+
+    fields: tuple[tuple[str, str], ...] = ()
+    """The fields of price and size of each side that may be absent."""
+    prices: tuple[int, ...] = ()
+    """The price that means that the side is absent."""
+    carried: NDArray[numpy.int64] = numpy.empty((0, 4), numpy.int64)
+    """Sides that are carried on where they are absent: offset and bytes of the price, then of the size."""
+    absent: NDArray[numpy.uint8] = numpy.empty((0, 8), numpy.uint8)
+    """The bytes of the price that means that such a side is absent."""
+
+    @classmethod
+    def of(cls, schema: Schema, kind: str) -> Self:
+        """Return those of a message type; none if the schema does not declare it as quotes, or no price is absent."""
+        declared = [each for each in schema.quotes if schema.character(each.type) == schema.character(kind)]
+        dtype: Any = schema.dtype(kind)
+        fields, prices, carried, absent = [], [], [], []
+        for quote in declared[:1]:
+            for price, size in ((quote.bid_price, quote.bid_size), (quote.ask_price, quote.ask_size)):
+                none = (dtype[price].metadata or {}).get(ABSENT)
+                if none is None:
+                    continue
+                fields.append((price, size))
+                prices.append(none)
+                if quote.one_sided:
+                    places = [(dtype.fields[name][1], dtype[name].itemsize) for name in (price, size)]
+                    carried.append([number for place in places for number in place])
+                    absent.append(numpy.array([none], dtype[price]).tobytes().ljust(8, b"\0"))
+        return cls(
+            tuple(fields),
+            tuple(prices),
+            numpy.array(carried, numpy.int64).reshape(-1, 4),
+            numpy.frombuffer(b"".join(absent), numpy.uint8).reshape(-1, 8),
+        )
+
+    def there(self, quotes: NDArray[Any]) -> dict[str, NDArray[numpy.bool_]]:
+        """Return for the columns of each side which quotes have it."""
+        flags = [quotes[price] != none for (price, _), none in zip(self.fields, self.prices, strict=True)]
+        return {name: flag for names, flag in zip(self.fields, flags, strict=True) for name in names}
 
 
 class _Known:
@@ -259,6 +311,8 @@ def _match(
     last_payloads: NDArray[numpy.uint8],
     last_places: NDArray[numpy.int64],
     there: NDArray[numpy.bool_],
+    sides: NDArray[numpy.int64],
+    absent: NDArray[numpy.uint8],
     tolerance: int,
     rows: NDArray[numpy.int64],
     records: NDArray[numpy.uint8],
@@ -266,15 +320,28 @@ def _match(
     places: NDArray[numpy.int64],
     found: NDArray[numpy.bool_],
 ) -> None:
-    """Remember quotes; write of each trade its row and record, and of what is remembered then the record and places."""
+    """Keep the last quote of each symbol, and write each trade's row, record, and the quote before it with its places.
+
+    A side of a quote that is absent is that of the symbol's quote before it.
+    """
     many = 0
+    quote = numpy.empty(last_payloads.shape[1], numpy.uint8)
     for row in range(len(offsets) - 1):
         start, size = offsets[row], offsets[row + 1] - offsets[row]
         if size <= type_offset:
             continue
         kind, code = data[start + type_offset], codes[row]
         if kind == kinds[1]:
-            last_payloads[code] = data[start : start + size]
+            quote[:] = data[start : start + size]
+            for side in range(len(sides)):
+                price, price_bytes, shares, shares_bytes = sides[side]
+                is_absent = there[code]
+                for each in range(price_bytes):
+                    is_absent &= quote[price + each] == absent[side, each]
+                if is_absent:
+                    quote[price : price + price_bytes] = last_payloads[code, price : price + price_bytes]
+                    quote[shares : shares + shares_bytes] = last_payloads[code, shares : shares + shares_bytes]
+            last_payloads[code] = quote
             for each in range(len(place)):
                 last_places[code, each] = place[each, row]
             there[code] = True

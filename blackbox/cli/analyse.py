@@ -11,6 +11,7 @@ from blackbox.cli.ui.days import RecordingArgument, damaged_parts_text, lose_wha
 from blackbox.cli.ui.drawing import draw
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import say
+from blackbox.report.numbers import counted
 
 
 def analyse(
@@ -25,6 +26,7 @@ def analyse(
     top: Annotated[
         int, typer.Option(metavar="N", min=0, max=20, help="Without --symbol: show the N symbols with the most trades.")
     ] = 3,
+    broken: Annotated[bool, typer.Option("--broken", help="Also show trades that the venue took back.")] = False,
     master: Annotated[
         str | None, typer.Option(metavar="URL", help="Spark's master.", show_default="all cores of this machine")
     ] = None,
@@ -45,7 +47,9 @@ def analyse(
         from blackbox.archive.recording import Recording
 
         Recording.open(recording)  # report a wrong path before Spark starts
-        drawn = draw(recording, report, symbol or (), top, master)
+        drawn = draw(recording, report, symbol or (), top, master, broken=broken)
         say(f"wrote {report}")
+        for number, reason in drawn.left_out:
+            say(f"left out of trades: {counted(number, 'message')} {reason}")
         damage = damaged_parts_text(len(drawn.damage)) if drawn.damage else ""
         lose_what_is_wrong(recording, damage, [gap.count for gap in drawn.gaps])

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
+
+BASIS_POINTS: Final = "basis points of the mid"
+PRICE: Final = "price"
 
 
 class Bar(msgspec.Struct, frozen=True):
@@ -18,7 +23,7 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 class SpreadPoint(msgspec.Struct, frozen=True):
-    """The spreads of one interval: ask - bid of quotes with both sides, in basis points of the mid."""
+    """The spreads of one interval: ask - bid of quotes with both sides, in the unit of the instrument's spreads."""
 
     start_ns: int
     low: float
@@ -38,6 +43,8 @@ class Instrument(msgspec.Struct, frozen=True, kw_only=True):
     """Decimals to show prices with."""
     bars: tuple[Bar, ...]
     spreads: tuple[SpreadPoint, ...]
+    spread_unit: str = BASIS_POINTS
+    """Unit of the spreads: basis points, or the price if some mid is zero or below."""
 
 
 class Mix(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +111,8 @@ class DayReport(msgspec.Struct, frozen=True, kw_only=True):
     instruments: tuple[Instrument, ...]
     prices: str
     """Where bars and spreads come from, or why there are none, in words."""
+    left_out: tuple[tuple[int, str], ...] = ()
+    """Numbers of messages of trades that are in no bar, each with the reason."""
     lags: tuple[Lag, ...]
     first_ts_out: int
     last_ts_out: int

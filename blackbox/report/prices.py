@@ -8,7 +8,7 @@ from html import escape
 from blackbox.report import charts
 from blackbox.report.axis import rate_ticks, span_ticks
 from blackbox.report.cards import at, card, dim, interval, times
-from blackbox.report.day_report import DayReport, Instrument
+from blackbox.report.day_report import BASIS_POINTS, DayReport, Instrument
 from blackbox.report.numbers import counted, scaled
 
 
@@ -26,9 +26,8 @@ def instrument(report: DayReport, each: Instrument) -> str:
         )
         parts += [_candles(report, each, x), _volumes(report, each, x)]
     if each.spreads:
-        parts += [
-            '<p class="dim">Spread, basis points of the mid: mean, and from a tenth to nine tenths of the quotes</p>'
-        ]
+        unit = escape(each.spread_unit)
+        parts += [f'<p class="dim">Spread, {unit}: mean, and from a tenth to nine tenths of the quotes</p>']
         parts += [_spread(report, each, x)]
     return card(escape(each.symbol), told, *parts)
 
@@ -85,7 +84,8 @@ def _volumes(report: DayReport, each: Instrument, x: charts.Axis) -> str:
 def _spread(report: DayReport, each: Instrument, x: charts.Axis) -> str:
     points, step = each.spreads, each.step_ns
     low, high = min(0.0, *(point.low for point in points)), max(point.high for point in points)
-    ticks = list(span_ticks(low, 1.05 * high if high > low else low + 1, 0))
+    decimals = 0 if each.spread_unit == BASIS_POINTS else each.decimals
+    ticks = list(span_ticks(low, 1.05 * high if high > low else low + 1, decimals))
     y = charts.upward(low, 1.05 * high if high > low else low + 1)
     marks = []
     for run in _runs([point.start_ns for point in points], step):
@@ -96,7 +96,8 @@ def _spread(report: DayReport, each: Instrument, x: charts.Axis) -> str:
         means = [(x(point.start_ns + shift), y(point.mean)) for point in part for shift in (0, step)]
         marks.append(charts.path("line", charts.line(means)))
     for point in points:
-        text = f"{at(report, point.start_ns, step)}\nmean {point.mean:.2f}, from {point.low:.2f} to {point.high:.2f}"
+        mean, least, most = (f"{value:.{max(2, decimals)}f}" for value in (point.mean, point.low, point.high))
+        text = f"{at(report, point.start_ns, step)}\nmean {mean}, from {least} to {most}"
         marks.append(charts.hover(x, point.start_ns, point.start_ns + step, text))
     return charts.chart(f"Spread of {each.symbol}", x, y, times(report), ticks, marks, 110)
 

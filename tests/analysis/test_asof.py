@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from polars import col
 from polars.testing import assert_frame_equal
 from pyspark.errors import PySparkException
+from pyspark.sql import functions
 
 from blackbox import ConfigError, JournalError
 from blackbox.analysis import asof_join, asof_recorded
@@ -165,12 +166,12 @@ def tops(tmp_path_factory: pytest.TempPathFactory, shared_data: Path) -> Path:
 
 
 def tops_trades(shared_data: Path) -> Iterator[tuple[Any, ...]]:
-    """Each trade in the order of the file, with what was its symbol's last quote."""
-    quotes: dict[bytes, tuple[int, ...]] = {}
+    """Each trade in the order of the file, with its symbol's last quote; a side of price 0 is absent."""
+    quotes: dict[bytes, tuple[int | None, ...]] = {}
     for topic, ts, payload in messages_of(Iex(shared_data / TOPS)):
         symbol = topic.rpartition(b".")[0]
         if payload[:1] == b"Q":
-            quotes[symbol] = (ts, *struct.unpack_from("<IqqI", payload, 18))
+            quotes[symbol] = (ts, *(value or None for value in struct.unpack_from("<IqqI", payload, 18)))
         elif payload[:1] == b"T":
             size, price, trade_id = struct.unpack_from("<Iqq", payload, 18)
             yield symbol.decode(), ts, size, price, trade_id, *quotes.get(symbol, (None,) * 5)
@@ -193,6 +194,8 @@ def test_recorded_join_is_the_join_of_frames(spark: SparkSession, tops: Path) ->
     """All columns, decimals too; the file's times never go back, and a quote of a trade's time comes after it."""
     read = spark.read.format("blackbox")
     trades, quotes = (read.option("records", kind).load(str(tops)) for kind in "TQ")
+    sides = [f"{side}_{part}" for side in ("bid", "ask") for part in ("price", "size")]
+    quotes = quotes.withColumns({name: functions.nullif(functions.col(name), functions.lit(0)) for name in sides})
     told = ["ts_event", "ts_recv", "sequence", *quotes.columns[14:]]
     slow = asof_join(
         trades, quotes.select("symbol", "slice", *told), by=("symbol", "slice"), ties=("sequence",), exact=False
@@ -208,7 +211,7 @@ def test_recorded_join_is_the_join_of_frames(spark: SparkSession, tops: Path) ->
 def test_recorded_join_has_a_tolerance(spark: SparkSession, tops: Path, shared_data: Path) -> None:
     tolerance = 30 * 10**9
     found = asof_recorded(spark, tops, "T", "Q", columns=["bid_price", "ts_event"], tolerance_ns=tolerance).collect()
-    expected = sum(row[5] is not None and row[1] - row[5] <= tolerance for row in tops_trades(shared_data))
+    expected = sum(row[7] is not None and row[1] - row[5] <= tolerance for row in tops_trades(shared_data))
     assert sum(row.bid_price is not None for row in found) == expected
     assert 0 < expected < 6_390
 

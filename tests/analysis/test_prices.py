@@ -17,7 +17,6 @@ from blackbox_feeds.itch50 import Itch50
 from blackbox_feeds.tape import Tape
 from pyspark.sql import functions as f
 
-from blackbox import Recording
 from blackbox.analysis import recorded_quotes, recorded_trades, time_bars, with_spread
 from blackbox.analysis.measure_day import measure_day
 from blackbox.analysis.prices import typed_trades
@@ -197,7 +196,7 @@ def test_executions_of_itch_have_the_price_of_their_order(
         elif kind == b"E":
             number, shares = struct.unpack_from(">QI", body)
             executed.append((prices[number], shares))
-    found = typed_trades(spark, day, Recording.open(day).schema, "error")
+    found = typed_trades(spark, day, "error")
     assert found is not None
     of_orders = found.where("type = 'E'")
     value = sum(price * shares for price, shares in executed)

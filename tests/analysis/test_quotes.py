@@ -20,16 +20,14 @@ if TYPE_CHECKING:
 
 
 def test_real_quotes_of_one_side_each(spark: SparkSession, shared_data: Path, tmp_path: Path) -> None:
-    raw = tape(shared_data, "IBM", "quote", "2013-10-07")
+    told = tape(shared_data, "IBM", "quote", "2013-10-07")
+    sides = [col(f"{side}_{part}") for side in ("bid", "ask") for part in ("price", "size")]
+    raw = told.with_columns(polars.when(col(f"{each.meta.output_name()[:3]}_price") != 0).then(each) for each in sides)
     frame = to_spark(spark, raw, tmp_path / "quotes")
     assert with_spread(frame).where("spread is not null or mid is not null or imbalance is not null").count() == 0
     found = from_spark(with_spread(with_both_sides(frame)), "sequence")
-    sides = []
-    for side in ("bid", "ask"):
-        price, size = (polars.when(col(f"{side}_price") > 0).then(f"{side}_{part}") for part in ("price", "size"))
-        sides += [price.forward_fill().alias(f"{side}_price"), size.forward_fill().alias(f"{side}_size")]
-    quotes = raw.sort("ts_event", "sequence").with_columns(sides).sort("sequence")
-    both = (col("bid_price") > 0) & (col("ask_price") > 0)
+    quotes = raw.sort("ts_event", "sequence").with_columns(each.forward_fill() for each in sides).sort("sequence")
+    both = col("bid_price").is_not_null() & col("ask_price").is_not_null()
     total = col("bid_size") + col("ask_size")
     expected = quotes.with_columns(
         polars.when(both).then(col("ask_price") - col("bid_price")).alias("spread"),
@@ -43,15 +41,29 @@ def test_real_quotes_of_one_side_each(spark: SparkSession, shared_data: Path, tm
 def test_absent_sides_sizes_and_decimals(spark: SparkSession) -> None:
     rows = spark.sql(
         "select * from values (1, 10.25BD, 10.5BD, 3, 1), (2, 10.5BD, 10.5BD, 0, 0), (3, 11BD, 10.5BD, 1, 1), "
-        "(4, 0BD, 10.5BD, 0, 1), (5, 10BD, null, 1, null), (6, -1BD, 2BD, 1, 1) "
+        "(4, 0BD, 10.5BD, 0, 1), (5, 10BD, null, 1, null), (6, -1BD, 2BD, 1, 1), (7, -2BD, -1.5BD, 3, 1), "
+        "(8, null, null, 1, 1), (9, -1BD, 0BD, 1, 1) "
         "as q(n, bid_price, ask_price, bid_size, ask_size)"
     )
     found = from_spark(with_spread(rows), "n")
-    assert found["spread"].to_list() == [Decimal("0.25"), 0, Decimal("-0.5"), None, None, None]
-    assert found["mid"].to_list() == [10.375, 10.5, 10.75, None, None, None]
-    assert found["imbalance"].to_list() == [0.5, None, 0.0, None, None, None]
+    assert found["spread"].to_list() == [
+        Decimal("0.25"), 0, Decimal("-0.5"), Decimal("10.5"), None, 3, Decimal("0.5"), None, 1,
+    ]  # fmt: skip
+    assert found["mid"].to_list() == [10.375, 10.5, 10.75, 5.25, None, 0.5, -1.75, None, -0.5]
+    assert found["imbalance"].to_list() == [0.5, None, 0.0, -1.0, None, 0.0, 0.5, None, 0.0]
 
 
 def test_missing_column_is_told(spark: SparkSession) -> None:
     with pytest.raises(ConfigError, match="quotes had no column 'bid_price', expected it among: id"):
         with_spread(spark.range(1))
+
+
+def test_sides_at_or_below_zero_are_carried(spark: SparkSession) -> None:
+    rows = spark.sql(
+        "select * from values (1, 'A', 0, 7, null, 0), (2, 'A', null, 0, -5, 8), (3, 'A', null, 0, null, 9), "
+        "(4, 'B', null, 1, 3, 1) as q(ts_event, symbol, bid_price, bid_size, ask_price, ask_size)"
+    )
+    found = from_spark(with_both_sides(rows), "ts_event")
+    assert found.select("bid_price", "bid_size", "ask_price", "ask_size").rows() == [
+        (0, 7, None, None), (0, 7, -5, 8), (0, 7, -5, 8), (None, None, 3, 1),
+    ]  # fmt: skip

@@ -32,8 +32,11 @@ def draw(
     top: int = 3,
     master: str | None = None,
     name: str | None = None,
+    broken: bool = False,
 ) -> DayReport:
     """Write the page and return what it shows; `name` stands in it for the recording's path.
+
+    `broken`: whether trades that the venue took back are shown, too.
 
     Raises:
         ConfigError: Spark is not there, or a symbol is not in the day.
@@ -61,7 +64,7 @@ def draw(
             from blackbox.report.page import page as page_of
 
             with stderr.status("reading") as shown:
-                report = measure_day(spark, recording, symbols, top, shown.update)
+                report = measure_day(spark, recording, symbols, top, shown.update, broken)
         except (PySparkException, Py4JError) as error:
             said.seek(0)
             why = [str(error).strip().partition("\n")[0], *said.read().decode(errors="replace").splitlines()[-1:]]

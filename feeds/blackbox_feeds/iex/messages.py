@@ -19,6 +19,8 @@ PRICE_SCALE = 10_000
 
 _U4 = "<u4"
 _PRICE = price("<i8", 4)
+_SIDE = price("<i8", 4, absent=0)
+"""The price of a side of a quote. A side without orders has price 0 and size 0."""
 _TIMESTAMP = utc_time("<i8", "ns")
 _EVENT_TIME = utc_time("<u4", "s")
 
@@ -75,8 +77,8 @@ TOPS16 = Schema(
         "Q": _message(
             "flags",
             ("bid_size", _U4),
-            ("bid_price", _PRICE),
-            ("ask_price", _PRICE),
+            ("bid_price", _SIDE),
+            ("ask_price", _SIDE),
             ("ask_size", _U4),
         ),
     },

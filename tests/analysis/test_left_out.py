@@ -1,0 +1,271 @@
+"""Trades and quotes in Spark: what is left out, what is absent, and that several days are each as if alone."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import struct
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from blackbox_feeds.binance import Binance
+from blackbox_feeds.dbn import Dbn
+from blackbox_feeds.tape import Tape
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import functions as f
+
+from blackbox import ConfigError, Recording, Recordings
+from blackbox.analysis import (
+    asof_join,
+    asof_recorded,
+    count_bars,
+    recorded_quotes,
+    recorded_trades,
+    time_bars,
+    twap,
+    vwap,
+    with_spread,
+)
+from blackbox.analysis.measure_day import measure_day
+from blackbox.report.day_report import PRICE
+from blackbox.report.page import page
+from tests.archive.test_left_out import JSON_ROWS, JSON_TRADES
+from tests.deals import Counted, Deal, Sides, carried, counted, days_of_deals, days_of_sides, write_deals
+from tests.journals import Day, Put, Row, feed_of
+from tests.recorded import AS_SENT, record
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+QUOTED = ("bid_price", "bid_size", "ask_price", "ask_size")
+PLACE = ("ts_event", "epoch", "slice", "sequence")
+BASE = ["feed", "date", "symbol", *PLACE]
+some = settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+
+def day_of(feed: Path) -> Path:
+    (day,) = feed.glob("*-*-*")
+    return day
+
+
+def rows_of(frame: DataFrame | None, *columns: str) -> list[tuple[Any, ...]]:
+    assert frame is not None
+    return sorted((tuple(row) for row in frame.select(*columns).collect()), key=repr)
+
+
+def same_as_frames(spark: SparkSession, recording: Recording, broken: bool = False) -> None:
+    """Trades and quotes are the same in Spark and in the frames."""
+    names = "symbol", "ts_event", "slice", "epoch", "sequence"
+    form: Any = {"prices": "decimal", "times": "long"}
+    for found, ticks, own in (
+        (recorded_trades(spark, recording.path, broken=broken), "trades", ("price", "size", "trade_id")),
+        (recorded_quotes(spark, recording.path), "quotes", QUOTED),
+    ):
+        if found is None:
+            with pytest.raises(ConfigError):
+                getattr(recording, ticks)
+            continue
+        more = {"broken": True} if broken and ticks == "trades" else {}
+        frame = getattr(recording, ticks).to_polars(**form, **more).select(*names, *own)
+        assert rows_of(found, *names, *own) == sorted(frame.rows(), key=repr), ticks
+
+
+@some
+@given(st.lists(days_of_deals(), min_size=1, max_size=3))
+def test_trades_of_several_days_are_those_of_a_plain_loop(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, days: list[list[Deal]]
+) -> None:
+    feed = tmp_path_factory.mktemp("feed")
+    expected = []
+    for number, rows in enumerate(days):
+        date = datetime.date(2026, 11, 18 + number)
+        write_deals(feed / str(date), rows, str(date))
+        expected += [(date, *each._replace(price=Decimal(each.price) / 100)) for each in counted(rows)[0]]  # type: ignore[arg-type]
+    found = recorded_trades(spark, feed)
+    assert rows_of(found, "date", *Counted._fields) == sorted(expected, key=repr)
+    same_as_frames(spark, Recording.open(feed / "2026-11-18"))
+
+
+@some
+@given(days_of_sides())
+def test_sides_of_quotes_are_those_of_a_plain_loop(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, rows: list[Sides]
+) -> None:
+    recording = write_deals(tmp_path_factory.mktemp("day"), rows)
+    found = recorded_quotes(spark, recording.path)
+    assert found is not None
+    told = [
+        tuple(value if place % 2 == 0 or value is None else int(value * 100) for place, value in enumerate(row))
+        for row in found.orderBy("sequence").select("symbol", *QUOTED).collect()
+    ]
+    assert told == carried(rows)
+    same_as_frames(spark, recording)
+
+
+@some
+@given(st.lists(st.one_of(days_of_sides(1), days_of_deals(1)), max_size=20).map(lambda each: [*itertools.chain(*each)]))
+def test_asof_recorded_has_both_sides_as_by_a_plain_loop(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, drawn: list[Any]
+) -> None:
+    rows = [each._replace(time=1 + place) for place, each in enumerate(drawn)]
+    rows = [each._replace(epoch=1) if isinstance(each, Deal) else each for each in rows]
+    path = write_deals(tmp_path_factory.mktemp("day"), rows).path
+    expected = []
+    for place, each in enumerate(rows):
+        if isinstance(each, Deal) and each.kind == "T":
+            own = [quote for quote in rows[:place] if isinstance(quote, Sides) and quote.symbol == each.symbol]
+            expected.append((place, *(carried(own)[-1][1:] if own else (None,) * 4)))
+    found = asof_recorded(spark, path, "T", "Q", prices="long")
+    assert rows_of(found, "sequence", "bid", "bid_size", "ask", "ask_size") == sorted(expected, key=repr)
+    some_columns = asof_recorded(spark, path, "T", "Q", ["sequence", "ask_size"])
+    assert rows_of(some_columns, "sequence", "ask_size") == sorted(((row[0], row[4]) for row in expected), key=repr)
+
+
+def test_asof_recorded_of_the_tape_has_both_sides(spark: SparkSession, tmp_path: Path, shared_data: Path) -> None:
+    for kind in ("trade", "quote"):
+        (tmp_path / f"ibm_20131007_{kind}.zip").symlink_to(shared_data / "lean" / f"ibm_20131007_{kind}.zip")
+    feed = record(tmp_path / "out", "tape", lambda: Tape(tmp_path), slices=1, time_zone="America/New_York")
+    found = asof_recorded(spark, feed, "T", "Q")
+    recording = Recording.open(day_of(feed))
+    quotes = recording.quotes.to_polars(prices="decimal", times="long")
+    trades = recording.to_polars(kind="T", **AS_SENT)
+    last: dict[str, Any] = {}
+    merged = [(row["sequence"], row) for frame in (quotes, trades) for row in frame.iter_rows(named=True)]
+    expected = []
+    for place, row in sorted(merged, key=lambda each: each[0]):
+        if "bid_price" in row:
+            last = row
+        else:
+            expected.append((place, *(last.get(name) for name in QUOTED)))
+    assert rows_of(found, "sequence", *QUOTED) == sorted(expected, key=repr)
+    spreads = with_spread(found).agg(f.count("*"), f.count("spread")).first()
+    assert spreads is not None
+    assert spreads[0] == len(trades)
+    assert spreads[1] > 0.99 * len(trades)
+
+
+def test_broken_trades_of_iex_are_left_out_of_bars(spark: SparkSession, captured: Callable[[str], Path]) -> None:
+    for name, volume, broken, shares in (("deep", 19_763_027, 73, 19_483), ("tops", 1_419_337, 3, 8_570)):
+        day = day_of(captured(name))
+        trades, every = recorded_trades(spark, day), recorded_trades(spark, day, broken=True)
+        assert trades is not None
+        assert every is not None
+        for found, total in ((trades, volume), (every, volume + shares)):
+            assert found.agg(f.sum("size")).first() == (total,)
+            assert time_bars(found, "1m").agg(f.sum("volume")).first() == (total,)
+        same_as_frames(spark, Recording.open(day))
+        if name == "tops":
+            report = measure_day(spark, day, most=1)
+            assert report.left_out == ((broken, "taken back by the venue"),)
+            assert "Messages of trades that are in no bar: 3 taken back by the venue." in page(report)
+            assert measure_day(spark, day, most=1, broken=True).left_out == ()
+
+
+def test_repetitions_and_fills_of_binance(spark: SparkSession, tmp_path: Path, shared_data: Path) -> None:
+    cases = shared_data.parent / "cases/binance"
+    for name, measures, expected in (
+        ("four_trades_twice_after_a_reconnect", (f.count("*"), f.sum("size")), (10, 10)),
+        ("fills_that_are_no_trades", (f.max("price"), f.sum("size")), (100.2, 4)),
+    ):
+        path = cases / f"{name}.txt"
+        recording = Recording.open(day_of(record(tmp_path, name, lambda path=path: Binance(path), slices=1)))  # type: ignore[misc]
+        found = recorded_trades(spark, recording.path)
+        assert found is not None
+        assert time_bars(found, "1d").agg(f.sum("volume")).first() == expected[1:]
+        assert found.agg(*measures).first() == expected
+
+
+def test_numbers_of_json_that_are_none_are_null(spark: SparkSession, tmp_path: Path) -> None:
+    day = Day(tmp_path, feed_of(schema="binance"))
+    day.put(0, Put(JSON_ROWS))
+    assert rows_of(recorded_trades(spark, day.path), "price", "size", "trade_id") == sorted(JSON_TRADES, key=repr)
+
+
+def test_prices_at_or_below_zero_are_prices(spark: SparkSession, tmp_path: Path, shared_data: Path) -> None:
+    path = shared_data.parent / "cases/dbn/spread_below_zero_mbp-1.dbn.zst"
+    day = day_of(record(tmp_path, "spread", lambda: Dbn(path), slices=1))
+    quotes = recorded_quotes(spark, day)
+    assert quotes is not None
+    found = with_spread(quotes).orderBy("sequence").collect()
+    assert [float(row["spread"]) for row in found] == [0.05, 0.06, 0.10, 0.05, 0.05]
+    assert [row["mid"] for row in found] == pytest.approx([-0.275, -0.28, 0, 0.025, 0.275])
+    assert found[0]["imbalance"] == pytest.approx(-1 / 6)
+    same_as_frames(spark, Recording.open(day))
+    report = measure_day(spark, day)
+    (future,) = report.instruments
+    assert "Spread, price: mean" in page(report)
+    assert future.spread_unit == PRICE
+    assert all(0.05 <= point.mean <= 0.1 for point in future.spreads)
+
+
+def test_bars_of_prices_at_or_below_zero(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [Deal("A", "T", place, price=price) for place, price in enumerate((0, -300, 200, -100))]
+    trades = recorded_trades(spark, write_deals(tmp_path, rows).path)
+    assert trades is not None
+    (bar,) = time_bars(trades, "1m").collect()
+    assert [bar[name] for name in ("open", "high", "low", "close", "vwap")] == [0, 2, -3, -1, -0.5]
+
+
+def test_an_order_that_is_entered_twice_gives_one_trade(spark: SparkSession, tmp_path: Path) -> None:
+    """As when a day was published twice: the join must not double the trades."""
+    entered = Row(b"A.A", b"A" + bytes(10) + struct.pack(">QcI8sI", 7, b"B", 100, b"", 15_000), 1)
+    executed = Row(b"A.E", b"E" + bytes(10) + struct.pack(">QIQ", 7, 100, 1), 2)
+    day = Day(tmp_path, feed_of(schema="itch50"))
+    day.put(0, Put((entered, entered, executed)))
+    assert rows_of(recorded_trades(spark, day.path), "price", "size") == [(Decimal("1.5"), 100)]
+    same_as_frames(spark, Recording.open(day.path))
+
+
+def test_results_of_several_days_are_those_of_each_day_alone(spark: SparkSession, tmp_path: Path) -> None:
+    """No bar, average, side or match goes from one day to the next."""
+    for number in (18, 19):
+        rows: list[Any] = [
+            Sides("A", 1, 3) if number == 18 else Sides("A", None, 5, time=2),
+            *(Deal("A", "T", place, price=100 * number + place, time=1 + place) for place in range(3)),
+        ]
+        write_deals(tmp_path / f"2026-11-{number}", rows, f"2026-11-{number}")
+    trades, quotes = recorded_trades(spark, tmp_path), recorded_quotes(spark, [tmp_path])
+    assert trades is not None
+    assert quotes is not None
+    assert trades.columns == [*BASE, "price", "size", "trade_id"]
+    assert quotes.columns == [*BASE, *QUOTED]
+    functions: list[Callable[[DataFrame], DataFrame]] = [
+        lambda frame: time_bars(frame, "2s", fill="previous"),
+        lambda frame: count_bars(frame, 2),
+        vwap,
+        lambda frame: twap(frame, "2s"),
+        lambda frame: asof_join(frame, quotes),
+    ]
+    for function in functions:
+        alone = []
+        for day in sorted(tmp_path.glob("2026*")):
+            own = recorded_trades(spark, day)
+            assert own is not None
+            alone += function(own).collect()
+        assert sorted(map(repr, function(trades).collect())) == sorted(map(repr, alone))
+    sides = rows_of(quotes, "date", "bid_price", "ask_price")
+    assert [row[1:] for row in sides] == [(Decimal("0.01"), Decimal("0.03")), (None, Decimal("0.05"))]
+    frames = Recordings.open(tmp_path)
+    assert rows_of(trades, "ts_event", "price") == sorted(
+        frames.trades.to_polars(prices="decimal", times="long").select("ts_event", "price").rows(), key=repr
+    )
+
+
+def test_order_of_equal_times_is_that_of_the_recording(spark: SparkSession, tmp_path: Path) -> None:
+    """Whatever the order of the partitions: a later run of the publisher is after an earlier one."""
+    rows = [
+        Deal("A", "T", place, price=price, epoch=epoch) for place, (price, epoch) in enumerate(((1, 1), (2, 1), (3, 2)))
+    ]
+    trades = recorded_trades(spark, write_deals(tmp_path, rows).path)
+    assert trades is not None
+    for parts in (1, 2, 3):
+        for shuffled in (trades.repartition(parts), trades.orderBy(f.desc("sequence")), trades.orderBy("price")):
+            (bar,) = time_bars(shuffled, "1m").collect()
+            assert (bar["open"], bar["close"]) == (Decimal("0.01"), Decimal("0.03"))
+            joined = asof_join(shuffled.select("symbol", "ts_event"), shuffled).first()
+            assert joined is not None
+            assert joined["price"] == Decimal("0.03")
