@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from decimal import Decimal
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -17,7 +16,7 @@ from blackbox.analysis.quotes import with_both_sides
 from blackbox.archive.export.ticks import INTEGER, NUMBER
 from blackbox.archive.recording import Recording
 from blackbox.archive.recordings import check_one_schema
-from blackbox.feed.schema import ABSENT, DECIMALS, QuoteFields, Schema, TradeFields
+from blackbox.feed.schema import QuoteFields, Schema, TradeFields
 from blackbox.feed.schema_document import SchemaDocument
 from blackbox.spark.days import days_of
 
@@ -186,22 +185,12 @@ def _quotes(days: _Days) -> DataFrame:
         sides = {}
         for side in _SIDES:
             price, size = functions.col(f"{side}_price"), functions.col(f"{side}_size")
-            absent = (
-                each.absent if days.schema.json is not None else _absent(days.schema, each.type, names[f"{side}_price"])
-            )
-            price = price if absent is None else functions.nullif(price, functions.lit(absent))
+            price = price if each.absent is None else functions.nullif(price, functions.lit(each.absent))
             sides[f"{side}_price"] = price
             sides[f"{side}_size"] = functions.when(price.isNotNull(), size)
         frame = frame.select(*_BASE, *(column.alias(name) for name, column in sides.items()))
         frames.append(_told(with_both_sides(frame) if each.one_sided else frame, each))
     return _first_of_each(frames, days.schema.quotes)
-
-
-def _absent(schema: Schema, kind: str, name: str) -> Decimal | None:
-    """Return the price that the schema uses for an absent side; None if it has no such price."""
-    metadata = dict(schema.dtype(kind)[name].metadata or {})
-    absent = metadata.get(ABSENT)
-    return None if absent is None else Decimal(absent).scaleb(-metadata.get(DECIMALS, 0))
 
 
 def _first_of_each(frames: list[DataFrame], fields: Sequence[TradeFields | QuoteFields]) -> DataFrame:

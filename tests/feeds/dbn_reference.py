@@ -66,15 +66,18 @@ def expected_messages(stream: bytes) -> list[Expected]:
     metadata, *records = decoded
     last, found = metadata.start, []
     live: dict[int, str] = {}
+    live_since = 0
     for record in records:
         payload = bytes(record)
         time = known_at(payload)
         last = last if time is None else time
         if isinstance(record, databento_dbn.SymbolMappingMsg):
+            live_since = live_since if live else last
             out = record.stype_out_symbol
             is_number = out == str(record.instrument_id)
             live[record.instrument_id] = record.stype_in_symbol if is_number or not out else out
         name = live.get(record.instrument_id) or _mapped(metadata, record, last)
+        last = max(last, live_since)
         found.append(Expected(f"{name}.{_kind(metadata, payload)}", last, payload, record))
     return found
 

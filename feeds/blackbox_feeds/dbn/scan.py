@@ -67,7 +67,7 @@ whether a message has its time, what is added to the time, where the flags are a
 records are upgraded."""
 _COLUMNS: Final = 7
 
-_TIME, _BAD_RECEIPT, _BAD_RECEIPT_IN_SNAPSHOT, _BAD_BOOK, _OLD, _DELAYED = range(6)
+_TIME, _BAD_RECEIPT, _BAD_RECEIPT_IN_SNAPSHOT, _BAD_BOOK, _OLD, _DELAYED, _LIVE_SINCE = range(7)
 """State of the kernel between calls: the time of the last record, and counts."""
 
 _BAD: Final = F_BAD_TS_RECV | F_MAYBE_BAD_BOOK
@@ -173,6 +173,8 @@ def scan_records(
             time = min(happened, _LATEST) + types[rtype, _DELAY]
             kept[_DELAYED] += 1
         if rtype == _MAPPING:
+            if not is_mapped:
+                kept[_LIVE_SINCE] = time
             is_mapped = True
             if not note_mapping(mapped, data, position, size - appended, instrument):
                 return n, position, CROWDED
@@ -184,6 +186,7 @@ def scan_records(
             number = FULL if name == FULL else key_number(topics, -name, rtype)
         if number == FULL:
             return n, position, CROWDED
+        time = max(time, kept[_LIVE_SINCE])
         put_row(columns, n, number, time, position, size)
         kept[_TIME] = time
         kept[_OLD] += types[rtype, _IS_OLD]
@@ -273,7 +276,7 @@ class RecordReader:
         self._types = _types(metadata)
         self._bounds = numpy.array(metadata.bounds, numpy.int64)
         self._appended = TS_OUT_BYTES if metadata.ts_out else 0
-        self._kept = numpy.zeros(6, numpy.int64)
+        self._kept = numpy.zeros(7, numpy.int64)
         self._kept[_TIME] = metadata.start
         number = key_number(topics.at, SYSTEM_SYMBOL, METADATA_RTYPE)
         index = numpy.array([number], numpy.int32)
