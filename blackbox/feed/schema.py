@@ -307,6 +307,18 @@ class Schema:
         each = [types] if isinstance(types, str) and types in known else types
         return [type_ for type_ in dict.fromkeys(each) if type_ in known]
 
+    def misfit(self, payload: bytes) -> str | None:
+        """Return why a payload is no record of this schema; None if it is, or if payloads have no types."""
+        if not self.records:
+            return None
+        kind = payload[self.type_offset : self.type_offset + 1].decode("latin-1")
+        expected = self.records[kind].itemsize if kind in self.records else None
+        if len(payload) == expected:
+            return None
+        fits = f"that of a type of the schema, but type {kind!r} is none" if kind else "one with a type"
+        fits = fits if expected is None else f"{expected} of type {kind!r}"
+        return f"payload had {len(payload)} bytes, expected {fits} ({self.name})"
+
     def _unknown(self, type: str) -> ConfigError:  # noqa: A002
         known = " ".join(self.names or self.records) or "none: its payloads are plain bytes"
         return ConfigError(f"schema {self.name!r}: message type was {type!r}, expected one of: {known}")

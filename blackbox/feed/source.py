@@ -59,6 +59,7 @@ class PublishesMany(Protocol):
         ts_event: NDArray[int64],
         offsets: NDArray[int64],
         lengths: NDArray[int32],
+        checks_records: bool,
     ) -> object:
         """Publish n messages given in columns; see `blackbox.Publisher.publish_many`."""
 
@@ -108,6 +109,7 @@ class Source(ABC):
                 ts_event=chunk.ts_event,
                 offsets=chunk.starts,
                 lengths=chunk.lengths,
+                checks_records=False,  # a venue may append fields; and a file's metadata is no record
             )
             published += len(chunk.topic_index)
             if progress is not None:

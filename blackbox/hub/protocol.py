@@ -279,12 +279,8 @@ def misfits(
     is_wrong = is_short | (expected[kinds] != sizes)
     if valid is not None:
         is_wrong &= valid
-    found = []
-    for row in numpy.flatnonzero(is_wrong).tolist():
-        kind = "" if is_short[row] else chr(kinds[row])
-        fits = f"{expected[ord(kind)]} of type {kind!r}" if kind in schema.records else "that of a type of the schema"
-        found.append((row, f"payload had {sizes[row]} bytes, expected {fits} ({schema.name})"))
-    return found
+    rows = numpy.flatnonzero(is_wrong).tolist()
+    return [(row, schema.misfit(data[offsets[row] : offsets[row + 1]].tobytes()) or "") for row in rows]
 
 
 def check_topic_of(feed: Feed, topic: bytes) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from ctypes import string_at
 from typing import NamedTuple
 
 import numpy
@@ -20,7 +22,7 @@ from blackbox.block.encode import (
     write_template,
 )
 from blackbox.block.format import FLAG_NUMBERS, HEADER_BYTES, read_header
-from blackbox.native.intrinsics import copy_bytes, inner, int32s_at, int64s_at, unsigned
+from blackbox.native.intrinsics import bytes_at, copy_bytes, inner, int32s_at, int64s_at, unsigned
 from blackbox.native.jit import njit
 from blackbox.native.lost_pages import lost_pages
 from blackbox.publish.ring import (
@@ -77,6 +79,33 @@ def make_selection(rows: int, max_keys: int) -> Selection:
     groups = min(rows, max_keys)
     sizes = (rows, rows, rows, rows, groups, groups, max_keys)
     return Selection(*(numpy.zeros(size, numpy.int32) for size in sizes))
+
+
+@njit(nogil=True, cache=True)
+def first_misfit(rows: Rows, count: int, type_at: int, record_bytes: NDArray[numpy.int64]) -> int:
+    """Return the first of `count` messages whose payload has another size than its type, or -1.
+
+    `record_bytes`: int64[256], the size by type; 0: the schema has no such type.
+    """
+    for row in range(count):
+        start, size = rows.stride * row, rows.stride
+        if rows.starts != 0:
+            start = int64s_at(rows.starts, row + 1)[row]
+            size = numpy.int64(int32s_at(rows.lengths, row + 1)[row])
+        if size < 0:
+            continue
+        if size <= type_at or record_bytes[bytes_at(rows.payloads + start, size)[type_at]] != size:
+            return row
+    return -1
+
+
+def payload_of(rows: Rows, row: int) -> bytes:
+    """Return the payload of a message."""
+    if rows.starts == 0:
+        return string_at(rows.payloads + rows.stride * row, rows.stride)
+    start = int.from_bytes(string_at(rows.starts + 8 * row, 8), sys.byteorder)
+    size = int.from_bytes(string_at(rows.lengths + 4 * row, 4), sys.byteorder)
+    return string_at(rows.payloads + start, size)
 
 
 @njit(nogil=True, cache=True)

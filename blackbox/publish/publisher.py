@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from blackbox.arguments import check_function
 from blackbox.block.block import as_rows, as_topic_index
 from blackbox.block.encode import NO_VALUE, Rows
-from blackbox.errors import JournalError, NoSubscriberError, PublisherError
+from blackbox.errors import ConfigError, JournalError, NoSubscriberError, PublisherError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.schema import load_schema
 from blackbox.life import Life
@@ -32,7 +32,9 @@ from blackbox.publish.batcher import (
     LOST_PAGES,
     OUT_OF_MEMORY,
     Stored,
+    first_misfit,
     group_by_key,
+    payload_of,
     put_blocks,
     put_stored,
     select_rows,
@@ -221,7 +223,11 @@ class Publisher:
         self._demand = Demand()
         self._outbox = _outbox_of(outbox)
         self._has_outbox = False
-        self._packers = Packers()
+        self._schema = load_schema(feed.schema)
+        self._packers = Packers(self._schema)
+        self._record_bytes = numpy.zeros(256, numpy.int64)
+        for kind, dtype in self._schema.records.items():
+            self._record_bytes[ord(kind)] = dtype.itemsize
         self._pid = os.getpid()
         self._forget_topics()
         _publishers.add(self)
@@ -242,7 +248,7 @@ class Publisher:
                 raise PublisherError(f"start was called when {self.state}; a publisher is used once")
             self._enter(PublisherLife.RUNNING)
         self._pid = os.getpid()
-        schema_id = load_schema(self.feed.schema).schema_id
+        schema_id = self._schema.schema_id
         wait = self.when_full == "wait"
         try:
             needs = [need for feed_slice in self.feed.slices for need in needs_of(feed_slice)]
@@ -287,6 +293,7 @@ class Publisher:
         rows, _ = as_rows(numpy.empty((0, 1), numpy.uint8), None, None, None, 0)
         warm_up(select_rows, encoder.selection, 0, 0, 0, column, column, 0)
         warm_up(group_by_key, encoder.selection, 0, encoder.key_of_topic, 0)
+        warm_up(first_misfit, rows, 0, 0, self._record_bytes)
         warm_up(put_blocks, sender.ring.at, encoder, 0, rows, 0, sender.encoded, 0)
 
     def warm_up_stored(self) -> None:
@@ -301,13 +308,16 @@ class Publisher:
         A payload of None says that the topic has no value any more. With `when_full="drop"` a message is mostly sent
         before this returns, and others' may be sent here, too.
 
-        Raises ConfigError when no slice covers the topic, PublisherError when the publisher is not running or its topic
+        Raises ConfigError when no slice covers the topic, or the payload is no record of the feed's schema; nothing is
+        published then. Raises PublisherError when the publisher is not running or its topic
         table is full, ValueError when `ts_event` (ns since the epoch) is no int64. Bytes are the fastest payload; other
         buffers are copied once more.
         """
         try:
             _, topic_id, ring, shared, view = self._routes[topic]
-            pack, size, payload_bytes = self._packers[len(payload)]  # type: ignore[arg-type]
+            pack, size, payload_bytes, at, kinds = self._packers[len(payload)]  # type: ignore[arg-type]
+            if kinds is not None and payload[at] not in kinds:  # type: ignore[index]
+                self._refuse(payload)  # type: ignore[arg-type]
             try:
                 del ring.turn  # in place of a lock; as with one, Ctrl-C comes before it or behind `finally`
                 try:
@@ -326,8 +336,9 @@ class Publisher:
         except LargePayloadError:
             data = _bytes_of(payload)
             self.publish_many((topic,), (0,), data, (ts_event,), (0, len(data)))
-        except struct.error as error:
+        except (struct.error, ValueError, IndexError) as error:
             if type(payload) is bytes:
+                self._refuse(payload)
                 raise ValueError(f"ts_event was {ts_event!r}, expected an int64") from error
             self.publish(topic, _bytes_of(payload), ts_event)
         except TypeError:
@@ -335,6 +346,11 @@ class Publisher:
                 _bytes_of(payload)
                 raise
             self._publish_null(topic, ts_event)
+
+    def _refuse(self, payload: bytes) -> None:
+        """Raise ConfigError, or TypeError, unless a payload is a record of the schema."""
+        if (why := self._schema.misfit(_bytes_of(payload))) is not None:
+            raise ConfigError(why)
 
     def _publish_null(self, topic: bytes, ts_event: int) -> None:
         route = self._routes[topic]
@@ -354,6 +370,8 @@ class Publisher:
         offsets: Any = None,
         lengths: Any = None,
         valid: Any = None,
+        *,
+        checks_records: bool = True,
     ) -> int:
         """Publish n messages in columns; returns n. They are encoded straight into blocks, without the GIL.
 
@@ -367,18 +385,27 @@ class Publisher:
             offsets: int[n + 1], payload i being `payloads[offsets[i]:offsets[i + 1]]`; or int[n] starts with `lengths`.
             lengths: int[n].
             valid: bool[n]; a message where it is False has no value, which deletes its topic. None: all have one.
+            checks_records: refuse all if a payload is no record of the feed's schema; False for a venue's own bytes.
 
         Raises:
             ValueError: a column has the wrong shape, or reaches outside its buffer; nothing was published.
-            ConfigError, PublisherError: as `publish`.
+            ConfigError: as `publish`; a payload is no record of the feed's schema, and none was published.
+            PublisherError: as `publish`.
         """
         index = as_topic_index(topic_index, topics)
         rows, _alive = as_rows(payloads, ts_event, offsets, lengths, len(index), valid=valid)
+        if checks_records and self._schema.records:
+            row = first_misfit(rows, len(index), self._schema.type_offset, self._record_bytes)
+            if row >= 0:
+                raise ConfigError(f"message {row}: {self._schema.misfit(payload_of(rows, row))}; none was published")
         self.publish_rows(topics, index, rows)
         return len(index)
 
     def publish_rows(self, topics: Sequence[bytes], index: NDArray[numpy.int32], rows: Rows) -> None:
-        """Do as `publish_many`, with columns that are known to be right, wherever they lie."""
+        """Do as `publish_many`, with columns that are known to be right, wherever they lie.
+
+        Payloads are not checked by the schema: recorded messages are published as they are.
+        """
         self._publish_rows(self._resolve(topics), index, rows)
 
     def route(self, topic: bytes) -> tuple[int, int]:

@@ -32,6 +32,7 @@ from typing import Any, Final, NamedTuple
 import numpy
 
 from blackbox.block.format import HEADER_BYTES, OFFSET_COUNT
+from blackbox.feed.schema import Schema
 from blackbox.native.intrinsics import fence, inner, int32s_at, int64s_at, uint32_at
 from blackbox.native.jit import njit
 from blackbox.native.posix import now_ns, poke
@@ -123,20 +124,30 @@ class FullError(Exception):
     """It is not known that there is room: `put_waiting` looks for it."""
 
 
-class Packers(dict[int, tuple[Callable[..., None], int, int]]):
-    """For a payload size: what packs such a record, the record's size, and that of the payload.
+_Packer = tuple[Callable[..., None], int, int, int, frozenset[int] | None]
 
-    Raises LargePayloadError.
+
+class Packers(dict[int, _Packer]):
+    """For a payload size: what packs such a record, its size, that of the payload; and where the type's byte is.
+
+    The last item is the bytes of the types that have this size; None where payloads have no types. Raises
+    LargePayloadError.
     """
 
     null = struct.Struct("<iIq").pack_into
     """Packs a record of RECORD_BYTES without a payload, after NO_VALUE as its size."""
 
-    def __missing__(self, payload_bytes: int) -> tuple[Callable[..., None], int, int]:
+    def __init__(self, schema: Schema) -> None:
+        super().__init__()
+        self._schema = schema
+
+    def __missing__(self, payload_bytes: int) -> _Packer:
         if payload_bytes > MAX_PAYLOAD_BYTES:
             raise LargePayloadError
         size = (RECORD_BYTES + payload_bytes + 7) & -8
-        packer = self[payload_bytes] = struct.Struct(f"<IIq{payload_bytes}s").pack_into, size, payload_bytes
+        records, pack = self._schema.records, struct.Struct(f"<IIq{payload_bytes}s").pack_into
+        kinds = frozenset(ord(kind) for kind, dtype in records.items() if dtype.itemsize == payload_bytes)
+        packer = self[payload_bytes] = pack, size, payload_bytes, self._schema.type_offset, kinds if records else None
         return packer
 
 

@@ -37,6 +37,7 @@ class Recorder:
         ts_event: NDArray[numpy.int64],
         offsets: NDArray[numpy.int64],
         lengths: NDArray[numpy.int32],
+        checks_records: bool,
     ) -> None:
         self.calls += 1
         assert (topic_index.dtype.name, ts_event.dtype.name) == ("int32", "int64")

@@ -13,6 +13,7 @@ import pytest
 from numba import njit
 
 from blackbox import Batch, Feed, Publisher, SlowPolicy, Subscriber
+from blackbox.feed.schema import RAW
 from blackbox.publish.demand import Demand
 from blackbox.publish.ring import PAD, SURE, TAIL, Packers, Ring, RingAt, answer, ask
 from blackbox.publish.slice_sender import RING_BYTES, SliceSender
@@ -129,7 +130,7 @@ def test_a_sender_that_has_not_begun_has_asked_already() -> None:
 
 def put(ring: Ring, payload: bytes) -> None:
     """Write a record without a look at whether the reader asks."""
-    pack, size, payload_bytes = Packers()[len(payload)]
+    pack, size, payload_bytes, *_ = Packers(RAW)[len(payload)]
     pack(ring.view, ring.shared[TAIL], payload_bytes, 0, 0, payload)
     ring.shared[TAIL] += size
 
