@@ -41,6 +41,10 @@ def callback_error(who: str, error: BaseException, where: str = "") -> CallbackE
     return failure
 
 
+class MisfitError(Exception):
+    """A message is no record of its schema: a callback that gets fields is not called with it."""
+
+
 class Callback:
     """One registered callback. It lives on worker `worker`, or IN_SLICE, of each slice that its prefix can fall into.
 
@@ -70,6 +74,7 @@ class Callback:
         self.interval_ns = interval_ns
         self.types = types
         self.active = True
+        self.is_misfit_logged = False
 
     @property
     def takes_messages(self) -> bool:

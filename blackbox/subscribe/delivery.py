@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import struct
 import sys
 import threading
@@ -25,7 +26,7 @@ from blackbox.native.kept_arguments import Kept
 from blackbox.native.memory import foreign_array
 from blackbox.subscribe import worker_loop as collect
 from blackbox.subscribe.callback_turns import Part, Taker, call_entry, give_in_turn, give_message_by_message, list_turns
-from blackbox.subscribe.callbacks import Callback, CompiledCallback, Kind, callback_error
+from blackbox.subscribe.callbacks import Callback, CompiledCallback, Kind, MisfitError, callback_error
 from blackbox.subscribe.match_table import WorkerTable
 from blackbox.subscribe.slice_hooks import SliceHookCaller
 from blackbox.subscribe.state import SliceCounters, SliceState, WorkerCounters
@@ -43,6 +44,8 @@ from blackbox.subscribe.worker_state import (
     WorkerWithTable,
 )
 from blackbox.transport.libzmq import close_messages
+
+log = logging.getLogger("blackbox")
 
 _FIRST_ROWS = 1 << 16
 _LEAST_ENTRIES = 256
@@ -438,8 +441,11 @@ class Delivery:
         return view.copy() if start <= address < start + self._rows.nbytes else view
 
     def _raised(self, callback: Callback, error: BaseException, batch: Batch, place: int) -> bool:
-        self._counters.errors += 1
         self._counters.failed += len(batch) if place < 0 else 1
+        if isinstance(error, MisfitError):
+            self._skip(callback, error)
+            return True
+        self._counters.errors += 1
         first = Message(b"", batch, max(place, 0))
         which = f"slice {first.slice_id}, topic {first.topic!r}, sequence {first.sequence}"
         if place < 0 and len(batch) > 1:
@@ -447,6 +453,19 @@ class Delivery:
         failure = callback_error(f"callback {callback.name} for {callback.prefix!r}", error, which)
         self.quit = not self._on_error(failure)
         return not self.quit
+
+    def _skip(self, callback: Callback, error: MisfitError) -> None:
+        """Count a message that was no record of its schema, and log the first one of a callback."""
+        self._counters.misfits += 1
+        if not callback.is_misfit_logged:
+            callback.is_misfit_logged = True
+            log.warning(
+                "callback %s for %r: %s: skipped, as all that follow of its kind; statistics().delivery.misfits counts "
+                "them",
+                callback.name,
+                callback.prefix,
+                error,
+            )
 
     def compiled_raised(self) -> None:
         """Report each compiled callback that raised in the burst, in the order in which they did."""

@@ -13,7 +13,7 @@ from blackbox.arguments import did_you_mean
 from blackbox.block.batch import Batch, Message
 from blackbox.errors import ConfigError
 from blackbox.feed.schema import ABSENT, Schema
-from blackbox.subscribe.callbacks import Callback
+from blackbox.subscribe.callbacks import Callback, MisfitError
 
 RECORD: Final = "record."
 """In front of a field of the schema whose name is also one of the message's own."""
@@ -99,8 +99,11 @@ class PlainCallback(Callback):
         return [OWN[name](batch) if name in OWN else next(record) for name in self.fields]
 
     def _call(self, message: Message) -> object:
-        """Call it as the columns would have, one value at a time."""
-        record = message.record if self._of_record and message.payload is not None else None
+        """Call it as the columns would have, one value at a time. Raises MisfitError when a record cannot be read."""
+        try:
+            record = message.record if self._of_record and message.payload is not None else None
+        except ValueError as error:
+            raise MisfitError(str(error)) from error
         had = () if record is None else record._names_
         values = []
         for name in self.fields:

@@ -172,7 +172,9 @@ class WorkerCounters(SharedRecord):
     has_more = Field()
     """Not 0: blocks that were taken off the queue wait behind the one that is delivered."""
     failed = Field()
-    """Deliveries on which the callback raised."""
+    """Deliveries on which the callback raised, or that were skipped: `misfits`."""
+    misfits = Field()
+    """Messages that were no record of the schema, for callbacks that get fields."""
     unwanted = Field()
     """Deliveries not made: the callback had been removed."""
     untold = Field()

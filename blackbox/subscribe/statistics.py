@@ -108,6 +108,8 @@ class DeliveryStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Deliveries made: callbacks returned."""
     failed: int
     """Deliveries on which a callback raised; all of the batch, where it gets batches."""
+    misfits: int
+    """The part of `failed` that callbacks with `fields` were not called for: no records of the schema."""
     dropped: int
     """Deliveries given up by the slow-subscriber policy: of late blocks, or to a worker whose queue was full."""
     conflated: int
@@ -217,6 +219,7 @@ def _slice_statistics(counted: Sequence[Counted], slice_id: int, has_ended: bool
             due=due,
             delivered=done.delivered,
             failed=done.failed,
+            misfits=done.misfits,
             dropped=count.dropped,
             conflated=count.conflated,
             discarded=due - settled if has_ended else 0,
