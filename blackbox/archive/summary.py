@@ -34,7 +34,7 @@ class SliceSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Of the segments, without their indexes."""
     segments: int
     first_ts_event: int | None
-    """The least; 0 where the venue gave none."""
+    """The least time that the venue gave to a message, by the index; None: it gave none."""
     last_ts_event: int | None
     first_ts_out: int | None
     last_ts_out: int | None
@@ -133,8 +133,8 @@ def _summarise_slice(
         body_bytes=body_bytes,
         file_bytes=sum(len(segment.memory) for segment in segments),
         segments=len(segments),
-        first_ts_event=_least(_known(segments, "min_ts_event")),
-        last_ts_event=_most(_known(segments, "max_ts_event")),
+        first_ts_event=_least(time for time in _known(segments, "min_ts_event") if time > 0),
+        last_ts_event=_most(time for time in _known(segments, "max_ts_event") if time > 0),
         first_ts_out=_least(_known(segments, "min_ts_out")),
         last_ts_out=_most(_known(segments, "max_ts_out")),
         epochs=tuple(epochs),
@@ -148,7 +148,7 @@ def _known(segments: list[Segment], name: str) -> Iterator[int]:
     for segment in segments:
         column = segment.entries[name]
         column = column[numpy.abs(column) != NO_TIME]
-        yield from (int(column.min()), int(column.max())) if len(column) else ()
+        yield from column.tolist()
 
 
 def _least(times: Iterable[int | None]) -> int | None:
@@ -173,13 +173,20 @@ def message_rate(slices: dict[int, list[Segment]], wanted: Filter, bins: int, re
     return Rate(first + width * numpy.arange(bins + 1, dtype=numpy.int64), counts)
 
 
-def find_gaps(blocks: Iterable[Recorded]) -> Iterator[Gap]:
-    """What is missing between the blocks of one slice. What came before a key's first block is not known."""
+def find_gaps(blocks: Iterable[Recorded], late: set[tuple[int, bytes]] | None = None) -> Iterator[Gap]:
+    """Yield what is missing between the blocks of one slice. Messages before a key's first block are not counted.
+
+    `late` receives the slice and key of each first block that is not the first one that was published.
+    """
     expected: dict[tuple[int, bytes], int] = {}
+    seen: set[bytes] = set()
     for block, _, first_row, _, _ in blocks:
         name = (block.epoch, block.key)
         begin, end = int(block.sequences[first_row]), int(block.sequences[-1]) + 1
         known = expected.get(name, begin)
+        if late is not None and begin > 0 and block.key not in seen:
+            late.add((block.slice_id, block.key))
+        seen.add(block.key)
         if begin > known:
             yield Gap(block.slice_id, block.epoch, block.key, known, begin - known, block.ts_out)
         expected[name] = max(known, end)

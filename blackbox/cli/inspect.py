@@ -100,12 +100,12 @@ def _print_days(feed: Path, days: list[Path]) -> None:
             count(total.messages),
             count(total.blocks),
             byte_size(total.file_bytes),
-            local_time(day, total.first_ts_out)[:8],
-            local_time(day, total.last_ts_out)[:8],
+            local_time(day, total.first_ts_event)[:8],
+            local_time(day, total.last_ts_event)[:8],
             bad_if(total.torn_bytes > 0, count(total.torn_bytes)),
             bad_if(len(day.damage) > 0, count(len(day.damage))),
         )
-    table.caption = f"times of sending, {', '.join(zones)}; inspect one day to find its gaps and damaged bodies"
+    table.caption = f"market times, {', '.join(zones)}; inspect one day to find its gaps and damaged bodies"
     stdout.print(titled(f"{feed}: {counted(len(days), 'day')}", table))
 
 
@@ -152,7 +152,7 @@ def _print_day(day: Recording, damage: list[Damage], gaps: list[Gap], begins: li
             ),
         )
     )
-    stdout.print(titled(f"what the slices hold, times of sending, {day.feed.time_zone}", _slices_table(day, total)))
+    stdout.print(titled(f"what the slices hold, market times, {day.feed.time_zone}", _slices_table(day, total)))
     stdout.print(titled("how whole they are", _health_table(total, damage, gaps)))
     _print_marks(day)
     if damage or gaps:
@@ -197,8 +197,8 @@ def _slices_table(day: Recording, total: Summary) -> Table:
             count(feed_slice.blocks),
             byte_size(feed_slice.body_bytes),
             byte_size(feed_slice.file_bytes),
-            local_time(day, feed_slice.first_ts_out)[:12],
-            local_time(day, feed_slice.last_ts_out)[:12],
+            local_time(day, feed_slice.first_ts_event)[:12],
+            local_time(day, feed_slice.last_ts_event)[:12],
         )
     return table
 
