@@ -40,10 +40,18 @@ class Heap(NamedTuple):
 
 @inner
 def _ranks_before(held: int, left: int, right: int) -> bool:
-    """Whether of messages of one time those of a block come before those of another."""
+    """Return whether messages of one block precede messages of another block that have the same time.
+
+    Nothing here depends on when blocks were sent, but for a slice that is in several recordings.
+    """
     a, b = held_at(held + HELD_BYTES * left), held_at(held + HELD_BYTES * right)
     if a.feed != b.feed:
         return a.feed < b.feed
+    if a.slice_id != b.slice_id:
+        return a.slice_id < b.slice_id
+    for part in range(2):
+        if a.key[part] != b.key[part]:
+            return a.key[part] < b.key[part]
     if a.latest_out != b.latest_out:
         return a.latest_out < b.latest_out
     if a.stream != b.stream:

@@ -36,7 +36,7 @@ class Recorded(NamedTuple):
     ts_event: int
     ts_out: int
     place: tuple[int, int, int, int]
-    """The recording's order: largest `ts_out` of the slice so far, slice, record, row."""
+    """Order of equal times: slice, largest `ts_out` of the slice so far, record, row."""
     time: int
     """`ts_event`, or the latest of the slice before it; before the first, that of the next one, at the latest the
     largest `ts_out` of the slice so far."""
@@ -82,7 +82,7 @@ def write_day(
             own = ts_event or time[slice_id] or min([sent[slice_id], *first_times[slice_id][:1]])
             text = payload_of(len(found))
             rows.append(Row(topic, text, ts_event))
-            place = sent[slice_id], slice_id, record, row
+            place = slice_id, sent[slice_id], record, row
             found.append(Recorded(slice_id, first + row, topic, text, ts_event, ts_out, place, own))
         sequence[slice_id] += len(rows)
         day.put(slice_id, Put(tuple(rows), sequence=first, ts_out=ts_out, ts_recv=ts_out + 1))

@@ -1,0 +1,139 @@
+"""Messages of equal times have one order, however and whenever they were sent, recorded or imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+
+import msgspec
+import numpy
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from blackbox import Feed, Publisher, Recorder, Recording, Subscriber
+from blackbox.archive.import_days import import_days
+from tests.archive.imports import DAY, NOON, Made
+from tests.examples import examples
+from tests.journals import Day, Put, Row, feed_of
+
+Messages = list[tuple[bytes, bytes, int]]
+"""Topic, payload and time, in the order of the source."""
+TOPICS = (b"A.t", b"A.q", b"AB.t", b"B.t", b"B.q", b"C.q")
+rows = st.lists(st.tuples(st.sampled_from(TOPICS), st.integers(0, 3)), min_size=1, max_size=60)
+
+
+def messages_of(drawn: list[tuple[bytes, int]]) -> Messages:
+    """In order of time, as a source has them; each with a payload of its own."""
+    found = [(topic, b"%d" % number, NOON + time) for number, (topic, time) in enumerate(drawn)]
+    return sorted(found, key=lambda message: message[2])
+
+
+def expected(feed: Feed, messages: Messages) -> list[bytes]:
+    """By time, slice, key, and then as in the source."""
+    places = list(enumerate(messages))
+    places.sort(key=lambda each: (each[1][2], feed.slice_of(each[1][0]), each[1][0][: feed.key_bytes], each[0]))
+    return [payload for _, (_, payload, _) in places]
+
+
+def replayed(recording: Recording) -> list[bytes]:
+    subscriber = Subscriber(recording.feed)
+    came: list[bytes] = []
+    subscriber.on(b"")(lambda message: came.append(message.payload))
+    assert subscriber.replay(recording).misplaced == 0
+    return came
+
+
+def recorded_in_blocks(path: Path, feed: Feed, messages: Messages, random: Random) -> Recording:
+    """A day with the messages of each key in their order, in blocks cut and sent at random times."""
+    day = Day(path, feed)
+    for slice_id in range(len(feed.slices)):
+        by_key: dict[bytes, list[Row]] = {}
+        for topic, payload, time in messages:
+            if feed.slice_of(topic) == slice_id:
+                by_key.setdefault(topic[: feed.key_bytes], []).append(Row(topic, payload, time))
+        done, sent = dict.fromkeys(by_key, 0), 1
+        while open_keys := [key for key in by_key if done[key] < len(by_key[key])]:
+            key = random.choice(open_keys)
+            some = by_key[key][done[key] : done[key] + random.randint(1, 7)]
+            sent += random.randint(0, 100)
+            day.put(slice_id, Put(tuple(some), sequence=done[key], ts_out=NOON + sent, ts_recv=NOON + sent))
+            done[key] += len(some)
+    return Recording.open(path)
+
+
+@settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rows, st.integers(1, 3), st.sampled_from([0, 1, 2]), st.randoms(use_true_random=False))
+def test_recorded_at_any_time_and_imported_in_any_chunks(
+    drawn: list[tuple[bytes, int]], slices: int, key_bytes: int, random: Random
+) -> None:
+    feed, messages = feed_of(slices, key_bytes), messages_of(drawn)
+    if slices > 1:
+        messages = [each for each in messages if ord(each[0][:1]) - ord("A") < slices]
+    if not messages:
+        return
+    right = expected(feed, messages)
+    with TemporaryDirectory() as directory:
+        for number in range(2):
+            path = Path(directory) / str(number)
+            assert replayed(recorded_in_blocks(path, feed, messages, random)) == right
+        for number in range(2):
+            cuts = sorted(random.randint(0, len(messages)) for _ in range(3))
+            parts = [messages[a:b] for a, b in zip([0, *cuts], [*cuts, len(messages)], strict=True)]
+            source = Made(*(part for part in parts if part), date=DAY)
+            (day,) = import_days(feed, Path(directory) / f"import-{number}", [source], block_bytes=4096)
+            assert replayed(Recording.open(day.path)) == right
+
+
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rows, st.integers(1, 3), st.sampled_from([0, 2]))
+def test_two_files_of_different_symbols_imported_in_either_order(
+    drawn: list[tuple[bytes, int]], slices: int, key_bytes: int
+) -> None:
+    """One source behind the other: with a key, or a slice, for each symbol the result is the same."""
+    feed = feed_of(slices, key_bytes)
+    known = {bytes([ord("A") + n]) for n in range(slices)} if slices > 1 else {b"A", b"B", b"C"}
+    messages = [each for each in messages_of(drawn) if each[0][:1] in known]
+    files = [[each for each in messages if (each[0][:1] == b"B") == is_b] for is_b in (False, True)]
+    if not all(files) or (slices == 1 and key_bytes == 0):
+        return
+    with TemporaryDirectory() as directory:
+        found = []
+        for number, order in enumerate((files, files[::-1])):
+            sources = [Made(file, date=DAY) for file in order]
+            (day,) = import_days(feed, Path(directory) / str(number), sources)
+            found.append(replayed(Recording.open(day.path)))
+    assert found[0] == found[1] == expected(feed, files[0] + files[1])
+
+
+@pytest.mark.parametrize("key_bytes", [0, 2])
+def test_published_and_recorded_live(tmp_path: Path, key_bytes: int) -> None:
+    """One by one or at once, the order is that of an import."""
+    random = Random(7)
+    drawn = [(random.choice(TOPICS), random.randint(0, 9)) for _ in range(600)]
+    messages = messages_of(drawn)
+    found = []
+    for number, is_one_by_one in enumerate((True, False)):
+        feed = msgspec.structs.replace(Feed.local(f"live{number}", slices=2), key_bytes=key_bytes)
+        recorder = Recorder(feed, tmp_path)
+        with Publisher(feed, when_full="wait") as publisher:
+            recorder.start()
+            for place, (topic, payload, time) in enumerate(messages if is_one_by_one else ()):
+                publisher.publish(topic, payload, time)
+                if place % 97 == 0:
+                    publisher.flush()
+            if not is_one_by_one:
+                publisher.publish_many(
+                    tuple(TOPICS),
+                    [TOPICS.index(topic) for topic, _, _ in messages],
+                    b"".join(payload for _, payload, _ in messages),
+                    [time for _, _, time in messages],
+                    numpy.cumsum([0, *(len(payload) for _, payload, _ in messages)]),
+                )
+            publisher.flush()
+        recorder.run(until_end=True, timeout=30)
+        (path,) = (tmp_path / feed.name).glob("*/manifest.json")
+        found.append(replayed(Recording.open(path.parent)))
+        assert found[-1] == expected(feed, messages)
+    assert found[0] == found[1]
