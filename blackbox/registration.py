@@ -249,6 +249,11 @@ class Registration:
         rule, most = self.feed.symbol_rule, self.feed.max_topics
         books = Books(schema or self.feed.schema_name, symbol_rule=rule, max_symbols=most, max_bytes=max_bytes)
         self._add(lambda worker: BookCallback(prefix, books, worker), prefix, group)
+        if self._replay is not None:
+            books.lose_sync()  # what was played before it is not in it
+        elif self.state is SubscriberLife.RUNNING:
+            for slice_id in range(len(self.feed.slices)):
+                books.lose_sync(slice_id)
         return books
 
     def table(self, prefix: bytes, *, client: Puts | None = None, group: str | None = None) -> Table:

@@ -13,11 +13,11 @@ import pyarrow
 from numpy.typing import NDArray
 from pyspark.sql import functions
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import ArrayType, DecimalType, LongType, StructType
+from pyspark.sql.types import ArrayType, BooleanType, DecimalType, LongType, StructType
 
 from blackbox.analysis.inputs import require, unused
 from blackbox.block.arrow import PRICE_DIGITS
-from blackbox.book.book import COUNTERS, counters, new_book, roomier
+from blackbox.book.book import COUNTERS, counters, lose_sync, new_book, roomier
 from blackbox.book.feed import BookFeed, load_book_feed, run
 from blackbox.errors import ConfigError
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 BY: Final = ("date", "symbol")
 PLACE: Final = ("ts_event", "ts_recv", "sequence")
+SYNCED: Final = "synced"
 _PART_ROWS: Final = 16_384
 """Rows that are applied at a time: what they change has to be in memory."""
 _SIDES: Final = ("bid", "ask")
@@ -47,6 +48,9 @@ def order_book(
     what rests, rests. Where a side, or a level of it, is absent, its columns are null. `order_book_counts` tells what
     could not be applied.
 
+    `synced` is False from the first message on that does not fit into the book, until the venue clears it or sends a
+    snapshot; books of `dbn` begin with one of these. What a recording lacks is not known here: see `gaps`.
+
     Args:
         messages: rows with these columns, all messages of the symbols wanted. Types that change no book are left out.
         depth: how many levels of each side are watched and told.
@@ -58,8 +62,8 @@ def order_book(
         payload: the column of the venue's bytes.
 
     Columns: `by`, `ts_event` and those of `order` of the message, `bid_price`, `bid_size`, `bid_count` (orders),
-    `ask_price`, `ask_size`, `ask_count`; with more depth also `bid_prices`, `bid_sizes`, ... , arrays of the levels
-    there are, the best one first. Prices are decimals.
+    `ask_price`, `ask_size`, `ask_count`, `synced`; with more depth also `bid_prices`, `bid_sizes`, ... , arrays of the
+    levels there are, the best one first. Prices are decimals.
 
     Raises ConfigError when a column is missing, `depth` is below 1, or there is no such schema.
     """
@@ -74,6 +78,7 @@ def order_book(
     for side in _SIDES:
         for part in _PARTS:
             made = made.add(f"{side}_{part}", kinds[part])
+    made = made.add(SYNCED, BooleanType())
     for side in _SIDES if depth > 1 else ():
         for part in _PARTS:
             made = made.add(f"{side}_{part}s", ArrayType(kinds[part], containsNull=False))
@@ -93,7 +98,7 @@ def order_book_counts(
     cancelled), `removed`, `replaced`; `unknown`: messages about an order, or a level, that does not rest; `duplicate`:
     orders added under a reference that rests already; `too_many`: more shares taken than rest; `forgotten`: always 0
     here; `locked` and `crossed`: events after which bid and ask were equal, or the bid was above; `refused`: messages
-    that are not of the form that their type has.
+    that are not of the form that their type has; `unsynced`: how often it became known that messages are missing.
     """
     feed = load_book_feed(schema)
     rows = _in_order(messages, feed, by, order, order, payload)
@@ -107,7 +112,7 @@ def _in_order(
     messages: DataFrame, feed: BookFeed, by: Sequence[str], places: Sequence[str], order: Sequence[str], payload: str
 ) -> DataFrame:
     require(messages, [*by, *places, payload], "messages")
-    unused(messages, by, (*(f"{side}_{part}" for side in _SIDES for part in _PARTS), "messages", *COUNTERS))
+    unused(messages, by, (*(f"{side}_{part}" for side in _SIDES for part in _PARTS), SYNCED, "messages", *COUNTERS))
     kinds = [functions.lit(kind.encode("latin-1")) for kind in feed.types]
     wanted = functions.substring(payload, feed.type_offset + 1, 1).isin(kinds)
     rows = messages.where(wanted).select(*dict.fromkeys([*by, *places, payload]))
@@ -127,10 +132,11 @@ class _Books:
     """Reads the rows of one partition, book by book."""
 
     def __init__(self, schema: str, by: tuple[str, ...], payload: str, depth: int) -> None:
-        self._apply = load_book_feed(schema).address
+        self._feed = load_book_feed(schema)
+        self._apply = self._feed.address
         self._by, self._payload, self._depth = by, payload, depth
         self._before: pyarrow.RecordBatch | None = None
-        self.book = new_book()
+        self.book = self._new_book()
         self._shown = numpy.zeros((2, depth, 3), numpy.int64)
 
     def parts(self, batch: pyarrow.RecordBatch) -> Iterator[_Part]:
@@ -146,24 +152,31 @@ class _Books:
         starts = starts if changes[0] else numpy.concatenate(([0], starts))
         for first, last in zip(starts.tolist(), [*starts[1:].tolist(), batch.num_rows], strict=True):
             if changes[first]:
-                self.book = new_book()
+                self.book = self._new_book()
                 self._shown[:] = 0
             yield _Part(first, last, bool(changes[first]))
 
+    def _new_book(self) -> NDArray[numpy.int64]:
+        book = new_book()
+        if not self._feed.begins_empty:
+            lose_sync(book.ctypes.data)
+        return book
+
     def changes(
         self, data: NDArray[Any], offsets: NDArray[Any], part: _Part
-    ) -> Iterator[tuple[NDArray[numpy.int64], NDArray[numpy.int64]]]:
-        """Apply the rows of a part; the rows that changed the best levels, and these levels, some at a time."""
+    ) -> Iterator[tuple[NDArray[numpy.int64], NDArray[numpy.int64], NDArray[numpy.bool_]]]:
+        """Apply the rows of a part; yield the rows that changed the best levels, these, and if the book is synced."""
         at = part.first
         while at < part.last:
             end = min(part.last, at + _PART_ROWS)
             rows = numpy.empty(end - at, numpy.int64)
             tops = numpy.empty((end - at, 2, self._depth, 3), numpy.int64)
-            at, many = run(self._apply, self.book, data, offsets, at, end, self._depth, self._shown, rows, tops)
+            synced, shown = numpy.empty(end - at, numpy.bool_), self._shown
+            at, many = run(self._apply, self.book, data, offsets, at, end, self._depth, shown, rows, tops, synced)
             if at < end:
                 self.book = roomier(self.book)
             if many:
-                yield rows[:many], tops[:many]
+                yield rows[:many], tops[:many], synced[:many]
 
 
 class _Changes(NamedTuple):
@@ -183,11 +196,15 @@ class _Changes(NamedTuple):
             data, offsets = payloads_of(batch.column(self.payload))
             found = [each for part in books.parts(batch) for each in books.changes(data, offsets, part)]
             if found:
-                rows, tops = (numpy.concatenate(each) for each in zip(*found, strict=True))
-                yield self._batch(batch, rows, tops)
+                rows, tops, synced = (numpy.concatenate(each) for each in zip(*found, strict=True))
+                yield self._batch(batch, rows, tops, synced)
 
     def _batch(
-        self, batch: pyarrow.RecordBatch, rows: NDArray[numpy.int64], tops: NDArray[numpy.int64]
+        self,
+        batch: pyarrow.RecordBatch,
+        rows: NDArray[numpy.int64],
+        tops: NDArray[numpy.int64],
+        synced: NDArray[numpy.bool_],
     ) -> pyarrow.RecordBatch:
         columns = batch.drop_columns([self.payload]).take(pyarrow.array(rows)).columns
         there = tops[:, :, :, 1] > 0
@@ -195,6 +212,7 @@ class _Changes(NamedTuple):
             for part in range(3):
                 kind = self.schema.field(len(columns)).type
                 columns.append(_typed(tops[:, side, 0, part], ~there[:, side, 0], kind))
+        columns.append(pyarrow.array(synced))
         for side in range(2) if self.depth > 1 else ():
             ends = numpy.concatenate(([0], numpy.cumsum(there[:, side].sum(axis=1)))).astype(numpy.int32)
             for part in range(3):

@@ -132,9 +132,8 @@ class NewestBooks:
                 )
 
     def _lacks_something(self) -> bool:
-        """Whether messages are missing that a book may need, or had no room in it."""
-        counted = self._books.counters()
-        return self._lacks_messages or counted["forgotten"] > 0 or counted["left_out"] > 0
+        """Return True if messages are missing that a book may need, or if a book is known to lack some."""
+        return self._lacks_messages or self._books.lacks_messages
 
 
 class _Part(NamedTuple):

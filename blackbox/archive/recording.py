@@ -54,6 +54,7 @@ from blackbox.timestamps import MAX_NS, MIN_NS, check_unit, ns_of, parse_time
 
 if TYPE_CHECKING:
     from blackbox.archive.export.parquet import Order, ParquetDay, Prices
+    from blackbox.book.books import Books
 
 _log = logging.getLogger(__name__)
 
@@ -204,6 +205,29 @@ class Recording(Frames):
             for block in newest.blocks([prefix]):
                 yield Batch(block, None, ReceivedBlock.of_block(block, feed, 0, is_image=True))
 
+    def book_at(self, time: Time, prefix: bytes = b"", *, max_bytes: int = 1 << 30) -> Books:
+        """Return the order books of all symbols as they were at a time, after all messages before it.
+
+        A replay with `start=time, books=True` begins with the same books. Reads the day up to there. Ask the result
+        for `synced`: it is False where the recording lacks messages of a book.
+
+        Args:
+            time: as `time` takes it, of the messages' `ts_event`, or of their `ts_out` if none has a venue's time.
+            prefix: of the topics, such as b"AAPL.": books of symbols of which it leaves out messages are not synced.
+            max_bytes: of all books together.
+
+        Raises ConfigError when the schema has no books; as `time`.
+        """
+        from blackbox import Replay, Subscriber  # of rooms behind this one
+
+        subscriber = Subscriber(self.feed)
+        books = subscriber.book(prefix, max_bytes=max_bytes)
+        by: Clock = "ts_event" if self.time_range("ts_event")[1] > 0 else "ts_out"
+        stop = self.time(time, by)
+        if self.time_range(by)[0] < stop:
+            subscriber.replay(Replay(self, stop=stop, prefix=prefix))
+        return books
+
     def topics(self) -> list[bytes]:
         """Return all topics, sorted. Reads everything, as `counts`."""
         return sorted(self.counts())
@@ -220,7 +244,13 @@ class Recording(Frames):
 
         What was published before the first block of a key that is here is not known, and no gap.
         """
-        return [gap for slice_id, _ in self.segments(slices) for gap in find_gaps(self._blocks_of(slice_id))]
+        return self.gaps_and_late(slices)[0]
+
+    def gaps_and_late(self, slices: Iterable[int] | None = None) -> tuple[list[Gap], set[tuple[int, bytes]]]:
+        """Return what `gaps` does, and the slices and keys whose first recorded message was not the first published."""
+        late = set[tuple[int, bytes]]()
+        found = [gap for slice_id, _ in self.segments(slices) for gap in find_gaps(self._blocks_of(slice_id), late)]
+        return found, late
 
     def marks(self, slices: Iterable[int] | None = None) -> Iterator[Mark]:
         """Yield what the journals say between their records, slice by slice: epochs, outages, what heartbeats told."""

@@ -59,6 +59,8 @@ FLAG_NUMBERS: Final = 256
 """Data only: the column `topic_numbers` is there, so that a receiver need not look each topic up by its name."""
 FLAG_IMAGE: Final = 1024
 """Never travels: a subscriber notes with it in its copy of a header that the block is of an image."""
+FLAG_LATE: Final = 2048
+"""Never travels: a subscriber notes with it in its copy of a header that earlier messages of the key never came."""
 FLAG_REFUSED: Final = 512
 """Control only, in place of a confirmation: topics are prefixes that are not in force, payloads say why not."""
 KNOWN_FLAGS: Final = 127 | FLAG_NUMBERS | FLAG_REFUSED

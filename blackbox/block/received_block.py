@@ -26,6 +26,7 @@ _TS_RECV: Final = Envelope.ts_recv.start
 _CONFLATED: Final = Envelope.conflated.start
 _RECORDED: Final = Envelope.recorded.start
 _IMAGE: Final = Envelope.image.start
+_LATE: Final = Envelope.late.start
 NO_NUMBERS: Final = "this batch did not come from a subscriber: topics have no numbers"
 
 
@@ -54,6 +55,7 @@ class ReceivedBlock:
         "conflated",
         "feeds",
         "is_image",
+        "is_late",
         "is_recorded",
         "origins",
         "ts_recv",
@@ -76,6 +78,7 @@ class ReceivedBlock:
         self.conflated = bool(words[_CONFLATED])
         self.is_recorded = bool(words[_RECORDED])
         self.is_image = bool(words[_IMAGE])
+        self.is_late = bool(words[_LATE])
         self.origins: NDArray[numpy.int64] | None = None
         if origins:
             self.origins = foreign_array(owner, origins, ORIGINS * self.block.count, "<i8").reshape(ORIGINS, -1)
@@ -91,10 +94,15 @@ class ReceivedBlock:
         received.block, received.feeds, received.ts_recv = block, (feed,), ts_recv
         received.addresses = numpy.frombuffer(block.header, numpy.uint8).ctypes.data, block.body.ctypes.data, 0
         received.conflated, received.is_recorded, received.origins = False, is_image, None
-        received.is_image = is_image
+        received.is_image, received.is_late = is_image, False
         received._owner, received._envelope = None, 0
         received._topics = received._numbers = None
         return received
+
+    @property
+    def is_delivered(self) -> bool:
+        """True if a subscriber or a replay delivers it, which reports what is missing."""
+        return self._envelope != 0
 
     def feed_of(self, row: int) -> BatchFeed:
         """The feed of a row."""

@@ -33,6 +33,8 @@ class Envelope(SharedRecord):
     """1: an archive has brought the block, as it was missed."""
     image = Field()
     """1: the block is of an image: the newest message of each topic, from before the slice begins."""
+    late = Field()
+    """1: messages of the key were published in this epoch before the first one that came; they are no gap."""
     groups = Field()
     """How many match sets the rows are grouped by; 0: all topics have the same."""
 

@@ -68,7 +68,7 @@ class BookHead(SharedRecord):
     unsynced = Field()
     """How often messages may have been lost."""
     is_unsynced = Field()
-    """1 from then on, until the book is cleared."""
+    """1 from then on, or once a message shows that the book is wrong, until the book is cleared."""
     is_full = Field()
     """1 when it may not grow: what has no room is forgotten."""
     messages = Field()
@@ -86,14 +86,14 @@ class _Level(SharedRecord):
     orders = Field()
 
 
-_head_at = record_at(BookHead)
+head_at = record_at(BookHead)
 _level_at = record_at(_Level)
 _HEAD_BYTES: Final = BookHead.dtype.itemsize
 _LEVEL_BYTES: Final = _Level.dtype.itemsize
 _LEVEL_WORDS: Final = _LEVEL_BYTES // 8
 
 _COUNTED: Final = ("added", "taken", "removed", "replaced", "unknown", "duplicate", "too_many")
-_SEEN: Final = ("locked", "crossed", "refused")
+_SEEN: Final = ("locked", "crossed", "refused", "unsynced")
 COUNTERS: Final = ("orders", *_COUNTED, "forgotten", *_SEEN)
 """What `counters` tells: `orders` that rest, `forgotten` ones for which there was no room, and counts of `BookHead`."""
 
@@ -157,6 +157,12 @@ def order_columns(book: NDArray[numpy.int64]) -> NDArray[Any]:
     return resting[numpy.argsort(resting["reference"], kind="stable")]
 
 
+def is_synced(book: NDArray[numpy.int64]) -> bool:
+    """Return whether nothing says that the book lacks messages, and no snapshot is under way."""
+    head = head_of(book)
+    return not (head.is_unsynced or head.is_snapshot)
+
+
 def level_columns(book: NDArray[numpy.int64]) -> NDArray[Any]:
     """Return the levels that the venue told as such: as `order_columns`, under the reference 0."""
     room, start, found = head_of(book).room, _HEAD_BYTES // 8, []
@@ -172,19 +178,19 @@ def level_columns(book: NDArray[numpy.int64]) -> NDArray[Any]:
 
 @njit(inline="always")
 def _orders_at(book: int) -> Any:
-    return book + _HEAD_BYTES + 2 * _LEVEL_BYTES * _head_at(book).room
+    return book + _HEAD_BYTES + 2 * _LEVEL_BYTES * head_at(book).room
 
 
 @njit(inline="always")
 def _side_at(book: int, side: int) -> Any:
-    return book + _HEAD_BYTES + side * _LEVEL_BYTES * _head_at(book).room
+    return book + _HEAD_BYTES + side * _LEVEL_BYTES * head_at(book).room
 
 
 @inner
 def _place(book: int, side: int, price: int) -> int:
     """Where a price stands among the levels of a side, or belongs: bids rise, asks fall, so that the best is last."""
     start = _side_at(book, side)
-    low, high = 0, _head_at(book).depth[side]
+    low, high = 0, head_at(book).depth[side]
     if high > 0 and _level_at(start + _LEVEL_BYTES * (high - 1)).price == price:
         return high - 1
     while low < high:
@@ -200,7 +206,7 @@ def _place(book: int, side: int, price: int) -> int:
 @inner
 def _open_level(book: int, side: int, price: int) -> Any:
     """Return the address of a level, which is made, without shares, if it is not there. There must be room."""
-    head = _head_at(book)
+    head = head_at(book)
     place, many = _place(book, side, price), head.depth[side]
     at = _side_at(book, side) + _LEVEL_BYTES * place
     found = _level_at(at)
@@ -216,7 +222,7 @@ def _open_level(book: int, side: int, price: int) -> Any:
 @inner
 def _close_level(book: int, side: int, place: int) -> None:
     """Remove the level at a place."""
-    head = _head_at(book)
+    head = head_at(book)
     many = head.depth[side] - 1
     words = int64s_at(_side_at(book, side) + _LEVEL_BYTES * place, _LEVEL_WORDS * (many - place + 1))
     for word in range(len(words) - _LEVEL_WORDS):
@@ -229,7 +235,7 @@ def _shrink_level(book: int, side: int, price: int, shares: int, gone: int) -> N
     """Take shares, and `gone` orders, from a level, which goes with its last order."""
     place = _place(book, side, price)
     found = _level_at(_side_at(book, side) + _LEVEL_BYTES * place)
-    if place == _head_at(book).depth[side] or found.price != price:
+    if place == head_at(book).depth[side] or found.price != price:
         return  # a feed that sets levels and adds orders took it away
     found.shares -= shares
     found.orders -= gone
@@ -247,7 +253,7 @@ def _drop(book: int, at: int) -> None:
 
 @inner
 def _fits(book: int) -> bool:
-    head = _head_at(book)
+    head = head_at(book)
     return max(head.depth[BUY], head.depth[SELL]) < head.room and orders.has_room_for_order(_orders_at(book))
 
 
@@ -257,7 +263,7 @@ def _rest(book: int, reference: int, side: int, price: int, shares: int) -> None
     if shares <= 0:
         return
     if not _fits(book):
-        orders.order_table_at(_orders_at(book)).forgotten += 1
+        _forget(book)
         return
     orders.rest(_orders_at(book), reference, side, price, shares)
     level = _level_at(_open_level(book, side, price))
@@ -266,23 +272,45 @@ def _rest(book: int, reference: int, side: int, price: int, shares: int) -> None
 
 
 @inner
+def note_lack(book: int) -> None:
+    """Note that the book lacks something, unless that is known."""
+    head = head_at(book)
+    if head.is_unsynced == 0:
+        head.unsynced += 1
+        head.is_unsynced = 1
+
+
+@inner
+def _forget(book: int) -> None:
+    orders.order_table_at(_orders_at(book)).forgotten += 1
+    note_lack(book)
+
+
+@inner
+def _miss(book: int) -> None:
+    head_at(book).unknown += 1
+    note_lack(book)
+
+
+@inner
 def _free(book: int, reference: int) -> None:
     at = orders.find(_orders_at(book), reference)
     if order_at(at).shares != 0:
-        _head_at(book).duplicate += 1
+        head_at(book).duplicate += 1
+        note_lack(book)
         _drop(book, at)
 
 
 @njit(nogil=True, cache=True)
 def has_room(book: int) -> bool:
     """Return whether one more order fits, whatever its side and price; also when the book may not grow."""
-    return _head_at(book).is_full != 0 or _fits(book)
+    return head_at(book).is_full != 0 or _fits(book)
 
 
 @njit(nogil=True, cache=True)
 def settle(book: int) -> None:
     """Count a book that is locked or crossed at the end of an event."""
-    head = _head_at(book)
+    head = head_at(book)
     bids, asks = head.depth[BUY], head.depth[SELL]
     if bids > 0 and asks > 0:
         bid = _level_at(_side_at(book, BUY) + _LEVEL_BYTES * (bids - 1)).price
@@ -294,7 +322,7 @@ def settle(book: int) -> None:
 @njit(nogil=True, cache=True)
 def add(book: int, reference: int, side: int, price: int, shares: int) -> None:
     """Let an order rest, on side BUY or SELL."""
-    _head_at(book).added += 1
+    head_at(book).added += 1
     _free(book, reference)
     _rest(book, reference, side, price, shares)
 
@@ -302,11 +330,11 @@ def add(book: int, reference: int, side: int, price: int, shares: int) -> None:
 @njit(nogil=True, cache=True)
 def take(book: int, reference: int, shares: int) -> Any:
     """Execute or cancel some of an order's shares; return its price, or UNKNOWN_PRICE when it does not rest."""
-    head = _head_at(book)
+    head = head_at(book)
     at = orders.find(_orders_at(book), reference)
     order = order_at(at)
     if order.shares == 0:
-        head.unknown += 1
+        _miss(book)
         return UNKNOWN_PRICE
     head.taken += 1
     price = order.price
@@ -314,7 +342,9 @@ def take(book: int, reference: int, shares: int) -> Any:
         _shrink_level(book, order.side, price, shares, 0)
         order.shares -= shares
     else:
-        head.too_many += shares > order.shares
+        if shares > order.shares:
+            head.too_many += 1
+            note_lack(book)
         _drop(book, at)
     return price
 
@@ -322,10 +352,10 @@ def take(book: int, reference: int, shares: int) -> Any:
 @njit(nogil=True, cache=True)
 def remove(book: int, reference: int) -> None:
     """Remove an order."""
-    head = _head_at(book)
+    head = head_at(book)
     at = orders.find(_orders_at(book), reference)
     if order_at(at).shares == 0:
-        head.unknown += 1
+        _miss(book)
         return
     head.removed += 1
     _drop(book, at)
@@ -334,11 +364,11 @@ def remove(book: int, reference: int) -> None:
 @njit(nogil=True, cache=True)
 def replace(book: int, old: int, new: int, price: int, shares: int) -> None:
     """Replace an order by one of the same side, under a new reference, with other price and shares."""
-    head = _head_at(book)
+    head = head_at(book)
     at = orders.find(_orders_at(book), old)
     order = order_at(at)
     if order.shares == 0:
-        head.unknown += 1
+        _miss(book)
         return
     head.replaced += 1
     side = order.side
@@ -350,7 +380,7 @@ def replace(book: int, old: int, new: int, price: int, shares: int) -> None:
 @njit(nogil=True, cache=True)
 def put(book: int, reference: int, side: int, price: int, shares: int) -> None:
     """Add an order, in place of the one with that reference if there is one."""
-    head = _head_at(book)
+    head = head_at(book)
     at = orders.find(_orders_at(book), reference)
     if order_at(at).shares == 0:
         head.added += 1
@@ -364,14 +394,15 @@ def put(book: int, reference: int, side: int, price: int, shares: int) -> None:
 def rests(book: int, reference: int) -> bool:
     """Return whether an order rests under a reference; one that does not is counted as unknown."""
     found = order_at(orders.find(_orders_at(book), reference)).shares != 0
-    _head_at(book).unknown += not found
+    if not found:
+        _miss(book)
     return found
 
 
 @njit(nogil=True, cache=True)
 def set_level(book: int, side: int, price: int, shares: int) -> None:
     """Let so many shares, of nobody knows how many orders, rest at a price; none: the level is removed."""
-    head = _head_at(book)
+    head = head_at(book)
     place, many = _place(book, side, price), head.depth[side]
     found = _level_at(_side_at(book, side) + _LEVEL_BYTES * place)
     if place < many and found.price == price:
@@ -382,9 +413,9 @@ def set_level(book: int, side: int, price: int, shares: int) -> None:
             head.removed += 1
             _close_level(book, side, place)
     elif shares <= 0:
-        head.unknown += 1
+        _miss(book)
     elif many == head.room:
-        orders.order_table_at(_orders_at(book)).forgotten += 1
+        _forget(book)
     else:
         head.added += 1
         _level_at(_open_level(book, side, price)).shares = shares
@@ -393,7 +424,7 @@ def set_level(book: int, side: int, price: int, shares: int) -> None:
 @njit(nogil=True, cache=True)
 def clear(book: int) -> None:
     """Remove all that rests; its counts stay. The book is in sync from here on."""
-    head = _head_at(book)
+    head = head_at(book)
     head.depth[BUY] = head.depth[SELL] = 0
     head.is_unsynced = 0
     orders.clear(_orders_at(book))
@@ -402,7 +433,7 @@ def clear(book: int) -> None:
 @inner
 def enter_snapshot(book: int, belongs: bool, ends: bool) -> None:
     """Note whether a message belongs to a snapshot, and ends it. The first one that does clears the book."""
-    head = _head_at(book)
+    head = head_at(book)
     if belongs and head.is_snapshot == 0:
         clear(book)
     head.is_snapshot = belongs and not ends
@@ -410,14 +441,15 @@ def enter_snapshot(book: int, belongs: bool, ends: bool) -> None:
 
 @njit(nogil=True, cache=True)
 def refuse(book: int) -> None:
-    """Count a message that was not of the form that its type has."""
-    _head_at(book).refused += 1
+    """Count a message that was not of the form that its type has: the book lacks what it said."""
+    head_at(book).refused += 1
+    note_lack(book)
 
 
 @inner
 def note_origin(book: int, slice_id: int, epoch: int) -> None:
     """Note where a message came from. In another run of its publisher, what came between is not known."""
-    head = _head_at(book)
+    head = head_at(book)
     if head.epoch != epoch and head.messages > 0:
         lose_sync(book)
         head.is_snapshot = 0
@@ -428,21 +460,14 @@ def note_origin(book: int, slice_id: int, epoch: int) -> None:
 @njit(nogil=True, cache=True)
 def lose_sync(book: int) -> None:
     """Note that messages may have been lost."""
-    head = _head_at(book)
+    head = head_at(book)
     head.unsynced += 1
     head.is_unsynced = 1
 
 
 @inner
-def note_conflated(book: int) -> None:
-    """Note that messages before this one are not known: its block is conflated, or the venue's feed had a gap."""
-    if _head_at(book).is_unsynced == 0:
-        lose_sync(book)
-
-
-@inner
 def _level(book: int, side: int, place: int) -> tuple[int, int, int]:
-    many = _head_at(book).depth[side]
+    many = head_at(book).depth[side]
     if place >= many:
         return 0, 0, 0
     found = _level_at(_side_at(book, side) + _LEVEL_BYTES * (many - 1 - place))
@@ -478,11 +503,11 @@ def show(book: int, depth: int, shown: NDArray[numpy.int64]) -> bool:
 
 @njit(nogil=True, cache=True)
 def _copy(source: int, target: int) -> None:
-    room = _head_at(target).room
+    room = head_at(target).room
     copy_bytes(target, source, _HEAD_BYTES)
-    _head_at(target).room = room
+    head_at(target).room = room
     for side in range(2):
-        copy_bytes(_side_at(target, side), _side_at(source, side), _LEVEL_BYTES * _head_at(source).depth[side])
+        copy_bytes(_side_at(target, side), _side_at(source, side), _LEVEL_BYTES * head_at(source).depth[side])
     orders.copy_orders(_orders_at(source), _orders_at(target))
 
 

@@ -27,12 +27,14 @@ from blackbox.book.book import (
     best,
     counters,
     has_room,
+    head_at,
     head_of,
+    is_synced,
     level_columns,
     levels,
     lose_sync,
     new_book,
-    note_conflated,
+    note_lack,
     note_origin,
     order_columns,
     roomier,
@@ -73,6 +75,8 @@ class _BooksState(SharedRecord):
     """Address of uint8[slices], where a replay has several feeds: 1 for the slices of the books' schema. Else 0."""
     conflated = Field()
     """Whether the block stands for several: what came between its messages is not known."""
+    late = Field()
+    """1 if a book that begins in the block lacks earlier messages."""
     type_offset = Field()
     types = Field()
     """Address of uint8[256]: 1 for the types that change books."""
@@ -132,6 +136,13 @@ def _note_origin(book: int, header: Header, origins: int, row: int) -> None:
     note_origin(book, int64s_at(origins + 3 * column, row + 1)[row], int64s_at(origins + 4 * column, row + 1)[row])
 
 
+@inner
+def _begins_late(state: Any, book: int) -> bool:
+    """Return whether the book begins with this message, and lacks what was before it."""
+    is_late: bool = state.late != 0 and head_at(book).messages == 0
+    return is_late
+
+
 @njit(nogil=True, cache=True)
 def _apply_rows(
     at: int, header_at: int, body: int, origins: int, rows: NDArray[numpy.int32], first: int, last: int
@@ -172,9 +183,9 @@ def _apply_rows(
         if book == 0:
             state.left_out += 1
             continue
+        if _begins_late(state, book) or state.conflated != 0:
+            note_lack(book)
         _note_origin(book, header, origins, row)
-        if state.conflated != 0:
-            note_conflated(book)
         if call_for_integer(state.apply, book, payload, size) == COMPLETE:
             settle(book)
     return last
@@ -234,8 +245,12 @@ class Books:
         self._names: set[str] = set()
         """The feed that the books are of, once it is known."""
         self._takes_images = False
-        self._unsure: set[int | None] = set()
-        """Slices of which messages may have been lost, also of symbols without a book; None: of any."""
+        self._prefix = b""
+        """Only messages of topics that start with it come."""
+        self._unsure: set[tuple[int | None, bytes]] = set()
+        """Slices and keys whose messages may have been lost, also of symbols without a book; None: any slice."""
+        self._following: dict[tuple[int, int, bytes], int] = {}
+        """Number of the next message by slice, epoch and key, for batches that no subscriber or replay delivers."""
         rule = CompiledSymbolRule.of(symbol_rule or SymbolRule())
         self._state = state = _BooksState()
         state.apply, state.schema_id, state.type_offset = feed.address, load_schema(schema).schema_id, feed.type_offset
@@ -260,7 +275,11 @@ class Books:
         with self._lock:
             if received.feeds is not self._feeds and received.feeds != self._feeds:  # each recorded batch has a tuple
                 self._choose(received.feeds)
-            self._state.conflated = int(received.conflated or (received.is_image and not self._takes_images))
+            takes_image = received.is_image and self._takes_images
+            self._state.conflated = int(received.conflated or received.is_image > takes_image)
+            self._state.late = int(received.is_late or not (self._feed.begins_empty or takes_image))
+            if not received.is_delivered and not received.is_image:
+                self._check_numbers(batch, start, last)
             if batch.block.topic_count > len(self._places):
                 with interrupts_held():  # the old memory would be gone, and its address kept
                     self._places = numpy.empty(2 * batch.block.topic_count, numpy.int32)
@@ -268,8 +287,21 @@ class Books:
             while (start := _apply_rows(self._state.address, *received.addresses, rows, start, last)) < last:
                 with interrupts_held():
                     self._make_room()
-            if received.is_image and self._unsure & {None, batch.block.slice_id}:
-                self._lose_sync(batch.block.slice_id)  # a snapshot in it has brought books in sync
+            if received.is_image:  # a snapshot in it has brought books in sync
+                for slice_id, key in self._unsure:
+                    if slice_id in (None, batch.block.slice_id):
+                        self._lose_sync(batch.block.slice_id, key)
+
+    def _check_numbers(self, batch: Batch, start: int, last: int) -> None:
+        """Lose sync unless the messages of a batch follow those before, from the first one of the epoch on."""
+        block = batch.block
+        if start < last:
+            stream = block.slice_id, block.epoch, block.key
+            first, end = int(batch.sequence[start]), int(batch.sequence[last - 1]) + 1
+            if first != self._following.get(stream, 0) or end - first != last - start:
+                self._unsure.add((block.slice_id, block.key))
+                self._lose_sync(block.slice_id, block.key)
+            self._following[stream] = end
 
     def _choose(self, feeds: Sequence[BatchFeed]) -> None:
         """Choose the slices of the books' schema, where there are several feeds.
@@ -308,8 +340,13 @@ class Books:
         if has_memory:
             self._bytes += more
             self._put(number, book)
-        if old is None and self._unsure:
+        if old is None and self._lacks(self._numbering.names(number)[0]):
             lose_sync(book.ctypes.data)
+
+    def _lacks(self, symbol: bytes) -> bool:
+        """Return whether a symbol's first messages may be missing: its slice is not known yet."""
+        is_partly_chosen = len(self._prefix) > len(symbol) + 1
+        return is_partly_chosen or any(_share_topics(symbol, key) for _, key in self._unsure)
 
     def _put(self, number: int, book: NDArray[numpy.int64]) -> None:
         self._books[number] = book
@@ -318,12 +355,13 @@ class Books:
     def clear(self, slice_id: int | None = None) -> None:
         """Empty the books of one slice, or forget all symbols: as if no message had come."""
         with self._lock, interrupts_held():
-            self._unsure.discard(slice_id)
+            self._unsure = {(each, key) for each, key in self._unsure if each != slice_id}
             if slice_id is None:
                 self._addresses[: self._state.made] = 0
                 self._state.made = self._state.left_out = self._bytes = 0
                 self._feeds, self._names = (), set()
                 self._unsure.clear()
+                self._following.clear()
                 self._numbering.clear()
                 self._numbers.clear()
                 self._books.clear()
@@ -333,6 +371,11 @@ class Books:
                     head_of(fresh).slice_id = slice_id  # what may be lost before its first message is its loss, too
                     self._bytes += fresh.nbytes - book.nbytes
                     self._put(number, fresh)
+
+    def expect_prefix(self, prefix: bytes) -> None:
+        """Take note that only messages of topics that start with `prefix` come: of a symbol perhaps not all."""
+        if len(prefix) > len(self._prefix):
+            self._prefix = prefix
 
     def expect_image(self) -> None:
         """Take images that come for those of the books: what comes behind them follows. Else they are out of sync."""
@@ -352,7 +395,7 @@ class Books:
         Books that are begun later may lack messages, too.
         """
         with self._lock:
-            self._unsure.add(slice_id)
+            self._unsure.add((slice_id, key))
             self._lose_sync(slice_id, key)
 
     def _lose_sync(self, slice_id: int | None, key: bytes = b"") -> None:
@@ -360,7 +403,7 @@ class Books:
             book = self._books[number]
             if book is None or slice_id not in (None, head_of(book).slice_id):
                 continue
-            if symbol.startswith(key) or key.startswith(symbol):
+            if _share_topics(symbol, key):
                 lose_sync(book.ctypes.data)
 
     def _kept(self) -> list[NDArray[numpy.int64]]:
@@ -379,9 +422,26 @@ class Books:
 
     @property
     def synced(self) -> bool:
-        """Whether no book may lack messages: see `unsynced` of `counters`."""
+        """True if nothing says that a book lacks messages.
+
+        A book lacks messages if it began after the publisher's first message, or after a gap; if a message did not fit
+        into it (`unknown`, `duplicate`, `too_many`, `forgotten`, `refused` of `counters`); and while a snapshot is
+        under way. A snapshot, or a clear of the venue, makes it whole again.
+        """
         with self._lock:
-            return not any(head_of(book).is_unsynced for book in self._kept())
+            return self._state.left_out == 0 and all(map(is_synced, self._kept()))
+
+    @property
+    def lacks_messages(self) -> bool:
+        """True if a book is known to lack messages: as not `synced`, but for snapshots that are under way."""
+        with self._lock:
+            return self._state.left_out > 0 or any(head_of(book).is_unsynced for book in self._kept())
+
+    def is_synced(self, symbol: bytes) -> bool:
+        """Return whether a symbol has a book, and nothing says that it lacks messages: see `synced`."""
+        with self._lock:
+            book = self._find(symbol)
+            return book is not None and head_of(book).messages > 0 and is_synced(book)
 
     def best(self, symbol: bytes) -> Best:
         """Return a symbol's best bid and ask."""
@@ -434,18 +494,22 @@ class Books:
         `replaced`; `unknown`: about an order, or a level, that does not rest; `duplicate`: added under a reference that
         rests; `too_many`: more shares taken than rest; `forgotten`: no room; `locked`, `crossed`: events after which
         bid and ask were equal, or the bid was above; `refused`: not of the form that their type has; `unsynced`: how
-        often messages may have been lost. Of all also `left_out`: messages of symbols for which there was no memory.
+        often it became known that messages are missing. Of all also `left_out`: messages of symbols for which there was
+        no memory.
         """
-        total = dict.fromkeys(("messages", *COUNTERS, "unsynced"), 0)
+        total = dict.fromkeys(("messages", *COUNTERS), 0)
         with self._lock:
             found = self._find(symbol) if symbol is not None else None
             for book in self._kept() if symbol is None else [] if found is None else [found]:
-                head = head_of(book)
-                told = {**counters(book), "messages": head.messages, "unsynced": head.unsynced}
+                told = {**counters(book), "messages": head_of(book).messages}
                 total = {name: many + told[name] for name, many in total.items()}
             if symbol is None:
                 total["left_out"] = self._state.left_out
         return total
+
+
+def _share_topics(symbol: bytes, key: bytes) -> bool:
+    return symbol.startswith(key) or key.startswith(symbol)
 
 
 class BookCallback(Callback):
@@ -455,6 +519,7 @@ class BookCallback(Callback):
 
     def __init__(self, prefix: bytes, books: Books, worker: int) -> None:
         super().__init__("book", prefix, books, worker)
+        books.expect_prefix(prefix)
 
     def lose(self, gap: Gap) -> None:
         """Note that books may lack messages."""

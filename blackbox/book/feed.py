@@ -19,7 +19,7 @@ import numpy
 from numba import types
 from numpy.typing import NDArray
 
-from blackbox.book.book import has_room, settle, show
+from blackbox.book.book import has_room, head_at, settle, show
 from blackbox.errors import ConfigError
 from blackbox.feed.schema import load_registered
 from blackbox.native.intrinsics import call_for_integer
@@ -65,6 +65,8 @@ class BookFeed(NamedTuple):
     """Compiled by `njit`: (book, payload, size), int64 all, to IGNORED, WITHIN or COMPLETE. It checks the size."""
     rest: Rest | None = None
     """Makes the messages of an image; None: there are no images of these books."""
+    begins_empty: bool = True
+    """True if a publisher's first message finds an empty book. Else the book is synced once it is cleared."""
 
     @property
     def address(self) -> int:
@@ -99,13 +101,15 @@ def run(
     shown: NDArray[numpy.int64],
     rows: NDArray[numpy.int64],
     tops: NDArray[numpy.int64],
+    synced: NDArray[numpy.bool_],
 ) -> tuple[int, int]:
     """Apply the messages `first` to `last` - 1, and write each change of the best `depth` levels.
 
     `apply` is the address of a feed's function. Message i is `data[offsets[i]:offsets[i + 1]]`. A change of a price, or
     of the shares at one, after a complete event is a place in `rows` (the message) and in `tops` (int64[n, 2, depth,
-    3]: bids and asks, the best first: price, shares, orders); both have room for `last` - `first`. `shown`, int64[2,
-    depth, 3], holds the last ones from call to call. Returns where it stopped, which is before `last` when the book
+    3]: bids and asks, the best first: price, shares, orders), and in `synced` whether nothing says that the book lacks
+    messages; all have room for `last` - `first`. `shown`, int64[2, depth, 3], holds the last ones from call to call.
+    Returns where it stopped, which is before `last` when the book
     should be made roomier, and how many changes it wrote.
     """
     many = 0
@@ -120,5 +124,6 @@ def run(
             if show(at, depth, shown):
                 rows[many] = row
                 tops[many] = shown
+                synced[many] = head_at(at).is_unsynced == 0 and head_at(at).is_snapshot == 0
                 many += 1
     return last, many

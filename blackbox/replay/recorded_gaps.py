@@ -62,6 +62,8 @@ class RecordedGaps:
         self._ends: dict[Stream, list[Position]] = {}
         self._gaps: dict[Stream, list[Gap]] = {}
         self._played: dict[Stream, Position] = {}
+        self.late: set[Stream] = set()
+        """Keys whose first recorded message is not the first published one."""
         found: dict[Stream, set[Gap]] = {}
         for recording in recordings:
             incomplete = [
@@ -70,7 +72,10 @@ class RecordedGaps:
                 if recording.feed.key_bytes or not _is_complete(segments)
             ]
             first = feeds.first_slice(recording)
-            for gap in recording.gaps(incomplete):
+            gaps, late = recording.gaps_and_late(incomplete)
+            late |= {(n, b"") for n, segments in recording.segments() if n not in incomplete and _is_late(segments)}
+            self.late |= {(slice_id + first, key) for slice_id, key in late}
+            for gap in gaps:
                 played = msgspec.structs.replace(gap, slice_id=gap.slice_id + first)
                 found.setdefault((played.slice_id, gap.key), set()).add(played)
                 self._key_bytes[played.slice_id] = recording.feed.key_bytes
@@ -174,6 +179,12 @@ def _is_complete(segments: list[Segment]) -> bool:
     is_whole = high - low + 1 == entries["messages"]
     follows = (epochs[1:] != epochs[:-1]) | (low[1:] == high[:-1] + 1)
     return bool(is_whole.all() and follows.all())
+
+
+def _is_late(segments: list[Segment]) -> bool:
+    """Return True if a slice without keys does not begin with its publisher's first message."""
+    firsts = (segment.entries["min_sequence"][segment.entries["records"] > 0] for segment in segments)
+    return next((bool(first[0] > 0) for first in firsts if len(first)), False)
 
 
 def _column(owner: object, origins: int, count: int, column: int) -> NDArray[Any]:

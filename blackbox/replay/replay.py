@@ -27,6 +27,7 @@ from blackbox.archive.recordings import (
     key_bytes_of,
     runs_of,
 )
+from blackbox.block.validate import Fault
 from blackbox.errors import ConfigError
 from blackbox.replay.block_table import BEGINNING, END, BlockTable, Selection, block_tables, warm_up_tables
 from blackbox.replay.controls import Action, Controls, Grant
@@ -66,6 +67,15 @@ class Player(Protocol):
 
     def play(self, table: BlockTable, start: int, stop: int) -> None:
         """Take those of blocks `[start, stop)` that are valid and have messages to play."""
+
+    def begin(self, *, skips: bool, before: Iterable[BlockTable] | None = None) -> None:
+        """Learn that messages are played from here on. `skips`: earlier ones are recorded and are not played.
+
+        `before`: earlier ones, from which the order books of callbacks are to be built.
+        """
+
+    def lose(self, slice_id: int) -> None:
+        """Learn that messages of a slice could not be read."""
 
     def jump(self, *, is_back: bool) -> None:
         """Learn that the next block does not follow the last one. `is_back`: messages may come again."""
@@ -110,9 +120,11 @@ class Replay:
 
     Run it as often as you like, each time from the beginning, until its controls are told to stop.
 
-    By default messages come in the order of the market (`ts_event`), over all slices and recordings; those of one time
-    as they were recorded. A message without a time follows the one before it in its slice; if there is none with a
-    time, it comes at the latest when it was sent. Used by one thread at a time; the controls by any.
+    By default messages come in the order of the market (`ts_event`), over all slices and recordings. Messages of one
+    time come feed by feed as the feeds were given, then slice by slice, with `key_bytes` key by key, and of one slice
+    or key as they were published: when blocks were sent has no influence. A message without a time follows the one
+    before it in its slice; if there is none with a time, it comes at the latest when it was sent. Used by one thread at
+    a time; the controls by any.
     """
 
     def __init__(
@@ -128,6 +140,7 @@ class Replay:
         pace_by: Literal["ts_event", "ts_out"] | None = None,
         max_silence_ns: int | None = None,
         keep_gaps: bool = False,
+        books: bool = False,
         loops: int = 1,
         controls: Controls | None = None,
     ) -> None:
@@ -147,6 +160,9 @@ class Replay:
             keep_gaps: when publishing, skip the sequence numbers that are missing in the recording. Subscribers then
                 see the gaps that the recorder saw, and one where a time range leaves blocks out between others. By
                 default numbers are consecutive. Cannot be combined with a prefix, and means order "sent".
+            books: before playing from `start`, or from where controls seek to, build the order books of
+                `Subscriber.book` from the beginning of the recordings (of each day, for a time of day). No other
+                callback gets these messages.
             loops: how many times, one after the other; 0: until it is stopped.
             controls: controls of your own, instead of `speed` and `max_silence_ns`.
 
@@ -187,7 +203,7 @@ class Replay:
         self._order = order or ("event" if self._pace_by == "ts_event" else "sent")
         self._spans = [self._span(each, start, stop) for each in self._played_together(start, stop)]
         self._start, self._stop = self._spans[0].start, self._spans[-1].stop
-        self._keep_gaps = keep_gaps
+        self._keep_gaps, self._builds_books = keep_gaps, books
         self._loops = loops
         self._messages = self._blocks = self._body_bytes = self._damaged = 0
         self._market_ns = 0
@@ -206,6 +222,8 @@ class Replay:
 
         Raises ConfigError when the publisher's feed has another schema, or other slices where gaps are to be kept.
         """
+        if self._builds_books:
+            raise ConfigError("books was set for a replay that is published, expected one to callbacks")
         feeds = [recording.feed for recording in self.recordings]
         player = PublisherPlayer(publisher, feeds, self._keep_gaps, self.feeds.recorded)
         check_one_schema(self.recordings)
@@ -312,7 +330,25 @@ class Replay:
     def _play_from(self, player: Player, start: int) -> Grant | None:
         """Play from a time on; return the grant that says not to go on, or None at the end."""
         self._timers.reset()
-        tables = self._tables(player, start)
+        spans = [span._replace(start=max(start, span.start)) for span in self._spans if start < span.stop]
+        if not self._builds_books:
+            player.begin(skips=bool(spans) and self._skips(spans[0].start))
+            return self._play_spans(player, spans)
+        for span in spans:
+            before = self._tables_of(player, span._replace(start=BEGINNING, stop=span.start), OutOfOrder())
+            player.begin(skips=False, before=before)
+            if (grant := self._play_spans(player, [span])) is not None:
+                return grant
+        return None
+
+    def _skips(self, start: int) -> bool:
+        """Return whether messages are recorded before a time."""
+        name = f"min_{self._pace_by}"
+        found = [segment.entries for part in self.recordings for _, each in part.segments() for segment in each]
+        return start != BEGINNING and any((each[name][each["records"] > 0] < start).any() for each in found)
+
+    def _play_spans(self, player: Player, spans: list[_Span]) -> Grant | None:
+        tables = self._tables(player, spans)
         # Closed at once also when an error's traceback keeps this frame.
         with closing(read_ahead(tables) if player.reads_ahead else tables) as found:
             for table in found:
@@ -322,21 +358,21 @@ class Replay:
                 del table  # so that its memory, still in the cache, can be that of the next one
         return None
 
-    def _tables(self, player: Player, start: int) -> Generator[BlockTable, None, None]:
-        for span in self._spans:
-            if start < span.stop:
-                yield from self._tables_of(player, span._replace(start=max(start, span.start)))
+    def _tables(self, player: Player, spans: list[_Span]) -> Generator[BlockTable, None, None]:
+        for span in spans:
+            yield from self._tables_of(player, span, self._out_of_order)
 
-    def _tables_of(self, player: Player, span: _Span) -> Generator[BlockTable, None, None]:
+    def _tables_of(self, player: Player, span: _Span, out_of_order: OutOfOrder) -> Generator[BlockTable, None, None]:
         recordings, start, stop = span
         by = self._pace_by
         selection = Selection(self._key_bytes, self.prefix, by, start, stop)
         wanted = self.prefix, None if start == BEGINNING else start, None if stop == END else stop, self._slices
         if self._order == "event":
             ordered = by_time(recordings, *wanted)
-            if not ordered.is_in_order or (player.in_sequence and len(ordered.slices) > 1) or self._has_twice(ordered):
+            is_in_order = ordered.is_in_order and not self._key_bytes  # blocks of two keys may share a time
+            if not is_in_order or (player.in_sequence and len(ordered.slices) > 1) or self._has_twice(ordered):
                 most = self._most_topics()
-                return MarketOrder(ordered, selection, self.feeds, most, self._out_of_order).tables()
+                return MarketOrder(ordered, selection, self.feeds, most, out_of_order).tables()
         runs = runs_of(
             recordings,
             *wanted,
@@ -363,7 +399,7 @@ class Replay:
             if rows["fault"][block] == UNCHECKED:
                 table.measure(block, block + 1)
             if rows["count"][block] == 0:
-                block = self._pass_over(table, block)
+                block = self._pass_over(player, table, block)
                 continue
             next_ns = int(rows["next_ns"][block])
             grant = self.controls.wait(next_ns)
@@ -390,18 +426,18 @@ class Replay:
                 self._play_blocks(player, table.split(block, until_ns, grant.messages), 0, 1)
         return None
 
-    def _pass_over(self, table: BlockTable, block: int) -> int:
+    def _pass_over(self, player: Player, table: BlockTable, block: int) -> int:
         """Return the next block with messages to play, or the first unmeasured one; report damages on the way."""
         stop = _measure_some(table, block)
         found = numpy.flatnonzero(table.rows["count"][block:stop])
         stop = block + int(found[0]) if len(found) else stop
-        self._report_damages(table, block, stop)
+        self._report_damages(player, table, block, stop)
         return stop
 
     def _play_whole(self, player: Player, table: BlockTable, start: int, stop: int) -> None:
         """Play blocks to their end, and report those that are damaged."""
         self._play_blocks(player, table, start, stop)
-        self._report_damages(table, start, stop)
+        self._report_damages(player, table, start, stop)
         played = table.rows[start:stop]
         played = played[played["count"] > 0]
         # Of a block that is played in parts, the last one counts.
@@ -423,7 +459,10 @@ class Replay:
             self._position_ns = high_ns
         self.controls.played(messages, high_ns)
 
-    def _report_damages(self, table: BlockTable, start: int, stop: int) -> None:
+    def _report_damages(self, player: Player, table: BlockTable, start: int, stop: int) -> None:
+        rows = table.rows[start:stop]
+        for slice_id in numpy.unique(rows["slice_id"][rows["fault"] > Fault.NONE]).tolist():
+            player.lose(slice_id)
         for damage in table.damages(start, stop):
             self._damaged += damage.messages
             for recording in self.recordings:

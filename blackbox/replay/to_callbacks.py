@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy
 from numpy.typing import NDArray
 
+from blackbox.archive.reader import UNCHECKED
 from blackbox.archive.recording import Recording
 from blackbox.block.gap import Gap
+from blackbox.block.validate import Fault
 from blackbox.errors import CallbackError, ConfigError, SubscriberError
 from blackbox.native.memory import shared_array
 from blackbox.native.name_table import HINT_WORDS, Numbering
@@ -81,6 +83,7 @@ class CallbackPlayer:
         workers = max(1, min(len(os.sched_getaffinity(0)), slices))
         counted = before._counters if before is not None else []
         self._counters: list[Counters] = [*counted, *(Counters(1) for _ in range(workers - len(counted)))]
+        self._feeds, self._on_error = feeds, on_error
         self._on_reset = on_reset
         self._within = within
         self._fresh: Sequence[Callback] | None = None
@@ -99,6 +102,8 @@ class CallbackPlayer:
         listens = gap_hooks or any(callback.kind in _HEAR_OF_GAPS for callback in callbacks)
         self._gaps = RecordedGaps(recordings if listens else (), feeds)
         self._set_callbacks(callbacks)
+        for books in self._books():
+            books.expect_prefix(within)
         self._workers[0].warm_up()
 
     @property
@@ -189,6 +194,44 @@ class CallbackPlayer:
             raise
         finally:
             wait(ends)
+
+    def begin(self, *, skips: bool, before: Iterable[BlockTable] | None = None) -> None:
+        """Note that books lack what is not played (`skips`) or was not recorded before the first message.
+
+        `before`: empty the books, then apply the messages of these tables to them, and to nothing else.
+        """
+        callbacks = [callback for callback in self._callbacks if callback.kind == "book"]
+        for callback in callbacks if before is not None else ():
+            callback.reset()
+        for books in self._books():
+            if skips:
+                books.lose_sync()
+            for slice_id, key in self._gaps.late:
+                books.lose_sync(slice_id, key)
+        if before is not None and callbacks:
+            self._build(before, callbacks)
+
+    def _build(self, tables: Iterable[BlockTable], callbacks: Sequence[Callback]) -> None:
+        player = CallbackPlayer(self._feeds, callbacks, self._on_error, within=self._within)
+        player._gaps = self._gaps
+        try:
+            for table in tables:
+                if (table.rows["fault"] == UNCHECKED).any():
+                    table.measure(0, len(table.rows))
+                for slice_id in numpy.unique(table.rows["slice_id"][table.rows["fault"] > Fault.NONE]).tolist():
+                    self.lose(slice_id)
+                player.play(table, 0, len(table.rows))
+        finally:
+            player.close()
+
+    def lose(self, slice_id: int) -> None:
+        """Note that books lack messages that could not be read."""
+        for books in self._books():
+            books.lose_sync(slice_id)
+
+    def _books(self) -> list[Any]:
+        """Return the `Books` of the callbacks."""
+        return [callback.function for callback in self._callbacks if callback.kind == "book"]
 
     def jump(self, *, is_back: bool) -> None:
         """Back in time, give compiled callbacks the states that they began with, and call the subscriber's hooks."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -212,6 +212,12 @@ class PublisherPlayer:
             for slice_id in numpy.unique(slices).tolist():
                 places = start + numpy.flatnonzero(slices == slice_id)
                 self._play_slice(slice_id, blocks, places, is_stored, skips)
+
+    def begin(self, *, skips: bool, before: Iterable[BlockTable] | None = None) -> None:
+        """Do nothing: subscribers see which messages come."""
+
+    def lose(self, slice_id: int) -> None:
+        """Do nothing: subscribers see that sequence numbers are missing."""
 
     def jump(self, *, is_back: bool) -> None:
         """Forget which sequence numbers follow: what a jump leaves out is no gap. Back in time, begin a new epoch."""

@@ -144,6 +144,7 @@ def _fill(slices: int, trie: Trie, slot: int, row: int) -> int:
     envelope.conflated = 0
     envelope.recorded = 0
     envelope.image = 0
+    envelope.late = 0
     envelope.groups = 0
     if _match(slices, trie, header, block, frame) == 0:
         close_messages(slot, 1)

@@ -77,6 +77,7 @@ from blackbox.subscribe.release import (
     let_all_go,
     line_of,
     look_at_held,
+    note_late,
     put_aside,
     row_of,
     take_back,
@@ -288,6 +289,7 @@ def _order_live(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Heade
     else:
         first_row = row_of(at, verdict)
         if first_row != DUPLICATE:
+            note_late(at, key)
             result = deliver_block(at, table, trie, first_row, now)
     drop_refuted(at)
     if result == 0 and counters.held > 0:
@@ -414,6 +416,7 @@ def order(at: SliceAt, table: TableAt, trie: Trie, now: int, tick: int) -> int:
     if key == FULL:
         epoch_state_at(at.sequences.state).heard_ns[line] = tick
         counters.untracked += header.count
+        note_late(at, key)
         return deliver_block(at, table, trie, NO, now)
     entered = _enter(at, table, trie, key, header, tick)
     if entered in (STALE, DOUBTED):

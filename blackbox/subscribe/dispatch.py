@@ -10,6 +10,7 @@ import numpy
 from blackbox.block.block_handler import BLOCK, IDLE, handed_block_at
 from blackbox.block.format import (
     FLAG_IMAGE,
+    FLAG_LATE,
     FLAG_NUMBERS,
     FLAG_RECORDED,
     HEADER_BYTES,
@@ -201,6 +202,7 @@ def dispatch(
     envelope.groups = 0
     envelope.recorded = numpy.int64(header.flags & FLAG_RECORDED != 0)
     envelope.image = numpy.int64(header.flags & FLAG_IMAGE != 0)
+    envelope.late = numpy.int64(header.flags & FLAG_LATE != 0)
     uint16s_at(frame + OFFSET_FLAGS, 1)[0] &= numpy.uint16(KNOWN_FLAGS)
     body = msg_data(body_message)
     wanted = match_topics(at, table, trie, header, body, frame)

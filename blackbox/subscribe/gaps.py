@@ -73,7 +73,7 @@ def _begin_key(at: SequencesAt, key: int, epoch: int, sequence: int) -> None:
     state = key_state(at, key)
     is_followed = state.expected != UNKNOWN and state.epoch != epoch
     leave_run(at, key, epoch)
-    state.expected = 0 if is_followed or epoch_state_at(at.state).all_told else sequence
+    state.expected = state.began = 0 if is_followed or epoch_state_at(at.state).all_told else sequence
     state.epoch = epoch
     for line in range(2):
         state.line_next[line] = 0
@@ -137,7 +137,7 @@ def begin_recorded(at: SequencesAt, key: int, epoch: int, sequence: int) -> bool
         return epoch == state.epoch
     is_open = state.expected == UNKNOWN and epoch == join_state_at(at.join).open_epoch
     leave_run(at, key, epoch)
-    state.expected = sequence if is_open else 0
+    state.expected = state.began = sequence if is_open else 0
     state.epoch = epoch
     state.asked_to = 0
     for line in range(3):

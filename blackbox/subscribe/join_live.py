@@ -46,6 +46,7 @@ from blackbox.subscribe.release import (
     leave_shared_buffer,
     let_all_go,
     line_of,
+    note_late,
     put_aside,
     row_of,
 )
@@ -166,6 +167,7 @@ def order_joining(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Hea
         verdict = judge(at.sequences, key, line, header.epoch, header.sequence, span, size, tick, YES)
         first_row = row_of(at, verdict)
         if first_row != DUPLICATE:
+            note_late(at, key)
             result = deliver_block(at, table, trie, first_row, now)
         if result == 0:
             result = deliver_held(at, table, trie, key, NO, END)

@@ -8,16 +8,19 @@ from __future__ import annotations
 import numpy
 
 from blackbox.block.format import (
+    FLAG_LATE,
     FLAG_LINE_B,
     FLAG_RECORDED,
     FLAG_SEQUENCES,
     HEADER_BYTES,
+    OFFSET_FLAGS,
     Header,
     read_header,
     row_from,
     span_of,
 )
-from blackbox.native.intrinsics import copy_bytes, inner
+from blackbox.native.intrinsics import copy_bytes, inner, uint16s_at
+from blackbox.native.name_table import FULL
 from blackbox.native.posix import monotonic_ns, now_ns
 from blackbox.native.prefix_trie import Trie
 from blackbox.subscribe.conflation import absorb, flush, pending
@@ -35,7 +38,7 @@ from blackbox.subscribe.gaps import (
     settle,
 )
 from blackbox.subscribe.held_blocks import NONE
-from blackbox.subscribe.sequences import ARCHIVE, has_losses
+from blackbox.subscribe.sequences import ARCHIVE, has_losses, key_state
 from blackbox.subscribe.slice_memory import (
     BODY_AT,
     COPY_AT,
@@ -57,6 +60,15 @@ YES = numpy.int64(1)
 END = numpy.int64(numpy.iinfo(numpy.int64).max)
 _SHARED_BYTES = 8_192
 """Bodies up to this size may lie in a buffer of libzmq's that others share; one that waits would keep all of it."""
+
+
+@inner
+def note_late(at: SliceAt, key: int) -> None:
+    """Note in the header at hand whether messages of its key were sent before the first one that came."""
+    if at.handler.function != 0:
+        return  # it takes the header as it came
+    if key == FULL or key_state(at.sequences, key).began > 0:
+        uint16s_at(at.scratch + HEAD_AT + OFFSET_FLAGS, 1)[0] |= numpy.uint16(FLAG_LATE)
 
 
 @inner
@@ -163,6 +175,7 @@ def deliver_held(at: SliceAt, table: TableAt, trie: Trie, key: int, force: int, 
         if first_row != DUPLICATE:
             state = slice_state_at(at.state)
             state.excused_ns = now - came if came != 0 else 0
+            note_late(at, key)
             result = deliver_block(at, table, trie, first_row, came if came != 0 else now)
             state.excused_ns = 0
             if result != 0:
@@ -179,6 +192,7 @@ def deliver_recorded(at: SliceAt, table: TableAt, trie: Trie, key: int, verdict:
         slice_counters_at(at.counters).repaired += header.count - first_row
         state = slice_state_at(at.state)
         state.excused_ns = now - min(header.ts_out, header.ts_in)
+        note_late(at, key)
         result = deliver_block(at, table, trie, first_row, now)
         state.excused_ns = 0
     return result if result != 0 else deliver_held(at, table, trie, key, NO, END)

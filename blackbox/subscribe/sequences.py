@@ -36,6 +36,8 @@ class KeyState(KeyQueue):
     epoch = Field()
     expected = Field()
     """The next sequence number to deliver, or UNKNOWN."""
+    began = Field()
+    """The first number that was expected in its epoch: what was sent before it is no gap, and never comes."""
     line_next = Fields(3)
     """The sequence number after the last one that each line has brought or passed; the third one is of archives."""
     asked_to = Field()
@@ -197,8 +199,11 @@ class Sequences:
         """When a line was last heard, by the monotonic clock."""
         return self._state.heard_ns[line]
 
-    def begin_at(self, epoch: int, following: Mapping[bytes, int], done_ns: int) -> None:
-        """Expect these numbers of keys, in this epoch; of others 0. `done_ns`: what was sent before is done."""
+    def begin_at(self, epoch: int, following: Mapping[bytes, int], done_ns: int, *, has_image: bool) -> None:
+        """Expect these numbers of keys, in this epoch; of others 0. `done_ns`: what was sent before is done.
+
+        `has_image`: an image stands for what was sent before these numbers.
+        """
         self._join.at_epoch = self._state.done_epoch = epoch
         self._state.done_ns = done_ns
         for key, sequence in following.items():
@@ -207,6 +212,7 @@ class Sequences:
             if number != FULL:
                 state = KeyState(self._key_states[number : number + 1])
                 state.epoch, state.expected = epoch, sequence
+                state.began = 0 if has_image else sequence
 
     def position(self) -> Position | None:
         """Return what comes next of the one key of a slice whose feed has no keys; None: it is not known."""

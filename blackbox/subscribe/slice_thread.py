@@ -153,7 +153,7 @@ class SliceThread:
             is_open = since.epoch == 0 or since.start_ns != 0
             self.join.opens = int(is_open)
             self.join.open_epoch = since.epoch if is_open else 0
-            self._sequences.begin_at(since.epoch, since.following, since.done_ns)
+            self._sequences.begin_at(since.epoch, since.following, since.done_ns, has_image=since.image is not None)
             if since.prefixes is not None and not _cover(since.prefixes, table.upstream):
                 raise PositionError(
                     f"slice {slice_id}: callbacks wanted keys that begin with {sorted(table.upstream)}, expected only "

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.book.book import new_book, roomier
+from blackbox.book.book import counters, lose_sync, new_book, roomier
 from blackbox.book.feed import BookFeed, run
 
 
@@ -17,11 +17,19 @@ def applied(feed: BookFeed, payloads: Sequence[bytes]) -> tuple[NDArray[numpy.in
     data: Any = numpy.frombuffer(b"".join(payloads) or b"\0", numpy.uint8)
     offsets = numpy.cumsum([0, *map(len, payloads)], dtype=numpy.int64)
     book, shown = new_book(16, 4), numpy.zeros((2, 1, 3), numpy.int64)
+    if not feed.begins_empty:
+        lose_sync(book.ctypes.data)
     rows, tops = numpy.empty(len(payloads), numpy.int64), numpy.empty((len(payloads), 2, 1, 3), numpy.int64)
+    synced = numpy.empty(len(payloads), numpy.bool_)
     at = changes = 0
     while True:
-        at, many = run(feed.address, book, data, offsets, at, len(payloads), 1, shown, rows, tops)
+        at, many = run(feed.address, book, data, offsets, at, len(payloads), 1, shown, rows, tops, synced)
         changes += many
         if at == len(payloads):
             return book, changes
         book = roomier(book)
+
+
+def applications(book: NDArray[numpy.int64]) -> dict[str, int]:
+    """Return the counters above 0, but for `unsynced`."""
+    return {name: many for name, many in counters(book).items() if many and name != "unsynced"}

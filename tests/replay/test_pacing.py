@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from blackbox import Message, Recording, Replay, Subscriber
+from blackbox.replay.block_table import BlockTable
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.controls import Controls
 from tests.damaged import damage_body
@@ -91,6 +93,12 @@ class Nobody:
     checks_blocks = False
 
     def play(self, *_: object) -> None:
+        pass
+
+    def begin(self, *, skips: bool, before: Iterable[BlockTable] | None = None) -> None:
+        pass
+
+    def lose(self, slice_id: int) -> None:
         pass
 
     def jump(self, *, is_back: bool) -> None:

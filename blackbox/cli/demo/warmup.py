@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from blackbox.archive.recording import Recording
 from blackbox.replay.block_table import BlockTable
@@ -19,6 +19,12 @@ class _Nobody:
     checks_blocks = False
 
     def play(self, _table: BlockTable, _start: int, _stop: int) -> None:
+        pass
+
+    def begin(self, *, skips: bool, before: Iterable[BlockTable] | None = None) -> None:
+        pass
+
+    def lose(self, slice_id: int) -> None:
         pass
 
     def jump(self, *, is_back: bool) -> None:

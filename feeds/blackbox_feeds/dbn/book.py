@@ -23,7 +23,7 @@ from typing import Final
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.book.book import add, clear, enter_snapshot, note_conflated, put, refuse, remove, rests, take
+from blackbox.book.book import add, clear, enter_snapshot, note_lack, put, refuse, remove, rests, take
 from blackbox.book.feed import COMPLETE, IGNORED, WITHIN, BookFeed, Resting
 from blackbox.book.orders import BUY, SELL
 from blackbox.native.intrinsics import bytes_at
@@ -60,7 +60,7 @@ def apply(book: int, payload: int, size: int) -> int:
         return IGNORED
     flags, action = data[_FLAGS], data[_ACTION]
     if flags & F_MAYBE_BAD_BOOK != 0 and flags & F_SNAPSHOT == 0:
-        note_conflated(book)
+        note_lack(book)
     enter_snapshot(book, flags & F_SNAPSHOT != 0, flags & _F_LAST != 0)
     if action == _CLEAR:
         clear(book)
@@ -113,5 +113,5 @@ def rest(resting: Resting) -> NDArray[numpy.uint8]:
     return payloads
 
 
-BOOK: Final = BookFeed(chr(_MBO), RTYPE_AT, 9, apply, rest)
+BOOK: Final = BookFeed(chr(_MBO), RTYPE_AT, 9, apply, rest, begins_empty=False)
 """What is registered as the books of the schemas `dbn` and `dbn_ts_out`."""

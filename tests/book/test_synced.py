@@ -1,0 +1,269 @@
+"""`synced` is False as soon as a book may be wrong: wherever it begins, and whatever is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+from blackbox_feeds.dbn import SCHEMA as DBN
+from blackbox_feeds.dbn.book import BOOK as MBO
+from blackbox_feeds.iex.book import BOOK as DEEP
+from blackbox_feeds.itch50 import Itch50
+from blackbox_feeds.itch50.book import BOOK as ORDERS
+from blackbox_feeds.synthetic import Synthetic
+
+from blackbox import Feed, Message, Publisher, Recording, Replay, Subscriber
+from blackbox.archive.newest_books import NewestBooks
+from blackbox.book.book import head_of, is_synced
+from blackbox.book.books import Books
+from tests.book.applied import applied
+from tests.book.sessions import ITCH, gone, order
+from tests.damaged import damage_body
+from tests.feeds.build import itch, messages_of
+from tests.feeds.test_dbn_book import SNAPSHOT, mbo
+from tests.feeds.test_iex_book import update
+from tests.journals import Day, Put, Row, feed_of
+from tests.recorded import recorded
+from tests.subscribe.subscribers import PATIENT
+
+A1, A2 = Row(b"A.A", order(1, b"B", 5), 10), Row(b"A.A", order(2, b"B", 6), 20)
+B1 = Row(b"B.A", order(1, b"B", 5), 30)
+
+
+def played(recording: Recording, book_prefix: bytes = b"", **settings: Any) -> Books:
+    subscriber = Subscriber(recording.feed)
+    book = subscriber.book(book_prefix, schema="itch50")
+    subscriber.replay(recording, **settings)
+    return book
+
+
+def day_of(path: Path, *puts: Put, key_bytes: int = 0) -> Recording:
+    day = Day(path, feed_of(key_bytes=key_bytes))
+    for put in puts:
+        day.put(0, put)
+    return Recording.open(path)
+
+
+@pytest.mark.parametrize(
+    ("message", "counter"),
+    [
+        (gone(7), "unknown"),
+        (itch("E"), "unknown"),
+        (itch("X"), "unknown"),
+        (itch("U"), "unknown"),
+        (order(1, b"B", 9), "duplicate"),
+        (gone(1) + b"x", "refused"),
+    ],
+)
+def test_itch_message_that_does_not_fit_unsyncs_the_book(message: bytes, counter: str) -> None:
+    book, _ = applied(ORDERS, [order(1, b"B", 5)])
+    assert is_synced(book)
+    book, _ = applied(ORDERS, [order(1, b"B", 5), message])
+    assert (is_synced(book), getattr(head_of(book), counter), head_of(book).unsynced) == (False, 1, 1)
+
+
+def test_execution_of_more_shares_than_rest_unsyncs_the_book() -> None:
+    book, _ = applied(ORDERS, [order(0x1111111111111111, b"B", 5, 2), itch("E")])
+    assert (is_synced(book), head_of(book).too_many) == (False, 1)
+
+
+def test_level_that_is_removed_and_unknown_unsyncs_the_book() -> None:
+    assert is_synced(applied(DEEP, [update("8", 1, 5, 100), update("8", 1, 0, 100)])[0])
+    assert not is_synced(applied(DEEP, [update("8", 1, 5, 100), update("8", 1, 0, 101)])[0])
+
+
+def test_dbn_book_is_synced_from_a_snapshot_or_a_clear_on() -> None:
+    assert not is_synced(applied(MBO, [mbo("A", order=1)])[0])
+    assert is_synced(applied(MBO, [mbo("A", order=1), mbo("R"), mbo("A", order=1)])[0])
+    snapshot = [mbo("A", order=2, flags=SNAPSHOT), mbo("A", order=3, flags=SNAPSHOT | 128)]
+    assert not is_synced(applied(MBO, [mbo("A", order=1), snapshot[0]])[0])
+    assert is_synced(applied(MBO, [mbo("A", order=1), *snapshot])[0])
+    assert not is_synced(applied(MBO, [*snapshot, mbo("C", order=9)])[0])
+    assert is_synced(applied(MBO, [mbo("C", order=9), *snapshot])[0])
+
+
+def test_real_snippet_of_the_middle_of_a_day(tmp_path: Path, shared_data: Path) -> None:
+    """The books of symbols with unknown orders are not synced, those of the others are."""
+    path = shared_data / "itch50" / "jamison_12302019_SNIPPET.NASDAQ_ITCH50"
+    book = played(recorded(tmp_path, lambda: Itch50(path, "2019-12-30")))
+    assert book.counters()["unknown"] > 100
+    assert not book.synced
+    for symbol in book.symbols:
+        assert book.is_synced(symbol) == (book.counters(symbol)["unknown"] == 0)
+
+
+def test_replay_that_starts_in_the_middle_of_a_day(tmp_path: Path, shared_data: Path) -> None:
+    path = shared_data / "itch50" / "runk_locate-13-10k.bin"
+    recording = recorded(tmp_path, lambda: Itch50(path, "2020-01-30"), slices=1)
+    times = [time for _, time, _ in messages_of(Itch50(path, "2020-01-30"))]
+    whole = played(recording)
+    assert (whole.synced, whole.counters()["unknown"]) == (True, 0)
+    late = played(recording, start=times[5_000])
+    assert not late.synced
+    first = played(recording, start=times[0])
+    assert first.synced
+    ahead = played(recording, stop=times[5_000])
+    assert ahead.synced
+
+
+def test_replay_that_starts_where_no_unknown_order_comes(tmp_path: Path) -> None:
+    """Nothing that is played shows that an order is missing."""
+    recording = day_of(tmp_path, Put((A1, A2, B1), schema=ITCH))
+    book = played(recording, start=20)
+    assert (book.counters()["unknown"], book.synced, book.is_synced(b"A"), book.is_synced(b"B")) == (
+        0, False, False, False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("key_bytes", [0, 2])
+def test_recording_that_began_late(tmp_path: Path, key_bytes: int) -> None:
+    puts = [Put((A1,), schema=ITCH, sequence=3), Put((B1,), schema=ITCH, sequence=4 if key_bytes == 0 else 0)]
+    book = played(day_of(tmp_path, *puts, key_bytes=key_bytes))
+    assert (book.synced, book.is_synced(b"A"), book.is_synced(b"B")) == (False, False, key_bytes == 2)
+
+
+def test_gap_and_epoch_and_damage_of_a_recording(tmp_path: Path) -> None:
+    gap = day_of(tmp_path / "gap", Put((A1,), schema=ITCH), Put((A2,), schema=ITCH, sequence=3))
+    assert not played(gap).synced
+    run = day_of(tmp_path / "run", Put((A1,), schema=ITCH), Put((A2,), schema=ITCH, epoch=1 << 60, ts_out=9))
+    assert not played(run).synced
+    whole = day_of(tmp_path / "whole", Put((A1,), schema=ITCH), Put((A2,), schema=ITCH, sequence=1))
+    assert played(whole).synced
+    day = Day(tmp_path / "damaged", feed_of())
+    blocks = [Put((row,), schema=ITCH, sequence=number) for number, row in enumerate((A1, A2, B1))]
+    damage_body(day.put(0, *blocks), 1)
+    assert not played(Recording.open(day.path)).synced
+
+
+@pytest.mark.parametrize(("prefix", "synced"), [(b"", True), (b"A", True), (b"A.", True), (b"A.A", False)])
+def test_prefix_that_leaves_out_messages_of_a_symbol(tmp_path: Path, prefix: bytes, synced: bool) -> None:
+    """Adds alone: no message shows that others are missing."""
+    recording = day_of(tmp_path, Put((A1, Row(b"A.D", gone(1), 11), A2), schema=ITCH))
+    assert played(recording, prefix).synced == synced
+    assert played(recording, b"", prefix=prefix).synced == synced
+
+
+def test_books_that_are_given_batches(tmp_path: Path) -> None:
+    recording = day_of(tmp_path, Put((A1, A2), schema=ITCH), Put((B1,), schema=ITCH, sequence=2))
+
+    def given(*batches: Any) -> Books:
+        book = Books("itch50")
+        for batch in batches:
+            book.apply(batch)
+        return book
+
+    first, second = recording.batches()
+    assert given(first, second).synced
+    assert not given(second).synced
+    assert not given(*recording.batches(start=20)).synced
+    assert not given(second, first).synced
+    assert not given(first, first).synced
+
+
+def test_seek_forward_and_back(tmp_path: Path) -> None:
+    rows = tuple(Row(b"A.A", order(n, b"B", 5), 1_000 * n) for n in range(1, 40))
+    recording = day_of(tmp_path, Put(rows, schema=ITCH))
+    for to_ns, synced in ((30_000, False), (0, True)):
+        subscriber = Subscriber(recording.feed)
+        book = subscriber.book(b"", schema="itch50")
+        replay = Replay(recording)
+        jumped: list[bool] = []
+
+        @subscriber.at(1_000)
+        def _(ts_ns: int, to_ns: int = to_ns, replay: Replay = replay, jumped: list[bool] = jumped) -> None:
+            if ts_ns == 20_000 and not jumped:
+                jumped.append(True)
+                replay.controls.seek(to_ns)
+
+        subscriber.replay(replay)
+        assert jumped
+        assert book.synced == synced
+
+
+def test_subscriber_that_joins_late() -> None:
+    """Live: one is there from the first message on, one is not, one registers its book later."""
+    feed = Feed.local("books-late", slices=1, schema="itch50")
+    early, late = Subscriber(feed, slow=PATIENT), Subscriber(feed, slow=PATIENT)
+    book, late_book = early.book(b""), late.book(b"")
+    with Publisher(feed, when_full="wait") as publisher:
+        early.start()
+        publisher.publish(b"A.A", order(1, b"B", 5))
+        publisher.flush()
+        late.start()
+        added = early.book(b"")
+        early.wait_confirmed()
+        for topic in (b"A.A", b"B.A"):
+            publisher.publish(topic, order(2, b"B", 6))
+        publisher.flush()
+    early.run(until_end=True)
+    late.run(until_end=True)
+    assert (book.synced, added.synced, late_book.synced) == (True, False, False)
+    assert book.symbols == late_book.symbols == added.symbols == [b"A", b"B"]
+    assert not late_book.is_synced(b"B")  # what was sent before may have been of it
+
+
+def test_late_subscriber_to_a_feed_with_keys() -> None:
+    """Of a key of which nothing was sent before, nothing is missing."""
+    feed = Feed.local("books-keys", slices=1, schema="itch50", key_bytes=2)
+    late = Subscriber(feed, slow=PATIENT)
+    book = late.book(b"")
+    early = Subscriber(feed, slow=PATIENT)
+    early.on(b"")(lambda message: None)
+    with Publisher(feed, when_full="wait") as publisher:
+        early.start()
+        publisher.publish(b"A.A", order(1, b"B", 5))
+        publisher.flush()
+        late.start()
+        for topic in (b"A.A", b"B.A"):
+            publisher.publish(topic, order(2, b"B", 6))
+        publisher.flush()
+    late.run(until_end=True)
+    early.run(until_end=True)
+    assert (book.is_synced(b"A"), book.is_synced(b"B"), book.synced) == (False, True, False)
+
+
+def test_image_of_a_book_that_met_an_unknown_order_is_unsure(tmp_path: Path) -> None:
+    for name, rows, is_unsure in (("good", (A1, A2), False), ("bad", (A1, Row(b"A.D", gone(9))), True)):
+        recording = day_of(tmp_path / name, Put(rows, schema=ITCH))
+        feed = Feed.local("image", slices=1, schema="itch50")
+        books = NewestBooks(0, feed)
+        for run in recording.runs():
+            books.take(run)
+        assert books.blocks([b""]).is_unsure == is_unsure
+
+
+def test_book_without_memory_is_not_synced(tmp_path: Path) -> None:
+    recording = recorded(tmp_path, lambda: Synthetic(5_000, symbols=10))
+    small = Books("itch50", max_bytes=40_000)
+    for batch in recording.batches():
+        small.apply(batch)
+    assert small.counters()["left_out"] > 0
+    assert not small.synced
+
+
+def test_the_book_is_synced_at_each_message_until_one_does_not_fit(tmp_path: Path) -> None:
+    recording = day_of(tmp_path, Put((A1, Row(b"A.D", gone(9), 15), A2), schema=ITCH))
+    subscriber = Subscriber(recording.feed)
+    book = subscriber.book(b"", schema="itch50")
+    found: list[bool] = []
+    see: Callable[[Message], object] = lambda message: found.append(book.synced)  # noqa: E731
+    subscriber.on(b"")(see)
+    subscriber.replay(recording)
+    assert found == [True, False, False]
+
+
+def test_dbn_recording_without_a_snapshot(tmp_path: Path) -> None:
+    rows = [mbo("A", order=1), mbo("A", order=2), mbo("R"), mbo("A", order=3)]
+    feed = Feed.local("mbo", slices=1, schema="dbn")
+    day = Day(tmp_path, feed)
+    day.put(0, Put(tuple(Row(b"X.mbo", row, 1 + n) for n, row in enumerate(rows)), schema=DBN.schema_id))
+    subscriber = Subscriber(feed)
+    book = subscriber.book(b"")
+    found: list[bool] = []
+    subscriber.on(b"")(lambda message: found.append(book.synced))
+    subscriber.replay(Recording.open(tmp_path))
+    assert found == [False, False, True, True]
+    assert numpy.array_equal(book.orders(b"X")["reference"], [3])

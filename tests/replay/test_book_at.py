@@ -1,0 +1,229 @@
+"""Books at a time: `Recording.book_at`, and replays that start with books, against a plain loop over the messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from blackbox_feeds.dbn import Dbn
+from blackbox_feeds.itch50 import Itch50
+from blackbox_feeds.synthetic import Synthetic
+
+from blackbox import ConfigError, Publisher, Recording, Replay, Source, Subscriber
+from blackbox.book.book import Level
+from blackbox.book.books import Books
+from blackbox.book.orders import BUY, SELL
+from tests.feeds.build import messages_of
+from tests.feeds.test_dbn_book import SNAPSHOT
+from tests.feeds.test_dbn_book import SlowBook as SlowMbo
+from tests.feeds.test_itch50_book import Slow, all_levels
+from tests.recorded import recorded
+
+DEEP = 100_000
+Depths = dict[bytes, tuple[list[Level], list[Level]]]
+CAPTURES: dict[str, Callable[[Path], Source]] = {
+    "runk": lambda data: Itch50(data / "itch50" / "runk_locate-13-10k.bin", "2020-01-30"),
+    "jamison": lambda data: Itch50(data / "itch50" / "jamison_12302019_SNIPPET.NASDAQ_ITCH50", "2019-12-30"),
+    "esh4": lambda data: Dbn(data / "dbn" / "esh4-glbx-mdp3-20231225.mbo.dbn.zst"),
+    "made": lambda _data: Synthetic(20_000, symbols=12),
+}
+
+
+class SlowItch:
+    """Orders in a dict; unlike `slow_book`, one that is not known is ignored."""
+
+    def __init__(self) -> None:
+        self.orders: Slow = {}
+
+    def apply(self, payload: bytes) -> None:
+        kind, reference = payload[:1], payload[11:19]
+        at = int.from_bytes(reference, "big")
+        if kind in b"AF":
+            price, many = int.from_bytes(payload[32:36], "big"), int.from_bytes(payload[20:24], "big")
+            self.orders[at] = payload[19:20], price, many
+        elif kind in b"ECX" and at in self.orders:
+            side, price, rest = self.orders.pop(at)
+            if (left := rest - int.from_bytes(payload[19:23], "big")) > 0:
+                self.orders[at] = side, price, left
+        elif kind == b"D":
+            self.orders.pop(at, None)
+        elif kind == b"U" and at in self.orders:
+            side = self.orders.pop(at)[0]
+            new, many, price = (int.from_bytes(payload[a:b], "big") for a, b in ((19, 27), (27, 31), (31, 35)))
+            self.orders[new] = side, price, many
+
+    def depths(self) -> tuple[list[Level], list[Level]]:
+        return all_levels(self.orders, b"B"), all_levels(self.orders, b"S")
+
+
+class SlowDbn(SlowMbo):
+    def depths(self) -> tuple[list[Level], list[Level]]:
+        return self.levels(BUY), self.levels(SELL)
+
+
+def depths_before(messages: list[tuple[bytes, int, bytes]], kind: Any, time_ns: int) -> Depths:
+    books: dict[bytes, Any] = {}
+    for topic, ts_event, payload in messages:
+        if ts_event < time_ns:
+            books.setdefault(topic.rpartition(b".")[0], kind()).apply(payload)
+    return {symbol: book.depths() for symbol, book in books.items() if any(book.depths())}
+
+
+def depths_of(books: Books) -> Depths:
+    found = {symbol: books.levels(symbol, DEEP) for symbol in books.symbols}
+    return {symbol: (depth.bids, depth.asks) for symbol, depth in found.items() if any(depth)}
+
+
+@pytest.fixture(scope="module", params=CAPTURES)
+def day(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Recording, Any]:
+    data = Path() if request.param == "made" else request.getfixturevalue("shared_data")
+
+    def make() -> Source:
+        return CAPTURES[request.param](data)
+
+    recording = recorded(tmp_path_factory.mktemp("day"), make, slices=1 if request.param == "esh4" else 2)
+    return request.param, recording, sorted(messages_of(make()), key=lambda message: message[1])
+
+
+def chosen_times(messages: list[tuple[bytes, int, bytes]], name: str) -> list[int]:
+    random = Random(name)
+    times = sorted({time for _, time, _ in messages})
+    picked = random.sample(times, min(len(times), 8))
+    return sorted([*picked, *(time + 1 for time in picked[:2]), times[0], times[-1] + 1])
+
+
+def test_books_at_random_times(day: tuple[str, Recording, Any]) -> None:
+    name, recording, messages = day
+    kind = SlowDbn if name == "esh4" else SlowItch
+    for time_ns in chosen_times(messages, name):
+        expected = depths_before(messages, kind, time_ns)
+        books = recording.book_at(time_ns)
+        assert depths_of(books) == expected
+        if name in ("runk", "made"):
+            assert books.synced
+        subscriber = Subscriber(recording.feed)
+        kept = subscriber.book(b"")
+        first: list[bytes] = []
+
+        @subscriber.on(b"")
+        def _(message: Any, first: list[bytes] = first) -> None:
+            first.append(message.payload)
+
+        statistics = subscriber.replay(recording, start=time_ns, books=True)
+        assert statistics.messages == sum(time >= time_ns for _, time, _ in messages) == len(first)
+        assert depths_of(kept) == depths_before(messages, kind, messages[-1][1] + 1)
+        assert kept.synced == recording.book_at(messages[-1][1] + 1).synced
+
+
+def test_books_when_a_replay_starts(day: tuple[str, Recording, Any]) -> None:
+    """A callback before the book sees it as it is before the first message; it gets none of the earlier ones."""
+    name, recording, messages = day
+    kind = SlowDbn if name == "esh4" else SlowItch
+    for time_ns in chosen_times(messages, f"{name} again")[:6]:
+        subscriber = Subscriber(recording.feed)
+        found: list[Depths] = []
+        books: list[Books] = []
+
+        @subscriber.on(b"")
+        def _(message: Any, found: list[Depths] = found, books: list[Books] = books) -> None:
+            if not found:
+                found.append(depths_of(books[0]))
+
+        books.append(subscriber.book(b""))
+        statistics = subscriber.replay(recording, start=time_ns, books=True)
+        if statistics.messages:
+            assert found == [depths_before(messages, kind, time_ns)]
+
+
+def test_replay_seeks_with_books(tmp_path: Path) -> None:
+    """Forward and back: at each place the books are those of all messages before."""
+    recording = recorded(tmp_path, lambda: Synthetic(20_000, symbols=12))
+    messages = sorted(messages_of(Synthetic(20_000, symbols=12)), key=lambda message: message[1])
+    times = sorted({time for _, time, _ in messages})
+    goals = [times[len(times) * part // 10] for part in (8, 3, 5)]
+    subscriber = Subscriber(recording.feed)
+    seen: list[tuple[int, Depths, bool]] = []
+    books: list[Books] = []
+    replay = Replay(recording, start=times[len(times) // 4], stop=times[-1], books=True)
+    state = {"is_new": True, "count": 0}
+
+    @subscriber.on(b"")
+    def _(message: Any) -> None:
+        if state["is_new"]:
+            seen.append((message.ts_event, depths_of(books[0]), books[0].synced))
+            state["is_new"], state["count"] = False, 0
+        state["count"] += 1
+        if state["count"] == 500 and len(seen) <= len(goals):
+            replay.controls.seek(goals[len(seen) - 1])
+            state["is_new"] = True
+
+    books.append(subscriber.book(b""))
+
+    subscriber.on_reset(lambda: state.update(is_new=True))
+    subscriber.replay(replay)
+    assert len(seen) > len(goals)
+    is_at_place = [ts_event in (times[len(times) // 4], *goals) for ts_event, _, _ in seen]
+    assert sum(is_at_place) == 1 + len(goals)
+    for (ts_event, found, is_synced), at_place in zip(seen, is_at_place, strict=True):
+        if at_place:
+            assert (found, is_synced) == (depths_before(messages, SlowItch, ts_event), True)
+
+
+def test_time_of_day_and_prefix(tmp_path: Path) -> None:
+    recording = recorded(tmp_path, lambda: Synthetic(20_000, symbols=12))
+    messages = messages_of(Synthetic(20_000, symbols=12))
+    expected = depths_before(messages, SlowItch, recording.time("12:00"))
+    assert depths_of(recording.book_at("12:00")) == expected
+    symbol = max(expected, key=lambda each: len(expected[each][0]))
+    one = recording.book_at("12:00", symbol + b".")
+    assert (depths_of(one), one.synced) == ({symbol: expected[symbol]}, True)
+    assert not recording.book_at("12:00", symbol + b".A").synced
+    assert recording.book_at("03:00").symbols == []
+
+
+def test_each_day_begins_with_books_of_its_own(tmp_path: Path) -> None:
+    """A time of day: the books of the second day have nothing of the first."""
+    days = [
+        recorded(tmp_path / date, lambda date=date: Synthetic(9_000, symbols=5, date=date), slices=1)  # type: ignore[misc]
+        for date in ("2026-01-05", "2026-01-06")
+    ]
+    subscriber = Subscriber(days[0].feed)
+    books: list[Books] = []
+    found: dict[int, tuple[Depths, bool]] = {}
+
+    @subscriber.on(b"")
+    def _(message: Any) -> None:
+        place = int(message.ts_event >= days[1].time("00:00"))
+        if place not in found:
+            found[place] = depths_of(books[0]), books[0].synced
+
+    books.append(subscriber.book(b""))
+    subscriber.replay(days, start="12:00", stop="13:00", books=True)
+    for place, recording in enumerate(days):
+        messages = [
+            (message.topic, message.ts_event, bytes(message.payload)) for b in recording.batches() for message in b
+        ]
+        assert found[place] == (depths_before(messages, SlowItch, recording.time("12:00")), True)
+
+
+def test_events_of_dbn_are_whole_at_each_of_their_times(shared_data: Path) -> None:
+    """All records of an event have one time, so that a book at a time is never amid an event."""
+    messages = messages_of(Dbn(shared_data / "dbn" / "esh4-glbx-mdp3-20231225.mbo.dbn.zst"))
+    is_open, times = False, set[int]()
+    split = 0
+    for _, ts_event, payload in messages:
+        flags = payload[16 + 8 + 8 + 4]
+        if is_open and ts_event not in times and not flags & SNAPSHOT:
+            split += 1
+        times = {*times, ts_event} if is_open else {ts_event}
+        is_open = not flags & 128
+    assert split == 0
+
+
+def test_books_are_refused_for_a_replay_that_is_published(tmp_path: Path) -> None:
+    recording = recorded(tmp_path, lambda: Synthetic(2_000, symbols=3))
+    with pytest.raises(ConfigError, match="books was set for a replay that is published"):
+        Replay(recording, books=True).publish(Publisher(recording.feed))
