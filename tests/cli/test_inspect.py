@@ -27,7 +27,7 @@ def test_a_day_is_shown(day: Day) -> None:
         *("recorded", "2026-11-20", "itch50", "40", "20", "5", "0", "0"),
         *("2026-11-20 09:30:00.000", "2026-11-20 09:30:00.000"),
     ]
-    assert re.search(r"│ +1 │ +20 │ +10 │ .* │ 09:30:00\.000 │ 09:30:18\.000 │", ended.out)
+    assert re.search(r"│ +1 │ +20 │ +10 │ .* │ 09:30:00\.000 │ 09:30:19\.000 │", ended.out)
     assert re.search(r"│ +1 │ +1 │ +1 │ +1 │ +5 │ +0 │ +0 │", ended.out)
     assert re.search(r"│ AAPL\.P │ +20 │ 50\.0% │", ended.out)
     assert "see `blackbox verify`" in ended.errors

@@ -60,6 +60,9 @@ class SlowItch:
 
 
 class SlowDbn(SlowMbo):
+    def _settle(self) -> None:
+        """Nothing is asked for after each event."""
+
     def depths(self) -> tuple[list[Level], list[Level]]:
         return self.levels(BUY), self.levels(SELL)
 
