@@ -70,19 +70,19 @@ blocks = st.lists(
 def test_callbacks_of_a_replay_find_the_books_after_their_message(blocks: Any, kinds: list[str]) -> None:
     """Slices and symbols in any order, beside callbacks of any kind; one before them is a message behind."""
     with TemporaryDirectory() as directory:
-        told: list[tuple[int, int, int, Row]] = []
+        told: list[tuple[int, int, int, int, Row]] = []
         sequence = [0] * len(SYMBOLS)
         day = Day(Path(directory), feed_of(len(SYMBOLS)))
         for number, (slice_id, messages) in enumerate(blocks):
             rows = [Row(SYMBOLS[slice_id] + (b".X" if few else b".Y"), p, time) for p, time, few in messages]
             day.put(slice_id, Put(tuple(rows), sequence[slice_id], ts_out=1_000 + number, schema=ITCH))
             sequence[slice_id] += len(rows)
-            told += [(row.ts_event, number, at, row) for at, row in enumerate(rows)]
+            told += [(row.ts_event, slice_id, number, at, row) for at, row in enumerate(rows)]
         if not told:
             return
         found = replayed(Recording.open(directory), kinds)
     slow, expected = SlowBooks(), []
-    for _, _, _, row in sorted(told):
+    for *_, row in sorted(told):
         before = bests(slow)
         slow.apply(row.topic, row.payload or b"")
         expected.append(("before", row.payload, before))

@@ -7,12 +7,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 from blackbox_feeds.dbn import Dbn
 from blackbox_feeds.itch50 import Itch50
 from blackbox_feeds.synthetic import Synthetic
 
-from blackbox import ConfigError, Publisher, Recording, Replay, Source, Subscriber
+from blackbox import ConfigError, Feed, Publisher, Recording, Replay, Source, Subscriber
+from blackbox.archive.import_days import import_days
 from blackbox.book.book import Level
 from blackbox.book.books import Books
 from blackbox.book.orders import BUY, SELL
@@ -147,38 +149,41 @@ def test_replay_seeks_with_books(tmp_path: Path) -> None:
     messages = sorted(messages_of(Synthetic(20_000, symbols=12)), key=lambda message: message[1])
     times = sorted({time for _, time, _ in messages})
     goals = [times[len(times) * part // 10] for part in (8, 3, 5)]
+    places = [times[len(times) // 4], *goals]
     subscriber = Subscriber(recording.feed)
     seen: list[tuple[int, Depths, bool]] = []
     books: list[Books] = []
-    replay = Replay(recording, start=times[len(times) // 4], stop=times[-1], books=True)
-    state = {"is_new": True, "count": 0}
+    counts = [0]
+    replay = Replay(recording, start=places[0], stop=times[-1], books=True)
 
     @subscriber.on(b"")
     def _(message: Any) -> None:
-        if state["is_new"]:
+        if len(seen) < len(places) and message.ts_event == places[len(seen)]:
             seen.append((message.ts_event, depths_of(books[0]), books[0].synced))
-            state["is_new"], state["count"] = False, 0
-        state["count"] += 1
-        if state["count"] == 500 and len(seen) <= len(goals):
-            replay.controls.seek(goals[len(seen) - 1])
-            state["is_new"] = True
+            counts[0] = 0
+        counts[0] += 1
+        if counts[0] == 500 and len(seen) < len(places):
+            replay.controls.seek(places[len(seen)])
 
     books.append(subscriber.book(b""))
-
-    subscriber.on_reset(lambda: state.update(is_new=True))
     subscriber.replay(replay)
-    assert len(seen) > len(goals)
-    is_at_place = [ts_event in (times[len(times) // 4], *goals) for ts_event, _, _ in seen]
-    assert sum(is_at_place) == 1 + len(goals)
-    for (ts_event, found, is_synced), at_place in zip(seen, is_at_place, strict=True):
-        if at_place:
-            assert (found, is_synced) == (depths_before(messages, SlowItch, ts_event), True)
+    assert seen == [(place, depths_before(messages, SlowItch, place), True) for place in places]
+
+
+def imported(path: Path, *dates: str) -> list[Recording]:
+    feed = msgspec.structs.replace(Feed.local("made", slices=2, schema="itch50"), time_zone="America/New_York")
+    days = import_days(feed, path, [Synthetic(9_000, symbols=5, date=date) for date in dates])
+    return [Recording.open(day.path) for day in days]
+
+
+def told(recording: Recording) -> list[tuple[bytes, int, bytes]]:
+    messages = (message for batch in recording.batches() for message in batch)
+    return [(message.topic, message.ts_event, bytes(message.payload)) for message in messages]
 
 
 def test_time_of_day_and_prefix(tmp_path: Path) -> None:
-    recording = recorded(tmp_path, lambda: Synthetic(20_000, symbols=12))
-    messages = messages_of(Synthetic(20_000, symbols=12))
-    expected = depths_before(messages, SlowItch, recording.time("12:00"))
+    (recording,) = imported(tmp_path, "2026-01-05")
+    expected = depths_before(told(recording), SlowItch, recording.time("12:00"))
     assert depths_of(recording.book_at("12:00")) == expected
     symbol = max(expected, key=lambda each: len(expected[each][0]))
     one = recording.book_at("12:00", symbol + b".")
@@ -189,10 +194,7 @@ def test_time_of_day_and_prefix(tmp_path: Path) -> None:
 
 def test_each_day_begins_with_books_of_its_own(tmp_path: Path) -> None:
     """A time of day: the books of the second day have nothing of the first."""
-    days = [
-        recorded(tmp_path / date, lambda date=date: Synthetic(9_000, symbols=5, date=date), slices=1)  # type: ignore[misc]
-        for date in ("2026-01-05", "2026-01-06")
-    ]
+    days = imported(tmp_path, "2026-01-05", "2026-01-06")
     subscriber = Subscriber(days[0].feed)
     books: list[Books] = []
     found: dict[int, tuple[Depths, bool]] = {}
@@ -206,10 +208,7 @@ def test_each_day_begins_with_books_of_its_own(tmp_path: Path) -> None:
     books.append(subscriber.book(b""))
     subscriber.replay(days, start="12:00", stop="13:00", books=True)
     for place, recording in enumerate(days):
-        messages = [
-            (message.topic, message.ts_event, bytes(message.payload)) for b in recording.batches() for message in b
-        ]
-        assert found[place] == (depths_before(messages, SlowItch, recording.time("12:00")), True)
+        assert found[place] == (depths_before(told(recording), SlowItch, recording.time("12:00")), True)
 
 
 def test_events_of_dbn_are_whole_at_each_of_their_times(shared_data: Path) -> None:
@@ -219,10 +218,10 @@ def test_events_of_dbn_are_whole_at_each_of_their_times(shared_data: Path) -> No
     split = 0
     for _, ts_event, payload in messages:
         flags = payload[16 + 8 + 8 + 4]
-        if is_open and ts_event not in times and not flags & SNAPSHOT:
+        if is_open and ts_event not in times:
             split += 1
         times = {*times, ts_event} if is_open else {ts_event}
-        is_open = not flags & 128
+        is_open = not flags & (128 | SNAPSHOT)  # the snapshot ends without F_LAST
     assert split == 0
 
 
