@@ -315,7 +315,7 @@ class Schema:
         expected = self.records[kind].itemsize if kind in self.records else None
         if len(payload) == expected:
             return None
-        fits = f"that of a type of the schema, but type {kind!r} is none" if kind else "one with a type"
+        fits = f"that of a type of the schema, which has no type {kind!r}" if kind else "one with a type"
         fits = fits if expected is None else f"{expected} of type {kind!r}"
         return f"payload had {len(payload)} bytes, expected {fits} ({self.name})"
 

@@ -206,7 +206,7 @@ def test_subscriber_that_joins_late() -> None:
 
 
 def test_late_subscriber_to_a_feed_with_keys() -> None:
-    """Of a key of which nothing was sent before, nothing is missing."""
+    """A key that begins after the subscriber has a whole book."""
     feed = Feed.local("books-keys", slices=1, schema="itch50", key_bytes=2)
     late = Subscriber(feed, slow=PATIENT)
     book = late.book(b"")

@@ -18,13 +18,13 @@ BAD = {
     "short": (b"A" + bytes(5), "payload had 6 bytes, expected 36 of type 'A' (itch50)"),
     "long": (order(1, b"B", 5) + b"x", "payload had 37 bytes, expected 36 of type 'A' (itch50)"),
     "size of another type": (b"D" + bytes(35), "payload had 36 bytes, expected 19 of type 'D' (itch50)"),
-    "unknown": (b"z" + bytes(35), "payload had 36 bytes, expected that of a type of the schema, but type 'z' is none"),
+    "unknown": (b"z" + bytes(35), "payload had 36 bytes, expected that of a type of the schema, which has no type 'z'"),
     "empty": (b"", "payload had 0 bytes, expected one with a type (itch50)"),
 }
 
 
 def published(publish: Callable[[Publisher], object], why: str) -> list[bytes]:
-    """What comes of a good message, what is refused, and another good message."""
+    """Return the payloads that arrive when a call between two good ones is refused."""
     feed = Feed.local("records", slices=1, schema="itch50")
     subscriber = Subscriber(feed, slow=PATIENT)
     came: list[bytes] = []

@@ -212,7 +212,7 @@ def test_each_day_begins_with_books_of_its_own(tmp_path: Path) -> None:
 
 
 def test_events_of_dbn_are_whole_at_each_of_their_times(shared_data: Path) -> None:
-    """All records of an event have one time, so that a book at a time is never amid an event."""
+    """All records of an event have one time, so a book at a time never lies within an event."""
     messages = messages_of(Dbn(shared_data / "dbn" / "esh4-glbx-mdp3-20231225.mbo.dbn.zst"))
     is_open, times = False, set[int]()
     split = 0

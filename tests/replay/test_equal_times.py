@@ -25,7 +25,7 @@ rows = st.lists(st.tuples(st.sampled_from(TOPICS), st.integers(0, 3)), min_size=
 
 
 def messages_of(drawn: list[tuple[bytes, int]]) -> Messages:
-    """In order of time, as a source has them; each with a payload of its own."""
+    """Return messages in order of time, each with its number as payload."""
     found = [(topic, b"%d" % number, NOON + time) for number, (topic, time) in enumerate(drawn)]
     return sorted(found, key=lambda message: message[2])
 

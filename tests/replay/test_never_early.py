@@ -192,7 +192,7 @@ def test_no_message_is_delivered_before_its_content_was_known(name: str) -> None
 
 
 def test_the_tables_know_their_times() -> None:
-    """Of messages made by hand, whose times are told apart."""
+    """Check each function with messages made by hand."""
     assert _known_itch(itch("A", ns=5)) == MIDNIGHT + 5
     assert _known_iex(iex("T", ns=5)) == 5
     assert _known_binance(b'7 {"data":{"E":5}}') == 5_000_000
