@@ -18,6 +18,8 @@ from blackbox.archive.import_days import import_days
 from blackbox.book.book import Level
 from blackbox.book.books import Books
 from blackbox.book.orders import BUY, SELL
+from blackbox.replay.clock import ManualClock
+from blackbox.replay.controls import Controls
 from tests.feeds.build import messages_of
 from tests.feeds.test_dbn_book import SNAPSHOT
 from tests.feeds.test_dbn_book import SlowBook as SlowMbo
@@ -154,7 +156,8 @@ def test_replay_seeks_with_books(tmp_path: Path) -> None:
     seen: list[tuple[int, Depths, bool]] = []
     books: list[Books] = []
     counts = [0]
-    replay = Replay(recording, start=places[0], stop=times[-1], books=True)
+    controls = Controls(1.0, clock=ManualClock(automatic=True))  # paced: a seek takes effect before the end
+    replay = Replay(recording, start=places[0], stop=times[-1], books=True, controls=controls)
 
     @subscriber.on(b"")
     def _(message: Any) -> None:
