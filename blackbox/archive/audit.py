@@ -161,7 +161,10 @@ class NumberAudit:
         known[first:last] = [(begin, end)]
         return int(repeated)
 
-    def begins(self, slice_id: int) -> list[KeyBegin]:
-        """Return the keys of which the slice lacks the first numbers."""
-        first = {name: known[0][0] for name, known in self._known.items() if known[0][0] > 0}
-        return [KeyBegin(slice_id, epoch, key, sequence) for (epoch, key), sequence in first.items()]
+    def begins(self, slice_id: int, reported: dict[tuple[int, bytes], int]) -> list[KeyBegin]:
+        """Return the keys of which the slice lacks the first numbers, up to those from which on they were heard of.
+
+        `reported`: `Reported.first`.
+        """
+        first = {name: min(known[0][0], reported.get(name, known[0][0])) for name, known in self._known.items()}
+        return [KeyBegin(slice_id, epoch, key, number) for (epoch, key), number in first.items() if number > 0]

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from blackbox.block.block import Block, as_rows, as_topic_index
 from blackbox.block.block_handler import CONTROL
 from blackbox.block.encode import Origin, Rows
 from blackbox.block.format import FLAG_END, HEADER_BYTES, HEARTBEAT_KEY
+from blackbox.block.gap import shares_of
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
@@ -46,10 +47,23 @@ _DAY: Final = datetime.timedelta(1)
 _DAY_NS: Final = 86_400 * 10**9
 
 
+class Written(NamedTuple):
+    """Counts of what was put into a day."""
+
+    messages: int = 0
+    outside: int = 0
+    """Messages with a time outside of the session date."""
+    missing: int = 0
+    """Sequence numbers left out after the first message."""
+    unheard: int = 0
+    """Sequence numbers left out before the first message."""
+
+
 class ColumnWriter:
     """Write messages in columns into the journals of a day, in the order in which they are put.
 
-    Attributes: `messages`, how many were put; `outside`, how many of them have a time outside of the session date.
+    Attributes: `messages`, how many were put; `outside`, how many of them have a time outside of the session date;
+    `missing`, sequence numbers left out after the first message; `unheard`, those left out before it.
     Used by one thread, in a `with` block; what it leaves after an error is no day.
     """
 
@@ -67,7 +81,7 @@ class ColumnWriter:
         Raises as `compact` for a setting, ConfigError for a date before 1970, OSError when it cannot be written.
         """
         check_packing(compression, block_bytes)
-        self.messages = self.outside = 0
+        self.messages = self.outside = self.missing = self.unheard = 0
         self._begin_ns, self._end_ns = day_end_ns(feed, date - _DAY), day_end_ns(feed, date)
         if self._begin_ns <= 0:  # it is the epoch
             raise ConfigError(f"date was {date}, expected one that begins after 1970-01-01 00:00 UTC")
@@ -81,10 +95,12 @@ class ColumnWriter:
             self._blocks.make_room(1)
         self._gathered_rows = self._gathered_bytes = 0
         self._alive: list[Any] = []
-        self._room = self._known = 0
+        self._room = self._known = self._groups = 0
         self._about = numpy.zeros(0, ABOUT)
         self._generation = numpy.zeros(1, numpy.int64)
         self._next_sequence = numpy.zeros(0, numpy.int64)
+        self._skipped = [0] * len(feed.slices)
+        """Without keys: numbers left out in each slice before it had a topic."""
         self._make_room()
         self._header = numpy.zeros(HEADER_BYTES // 8, numpy.int64)
         check_limits(f"a day of feed {feed.name!r}", PIPE_NEEDS, *[WRITER_NEEDS] * len(feed.slices))
@@ -126,6 +142,38 @@ class ColumnWriter:
         else:
             self._put(index, numbers, rows, columns)
         self.messages += count
+
+    @property
+    def written(self) -> Written:
+        """Counts of what was put so far."""
+        return Written(self.messages, self.outside, self.missing, self.unheard)
+
+    def skip(self, count: int) -> None:
+        """Leave out sequence numbers as `Publisher.skip`: `count` messages of the venue are missing here.
+
+        Before the first message it is no gap: the messages were sent before the input began. Raises JournalError.
+        """
+        if self._has_keys:
+            self._put_gathered()
+        else:
+            put_rest(self._blocks.address, len(self._blocks), self._topics_now(), self._journals())
+        slices = self._topics.slice_of[: self._topics.groups]
+        begun = numpy.flatnonzero(self._next_sequence[: len(slices)])
+        parts = len(begun) if self._has_keys else len(self._writers)
+        shares = shares_of(count, parts) if parts else []
+        if self.messages:
+            self.missing += sum(shares)
+        else:
+            self.unheard += sum(shares)
+        if self._has_keys:
+            self._next_sequence[begun] += shares
+            return
+        for group, slice_id in enumerate(slices.tolist()):
+            self._next_sequence[group] += shares[slice_id]
+        for slice_id in set(range(parts)).difference(slices[begun].tolist()):
+            if self.messages and not self._skipped[slice_id]:
+                self._note_sequences(slice_id, {b"": 0})  # the slice is heard of: what follows is a gap
+            self._skipped[slice_id] += shares[slice_id]
 
     def _put(
         self, index: NDArray[numpy.int32], numbers: NDArray[numpy.int32], rows: Rows, columns: tuple[Any, ...]
@@ -243,6 +291,9 @@ class ColumnWriter:
         for name, column in (("size", self._topics.table.sizes), ("group", self._topics.group_of)):
             self._about[name][new] = column[new]
         self._known = new.stop
+        for group in range(self._groups, self._topics.groups):
+            self._next_sequence[group] = 0 if self._has_keys else self._skipped[self._topics.slice_of[group]]
+        self._groups = self._topics.groups
 
     def _make_room(self) -> None:
         """Have scratch for as many topics as there is room for."""
@@ -263,16 +314,23 @@ class ColumnWriter:
     def _end(self, writer: JournalWriter) -> None:
         """Note that nothing follows: what a publisher's last heartbeat tells a recorder. Then close."""
         slice_id = writer.slice_id
-        now = int(self._clocks[slice_id])
         numbers = {key: int(self._next_sequence[group]) for key, group in self._topics.keys_of(slice_id).items()}
+        numbers = numbers or {b"": self._skipped[slice_id]}
+        self._note_sequences(slice_id, {key: number for key, number in numbers.items() if number}, FLAG_END)
+        writer.close()
+        _check(writer)
+
+    def _note_sequences(self, slice_id: int, numbers: dict[bytes, int], flags: int = 0) -> None:
+        """Append a control block with the next numbers of keys to a slice's journal."""
+        now, writer = int(self._clocks[slice_id]), self._writers[slice_id]
         block = Block.encode_sequences(
             HEARTBEAT_KEY,
-            {key: number for key, number in numbers.items() if number},
+            numbers,
             slice_id=slice_id,
             epoch=self._origin.epoch,
             ts_out=now,
             key_bytes=self._origin.key_bytes,
-            flags=FLAG_END,
+            flags=flags,
         )
         header = numpy.frombuffer(block.header, numpy.uint8)
         state = writer.state
@@ -284,8 +342,6 @@ class ColumnWriter:
         )
         state.first_row, state.held, state.ts_recv = 0, 0, now
         append(state.address)
-        _check(writer)
-        writer.close()
         _check(writer)
 
 

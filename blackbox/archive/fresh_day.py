@@ -20,6 +20,7 @@ from blackbox.archive.day import Lock, as_journal_error, make_directory, sync_di
 from blackbox.errors import JournalError
 
 if TYPE_CHECKING:
+    from blackbox.archive.column_writer import Written
     from blackbox.archive.recording import Recording
 
 log = logging.getLogger("blackbox")
@@ -86,17 +87,19 @@ def check_is_new(directory: Path, date: datetime.date, *, replace: bool) -> None
         raise JournalError(f"{day} exists, expected a day that is not there yet, or replace=True (--replace)")
 
 
-def check_whole(recording: Recording, messages: int, progress: Callable[[int], object] | None = None) -> None:
-    """Read all of a day that was written. Raise JournalError unless it holds so many messages and lacks nothing.
+def check_whole(recording: Recording, written: Written, progress: Callable[[int], object] | None = None) -> None:
+    """Read all of a day that was written. Raise JournalError unless it holds what was put, and lacks what was skipped.
 
     `progress`: as `Recording.examine` has it; what it raises ends this.
     """
     damage, gaps, begins = recording.examine(progress)
     found = recording.summary().messages
-    if damage or gaps or begins or found != messages:
-        wrong = damage or gaps or begins or "none of them damaged"
+    missing, unheard = sum(gap.count for gap in gaps), sum(begin.sequence for begin in begins)
+    expected = written.messages, written.missing, written.unheard
+    if damage or (found, missing, unheard) != expected:
+        wrong = damage or f"{missing} missing and {unheard} not heard, expected {expected[1]} and {expected[2]}"
         raise JournalError(
-            f"{found} messages were found in what was written, expected {messages}: {wrong!s:.500}; it was removed"
+            f"{found} messages were found in what was written, expected {expected[0]}: {wrong!s:.500}; it was removed"
         )
 
 

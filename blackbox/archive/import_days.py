@@ -29,7 +29,7 @@ import numpy
 
 from blackbox.archive.append import compile_append
 from blackbox.archive.codec import BLOCK_BYTES, Compression, check_packing
-from blackbox.archive.column_writer import ColumnWriter
+from blackbox.archive.column_writer import ColumnWriter, Written
 from blackbox.archive.day import Date, as_date, day_end_ns, recorded_files, session_date
 from blackbox.archive.fresh_day import FreshDays, check_is_new, check_whole, fresh_day
 from blackbox.archive.read_ahead import read_ahead
@@ -59,6 +59,8 @@ class ImportedDay(msgspec.Struct, frozen=True, kw_only=True):
     """Of segments and their indexes."""
     outside: int
     """Messages with a time outside of the session date, where the source itself tells the date."""
+    missing: int
+    """Sequence numbers left out for messages that the sources lack: the gaps of the recording, see `Publisher.skip`."""
     truncated: tuple[str, ...]
     """For each source whose last message is of this day and that lacks something: where and why."""
     notes: tuple[str, ...]
@@ -260,7 +262,7 @@ class _OpenDay:
 
     def __init__(self, job: _Job, date: datetime.date, stack: ExitStack) -> None:
         self.date = date
-        self.messages = self.outside = 0
+        self.written = Written()
         self.truncated: list[str] = []
         self.notes: list[str] = []
         self.is_open = True
@@ -275,9 +277,14 @@ class _OpenDay:
     def put(self, chunk: Chunk) -> None:
         """Write messages. Raises as `ColumnWriter.put`."""
         assert self._writer is not None
-        topics, index, times, payloads, starts, lengths = chunk
-        self._writer.put(topics, index, payloads, times, starts, lengths)
-        self.messages, self.outside = self._writer.messages, self._writer.outside
+        self._writer.put(chunk.topics, chunk.topic_index, chunk.payloads, chunk.ts_event, chunk.starts, chunk.lengths)
+        self.written = self._writer.written
+
+    def skip(self, count: int) -> None:
+        """Leave out sequence numbers for messages that the venue sent and the source lacks."""
+        assert self._writer is not None
+        self._writer.skip(count)
+        self.written = self._writer.written
 
     def close(self) -> None:
         """Write what is left. Raises JournalError."""
@@ -287,13 +294,14 @@ class _OpenDay:
 
     def check(self, go_on: Callable[[object], None]) -> ImportedDay:
         """Read it again. Raises JournalError unless it is whole."""
-        check_whole(Recording.open(self._place), self.messages, go_on)
+        check_whole(Recording.open(self._place), self.written, go_on)
         return ImportedDay(
             date=self.date,
             path=self._path,
-            messages=self.messages,
+            messages=self.written.messages,
             file_bytes=sum(file.stat().st_size for file in recorded_files(self._place)),
-            outside=self.outside,
+            outside=self.written.outside,
+            missing=self.written.missing,
             truncated=tuple(self.truncated),
             notes=tuple(self.notes),
             seconds=time.perf_counter() - self._began,
@@ -321,16 +329,19 @@ class _Days:
             return f"{source!r} has no message" + (f": {source.truncated}" if source.truncated else "")
         messages, date = 0, self._job.date
         self._last = self._day(first)
-        outside = self._last.outside
+        outside = self._last.written.outside
         with closing(read_ahead(source.chunks(), _CHUNKS_AHEAD)) as chunks:
             for chunk in chunks:
                 go_on()
                 messages += len(chunk.ts_event)
-                if date is None:
-                    self._put_by_time(chunk)
-                else:
-                    self._last.put(chunk)
-        outside = self._last.outside - outside
+                for missing, run in chunk.runs():
+                    if missing:
+                        self._last.skip(missing)
+                    if date is None:
+                        self._put_by_time(run)
+                    else:
+                        self._last.put(run)
+        outside = self._last.written.outside - outside
         if self._job.is_strict and source.date != date and outside:
             begin, end = (time_text(time_ns, 0) for time_ns in self._session(first))
             raise SourceError(
@@ -347,7 +358,7 @@ class _Days:
             day.close()
         days = [day for _, day in sorted(self._days.items())]
         for day in days:
-            if not day.messages:
+            if not day.written.messages:
                 raise _NoMessageError("; ".join(day.truncated) or ", ".join(map(repr, self._job.sources)))
         return [day.check(go_on) for day in days]
 

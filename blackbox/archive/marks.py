@@ -263,6 +263,15 @@ def _places_of_marks(
     return count
 
 
+@njit(nogil=True, cache=True)
+def _names(memory: int, places: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
+    """Return how many keys each of the marks names."""
+    names = numpy.empty(len(places), numpy.int64)
+    for number in range(len(places)):
+        names[number] = mark_at(memory + places[number]).names
+    return names
+
+
 def places_of_marks(segment: Segment, start: int = 0) -> NDArray[numpy.int64]:
     """Return where the marks of a segment begin, from a record or mark on; only what its index says has any is read."""
     entries = segment.entries[(segment.entries["marks"] > 0) & (segment.entries["stop"] > start)]
@@ -271,10 +280,16 @@ def places_of_marks(segment: Segment, start: int = 0) -> NDArray[numpy.int64]:
     return places[: _places_of_marks(segment.address, starts, stops, places)]
 
 
-def marks_of(segments: Iterable[Segment]) -> Iterator[Mark]:
-    """Yield the good marks of some segments, in order; only what their indexes show to hold marks is read."""
+def marks_of(segments: Iterable[Segment], *, with_keys: bool = False) -> Iterator[Mark]:
+    """Yield the good marks of some segments, in order; only what their indexes show to hold marks is read.
+
+    `with_keys`: those only that name keys.
+    """
     for segment in segments:
-        for place in places_of_marks(segment).tolist():
+        places = places_of_marks(segment)
+        if with_keys:
+            places = places[_names(segment.address, places) > 0]
+        for place in places.tolist():
             mark = read_mark(segment, place)
             if mark is not None:
                 yield mark

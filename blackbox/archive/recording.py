@@ -38,6 +38,7 @@ from blackbox.archive.summary import (
     Examined,
     KeyBegin,
     Rate,
+    Reported,
     Summary,
     find_gaps,
     message_rate,
@@ -142,7 +143,7 @@ class Recording(Frames):
             with ColumnWriter(fresh, feed, day, compression=compression) as writer:
                 topics, index, payloads, times, offsets, valid = columns
                 writer.put(topics, index, payloads, times, offsets, valid=valid)
-            check_whole(cls.open(fresh), writer.messages)
+            check_whole(cls.open(fresh), writer.written)
         return cls.open(place / day.isoformat())
 
     def __repr__(self) -> str:
@@ -240,16 +241,20 @@ class Recording(Frames):
         return dict(total)
 
     def gaps(self, slices: Iterable[int] | None = None) -> list[Gap]:
-        """Return the gaps between the messages of each (epoch, slice, key). Reads everything, or some slices.
+        """Return what is missing of each (epoch, slice, key). Reads everything, or some slices.
 
-        What was published before the first block of a key that is here is not known, and no gap.
+        What was published before a key was heard of is not known, and no gap.
         """
         return self.gaps_and_late(slices)[0]
 
     def gaps_and_late(self, slices: Iterable[int] | None = None) -> tuple[list[Gap], set[tuple[int, bytes]]]:
         """Return what `gaps` does, and the slices and keys whose first recorded message was not the first published."""
         late = set[tuple[int, bytes]]()
-        found = [gap for slice_id, _ in self.segments(slices) for gap in find_gaps(self._blocks_of(slice_id), late)]
+        found = [
+            gap
+            for slice_id, segments in self.segments(slices)
+            for gap in find_gaps(slice_id, self._blocks_of(slice_id), Reported.of(segments), late)
+        ]
         return found, late
 
     def marks(self, slices: Iterable[int] | None = None) -> Iterator[Mark]:
@@ -288,8 +293,9 @@ class Recording(Frames):
         for slice_id, segments in self.segments():
             audit = IndexAudit(self.feed.key_bytes, segments)
             numbers = NumberAudit()
-            gaps += find_gaps(self._audited_blocks(segments, audit, numbers, before, progress))
-            begins += numbers.begins(slice_id)
+            reported = Reported.of(segments)
+            gaps += find_gaps(slice_id, self._audited_blocks(segments, audit, numbers, before, progress), reported)
+            begins += numbers.begins(slice_id, reported.first)
             totals = closed.get(slice_id, ClosedSlice()).totals
             audit_marks(self.path, self._created_ns, slice_id, audit, totals, self.note)
             audit.report(self.damage, self.note)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 import numpy
 from numpy.typing import NDArray
 
 from blackbox.archive.filter import Filter
+from blackbox.archive.marks import marks_of
 from blackbox.archive.reader import Recorded, Report, read_runs
 from blackbox.archive.rows import count_topics
 from blackbox.archive.segment import NO_TIME, Damage, Segment, open_end
@@ -173,8 +174,31 @@ def message_rate(slices: dict[int, list[Segment]], wanted: Filter, bins: int, re
     return Rate(first + width * numpy.arange(bins + 1, dtype=numpy.int64), counts)
 
 
-def find_gaps(blocks: Iterable[Recorded], late: set[tuple[int, bytes]] | None = None) -> Iterator[Gap]:
-    """Yield what is missing between the blocks of one slice. Messages before a key's first block are not counted.
+class Reported(NamedTuple):
+    """Numbers that marks name: a publisher reported them, and no record reached them then."""
+
+    first: dict[tuple[int, bytes], int]
+    """By epoch and key: the lowest, from which on the publisher was heard."""
+    last: dict[tuple[int, bytes], tuple[int, int]]
+    """By epoch and key: the highest, and when it was sent, ns since 1970. Every message before it was published."""
+
+    @classmethod
+    def of(cls, segments: Iterable[Segment]) -> Self:
+        """Return what the marks of a slice say."""
+        first: dict[tuple[int, bytes], int] = {}
+        last: dict[tuple[int, bytes], tuple[int, int]] = {}
+        for mark in marks_of(segments, with_keys=True):
+            for key, number in mark.keys.items():
+                name = mark.epoch, key
+                first[name] = min(first.get(name, number), number)
+                last[name] = max(last.get(name, (0, 0)), (number, mark.ts_out))
+        return cls(first, last)
+
+
+def find_gaps(
+    slice_id: int, blocks: Iterable[Recorded], reported: Reported, late: set[tuple[int, bytes]] | None = None
+) -> Iterator[Gap]:
+    """Yield what one slice lacks: between its blocks, and before and after them as far as marks report it.
 
     `late` receives the slice and key of each first block that is not the first one that was published.
     """
@@ -183,13 +207,19 @@ def find_gaps(blocks: Iterable[Recorded], late: set[tuple[int, bytes]] | None = 
     for block, _, first_row, _, _ in blocks:
         name = (block.epoch, block.key)
         begin, end = int(block.sequences[first_row]), int(block.sequences[-1]) + 1
-        known = expected.get(name, begin)
         if late is not None and begin > 0 and block.key not in seen:
-            late.add((block.slice_id, block.key))
+            late.add((slice_id, block.key))
         seen.add(block.key)
+        known = expected.get(name)
+        if known is None:
+            known = min(begin, reported.first.get(name, begin))
         if begin > known:
-            yield Gap(block.slice_id, block.epoch, block.key, known, begin - known, block.ts_out)
+            yield Gap(slice_id, block.epoch, block.key, known, begin - known, block.ts_out)
         expected[name] = max(known, end)
+    for (epoch, key), (number, ts_out) in reported.last.items():
+        known = expected.get((epoch, key), reported.first[epoch, key])
+        if number > known:
+            yield Gap(slice_id, epoch, key, known, number - known, ts_out)
 
 
 def topic_counts(blocks: Iterable[Recorded]) -> Counter[bytes]:

@@ -17,3 +17,9 @@ class Gap(msgspec.Struct, frozen=True, order=True):
     """How many are."""
     ts_out: int
     """Of the block after the gap, or of the heartbeat that showed it. Unit: ns since 1970."""
+
+
+def shares_of(count: int, parts: int) -> list[int]:
+    """Return how many of `count` missing messages each of some parts is said to lack: all alike, at least 1 each."""
+    each, more = divmod(max(count, parts), parts)
+    return [each + (number < more) for number in range(parts)]

@@ -94,9 +94,14 @@ def import_(
                     f"{each.date}: {counted(each.outside, 'message')} with a time outside of this session date in "
                     f"{shape.time_zone}, from {shape.day_start}"
                 )
-        cut = [text for each in done for text in each.truncated]
-        if cut:
-            lose(f"a source is incomplete: {'; '.join(cut)}")
+        lost = [f"a source is incomplete: {text}" for each in done for text in each.truncated]
+        lost += [
+            f"{each.date}: {counted(each.missing, 'message')} missing in the sources, kept as gaps"
+            for each in done
+            if each.missing
+        ]
+        if lost:
+            lose("; ".join(lost))
 
 
 def _date_of(text: str | None) -> datetime.date | None:

@@ -14,7 +14,7 @@ from blackbox.cli.ui.feeds import FeedOption, SourceOptions, check_source, feed_
 from blackbox.cli.ui.status import exit_statuses, lose, warn
 from blackbox.cli.ui.terminal import bad_if, say, stderr, stdout, titled, values_table
 from blackbox.feed.source import Source
-from blackbox.report.numbers import byte_rate, count, duration, rate
+from blackbox.report.numbers import byte_rate, count, counted, duration, rate
 
 if TYPE_CHECKING:
     from blackbox.cli.ui.source_publisher import SourcePublisher
@@ -99,6 +99,8 @@ def publish(
                 f"subscribers left before the end: {left}, expected {wait_for}; {count(done.unwanted)} messages "
                 "went to nobody"
             )
+        if publisher.missing:
+            lost.append(f"{counted(publisher.missing, 'message')} missing in the source, published as gaps")
         if opened.truncated:
             lost.append(f"the source is incomplete: {opened.truncated}")
         if lost:

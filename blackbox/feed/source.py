@@ -45,10 +45,33 @@ class Chunk(NamedTuple):
     """(n,) where each payload starts in `payloads`. Unit: bytes."""
     lengths: NDArray[int32]
     """(n,) the length of each payload. Unit: bytes."""
+    gaps: tuple[tuple[int, int], ...] = ()
+    """(row, count) in order of rows: `count` messages of the venue are missing before row `row`, 0 to n."""
+
+    def runs(self) -> Iterator[tuple[int, Chunk]]:
+        """Yield the messages in runs without a gap inside, each with the number of messages missing before it."""
+        rows = [row for row, _ in self.gaps]
+        missing = [0, *(count for _, count in self.gaps)]
+        for count, start, stop in zip(missing, [0, *rows], [*rows, len(self.starts)], strict=True):
+            part = slice(start, stop)
+            yield (
+                count,
+                Chunk(
+                    self.topics,
+                    self.topic_index[part],
+                    self.ts_event[part],
+                    self.payloads,
+                    self.starts[part],
+                    self.lengths[part],
+                ),
+            )
 
 
 class PublishesMany(Protocol):
     """The part of a publisher that a source uses."""
+
+    def skip(self, count: int) -> None:
+        """Report that `count` messages are missing here; see `blackbox.Publisher.skip`."""
 
     def publish_many(
         self,
@@ -95,22 +118,25 @@ class Source(ABC):
         """
 
     def publish(self, publisher: PublishesMany, progress: Callable[[int], None] | None = None) -> int:
-        """Publish every message; return how many there were.
+        """Publish every message; return how many there were. What is missing in the input becomes gaps.
 
         `progress` is called after each chunk with the number of messages so far. Look at
         `truncated` and `notes` afterwards.
         """
         published = 0
         for chunk in self.chunks():
-            publisher.publish_many(
-                chunk.topics,
-                chunk.topic_index,
-                chunk.payloads,
-                ts_event=chunk.ts_event,
-                offsets=chunk.starts,
-                lengths=chunk.lengths,
-                checks_records=False,  # a venue may append fields; and a file's metadata is no record
-            )
+            for missing, run in chunk.runs():
+                if missing:
+                    publisher.skip(missing)
+                publisher.publish_many(
+                    run.topics,
+                    run.topic_index,
+                    run.payloads,
+                    ts_event=run.ts_event,
+                    offsets=run.starts,
+                    lengths=run.lengths,
+                    checks_records=False,  # a venue may append fields; and a file's metadata is no record
+                )
             published += len(chunk.topic_index)
             if progress is not None:
                 progress(published)

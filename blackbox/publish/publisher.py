@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import islice
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from blackbox.arguments import check_function
 from blackbox.block.block import as_rows, as_topic_index
 from blackbox.block.encode import NO_VALUE, Rows
+from blackbox.block.gap import shares_of
 from blackbox.errors import ConfigError, JournalError, NoSubscriberError, PublisherError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.schema import load_schema
@@ -436,6 +438,29 @@ class Publisher:
         Raises JournalError when a file in which they lie has shrunk.
         """
         self._put_stored(slice_id, keys, stored, is_again=False)
+
+    def skip(self, count: int) -> None:
+        """Report that `count` messages of the venue are missing before what is published next: subscribers see gaps.
+
+        It is not known in which slice they belonged. So every slice leaves out sequence numbers: together `count`, and
+        at least one each. With `key_bytes` so does every key that was published before; this waits as `flush` does.
+
+        Raises ValueError when `count` is below 1, PublisherError as `publish` and `flush`.
+        """
+        if count < 1:
+            raise ValueError(f"count was {count}, expected 1 or more missing messages")
+        keys = [[b""] for _ in self._running()]
+        if self.feed.key_bytes:
+            self.flush()
+            numbered = map(self.following, range(len(keys)))
+            keys = [[key for key, number in each.items() if number] for each in numbered]
+        parts = sum(map(len, keys))
+        shares = iter(shares_of(count, parts) if parts else ())
+        for slice_id, each in enumerate(keys):
+            absent = numpy.fromiter(islice(shares, len(each)), numpy.int64, len(each))
+            no_blocks = numpy.zeros_like(absent).ctypes
+            stored = Stored(no_blocks.data, no_blocks.data, 0, absent.ctypes.data, len(each))
+            self._put_stored(slice_id, each, stored, is_again=False)
 
     def _put_stored(self, slice_id: int, keys: Sequence[bytes], stored: Stored, *, is_again: bool) -> None:
         sender = self._running()[slice_id]

@@ -146,6 +146,8 @@ class SliceSender:
         self._outbox, self._outbox_failure = outbox.handler, outbox.failure
         self.encoded = numpy.ones(self._max_keys, numpy.uint16) if outbox.handler.function else self.wanted
         """Above 0: the messages of a key are to become blocks; all are that an outbox is to have."""
+        if not feed.key_bytes:
+            self.add_key(b"")  # heartbeats name it from the start: what is lost before its first message is a gap
         self._kept = numpy.zeros(self._max_keys, numpy.int64)
         for key, begin in outbox.begins().items():
             number = self.add_key(key)

@@ -1,4 +1,4 @@
-"""Where recordings lack messages, and the places in what is played at which that is to be told."""
+"""Find where recordings lack messages, and where in what is played to report that."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from blackbox.archive.reader import UNCHECKED
 from blackbox.archive.recording import Recording
 from blackbox.archive.segment import Segment
+from blackbox.archive.summary import Reported
 from blackbox.block.block import Block
 from blackbox.block.format import HEADER_BYTES
 from blackbox.block.gap import Gap
@@ -50,9 +51,10 @@ class _Row(NamedTuple):
 
 
 class RecordedGaps:
-    """The gaps of some recordings: told of each key between its last message played before one and the next behind it.
+    """The gaps of some recordings: each is reported between the messages of its key before and after it.
 
-    What comes before the first message that is played, or that is played after a jump, is no gap.
+    What comes before the first message that is played, or that is played after a jump, is no gap; except before the
+    first message of all that was recorded, where the publisher's numbers show one.
     """
 
     def __init__(self, recordings: Iterable[Recording], feeds: ReplayedFeeds) -> None:
@@ -64,12 +66,17 @@ class RecordedGaps:
         self._played: dict[Stream, Position] = {}
         self.late: set[Stream] = set()
         """Keys whose first recorded message is not the first published one."""
+        self._heads: set[tuple[Stream, Position]] = set()
+        """Where gaps end that are before the first message of a run."""
+        self._silent: list[Gap] = []
+        """Gaps of streams without a message."""
         found: dict[Stream, set[Gap]] = {}
         for recording in recordings:
+            reported = {slice_id: Reported.of(segments) for slice_id, segments in recording.segments()}
             incomplete = [
                 slice_id
                 for slice_id, segments in recording.segments()
-                if recording.feed.key_bytes or not _is_complete(segments)
+                if recording.feed.key_bytes or not _is_complete(segments, reported[slice_id])
             ]
             first = feeds.first_slice(recording)
             gaps, late = recording.gaps_and_late(incomplete)
@@ -77,8 +84,13 @@ class RecordedGaps:
             self.late |= {(slice_id + first, key) for slice_id, key in late}
             for gap in gaps:
                 played = msgspec.structs.replace(gap, slice_id=gap.slice_id + first)
-                found.setdefault((played.slice_id, gap.key), set()).add(played)
+                stream, of_slice, name = (played.slice_id, gap.key), reported[gap.slice_id], (gap.epoch, gap.key)
+                found.setdefault(stream, set()).add(played)
                 self._key_bytes[played.slice_id] = recording.feed.key_bytes
+                if gap.sequence == of_slice.first.get(name):
+                    self._heads.add((stream, _end_of(gap)))
+                    if gap.sequence + gap.count == of_slice.last[name][0]:
+                        self._silent.append(played)
         for stream, gaps in found.items():
             self._gaps[stream] = sorted(gaps, key=_end_of)
             self._ends[stream] = [_end_of(gap) for gap in self._gaps[stream]]
@@ -86,6 +98,16 @@ class RecordedGaps:
     def jump(self) -> None:
         """Take what comes next as the first that is played."""
         self._played.clear()
+
+    def rest(self) -> list[Gap]:
+        """Return the gaps after the last messages, once all are played."""
+        found = [gap for gap in self._silent if (gap.slice_id, gap.key) not in self._played]
+        for stream, before in self._played.items():
+            gaps = self._gaps.get(stream, [])
+            found += gaps[bisect_right(self._ends.get(stream, []), before) :]
+            if gaps:
+                self._played[stream] = max(before, self._ends[stream][-1])
+        return found
 
     def parts(self, table: BlockTable, start: int, stop: int) -> Iterator[Part]:
         """Cut rows `[start, stop)` of a table where gaps are to be told."""
@@ -116,6 +138,8 @@ class RecordedGaps:
             before = self._played.get(row.stream)
             if before is None:
                 before = Position(int(row.epochs[0]), int(row.sequences[0]))
+                if (row.stream, before) in self._heads:
+                    before = Position(before.epoch, before.sequence - 1)
             at = bisect_right(ends, before)
             while at < len(ends):
                 epoch, end = ends[at]
@@ -170,14 +194,19 @@ def _end_of(gap: Gap) -> Position:
     return Position(gap.epoch, gap.sequence + gap.count)
 
 
-def _is_complete(segments: list[Segment]) -> bool:
-    """Whether the indexes of a slice without keys show that no number is missing between others."""
+def _is_complete(segments: list[Segment], reported: Reported) -> bool:
+    """Return whether the indexes of a slice without keys show that no number is missing of those reported."""
     if not segments:
         return True
     entries = numpy.concatenate([segment.entries[segment.entries["records"] > 0] for segment in segments])
     low, high, epochs = (entries[name] for name in ("min_sequence", "max_sequence", "epoch"))
     is_whole = high - low + 1 == entries["messages"]
     follows = (epochs[1:] != epochs[:-1]) | (low[1:] == high[:-1] + 1)
+    for (epoch, _), first in reported.first.items():
+        mine = epochs == epoch
+        begin, end = (int(low[mine].min()), int(high[mine].max()) + 1) if mine.any() else (first, first)
+        if begin > first or end < reported.last[epoch, b""][0]:
+            return False
     return bool(is_whole.all() and follows.all())
 
 

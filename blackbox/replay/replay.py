@@ -80,6 +80,9 @@ class Player(Protocol):
     def jump(self, *, is_back: bool) -> None:
         """Learn that the next block does not follow the last one. `is_back`: messages may come again."""
 
+    def finish(self) -> None:
+        """Learn that all was played, to the end of the recordings."""
+
 
 class ReplayStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """What a replay has played. What was played again, after a seek or in a loop, is counted again."""
@@ -256,6 +259,8 @@ class Replay:
             ended = self._play_from(player, start)
             if ended is None:
                 left -= 1
+                if self._stop == END:
+                    player.finish()
                 if self._messages == before and start == self._start:
                     low, high = map(datetime_of, self._recorded_range())
                     log.warning("nothing was played: of the messages from %s to %s none was wanted", low, high)

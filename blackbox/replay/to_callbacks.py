@@ -233,6 +233,11 @@ class CallbackPlayer:
         """Return the `Books` of the callbacks."""
         return [callback.function for callback in self._callbacks if callback.kind == "book"]
 
+    def finish(self) -> None:
+        """Report what is missing after the last messages."""
+        for gap in self._gaps.rest():
+            self._tell(gap)
+
     def jump(self, *, is_back: bool) -> None:
         """Back in time, give compiled callbacks the states that they began with, and call the subscriber's hooks."""
         self._gaps.jump()

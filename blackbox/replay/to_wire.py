@@ -226,6 +226,9 @@ class PublisherPlayer:
         if is_back:
             self._publisher.new_epoch(_PATIENCE_S)
 
+    def finish(self) -> None:
+        """Do nothing: numbers that are missing after the last message are not published."""
+
     def _play_slice(
         self,
         slice_id: int,

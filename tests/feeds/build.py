@@ -134,16 +134,35 @@ def ethernet(
     return b"\1" * 12 + tags + b"\x08\x00" + ip + options + udp + padding
 
 
+def linked(frame: bytes, link: int) -> bytes:
+    """An Ethernet frame as it is captured with another link type: the header is another, the rest the same."""
+    kind, payload = frame[12:14], frame[14:]
+    address = b"\1\2\3\4\5\6\0\0"
+    headers = {
+        1: frame[:14],
+        113: struct.pack(">HHH", 2, 1, 6) + address + kind,
+        276: kind + struct.pack(">HIHBB", 0, 7, 1, 2, 6) + address,
+        0: struct.pack("<I", 2),
+        108: struct.pack(">I", 2),
+        101: b"",
+        228: b"",
+        12: b"",
+        14: b"",
+    }
+    return headers[link] + payload
+
+
 def pcap(
     packets: Iterable[bytes],
     order: str = "<",
     nanoseconds: bool = False,
     snap_bytes: int = 65535,
     first_second: int = 1_577_716_200,
+    link: int = 1,
 ) -> bytes:
     """A classic pcap file; packet k was captured 7 * k time units after `first_second`."""
     magic = 0xA1B23C4D if nanoseconds else 0xA1B2C3D4
-    out = [struct.pack(order + "IHHiIII", magic, 2, 4, 0, 0, snap_bytes, 1)]
+    out = [struct.pack(order + "IHHiIII", magic, 2, 4, 0, 0, snap_bytes, link)]
     for number, packet in enumerate(packets):
         kept = packet[:snap_bytes]
         out.append(struct.pack(order + "IIII", first_second, 7 * number, len(kept), len(packet)) + kept)

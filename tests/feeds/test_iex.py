@@ -155,8 +155,28 @@ def test_unknown_types_and_longer_messages_are_what_the_specification_foresees(
     assert messages_of(source) == iex_expected([iex("T"), iex("H"), iex("E")])
     assert source.truncated is None
     assert source.notes == (
-        "messages skipped because their type is unknown: 2",
+        "messages skipped because their type is unknown ('Z' 1, '' 1): 2",
         "messages cut to the specified length: 1",
+    )
+
+
+def test_symbols_that_cannot_be_kept_are_rejected_and_counted(tmp_path: Path) -> None:
+    messages = [iex("T", symbol=symbol) for symbol in ("A", "A\xff", "A B", "#1", "\x7f", "")]
+    source = source_of(tmp_path / "capture", [iex_tp(1, messages)])
+    assert [topic for topic, _, _ in messages_of(source)] == [b"A.T", b"A B.T", b"#0.T"]
+    assert source.notes == ("messages skipped because their symbol cannot be one (b'A\\xff      ' first): 3",)
+
+
+def test_a_gap_is_where_the_numbers_jump(tmp_path: Path) -> None:
+    datagrams = [iex_tp(sequence, [iex("T")] * 2) for sequence in (1, 3, 8, 10, 5)]
+    source = source_of(tmp_path / "capture", [*datagrams, iex_tp(14, [])])
+    (chunk,) = source.chunks()
+    assert len(chunk.starts) == 10
+    assert chunk.gaps == ((4, 1), (10, 2))  # 7 and 12, 13
+    assert source.notes == (
+        "sequence gaps: 2",
+        "messages that never came: 3",
+        "messages that came late, after a gap: 2",
     )
 
 

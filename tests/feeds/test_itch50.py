@@ -176,10 +176,10 @@ def test_topic_template(tmp_path: Path, template: str, topics: list[bytes]) -> N
 
 def test_symbols_that_differ_in_padding_are_one_topic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "day.itch"
-    stocks = ["IBM", "IBM\0\0\0\0\0", "F", "IBM", "F\0\0\0\0\0\0\0", "#4"]
+    stocks = ["IBM", "IBM\0\0\0\0\0", "F", "IBM", "F\0\0\0\0\0\0\0", ""]
     messages = [itch("A", locate, stock=stock) for locate, stock in enumerate(stocks)]
     path.write_bytes(framed([itch("D", 4), *messages, *messages, itch("D", 1)]))
-    expected = [b"#4.D", *[b"IBM.A", b"IBM.A", b"F.A", b"IBM.A", b"F.A", b"#4.A"] * 2, b"IBM.D"]
+    expected = [b"#4.D", *[b"IBM.A", b"IBM.A", b"F.A", b"IBM.A", b"F.A", b"#5.A"] * 2, b"IBM.D"]
     for size in (100, 3, 1):
         monkeypatch.setattr(blackbox_feeds.io.columns, "CHUNK_MESSAGES", size)
         chunks = list(Itch50(path, DAY).chunks())
@@ -188,10 +188,15 @@ def test_symbols_that_differ_in_padding_are_one_topic(tmp_path: Path, monkeypatc
         assert len(set(chunks[-1].topics)) == len(chunks[-1].topics) == 5
 
 
-def test_unprintable_symbols_never_start_a_topic_with_zero(tmp_path: Path) -> None:
+def test_symbols_that_cannot_be_kept_are_rejected_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "day.itch"
-    path.write_bytes(framed([itch("A", 9, stock="\0" * 8), itch("A", 9, stock="\0A\xff B")]))
-    assert [topic for topic, _, _ in messages_of(Itch50(path, DAY))] == [b"#9.A", b"?A??B.A"]
+    bad = ["\0A\xff B", "AAPL\x7f", "#9", "A\0B", "\xe9"]
+    good = [itch("A", 9, stock="\0" * 8), itch("A", 8, stock="A B C"), itch("A", 7, stock=" A")]
+    path.write_bytes(framed([*[itch("A", 9, stock=stock) for stock in bad], *good, itch("D", 9)]))
+    source = Itch50(path, DAY)
+    assert [topic for topic, _, _ in messages_of(source)] == [b"#9.A", b"A B C.A", b" A.A", b"#9.D"]
+    assert source.truncated is None
+    assert source.notes == ("messages skipped because their symbol cannot be one (b'\\x00A\\xff B   ' first): 5",)
 
 
 def test_more_topics_than_the_first_table_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +221,7 @@ MESSAGES = st.lists(
         st.sampled_from(list(ITCH_LENGTHS)),
         st.integers(0, 4) | st.integers(0, 65535),
         st.integers(0, 2**48 - 1),
-        st.sampled_from(["A", "AAPL", "", "BRK.A", "ZZZZZZZZ", "A\0", "\x7f"]),
+        st.sampled_from(["A", "AAPL", "", "BRK.A", "ZZZZZZZZ", "A\0", "\x7f", "#1", "A B"]),
         st.binary(min_size=1, max_size=1),
     ),
     max_size=40,

@@ -52,13 +52,60 @@ def test_truncated_gzip_at_every_byte(tmp_path: Path) -> None:
     assert counts[-1] == len(expected)
 
 
-def test_unknown_type_stops_and_says_where(tmp_path: Path) -> None:
+def test_unknown_types_are_skipped_and_named(tmp_path: Path) -> None:
     path = tmp_path / "day.itch"
-    path.write_bytes(framed([EVERY_TYPE[0], b"z" * 19, EVERY_TYPE[1]]))
+    unknown = [b"z" * 19, b"Z" * 12, b"z" * 60]
+    path.write_bytes(framed([unknown[0], EVERY_TYPE[0], *unknown, *EVERY_TYPE[1:], unknown[2]]))
+    source = Itch50(path, DAY)
+    assert [payload for _, _, payload in messages_of(source)] == EVERY_TYPE
+    assert source.truncated is None
+    assert source.notes == ("messages skipped because their type is unknown ('Z' 1, 'z' 4): 5",)
+
+
+def test_longer_messages_are_cut_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "day.itch"
+    path.write_bytes(framed(message + b"more" for message in EVERY_TYPE) + framed(EVERY_TYPE))
+    source = Itch50(path, DAY)
+    assert [payload for _, _, payload in messages_of(source)] == EVERY_TYPE * 2
+    assert source.truncated is None
+    assert source.notes == ("messages cut to the specified length: 23",)
+
+
+@pytest.mark.parametrize("window_bytes", [1, 14, 15, 16, 17, 100])
+def test_unknown_and_longer_messages_at_the_edge_of_a_window(
+    tmp_path: Path, window_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = partial(blackbox_feeds.io.open_window.open_window, window_bytes=window_bytes)
+    monkeypatch.setattr("blackbox_feeds.itch50.source.open_window", small)
+    path = tmp_path / "day.gz"
+    path.write_bytes(gzip.compress(framed([EVERY_TYPE[0], b"z" * 30, EVERY_TYPE[1] + b"!", b"y" * 12])))
+    source = Itch50(path, DAY)
+    assert [payload for _, _, payload in messages_of(source)] == EVERY_TYPE[:2]
+    assert source.truncated is None
+    assert source.statistics().unknown == 2
+    assert source.statistics().extended == 1
+
+
+@pytest.mark.parametrize("bad", [b"\xff" * 19, b"z", b"z" * 11, EVERY_TYPE[2][:-1]])
+def test_what_cannot_be_an_unknown_type_is_damage(tmp_path: Path, bad: bytes) -> None:
+    path = tmp_path / "day.itch"
+    path.write_bytes(framed([EVERY_TYPE[0], bad, EVERY_TYPE[1]]))
     source = Itch50(path, DAY)
     assert len(messages_of(source)) == 1
-    assert source.truncated == (
-        f"{path}: no valid message starts at byte 14: its type was b'z', expected one of SRHYLVWKJhAFECXDUPQBINO"
+    assert source.truncated is not None
+    assert source.truncated.startswith(f"{path}: no valid message starts at byte 14: its ")
+
+
+def test_a_wrong_length_is_no_unknown_or_longer_message(tmp_path: Path) -> None:
+    path = tmp_path / "day.itch"
+    data = bytearray(framed(EVERY_TYPE))
+    data[1] += 5  # the second frame stands elsewhere than this length says
+    path.write_bytes(data)
+    source = Itch50(path, DAY)
+    assert messages_of(source) == []
+    assert source.truncated is not None
+    assert source.truncated.startswith(
+        f"{path}: no valid message starts at byte 0: its length was 17, expected 12 for type S;"
     )
 
 
@@ -77,11 +124,11 @@ def test_a_file_of_another_format_says_what_was_expected(tmp_path: Path) -> None
 
 def test_wrong_length_stops_and_says_where(tmp_path: Path) -> None:
     path = tmp_path / "day.itch"
-    path.write_bytes(framed([EVERY_TYPE[0], itch("A") + b"!", EVERY_TYPE[1]]))
+    path.write_bytes(framed([EVERY_TYPE[0], itch("A")[:-1], EVERY_TYPE[1]]))
     source = Itch50(path, DAY)
     assert len(messages_of(source)) == 1
     assert source.truncated == (
-        f"{path}: no valid message starts at byte 14: its length was 37, expected 36 for type A"
+        f"{path}: no valid message starts at byte 14: its length was 35, expected 36 for type A"
     )
 
 

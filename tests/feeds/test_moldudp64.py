@@ -12,13 +12,17 @@ import blackbox_feeds.io.columns
 import pytest
 from blackbox_feeds.io.statistics import InputStatistics
 from blackbox_feeds.itch50 import Itch50
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from blackbox.errors import ConfigError
+from tests.examples import examples
 from tests.feeds.build import (
     ITCH_LENGTHS,
     ethernet,
     framed,
     itch,
+    messages_in,
     messages_of,
     mold,
     pcap,
@@ -136,7 +140,75 @@ def test_messages_that_do_not_fit_stop_and_say_where(tmp_path: Path) -> None:
     assert "its 3 messages do not fit into its" in source.truncated
 
 
-@pytest.mark.parametrize("bad", [b"", b"z", b"S", itch("A")[:-1], itch("A") + b"!"])
+def test_gaps_stand_where_the_numbers_jump_in_chunks_of_any_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = source_of(tmp_path / "capture", [*DATAGRAMS[:1], *DATAGRAMS[3:4], DATAGRAMS[6], mold(30, [])])
+    for size in (100, 4, 1):
+        monkeypatch.setattr(blackbox_feeds.io.columns, "CHUNK_MESSAGES", size)
+        found: list[object] = []
+        for chunk in source.chunks():
+            for missing, run in chunk.runs():
+                found += [missing] if missing else []
+                found += [payload for _, _, payload in messages_in(run)]
+        assert found == [MESSAGES[0], 3, *MESSAGES[4:11], 2, *MESSAGES[13:], 6]
+
+
+def test_a_capture_that_begins_late_says_what_came_before(tmp_path: Path) -> None:
+    source = source_of(tmp_path / "capture", DATAGRAMS[3:])
+    assert [chunk.gaps for chunk in source.chunks()] == [((0, 4),)]
+    assert source.notes == ("messages sent before the first one of the input: 4",)
+
+
+def test_unknown_and_longer_messages_are_skipped_and_cut(tmp_path: Path) -> None:
+    odd = [MESSAGES[1] + b"more", b"z" * 40, MESSAGES[2]]
+    source = source_of(tmp_path / "capture", [DATAGRAMS[0], mold(2, odd), mold(5, [b"z" * 12])])
+    assert messages_of(source) == EXPECTED[:3]
+    assert source.notes == (
+        "messages skipped because their type is unknown ('z' 2): 2",
+        "messages cut to the specified length: 1",
+    )
+
+
+@settings(max_examples=examples(150))
+@given(st.data())
+def test_lost_doubled_and_reordered_packets_against_a_list(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Every message that came is delivered once, in the order of its first arrival; what never came is a gap."""
+    sizes = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=12))
+    many = sum(sizes)
+    messages = [itch("D", locate=1, ns=number) for number in range(many)]
+    sent = list(enumerate(datagrams_of(messages, sizes)))
+    chosen = data.draw(st.lists(st.sampled_from(sent), min_size=1, max_size=20))
+    begins = [sum(sizes[:number]) for number, _ in chosen]
+    expected: list[object] = [begins[0]] if begins[0] else []
+    following = begins[0]
+    for begin, (number, _) in zip(begins, chosen, strict=True):
+        if begin > following:
+            expected.append((following, begin))
+            following = begin
+        known = {item for item in expected if isinstance(item, bytes)}
+        first = max(begin, begins[0])
+        expected += [each for each in messages[first : begin + sizes[number]] if each not in known]
+        following = max(following, begin + sizes[number])
+    came = {item for item in expected if isinstance(item, bytes)}
+    missing = [
+        sum(messages[number] not in came for number in range(*item)) if isinstance(item, tuple) else item
+        for item in expected
+    ]
+    path = tmp_path_factory.getbasetemp() / "packets.pcap"
+    source = source_of(path, [datagram for _, datagram in chosen])
+    found: list[object] = []
+    for chunk in source.chunks():
+        for count, run in chunk.runs():
+            found += [count] if count else []
+            found += [payload for _, _, payload in messages_in(run)]
+    assert found == [item for item in missing if item != 0]
+    assert source.truncated is None
+
+
+@pytest.mark.parametrize("bad", [b"", b"z", b"S", itch("A")[:-1], b"\xff" * 20])
 def test_a_bad_message_stops_and_says_where(tmp_path: Path, bad: bytes) -> None:
     source = source_of(tmp_path / "capture", [DATAGRAMS[0], mold(2, [MESSAGES[1], bad])])
     assert messages_of(source) == EXPECTED[:2]

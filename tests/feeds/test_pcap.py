@@ -19,7 +19,7 @@ from blackbox_feeds.io.pcap import Capture
 from blackbox_feeds.io.statistics import InputStatistics, snapshot
 
 from blackbox.errors import SourceError
-from tests.feeds.build import block, enhanced, ethernet, interface, pcap, pcapng, section
+from tests.feeds.build import block, enhanced, ethernet, interface, linked, pcap, pcapng, section
 
 Found = tuple[list[bytes], list[int], str | None, InputStatistics]
 PAYLOADS = [bytes([k]) * (k * 7 % 50) for k in range(20)]
@@ -138,10 +138,10 @@ def test_pcapng_sections_interfaces_and_other_blocks(tmp_path: Path) -> None:
     frame = ethernet(b"simple")
     data = (
         section()
-        + interface(link=113)
+        + interface(link=105)
         + interface(options=nanoseconds)
         + block(4, b"names of hosts")
-        + enhanced(ethernet(b"not Ethernet"), number=0)
+        + enhanced(ethernet(b"wireless"), number=0)
         + enhanced(ethernet(b"one"), 11, number=1)
         + section(">")
         + interface(">")
@@ -153,7 +153,67 @@ def test_pcapng_sections_interfaces_and_other_blocks(tmp_path: Path) -> None:
     assert payloads == [b"one", b"simple", b"simple"]
     assert times == [11, 0, 9_000]
     assert stopped is None
+    assert counts == InputStatistics(packets=4, datagrams=3, other_link=1)
+    assert counts.notes() == ("packets skipped because their link type is not read: 1",)
+
+
+def read_cooked_with_dpkt(data: bytes, link: int) -> list[bytes]:
+    """The UDP payloads of a cooked capture, by dpkt."""
+    payloads = []
+    for _, packet in dpkt.pcap.UniversalReader(BytesIO(data)):
+        cooked = dpkt.sll.SLL(packet) if link == 113 else dpkt.sll2.SLL2(packet)
+        if isinstance(cooked.data, dpkt.ip.IP) and isinstance(cooked.data.data, dpkt.udp.UDP):
+            payloads.append(bytes(cooked.data.data.data))
+    return payloads
+
+
+@pytest.mark.parametrize("link", [113, 276])
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_captures_of_any_interface_agree_with_dpkt(tmp_path: Path, link: int, order: str) -> None:
+    packets = [linked(ethernet(payload, padding=b"\0" * (k % 3)), link) for k, payload in enumerate(PAYLOADS)]
+    classic = pcap(packets, order, link=link)
+    assert read_bytes(tmp_path, classic)[0] == PAYLOADS == read_cooked_with_dpkt(classic, link)
+    blocks = [enhanced(packet, 7 * number, order=order) for number, packet in enumerate(packets)]
+    newer = section(order) + interface(order, link=link) + b"".join(blocks)
+    payloads, times, stopped, counts = read_bytes(tmp_path, newer)
+    assert payloads == PAYLOADS == read_cooked_with_dpkt(newer, link)
+    assert times == [7_000 * k for k in range(20)]
+    assert stopped is None
+    assert counts == InputStatistics(packets=20, datagrams=20)
+
+
+@pytest.mark.parametrize("link", [1, 113, 276])
+def test_vlan_tags_behind_every_header_that_has_a_protocol(tmp_path: Path, link: int) -> None:
+    packets = [linked(ethernet(b"x", vlans=vlans), link) for vlans in ([], [0x8100], [0x88A8, 0x8100])]
+    other = linked(ethernet(b"y")[:12] + b"\x86\xdd" + ethernet(b"y")[14:], link)
+    payloads, _, _, counts = read_bytes(tmp_path, pcap([*packets, other], link=link))
+    assert payloads == [b"x"] * 3
     assert counts == InputStatistics(packets=4, datagrams=3, not_udp=1)
+
+
+@pytest.mark.parametrize("link", [0, 12, 14, 101, 108, 228])
+def test_captures_without_a_protocol_type_are_ip(tmp_path: Path, link: int) -> None:
+    data = pcap([linked(ethernet(payload), link) for payload in PAYLOADS], link=link)
+    assert read_bytes(tmp_path, data)[0] == PAYLOADS
+    big_endian = pcap([b"\0\0\0\2" + ethernet(b"x")[14:], b"\0\0\0\x1e" + ethernet(b"y")[14:]], link=0)
+    assert read_bytes(tmp_path, big_endian)[0] == [b"x"]
+
+
+def test_interfaces_of_several_link_types_in_one_capture(tmp_path: Path) -> None:
+    links = [1, 113, 276, 101, 0]
+    data = section() + b"".join(interface(link=link) for link in links)
+    data += b"".join(enhanced(linked(ethernet(bytes([k])), links[k % 5]), number=k % 5) for k in range(25))
+    assert read_bytes(tmp_path, data)[0] == [bytes([k]) for k in range(25)]
+
+
+@pytest.mark.parametrize("link", [0, 1, 101, 113, 276])
+def test_packets_cut_at_every_byte_never_read_too_far(tmp_path: Path, link: int) -> None:
+    whole = linked(ethernet(b"payload", vlans=[0x8100] if link in (1, 113, 276) else []), link)
+    packets = [whole[:size] for size in range(len(whole) + 1)]
+    payloads, _, stopped, counts = read_bytes(tmp_path, pcap(packets, link=link))
+    assert payloads == [b"payload"]
+    assert stopped is None
+    assert counts.packets == len(packets)
 
 
 def test_simple_packets_are_cut_at_the_snap_length(tmp_path: Path) -> None:
@@ -296,8 +356,8 @@ def test_what_is_not_a_capture_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="first 4 bytes were 68 65 6c 6c, expected those of a pcap"):
         read_bytes(tmp_path, b"hello, this is some other file")
     data = bytearray(pcap([]))
-    data[20] = 113
-    with pytest.raises(SourceError, match=r"link type was 113, expected 1 \(Ethernet\)"):
+    data[20] = 105
+    with pytest.raises(SourceError, match=r"link type was 105, expected one of 1 \(Ethernet\), 0 \(BSD"):
         read_bytes(tmp_path, bytes(data))
 
 

@@ -2,84 +2,159 @@
 
 from __future__ import annotations
 
-from blackbox_feeds.io.sequence import Sequence, arrive, enter_session, notice_reset
+from typing import Any
+
+from blackbox_feeds.io import sequence as sequences
+from blackbox_feeds.io.sequence import Sequence, enter_session, next_run, notice_gap, notice_reset
 from blackbox_feeds.io.statistics import InputStatistics, new_counts, snapshot
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
 
-DATAGRAMS = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 6)), max_size=60)
+DATAGRAMS = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 9)), max_size=60)
+
+
+def fresh(room: int = 1_000) -> tuple[Sequence, Any]:
+    sequence = Sequence()
+    sequence.make_room(room)
+    return sequence, new_counts()
+
+
+def runs_of(sequence: Sequence, counts: Any, first: int, count: int, row: int = 0) -> list[int]:
+    """The numbers of a datagram that are taken."""
+    notice_gap(sequence.address, counts, first, row)
+    taken: list[int] = []
+    done = 0
+    while done < count:
+        skip, take = next_run(sequence.address, counts, first, count, done)
+        assert skip >= 0
+        assert take >= 0
+        if take == 0:
+            break
+        taken += range(first + done + skip, first + done + skip + take)
+        done += skip + take
+    assert done <= count
+    return taken
 
 
 @settings(max_examples=examples(300))
-@given(DATAGRAMS)
-def test_each_message_is_taken_once_whatever_the_order(datagrams: list[tuple[int, int]]) -> None:
-    sequence, counts = Sequence(), new_counts()
+@given(DATAGRAMS, st.integers(1, 20))
+def test_every_message_is_taken_once_and_what_never_came_is_reported(
+    datagrams: list[tuple[int, int]], chunk: int
+) -> None:
+    sequence, counts = fresh()
     taken: list[int] = []
     sent = 0
-    first_of_all = datagrams[0][0] if datagrams else 0
-    for first, count in datagrams:
+    first_of_all = datagrams[0][0] if datagrams else 1
+    expected = first_of_all
+    model: list[tuple[int, set[int]]] = [(0, set(range(1, first_of_all)))]
+    reported: list[tuple[int, int]] = []
+    modelled: list[tuple[int, int]] = []
+    for number, (first, count) in enumerate(datagrams):
         enter_session(sequence.address, counts, 1, 1, first)
-        skip, take = arrive(sequence.address, counts, first, count)
-        assert skip >= 0
-        assert skip + take <= count
-        taken += range(first + skip, first + skip + take)
+        if first > expected:
+            model.append((number, set(range(expected, first))))
+        expected = max(expected, first, first + count)
+        new = runs_of(sequence, counts, first, count, number)
+        for _, missing in model[1:]:
+            missing -= set(range(first, first + count))
+        taken += new
         sent += count
-    told = snapshot(counts)
+        if (number + 1) % chunk == 0:
+            reported += sequence.report()
+            modelled += [(row, len(missing)) for row, missing in model if missing]
+            model = [(0, set())]
+    reported += sequence.report()
+    modelled += [(row, len(missing)) for row, missing in model if missing]
+    statistics = snapshot(counts)
     assert len(set(taken)) == len(taken)
-    assert len(taken) + told.duplicates == sent
-    end = max((first + count for first, count in datagrams), default=0)
-    assert set(taken) <= set(range(first_of_all, end))
-    assert told.missing == end - first_of_all - len(taken)
+    assert len(taken) + statistics.duplicates + statistics.too_late == sent
+    wanted = {number for first, count in datagrams for number in range(first, first + count)}
+    assert set(taken) == {number for number in wanted if number >= first_of_all}
+    assert statistics.missing == expected - first_of_all - len(taken)
+    assert statistics.unheard == first_of_all - 1
+    assert reported == modelled
 
 
 def test_two_lines_that_each_lose_something_lose_nothing_together() -> None:
-    sequence, counts = Sequence(), new_counts()
+    sequence, counts = fresh()
     taken: list[int] = []
     line_a = [(1, 3), (4, 3), (10, 3), (13, 3)]
     line_b = [(1, 3), (4, 3), (7, 3), (13, 3)]
     for a, b in zip(line_a, line_b, strict=True):
         for first, count in (a, b):
             enter_session(sequence.address, counts, 1, 0, first)
-            skip, take = arrive(sequence.address, counts, first, count)
-            taken += range(first + skip, first + skip + take)
+            taken += runs_of(sequence, counts, first, count)
     assert sorted(taken) == list(range(1, 16))
     assert snapshot(counts) == InputStatistics(sessions=1, gaps=1, late=3, duplicates=9)
+    assert sequence.report() == ()
+
+
+def test_a_datagram_that_spans_several_losses_fills_all_of_them() -> None:
+    sequence, counts = fresh()
+    enter_session(sequence.address, counts, 1, 0, 1)
+    for first in (1, 3, 5, 7):
+        assert runs_of(sequence, counts, first, 1) == [first]
+    assert runs_of(sequence, counts, 1, 9) == [2, 4, 6, 8, 9]
+    assert sequence.report() == ()
 
 
 def test_a_heartbeat_shows_a_loss_before_it() -> None:
-    sequence, counts = Sequence(), new_counts()
+    sequence, counts = fresh()
     enter_session(sequence.address, counts, 1, 0, 1)
-    assert arrive(sequence.address, counts, 1, 5) == (0, 5)
-    assert arrive(sequence.address, counts, 9, 0) == (0, 0)
+    assert runs_of(sequence, counts, 1, 5) == [1, 2, 3, 4, 5]
+    assert runs_of(sequence, counts, 9, 0, 5) == []
     assert snapshot(counts) == InputStatistics(sessions=1, gaps=1, missing=3)
+    assert sequence.report() == ((5, 3),)
+    assert sequence.report() == ()
 
 
 def test_another_session_starts_anew_without_a_gap() -> None:
-    sequence, counts = Sequence(), new_counts()
-    for session, first in ((1, 100), (2, 7)):
+    sequence, counts = fresh()
+    for session, first in ((1, 1), (2, 7)):
         enter_session(sequence.address, counts, session, 0, first)
-        assert arrive(sequence.address, counts, first, 2) == (0, 2)
-    assert snapshot(counts) == InputStatistics(sessions=2)
+        assert runs_of(sequence, counts, first, 2) == [first, first + 1]
+    assert snapshot(counts) == InputStatistics(sessions=2, unheard=6)
+    assert sequence.report() == ()
+
+
+def test_what_was_sent_before_the_input_began_is_reported_before_its_first_row() -> None:
+    sequence, counts = fresh()
+    enter_session(sequence.address, counts, 1, 0, 100)
+    assert runs_of(sequence, counts, 100, 2) == [100, 101]
+    assert snapshot(counts) == InputStatistics(sessions=1, unheard=99)
+    assert sequence.report() == ((0, 99),)
 
 
 def test_a_sequence_that_starts_again_is_not_a_duplicate_but_an_old_copy_is() -> None:
-    sequence, counts = Sequence(), new_counts()
+    sequence, counts = fresh()
     taken = []
     for first, send_time in ((1, 10), (3, 20), (1, 10), (3, 20), (1, 30), (3, 40), (1, 30)):
         enter_session(sequence.address, counts, 1, 1, first)
         notice_reset(sequence.address, counts, first, send_time)
-        taken.append(arrive(sequence.address, counts, first, 2)[1])
+        taken.append(len(runs_of(sequence, counts, first, 2)))
     assert taken == [2, 2, 0, 0, 2, 2, 0]
     assert snapshot(counts) == InputStatistics(sessions=1, resets=1, duplicates=6)
 
 
-def test_only_the_newest_gaps_are_remembered() -> None:
-    sequence, counts = Sequence(), new_counts()
-    enter_session(sequence.address, counts, 1, 0, 0)
-    for first in range(0, 400, 4):
-        arrive(sequence.address, counts, first, 2)
-    late = [arrive(sequence.address, counts, first + 2, 2)[1] for first in range(0, 396, 4)]
-    assert late == [0] * 35 + [2] * 64
+def test_more_open_gaps_than_are_remembered_lose_no_count() -> None:
+    sequence, counts = fresh(2_000)
+    many = sequences.RANGES + 36
+    enter_session(sequence.address, counts, 1, 0, 1)
+    for number in range(many):
+        runs_of(sequence, counts, 1 + 4 * number, 2, number)
+    late = [len(runs_of(sequence, counts, 3 + 4 * number, 2)) for number in range(many - 1)]
+    assert late == [0] * 35 + [2] * sequences.RANGES
     assert snapshot(counts).missing == 70
+    assert snapshot(counts).too_late == 70
+    assert sequence.report() == tuple((1 + number, 2) for number in range(35))
+
+
+def test_a_number_that_cannot_be_is_no_gap() -> None:
+    sequence, counts = fresh()
+    enter_session(sequence.address, counts, 1, 0, 1)
+    runs_of(sequence, counts, 1, 1)
+    assert runs_of(sequence, counts, 1 << 40, 1) == [1 << 40]
+    assert snapshot(counts) == InputStatistics(sessions=1, resets=1)
+    assert sequence.report() == ()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy
 from blackbox_feeds.io.template import TopicForm
-from blackbox_feeds.io.topics import SYSTEM_SYMBOL, TopicTable, key_number, printable
-from hypothesis import given
+from blackbox_feeds.io.topic_text import is_symbol
+from blackbox_feeds.io.topics import SYSTEM_SYMBOL, TopicTable, key_number
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from blackbox.feed.symbol import MARKET_SYMBOL
+from blackbox.feed.symbol import MARKET_SYMBOL, SymbolRule
 
 SYMBOLS = st.one_of(
     st.just(0),
@@ -22,11 +23,11 @@ TEMPLATES = st.lists(st.sampled_from(["{symbol}", "{type}", "{locate}", ".", "%"
 
 def expected(form: TopicForm, symbol: int, kind: int, locate: int) -> bytes:
     """The topic of a message, in plain Python."""
-    text = printable(symbol.to_bytes(8, "little", signed=True).rstrip(b" \0"))
+    text = symbol.to_bytes(8, "little", signed=True).rstrip(b" \0")
     if symbol and "locate" not in form.names:
         locate = 0  # a key has only what tells its topic from others
     name = MARKET_SYMBOL if symbol == SYSTEM_SYMBOL else text or b"#%d" % locate
-    return form.topic(name, printable(bytes([kind])), locate)
+    return form.topic(name, bytes([kind]), locate)
 
 
 @given(TEMPLATES.map("".join), st.lists(KEYS, min_size=1, max_size=3))
@@ -42,3 +43,34 @@ def test_topics_are_what_the_template_gives(template: str, chunks: list[list[tup
         assert table.topics[: len(before)] == before
         assert len(set(table.topics)) == len(table.topics)
         before = table.topics
+
+
+@given(st.binary(min_size=8, max_size=8))
+@example(b"AAPL    ")
+@example(b"AAPL\0\0\0\0")
+@example(b"A B C   ")
+@example(b"AAPL\x7f   ")
+@example(b"A\0B     ")
+@example(b"#13     ")
+@example(b"caf\xe9    ")
+@example(b"        ")
+@example(b"\xff" * 8)
+def test_a_symbol_is_printable_ascii_without_a_hash_in_front(text: bytes) -> None:
+    kept = text.rstrip(b" \0")
+    expected = all(0x20 <= byte <= 0x7E for byte in kept) and not kept.startswith(b"#")
+    assert is_symbol(int.from_bytes(text, "little", signed=True)) == expected
+    assert is_symbol(int.from_bytes(text.translate(bytes(0x20 + k % 0x5F for k in range(256))), "little")) == (
+        text.translate(bytes(0x20 + k % 0x5F for k in range(256)))[:1] != b"#"
+    )
+
+
+@given(st.lists(st.text([chr(c) for c in range(0x20, 0x7F)], max_size=8), min_size=1, max_size=20))
+def test_symbol_to_topic_to_symbol_is_the_identity(symbols: list[str]) -> None:
+    table = TopicTable(TopicForm("{symbol}.{type}", locates=True))
+    kept = [symbol for symbol in dict.fromkeys(s.rstrip() for s in symbols) if symbol and not symbol.startswith("#")]
+    numbers = [int.from_bytes(symbol.ljust(8).encode(), "little", signed=True) for symbol in kept]
+    index = numpy.array([key_number(table.at, number, ord("P")) for number in numbers], numpy.int32)
+    table.settle(index)
+    rule = SymbolRule()
+    assert [rule.symbol_of(table.topics[place]).decode() for place in index] == kept
+    assert len(set(index.tolist())) == len(kept)

@@ -104,6 +104,9 @@ class Nobody:
     def jump(self, *, is_back: bool) -> None:
         pass
 
+    def finish(self) -> None:
+        pass
+
 
 @pytest.mark.parametrize("speed", [None, 1e6])
 @pytest.mark.parametrize("rows_each", [1, 4, 8])

@@ -30,6 +30,9 @@ class _Nobody:
     def jump(self, *, is_back: bool) -> None:
         pass
 
+    def finish(self) -> None:
+        pass
+
 
 def warm_up(recordings: Sequence[Recording], start: int | None, stop: int | None) -> None:
     """Replay recordings from `start` to `stop`, very fast, to nobody."""

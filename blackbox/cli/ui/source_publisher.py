@@ -20,11 +20,18 @@ class SourcePublisher(Publisher):
 
     topics: Sequence[bytes] = ()
     """The source's topics so far."""
+    missing: int = 0
+    """Messages that the source lacks after its first one."""
 
     def publish_many(self, topics: Sequence[bytes], *columns: Any, **more_columns: Any) -> int:
         """As `Publisher.publish_many`."""
         self.topics = topics
         return super().publish_many(topics, *columns, **more_columns)
+
+    def skip(self, count: int) -> None:
+        """As `Publisher.skip`."""
+        self.missing += count if self.topics else 0
+        super().skip(count)
 
     def wait_for_each_slice(self, count: int, timeout: float, report: Callable[[str], object]) -> None:
         """Wait until every slice has `count` subscribers. `report` the slices that lack some, whenever they change.

@@ -6,7 +6,8 @@ Source: "IEX Transport Protocol Specification" 1.25. Integers are little-endian.
     stream offset 8 | first sequence 8 | send time 8 | { length 2 | message } * count
 
 Payloads are not copied. As the specifications of TOPS and DEEP ask, a message of an unknown type is
-skipped, and one that is longer than specified is read as far as it is known; both are counted.
+skipped, and one that is longer than specified is read as far as it is known; both are counted. So is a
+message whose symbol cannot be one: it is skipped.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from blackbox_feeds.io.columns import Columns, put_row
 from blackbox_feeds.io.integers import little_16, little_32, little_64
 from blackbox_feeds.io.length_prefixed import skip_messages
 from blackbox_feeds.io.pcap import Datagrams
-from blackbox_feeds.io.sequence import Sequence, arrive, enter_session, notice_reset
-from blackbox_feeds.io.statistics import EXTENDED, FOREIGN, UNKNOWN
+from blackbox_feeds.io.sequence import Sequence, enter_session, next_run, notice_gap, notice_reset
+from blackbox_feeds.io.statistics import EXTENDED, FOREIGN, NO_TYPE, count_no_symbol, count_unknown
 from blackbox_feeds.io.template import TopicForm
+from blackbox_feeds.io.topic_text import is_symbol
 from blackbox_feeds.io.topics import FULL, SYSTEM_SYMBOL, TopicsAt, TopicTable, key_number
 
 HEADER_BYTES = 40
@@ -71,13 +73,14 @@ def _enter(
     start: int,
     sequence: int,
     input_counts: NDArray[numpy.int64],
-) -> tuple[int, int]:
-    """Follow session and sequence to the datagram at `start`: (messages to skip, to take)."""
+    row: int,
+) -> None:
+    """Follow session and sequence to the datagram at `start`, whose messages come before row number `row`."""
     first = little_64(data, start + 24)
     session = little_32(data, start + 8)
     enter_session(sequence, input_counts, session, little_32(data, start + 4), first)
     notice_reset(sequence, input_counts, first, little_64(data, start + 32))
-    return arrive(sequence, input_counts, first, little_16(data, start + 14))
+    notice_gap(sequence, input_counts, first, row)
 
 
 @njit(nogil=True, cache=True)
@@ -99,20 +102,23 @@ def _decode_blocks(
         start = position + 2
         after = start + little_16(data, position)
         size = sizes[data[start]] if after > start else 0
-        if size == 0:
-            input_counts[UNKNOWN] += 1
-        else:
-            if after - start < size:
-                return n, position, BAD_LENGTH
-            input_counts[EXTENDED] += after - start > size
-            kind = data[start]
-            symbol = SYSTEM_SYMBOL if kind in _SYSTEM_BYTES else little_64(data, start + _SYMBOL)
-            number = key_number(topics, symbol, kind)
-            if number == FULL:
-                return n, position, CROWDED
-            put_row(columns, n, number, little_64(data, start + _TIMESTAMP), start, size)
-            n += 1
         position = after
+        if size == 0:
+            count_unknown(input_counts, numpy.int64(data[start]) if after > start else NO_TYPE)
+            continue
+        if after - start < size:
+            return n, start - 2, BAD_LENGTH
+        kind = data[start]
+        symbol = SYSTEM_SYMBOL if kind in _SYSTEM_BYTES else little_64(data, start + _SYMBOL)
+        if symbol != SYSTEM_SYMBOL and not is_symbol(symbol):
+            count_no_symbol(input_counts, symbol)
+            continue
+        input_counts[EXTENDED] += after - start > size
+        number = key_number(topics, symbol, kind)
+        if number == FULL:
+            return n, start - 2, CROWDED
+        put_row(columns, n, number, little_64(data, start + _TIMESTAMP), start, size)
+        n += 1
     return n, position, END
 
 
@@ -150,19 +156,17 @@ def decode_datagrams(
             return n, row, start, BAD_BLOCK
         if n + count > len(columns.starts):
             return n, row, start, FILLED
-        skip, take = _enter(data, start, sequence, input_counts)
-        n, position, why = _decode_blocks(
-            data,
-            skip_messages(data, blocks, end, skip, False),
-            take,
-            sizes,
-            topics,
-            input_counts,
-            n,
-            columns,
-        )
-        if why != END:
-            return n, row, position, why
+        _enter(data, start, sequence, input_counts, n)
+        done, position = 0, blocks
+        while done < count:
+            skip, take = next_run(sequence, input_counts, little_64(data, start + 24), count, done)
+            if take == 0:
+                break
+            position = skip_messages(data, position, end, skip, False)
+            n, position, why = _decode_blocks(data, position, take, sizes, topics, input_counts, n, columns)
+            if why != END:
+                return n, row, position, why
+            done += skip + take
         row += 1
     return n, row, 0, END
 
@@ -199,10 +203,11 @@ class DatagramDecoder:
             self._sizes[ord(kind)] = dtype.itemsize
 
     def chunks(self, datagrams: Datagrams) -> Iterator[Chunk]:
-        """Yield the messages of the datagrams."""
-        topics = self._topics
+        """Yield the messages of the datagrams, and what is missing between them."""
+        topics, sequence = self._topics, self._sequence
         self.stop = None
         row, position, why = 0, 0, FILLED
+        sequence.make_room(len(datagrams.starts))
         while why == FILLED:
             columns = Columns.new()
             n, row, position, why = decode_datagrams(
@@ -212,14 +217,15 @@ class DatagramDecoder:
                 row,
                 self._protocol,
                 self._sizes,
-                self._sequence.address,
+                sequence.address,
                 topics.at,
                 self._counts,
                 columns,
             )
             topics.settle(columns.topic_index[:n])
-            if n:
-                yield columns.chunk(n, topics.topics, datagrams.data)
+            gaps = sequence.report()
+            if n or gaps:
+                yield columns.chunk(n, topics.topics, datagrams.data, gaps)
         if why == CROWDED:
             raise topics.overflow()
         if why != END:

@@ -20,7 +20,7 @@ PRICE_SCALE = 10_000
 _U4 = "<u4"
 _PRICE = price("<i8", 4)
 _SIDE = price("<i8", 4, absent=0)
-"""The price of a side of a quote. A side without orders has price 0 and size 0."""
+"""A side of a quote without interest has price and size 0."""
 _TIMESTAMP = utc_time("<i8", "ns")
 _EVENT_TIME = utc_time("<u4", "s")
 
@@ -83,8 +83,8 @@ TOPS16 = Schema(
         ),
     },
     trades=_TRADES,
-    quotes=(QuoteFields("Q", "bid_price", "bid_size", "ask_price", "ask_size"),),
     breaks=_BREAKS,
+    quotes=(QuoteFields("Q", "bid_price", "bid_size", "ask_price", "ask_size"),),
 )
 """The schema `iex_tops16`, number 2: top of book and last sale."""
 

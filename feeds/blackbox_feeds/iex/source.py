@@ -40,7 +40,9 @@ class Iex(Source):
 
     The feed is that of the first TOPS 1.6 or DEEP 1.0 datagram; others are skipped and counted.
     Messages whose sequence number has been seen are skipped, unless the sequence starts again, as
-    a later send time tells. Messages that fill a gap late are delivered where they come.
+    a later send time tells. Messages that fill a gap late are delivered where they come. Numbers that are still
+    missing at the end of a chunk are a gap. A message of an unknown type, or whose symbol is not printable ASCII, is
+    skipped, and one that is longer than specified is cut; `notes` count them. Times are UTC in the messages themselves.
 
     Raises:
         ConfigError: a topic or port that is not one.

@@ -32,11 +32,17 @@ class Columns(NamedTuple):
             numpy.empty(CHUNK_MESSAGES, numpy.int32),
         )
 
-    def chunk(self, count: int, topics: tuple[bytes, ...], data: NDArray[numpy.uint8]) -> Chunk:
-        """Return the first `count` messages, whose payloads lie in `data`."""
-        return Chunk(
-            topics, self.topic_index[:count], self.ts_event[:count], data, self.starts[:count], self.lengths[:count]
-        )
+    def chunk(
+        self,
+        count: int,
+        topics: tuple[bytes, ...],
+        data: NDArray[numpy.uint8],
+        gaps: tuple[tuple[int, int], ...] = (),
+    ) -> Chunk:
+        """Return the first `count` messages, whose payloads lie in `data`; `gaps` as in `Chunk`."""
+        columns = self.topic_index, self.ts_event, self.starts, self.lengths
+        index, times, starts, lengths = (column[:count] for column in columns)
+        return Chunk(topics, index, times, data, starts, lengths, gaps)
 
 
 @njit(inline="always")

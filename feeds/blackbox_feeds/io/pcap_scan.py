@@ -6,7 +6,7 @@ hand end, or at a record that cannot be one. Nothing is read outside `data`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from blackbox_feeds.io.statistics import (
     FRAGMENTS,
     MALFORMED,
     NOT_UDP,
+    OTHER_LINK,
     OTHER_PORT,
     PACKETS,
 )
@@ -33,7 +34,25 @@ MAX_BLOCK_BYTES = 16 << 20
 MAX_INTERFACES = 256
 """Interfaces described in one section of a pcapng file."""
 
-ETHERNET = 1
+LINKS: Final = {
+    1: "Ethernet",
+    0: "BSD loopback",
+    108: "OpenBSD loopback",
+    12: "raw IP",
+    14: "raw IP",
+    101: "raw IP",
+    228: "raw IPv4",
+    113: "Linux cooked",
+    276: "Linux cooked v2",
+}
+"""Link types that are read."""
+_ETHERNET, _LOOPBACK, _OPENBSD_LOOPBACK, _COOKED, _COOKED_2 = 1, 0, 108, 113, 276
+_RAW_IP = (12, 14, 101, 228)
+_LINKS_READ = tuple(LINKS)
+_NO_ETHERTYPE = (770, 803, 824)
+"""ARPHRD values (frame relay, radiotap, netlink) of cooked packets whose protocol type is no Ethernet type."""
+_INET = 2
+"""AF_INET of every system, in its own byte order."""
 _IPV4 = 0x0800
 _VLAN_TAGS = (0x8100, 0x88A8, 0x9100)
 _UDP = 17
@@ -53,11 +72,12 @@ _LINK, _SNAP_BYTES, _BINARY, _EXPONENT, _OFFSET_S = range(5)
 _COLUMNS = 5
 
 
-def new_scan_state(swapped: bool = False, unit_ns: int = 0) -> NDArray[numpy.int64]:
-    """Return the state before the first record (classic: `unit_ns` per time unit) or block."""
+def new_scan_state(swapped: bool = False, unit_ns: int = 0, link: int = 0) -> NDArray[numpy.int64]:
+    """Return the state before the first record (classic: `unit_ns` per time unit, `link` type) or block."""
     state = numpy.zeros(_TABLE + _COLUMNS * MAX_INTERFACES, numpy.int64)
     state[SWAPPED] = swapped
     state[UNIT_NS] = unit_ns
+    state[_TABLE + _LINK] = link
     return state
 
 
@@ -73,26 +93,49 @@ def word_32(data: NDArray[numpy.uint8], position: int, swapped: int) -> int:
 
 
 @njit(nogil=True, cache=True)
-def _ipv4_start(data: NDArray[numpy.uint8], start: int, end: int) -> int:
-    position = start + 12
-    while position + 2 <= end:
-        kind = big_16(data, position)
-        if kind == _IPV4:
-            return position + 2
-        if kind not in _VLAN_TAGS:
-            return -1
-        position += 4
-    return -1
+def _ethertype(data: NDArray[numpy.uint8], link: int, start: int, end: int) -> tuple[int, int]:
+    """Return the Ethernet type of a packet's payload, and where that begins; -1: it has none, or is too short."""
+    if link in _RAW_IP:
+        return _IPV4, start
+    if link == _ETHERNET:
+        kind, payload = start + 12, start + 14
+    elif link == _COOKED:
+        kind, payload = start + 14, start + 16
+    elif link == _COOKED_2:
+        kind, payload = start, start + 20
+    else:
+        payload = start + 4
+        is_inet = payload <= end and (
+            big_32(data, start) == _INET or (link == _LOOPBACK and little_32(data, start) == _INET)
+        )
+        return _IPV4 if is_inet else -1, payload
+    if payload > end:
+        return -1, payload
+    hardware = start + 2 if link == _COOKED else start + 8
+    if link != _ETHERNET and big_16(data, hardware) in _NO_ETHERTYPE:
+        return -1, payload
+    return big_16(data, kind), payload
 
 
 @njit(nogil=True, cache=True)
-def find_datagram(data: NDArray[numpy.uint8], start: int, end: int, cut: bool, port: int) -> tuple[int, int, int]:
-    """Return the UDP datagram of the Ethernet frame in `data[start:end]`.
+def _ipv4_start(data: NDArray[numpy.uint8], link: int, start: int, end: int) -> int:
+    kind, payload = _ethertype(data, link, start, end)
+    while kind in _VLAN_TAGS:
+        kind = big_16(data, payload + 2) if payload + 4 <= end else -1
+        payload += 4
+    return payload if kind == _IPV4 else -1
+
+
+@njit(nogil=True, cache=True)
+def find_datagram(
+    data: NDArray[numpy.uint8], link: int, start: int, end: int, cut: bool, port: int
+) -> tuple[int, int, int]:
+    """Return the UDP datagram of the packet of a link type in `data[start:end]`.
 
     `cut`: the capture kept less than the whole frame; `port`: the destination wanted, -1 for any.
     Returns (what to count it as, where its payload starts, the payload's length).
     """
-    ip = _ipv4_start(data, start, end)
+    ip = _ipv4_start(data, link, start, end)
     if ip < 0 or ip + 20 > end or data[ip] >> 4 != 4 or data[ip + 9] != _UDP:
         return NOT_UDP, 0, 0
     if big_16(data, ip + 6) & _FRAGMENT_BITS:
@@ -122,6 +165,7 @@ class DatagramColumns(NamedTuple):
 @njit(nogil=True, cache=True)
 def _take_packet(
     data: NDArray[numpy.uint8],
+    link: int,
     start: int,
     captured: int,
     original: int,
@@ -131,8 +175,8 @@ def _take_packet(
     columns: DatagramColumns,
     row: int,
 ) -> int:
-    """Count the Ethernet frame at `start`, and write its datagram, if it has one, to `row`; return the next row."""
-    kind, payload, length = find_datagram(data, start, start + captured, captured < original, port)
+    """Count the packet at `start`, and write its datagram, if it has one, to `row`; return the next row."""
+    kind, payload, length = find_datagram(data, link, start, start + captured, captured < original, port)
     counts[PACKETS] += 1
     counts[kind] += 1
     if kind != DATAGRAMS:
@@ -159,7 +203,7 @@ def scan_records(
     Returns (datagrams found, where to go on, why it stopped).
     """
     swapped = state[SWAPPED]
-    unit_ns = state[UNIT_NS]
+    unit_ns, link = state[UNIT_NS], state[_TABLE + _LINK]
     found = 0
     while found < len(columns.starts):
         packet = position + _RECORD_BYTES
@@ -172,7 +216,7 @@ def scan_records(
             return found, position, MORE
         original = word_32(data, position + 12, swapped)
         time_ns = word_32(data, position, swapped) * 1_000_000_000 + word_32(data, position + 4, swapped) * unit_ns
-        found = _take_packet(data, packet, captured, original, time_ns, port, counts, columns, found)
+        found = _take_packet(data, link, packet, captured, original, time_ns, port, counts, columns, found)
         position = packet + captured
     return found, position, FILLED
 
@@ -314,10 +358,11 @@ def scan_blocks(
             row, packet, captured, original, time_ns = _packet_bounds(data, position, kind, length, state)
             if row < 0:
                 return found, position, BAD
-            if state[row + _LINK] == ETHERNET:
-                found = _take_packet(data, packet, captured, original, time_ns, port, counts, columns, found)
+            link = state[row + _LINK]
+            if link in _LINKS_READ:
+                found = _take_packet(data, link, packet, captured, original, time_ns, port, counts, columns, found)
             else:
                 counts[PACKETS] += 1
-                counts[NOT_UDP] += 1
+                counts[OTHER_LINK] += 1
         position += length
     return found, position, FILLED

@@ -1,25 +1,33 @@
 """Sequence numbers of a captured feed: gaps, duplicates and late messages, in compiled code.
 
-A capture may hold two lines of one feed, or lack packets.
+A capture may hold two lines of one feed, or lack packets. A gap is reported where its numbers were jumped over, at
+the end of a chunk. Packets in another order fill their gap if they come before that.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy
 from numpy.typing import NDArray
 
+from blackbox.native.intrinsics import int64s_at
 from blackbox.native.jit import njit
 from blackbox.native.records import Field, Fields, SharedRecord, record_at
-from blackbox_feeds.io.statistics import DUPLICATES, GAPS, LATE, MISSING, RESETS, SESSIONS
+from blackbox_feeds.io.statistics import DUPLICATES, GAPS, LATE, MISSING, RESETS, SESSIONS, TOO_LATE, UNHEARD
 
-_RANGES = 64
+RANGES: Final = 1024
+"""Ranges of missing numbers that late messages can still fill; of more, the lowest are given up."""
+MOST_MISSING: Final = 1 << 32
+"""More than this in one gap is no loss: the sequence starts again."""
+_REPORTED: Final = -1
 
 
-class Sequence(SharedRecord):
-    """What has been seen of a feed. Compiled code takes its `address`; the object must outlive its use."""
+class _SequenceState(SharedRecord):
+    """What has been seen of a feed."""
 
     started = Field()
-    """Whether anything has been seen."""
+    """1: something has been seen."""
     expected = Field()
     """The next sequence number."""
     session = Field()
@@ -27,25 +35,84 @@ class Sequence(SharedRecord):
     channel = Field()
     send_time = Field()
     """The latest so far."""
-    next_range = Field()
-    """The place of the next range: the newest ones are kept, as a ring."""
-    first = Fields(_RANGES)
-    """Where each range of missing numbers starts."""
-    end = Fields(_RANGES)
-    """Where it ends; the same as its start when nothing is missing there."""
+    ranges = Field()
+    """Ranges of missing numbers that are open, in order."""
+    given_up = Field()
+    """Below this number nothing is known of what is missing."""
+    first = Fields(RANGES)
+    """Where each range starts."""
+    end = Fields(RANGES)
+    """Where it ends."""
+    gap = Fields(RANGES)
+    """The gap that the range belongs to, or _REPORTED."""
+    gaps = Field()
+    """Gaps since the last report."""
+    room = Field()
+    """Gaps for which there is room."""
+    rows = Field()
+    """Address of int64[room]: the row before which each gap is."""
+    counts = Field()
+    """Address of int64[room]: messages that are missing in each."""
 
 
-_sequence_at = record_at(Sequence)
+_state_at = record_at(_SequenceState)
+
+
+class Sequence:
+    """What has been seen of a feed. Compiled code takes its `address`; the object must outlive its use."""
+
+    def __init__(self) -> None:
+        """Nothing has been seen yet."""
+        self._state = _SequenceState()
+        self._rows = self._counts = numpy.zeros(0, numpy.int64)
+
+    @property
+    def address(self) -> int:
+        """Where the state lies."""
+        return self._state.address
+
+    def make_room(self, datagrams: int) -> None:
+        """Have room for the gaps before this many datagrams."""
+        if datagrams > len(self._rows):
+            self._rows, self._counts = (numpy.zeros(datagrams + 1, numpy.int64) for _ in range(2))
+            self._state.room = datagrams + 1
+            self._state.rows, self._state.counts = self._rows.ctypes.data, self._counts.ctypes.data
+
+    def report(self) -> tuple[tuple[int, int], ...]:
+        """Return what is missing since the last report, as (row, messages). What comes later fills no gap any more."""
+        many = self._state.gaps
+        found = zip(self._rows[:many].tolist(), self._counts[:many].tolist(), strict=True)
+        if many:
+            forget_gaps(self.address)
+        return tuple((row, count) for row, count in found if count > 0)
+
+
+@njit(nogil=True, cache=True)
+def forget_gaps(sequence: int) -> None:
+    """Take all gaps as reported."""
+    seen = _state_at(sequence)
+    seen.gaps = 0
+    for place in range(seen.ranges):
+        seen.gap[place] = _REPORTED
 
 
 @njit(nogil=True, cache=True)
 def _expect(sequence: int, first: int) -> None:
     """Start at `first`, with nothing missing."""
-    seen = _sequence_at(sequence)
-    seen.expected = first
-    seen.next_range = 0
-    for place in range(_RANGES):
-        seen.first[place] = seen.end[place] = 0
+    seen = _state_at(sequence)
+    seen.expected = seen.given_up = first
+    seen.ranges = 0
+
+
+@njit(nogil=True, cache=True)
+def _add_gap(sequence: int, row: int, missing: int) -> int:
+    """Add a gap to those to report; return its number."""
+    seen = _state_at(sequence)
+    gap = seen.gaps
+    int64s_at(seen.rows, seen.room)[gap] = row
+    int64s_at(seen.counts, seen.room)[gap] = missing
+    seen.gaps += 1
+    return gap
 
 
 @njit(nogil=True, cache=True)
@@ -56,11 +123,18 @@ def enter_session(
     channel: int,
     first: int,
 ) -> None:
-    """Take a datagram of a session that starts at sequence `first`: begin anew if the session is another."""
-    seen = _sequence_at(sequence)
+    """Take a datagram of a session that starts at sequence `first`: begin anew if the session is another.
+
+    The numbers of a session begin at 1. What the input lacks before its first datagram is reported before row 0.
+    """
+    seen = _state_at(sequence)
     if seen.started and seen.session == session and seen.channel == channel:
         return
     counts[SESSIONS] += 1
+    if 1 < first <= MOST_MISSING:
+        counts[UNHEARD] += first - 1
+        if not seen.started:
+            _add_gap(sequence, numpy.int64(0), first - 1)
     seen.started, seen.session, seen.channel = 1, session, channel
     seen.send_time = -(1 << 62)
     _expect(sequence, first)
@@ -73,7 +147,7 @@ def notice_reset(sequence: int, counts: NDArray[numpy.int64], first: int, send_t
     A second copy of a datagram, and one that is late, were sent earlier than the latest one seen.
     One that starts lower but was sent later starts the sequence again.
     """
-    seen = _sequence_at(sequence)
+    seen = _state_at(sequence)
     if send_time > seen.send_time:
         seen.send_time = send_time
         if first < seen.expected:
@@ -82,44 +156,102 @@ def notice_reset(sequence: int, counts: NDArray[numpy.int64], first: int, send_t
 
 
 @njit(nogil=True, cache=True)
-def _add_range(sequence: int, first: int, end: int) -> None:
-    seen = _sequence_at(sequence)
-    seen.first[seen.next_range] = first
-    seen.end[seen.next_range] = end
-    seen.next_range = (seen.next_range + 1) % _RANGES
+def _insert(sequence: int, place: int, first: int, end: int, gap: int) -> None:
+    """Put a range at a place; the ranges from there on move up. The lowest is given up where there is no room."""
+    seen = _state_at(sequence)
+    if seen.ranges == RANGES:
+        seen.given_up = seen.end[0]
+        _remove(sequence, 0)
+        place = max(0, place - 1)
+    for other in range(seen.ranges, place, -1):
+        seen.first[other], seen.end[other], seen.gap[other] = (
+            seen.first[other - 1],
+            seen.end[other - 1],
+            seen.gap[other - 1],
+        )
+    seen.first[place], seen.end[place], seen.gap[place] = first, end, gap
+    seen.ranges += 1
 
 
 @njit(nogil=True, cache=True)
-def arrive(sequence: int, counts: NDArray[numpy.int64], first: int, count: int) -> tuple[int, int]:
-    """Take a datagram of `count` messages from sequence `first` on, and tell which of them are new.
+def _remove(sequence: int, place: int) -> None:
+    seen = _state_at(sequence)
+    seen.ranges -= 1
+    for other in range(place, seen.ranges):
+        seen.first[other], seen.end[other], seen.gap[other] = (
+            seen.first[other + 1],
+            seen.end[other + 1],
+            seen.gap[other + 1],
+        )
 
-    Return how many to skip, and how many to take after those. `count` 0 is a heartbeat.
+
+@njit(nogil=True, cache=True)
+def notice_gap(sequence: int, counts: NDArray[numpy.int64], first: int, row: int) -> None:
+    """Take a datagram that starts at sequence `first`, before row number `row`: numbers jumped over are missing."""
+    seen = _state_at(sequence)
+    missing = first - seen.expected
+    if missing <= 0:
+        return
+    if missing > MOST_MISSING:
+        counts[RESETS] += 1
+        _expect(sequence, first)
+        return
+    counts[GAPS] += 1
+    counts[MISSING] += missing
+    _insert(sequence, seen.ranges, seen.expected, first, _add_gap(sequence, row, missing))
+    seen.expected = first
+
+
+@njit(nogil=True, cache=True)
+def _range_of(sequence: int, number: int) -> int:
+    """Return the place of the first range that ends after a number."""
+    seen = _state_at(sequence)
+    low, high = 0, seen.ranges
+    while low < high:
+        middle = (low + high) // 2
+        if seen.end[middle] > number:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@njit(nogil=True, cache=True)
+def _skip(sequence: int, counts: NDArray[numpy.int64], number: int, end: int) -> None:
+    """Count messages that are skipped: they came before, or nothing is known of them any more."""
+    unsure = max(0, min(end, _state_at(sequence).given_up) - number)
+    counts[TOO_LATE] += unsure
+    counts[DUPLICATES] += end - number - unsure
+
+
+@njit(nogil=True, cache=True)
+def next_run(sequence: int, counts: NDArray[numpy.int64], first: int, count: int, done: int) -> tuple[int, int]:
+    """Return where the next run of new messages is in a datagram of `count` messages, from message `done` on.
+
+    The datagram starts at sequence `first`; `notice_gap` has seen it. Returns how many to skip, and how many to take
+    after those: 0 if no new ones are left.
     """
-    seen = _sequence_at(sequence)
-    expected = seen.expected
-    end = first + count
-    if first >= expected:
-        if first > expected:
-            counts[GAPS] += 1
-            counts[MISSING] += first - expected
-            _add_range(sequence, expected, first)
-        seen.expected = end
-        return 0, count
-    if end > expected:
-        counts[DUPLICATES] += expected - first
-        seen.expected = end
-        return expected - first, end - expected
-    for place in range(_RANGES):
-        low = max(first, seen.first[place])
-        high = min(end, seen.end[place])
-        if low < high:
-            counts[LATE] += high - low
-            counts[MISSING] -= high - low
-            counts[DUPLICATES] += count - (high - low)
-            last = seen.end[place]
+    seen = _state_at(sequence)
+    number, end = first + done, first + count
+    known_end = max(number, min(end, seen.expected))
+    place = _range_of(sequence, number)
+    if number < known_end and place < seen.ranges and seen.first[place] < known_end:
+        start, last, gap = seen.first[place], seen.end[place], seen.gap[place]
+        low, high = max(number, start), min(end, last)
+        _skip(sequence, counts, number, low)
+        counts[LATE] += high - low
+        counts[MISSING] -= high - low
+        if gap != _REPORTED:
+            int64s_at(seen.counts, seen.room)[gap] -= high - low
+        if low > start:
             seen.end[place] = low
             if high < last:
-                _add_range(sequence, high, last)
-            return low - first, high - low
-    counts[DUPLICATES] += count
-    return 0, 0
+                _insert(sequence, place + 1, high, last, gap)
+        elif high < last:
+            seen.first[place] = high
+        else:
+            _remove(sequence, place)
+        return low - number, high - low
+    _skip(sequence, counts, number, known_end)
+    seen.expected = max(seen.expected, end)
+    return known_end - number, end - known_end

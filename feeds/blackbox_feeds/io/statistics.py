@@ -1,11 +1,14 @@
-"""What an input held besides its messages: counted by the decoders, told after an iteration."""
+"""What an input held besides its messages: counted by the decoders, reported after an iteration."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Final
 
 import numpy
 from numpy.typing import NDArray
+
+from blackbox.native.jit import njit
 
 
 @dataclass(frozen=True)
@@ -17,7 +20,9 @@ class InputStatistics:
     datagrams: int = 0
     """UDP datagrams handed to the decoder."""
     not_udp: int = 0
-    """Packets skipped: not UDP over IPv4 over Ethernet."""
+    """Packets skipped: not UDP over IPv4."""
+    other_link: int = 0
+    """Packets skipped: of an interface with a link type that is not read."""
     malformed: int = 0
     """Packets skipped: the lengths in their headers contradict each other."""
     other_port: int = 0
@@ -30,6 +35,8 @@ class InputStatistics:
     """Datagrams skipped: of another protocol than this feed's."""
     sessions: int = 0
     """Times that another session of the feed began."""
+    unheard: int = 0
+    """Messages of a session that were sent before the first one in the input."""
     resets: int = 0
     """Times that the sequence started again inside one session."""
     gaps: int = 0
@@ -40,25 +47,38 @@ class InputStatistics:
     """Messages that came after a gap had jumped over them; they are delivered where they came."""
     duplicates: int = 0
     """Messages skipped: their sequence numbers had been seen, e.g. on the other line."""
+    too_late: int = 0
+    """Messages skipped: so late that whether they had been seen is not known any more."""
     unknown: int = 0
     """Messages skipped: of a type that is not in the specification."""
     extended: int = 0
     """Messages that were longer than specified; what they had more is left out."""
+    no_symbol: int = 0
+    """Messages skipped: the symbol is not printable ASCII, or begins with `#`."""
+    unknown_types: tuple[tuple[str, int], ...] = ()
+    """Each unknown type, and its messages; type "" is that of messages without a byte."""
+    first_no_symbol: bytes = b""
+    """The symbol of the first message that `no_symbol` counts."""
 
     def notes(self) -> tuple[str, ...]:
         """Return a line for each thing that cost messages, or may have."""
+        types = ", ".join(f"{kind!r} {count:,}" for kind, count in self.unknown_types)
         told = (
+            ("packets skipped because their link type is not read", self.other_link),
             ("packets skipped because their headers contradict each other", self.malformed),
             ("packets skipped because they were fragments of an IP datagram", self.fragments),
             ("datagrams skipped because they were captured only in part", self.cut),
             ("datagrams skipped because they were of another protocol", self.foreign),
             ("sequence restarts inside one session", self.resets),
+            ("messages sent before the first one of the input", self.unheard),
             ("sequence gaps", self.gaps),
             ("messages that never came", self.missing),
             ("messages that came late, after a gap", self.late),
             ("messages skipped because they had come before", self.duplicates),
-            ("messages skipped because their type is unknown", self.unknown),
+            ("messages skipped because they came too late to know if they had come before", self.too_late),
+            (f"messages skipped because their type is unknown ({types})", self.unknown),
             ("messages cut to the specified length", self.extended),
+            (f"messages skipped because their symbol cannot be one ({self.first_no_symbol!r} first)", self.no_symbol),
         )
         return tuple(f"{words}: {count:,}" for words, count in told if count)
 
@@ -68,27 +88,55 @@ class InputStatistics:
     PACKETS,
     DATAGRAMS,
     NOT_UDP,
+    OTHER_LINK,
     MALFORMED,
     OTHER_PORT,
     FRAGMENTS,
     CUT,
     FOREIGN,
     SESSIONS,
+    UNHEARD,
     RESETS,
     GAPS,
     MISSING,
     LATE,
     DUPLICATES,
+    TOO_LATE,
     UNKNOWN,
     EXTENDED,
-) = range(16)
+    NO_SYMBOL,
+) = range(20)
+
+FIRST_NO_SYMBOL: Final = NO_SYMBOL + 1
+"""The eight bytes of the first symbol that was rejected."""
+UNKNOWN_TYPES: Final = FIRST_NO_SYMBOL + 1
+"""From here on: the messages of each unknown type byte, then those without a byte."""
+NO_TYPE: Final = 256
 
 
 def new_counts() -> NDArray[numpy.int64]:
     """Return the array that decoders count into."""
-    return numpy.zeros(len(fields(InputStatistics)), numpy.int64)
+    return numpy.zeros(UNKNOWN_TYPES + NO_TYPE + 1, numpy.int64)
+
+
+@njit(nogil=True, cache=True)
+def count_unknown(counts: NDArray[numpy.int64], kind: int) -> None:
+    """Count a message of an unknown type: its byte, or NO_TYPE."""
+    counts[UNKNOWN] += 1
+    counts[UNKNOWN_TYPES + kind] += 1
+
+
+@njit(nogil=True, cache=True)
+def count_no_symbol(counts: NDArray[numpy.int64], symbol: int) -> None:
+    """Count a message whose symbol is rejected."""
+    if counts[NO_SYMBOL] == 0:
+        counts[FIRST_NO_SYMBOL] = symbol
+    counts[NO_SYMBOL] += 1
 
 
 def snapshot(counts: NDArray[numpy.int64]) -> InputStatistics:
     """Return what has been counted so far."""
-    return InputStatistics(*counts.tolist())
+    of_type = counts[UNKNOWN_TYPES:]
+    types = tuple((chr(kind) if kind < NO_TYPE else "", int(of_type[kind])) for kind in numpy.flatnonzero(of_type))
+    symbol = counts[FIRST_NO_SYMBOL : FIRST_NO_SYMBOL + 1].astype("<i8").tobytes() if counts[NO_SYMBOL] else b""
+    return InputStatistics(*counts[:FIRST_NO_SYMBOL].tolist(), unknown_types=types, first_no_symbol=symbol)

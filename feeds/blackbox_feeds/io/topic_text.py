@@ -20,8 +20,10 @@ _NO_FIELD, _SYMBOL, _TYPE, _LOCATE = -1, 0, 1, 2
 _FIELD_BYTES: Final = 32
 """More than any field takes up."""
 _MARKET: Final = numpy.frombuffer(MARKET_SYMBOL, numpy.uint8)
-_FIRST, _LAST, _OTHER, _HASH, _ZERO = 0x21, 0x7E, ord("?"), ord("#"), ord("0")
-_SPACE: Final = ord(" ")
+_HASH, _ZERO, _SPACE, _LAST = ord("#"), ord("0"), ord(" "), ord("~")
+_HIGH_BITS: Final = numpy.uint64(0x8080808080808080)
+_SPACES: Final = numpy.uint64(0x2020202020202020)
+_ONES: Final = numpy.uint64(0x0101010101010101)
 
 
 class CompiledForm(NamedTuple):
@@ -46,10 +48,24 @@ class CompiledForm(NamedTuple):
         return cls(text, ends, numpy.array(fields, numpy.int32), numpy.zeros(room, numpy.uint8))
 
 
-@njit(inline="always")
-def printable_byte(byte: int) -> int:
-    """Return a byte as it may stand in a topic: whatever is no printable ASCII becomes `?`."""
-    return byte if _FIRST <= byte <= _LAST else _OTHER
+@njit(nogil=True, cache=True)
+def is_symbol(symbol: int) -> bool:
+    """Return whether eight bytes can be a symbol: printable ASCII, padded with blanks or zeros, perhaps empty.
+
+    A symbol does not begin with `#`: topics use that for messages without one.
+    """
+    word = numpy.uint64(symbol)
+    first = numpy.int64(symbol) & 0xFF
+    above = (word | (word + _ONES)) & _HIGH_BITS
+    if above == 0 and ((word | _HIGH_BITS) - _SPACES) & _HIGH_BITS == _HIGH_BITS:
+        return bool(first != _HASH)
+    is_padding = True
+    for place in range(7, -1, -1):
+        byte = (numpy.int64(symbol) >> (8 * place)) & 0xFF
+        is_padding = is_padding and byte in (0, _SPACE)
+        if not is_padding and not _SPACE <= byte <= _LAST:
+            return False
+    return bool(first != _HASH)
 
 
 @njit(nogil=True, cache=True)
@@ -76,7 +92,7 @@ def _put_symbol(target: NDArray[numpy.uint8], at: int, symbol: int, locate: int)
     end = at
     for place in range(8):
         byte = (symbol >> (8 * place)) & 0xFF
-        target[at + place] = printable_byte(byte)
+        target[at + place] = byte
         if byte not in (_SPACE, 0):
             end = at + place + 1
     if end > at:
@@ -104,7 +120,7 @@ def write_topics(keys: int, form: CompiledForm, topics: NumberingAt, places: NDA
             if field == _SYMBOL:
                 end = _put_symbol(form.scratch, end, symbol, locate)
             elif field == _TYPE:
-                form.scratch[end] = printable_byte(tag & 0xFF)
+                form.scratch[end] = tag & 0xFF
                 end += 1
             elif field == _LOCATE:
                 end = _put_decimal(form.scratch, end, locate)

@@ -5,6 +5,9 @@
 The bytes come as spans, each a run of whole frames: a plain file is one span, a MoldUDP64 datagram
 another. Payloads are not copied. A stock is known by its locate: each message that carries a stock
 teaches it, so that one without can be given its symbol.
+
+A message of an unknown type is skipped, and one that is longer than specified is cut; both are counted. As a wrong
+length could be taken for either, a frame that is known and whole must follow, or the end of the input.
 """
 
 from __future__ import annotations
@@ -20,13 +23,19 @@ from blackbox.native.intrinsics import prefetch
 from blackbox.native.jit import njit
 from blackbox_feeds.io.columns import Columns, put_row
 from blackbox_feeds.io.integers import big_16, big_64, little_64
+from blackbox_feeds.io.statistics import EXTENDED, count_no_symbol, count_unknown
 from blackbox_feeds.io.template import TopicForm
+from blackbox_feeds.io.topic_text import is_symbol
 from blackbox_feeds.io.topics import FULL, SYSTEM_SYMBOL, TopicsAt, TopicTable, key_number
 from blackbox_feeds.itch50.messages import SCHEMA, SYSTEM_TYPES
+from blackbox_feeds.itch50.moldudp64 import Spans
 
 END, FILLED, CROWDED, PARTIAL, END_MARK, BAD_TYPE, BAD_LENGTH = range(7)
 """Why the kernel stopped: no more spans, full columns, too many topics, a frame that its span
-does not hold whole, a length of 0, a type that there is not, a length that is not its type's."""
+does not hold whole, a length of 0, an unknown type or an unexpected length that no known frame follows."""
+
+_REJECTED = -2
+"""In place of a key's number: the message has no symbol that can be kept."""
 
 _BLANK_STOCK = 0x2020202020202020
 _TIMESTAMP_MASK = (1 << 48) - 1
@@ -64,17 +73,42 @@ _FRAMES_AHEAD = 8
 _SYSTEM_BYTES = tuple(SYSTEM_TYPES.encode())
 
 
+_MOST_UNKNOWN = 64
+"""Unknown frames in a row; more are taken for damage."""
+
+
 @njit(nogil=True, cache=True)
-def _what_is_wrong(data: NDArray[numpy.uint8], position: int, end: int) -> int:
-    """Return why no whole, valid frame starts at `position`."""
+def _may_be(size: int, kind: int) -> bool:
+    """Return whether a frame may be of a type that came later, or of a known type that has grown."""
+    return 0x21 <= kind <= 0x7E and size >= max(_LAYOUT[kind, _SIZE], _SHORTEST_FRAME - 2)
+
+
+@njit(nogil=True, cache=True)
+def _judge(data: NDArray[numpy.uint8], position: int, end: int, is_all: bool) -> int:
+    """Return why the frame at `position` is not as specified; END: it is unknown or longer, and may be.
+
+    `is_all`: nothing comes after `end`.
+    """
     if position + 2 <= end and big_16(data, position) == 0:
         return END_MARK
     if position + 3 > end:
         return PARTIAL
-    size = _LAYOUT[data[position + 2], _SIZE]
-    if size < 0:
-        return BAD_TYPE
-    return BAD_LENGTH if size != big_16(data, position) else PARTIAL
+    expected = _LAYOUT[data[position + 2], _SIZE]
+    if big_16(data, position) == expected:
+        return PARTIAL
+    wrong = BAD_TYPE if expected < 0 else BAD_LENGTH
+    for _ in range(_MOST_UNKNOWN):
+        size = big_16(data, position)
+        if not _may_be(size, data[position + 2]):
+            return wrong
+        position += 2 + size
+        if position > end:
+            return wrong if is_all else PARTIAL
+        if position + 3 > end:
+            return END if is_all else PARTIAL
+        if big_16(data, position) == _LAYOUT[data[position + 2], _SIZE]:
+            return END
+    return wrong
 
 
 @njit(nogil=True, cache=True)
@@ -85,12 +119,14 @@ def _learn(
     stocks: NDArray[numpy.int64],
     topics: TopicsAt,
 ) -> int:
-    """Return the key's number, or `FULL`, of a message whose stock or topic is new to its locate's row."""
+    """Return the key's number, `FULL` or _REJECTED, of a message whose stock or topic is new to its locate's row."""
     kind = data[start]
     locate = big_16(data, start + 1)
     if _LAYOUT[kind, _HAS_STOCK]:
         stock = little_64(data, start + _LAYOUT[kind, _STOCK])
         if stock not in (_BLANK_STOCK, stocks[locate, 0]):
+            if not is_symbol(stock):
+                return _REJECTED
             rows[locate] = 0
             stocks[locate, 0] = stock
     symbol = SYSTEM_SYMBOL if kind in _SYSTEM_BYTES else stocks[locate, 0]
@@ -121,10 +157,14 @@ def decode_frames(
     stocks: NDArray[numpy.int64],
     topics: TopicsAt,
     columns: Columns,
+    is_all: bool,
+    counts: NDArray[numpy.int64],
+    span_rows: NDArray[numpy.int64],
 ) -> tuple[int, int, int, int]:
     """Decode from `position` in span number `span` on, until the columns are full.
 
-    `rows` and `stocks` are two views of what is known of each locate. Returns (messages, span,
+    `rows` and `stocks` are two views of what is known of each locate. `is_all`: nothing comes after the last span.
+    Sets in `span_rows`, of each span that begins, the row of its first message. Returns (messages, span,
     position, why it stopped). Nothing is read outside the spans.
     """
     n = 0
@@ -138,7 +178,7 @@ def decode_frames(
             if n == len(columns.starts):
                 return n, span, position, FILLED
             if position + _SHORTEST_FRAME > end:
-                return n, span, position, _what_is_wrong(data, position, end)
+                return n, span, position, _judge(data, position, end, is_all)
             # The place of the next frame hangs on this length alone, so that the processor can run
             # ahead of everything else that is looked up here.
             size = big_16(data, position)
@@ -146,7 +186,14 @@ def decode_frames(
             layout = _LAYOUT[data[start]]
             ahead = _look_ahead(data, ahead, end, rows_at)
             if size != layout[_SIZE] or start + size > end:
-                return n, span, position, _what_is_wrong(data, position, end)
+                why = _judge(data, position, end, is_all)
+                if why != END:
+                    return n, span, position, why
+                if layout[_SIZE] < 0:
+                    count_unknown(counts, data[start])
+                    position = start + size
+                    continue
+                counts[EXTENDED] += 1
             locate = big_16(data, start + 1)
             number = rows[locate, layout[_COLUMN]] - 1
             other = little_64(data, start + layout[_STOCK]) != stocks[locate, 0]
@@ -154,12 +201,18 @@ def decode_frames(
                 number = _learn(data, start, rows, stocks, topics)
                 if number == FULL:
                     return n, span, position, CROWDED
-            put_row(columns, n, number, midnight_ns + (big_64(data, start + 3) & _TIMESTAMP_MASK), start, size)
+                if number == _REJECTED:
+                    count_no_symbol(counts, little_64(data, start + layout[_STOCK]))
+                    position = start + size
+                    continue
+            time = midnight_ns + (big_64(data, start + 3) & _TIMESTAMP_MASK)
+            put_row(columns, n, number, time, start, layout[_SIZE])
             position = start + size
             n += 1
         span += 1
         if span < len(span_starts):
             position = span_starts[span]
+            span_rows[span] = n
     return n, span, position, END
 
 
@@ -179,28 +232,29 @@ class FrameDecoder:
     stop: Stop | None = None
     """After `chunks`: None when all spans were used up, else where it ended and why."""
 
-    def __init__(self, form: TopicForm, midnight_ns: int) -> None:
+    def __init__(self, form: TopicForm, midnight_ns: int, counts: NDArray[numpy.int64]) -> None:
+        """`counts` (see `blackbox_feeds.io.statistics`) is added to."""
         self._topics = TopicTable(form)
+        self._counts = counts
         self._midnight_ns = midnight_ns
         self._rows = numpy.zeros((_LOCATES, _ROW_WORDS), numpy.int32)
         self._stocks = self._rows.view(numpy.int64)
 
-    def chunks(
-        self,
-        data: NDArray[numpy.uint8],
-        span_starts: NDArray[numpy.int64],
-        span_ends: NDArray[numpy.int64],
-    ) -> Iterator[Chunk]:
-        """Yield the messages of the spans `data[start:end]`, of which there is at least one."""
-        topics = self._topics
+    def chunks(self, data: NDArray[numpy.uint8], spans: Spans, is_all: bool = True) -> Iterator[Chunk]:
+        """Yield the messages of the spans, and what is missing between them.
+
+        `is_all`: nothing comes after the last span.
+        """
+        topics, starts, gaps = self._topics, spans.starts, list(spans.gaps)
         self.stop = None
-        span, position, why = 0, int(span_starts[0]), FILLED
+        span, position, why = 0, int(starts[0]) if len(starts) else 0, FILLED
+        span_rows = numpy.zeros(len(starts) + 1, numpy.int64)
         while why == FILLED:
             columns = Columns.new()
             n, span, position, why = decode_frames(
                 data,
-                span_starts,
-                span_ends,
+                starts,
+                spans.ends,
                 span,
                 position,
                 self._midnight_ns,
@@ -208,10 +262,17 @@ class FrameDecoder:
                 self._stocks,
                 topics.at,
                 columns,
+                is_all,
+                self._counts,
+                span_rows,
             )
             topics.settle(columns.topic_index[:n])
-            if n:
-                yield columns.chunk(n, topics.topics, data)
+            here = []
+            while gaps and (why == END or gaps[0][0] <= span):
+                before, missing = gaps.pop(0)
+                here.append((int(span_rows[before]) if before < len(starts) else n, missing))
+            if n or here:
+                yield columns.chunk(n, topics.topics, data, tuple(here))
         if why == CROWDED:
             raise topics.overflow()
         if why != END:

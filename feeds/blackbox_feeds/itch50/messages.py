@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.feed.schema import SINCE_MIDNIGHT, OrderFields, Schema, TradeFields, price
+from blackbox.feed.schema import SINCE_MIDNIGHT, BreakFields, OrderFields, Schema, TradeFields, price
 from blackbox_feeds.io.dates import NEW_YORK
 
 PRICE_SCALE = 10_000
@@ -159,11 +159,13 @@ SCHEMA = Schema(
         ),
     },
     trades=(
-        TradeFields("P", "price", "shares"),
-        TradeFields("E", None, "executed_shares", order="order_reference_number"),
-        TradeFields("C", "execution_price", "executed_shares", only=("printable", "Y")),
-        TradeFields("Q", "cross_price", "shares"),
+        TradeFields("P", "price", "shares", id="match_number"),
+        TradeFields("E", None, "executed_shares", order="order_reference_number", id="match_number"),
+        TradeFields("C", "execution_price", "executed_shares", only=("printable", "Y"), id="match_number"),
+        TradeFields("Q", "cross_price", "shares", id="match_number"),
     ),
+    # 1.5.3: a match number is day-unique; the message may break an execution, a trade or a cross.
+    breaks=(BreakFields("B", "match_number"),),
     # 1.3: order reference numbers are day-unique.
     orders=(
         OrderFields("A", "order_reference_number", "price"),

@@ -10,6 +10,8 @@ next, so a loss just before them shows.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy
 from numpy.typing import NDArray
 
@@ -17,7 +19,7 @@ from blackbox.native.jit import njit
 from blackbox_feeds.io.integers import big_16, big_64
 from blackbox_feeds.io.length_prefixed import skip_messages
 from blackbox_feeds.io.pcap import Datagrams
-from blackbox_feeds.io.sequence import Sequence, arrive, enter_session
+from blackbox_feeds.io.sequence import RANGES, Sequence, enter_session, next_run, notice_gap
 
 HEADER_BYTES = 20
 END_OF_SESSION = 0xFFFF
@@ -35,7 +37,7 @@ def _find_spans(
     span_starts: NDArray[numpy.int64],
     span_ends: NDArray[numpy.int64],
 ) -> tuple[int, int, int]:
-    """Find the span of new messages of each datagram; return (spans, datagrams, why it stopped)."""
+    """Find the spans of new messages of each datagram; return (spans, datagrams, why it stopped)."""
     found = 0
     for row in range(len(starts)):
         start = starts[row]
@@ -50,12 +52,26 @@ def _find_spans(
             return found, row, _OVERRUN
         first = big_64(data, start + 10)
         enter_session(sequence, counts, big_64(data, start), big_16(data, start + 8), first)
-        skip, take = arrive(sequence, counts, first, count)
-        if take:
-            span_starts[found] = skip_messages(data, first_block, end, skip, True)
-            span_ends[found] = skip_messages(data, span_starts[found], end, take, True)
+        notice_gap(sequence, counts, first, found)
+        done, position = 0, first_block
+        while done < count:
+            skip, take = next_run(sequence, counts, first, count, done)
+            if take == 0:
+                break
+            span_starts[found] = skip_messages(data, position, end, skip, True)
+            position = span_ends[found] = skip_messages(data, span_starts[found], end, take, True)
+            done += skip + take
             found += 1
     return found, len(starts), _END
+
+
+class Spans(NamedTuple):
+    """Runs of new message blocks."""
+
+    starts: NDArray[numpy.int64]
+    ends: NDArray[numpy.int64]
+    gaps: tuple[tuple[int, int], ...]
+    """(span, count): `count` messages are missing before a span; its number is that of all spans if none follows."""
 
 
 class MoldUdp64:
@@ -71,22 +87,24 @@ class MoldUdp64:
         self._counts = counts
         self._sequence = Sequence()
 
-    def spans(self, datagrams: Datagrams) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
-        """Return where in `datagrams.data` runs of new message blocks start and end."""
-        span_starts = numpy.empty(len(datagrams.starts), numpy.int64)
-        span_ends = numpy.empty(len(datagrams.starts), numpy.int64)
+    def spans(self, datagrams: Datagrams) -> Spans:
+        """Return where in `datagrams.data` runs of new message blocks are, and what is missing before them."""
+        room = len(datagrams.starts)
+        self._sequence.make_room(room)
+        # Each datagram adds two runs and one range at most; each further run closes a range.
+        starts, ends = (numpy.empty(3 * room + RANGES, numpy.int64) for _ in range(2))
         found, row, why = _find_spans(
             datagrams.data,
             datagrams.starts,
             datagrams.lengths,
             self._sequence.address,
             self._counts,
-            span_starts,
-            span_ends,
+            starts,
+            ends,
         )
         if why != _END:
             self.stopped = self._what_is_bad(datagrams, row, why)
-        return span_starts[:found], span_ends[:found]
+        return Spans(starts[:found], ends[:found], self._sequence.report())
 
     @staticmethod
     def _what_is_bad(datagrams: Datagrams, row: int, why: int) -> str:

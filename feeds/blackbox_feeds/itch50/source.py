@@ -46,7 +46,9 @@ class Itch50(Source):
 
     Payloads of a plain file are not copied: they stay in the memory-mapped file. In a capture,
     messages whose MoldUDP64 sequence number has been seen are skipped, so two lines in one capture
-    are one stream; messages that fill a gap late are delivered where they come.
+    are one stream; messages that fill a gap late are delivered where they come. Numbers that are still
+    missing after some ten thousand datagrams are a gap. A message of an unknown type is skipped, one that
+    is longer than specified is cut, and one whose symbol is not printable ASCII is skipped; `notes` count them.
 
     Raises:
         ConfigError: no date, or a date, topic or port that is not one.
@@ -88,7 +90,7 @@ class Itch50(Source):
         self.truncated = None
         self.notes = ()
         self._counts = new_counts()
-        decoder = FrameDecoder(self._form, midnight_ns(self.date))
+        decoder = FrameDecoder(self._form, midnight_ns(self.date), self._counts)
         with open_window(self.path, expected=_EXPECTED) as window:
             if is_capture(window.data):
                 yield from self._from_capture(window, decoder)
@@ -98,10 +100,11 @@ class Itch50(Source):
 
     def _from_frames(self, window: FileWindow, decoder: FrameDecoder) -> Iterator[Chunk]:
         from blackbox_feeds.itch50.decoder import END_MARK, PARTIAL, describe
+        from blackbox_feeds.itch50.moldudp64 import Spans
 
         while True:
             end = position = len(window.data)
-            for chunk in decoder.chunks(window.data, _column(0), _column(end)):
+            for chunk in decoder.chunks(window.data, Spans(_column(0), _column(end), ()), window.last):
                 yield chunk
                 window.release(int(chunk.starts[-1]))
             stop = decoder.stop
@@ -129,12 +132,10 @@ class Itch50(Source):
         capture = Capture(window, self._port, self._counts)
         mold = MoldUdp64(self._counts)
         for datagrams in capture.datagrams():
-            starts, ends = mold.spans(datagrams)
-            if len(starts):
-                yield from decoder.chunks(datagrams.data, starts, ends)
-                if decoder.stop is not None:
-                    self.truncated = describe(decoder.stop, datagrams.data, window.path, datagrams.offset)
-                    return
+            yield from decoder.chunks(datagrams.data, mold.spans(datagrams))
+            if decoder.stop is not None:
+                self.truncated = describe(decoder.stop, datagrams.data, window.path, datagrams.offset)
+                return
             if mold.stopped is not None:
                 self.truncated = f"{window.path}: {mold.stopped}"
                 return

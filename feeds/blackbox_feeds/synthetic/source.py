@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from blackbox.errors import ConfigError, SourceError
 from blackbox.feed.source import Chunk, Source, make_source
 from blackbox_feeds.io.dates import midnight_ns, trading_day
+from blackbox_feeds.io.statistics import new_counts
 from blackbox_feeds.io.template import DEFAULT_TOPIC, TopicForm
 from blackbox_feeds.itch50.messages import SCHEMA
 
@@ -79,12 +80,12 @@ class Synthetic(Source):
     def chunks(self) -> Iterator[Chunk]:
         """Yield the messages, up to 131,072 at a time."""
         from blackbox_feeds.itch50.decoder import FrameDecoder
+        from blackbox_feeds.itch50.moldudp64 import Spans
 
-        decoder = FrameDecoder(self._form, midnight_ns(self.date))
+        decoder = FrameDecoder(self._form, midnight_ns(self.date), new_counts())
         for window in self.windows():
-            starts = numpy.zeros(1, numpy.int64)
-            ends = numpy.array([len(window)], numpy.int64)
-            yield from decoder.chunks(window, starts, ends)
+            starts, ends = numpy.zeros(1, numpy.int64), numpy.array([len(window)], numpy.int64)
+            yield from decoder.chunks(window, Spans(starts, ends, ()))
 
     def windows(self, messages: int = WINDOW_MESSAGES) -> Iterator[NDArray[numpy.uint8]]:
         """Yield the bytes of the session, each message behind its big-endian 2-byte length.

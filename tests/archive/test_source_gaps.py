@@ -1,0 +1,260 @@
+"""Messages that a source lacks: the recording keeps them as gaps, and everything that reads it reports them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blackbox_feeds.iex import Iex
+from blackbox_feeds.itch50 import Itch50
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blackbox import Gap, Publisher, Recorder, Recording, Subscriber
+from blackbox.archive.import_days import ImportedDay, import_days
+from blackbox.block.gap import shares_of
+from blackbox.feed.feed import Feed
+from blackbox.feed.source import Chunk, Source
+from blackbox.testing import wait_until
+from tests.archive.archives import archived_feed
+from tests.archive.imports import DAY, NOON, Made, feed_of, told
+from tests.examples import examples
+from tests.feeds.build import ethernet, iex, iex_tp, itch, mold, pcap
+
+TOPICS = (b"AA.P", b"BB.P", b"CC.P", b"DD.P", b"EE.P", b"FF.P")
+Item = int | tuple[bytes, bytes]
+"""So many messages are missing; or topic and payload of one."""
+
+
+class Lacking(Made):
+    """A source that lacks messages, a chunk a list."""
+
+    def __init__(self, *chunks: list[Item]) -> None:
+        super().__init__(*([(*item, NOON) for item in each if not isinstance(item, int)] for each in chunks), date=DAY)
+        self._items = chunks
+
+    def chunks(self) -> Iterator[Chunk]:
+        for chunk, items in zip(super().chunks(), self._items, strict=True):
+            gaps, row = [], 0
+            for item in items:
+                if isinstance(item, int):
+                    gaps.append((row, item))
+                row += not isinstance(item, int)
+            yield chunk._replace(gaps=tuple(gaps))
+
+
+def messages(*numbers: int) -> list[Item]:
+    return [(TOPICS[number % len(TOPICS)], b"%d" % number) for number in numbers]
+
+
+def import_one(feed: Feed, directory: Path, source: Source) -> ImportedDay:
+    (day,) = import_days(feed, directory, [source])
+    return day
+
+
+def missing_of(recording: Recording) -> dict[int, int]:
+    """By slice: how many messages are missing."""
+    found: dict[int, int] = {}
+    for gap in recording.gaps():
+        found[gap.slice_id] = found.get(gap.slice_id, 0) + gap.count
+    return found
+
+
+def replayed(recording: Recording) -> tuple[list[bytes], list[Gap], int]:
+    """What a replay delivers: payloads, gaps; and messages counted."""
+    payloads: list[bytes] = []
+    gaps: list[Gap] = []
+    subscriber = Subscriber(recording.feed)
+    subscriber.on(b"")(lambda message: payloads.append(message.payload))
+    subscriber.on_gap(b"")(gaps.append)
+    subscriber.replay(recording)
+    return payloads, gaps, len(payloads)
+
+
+@pytest.mark.parametrize("key_bytes", [0, 2])
+@pytest.mark.parametrize("slices", [1, 3])
+def test_what_a_source_lacks_is_a_gap_of_every_slice(tmp_path: Path, slices: int, key_bytes: int) -> None:
+    feed = feed_of("raw", slices=slices, key_bytes=key_bytes)
+    day = import_one(feed, tmp_path, Lacking([*messages(*range(12)), 60, *messages(*range(12, 24))]))
+    recording = Recording.open(day.path)
+    assert day.messages == len(told(recording)) == 24
+    assert day.missing == 60
+    assert sum(missing_of(recording).values()) == 60
+    assert set(missing_of(recording)) == {batch.block.slice_id for batch in recording.batches()}
+    damage, gaps, begins = recording.examine()
+    assert (damage, begins) == ([], [])
+    assert gaps == recording.gaps()
+
+
+def test_a_lost_message_is_a_gap_of_each_slice_as_its_slice_is_not_known(tmp_path: Path) -> None:
+    feed = feed_of("raw", slices=3)
+    day = import_one(feed, tmp_path, Lacking([*messages(*range(12)), 1, *messages(*range(12))]))
+    assert missing_of(Recording.open(day.path)) == {0: 1, 1: 1, 2: 1}
+    assert day.missing == 3
+
+
+def test_shares_add_up_and_none_is_empty() -> None:
+    assert shares_of(7, 3) == [3, 2, 2]
+    assert shares_of(1, 3) == [1, 1, 1]
+    assert shares_of(3, 1) == [3]
+
+
+def test_a_gap_before_a_slice_has_a_message_and_after_its_last_one(tmp_path: Path) -> None:
+    feed = feed_of("raw", slices=3)
+    one = [(b"AA.P", b"x")] * 2
+    day = import_one(feed, tmp_path, Lacking([*one, 5], [7, *messages(*range(6)), 3], [*one, 2]))
+    recording = Recording.open(day.path)
+    damage, gaps, begins = recording.examine()
+    assert (damage, begins) == ([], [])
+    assert sum(gap.count for gap in gaps) == day.missing == 5 + 7 + 3 + 3
+    assert sum(gap.count for gap in replayed(recording)[1]) == day.missing
+
+
+def test_a_slice_without_any_message_is_reported_too(tmp_path: Path) -> None:
+    day = import_one(feed_of("raw", slices=3), tmp_path, Lacking([(b"AA.P", b"x"), 6, (b"AA.P", b"y")]))
+    recording = Recording.open(day.path)
+    assert missing_of(recording) == {0: 2, 1: 2, 2: 2}
+    assert sorted((gap.slice_id, gap.count) for gap in replayed(recording)[1]) == [(0, 2), (1, 2), (2, 2)]
+
+
+@pytest.mark.parametrize("slices", [1, 3])
+def test_what_was_sent_before_the_source_began_is_not_heard_and_no_gap(tmp_path: Path, slices: int) -> None:
+    day = import_one(feed_of("raw", slices=slices), tmp_path, Lacking([90, *messages(*range(12))]))
+    recording = Recording.open(day.path)
+    damage, gaps, begins = recording.examine()
+    assert (damage, gaps, day.missing) == ([], [], 0)
+    assert sum(begin.sequence for begin in begins) == 90
+    assert replayed(recording)[1] == []
+
+
+def test_a_replay_reports_a_gap_in_its_place(tmp_path: Path) -> None:
+    day = import_one(feed_of("raw", slices=1), tmp_path, Lacking([*messages(0, 1), 4, *messages(2), 2]))
+    seen: list[object] = []
+    subscriber = Subscriber(feed_of("raw", slices=1))
+    subscriber.on(b"")(lambda message: seen.append(message.payload))
+    subscriber.on_gap(b"")(lambda gap: seen.append(gap.count))
+    subscriber.replay(Recording.open(day.path))
+    assert seen == [b"0", b"1", 4, b"2", 2]
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(
+    st.lists(
+        st.lists(st.integers(1, 9) | st.sampled_from(TOPICS).map(lambda topic: (topic, topic)), max_size=12),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(1, 3),
+    st.sampled_from([0, 2]),
+)
+def test_gaps_of_any_source_against_a_list(
+    tmp_path_factory: pytest.TempPathFactory, chunks: list[list[Item]], slices: int, key_bytes: int
+) -> None:
+    chunks = [[(b"AA.P", b"first")], *chunks]
+    feed = feed_of("raw", slices=slices, key_bytes=key_bytes)
+    known: set[bytes] = set()
+    missing = 0
+    for item in (item for chunk in chunks for item in chunk):
+        if isinstance(item, int):
+            missing += max(item, len(known) if key_bytes else slices)
+        else:
+            known.add(item[0][:2])
+    day = import_one(feed, tmp_path_factory.mktemp("imported"), Lacking(*chunks))
+    recording = Recording.open(day.path)
+    damage, gaps, begins = recording.examine()
+    assert (damage, begins) == ([], [])
+    assert sum(gap.count for gap in gaps) == day.missing == missing
+    payloads, reported, _ = replayed(recording)
+    assert sorted(reported) == sorted(gaps)
+    assert len(payloads) == sum(not isinstance(item, int) for chunk in chunks for item in chunk)
+
+
+def itch_capture(path: Path, lost: range) -> Path:
+    """A MoldUDP64 capture of orders, of which packets are lost."""
+    orders = [itch("A", locate=1 + number % 3, ns=number, stock=f"S{number % 3}") for number in range(30)]
+    packets = [ethernet(mold(1 + number, [order])) for number, order in enumerate(orders) if number not in lost]
+    path.write_bytes(pcap(packets))
+    return path
+
+
+def test_books_of_a_capture_with_a_loss_are_not_in_sync(tmp_path: Path) -> None:
+    feed = feed_of("itch50", slices=2)
+    for lost in (range(0), range(9, 12)):
+        source = Itch50(itch_capture(tmp_path / "20191230.pcap", lost))
+        (day,) = import_days(feed, tmp_path / str(len(lost)), [source])
+        recording = Recording.open(day.path)
+        subscriber = Subscriber(recording.feed)
+        book = subscriber.book(b"")
+        subscriber.replay(recording)
+        assert book.synced == (not lost)
+        assert day.missing == sum(missing_of(recording).values()) == len(lost)
+
+
+def test_an_iex_capture_with_a_loss(tmp_path: Path) -> None:
+    path = tmp_path / "20170425.pcap"
+    numbers = [1, 2, 3, 8, 9]
+    path.write_bytes(pcap([ethernet(iex_tp(n, [iex("T", ns=NOON, symbol=f"S{n % 2}")], send_time=n)) for n in numbers]))
+    (day,) = import_days(feed_of("iex_deep10", slices=1), tmp_path, [Iex(path)])
+    assert [(gap.sequence, gap.count) for gap in Recording.open(day.path).gaps()] == [(3, 4)]
+
+
+def events_of(feed: Feed, **settings: Any) -> tuple[Subscriber, list[object]]:
+    seen: list[object] = []
+    subscriber = Subscriber(feed, **settings)
+    subscriber.on(b"")(lambda message: seen.append(message.payload))
+    subscriber.on_gap(b"")(lambda gap: seen.append(gap.count))
+    return subscriber, seen
+
+
+@pytest.mark.parametrize("key_bytes", [0, 2])
+def test_subscribers_are_told_what_a_source_lacks(key_bytes: int) -> None:
+    feed = feed_of("raw", slices=1, key_bytes=key_bytes)
+    subscriber, seen = events_of(feed)
+    with Publisher(feed, when_full="wait") as publisher, subscriber:
+        publisher.publish(b"AA.P", b"single")
+        Lacking([(b"AA.P", b"0"), 4, (b"AA.P", b"1"), 2]).publish(publisher)
+        publisher.flush()
+        wait_until(lambda: len(seen) == 5)
+    assert seen == [b"single", b"0", 4, b"1", 2]
+
+
+@pytest.mark.parametrize("key_bytes", [0, 2])
+def test_a_recorder_keeps_what_a_source_lacks(tmp_path: Path, key_bytes: int) -> None:
+    feed = feed_of("raw", slices=2, key_bytes=key_bytes)
+    items = [(b"AA.P", b"0"), 4, *messages(*range(6)), 10, *messages(*range(6)), 2]
+    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path) as recorder:
+        publisher.wait_for_subscribers()
+        Lacking(items).publish(publisher)
+        publisher.flush()
+        wait_until(lambda: recorder.statistics().messages == 13)
+        publisher.close()  # returns once the recorder has heard the end
+    (path,) = (tmp_path / feed.name).glob("*-*-*")
+    recording = Recording.open(path)
+    damage, gaps, begins = recording.examine()
+    assert (damage, begins) == ([], [])
+    assert sum(gap.count for gap in gaps) == sum(gap.count for gap in replayed(recording)[1])
+    assert sum(gap.count for gap in gaps) == (4 + 10 + 6 if key_bytes else 4 + 10 + 2)
+
+
+def test_a_subscriber_that_repairs_does_not_wait_for_what_never_was(tmp_path: Path) -> None:
+    feed = archived_feed()
+    subscriber, seen = events_of(feed, on_gap="repair", repair_wait_ns=60 * 10**9)
+    with (
+        Publisher(feed, when_full="wait") as publisher,
+        Recorder(feed, tmp_path, serve=feed.archives[0]) as recorder,
+        subscriber,
+    ):
+        publisher.wait_for_subscribers(count=2)
+        Lacking([(b"AA.P", b"0"), 4, (b"AA.P", b"1"), 2]).publish(publisher)
+        wait_until(lambda: len(seen) >= 3, 20)
+        publisher.publish(b"AA.P", b"2")
+        wait_until(lambda: len(seen) >= 5, 20)
+        assert recorder.statistics().messages == 3
+    assert seen == [b"0", 4, b"1", 2, b"2"]
+
+
+def test_skip_takes_a_count_of_one_or_more() -> None:
+    with Publisher(feed_of("raw", slices=1)) as publisher, pytest.raises(ValueError, match="count was 0, expected 1"):
+        publisher.skip(0)
