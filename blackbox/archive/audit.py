@@ -162,9 +162,11 @@ class NumberAudit:
         return int(repeated)
 
     def begins(self, slice_id: int, reported: dict[tuple[int, bytes], int]) -> list[KeyBegin]:
-        """Return the keys of which the slice lacks the first numbers, up to those from which on they were heard of.
+        """Return the keys whose first numbers the slice lacks: those before the publisher was first heard.
 
         `reported`: `Reported.first`.
         """
-        first = {name: min(known[0][0], reported.get(name, known[0][0])) for name, known in self._known.items()}
+        first = dict(reported)
+        for name, known in self._known.items():
+            first[name] = min(known[0][0], reported.get(name, known[0][0]))
         return [KeyBegin(slice_id, epoch, key, number) for (epoch, key), number in first.items() if number > 0]

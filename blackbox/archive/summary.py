@@ -198,9 +198,10 @@ class Reported(NamedTuple):
 def find_gaps(
     slice_id: int, blocks: Iterable[Recorded], reported: Reported, late: set[tuple[int, bytes]] | None = None
 ) -> Iterator[Gap]:
-    """Yield what one slice lacks: between its blocks, and before and after them as far as marks report it.
+    """Yield the gaps of one slice: between its blocks, and before and after them as far as marks report numbers.
 
-    `late` receives the slice and key of each first block that is not the first one that was published.
+    Without a mark, messages before the first block of a key are not known, and no gap. `late` receives the slice and
+    key of each first block that is not the first one that was published.
     """
     expected: dict[tuple[int, bytes], int] = {}
     seen: set[bytes] = set()

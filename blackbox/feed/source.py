@@ -118,7 +118,7 @@ class Source(ABC):
         """
 
     def publish(self, publisher: PublishesMany, progress: Callable[[int], None] | None = None) -> int:
-        """Publish every message; return how many there were. What is missing in the input becomes gaps.
+        """Publish every message; return how many there were. Messages missing in the input become gaps.
 
         `progress` is called after each chunk with the number of messages so far. Look at
         `truncated` and `notes` afterwards.

@@ -67,7 +67,7 @@ class RecordedGaps:
         self.late: set[Stream] = set()
         """Keys whose first recorded message is not the first published one."""
         self._heads: set[tuple[Stream, Position]] = set()
-        """Where gaps end that are before the first message of a run."""
+        """Ends of the gaps before the first message of a run."""
         self._silent: list[Gap] = []
         """Gaps of streams without a message."""
         found: dict[Stream, set[Gap]] = {}

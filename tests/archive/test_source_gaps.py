@@ -63,7 +63,7 @@ def missing_of(recording: Recording) -> dict[int, int]:
 
 
 def replayed(recording: Recording) -> tuple[list[bytes], list[Gap], int]:
-    """What a replay delivers: payloads, gaps; and messages counted."""
+    """Return the payloads and gaps of a replay, and the number of messages."""
     payloads: list[bytes] = []
     gaps: list[Gap] = []
     subscriber = Subscriber(recording.feed)
@@ -125,6 +125,10 @@ def test_what_was_sent_before_the_source_began_is_not_heard_and_no_gap(tmp_path:
     recording = Recording.open(day.path)
     damage, gaps, begins = recording.examine()
     assert (damage, gaps, day.missing) == ([], [], 0)
+    one = Recording.open(
+        import_one(feed_of("raw", slices=slices), tmp_path / "one", Lacking([90, (b"AA.P", b"x")])).path
+    )
+    assert sum(begin.sequence for begin in one.examine().begins) == 90
     assert sum(begin.sequence for begin in begins) == 90
     assert replayed(recording)[1] == []
 
@@ -172,7 +176,7 @@ def test_gaps_of_any_source_against_a_list(
 
 
 def itch_capture(path: Path, lost: range) -> Path:
-    """A MoldUDP64 capture of orders, of which packets are lost."""
+    """Write a MoldUDP64 capture of orders without the lost packets."""
     orders = [itch("A", locate=1 + number % 3, ns=number, stock=f"S{number % 3}") for number in range(30)]
     packets = [ethernet(mold(1 + number, [order])) for number, order in enumerate(orders) if number not in lost]
     path.write_bytes(pcap(packets))

@@ -12,6 +12,7 @@ from blackbox import Recording
 from blackbox.cli.ui.status import Status
 from blackbox.testing import wait_until
 from tests.cli.commands import Command, Place, assert_one_line, invoke, write_feed
+from tests.feeds.build import ethernet, itch, mold, pcap
 
 
 def test_files_become_the_days_that_their_names_tell(tmp_path: Path, place: Place) -> None:
@@ -86,6 +87,32 @@ def test_a_source_that_ends_early_is_imported_as_far_as_it_goes_and_told(tmp_pat
     assert ended.status == Status.LOST
     assert f"a source is incomplete: {path}" in ended.errors.replace("\n", "")
     assert ended.value("messages") == 999
+
+
+def test_messages_that_a_capture_lacks_are_gaps_and_status_4(tmp_path: Path) -> None:
+    path = tmp_path / "20260105.pcap"
+    packets = [mold(number, [itch("A", ns=10**9 * number)]) for number in (1, 2, 3, 10, 11)]
+    path.write_bytes(pcap(map(ethernet, packets)))
+    ended = invoke("import", f"itch50:{path}", tmp_path / "out")
+    assert ended.status == Status.LOST
+    assert "2026-01-05: 6 messages missing in the sources, kept as gaps" in " ".join(ended.errors.split())
+    assert ended.value("messages") == 5
+    day = tmp_path / "out" / "local" / "2026-01-05"
+    inspected = invoke("inspect", day)
+    assert (inspected.status, inspected.value("missing"), inspected.value("not heard")) == (0, 6, 0)
+    assert invoke("verify", day).status == Status.LOST
+
+
+def test_a_capture_of_a_session_from_its_middle_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "20260105.pcap"
+    path.write_bytes(pcap([ethernet(mold(number, [itch("A", ns=number)])) for number in (100, 101)]))
+    ended = invoke("import", f"itch50:{path}", tmp_path / "out")
+    assert ended.status == 0, ended.errors
+    assert "messages sent before the first one of the input: 99" in ended.errors
+    day = tmp_path / "out" / "local" / "2026-01-05"
+    inspected = invoke("inspect", day)
+    assert (inspected.value("missing"), inspected.value("not heard")) == (0, 99)
+    assert invoke("verify", day).status == 0
 
 
 @pytest.mark.parametrize(

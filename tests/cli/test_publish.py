@@ -15,6 +15,7 @@ from blackbox.cli.ui.feeds import LOCAL, feed_for, open_with_options
 from blackbox.cli.ui.source_publisher import SourcePublisher
 from blackbox.cli.ui.status import Status
 from tests.cli.commands import Command, Place, assert_one_line, invoke
+from tests.feeds.build import ethernet, itch, mold, pcap
 
 
 def test_publish_without_waiting_for_anybody(place: Place) -> None:
@@ -85,6 +86,18 @@ def test_a_source_that_is_cut_short_is_told(place: Place, tmp_path: Path, shared
     ended = invoke("publish", f"iex:{cut}", "--feed", place.path, "--wait-for", "0")
     assert ended.status == Status.LOST, ended.errors
     assert re.search(r"^lost: the source is incomplete: ", ended.errors, re.MULTILINE)
+
+
+def test_messages_that_a_capture_lacks_are_published_as_gaps_and_status_4(place: Place, tmp_path: Path) -> None:
+    path = tmp_path / "20260105.pcap"
+    path.write_bytes(pcap([ethernet(mold(number, [itch("A", ns=number)])) for number in (1, 2, 3, 10, 11)]))
+    with Command("subscribe", "--feed", place.path, "--until-end") as subscriber:
+        with Command("publish", f"itch50:{path}", "--feed", place.path) as publisher:
+            published = publisher.end()
+        received = subscriber.end()
+    assert published.status == received.status == Status.LOST, published.errors + received.errors
+    assert "6 messages missing in the source, published as gaps" in " ".join(published.errors.split())
+    assert received.value("delivered") == 5
 
 
 def test_nobody_subscribes(place: Place) -> None:

@@ -41,7 +41,7 @@ def decode_itch(data: bytes, day: str, template: str) -> tuple[list[Message], in
 
 
 def may_be(data: bytes, position: int) -> bool:
-    """Whether the frame at `position` may be of a new type, or longer: then a known frame or the end follows."""
+    """Return True if the frame at `position` may be of a new type, or longer: a known frame or the end follows."""
     for _ in range(64):
         (length,) = struct.unpack_from(">H", data, position)
         kind = chr(data[position + 2])

@@ -64,6 +64,9 @@ def expected(blocks: list[Sent], key_bytes: int, slices: int = 2) -> dict[tuple[
         if missing and stream in told:
             told[stream].append((first - missing, missing))
         told.setdefault(stream, []).extend((number, 0) for number in range(first, first + count))
+    for stream, missing in lost.items():  # the publisher's last heartbeat shows them
+        if stream in told:
+            told[stream].append((following[stream] - missing, missing))
     return told
 
 

@@ -27,7 +27,8 @@ from blackbox_feeds.io.integers import little_16, little_32, little_64
 from blackbox_feeds.io.length_prefixed import skip_messages
 from blackbox_feeds.io.pcap import Datagrams
 from blackbox_feeds.io.sequence import Sequence, enter_session, next_run, notice_gap, notice_reset
-from blackbox_feeds.io.statistics import EXTENDED, FOREIGN, NO_TYPE, count_no_symbol, count_unknown
+from blackbox_feeds.io.skipped import count_no_symbol, count_unknown
+from blackbox_feeds.io.statistics import EXTENDED, FOREIGN, NO_TYPE
 from blackbox_feeds.io.template import TopicForm
 from blackbox_feeds.io.topic_text import is_symbol
 from blackbox_feeds.io.topics import FULL, SYSTEM_SYMBOL, TopicsAt, TopicTable, key_number

@@ -40,9 +40,8 @@ class Columns(NamedTuple):
         gaps: tuple[tuple[int, int], ...] = (),
     ) -> Chunk:
         """Return the first `count` messages, whose payloads lie in `data`; `gaps` as in `Chunk`."""
-        columns = self.topic_index, self.ts_event, self.starts, self.lengths
-        index, times, starts, lengths = (column[:count] for column in columns)
-        return Chunk(topics, index, times, data, starts, lengths, gaps)
+        n = slice(count)
+        return Chunk(topics, self.topic_index[n], self.ts_event[n], data, self.starts[n], self.lengths[n], gaps)
 
 
 @njit(inline="always")

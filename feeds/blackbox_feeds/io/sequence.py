@@ -24,7 +24,7 @@ _REPORTED: Final = -1
 
 
 class _SequenceState(SharedRecord):
-    """What has been seen of a feed."""
+    """State of a `Sequence`, shared with compiled code."""
 
     started = Field()
     """1: something has been seen."""
@@ -38,11 +38,11 @@ class _SequenceState(SharedRecord):
     ranges = Field()
     """Ranges of missing numbers that are open, in order."""
     given_up = Field()
-    """Below this number nothing is known of what is missing."""
+    """Numbers below this one may be missing or not: their ranges were given up."""
     first = Fields(RANGES)
-    """Where each range starts."""
+    """First number of each range."""
     end = Fields(RANGES)
-    """Where it ends."""
+    """Number after the last one of each range."""
     gap = Fields(RANGES)
     """The gap that the range belongs to, or _REPORTED."""
     gaps = Field()
@@ -59,16 +59,16 @@ _state_at = record_at(_SequenceState)
 
 
 class Sequence:
-    """What has been seen of a feed. Compiled code takes its `address`; the object must outlive its use."""
+    """Follow the sequence numbers of a feed. Compiled code takes the `address`; the object must outlive its use."""
 
     def __init__(self) -> None:
-        """Nothing has been seen yet."""
+        """Start before the first datagram."""
         self._state = _SequenceState()
         self._rows = self._counts = numpy.zeros(0, numpy.int64)
 
     @property
     def address(self) -> int:
-        """Where the state lies."""
+        """Address of the state."""
         return self._state.address
 
     def make_room(self, datagrams: int) -> None:
@@ -79,7 +79,7 @@ class Sequence:
             self._state.rows, self._state.counts = self._rows.ctypes.data, self._counts.ctypes.data
 
     def report(self) -> tuple[tuple[int, int], ...]:
-        """Return what is missing since the last report, as (row, messages). What comes later fills no gap any more."""
+        """Return the gaps since the last report, as (row, missing messages). Later messages do not change them."""
         many = self._state.gaps
         found = zip(self._rows[:many].tolist(), self._counts[:many].tolist(), strict=True)
         if many:
@@ -123,7 +123,7 @@ def enter_session(
     channel: int,
     first: int,
 ) -> None:
-    """Take a datagram of a session that starts at sequence `first`: begin anew if the session is another.
+    """Take a datagram that starts at sequence `first`: a new session has its own numbers.
 
     The numbers of a session begin at 1. What the input lacks before its first datagram is reported before row 0.
     """

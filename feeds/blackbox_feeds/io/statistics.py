@@ -1,14 +1,12 @@
-"""What an input held besides its messages: counted by the decoders, reported after an iteration."""
+"""Counts of everything in an input besides its messages, made by the decoders and reported after an iteration."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy
 from numpy.typing import NDArray
-
-from blackbox.native.jit import njit
 
 
 @dataclass(frozen=True)
@@ -55,9 +53,9 @@ class InputStatistics:
     """Messages that were longer than specified; what they had more is left out."""
     no_symbol: int = 0
     """Messages skipped: the symbol is not printable ASCII, or begins with `#`."""
-    unknown_types: tuple[tuple[str, int], ...] = ()
+    unknown_types: tuple[tuple[str, int], ...] = field(default=(), kw_only=True)
     """Each unknown type, and its messages; type "" is that of messages without a byte."""
-    first_no_symbol: bytes = b""
+    first_no_symbol: bytes = field(default=b"", kw_only=True)
     """The symbol of the first message that `no_symbol` counts."""
 
     def notes(self) -> tuple[str, ...]:
@@ -117,21 +115,6 @@ NO_TYPE: Final = 256
 def new_counts() -> NDArray[numpy.int64]:
     """Return the array that decoders count into."""
     return numpy.zeros(UNKNOWN_TYPES + NO_TYPE + 1, numpy.int64)
-
-
-@njit(nogil=True, cache=True)
-def count_unknown(counts: NDArray[numpy.int64], kind: int) -> None:
-    """Count a message of an unknown type: its byte, or NO_TYPE."""
-    counts[UNKNOWN] += 1
-    counts[UNKNOWN_TYPES + kind] += 1
-
-
-@njit(nogil=True, cache=True)
-def count_no_symbol(counts: NDArray[numpy.int64], symbol: int) -> None:
-    """Count a message whose symbol is rejected."""
-    if counts[NO_SYMBOL] == 0:
-        counts[FIRST_NO_SYMBOL] = symbol
-    counts[NO_SYMBOL] += 1
 
 
 def snapshot(counts: NDArray[numpy.int64]) -> InputStatistics:

@@ -23,7 +23,8 @@ from blackbox.native.intrinsics import prefetch
 from blackbox.native.jit import njit
 from blackbox_feeds.io.columns import Columns, put_row
 from blackbox_feeds.io.integers import big_16, big_64, little_64
-from blackbox_feeds.io.statistics import EXTENDED, count_no_symbol, count_unknown
+from blackbox_feeds.io.skipped import count_no_symbol, count_unknown
+from blackbox_feeds.io.statistics import EXTENDED
 from blackbox_feeds.io.template import TopicForm
 from blackbox_feeds.io.topic_text import is_symbol
 from blackbox_feeds.io.topics import FULL, SYSTEM_SYMBOL, TopicsAt, TopicTable, key_number
@@ -175,10 +176,9 @@ def decode_frames(
         for _ in range(_FRAMES_AHEAD):
             ahead = _look_ahead(data, ahead, end, rows_at)
         while position < end:
-            if n == len(columns.starts):
-                return n, span, position, FILLED
-            if position + _SHORTEST_FRAME > end:
-                return n, span, position, _judge(data, position, end, is_all)
+            is_full = n == len(columns.starts)
+            if is_full or position + _SHORTEST_FRAME > end:
+                return n, span, position, FILLED if is_full else _judge(data, position, end, is_all)
             # The place of the next frame hangs on this length alone, so that the processor can run
             # ahead of everything else that is looked up here.
             size = big_16(data, position)
