@@ -27,6 +27,10 @@ class Recorder:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self.calls = 0
+        self.skipped: list[int] = []
+
+    def skip(self, count: int) -> None:
+        self.skipped.append(count)
 
     def publish_many(
         self,
