@@ -48,7 +48,7 @@ _DAY_NS: Final = 86_400 * 10**9
 
 
 class Written(NamedTuple):
-    """Counts of what was put into a day."""
+    """Counts of the messages that were put into a day."""
 
     messages: int = 0
     outside: int = 0
@@ -145,7 +145,7 @@ class ColumnWriter:
 
     @property
     def written(self) -> Written:
-        """Counts of what was put so far."""
+        """Counts of the messages that were put so far."""
         return Written(self.messages, self.outside, self.missing, self.unheard)
 
     def skip(self, count: int) -> None:

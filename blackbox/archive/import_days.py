@@ -135,6 +135,7 @@ def import_days(
     place = Path(directory) / feed.name
     given = None if date is None else as_date(date)
     groups = _by_date(feed, sources, given)
+    dates = {day for day in groups if day is not None}
     jobs = [
         _Job(
             feed=feed,
@@ -145,12 +146,12 @@ def import_days(
             compression=compression,
             block_bytes=block_bytes,
             replace=replace,
-            reserved=frozenset(groups.keys() - {None, day}),
+            reserved=frozenset(dates - {day}),
         )
         for day, each in groups.items()
     ]
-    for day in sorted(groups.keys() - {None}):
-        check_is_new(place, day, replace=replace)
+    for each_date in sorted(dates):
+        check_is_new(place, each_date, replace=replace)
     done: list[ImportedDay] = []
     empty: list[_Empty] = []
     with FreshDays(place, replace=replace), closing(_run(jobs, min(threads, len(jobs)))) as results:
@@ -397,9 +398,10 @@ class _Days:
         for number, date in enumerate(days):
             rows = numpy.flatnonzero(day_of == number)
             if len(rows):
-                columns = (column[rows] for column in (chunk.topic_index, times, chunk.starts, chunk.lengths))
-                index, ts_event, starts, lengths = columns
-                self._day(date).put(Chunk(chunk.topics, index, ts_event, chunk.payloads, starts, lengths))
+                index, lengths = chunk.topic_index[rows], chunk.lengths[rows]
+                self._day(date).put(
+                    Chunk(chunk.topics, index, times[rows], chunk.payloads, chunk.starts[rows], lengths)
+                )
         self._last = self._day(days[day_of[-1]])
 
     def _day(self, date: datetime.date) -> _OpenDay:

@@ -65,7 +65,7 @@ def utc_time(dtype: str, unit: str, absent: int | None = None) -> numpy.dtype[An
 
 
 def optional(dtype: str, absent: int) -> numpy.dtype[Any]:
-    """Return a field dtype for an integer, of which the value `absent` means "no value"."""
+    """Return a field dtype for an integer. The value `absent` means "no value"."""
     return _with_metadata(dtype, absent, {})
 
 

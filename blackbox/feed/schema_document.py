@@ -47,7 +47,7 @@ class FieldLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     utc: Literal["ns", "s"] | None = None
     since_midnight: str | None = None
     absent: int | None = None
-    """The value that means that there is none."""
+    """The integer that means "no value"."""
 
     @classmethod
     def of(cls, name: str, dtype: numpy.dtype[Any], offset: int) -> Self:

@@ -371,7 +371,8 @@ def test_receive_times_in_any_unit(tmp_path: Path, unit: Any, text: bytes, ns: i
     source = Binance(path, time_unit=unit)
     assert messages_of(source) == [(b"btcusdt.bookTicker", ns, line)]
     assert split(line) == (ns, line[len(text) + 1 : -1])
-    for other in {"ns", "us", "ms", "s"} - {unit}:
+    others: set[Any] = {"ns", "us", "ms", "s"} - {unit}
+    for other in others:
         source = Binance(path, time_unit=other)
         assert messages_of(source) == []
         assert source.truncated is not None

@@ -18,7 +18,7 @@ def count_unknown(counts: NDArray[numpy.int64], kind: int) -> None:
 
 @njit(nogil=True, cache=True)
 def count_no_symbol(counts: NDArray[numpy.int64], symbol: int) -> None:
-    """Count a message whose symbol is rejected."""
+    """Count a message with a symbol that is rejected."""
     if counts[NO_SYMBOL] == 0:
         counts[FIRST_NO_SYMBOL] = symbol
     counts[NO_SYMBOL] += 1
