@@ -155,7 +155,7 @@ def _judge(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Header, sp
     line, size = line_of(at, header), header.body_bytes
     verdict = judge(at.sequences, key, line, header.epoch, header.sequence, span, size, tick, NO)
     is_full = verdict == MAKE_ROOM and line != ARCHIVE and not has_room(at.sequences, size)
-    if is_full and at.key_bytes == 0 and can_fall_back(at.sequences, False):
+    if is_full and can_fall_back(at.sequences, at.key_bytes != 0):
         let_all_go(at)
         forget_live(at.sequences)
         fall_back(at.sequences, key_state(at.sequences, key).epoch)

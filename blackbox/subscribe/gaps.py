@@ -89,14 +89,14 @@ def enter_epoch(at: SequencesAt, epoch: int, line: int, proven: int, now_ns: int
 
 
 @inner
-def _passed(at: SequencesAt, key: int, since: int, sequence: int, now_ns: int) -> bool:
+def _passed(at: SequencesAt, key: int, since: int, sequence: int, now_ns: int, waited: bool) -> bool:
     """Whether every line that is alive has passed `sequence`, and archives have.
 
-    These are asked for what is missing from `since` on.
+    These are asked for what is missing from `since` on. `waited`: no line is waited for any longer.
     """
     state = key_state(at, key)
     for line in range(at.lines):
-        can_bring = is_alive(at, line, now_ns) and state.line_next[line] <= sequence
+        can_bring = not waited and is_alive(at, line, now_ns) and state.line_next[line] <= sequence
         if can_bring:
             return False
     return at.asks == 0 or _archives_passed(at, key, since, sequence + 1) > sequence
@@ -108,9 +108,8 @@ def _archives_passed(at: SequencesAt, key: int, since: int, stop: int) -> int:
     state = key_state(at, key)
     if state.line_next[ARCHIVE] < stop and state.asked_to < stop:
         first = max(since, state.asked_to)
-        if first < stop and not ask_archive(at.repair, key, state.epoch, first, stop):
-            state.line_next[ARCHIVE] = stop
-        state.asked_to = stop
+        if first >= stop or ask_archive(at.repair, key, state.epoch, first, stop):
+            state.asked_to = stop
     return state.line_next[ARCHIVE]
 
 
@@ -291,7 +290,7 @@ def judge(
         state.expected = end
         return first
     # A gap. The other line may still bring what is missing.
-    if force == 0 and not _passed(at, key, _end_of_held(at, state, sequence), sequence - 1, now_ns):
+    if force == 0 and not _passed(at, key, _end_of_held(at, state, sequence), sequence - 1, now_ns, False):
         return HOLD if has_room(at, body_bytes) else MAKE_ROOM
     if state.first != NONE and is_current(at, epoch) and held_block(at, state.first).sequence < sequence:
         return MAKE_ROOM  # what is held before it goes first
@@ -329,11 +328,9 @@ def next_ready(at: SequencesAt, key: int, now_ns: int, force: int, until: int) -
     if is_joining(at.join):  # archives may be at a run before the one of what is held
         is_next |= force != 0
         return place if is_next and is_current(at, key_state(at, key).epoch) else NONE
-    return (
-        place
-        if is_next or force != 0 or waited or _passed(at, key, key_state(at, key).expected, held.sequence - 1, now_ns)
-        else NONE
-    )
+    missing = key_state(at, key).expected
+    is_next |= force != 0
+    return place if is_next or _passed(at, key, missing, held.sequence - 1, now_ns, waited) else NONE
 
 
 @inner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
 import struct
@@ -59,6 +60,7 @@ _MOST_PAUSE_S: Final = 0.32
 _PROBE_S: Final = 1.0
 """Between two looks at whether an archive answers, when none did."""
 _NOTICE_S: Final = 10.0
+_MOST_STEP_S: Final = 0.5
 _STUCK_S: Final = 0.2
 """After this time without more of a key that is behind, while others come, archives are asked for what it lacks."""
 _LOOK_S: Final = 0.01
@@ -71,6 +73,24 @@ _chance: Final = Random()
 def spread(most_s: float) -> float:
     """Return half of a time to all of it: so many who wait for the same do not go on at the same moment."""
     return _chance.uniform(0.5, 1) * most_s
+
+
+class _AwakeClock:
+    """Seconds that this process was running: a pause (SIGSTOP, a closed laptop) counts as half a second."""
+
+    def __init__(self) -> None:
+        self._seen, self._passed = time.monotonic(), 1.0
+
+    def __call__(self) -> float:
+        """Return the seconds, as those see them who ask more often than twice a second."""
+        now = time.monotonic()
+        self._passed += min(max(0.0, now - self._seen), _MOST_STEP_S)
+        self._seen = now
+        return self._passed
+
+
+awake_s: Final = _AwakeClock()
+"""The clock of all that archives are waited for: those of a process that was paused had no time to answer."""
 
 
 class Missing(NamedTuple):
@@ -88,7 +108,7 @@ class Later(NamedTuple):
     epoch: int
     """The publisher's last run of which the archive's recorder has heard; 0: none, as far as is known."""
     came: float = 0.0
-    """When more was read last, wanted or not, by the monotonic clock; 0: nothing, this time."""
+    """When more was read last, wanted or not, by `awake_s`; 0: nothing, this time."""
 
 
 class Since(NamedTuple):
@@ -138,7 +158,10 @@ class Archives(Protocol):
         """
 
     def answers(self) -> bool:
-        """Whether an archive answers now."""
+        """Whether an archive answers now, or may answer later."""
+
+    def may_answer(self) -> bool:
+        """Whether an archive that did not answer in time may still: it is connected, and not given up yet."""
 
     def times_of(
         self, slice_id: int, asked: Iterable[Missing], wait_s: float, is_over: Callable[[], bool]
@@ -270,8 +293,8 @@ class Repairer:
     def _begin(self, out: zmq.Socket[bytes], since: Since) -> None:
         """Bring the image, if the slice begins with one, and what was before it began."""
         # Callbacks may take long for the past, and the slice thread waits for them: it would hear no confirmation.
-        until = time.monotonic() + _MOST_WAITS * self._wait_s
-        while not self._is_confirmed() and time.monotonic() < until and not self._over.wait(_REPEAT_S):
+        until = awake_s() + _MOST_WAITS * self._wait_s
+        while not self._is_confirmed() and awake_s() < until and not self._over.wait(_REPEAT_S):
             pass
         while since.image and not self._over.is_set():
             block = since.image.popleft()
@@ -313,8 +336,8 @@ class Repairer:
                 quiet = 0.0
                 continue
             if quiet <= found.came or not self._join.is_told:  # from here on it waits
-                quiet = time.monotonic()
-            if time.monotonic() - quiet > self._wait_s:
+                quiet = awake_s()
+            if awake_s() - quiet > self._wait_s:
                 if not self._has_joined():
                     self._warn_lacking()
                 self._note(out, GIVE_UP, 0, 0)
@@ -333,7 +356,7 @@ class Repairer:
         Of a quiet one nothing may have come since `start_ns`, where the slice began then. Others lack something: that
         is asked for by its numbers.
         """
-        began = time.monotonic()
+        began = awake_s()
         if began < self._look_at:
             return 0.0
         behind = self._sequences.behind()
@@ -348,7 +371,7 @@ class Repairer:
                 self._fetch_behind(out, stuck[first : first + MOST_REQUESTS])
         except BlackBoxError as error:
             self._notice(error)  # the next look asks again; it is what is read for the slice that ends for good
-        took_s = time.monotonic() - began
+        took_s = awake_s() - began
         self._look_at = began + took_s + max(_LOOK_S, min(took_s, self._wait_s / 2))
         return took_s
 
@@ -357,7 +380,7 @@ class Repairer:
 
     def _waits_until(self, asked: list[Behind]) -> dict[bytes, float]:
         """Return by key until when archives may bring what they are asked for now, or have been asked for before."""
-        now = time.monotonic()
+        now = awake_s()
         return {each.key: self._looked_up.setdefault((each.key, each.first), now) + self._wait_s for each in asked}
 
     def _find_quiet(self, out: zmq.Socket[bytes], quiet: list[Behind], start_ns: int) -> None:
@@ -365,7 +388,7 @@ class Repairer:
         until = self._waits_until(quiet)
         asked = [Missing(each.key, each.epoch, each.stop - 1, each.stop) for each in quiet]
         times = self._archives.times_of(self._slice_id, asked, self._wait_s, self._has_joined)
-        now = time.monotonic()
+        now = awake_s()
         for each in quiet:
             is_before = 0 < times.get(each.key, start_ns) < start_ns
             is_lacking = times.get(each.key) == 0 or (each.key not in times and now > until[each.key])
@@ -383,7 +406,7 @@ class Repairer:
                 may_come.add(found.key)
             else:
                 self._send(out, [found.key, found.header, _body_of(found)])
-        now = time.monotonic()
+        now = awake_s()
         for each in stuck:
             if each.key not in may_come or now > until[each.key]:
                 self._warn_lacking()
@@ -399,7 +422,7 @@ class Repairer:
 
         Many who have lost the same do not go on asking at the same moments, and more is asked for at once.
         """
-        if time.monotonic() < self._asked_at + _AGAIN_S:
+        if awake_s() < self._asked_at + _AGAIN_S:
             self._over.wait(_chance.random() * min(self._took_s, _MOST_JITTER_S))
 
     def _take(self, most: int) -> list[Missing]:
@@ -427,22 +450,23 @@ class Repairer:
         while self._join.phase == JoinPhase.LIVE and (waiting or self._queue.asked != self._taken):
             fresh = self._take(MOST_REQUESTS - len(waiting))
             self._note(out, ANSWERS, 0, self._join.falls)  # behind that: it may have fallen back and asked again
-            waiting += ((time.monotonic() + self._wait_s, each) for each in fresh)
+            waiting += ((awake_s() + self._wait_s, each) for each in fresh)
             self._queue.answered = self._taken - 1  # the last one stands for all that wait
             left: list[Missing] = []
             if not self._rests:
                 asked = [each for _, each in waiting]
                 try:
                     left = self._bring(out, asked, waiting[-1][0])
-                    heard, self._queue.answers = time.monotonic(), 1
+                    heard, self._queue.answers = awake_s(), 1
                 except BlackBoxError as error:
                     failure, left = error, asked
             if self._over.is_set():
                 return
-            now, still = time.monotonic(), list[tuple[float, Missing]]()
+            now, still = awake_s(), list[tuple[float, Missing]]()
+            is_slow = self._archives.may_answer()
             for until, each in waiting:
                 rests = [rest for rest in left if _holds(each, rest)]
-                if rests and now < until:
+                if rests and (now < until or is_slow):
                     still += ((until, rest) for rest in rests)
                     continue
                 if rests and heard < until - self._wait_s:
@@ -452,17 +476,20 @@ class Repairer:
             waiting = still
             if waiting:
                 pause_s = _PAUSE_S if fresh else min(2 * pause_s, _MOST_PAUSE_S)
-                self._sleep(max(0.0, min(pause_s, waiting[0][0] - now)))
+                self._sleep(min(pause_s, max(_PAUSE_S, waiting[0][0] - now)))
         self._queue.answered = self._taken
 
     def _bring(self, out: zmq.Socket[bytes], asked: list[Missing], until: float) -> list[Missing]:
         """Ask all archives once; return what may still come. Raises BlackBoxError when none answers."""
         left: list[Missing] = []
+        if self._archives.may_answer():
+            until = math.inf
 
         def is_over() -> bool:
-            return self._over.is_set() or time.monotonic() >= until
+            has_fallen_back = self._join.phase != JoinPhase.LIVE
+            return self._over.is_set() or has_fallen_back or awake_s() >= until
 
-        self._asked_at = time.monotonic()
+        self._asked_at = awake_s()
         for found in self._archives.missing(self._slice_id, asked, self._wait_s, is_over):
             if isinstance(found, Missing):
                 left.append(found)
@@ -470,7 +497,7 @@ class Repairer:
                 self._send(out, [found.key, found.header, _body_of(found)])
             if self._over.is_set():
                 return []
-        self._took_s = time.monotonic() - self._asked_at
+        self._took_s = awake_s() - self._asked_at
         return left
 
     def _notice(self, error: BlackBoxError) -> None:

@@ -136,10 +136,12 @@ class SliceThread:
         self._archives, self._since = archives if asks or since is not None else None, since
         self._repairs, self.join = RepairQueue(), JoinState()
         self._repairer: Repairer | None = None
+        self.first_position: SlicePosition | None = None
+        """What came next when a publisher first confirmed the filters of a slice that began live."""
         self._sequences = Sequences(
             feed.max_topics if feed.key_bytes else 1,
             lines,
-            max(options.line_wait_ns, options.repair_wait_ns) if asks else options.line_wait_ns,
+            options.line_wait_ns,
             _DEAD_AFTER_HEARTBEATS * feed.heartbeat_ns,
             options.hwm_blocks * feed.block_bytes,
             counters.slice,
@@ -543,6 +545,8 @@ class SliceThread:
             if reason == codes.CONTROL:
                 reason = self._subscription.read_control(self._at)
                 self._at = self._at._replace(shared=self._subscription.shared)
+                if self.first_position is None and self.confirmed_lines and self.join.phase == JoinPhase.LIVE:
+                    self.first_position = self.position
             if reason == 0:
                 continue
             if reason == codes.COMMAND:

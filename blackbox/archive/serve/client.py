@@ -10,7 +10,14 @@ from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from blackbox.archive.serve.connection import Connection, Fetched, StaleError, block_of, in_place
+from blackbox.archive.serve.connection import (
+    Connection,
+    Fetched,
+    SilentArchiveError,
+    StaleError,
+    block_of,
+    in_place,
+)
 from blackbox.archive.serve.fetch_progress import NO_END, Rows, RowsOfRanges, RowsOfRuns, Seen, common_prefix
 from blackbox.archive.serve.protocol import (
     FRAMES_OF_BLOCK,
@@ -35,7 +42,7 @@ from blackbox.block.block import Block
 from blackbox.block.position import Position, SlicePosition, split
 from blackbox.errors import ArchiveError, BlackBoxError, ConfigError
 from blackbox.feed.feed import Feed, check_is_feed
-from blackbox.subscribe.repair import Later, Missing, Since, spread
+from blackbox.subscribe.repair import Later, Missing, Since, awake_s, spread
 from blackbox.transport.curve import keys_of_archive
 
 log = logging.getLogger("blackbox")
@@ -44,6 +51,11 @@ _AnswerT = TypeVar("_AnswerT")
 _LATER_S: Final = 0.001
 """Time until an archive is asked again for what it has not recorded yet; it doubles while nothing comes."""
 _MOST_LATER_S: Final = 0.32
+_MOST_WAIT_S: Final = 60.0
+"""How long a connected archive that does not answer is asked again, each time with more patience."""
+_MOST_ANSWER_S: Final = 32.0
+_NOTICE_S: Final = 10.0
+"""Least time between two warnings that archives do not answer."""
 _NEXT_S: Final = 0.1
 """How long to wait for more from one archive before the next one is asked, where there are several."""
 _MOST_BYTES: Final = 64 << 20
@@ -96,7 +108,10 @@ class ArchiveClient:
         self._keys = {endpoint: keys_of_archive(feed, endpoint) for endpoint in feed.archives}
         self._order = feed.archives
         self._silent: dict[str, float] = {}
-        """Since when archives have not answered that were asked, by the monotonic clock."""
+        """When archives began not to answer, by `awake_s`."""
+        self._waited: dict[str, float] = {}
+        """Seconds that connected archives were waited for since they last answered."""
+        self._told_at = -_NOTICE_S
         self._kept: dict[str, Connection] | None = None
         """Connections that wait for the next question; None: each answer has one of its own."""
 
@@ -113,12 +128,17 @@ class ArchiveClient:
 
     @contextmanager
     def _asking(
-        self, endpoint: str, is_over: Callable[[], bool] = lambda: False, timeout: float = 0.0
+        self, endpoint: str, is_over: Callable[[], bool] | None = None, timeout: float = 0.0
     ) -> Iterator[Connection]:
-        """Yield a connection to an archive of this feed; `timeout`: in place of the client's, if that is less."""
-        began, timeout = time.monotonic(), max(timeout, self._timeout)
+        """Yield a connection to an archive of this feed; `timeout`: in place of the client's, if that is less.
+
+        With `is_over` an archive that did not answer before is waited for longer.
+        """
+        began, timeout = awake_s(), max(timeout, self._timeout)
+        if is_over is not None and self.may_answer([endpoint]):
+            timeout = max(timeout, min(self._waited[endpoint], _MOST_ANSWER_S))
         asking = (self._kept or {}).pop(endpoint, None) or Connection(endpoint, timeout, self._keys[endpoint])
-        asking.is_over, asking.heard, asking.timeout = is_over, 0.0, timeout
+        asking.is_over, asking.heard, asking.timeout = is_over or _never, 0.0, timeout
         try:
             if not asking.is_known:
                 self._check(asking.ask(AskAbout())[0], endpoint)
@@ -128,19 +148,46 @@ class ArchiveClient:
             self._keep(asking)
             raise
         except BaseException as error:
-            asking.close()
-            if isinstance(error, ArchiveError):
-                self._silent[endpoint] = asking.heard or self._silent.get(endpoint, began)
+            try:
+                if isinstance(error, ArchiveError):
+                    self._silent[endpoint] = asking.heard or self._silent.get(endpoint, began)
+                    self._note_silence(asking, error)
+            finally:
+                asking.close()
             raise
         self._keep(asking)
 
     def _keep(self, asking: Connection) -> None:
         """Keep a connection for the next question, if one may come."""
         self._silent.pop(asking.endpoint, None)
+        self._waited.pop(asking.endpoint, None)
         if self._kept is None or asking.endpoint in self._kept:  # another question came while this one was answered
             asking.close()
         else:
             self._kept[asking.endpoint] = asking
+
+    def _note_silence(self, asking: Connection, error: ArchiveError) -> None:
+        """Note that an archive did not answer in time; warn where it is connected, as it is asked again."""
+        if asking.is_over():
+            return
+        if not isinstance(error, SilentArchiveError) or not asking.is_connected():
+            self._waited.pop(asking.endpoint, None)
+            return
+        before_s = 0.0 if asking.heard else self._waited.get(asking.endpoint, 0.0)
+        self._waited[asking.endpoint] = before_s + asking.timeout
+        if time.monotonic() - self._told_at >= _NOTICE_S:
+            self._told_at = time.monotonic()
+            log.warning(
+                "%s but is connected: it is asked again, for up to %g s, with more patience", error, _MOST_WAIT_S
+            )
+
+    def may_answer(self, endpoints: Collection[str] | None = None) -> bool:
+        """Whether an archive that did not answer in time may still: it is connected, and was waited for under a minute.
+
+        `endpoints`: of these; default: of all.
+        """
+        asked = self.feed.archives if endpoints is None else endpoints
+        return any(self._waited.get(each, _MOST_WAIT_S) < _MOST_WAIT_S for each in asked)
 
     def about(self, day: str | None = None, timeout: float = 0.0, back: Mapping[int, int] | None = None) -> About:
         """Return what the first archive that answers holds; `day`: the one to tell more of, default the last.
@@ -318,11 +365,11 @@ class ArchiveClient:
             raise ArchiveError(f"consumer {name!r} was not noted: {'; '.join(failures)}")
 
     def answers(self) -> bool:
-        """Return whether an archive answers now."""
+        """Return whether an archive answers now, or is connected and may answer later."""
         try:
             self.about()
         except BlackBoxError:
-            return False
+            return self.may_answer()
         return True
 
     def missing(
@@ -390,7 +437,7 @@ class ArchiveClient:
             except ArchiveError as error:
                 failures.append(str(error))
                 self._put_last(endpoint)
-                rows.may_come |= time.monotonic() - self._silent[endpoint] < wait_s
+                rows.may_come |= awake_s() - self._silent[endpoint] < wait_s or self.may_answer([endpoint])
             if not rows.left:
                 break
         if len(failures) == len(endpoints):
@@ -416,7 +463,7 @@ class ArchiveClient:
         rows = self._beginning(slice_id, since, prefixes)
         wanted = {key: sequence for key, sequence in since.following.items() if rows.wants(key)}
         seen = Seen(since._replace(following=wanted), bool(self.feed.key_bytes))
-        heard, failures = time.monotonic(), list[str]()
+        heard, failures = awake_s(), list[str]()
         while not is_over():
             has_more, has_ended = False, True
             for endpoint in self._order:
@@ -428,15 +475,15 @@ class ArchiveClient:
                         yield from self._with_lacking(rows, found, seen, wait_s, is_over, endpoint)
                         if is_over():
                             return
-                        heard = time.monotonic()  # behind what others were asked for meanwhile
-                    heard = time.monotonic()
+                        heard = awake_s()  # behind what others were asked for meanwhile
+                    heard = awake_s()
                 except _NothingMoreError:
                     has_ended = False
                 except ArchiveError as error:
                     has_ended = False
                     failures.append(str(error))
                     self._put_last(endpoint)
-                    if time.monotonic() - heard > patience_s:
+                    if awake_s() - heard > patience_s and not self.may_answer():
                         raise self._none(failures[-len(self._order) :]) from error
                 if is_over():
                     return
@@ -478,11 +525,12 @@ class ArchiveClient:
 
     def _attempts(self, endpoints: Sequence[str], wait_s: float, is_over: Callable[[], bool]) -> Iterator[None]:
         """Yield whenever archives may be asked once more, until `wait_s` is over, or all have been silent so long."""
-        until, pause_s = time.monotonic() + wait_s, _LATER_S
+        until, pause_s = awake_s() + wait_s, _LATER_S
         while endpoints and not is_over():
             yield
-            now = time.monotonic()
-            if now > until or all(now - self._silent.get(each, now) >= wait_s for each in endpoints):
+            now = awake_s()
+            is_late = now > until or all(now - self._silent.get(each, now) >= wait_s for each in endpoints)
+            if is_late and not self.may_answer(endpoints):
                 return
             time.sleep(spread(pause_s))
             pause_s = min(2 * pause_s, _MOST_LATER_S)
@@ -565,7 +613,7 @@ class ArchiveClient:
             return
 
     def _blocks(
-        self, rows: Rows | RowsOfRanges, timeout: float, is_over: Callable[[], bool] = lambda: False
+        self, rows: Rows | RowsOfRanges, timeout: float, is_over: Callable[[], bool] | None = None
     ) -> Iterator[Fetched | Gone | Later]:
         failures: list[str] = []
         lacking: list[Gone] | None = None
@@ -596,7 +644,7 @@ class ArchiveClient:
         self, asking: Connection, rows: Rows | RowsOfRanges | RowsOfRuns, timeout: float
     ) -> Iterator[Fetched | Gone | Later]:
         """Yield what one archive has, from where the one before ended."""
-        ask, heard, came, pause_s = rows.begin(asking.endpoint), time.monotonic(), 0.0, _LATER_S
+        ask, heard, came, pause_s = rows.begin(asking.endpoint), awake_s(), 0.0, _LATER_S
         asking.send(ask)
         while True:
             answer, frames = asking.answer()
@@ -612,7 +660,7 @@ class ArchiveClient:
                     yield wanted
             rows.note(asking.endpoint, answer.cursor)
             if answer.blocks or answer.state == "more":
-                heard = came = time.monotonic()
+                heard = came = awake_s()
                 pause_s = _LATER_S
             if answer.state == "done" or rows.is_over(answer.epoch):
                 yield Later(0, came)
@@ -620,7 +668,7 @@ class ArchiveClient:
             if answer.state == "more":
                 continue
             if not answer.blocks:
-                if time.monotonic() - heard > timeout:
+                if awake_s() - heard > timeout:
                     raise _NothingMoreError(
                         f"{asking.endpoint}: nothing more was recorded within {timeout:g} s, and no end"
                     )
@@ -643,6 +691,10 @@ class ArchiveClient:
 
     def _none(self, failures: list[str]) -> ArchiveError:
         return ArchiveError(f"no archive of feed {self.feed.name!r} answered: {'; '.join(failures)}")
+
+
+def _never() -> bool:
+    return False
 
 
 def _all_ends(asking: Connection, ask: AskEnds) -> Iterator[tuple[int, bytes, int]]:

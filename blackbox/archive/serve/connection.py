@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import time
+import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 import msgspec
@@ -26,6 +27,7 @@ from blackbox.archive.serve.protocol import (
 from blackbox.block.block import Block
 from blackbox.errors import ArchiveError, BlockError, EndpointError
 from blackbox.native.limits import Needs
+from blackbox.subscribe.repair import awake_s
 from blackbox.transport.connections import Connections, Failure
 from blackbox.transport.context import allow_ipv6, new_context
 from blackbox.transport.curve import ClientKeys, refusal_of, use_keys
@@ -34,6 +36,7 @@ from blackbox.transport.keep_alive import keep_alive
 _LOOK_S: Final = 0.05
 """Between two looks at whether it is over."""
 _MOST_BYTES: Final = 64 << 20
+_IPC: Final = "ipc://"
 _HEAD_FRAMES: Final = 2
 _SHARED_BYTES: Final = 8_192
 """Frames up to this size may lie in a buffer of libzmq's that others share; one that is kept would keep all of it."""
@@ -56,6 +59,10 @@ class Fetched(NamedTuple):
     """Rows from this one on were not asked for."""
 
 
+class SilentArchiveError(ArchiveError):
+    """An archive has not answered in time."""
+
+
 class StaleError(Exception):
     """The archive was started anew: begin again at it."""
 
@@ -69,7 +76,7 @@ class Connection:
         self.is_known = False
         """Whether the archive was seen to be one of the feed."""
         self.heard = 0.0
-        """When it has answered last, by the monotonic clock; 0: not in this use of it."""
+        """When it has answered last, by `awake_s`; 0: not in this use of it."""
         self.is_over: Callable[[], bool] = lambda: False
         """Whether no answer is waited for any more."""
         self.timeout = timeout
@@ -96,6 +103,12 @@ class Connection:
         self._socket.close()
         self._context.term()
 
+    def is_connected(self) -> bool:
+        """Whether the archive's host has the connection, though its process may not answer now."""
+        if self.endpoint.startswith(_IPC):
+            return _accepts(self.endpoint.removeprefix(_IPC))
+        return any(each.is_answered() for each in self._connections.look())
+
     def ask(self, request: Request) -> Answered:
         """Send a request and return its answer. Raises as `send` and `answer`."""
         self.send(request)
@@ -114,9 +127,11 @@ class Connection:
 
         Raises ArchiveError when none comes in time, or it, or our key, is refused.
         """
-        until = time.monotonic() + self.timeout
-        while not self.is_over() and (left_s := until - time.monotonic()) > 0:
-            if not self._socket.poll(round(1e3 * min(left_s, _LOOK_S))):
+        until, is_late = awake_s() + self.timeout, False
+        while not self.is_over() and not is_late:
+            left_s = until - awake_s()
+            is_late = left_s <= 0  # it looks once more: the answer may have come while the process had no turn
+            if not self._socket.poll(round(1e3 * min(max(0.0, left_s), _LOOK_S))):
                 self._connections.look()
                 # Who hangs up may be about to start again.
                 certain = self._connections.failures.keys() - {Failure.LEFT}
@@ -132,10 +147,20 @@ class Connection:
                 raise ArchiveError(f"{self.endpoint} did not answer as an archive does: {error}") from error
             if isinstance(answer, Refusal) and not answer.is_stale:
                 raise ArchiveError(f"{self.endpoint}: {answer.why}")
-            self.heard = time.monotonic()
+            self.heard = awake_s()
             return answer, frames[_HEAD_FRAMES:]
         why = refusal_of(self._connections.failures, self._keys)
-        raise ArchiveError(f"{self.endpoint} did not answer within {self.timeout:.3g} s" + (f": {why}" if why else ""))
+        text = f"{self.endpoint} did not answer within {self.timeout:.3g} s"
+        raise SilentArchiveError(text + (f": {why}" if why else ""))
+
+
+def _accepts(place: str) -> bool:
+    """Whether a process listens at a path."""
+    with socket.socket(socket.AF_UNIX) as ours, suppress(OSError):
+        ours.settimeout(_LOOK_S)
+        ours.connect(place)
+        return True
+    return False
 
 
 def _taken(frame: zmq.Frame) -> bytes | memoryview:
