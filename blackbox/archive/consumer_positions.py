@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +22,8 @@ from blackbox.regular_file import read_regular
 
 _SUFFIX: Final = ".positions"
 _LOCK_SUFFIX: Final = ".lock"
+_SECRET: Final = "archive.secret"
+SECRET_BYTES: Final = 32
 _MOST_BYTES: Final = 64 << 20
 _LOOK_S: Final = 0.05
 
@@ -109,18 +113,52 @@ class PositionFile:
         return PositionError(f"positions {self.path} cannot {what}: {error.strerror}")
 
 
-def how_many(place: Path) -> int:
-    """Return how many consumers have a file in a directory, which must exist."""
-    return sum(path.suffix == _SUFFIX for path in place.iterdir())
-
-
 def consumers(directory: str | os.PathLike[str]) -> list[PositionFile]:
-    """Return the consumers that a directory has something of, by name. Raises PositionError when there is none."""
+    """Return the consumers with a file in a directory, by name; none if it is missing. Raises PositionError."""
+    place = Path(directory)
+    try:
+        found = sorted(path for path in place.iterdir() if path.suffix == _SUFFIX)
+        return [PositionFile(place, path.stem) for path in found]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise PositionError(f"{place} cannot be read: {error.strerror}") from error
+    except ConfigError as error:
+        raise PositionError(f"{place}: {error}") from error
+
+
+def owned_consumers(directory: str | os.PathLike[str]) -> dict[str, PositionFile]:
+    """Return the consumers in a directory, and as "OWNER/NAME" those in the directories in it. Raises PositionError."""
     place = Path(directory)
     if not place.is_dir():
         raise PositionError(f"{str(place)!r} was no directory, expected the positions of consumers")
-    found = sorted(path for path in place.iterdir() if path.suffix == _SUFFIX)
+    found = {file.name: file for file in consumers(place)}
+    for owner in sorted(each for each in place.iterdir() if each.is_dir()):
+        found |= {f"{owner.name}/{file.name}": file for file in consumers(owner)}
+    return found
+
+
+def secret_of(directory: str | os.PathLike[str]) -> bytes:
+    """Return the secret by which archives know the consumers of a directory; make it if it is missing.
+
+    Raises PositionError when it cannot be read or made.
+    """
+    path = Path(directory) / _SECRET
     try:
-        return [PositionFile(place, path.stem) for path in found]
-    except ConfigError as error:
-        raise PositionError(f"{place}: {error}") from error
+        make_directory(path.parent)
+        if not path.exists():
+            fresh = path.with_name(f"{_SECRET}.{secrets.token_hex(8)}")
+            with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(secrets.token_bytes(SECRET_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+            with suppress(FileExistsError):  # another process was first
+                os.link(fresh, path)
+            fresh.unlink()
+            sync_directory(path.parent)
+        secret = read_regular(path, SECRET_BYTES)
+    except OSError as error:
+        raise PositionError(f"secret {path} cannot be kept: {error.strerror}") from error
+    if len(secret) != SECRET_BYTES:
+        raise PositionError(f"secret {path} had {len(secret)} bytes, expected {SECRET_BYTES}: remove it")
+    return secret

@@ -17,21 +17,19 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from blackbox.archive.consumer_positions import PositionFile, consumers, how_many
+from blackbox.archive.consumer_positions import owned_consumers
+from blackbox.archive.consumer_store import CONSUMERS
 from blackbox.archive.day import make_directory, recorded_days, replace_file, session_date, sync_directory
 from blackbox.archive.recording import Recording
 from blackbox.arguments import check_integers
 from blackbox.block.position import Number, Position, SlicePosition
-from blackbox.errors import BlackBoxError, ConfigError, JournalError, PositionError
+from blackbox.errors import BlackBoxError, ConfigError, JournalError
 from blackbox.feed.feed import Feed
 from blackbox.native.limits import start_thread
 from blackbox.regular_file import read_regular
 
 log = logging.getLogger("blackbox")
 
-CONSUMERS: Final = "consumers"
-"""The directory, beside the days, of what named consumers have told."""
-MOST_CONSUMERS: Final = 1_024
 _DELETED: Final = "deleted.json"
 _GOING: Final = ".deleted"
 """Where days are while their files are removed."""
@@ -96,23 +94,6 @@ class Deleted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise JournalError(f"{path} is damaged: {error}") from error
 
 
-def note_consumer(directory: Path, feed: str, name: str, positions: Mapping[int, SlicePosition]) -> None:
-    """Note, for the archive in a feed's directory, how far a named consumer is. Raises PositionError, ConfigError."""
-    place = directory / CONSUMERS
-    file = PositionFile(place, name)
-    try:
-        make_directory(place)
-    except OSError as error:
-        raise PositionError(f"{place} cannot be made: {error.strerror}") from error
-    if not file.path.exists() and how_many(place) >= MOST_CONSUMERS:
-        raise PositionError(f"consumer {name!r} was one too many, expected at most {MOST_CONSUMERS}")
-    file.own(0.0)
-    try:
-        file.keep(feed, positions)
-    finally:
-        file.close()
-
-
 class Deleter:
     """Keeps the days of one feed within bounds, in a thread, from `open` to `close`."""
 
@@ -175,7 +156,7 @@ class Deleter:
 
     def _consumers(self) -> dict[str, Mapping[int, SlicePosition]]:
         place = self._directory / CONSUMERS
-        found = [(file.name, file.read()) for file in consumers(place)] if place.is_dir() else []
+        found = [(name, file.read()) for name, file in owned_consumers(place).items()] if place.is_dir() else []
         return {name: kept.positions for name, kept in found if kept is not None}
 
     def _delete(self, day: Path, ends: Mapping[int, list[_End]]) -> None:

@@ -46,28 +46,37 @@ def positions(
     blackbox positions positions --forget strategy-1
     """
     with exit_statuses():
-        from blackbox.archive.consumer_positions import PositionFile, consumers
+        from blackbox.archive.consumer_positions import owned_consumers
 
         if forget is not None and move is not None:
             raise ConfigError("forget and move were both given, expected one of them")
         if (move is None) != (not to):
             raise ConfigError(f"move was {move!r} and to {to}, expected both or none of them")
         if forget is not None:
-            _change(PositionFile(directory, forget), None)
+            _change(_file(directory, forget), None)
         elif move is not None:
-            _change(PositionFile(directory, move), to or [])
+            _change(_file(directory, move), to or [])
         else:
-            _list([(file, file.read()) for file in consumers(directory)])
+            _list([(name, file.read()) for name, file in owned_consumers(directory).items()])
 
 
-def _list(found: list[tuple[PositionFile, Kept | None]]) -> None:
+def _file(directory: Path, name: str) -> PositionFile:
+    """Return the file of a consumer; an archive's is named OWNER/NAME."""
+    from blackbox.archive.consumer_positions import PositionFile
+
+    owner, _, plain = name.rpartition("/")
+    is_place = owner not in (".", "..") and "/" not in owner
+    return PositionFile(directory / owner, plain) if is_place else PositionFile(directory, name)
+
+
+def _list(found: list[tuple[str, Kept | None]]) -> None:
     table = columns_table(("consumer", "feed", "kept", "slice", "epoch", "next message"), left=3)
-    for file, kept in found:
+    for name, kept in found:
         if kept is None:
             continue
         when = f"{date_of(kept.kept_ns, _ZONE)} {clock_text(kept.kept_ns, _ZONE, 0)} {_ZONE}"
         for slice_id, position in sorted(kept.positions.items()):
-            table.add_row(file.name, kept.feed, when, str(slice_id), str(position.epoch), _text(position))
+            table.add_row(name, kept.feed, when, str(slice_id), str(position.epoch), _text(position))
     stdout.print(table)
 
 

@@ -428,7 +428,7 @@ class Hub:
             return self.sites.answer(request, asked.key)
         known = self._log.client(request.client)
         if isinstance(request, Hello):
-            return self._welcome(request, known)
+            return self._welcome(request, known, asked.key)
         if known is None:
             return Ended(f"client {request.client!r} was not known, expected a hub that it has begun with")
         session, last = known
@@ -498,7 +498,14 @@ class Hub:
         self._gate.look()
         return self._gate.put_rights_of(key)
 
-    def _welcome(self, request: Hello, known: tuple[int, int] | None) -> Answer:
+    def _may_read(self, key: str) -> tuple[bytes, ...] | None:
+        """Return prefixes of the topics that a key may subscribe to; None: all."""
+        if self._gate is None or not key:
+            return None
+        self._gate.look()
+        return self._gate.rights_of(key)[1]
+
+    def _welcome(self, request: Hello, known: tuple[int, int] | None, key: str) -> Answer:
         if request.feed != self.feed.name:
             return Ended(f"feed was {request.feed!r}, expected {self.feed.name!r}, whose hub this is")
         session, last = known or (0, 0)
@@ -510,6 +517,11 @@ class Hub:
         if request.prefix is not None:
             keys = self._numbers.keys
             following = self._numbers.following() if keys is None else keys.under(request.prefix)
+            if (rights := self._may_read(key)) is not None:
+                start = self.feed.subscription_of(request.prefix)
+                may_some = any(start.startswith(right) or right.startswith(start) for right in rights)
+                of_rights = [{key: n for key, n in each.items() if key.startswith(rights)} for each in following]
+                following = of_rights if may_some else ()
         return Welcome(request.number, last, self.epoch, time.time_ns(), [dict(each) for each in following])
 
     def _answer_again(self, request: Put) -> Answer:

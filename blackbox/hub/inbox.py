@@ -16,7 +16,7 @@ from blackbox.archive.consumer_positions import PositionFile, consumers
 from blackbox.block.batch import Message
 from blackbox.block.gap import Gap
 from blackbox.block.position import KeyPosition, Position, SlicePosition
-from blackbox.errors import ConfigError, HubError, NotConfirmedError, SubscriberError
+from blackbox.errors import ConfigError, HubError, NotConfirmedError, RightsError, SubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.hub.protocol import Welcome
 from blackbox.native.limits import start_thread
@@ -99,7 +99,9 @@ class Inbox:
         self._is_ended = False
 
     def subscribe(self, welcome: Welcome) -> None:
-        """Begin where the hub has said that it is, durably. Raises PositionError."""
+        """Begin where the hub has said that it is, durably. Raises PositionError, RightsError."""
+        if not welcome.following:
+            raise RightsError(f"the key has no right to topics that begin with {self.prefix!r}")
         positions = {each: self._position(welcome, each) for each in range(len(welcome.following))}
         self._file.own(0)
         try:

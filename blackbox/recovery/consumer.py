@@ -9,14 +9,15 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final
 
-from blackbox.archive.consumer_positions import PositionFile
+from blackbox.archive.consumer_positions import PositionFile, secret_of
 from blackbox.arguments import check_integers
 from blackbox.block.position import Position, SlicePosition, is_before
 from blackbox.errors import BlackBoxError, ConfigError, PositionError
 from blackbox.feed.feed import Feed
 from blackbox.life import Life
 from blackbox.native.limits import start_thread
-from blackbox.recovery.start_position import Positions, Time, positions_of
+from blackbox.recovery.start_position import Positions, Time, position_of, positions_of
+from blackbox.subscribe.repair import Since
 
 if TYPE_CHECKING:
     from blackbox.archive.serve.client import ArchiveClient
@@ -124,6 +125,22 @@ class Consumer:
             self._file.keep(self._feed.name, positions)
             self._last = positions
 
+    def keep_beginning(
+        self, positions: Mapping[int, SlicePosition], begin: Callable[[int], Since | None] | None
+    ) -> None:
+        """Keep where slices begin of which nothing is kept yet: killed before a checkpoint, it begins there again.
+
+        `positions`: of slices that begin live; `begin` says where others do. Times are not kept, nor images: a new
+        start with the same arguments begins there again. Raises PositionError when the file cannot be written.
+        """
+        found = dict(positions)
+        for slice_id in range(len(self._feed.slices)) if begin is not None else ():
+            since = begin(slice_id)
+            position = None if since is None else position_of(self._feed, since)
+            if position is not None:
+                found[slice_id] = position
+        self.keep({slice_id: position for slice_id, position in found.items() if slice_id not in self._last})
+
     def end(self, checkpoint: Checkpoint) -> None:
         """Let the name go; if it keeps positions by itself, keep where it ended. Again is fine."""
         with self._guard:
@@ -161,7 +178,7 @@ class Consumer:
         last = self._last
         if last != self._told:
             try:
-                self._archives.tell(self._file.name, last)
+                self._archives.tell(self._file.name, last, secret_of(self._file.directory))
                 self._told = last
             except BlackBoxError as error:
                 log.info("%s", error)  # they may delete nothing; or what it needs, if they are never told

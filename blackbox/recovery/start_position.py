@@ -79,6 +79,16 @@ def positions_of(feed: Feed, since: Positions) -> dict[int, SlicePosition]:
         ) from error
 
 
+def position_of(feed: Feed, since: Since) -> SlicePosition | None:
+    """Return the position at which a slice begins; None: it begins with an image, or at a time, so it has none."""
+    if since.image is not None or since.epoch == 0 or (not feed.key_bytes and b"" not in since.following):
+        return None
+    if not feed.key_bytes:
+        return Position(since.epoch, since.following[b""])
+    prefixes = [b""] if since.prefixes is None else list(since.prefixes)
+    return KeyPosition(since.epoch, dict(since.following), prefixes, since.done_ns, since.start_ns)
+
+
 def _since(position: SlicePosition) -> Since:
     if isinstance(position, Position):
         return Since(position.epoch, {b"": position.sequence}, 0)

@@ -149,6 +149,14 @@ def connection_to(endpoint: str, fd: int) -> Connection | None:
     return None
 
 
+def connection_on(fd: int) -> Connection | None:
+    """Return the TCP connection that has a descriptor now; None: another thing has it."""
+    with suppress(OSError, ValueError):
+        found = _connection_on(fd)
+        return None if isinstance(found.peer, str | bytes) else found
+    return None
+
+
 def _connection_on(fd: int) -> Connection:
     """Return what a descriptor is of. Raises OSError or ValueError: of no connection."""
     ours = socket.socket(fileno=fd)  # of the family that it has: with another one addresses are cut

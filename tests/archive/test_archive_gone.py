@@ -39,12 +39,14 @@ def test_a_missing_segment_is_told_as_gone_with_its_numbers(tmp_path: Path) -> N
     assert lost.name in gone.why
 
 
-def test_a_damaged_record_is_told_as_gone_with_its_numbers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", [0.1, 0.2, 0.35, 0.5, 0.7])
+def test_a_damaged_record_is_told_as_gone_with_its_numbers(tmp_path: Path, place: float) -> None:
+    """Wherever it lies in the pieces of the answer, of which the first ones are small."""
     feed = archived_feed()
     epoch = recorded(tmp_path, feed, 10_000)
     path = segments(tmp_path, feed)[0]
     data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 0xFF
+    data[int(len(data) * place)] ^= 0xFF
     path.write_bytes(data)
     with ArchiveServer(tmp_path / feed.name, feed.archives):
         found = list(ArchiveClient(feed).blocks(0, key=b"", start=(epoch, 0), stop=(epoch, 10_000)))

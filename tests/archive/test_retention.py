@@ -18,15 +18,15 @@ from blackbox import (
     ArchiveError,
     ConfigError,
     Feed,
-    PositionError,
     Publisher,
     Recorder,
     Recording,
     Retention,
 )
-from blackbox.archive.consumer_positions import PositionFile
+from blackbox.archive.consumer_positions import PositionFile, owned_consumers, secret_of
+from blackbox.archive.consumer_store import CONSUMERS, ConsumerStore, Owner
 from blackbox.archive.day import MANIFEST, Manifest, session_date
-from blackbox.archive.retention import CONSUMERS, Deleted, Deleter, note_consumer
+from blackbox.archive.retention import Deleted, Deleter
 from blackbox.archive.serve.protocol import Gone
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.position import KeyPosition, Position
@@ -37,6 +37,7 @@ from tests.examples import examples
 from tests.recovery.test_durable_consumers import consumer
 
 COUNT = 1_000
+DESK = Owner.of_key("desk")
 
 
 def aged(place: Path, feed: Feed, ago: int) -> tuple[str, int]:
@@ -61,7 +62,9 @@ def size_of(day: Path) -> int:
 
 def begin_at(place: Path, feed: Feed, epoch: int) -> None:
     """Have the consumer go on at the 500th message of an epoch, and its archive know that."""
-    for directory in (place / "positions", place / feed.name / CONSUMERS):
+    secret = secret_of(place / "positions")
+    for directory in (place / "positions", place / feed.name / CONSUMERS / Owner.of_secret(secret, "").directory):
+        directory.mkdir(parents=True, exist_ok=True)
         file = PositionFile(directory, "strategy-1")
         file.own(0)
         file.keep(feed.name, {0: Position(epoch, 500)})
@@ -100,8 +103,9 @@ def test_what_remains_is_what_a_plain_rule_says(
     feed, recordings, epochs = house
     with TemporaryDirectory() as path:
         place = Path(shutil.copytree(recordings, Path(path, feed.name)))
+        store = ConsumerStore(place)
         for number, (day, sequence) in enumerate(at):
-            note_consumer(place, feed.name, f"strategy-{number}", {0: Position(epochs[day], sequence)})
+            store.note(DESK, f"strategy-{number}", {0: Position(epochs[day], sequence)})
         names = days_of(place)
         each = size_of(place / names[0])
         retention = Retention(days, sizes and sizes * each + 100, most_days, most_sizes and most_sizes * each + 100)
@@ -132,10 +136,9 @@ def test_of_a_consumer_with_keys_times_say_what_it_needs(house: tuple[Feed, Path
         for at_ns, gone in ((last_ns, place), (last_ns + 1, place + 1)):
             with TemporaryDirectory() as path:
                 copy = Path(shutil.copytree(recordings, Path(path, feed.name)))
-                with ArchiveServer(copy, feed.archives, keeps_for_consumers=True):
-                    times = (0, at_ns) if by_time else (at_ns, 0)
-                    position = KeyPosition(epochs[place], {b"A": 5}, [b""], *times)
-                    ArchiveClient(feed).tell("strategy-1", {0: position})
+                times = (0, at_ns) if by_time else (at_ns, 0)
+                position = KeyPosition(epochs[place], {b"A": 5}, [b""], *times)
+                ConsumerStore(copy).note(DESK, "strategy-1", {0: position})
                 assert Deleter(copy, feed, Retention(days=1)).look() == days_of(recordings)[:gone]
 
 
@@ -184,7 +187,7 @@ def test_a_consumer_keeps_what_it_needs_until_it_has_it(tmp_path: Path) -> None:
             with subscriber.checkpoint():
                 pass
             subscriber.stop()
-            told = PositionFile(days / CONSUMERS, "strategy-1").read()
+            (told,) = (file.read() for file in owned_consumers(days / CONSUMERS).values())
         assert got == [*((epoch, n) for n in range(500, COUNT)), *((publisher.epoch, n) for n in range(COUNT))]
         assert told is not None
         assert told.positions == {0: (publisher.epoch, COUNT)}
@@ -200,7 +203,7 @@ def test_a_consumer_is_told_of_what_was_deleted_all_the_same(tmp_path: Path, cap
         Recorder(feed, tmp_path, serve=True, retention=Retention(most_days=1)) as recorder,
     ):
         wait_until(lambda: len(Deleted.read(days).slices.get(0, [])) == 2)
-        assert "which consumers still need: strategy-1" in caplog.text
+        assert "which consumers still need: secret-" in caplog.text
         publish_numbered(publisher, 0, COUNT)
         publisher.flush()
         wait_recorded(recorder, COUNT)
@@ -221,23 +224,6 @@ def test_archives_that_delete_nothing_note_no_consumers(tmp_path: Path) -> None:
     with ArchiveServer(place, feed.archives), pytest.raises(ArchiveError, match="an archive that deletes nothing"):
         ArchiveClient(feed).tell("strategy-1", {0: Position(1, 1)})
     assert not (place / CONSUMERS).exists()
-
-
-def test_names_and_numbers_of_consumers_are_bounded(tmp_path: Path) -> None:
-    feed = archived_feed()
-    recorded(tmp_path, feed, COUNT)
-    place = tmp_path / feed.name
-    with ArchiveServer(place, feed.archives, keeps_for_consumers=True):
-        client = ArchiveClient(feed)
-        with pytest.raises(ArchiveError, match="name was '../evil'"):
-            client.tell("../evil", {0: Position(1, 1)})
-        for number in range(1_024):
-            note_consumer(place, feed.name, f"c{number}", {0: Position(1, 1)})
-        with pytest.raises(ArchiveError, match="consumer 'c1024' was one too many, expected at most 1024"):
-            client.tell("c1024", {0: Position(1, 1)})
-        client.tell("c5", {0: Position(1, 2)})
-    with pytest.raises(PositionError, match="one too many"):
-        note_consumer(place, feed.name, "c1024", {})
 
 
 def test_bounds_that_cannot_be_are_refused(tmp_path: Path) -> None:

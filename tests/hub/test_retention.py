@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from blackbox import Client, ConfigError, Hub, Retention
-from blackbox.archive.retention import note_consumer
+from blackbox.archive.consumer_store import ConsumerStore, Owner
 from blackbox.block.position import Position
 from blackbox.hub.settings import HubSettings
 from blackbox.testing import wait_until
@@ -20,7 +20,7 @@ def test_old_days_go_but_for_what_a_durable_client_needs(tmp_path: Path) -> None
     feed = hub_feed(slices=1)
     alone = msgspec.structs.replace(feed, hub="")
     days = [aged(tmp_path, alone, ago) for ago in (9, 8, 7)]
-    note_consumer(tmp_path / feed.name, feed.name, "desk-1", {0: Position(days[1][1], 500)})
+    ConsumerStore(tmp_path / feed.name).note(Owner.of_key("desk"), "desk-1", {0: Position(days[1][1], 500)})
     with Hub(feed, tmp_path, retention=Retention(days=5)) as hub, Client(feed, "desk-2") as client:
         wait_until(lambda: days[0][0] not in days_of(tmp_path / feed.name))
         client.put(b"T", b"today")

@@ -345,13 +345,15 @@ class ArchiveClient:
         answers = (self._blocks(RowsOfRanges(slice_id, part), timeout) for part in parts)
         return (found for answer in answers for found in answer if not isinstance(found, Later))
 
-    def tell(self, name: str, positions: Mapping[int, SlicePosition]) -> None:
-        """Tell all archives how far a named consumer is: they keep what it still needs, within their bounds.
+    def tell(self, name: str, positions: Mapping[int, SlicePosition], secret: bytes = b"") -> None:
+        """Report the positions of a named consumer to all archives: they keep what it still needs, within their bounds.
 
-        Raises ArchiveError naming those that have not noted it.
+        `secret`: 32 bytes by which archives know the owner of the name; it need not be given where the feed has keys.
+        Raises ArchiveError naming the archives that have not noted it.
         """
         slices, keys = split(dict(positions))
-        told = TellConsumer(name, slices, {n: each._replace(following={}, prefixes=[]) for n, each in keys.items()})
+        keys = {n: each._replace(following={}, prefixes=[]) for n, each in keys.items()}
+        told = TellConsumer(name=name, secret=secret, slices=slices, keys=keys)
         failures: list[str] = []
         for endpoint in self._order:
             try:

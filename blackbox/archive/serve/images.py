@@ -64,20 +64,24 @@ class Images:
         self._scans: dict[tuple[int, ImageOf], _Scan] = {}
         self._kept: list[_Made] = []
 
-    def answer(self, ask: AskImage, rights: Prefixes | None = None) -> tuple[Image, list[Block]]:
-        """Return the next piece of an image, or that there is more to read before. `rights`: as `Pieces.read`.
+    def answer(
+        self, ask: AskImage, rights: Prefixes | None = None, most_bytes: int | None = None
+    ) -> tuple[Image, list[Block]]:
+        """Return the next piece of an image, or that there is more to read before.
+
+        `rights`, `most_bytes`: as `Pieces.read`.
 
         Raises ArchiveError naming what of the request cannot be, or an image that is too large; StaleCursorError when
         the image is kept no more, JournalError when files cannot be read.
         """
-        now = time.monotonic()
+        now, most_bytes = time.monotonic(), PIECE_BYTES if most_bytes is None else min(most_bytes, PIECE_BYTES)
         self._kept = [each for each in self._kept if now - each.asked_at < _KEPT_S]
         asked = ask.slice_id, ask.of, tuple(ask.prefixes), rights
         for place, made in reversed([*enumerate(self._kept)]):
             is_new_enough = ask.image == 0 and now - made.made_at < _SAME_S
             if made.asked == asked and (made.number == ask.image or is_new_enough):
                 self._kept[place] = made._replace(asked_at=now)
-                return _piece(made, ask.first)
+                return _piece(made, ask.first, most_bytes)
         if ask.image:
             raise StaleCursorError(f"image was {ask.image}, expected one that this archive has made of late")
         scan = self._scan(ask.slice_id, ask.of)
@@ -86,7 +90,7 @@ class Images:
         self._kept.append(_make(scan, asked))
         while len(self._kept) > 1 and sum(each.size for each in self._kept[:-1]) > MOST_IMAGE_BYTES:
             del self._kept[0]
-        return _piece(self._kept[-1], 0)
+        return _piece(self._kept[-1], 0, most_bytes)
 
     def _scan(self, slice_id: int, of: ImageOf) -> _Scan:
         """Return what was read of a slice, as long as the feed is as it was."""
@@ -194,10 +198,10 @@ def _make(scan: _Scan, asked: _Asked) -> _Made:
     return _Made(image.image, asked, now, now, image, [], iter(blocks), blocks.size)
 
 
-def _piece(made: _Made, first: int) -> tuple[Image, list[Block]]:
+def _piece(made: _Made, first: int, most_bytes: int) -> tuple[Image, list[Block]]:
     """Return what follows from a block on, within the bounds of an answer, and of the time to make it."""
     blocks, size, until = list[Block](), 0, time.monotonic() + _TURN_S
-    while len(blocks) < PIECE_BLOCKS and size < PIECE_BYTES and (not blocks or time.monotonic() < until):
+    while len(blocks) < PIECE_BLOCKS and size < most_bytes and (not blocks or time.monotonic() < until):
         place = first + len(blocks)
         if place == len(made.blocks):
             made.blocks.extend(islice(made.rest, 1))

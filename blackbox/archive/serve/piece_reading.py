@@ -57,9 +57,13 @@ class PieceReading:
         deleted: list[Position],
         told: Told,
         rights: Prefixes | None = None,
+        most_bytes: int | None = None,
     ) -> None:
-        """`deleted`: of each epoch of the days that were deleted, the largest position. `rights`: see `Pieces.read`."""
-        self._rights = rights
+        """`deleted`: of each epoch of the days that were deleted, the largest position.
+
+        `rights`, `most_bytes`: see `Pieces.read`.
+        """
+        self._rights, self._most_bytes = rights, PIECE_BYTES if most_bytes is None else min(most_bytes, PIECE_BYTES)
         self.is_done = False
         self._deleted, self._told_of_runs = deleted, told
         self._ask, self._key_bytes = ask, key_bytes
@@ -102,7 +106,7 @@ class PieceReading:
         if ask.stop_ns is not None:
             may |= entries["max_ts_recv"] >= ask.stop_ns  # the block that ends the answer may be of any topic
         chosen = entries[may & (entries["records"] > 0)]
-        many = int(numpy.searchsorted(numpy.cumsum(chosen["stop"] - chosen["start"]), PIECE_BYTES)) + 1
+        many = int(numpy.searchsorted(numpy.cumsum(chosen["stop"] - chosen["start"]), self._most_bytes)) + 2
         if many < len(chosen):
             until = int(chosen["stop"][many - 1])
         if ask.ranges and until < 0 and len(chosen):
@@ -116,12 +120,18 @@ class PieceReading:
         ]
         limit = until if until >= 0 else EVERYTHING
         self._damage += [each for each in segment.damage if start <= each.offset < limit]
+        seen = -1
         for recorded, offset, after in self._blocks_in(segment, spans) if spans else ():
+            seen = after
             is_last = not self._add(recorded, Place(segment.number, offset))
-            if is_last or self._bytes >= PIECE_BYTES or len(self._blocks) == PIECE_BLOCKS:
+            if is_last or self._bytes >= self._most_bytes or len(self._blocks) == PIECE_BLOCKS:
                 # What is damaged behind it is told by the next piece.
                 self._damage = [each for each in self._damage if each.path != segment.path or each.offset < after]
                 return after
+        if 0 <= seen < until and any(each.path == segment.path and each.offset >= seen for each in self._damage):
+            # The next piece has the block after the damage: only that shows which numbers are missing.
+            self._damage = [each for each in self._damage if each.path != segment.path or each.offset < seen]
+            return seen
         if torn and until < 0 and segment.torn_bytes:
             self._damage.append(Damage(segment.path, segment.whole_bytes, segment.torn_bytes, NO_GOOD_RECORD))
         return until

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from bisect import bisect, bisect_left
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,8 +32,8 @@ from blackbox.archive.serve.protocol import (
     SliceAbout,
 )
 from blackbox.archive.serve.run_marks import EVERYWHERE, Place, RunMarks
-from blackbox.block.position import Position
-from blackbox.errors import ArchiveError
+from blackbox.block.position import KeyPosition, Position, SlicePosition
+from blackbox.errors import ArchiveError, PositionError, RightsError
 from blackbox.feed.rights import Prefixes
 from blackbox.feed.schema_document import SchemaDocument
 
@@ -66,6 +67,7 @@ class Pieces:
         self._directory = directory
         self._archive = secrets.randbits(63)
         self._rights: Prefixes | None = None
+        self._most_bytes: int | None = None
         self._open: dict[str, tuple[int, Recording]] = {}
         self._days: list[str] = []
         """As they were listed last."""
@@ -74,11 +76,14 @@ class Pieces:
         self._ends: dict[tuple[str, int], tuple[int, _End | None]] = {}
         self._marks: dict[tuple[str, int], tuple[int, RunMarks]] = {}
 
-    def about(self, name: str | None, back: Mapping[int, int] | None = None) -> About:
-        """Return what is there. `back`: see `AskAbout`.
+    def about(self, name: str | None, back: Mapping[int, int] | None = None, rights: Prefixes | None = None) -> About:
+        """Return what is there. `back`: see `AskAbout`. `rights`: as `read`; with some, slices are left out.
 
-        Raises ArchiveError when there is no such day, JournalError when it cannot be read.
+        Raises RightsError for `back` with rights to some topics, as it would reveal how many others there are;
+        ArchiveError when there is no such day, JournalError when it cannot be read.
         """
+        if back and rights is not None:
+            raise RightsError("the key has rights to some topics only: begin at a time, not a count of messages back")
         days = self.list_days()
         if not days:
             raise ArchiveError(f"{self._directory} had no recorded day, expected at least one")
@@ -90,34 +95,37 @@ class Pieces:
             for _, segments in _with_entries(last)
             if not _end_of_segment(segments[-1]).is_closed
         ]
+        slices = {
+            slice_id: _about(
+                segments,
+                self._marks_of(day.path.name, day, slice_id),
+                (back or {}).get(slice_id, 0),
+                day.feed.key_bytes,
+            )
+            for slice_id, segments in _with_entries(day)
+            if rights is None
+        }
         return About(
             feed=day.feed.name,
             key_bytes=day.feed.key_bytes,
             schema=msgspec.to_builtins(SchemaDocument.of(day.schema)),
             days=days,
             day=name or days[-1],
-            slices={
-                slice_id: _about(
-                    segments,
-                    self._marks_of(day.path.name, day, slice_id),
-                    (back or {}).get(slice_id, 0),
-                    day.feed.key_bytes,
-                )
-                for slice_id, segments in _with_entries(day)
-            },
+            slices=slices,
             deleted=self._deleted.last_day,
             live_epoch=max(open_epochs, default=None),
         )
 
-    def read(self, ask: AskBlocks, rights: Prefixes | None = None) -> Read:
+    def read(self, ask: AskBlocks, rights: Prefixes | None = None, most_bytes: int | None = None) -> Read:
         """Return the next piece. What is on disk and whole is in it, or in one of those after it, in order.
 
-        `rights`: what the keys of its blocks are to begin with; None: with anything.
+        `rights`: what the keys of its blocks are to begin with; None: with anything. `most_bytes`: bodies of a piece
+        once they have so many; default: `PIECE_BYTES`.
 
         Raises ArchiveError naming what of the request cannot be, JournalError when files cannot be read.
         """
         _check(ask)
-        self._rights = rights
+        self._rights, self._most_bytes = rights, most_bytes
         found = self._read(ask)
         for _ in range(_PASSED_SEGMENTS):
             if found.blocks or found.piece.gone or found.piece.state != "more":
@@ -142,6 +150,49 @@ class Pieces:
         behind = sorted(each for each in found if ask.behind is None or each > ask.behind)
         ends = [(epoch, key, found[epoch, key]) for epoch, key in behind[:MOST_ENDS]]
         return Ends(ends=ends, has_more=len(behind) > MOST_ENDS)
+
+    def check_positions(self, positions: Mapping[int, SlicePosition]) -> None:
+        """Check that positions of a consumer are of this feed, and not beyond what is recorded.
+
+        Raises PositionError naming the position and the end, JournalError when files cannot be read.
+        """
+        days = self.list_days()[-_DAYS_OPEN:]
+        feed = self.known(days[-1]).feed if days else None
+        if feed is None or not positions:
+            raise PositionError(f"{len(positions)} positions were given for {len(days)} days, expected some of both")
+        for slice_id, position in positions.items():
+            if slice_id >= len(feed.slices) or isinstance(position, KeyPosition) != bool(feed.key_bytes):
+                raise PositionError(
+                    f"slice {slice_id}: position was {position}, expected one of slices 0 to {len(feed.slices) - 1}, "
+                    f"{'with' if feed.key_bytes else 'without'} keys"
+                )
+            end = self._end_of_slice(days, slice_id)
+            if isinstance(position, Position):
+                is_beyond = position > end.position
+            else:
+                newest_ns = max(end.last_ns, time.time_ns())
+                is_beyond = position.epoch > end.position.epoch or max(position.done_ns, position.since_ns) > newest_ns
+            if is_beyond:
+                raise PositionError(f"slice {slice_id}: position was {position}, beyond {end.position}, the end")
+
+    def _end_of_slice(self, days: list[str], slice_id: int) -> _End:
+        """Return the position that comes next in a slice, as recorded or reported by its publisher.
+
+        Its `last_ns` is the largest time of sending or receiving of the day that holds it.
+        """
+        for name in reversed(days):
+            day = self.fresh(name, slice_id)
+            segments = segments_of(day, slice_id) if slice_id < len(day.feed.slices) else []
+            if segments:
+                entries = numpy.concatenate([each.entries for each in segments])
+                recorded = entries[entries["records"] > 0]
+                epochs = {int(epoch) for epoch in numpy.unique(recorded["epoch"])}
+                lasts = {each: int(recorded["max_sequence"][recorded["epoch"] == each].max()) for each in epochs}
+                last = max(self._marks_of(name, day, slice_id).runs(lasts), key=lambda run: run.epoch, default=None)
+                if last is not None:
+                    last_ns = max(int(recorded[each].max(initial=0)) for each in ("max_ts_out", "max_ts_recv"))
+                    return _End(last_ns, Position(last.epoch, last.last_sequence + 1))
+        return _End(0, Position(0, 0))
 
     def _read(self, ask: AskBlocks) -> Read:
         cursor = ask.cursor
@@ -212,7 +263,7 @@ class Pieces:
             return self._told_of_runs(ask.slice_id, ask.key or b"", since, day, before)
 
         deleted = self._deleted.slices.get(ask.slice_id, [])
-        return PieceReading(ask, day.feed.key_bytes, missing, deleted, told, self._rights)
+        return PieceReading(ask, day.feed.key_bytes, missing, deleted, told, self._rights, self._most_bytes)
 
     def _told_of_runs(self, slice_id: int, key: bytes, since: int, day: Recording, before: Place) -> dict[int, int]:
         """Return by run, from one on, the next number of a key that its publisher has told.

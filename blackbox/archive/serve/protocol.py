@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from blackbox.archive.consumer_positions import SECRET_BYTES
 from blackbox.block.position import KeyPosition, Number, Position
 
 MOST_REQUEST_BYTES: Final = 65_536 * 2
@@ -132,14 +133,16 @@ class AskImage(Request, frozen=True, tag="image", kw_only=True, omit_defaults=Tr
     """The first of its blocks that is wanted."""
 
 
-class TellConsumer(Request, frozen=True, tag="consumer"):
-    """Tell how far a named consumer is: the archive keeps what it still needs, within its bounds."""
+class TellConsumer(Request, frozen=True, tag="consumer", kw_only=True, omit_defaults=True):
+    """Report the positions of a named consumer: the archive keeps the days that it still needs, within its bounds."""
 
     name: Annotated[str, msgspec.Meta(max_length=255)]
+    secret: Annotated[bytes, msgspec.Meta(max_length=SECRET_BYTES)] = b""
+    """Proof that the name is the sender's, where its connection has no key: 32 bytes. Ignored where it has one."""
     slices: Annotated[dict[Number, Position], msgspec.Meta(max_length=65_536)] = {}
     """By slice of a feed without keys."""
     keys: Annotated[dict[Number, KeyPosition], msgspec.Meta(max_length=65_536)] = {}
-    """By slice of one with keys: `done_ns` and `since_ns` say what it needs, so that keys need not be named."""
+    """By slice of a feed with keys. Only `epoch`, `done_ns` and `since_ns` count."""
 
 
 class Noted(msgspec.Struct, frozen=True, tag_field="is", tag="noted"):
@@ -252,6 +255,7 @@ class About(msgspec.Struct, frozen=True, tag_field="is", tag="about", kw_only=Tr
     day: str
     """The one that `slices` tells of."""
     slices: dict[int, SliceAbout]
+    """Empty for a key with rights to some topics: it must not learn how many others there are."""
     deleted: str
     """All days up to this one were deleted; empty: none."""
     live_epoch: int | None

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -14,8 +14,9 @@ from typing import Final, Self
 import msgspec
 import zmq
 
+from blackbox.archive.consumer_positions import SECRET_BYTES
+from blackbox.archive.consumer_store import ConsumerStore, Owner
 from blackbox.archive.newest import warm_up_images
-from blackbox.archive.retention import note_consumer
 from blackbox.archive.serve.images import Images
 from blackbox.archive.serve.pieces import Pieces, StaleCursorError
 from blackbox.archive.serve.protocol import (
@@ -30,8 +31,9 @@ from blackbox.archive.serve.protocol import (
     Refusal,
     TellConsumer,
 )
+from blackbox.archive.serve.turns import Turns
 from blackbox.block.position import SlicePosition
-from blackbox.errors import ArchiveError, BlackBoxError, ConfigError, RightsError
+from blackbox.errors import ArchiveError, BlackBoxError, ConfigError, PositionError, RightsError
 from blackbox.feed.endpoint import check_archive
 from blackbox.feed.feed import Feed
 from blackbox.feed.rights import Prefixes
@@ -41,7 +43,7 @@ from blackbox.transport.context import allow_ipv6, new_context
 from blackbox.transport.curve import key_of
 from blackbox.transport.gate import Gate, open_gate
 from blackbox.transport.keep_alive import keep_alive
-from blackbox.transport.server_thread import ServerThread, bind
+from blackbox.transport.server_thread import ServerThread, bind, receive
 
 log = logging.getLogger("blackbox")
 
@@ -50,6 +52,8 @@ QUEUE_PIECES: Final = 2
 QUEUE_REQUESTS: Final = 64
 """Requests of one reader that wait for the archive; more wait on the reader's side."""
 _REQUEST_FRAMES: Final = 3
+_MOST_TAKEN: Final = 256
+"""Requests that are taken between two answers."""
 _LINGER_MS: Final = 500
 _PATIENCE_S: Final = 10.0
 _WAITS_S: Final = 1.0
@@ -72,6 +76,8 @@ class ArchiveStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that were answered with an error."""
     dropped: int
     """Requests that got no answer: they were malformed, or their reader took no more answers or was gone."""
+    disconnected: int
+    """Readers that were disconnected, as they asked and did not read."""
     refused_peers: int
     """Connections that were refused for their key (`[security]`)."""
 
@@ -115,6 +121,7 @@ class ArchiveServer:
         self._later_at = -_WAITS_S
         """When a reader was last told to ask later."""
         self._counts = {"answered": 0, "refused": 0, "dropped": 0}
+        self._turns = Turns(f"archive {self.directory}")
         self._thread = ServerThread("blackbox-archive", f"archive {self.directory}", self._serve)
 
     def open(self) -> None:
@@ -139,7 +146,8 @@ class ArchiveServer:
 
     def statistics(self) -> ArchiveStatistics:
         """A snapshot."""
-        return ArchiveStatistics(**self._counts, refused_peers=self._gate.refused if self._gate is not None else 0)
+        refused = self._gate.refused if self._gate is not None else 0
+        return ArchiveStatistics(**self._counts, disconnected=self._turns.disconnected, refused_peers=refused)
 
     def _serve(self) -> None:
         give_way()  # so does the thread that sends for it, which is started from here
@@ -161,15 +169,36 @@ class ArchiveServer:
                     self._gate.secure(socket, endpoint)
                 bind(socket, endpoint, "archive endpoint")
             let_others_go_first()
-            pieces = Pieces(self.directory)
-            images = Images(pieces)
-            for frames in self._thread.frames(socket):
-                began = time.monotonic()
-                self._answer(socket, pieces, images, frames)
-                self._give_way(time.monotonic() - began)
+            reader = _Reader(self.directory)
+            for frames in self._thread.frames(socket, self._turns.wait_s):
+                self._take_all(socket, frames)
+                self._answer_next(socket, reader)
             until = time.monotonic() + (_GOODBYE_S if time.monotonic() - self._later_at < _WAITS_S else 0)
             while (left_s := until - time.monotonic()) > 0 and socket.poll(round(1e3 * left_s)):
-                self._answer(socket, pieces, images, socket.recv_multipart(copy=False))
+                self._take_all(socket, [])
+                self._answer_next(socket, reader)
+
+    def _take_all(self, socket: zmq.Socket[bytes], frames: list[zmq.Frame]) -> None:
+        """Take the requests that wait at the socket, after a first one if there is one."""
+        dropped = self._turns.sweep()
+        for _ in range(_MOST_TAKEN):
+            if frames:
+                dropped += self._turns.take(frames) if len(frames) == _REQUEST_FRAMES else 1
+            elif not int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
+                break
+            with suppress(zmq.Again):
+                frames = []
+                frames = receive(socket, zmq.NOBLOCK)
+        self._counts["dropped"] += dropped
+
+    def _answer_next(self, socket: zmq.Socket[bytes], reader: _Reader) -> None:
+        """Answer the request whose turn it is, if there is one."""
+        turn = self._turns.next()
+        if turn is not None:
+            began = time.monotonic()
+            asking, frames, most_bytes = turn
+            asking.note_sent(self._answer(socket, reader, frames, most_bytes))
+            self._give_way(time.monotonic() - began)
 
     def _give_way(self, worked_s: float) -> None:
         """Leave the cores to a recorder that has something to record, for nine times as long as an answer took."""
@@ -177,15 +206,11 @@ class ArchiveServer:
         while self._is_recording() and time.monotonic() < until:
             time.sleep(_LOOK_S)
 
-    def _answer(self, socket: zmq.Socket[bytes], pieces: Pieces, images: Images, request: list[zmq.Frame]) -> None:
-        """Answer one request: reader, number, request."""
-        frames = [frame.bytes for frame in request]
-        if len(frames) != _REQUEST_FRAMES:
-            self._counts["dropped"] += 1
-            return
+    def _answer(self, socket: zmq.Socket[bytes], reader: _Reader, request: list[zmq.Frame], most_bytes: int) -> int:
+        """Answer one request: reader, number, request. Return the size of the answer; 0: it was not taken."""
         what, answer = "answered", []
         try:
-            answer = self._answer_to(pieces, images, frames[2], self._rights_of(request[2]))
+            answer = self._answer_to(reader, request[2], most_bytes)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             refusal = Refusal(f"request was not understood: {error}")
         except (BlackBoxError, OSError, ValueError) as error:
@@ -200,25 +225,27 @@ class ArchiveServer:
             why = why.encode(errors="backslashreplace").decode()  # a path need not be UTF-8
             what, answer = "refused", [ENCODER.encode(msgspec.structs.replace(refusal, why=why))]
         try:
-            socket.send_multipart([*frames[:2], *answer], zmq.NOBLOCK)
+            socket.send_multipart([request[0].bytes, request[1].bytes, *answer], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 raise
-            what = "dropped"
+            what, answer = "dropped", []
         self._counts[what] += 1
+        return sum(map(len, answer))
 
-    def _rights_of(self, frame: zmq.Frame) -> Prefixes | None:
-        """Return the prefixes that who sent a frame may ask for; None: all."""
-        if self._gate is None:
-            return None
+    def _rights_of(self, frame: zmq.Frame) -> tuple[str | None, Prefixes | None]:
+        """Return the name of a sender's key, None without one, and the prefixes that it may ask for, None for all."""
+        key = key_of(frame) if self._gate is not None else ""
+        if self._gate is None or not key:
+            return None, None
         self._gate.look()
-        key = key_of(frame)
-        return self._gate.rights_of(key)[1] if key else None
+        name, rights = self._gate.rights_of(key)
+        return name, None if rights is None or b"" in rights else rights
 
-    def _answer_to(
-        self, pieces: Pieces, images: Images, text: bytes, rights: Prefixes | None
-    ) -> list[bytes | memoryview]:
-        request = REQUESTS.decode(text)
+    def _answer_to(self, reader: _Reader, frame: zmq.Frame, most_bytes: int) -> list[bytes | memoryview]:
+        request, (name, rights) = REQUESTS.decode(frame.bytes), self._rights_of(frame)
+        if rights == ():
+            raise RightsError("the key has no right to any topic")
         if isinstance(request, AskBlocks | AskImage) and rights is not None:
             if isinstance(request, AskImage):
                 asked = request.prefixes
@@ -230,22 +257,53 @@ class ArchiveServer:
                 if not (may_narrow or prefix.startswith(rights)):
                     raise RightsError(f"the key has no right to topics that begin with {prefix!r}")
         if isinstance(request, AskAbout):
-            return [ENCODER.encode(pieces.about(request.day, request.back))]
+            return [ENCODER.encode(reader.pieces.about(request.day, request.back, rights))]
         if isinstance(request, AskEnds):
-            return [ENCODER.encode(pieces.ends(request, rights))]
+            return [ENCODER.encode(reader.pieces.ends(request, rights))]
         if isinstance(request, AskImage):
-            image, blocks = images.answer(request, rights)
+            image, blocks = reader.images.answer(request, rights, most_bytes)
             return [ENCODER.encode(image), *(frame for block in blocks for frame in block.frames)]
         if isinstance(request, TellConsumer):
-            if not self._keeps_for_consumers:
-                raise ArchiveError("consumers were told to an archive that deletes nothing")
-            positions: dict[int, SlicePosition] = {**request.slices, **request.keys}
-            note_consumer(self.directory, self.directory.name, request.name, positions)
+            self._note_consumer(reader, request, name, frame)
             return [ENCODER.encode(Noted())]
-        found = pieces.read(request, rights)
+        found = reader.pieces.read(request, rights, most_bytes)
         if found.piece.state == "later":
             self._later_at = time.monotonic()
         return [ENCODER.encode(found.piece), *(frame for block in found.blocks for frame in block.frames)]
+
+    def _note_consumer(self, reader: _Reader, request: TellConsumer, key: str | None, frame: zmq.Frame) -> None:
+        """Note the positions of a consumer of a key, or else of a secret. Raises ArchiveError, PositionError."""
+        if not self._keeps_for_consumers:
+            raise ArchiveError("consumers were told to an archive that deletes nothing")
+        if key is not None:
+            owner = Owner.of_key(key)
+        elif len(request.secret) == SECRET_BYTES:
+            owner = Owner.of_secret(request.secret, _host_of(frame))
+        else:
+            raise PositionError(
+                f"consumer {request.name!r} came without a key and with a secret of {len(request.secret)} bytes, "
+                f"expected {SECRET_BYTES}: another process must not move it"
+            )
+        keys = {n: each._replace(following={}, prefixes=[]) for n, each in request.keys.items()}
+        positions: dict[int, SlicePosition] = {**request.slices, **keys}
+        reader.pieces.check_positions(positions)
+        reader.consumers.note(owner, request.name, positions)
+
+
+class _Reader:
+    """Files of an archive, as its thread reads and writes them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.pieces = Pieces(directory)
+        self.images = Images(self.pieces)
+        self.consumers = ConsumerStore(directory)
+
+
+def _host_of(frame: zmq.Frame) -> str:
+    """Return the address of a frame's sender; empty on ipc."""
+    with suppress(zmq.ZMQError):
+        return str(frame.get("Peer-Address"))
+    return ""
 
 
 def archive_of(
