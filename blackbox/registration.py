@@ -415,6 +415,7 @@ class Registration:
 
     def _check_may_change(self) -> None:
         if self.state in (SubscriberLife.STOPPING, SubscriberLife.ENDED):
+            self._share.raise_failure()
             raise SubscriberError("callbacks of a subscriber that has ended cannot be changed")
         if self.state is SubscriberLife.RUNNING and self._processes:
             raise SubscriberError("callbacks cannot be changed while running with processes=True")

@@ -170,8 +170,10 @@ class Subscriber(Registration):
             self._share.check_new()
             since, back = self._consumer.begin(since, back)
         try:
-            self._share.start(timeout, self._beginning(since, back, timeout))
+            begin = self._beginning(since, back, timeout)
+            self._share.start(timeout, begin)
             if self._consumer is not None:
+                self._consumer.keep_beginning(self._supervisor.first_positions(), begin)
                 self._consumer.keep_by_itself(self._share.checkpoint)
         except BaseException:
             self._leave()
@@ -403,7 +405,10 @@ class Subscriber(Registration):
 
     @property
     def is_finished(self) -> bool:
-        """Whether every publisher has said that it ends, and all it sent is with the workers; of slices in use."""
+        """True once it has ended, or every publisher has said that it ends, and all it sent is with the workers.
+
+        `stop` then raises what ended it, as do `run`, `wait_confirmed`, `wait_live` and the end of a `with` block.
+        """
         return self._share.is_finished
 
     @property

@@ -1,4 +1,4 @@
-"""The positions of consumers that an archive keeps days for: each key, or secret, has a directory of its own names."""
+"""The positions of consumers that an archive keeps days for: one directory for each key or secret."""
 
 from __future__ import annotations
 

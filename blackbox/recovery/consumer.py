@@ -128,17 +128,16 @@ class Consumer:
     def keep_beginning(
         self, positions: Mapping[int, SlicePosition], begin: Callable[[int], Since | None] | None
     ) -> None:
-        """Keep where slices begin of which nothing is kept yet: killed before a checkpoint, it begins there again.
+        """Keep the beginnings of slices that have no position yet: a consumer killed before a checkpoint begins there.
 
         `positions`: of slices that begin live; `begin` says where others do. Times are not kept, nor images: a new
         start with the same arguments begins there again. Raises PositionError when the file cannot be written.
         """
         found = dict(positions)
-        for slice_id in range(len(self._feed.slices)) if begin is not None else ():
-            since = begin(slice_id)
-            position = None if since is None else position_of(self._feed, since)
-            if position is not None:
-                found[slice_id] = position
+        if begin is not None:
+            starts = {slice_id: begin(slice_id) for slice_id in range(len(self._feed.slices))}
+            known = {n: position_of(self._feed, since) for n, since in starts.items() if since is not None}
+            found |= {slice_id: position for slice_id, position in known.items() if position is not None}
         self.keep({slice_id: position for slice_id, position in found.items() if slice_id not in self._last})
 
     def end(self, checkpoint: Checkpoint) -> None:

@@ -158,10 +158,10 @@ class Archives(Protocol):
         """
 
     def answers(self) -> bool:
-        """Whether an archive answers now, or may answer later."""
+        """Return True if an archive answers now, or may answer later."""
 
     def may_answer(self) -> bool:
-        """Whether an archive that did not answer in time may still: it is connected, and not given up yet."""
+        """Return True if an archive missed its deadline, is connected, and is not given up yet."""
 
     def times_of(
         self, slice_id: int, asked: Iterable[Missing], wait_s: float, is_over: Callable[[], bool]

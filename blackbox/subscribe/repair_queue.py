@@ -9,7 +9,7 @@ from blackbox.native.posix import poke
 from blackbox.native.records import Field, SharedRecord, load_shared, record_at, store_shared
 
 MOST_REQUESTS: Final = 1_024
-"""Requests of a slice that may wait; what is missing beyond them is asked for once there is room."""
+"""Requests of a slice that may wait; further ones are made once there is room."""
 
 
 class RepairQueue(SharedRecord):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from blackbox.block.position import SlicePosition
 from blackbox.errors import SubscriberError
@@ -92,10 +93,14 @@ class Share:
         return self._sharers.only_others_need(self.registered, self._supervisor.feed)
 
     def wait_confirmed(self, timeout: float, prefix: bytes = b"") -> None:
-        """Wait until publishers have confirmed what its callbacks need of slices for a prefix. Raises as `start`."""
+        """Wait until publishers have confirmed what its callbacks need of slices for a prefix.
+
+        Raises as `start`; once, what was refused of a prefix that has to do with this one.
+        """
         feed = self._supervisor.feed
         others = frozenset(range(len(feed.slices))) - frozenset(feed.slices_for(prefix))
-        self._supervisor.wait_confirmed(timeout, self._foreign() | others, self)
+        check = partial(self.registered.raise_refusal, prefix)
+        self._supervisor.wait_confirmed(timeout, self._foreign() | others, self, check)
 
     def renew(self) -> None:
         """Put what is registered now in force, if it was started."""
@@ -189,8 +194,8 @@ class Share:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the publishers of all slices in use that it needs have ended: see `Supervisor.is_finished`."""
-        return self._supervisor.have_finished(self._foreign())
+        """Return True once it has ended, or the publishers of all its slices have: see `Supervisor.is_finished`."""
+        return self.state is SubscriberLife.ENDED or self._supervisor.have_finished(self._foreign())
 
     @property
     def is_done(self) -> bool:

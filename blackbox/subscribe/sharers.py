@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from blackbox.block.format import MOST_WANT_BYTES
+from blackbox.errors import RightsError
 from blackbox.subscribe.callbacks import IN_SLICE, Callback
 from blackbox.subscribe.gap_hooks import GapHook
 from blackbox.subscribe.slice_hooks import SliceHooks
@@ -13,6 +16,9 @@ from blackbox.subscribe.timers import Timer
 if TYPE_CHECKING:
     from blackbox.feed.feed import Feed
     from blackbox.subscribe.stream import Stream
+
+
+_MOST_REFUSALS: Final = 1_000
 
 
 class Registered:
@@ -24,6 +30,25 @@ class Registered:
         self.gap_hooks: list[GapHook] = []
         self.hooks = SliceHooks([], [], [])
         self.streams: list[Stream] = []
+        self._refusals: deque[tuple[bytes, RightsError]] = deque(maxlen=_MOST_REFUSALS)
+        """Prefixes of callbacks that were removed as a publisher has refused them, until their owner has heard."""
+
+    def refuse(self, callback: Callback, error: RightsError) -> None:
+        """Remove a callback whose prefix was refused; its stream, if it is one's, ends with the error."""
+        callback.active = False
+        self.callbacks.remove(callback)
+        self._refusals.append((callback.prefix, error))
+        for stream in tuple(self.streams):
+            if stream.prefix == callback.prefix and callback.function == stream.put:
+                self.streams.remove(stream)
+                stream.end(failure=error)
+
+    def raise_refusal(self, prefix: bytes) -> None:
+        """Raise, once, what was refused of a prefix that begins with `prefix`, or with which that begins."""
+        for refused, error in tuple(self._refusals):
+            if refused.startswith(prefix) or prefix.startswith(refused):
+                self._refusals.remove((refused, error))
+                raise RightsError(*error.args) from error
 
     def slices(self, feed: Feed) -> set[int]:
         """Return which slices its callbacks need."""
@@ -69,6 +94,17 @@ class Sharers:
         for callback in callbacks:
             if callback.worker != IN_SLICE:
                 self.loads[callback.worker] += by
+
+    def refuse(self, feed: Feed, refused: frozenset[bytes], error: RightsError) -> list[Callback]:
+        """Remove the callbacks that ask for prefixes which were refused; return them."""
+        gone = list[Callback]()
+        for registered in self.present:
+            for callback in tuple(registered.callbacks):
+                if refused & {feed.subscription_of(callback.prefix), callback.prefix[:MOST_WANT_BYTES]}:
+                    registered.refuse(callback, error)
+                    gone.append(callback)
+        self.count(gone, -1)
+        return gone
 
     def hooks(self) -> SliceHooks:
         """Return the hooks of all."""

@@ -21,6 +21,7 @@ from blackbox.errors import (
     CallbackError,
     GapError,
     PositionError,
+    RightsError,
     SubscriberError,
 )
 from blackbox.feed.endpoint import SHARED_MEMORY, transport_of
@@ -137,7 +138,7 @@ class SliceThread:
         self._repairs, self.join = RepairQueue(), JoinState()
         self._repairer: Repairer | None = None
         self.first_position: SlicePosition | None = None
-        """What came next when a publisher first confirmed the filters of a slice that began live."""
+        """Position at which a publisher first confirmed the filters, if the slice began live."""
         self._sequences = Sequences(
             feed.max_topics if feed.key_bytes else 1,
             lines,
@@ -233,6 +234,24 @@ class SliceThread:
         """Put a new version in force, filters and all; it is then confirmed anew."""
         self._newest, self._filters = table.version, table.upstream
         self._command(lambda: self._switch(table))
+
+    def note_first_position(self) -> None:
+        """Have `first_position` noted, if it begins live."""
+
+        def note() -> None:
+            if self.join.phase == JoinPhase.LIVE:
+                self.first_position = self.position
+
+        self._subscription.note_first = note
+
+    def refuse_alone(self) -> None:
+        """Have filters that are refused later end only callbacks; see `take_refusals`."""
+        self._subscription.refuses_alone = True
+
+    def take_refusals(self) -> list[tuple[frozenset[bytes], RightsError]]:
+        """Return the prefixes that publishers have refused since the last call, and why."""
+        refusals = self._subscription.refusals
+        return [refusals.popleft() for _ in range(len(refusals))]
 
     def covers(self, filters: frozenset[bytes]) -> bool:
         """Whether the filters in force let through all that these would."""
@@ -545,8 +564,6 @@ class SliceThread:
             if reason == codes.CONTROL:
                 reason = self._subscription.read_control(self._at)
                 self._at = self._at._replace(shared=self._subscription.shared)
-                if self.first_position is None and self.confirmed_lines and self.join.phase == JoinPhase.LIVE:
-                    self.first_position = self.position
             if reason == 0:
                 continue
             if reason == codes.COMMAND:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ctypes import string_at
 
@@ -27,6 +28,7 @@ from blackbox.block.format import (
     NONCE_BYTES,
     SHARED_KEY,
     WANT_KEY,
+    Header,
     read_header,
 )
 from blackbox.errors import EndpointError, RightsError
@@ -102,6 +104,13 @@ class Subscription:
         self._said = b""
         self._confirmed = 0
         """A bit for each line."""
+        self._was_confirmed = False
+        self.note_first: Callable[[], None] = lambda: None
+        """Called when a publisher confirms for the first time."""
+        self.refuses_alone = False
+        """True if filters that are refused later end only the callbacks that need them, by way of `refusals`."""
+        self.refusals: deque[tuple[frozenset[bytes], RightsError]] = deque()
+        """Prefixes that a publisher has refused, until the supervisor takes them."""
         self._epoch_of_line: dict[int, int] = {}
         self._heard_on: dict[int, Connection | None] = {}
         """For each line, the connection that it was heard on."""
@@ -273,7 +282,11 @@ class Subscription:
         if key != HEARTBEAT_KEY and not ours:
             return 0
         header = read_header(scratch + HEAD_AT)
-        self._check_refusal(at, header.flags)
+        return 0 if self._note_refusal(at, header.flags) else self._take_control(at, header, ours)
+
+    def _take_control(self, at: SliceAt, header: Header, ours: bool) -> int:
+        """Take in what a confirmation or heartbeat says that refuses nothing; return as `read_control`."""
+        scratch = at.scratch
         if self._memory.is_open and not header.flags & FLAG_END:
             self._decide()
             ours = False
@@ -312,6 +325,9 @@ class Subscription:
             self._patient_beats = max(_PATIENT_BEATS, 2 * self._beats_without_answer)
             self._confirmed |= 1 << line
             self._sequences.set_all_told(True)
+            if not self._was_confirmed:
+                self.note_first()  # before the subscriber that starts hears of it
+            self._was_confirmed = True
             self._accept(epoch, line)
             self._state.confirmed_lines = self._confirmed
             self._news.poke()
@@ -326,10 +342,13 @@ class Subscription:
         self._note_end(epoch, line, header.flags & FLAG_END != 0, ours, fresh)
         return result
 
-    def _check_refusal(self, at: SliceAt, flags: int) -> None:
-        """Raise RightsError when an answer to us names what is not in force: heartbeats never do."""
+    def _note_refusal(self, at: SliceAt, flags: int) -> bool:
+        """Note what of our filters an answer says is not in force, if it does; return whether some is still wanted.
+
+        Raises RightsError when nothing of the slice was confirmed before, or it has no callbacks that end alone.
+        """
         if not flags & FLAG_REFUSED:
-            return
+            return False
         header, body = string_at(at.scratch + HEAD_AT, HEADER_BYTES), string_at(*message_bytes(at.scratch + BODY_AT))
         refused = Block.decode(CONFIRM_KEY, header, body).next_sequences()
         too_many = Why.TOO_MANY in refused.values()
@@ -341,9 +360,16 @@ class Subscription:
             else "our key has no right to that, expected it among the prefixes of its rights.toml"
         )
         address = self._address(self._feed_slice.lines[1 if flags & FLAG_LINE_B else 0])
-        raise RightsError(
+        error = RightsError(
             f"feed {self._feed.name!r} slice {self._slice_id}: {address} refused the topics {shown}: {why}"
         )
+        if not (self._was_confirmed and self.refuses_alone):
+            raise error
+        wanted = frozenset(topics) & (self._filters | self._wanted)
+        if wanted:
+            self.refusals.append((wanted, error))
+            self._news.poke()
+        return bool(wanted)
 
     def _is_anew(self, line: int, epoch: int) -> bool:
         """Whether an answer came on a new connection: libzmq repeats filters there in an order of its own."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from blackbox.block.block_handler import NO_HANDLER, BlockHandlerAt
 from blackbox.block.position import SlicePosition, Undone, merged
-from blackbox.errors import BlackBoxError, SilentPublisherError, SlowSubscriberError, SubscriberError
+from blackbox.errors import BlackBoxError, RightsError, SilentPublisherError, SlowSubscriberError, SubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
 from blackbox.life import Life
@@ -181,11 +181,15 @@ class Supervisor:
         return self._thread.ident is not None
 
     def wait_confirmed(
-        self, timeout: float = 10.0, leave_out: frozenset[int] = frozenset(), who: Share | None = None
+        self,
+        timeout: float = 10.0,
+        leave_out: frozenset[int] = frozenset(),
+        who: Share | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """Wait until publishers have confirmed the filters of the newest plan, but for some slices.
 
-        Raises as `start`; also when `who` waits for it has ended.
+        Raises as `start`; also when `who` waits for it has ended, and what `check` raises meanwhile.
         """
         if threading.current_thread() in [slice_.threads[0] for slice_ in self._slices.values()]:
             raise SubscriberError(
@@ -196,11 +200,12 @@ class Supervisor:
         ready = False
         with self._changed:
             while True:
+                self.raise_failure()
+                check()
                 returning = self._returning - leave_out
                 slices = {n: thread for n, thread in self._slices.items() if n not in leave_out}
                 if not returning and all(thread.is_confirmed for thread in slices.values()):
                     return
-                self.raise_failure()
                 if (who or self).state is not SubscriberLife.RUNNING:
                     raise SubscriberError("the subscriber ended before its subscriptions were confirmed")
                 if not ready and not returning and all(thread.is_ready for thread in slices.values()):
@@ -216,6 +221,7 @@ class Supervisor:
     def wait_live(self, timeout: float) -> None:
         """Wait until all slices have caught up. Raises what ended it, TimeoutError."""
         deadline = time.monotonic() + timeout
+        self.raise_failure()
         with self._changed:
             while behind := [n for n, thread in self._slices.items() if thread.join.phase != JoinPhase.LIVE]:
                 self.raise_failure()
@@ -224,6 +230,11 @@ class Supervisor:
                 if time.monotonic() >= deadline:
                     raise TimeoutError(f"slices {behind} had not caught up in {timeout} s")
                 self._changed.wait(_TICK_S)
+
+    def first_positions(self) -> dict[int, SlicePosition]:
+        """Return by slice what came next when its start was confirmed, of those that began live."""
+        found = {slice_id: thread.first_position for slice_id, thread in self._slices.items()}
+        return {slice_id: position for slice_id, position in found.items() if position is not None}
 
     @contextmanager
     def checkpoint(self, timeout: float, by_reader: bool = False) -> Iterator[dict[int, SlicePosition]]:
@@ -482,6 +493,9 @@ class Supervisor:
             None if self._since is None or kept is not None else self._since(slice_id),
             None if kept is None else kept.topics,
         )
+        if self._block_handler is None and not self._processes:
+            thread.refuse_alone()
+            thread.note_first_position()
         child = SliceProcess(thread, self._renew_locks) if self._processes else None
         before = self._children, self._slices
         if child is not None:
@@ -535,11 +549,13 @@ class Supervisor:
 
     @property
     def is_finished(self) -> bool:
-        """Whether every publisher has said that it ends, and all it sent is with the workers; of slices in use."""
+        """Return True once it has ended, or every publisher has closed and all it sent is with the workers."""
         return self.have_finished(())
 
     def have_finished(self, leave_out: Collection[int]) -> bool:
         """As `is_finished`, but for some slices."""
+        if self._state is SubscriberLife.ENDED:
+            return True
         slices = [thread for slice_id, thread in self._slices.items() if slice_id not in leave_out]
         return bool(slices) and all(thread.is_finished for thread in slices)
 
@@ -570,10 +586,7 @@ class Supervisor:
             with self.lock:
                 threads = dict(self._slices)
             for slice_id, thread in threads.items():
-                self._warnings.check(slice_id, thread.counters.slice)
-                failure = self._runner(slice_id).failure() or self._alerts.check(slice_id, thread.take_alert)
-                if failure is not None:
-                    self._give_up(failure)
+                self._look_at(slice_id, thread)
             # A callback in a slice's own process asks to stop through the memory that it shares with this one.
             asked = any(thread.state.stopping for thread in threads.values())
             if self._state is SubscriberLife.RUNNING and asked:
@@ -594,6 +607,29 @@ class Supervisor:
                 self._let_go()
             with self._changed:
                 self._changed.notify_all()
+
+    def _look_at(self, slice_id: int, thread: SliceThread) -> None:
+        """Take in what went wrong in a slice, is late, or was refused."""
+        self._warnings.check(slice_id, thread.counters.slice)
+        failure = self._runner(slice_id).failure() or self._alerts.check(slice_id, thread.take_alert)
+        if failure is not None:
+            self._give_up(failure)
+        for refused, error in thread.take_refusals():
+            self._refuse(refused, error)
+
+    def _refuse(self, refused: frozenset[bytes], error: RightsError) -> None:
+        """Remove the callbacks that need what a publisher has refused; end all if none is left."""
+        with self.lock:
+            gone = self.sharers.refuse(self.feed, refused, error)
+            for callback in gone:
+                self.remove(callback)
+            if not gone:
+                return  # another line has said so before
+            log.error("%s: callbacks were removed: %s", error, ", ".join(callback.name for callback in gone))
+            if any(each.callbacks for each in self.sharers.present):
+                self.renew()
+            else:
+                self._give_up(error)
 
     def _release_slices(self) -> None:
         """Release slices that no callback needs any more; begin again those that have ended and are needed again.

@@ -41,7 +41,7 @@ def test_a_missing_segment_is_told_as_gone_with_its_numbers(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("place", [0.1, 0.2, 0.35, 0.5, 0.7])
 def test_a_damaged_record_is_told_as_gone_with_its_numbers(tmp_path: Path, place: float) -> None:
-    """Wherever it lies in the pieces of the answer, of which the first ones are small."""
+    """At any place in the pieces of the answer. The first pieces are small."""
     feed = archived_feed()
     epoch = recorded(tmp_path, feed, 10_000)
     path = segments(tmp_path, feed)[0]

@@ -29,7 +29,7 @@ NIGHT_S = 36_000
 
 @contextmanager
 def hung_archive(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[str], Callable[[], None]]]:
-    """Have archives answer nothing until told to; note what clients say of their silence."""
+    """Hold back all answers of archives until a call; collect the errors of clients."""
     answers, silences = threading.Event(), list[str]()
     answer, note = ArchiveServer._answer, ArchiveClient._note_silence
 

@@ -67,7 +67,9 @@ def test_a_forged_request_deletes_nobodys_history(tmp_path: Path, ring: Keyring,
                 ArchiveError, match="no right to any topic" if with_keys else "without a key and with a"
             ):
                 stranger.tell("strategy-1", {0: Position(far, 0)})
-        other.tell("strategy-1", {0: Position(last, COUNT)}, secrets.token_bytes(32))  # a namesake of its own
+        other.tell(
+            "strategy-1", {0: Position(last, COUNT)}, secrets.token_bytes(32)
+        )  # another consumer of the same name
         assert kept_in(place).items() > honest.items()
         assert Deleter(place, feed, Retention(days=1)).look() == []
         as_owner(feed, used, "desk").tell("strategy-1", {0: Position(last, COUNT)}, secret)

@@ -11,7 +11,7 @@ import pytest
 
 from blackbox import ConfigError, Feed, PositionError, Publisher, Recorder, Subscriber, SubscriberError
 from blackbox.archive.consumer_positions import PositionFile
-from blackbox.block.position import Position
+from blackbox.block.position import KeyPosition, Position
 from blackbox.recovery.consumer import ConsumerLife
 from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.testing import wait_until
@@ -122,6 +122,58 @@ def test_a_killed_consumer_goes_on_exactly_once(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "state.db") as database:
         heard = [number for (number,) in database.execute("SELECT number FROM heard ORDER BY rowid")]
     assert heard == list(range(published))
+
+
+def test_a_consumer_killed_before_its_first_checkpoint_skips_nothing(tmp_path: Path) -> None:
+    feed = archived_feed()
+    code = f"""
+        subscriber = Subscriber(feed, name="strategy-1", positions={str(tmp_path / "positions")!r})
+        subscriber.on(b"", fields=("sequence",))(lambda sequence: say("got", sequence))
+        subscriber.start()
+        say("started")
+        input()
+    """
+    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        publish_numbered(publisher, 0, 100)  # before it began
+        publisher.flush()
+        wait_recorded(recorder, 100)
+        with Script(code, feed) as script:
+            script.expect("started")
+            publish_numbered(publisher, 100, 862)
+            publisher.flush()
+            script.expect("got 100")
+            script.kill()
+        wait_recorded(recorder, 962)
+        subscriber, got = consumer(feed, tmp_path / "positions")
+        subscriber.start()
+        publish_numbered(publisher, 962, 38)
+        publisher.flush()
+        wait_until(lambda: got[-1:] == [(publisher.epoch, 999)])
+        subscriber.stop()
+    assert got == [(publisher.epoch, number) for number in range(100, 1_000)]
+
+
+@pytest.mark.parametrize("key_bytes", [0, 4])
+@pytest.mark.parametrize("past", [False, True])
+def test_the_position_at_the_start_is_kept(tmp_path: Path, key_bytes: int, past: bool) -> None:
+    feed = archived_feed(key_bytes=key_bytes)
+    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        publish_numbered(publisher, 0, 100)
+        publisher.flush()
+        wait_recorded(recorder, 100)
+        subscriber, got = consumer(feed, tmp_path / "positions")
+        at: Any = (publisher.epoch, {b"A.t": 40}, [b""]) if key_bytes else (publisher.epoch, 40)
+        subscriber.start(since={0: at} if past else None)
+        publish_numbered(publisher, 100, 50)
+        publisher.flush()
+        wait_until(lambda: got[-1:] == [(publisher.epoch, 149)])
+        kept = PositionFile(tmp_path / "positions", "strategy-1").read()
+        subscriber.terminate()
+    assert kept is not None
+    position = kept.positions[0]
+    assert position.epoch == publisher.epoch
+    first = position.following[b"A.t"] if isinstance(position, KeyPosition) else position.sequence
+    assert first == (40 if past else 100)
 
 
 def test_a_name_that_another_process_has_is_refused_or_waited_for(tmp_path: Path) -> None:

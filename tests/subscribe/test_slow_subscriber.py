@@ -17,7 +17,7 @@ from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.gate import Gate
 from tests.subscribe.late import SECOND_NS, late, one_slice
-from tests.subscribe.subscribers import in_both_places
+from tests.subscribe.subscribers import in_both_places, nothing
 from tests.support import Script
 
 HUNG_STATUS = 3
@@ -88,6 +88,30 @@ def test_the_end_of_the_with_block_tells_that_the_subscriber_was_slow() -> None:
     with RawPublisher(feed) as publisher, pytest.raises(SlowSubscriberError), subscriber:
         late(publisher, b"late")
         wait_until(lambda: subscriber.state is SubscriberLife.ENDED)
+
+
+def test_a_subscriber_that_ended_as_too_slow_is_finished_and_says_why() -> None:
+    """A loop on `is_finished` ends; what the program calls next raises."""
+    feed = one_slice()
+    subscriber = Subscriber(feed)
+    subscriber.on(b"")(nothing)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        assert not subscriber.is_finished
+        late(publisher, b"late")
+        wait_until(lambda: subscriber.is_finished)
+        for ask in (
+            subscriber.stop,
+            subscriber.run,
+            subscriber.wait_confirmed,
+            subscriber.wait_live,
+            lambda: subscriber.on(b"other")(nothing),
+        ):
+            with pytest.raises(SlowSubscriberError, match="policy terminate"):
+                ask()
+        with pytest.raises(SlowSubscriberError), subscriber.checkpoint():
+            pass
+    assert subscriber.is_finished
 
 
 def test_a_callback_that_is_too_slow_fills_the_queue_and_ends_the_subscriber() -> None:

@@ -58,7 +58,7 @@ def test_a_subscriber_that_never_started_can_be_stopped() -> None:
         end(subscriber)
         assert subscriber.state is SubscriberLife.ENDED
         assert subscriber.statistics().received.messages == 0
-        assert not subscriber.is_finished
+        assert subscriber.is_finished
 
 
 def test_an_error_in_the_with_block_ends_the_subscriber_and_is_not_hidden() -> None:

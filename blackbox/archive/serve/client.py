@@ -52,7 +52,7 @@ _LATER_S: Final = 0.001
 """Time until an archive is asked again for what it has not recorded yet; it doubles while nothing comes."""
 _MOST_LATER_S: Final = 0.32
 _MOST_WAIT_S: Final = 60.0
-"""How long a connected archive that does not answer is asked again, each time with more patience."""
+"""Seconds for which a connected archive that does not answer is asked again, each time with more patience."""
 _MOST_ANSWER_S: Final = 32.0
 _NOTICE_S: Final = 10.0
 """Least time between two warnings that archives do not answer."""
@@ -130,7 +130,7 @@ class ArchiveClient:
     def _asking(
         self, endpoint: str, is_over: Callable[[], bool] | None = None, timeout: float = 0.0
     ) -> Iterator[Connection]:
-        """Yield a connection to an archive of this feed; `timeout`: in place of the client's, if that is less.
+        """Yield a connection to an archive of this feed; `timeout`: instead of the client's, if that is less.
 
         With `is_over` an archive that did not answer before is waited for longer.
         """
@@ -182,7 +182,7 @@ class ArchiveClient:
             )
 
     def may_answer(self, endpoints: Collection[str] | None = None) -> bool:
-        """Whether an archive that did not answer in time may still: it is connected, and was waited for under a minute.
+        """Return True if an archive missed its deadline, is connected, and was waited for under a minute.
 
         `endpoints`: of these; default: of all.
         """
@@ -477,7 +477,7 @@ class ArchiveClient:
                         yield from self._with_lacking(rows, found, seen, wait_s, is_over, endpoint)
                         if is_over():
                             return
-                        heard = awake_s()  # behind what others were asked for meanwhile
+                        heard = awake_s()  # after other archives were asked
                     heard = awake_s()
                 except _NothingMoreError:
                     has_ended = False

@@ -104,7 +104,7 @@ class Connection:
         self._context.term()
 
     def is_connected(self) -> bool:
-        """Whether the archive's host has the connection, though its process may not answer now."""
+        """Return True if the archive's host has the connection, though its process may not answer now."""
         if self.endpoint.startswith(_IPC):
             return _accepts(self.endpoint.removeprefix(_IPC))
         return any(each.is_answered() for each in self._connections.look())
@@ -155,7 +155,7 @@ class Connection:
 
 
 def _accepts(place: str) -> bool:
-    """Whether a process listens at a path."""
+    """Return True if a process listens at a path."""
     with socket.socket(socket.AF_UNIX) as ours, suppress(OSError):
         ours.settimeout(_LOOK_S)
         ours.connect(place)

@@ -274,7 +274,7 @@ class ArchiveServer:
     def _note_consumer(self, reader: _Reader, request: TellConsumer, key: str | None, frame: zmq.Frame) -> None:
         """Note the positions of a consumer of a key, or else of a secret. Raises ArchiveError, PositionError."""
         if not self._keeps_for_consumers:
-            raise ArchiveError("consumers were told to an archive that deletes nothing")
+            raise ArchiveError("positions of consumers were sent to an archive that deletes nothing")
         if key is not None:
             owner = Owner.of_key(key)
         elif len(request.secret) == SECRET_BYTES:

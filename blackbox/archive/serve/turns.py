@@ -33,8 +33,10 @@ _STUCK_IN_NEED_S: Final = 0.25
 _LOOK_S: Final = 0.01
 _LOOK_LATE_S: Final = 0.1
 _SWEEP_S: Final = 1.0
+_NOTICE_S: Final = 10.0
+"""Least time between two lines in the log."""
 _LATE_TURNS: Final = 8
-"""Of so many turns one is for readers that ask without reading."""
+"""One turn in this many is for readers that ask without reading."""
 
 
 class Reader:
@@ -68,14 +70,14 @@ class Reader:
         return is_on
 
     def is_busy(self) -> bool:
-        """Whether it has yet to take an answer; it is looked at again after a while, later if it does not read."""
+        """Return True if it has not taken its answer yet. The kernel is asked every 10 ms, or 100 ms for a late one."""
         often_s = _LOOK_LATE_S if len(self.waiting) > 1 else _LOOK_S
         if self.in_flight and time.monotonic() - self._looked_at >= often_s:
             self.look()
         return self.in_flight > 0
 
     def note_sent(self, size: int) -> None:
-        """Note that an answer was handed to libzmq. Only Linux tells how much of it was taken."""
+        """Note that an answer was handed to libzmq. Only Linux reports how much of it was taken."""
         if self.connection is not None and sys.platform == "linux":
             if self.in_flight == 0:
                 self._goal, self.moved_at = self.connection.taken, time.monotonic()
@@ -98,6 +100,7 @@ class Turns:
         self._swept_at = 0.0
         self.disconnected = 0
         """Readers that were disconnected."""
+        self._logged_at = -_NOTICE_S
 
     def take(self, frames: list[zmq.Frame]) -> int:
         """Take a request: reader, number, request. Return how many requests are dropped for it."""
@@ -119,7 +122,7 @@ class Turns:
         return 0
 
     def wait_s(self) -> float | None:
-        """Return for how many seconds nothing is to be done unless something comes; None: for ever."""
+        """Return seconds until the next look if no request comes; None: no look is needed."""
         if not self._readers:
             return None
         return _LOOK_S if self._prompt or self._late else _SWEEP_S
@@ -175,7 +178,10 @@ class Turns:
         if reader.connection is not None and reader.connection.end():
             reader.is_ended, reader.in_flight = True, 0
             self.disconnected += 1
-            log.warning("%s: reader %s was disconnected: %s", self._what, reader.connection.address, why)
+            if time.monotonic() - self._logged_at >= _NOTICE_S:
+                self._logged_at = time.monotonic()
+                address, count = reader.connection.address, self.disconnected
+                log.warning("%s: reader %s was disconnected: %s; %d in all", self._what, address, why, count)
         return dropped
 
     def _forget(self, reader: Reader) -> None:
