@@ -46,14 +46,11 @@ def attack(random: Random, seconds: float) -> Outcome:
             end = time.monotonic() + seconds
             sequence = 1
             while (tried == 0 or time.monotonic() < end) and not found:
-                positions = {
-                    random.choice([0, 0, 0, 1, FAR]): random.choice(
-                        [
-                            Position(random.choice([0, epoch, epoch + 1, FAR]), random.choice([0, COUNT, FAR])),
-                            KeyPosition(random.choice([epoch, FAR]), {}, [], random.choice([0, FAR])),
-                        ]
-                    )
-                }
+                forged: list[SlicePosition] = [
+                    Position(random.choice([0, epoch, epoch + 1, FAR]), random.choice([0, COUNT, FAR])),
+                    KeyPosition(random.choice([epoch, FAR]), {}, [], random.choice([0, FAR])),
+                ]
+                positions = {random.choice([0, 0, 0, 1, FAR]): random.choice(forged)}
                 name = random.choice([NAME, f"junk-{random.randrange(1000)}", "../evil", "x" * 255])
                 with suppress(ArchiveError):
                     client.tell(name, positions, random.randbytes(random.choice([0, 31, 32])))
