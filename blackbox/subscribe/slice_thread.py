@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
@@ -237,10 +238,11 @@ class SliceThread:
 
     def note_first_position(self) -> None:
         """Have `first_position` noted, if it begins live."""
+        weak = weakref.ref(self)  # a slice that refers to itself would keep its memory
 
         def note() -> None:
-            if self.join.phase == JoinPhase.LIVE:
-                self.first_position = self.position
+            if (thread := weak()) is not None and thread.join.phase == JoinPhase.LIVE:
+                thread.first_position = thread.position
 
         self._subscription.note_first = note
 
