@@ -224,9 +224,7 @@ class Recording(Frames):
         subscriber = Subscriber(self.feed)
         books = subscriber.book(prefix, max_bytes=max_bytes)
         by: Clock = "ts_event" if self.time_range("ts_event")[1] > 0 else "ts_out"
-        stop = self.time(time, by)
-        if self.time_range(by)[0] < stop:
-            subscriber.replay(Replay(self, stop=stop, prefix=prefix))
+        subscriber.replay(Replay(self, stop=self.time(time, by), prefix=prefix))
         return books
 
     def topics(self) -> list[bytes]:

@@ -318,7 +318,7 @@ class Publisher:
         try:
             _, topic_id, ring, shared, view = self._routes[topic]
             pack, size, payload_bytes, at, kinds = self._packers[len(payload)]  # type: ignore[arg-type]
-            if kinds is not None and payload[at] not in kinds:  # type: ignore[index]
+            if kinds is not None and (type(payload) is not bytes or not kinds or payload[at] not in kinds):
                 self._refuse(payload)  # type: ignore[arg-type]
             try:
                 del ring.turn  # in place of a lock; as with one, Ctrl-C comes before it or behind `finally`
@@ -338,9 +338,8 @@ class Publisher:
         except LargePayloadError:
             data = _bytes_of(payload)
             self.publish_many((topic,), (0,), data, (ts_event,), (0, len(data)))
-        except (struct.error, ValueError, IndexError) as error:
+        except struct.error as error:
             if type(payload) is bytes:
-                self._refuse(payload)
                 raise ValueError(f"ts_event was {ts_event!r}, expected an int64") from error
             self.publish(topic, _bytes_of(payload), ts_event)
         except TypeError:

@@ -95,3 +95,28 @@ def test_wrong_arguments_are_still_told_apart() -> None:
             publisher.publish(b"A.A", "AAA")  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="ts_event was 99999999999999999999, expected an int64"):
             publisher.publish(b"A.A", order(1, b"B", 5), 99999999999999999999)
+
+
+def test_any_buffer_that_is_a_record_is_published() -> None:
+    record = order(1, b"B", 5)
+    array = numpy.frombuffer(record, numpy.uint8)
+    same = [bytearray(record), memoryview(record), array, array.reshape(2, -1), array.view("V36")]
+    feed = Feed.local("records", slices=1, schema="itch50")
+    subscriber = Subscriber(feed, slow=PATIENT)
+    came: list[bytes] = []
+    subscriber.on(b"")(lambda message: came.append(message.payload))
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        for payload in same:
+            publisher.publish(b"A.A", payload)  # type: ignore[arg-type]
+    subscriber.run(until_end=True)
+    assert came == [record] * len(same)
+
+
+@pytest.mark.parametrize("topic", [b"", b"x" * 70_000])
+def test_a_wrong_topic_is_named_as_one(topic: bytes) -> None:
+    with (
+        Publisher(Feed.local("records", slices=1, schema="itch50")) as publisher,
+        pytest.raises(ConfigError, match="topic .*, expected at "),
+    ):
+        publisher.publish(topic, order(1, b"B", 5))

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import msgspec
+import pyarrow
 import pytest
 from blackbox_feeds.dbn import Dbn
 from blackbox_feeds.itch50 import Itch50
@@ -20,6 +21,7 @@ from blackbox.book.books import Books
 from blackbox.book.orders import BUY, SELL
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.controls import Controls
+from tests.book.sessions import order
 from tests.feeds.build import messages_of
 from tests.feeds.test_dbn_book import SNAPSHOT
 from tests.feeds.test_dbn_book import SlowBook as SlowMbo
@@ -232,3 +234,12 @@ def test_books_are_refused_for_a_replay_that_is_published(tmp_path: Path) -> Non
     recording = recorded(tmp_path, lambda: Synthetic(2_000, symbols=3))
     with pytest.raises(ConfigError, match="books was set for a replay that is published"):
         Replay(recording, books=True).publish(Publisher(recording.feed))
+
+
+def test_orders_without_a_time_at_the_start_are_in_the_book(tmp_path: Path) -> None:
+    noon = 1_767_614_400_000_000_000
+    feed = Feed.local("untimed", slices=1, schema="itch50")
+    payloads = [order(number, b"B", 5) for number in (1, 2, 3)]
+    table = pyarrow.table({"topic": ["A.A"] * 3, "ts_event": [0, 0, noon + 2_000], "payload": payloads})
+    day = Recording.create(tmp_path, feed, table)
+    assert [len(day.book_at(noon + after).orders(b"A")) for after in (1_500, 2_001)] == [2, 3]
