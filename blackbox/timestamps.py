@@ -24,6 +24,8 @@ MAX_NS: Final = (1 << 63) - 1
 
 _LEAST_NS: Final = 10**17
 """A time of 1973. A number below it counts larger units, where times in ns are above it."""
+_LAST_NS: Final = 4 * 10**18
+"""A time of 2096. Later times are those of damaged files."""
 _UNITS: Final = (
     (10**8, "no unit since 1970"),
     (10**11, "seconds"),
@@ -71,7 +73,7 @@ def datetime_of(ns: int, zone: str | tzinfo = UTC) -> datetime:
 
 def check_unit(value: int, near_ns: int) -> int:
     """Return a time in ns. Raise ValueError if it looks like another unit. `near_ns`: a time that is known."""
-    if 0 < value < _LEAST_NS <= near_ns:
+    if 0 < value < _LEAST_NS <= near_ns < _LAST_NS:
         unit = next(unit for limit, unit in _UNITS if value < limit)
         raise ValueError(
             f"time was {value}, which looks like {unit}, expected ns since 1970, such as {near_ns}, a date-time such "

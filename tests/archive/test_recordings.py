@@ -108,7 +108,10 @@ def test_times_of_day_are_those_of_each_day(tmp_path: Path) -> None:
     assert payloads(recordings, start=date_time)[0] == f"{DATES[1]} 12"
 
 
-@pytest.mark.parametrize(("start", "stop"), [("14:00", "10:00"), (f"{DATES[1]} 12:00", f"{DATES[0]} 12:00"), (9, 8)])
+@pytest.mark.parametrize(
+    ("start", "stop"),
+    [("14:00", "10:00"), (f"{DATES[1]} 12:00", f"{DATES[0]} 12:00"), (NOON_NS + 9, NOON_NS + 8)],
+)
 def test_a_start_after_the_stop_is_refused(tmp_path: Path, start: Any, stop: Any) -> None:
     recordings = Recordings.open(write_days(tmp_path))
     message = re.escape(f"start was {start!r}, after stop, {stop!r}, expected")

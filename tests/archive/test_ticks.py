@@ -100,7 +100,10 @@ def test_orders_of_symbols_are_kept_apart(
 ) -> None:
     entered = list({(symbol, number): (symbol, number, price) for symbol, number, price in entered}.values())
     rows = [Row(s + b".A", b"A" + bytes(10) + struct.pack(">QcI8sI", n, b"B", 1, b"", p), 1) for s, n, p in entered]
-    rows += [Row(s + b".E", b"E" + bytes(10) + struct.pack(">QIQ", n, shares, 1), 2) for s, n, shares in executed]
+    rows += [
+        Row(s + b".E", b"E" + bytes(10) + struct.pack(">QIQ", n, shares, match), 2)
+        for match, (s, n, shares) in enumerate(executed)
+    ]
     day = Day(tmp_path_factory.mktemp("day") / "day", feed_of(schema="itch50"))
     if rows:
         day.put(0, Put(tuple(rows)))

@@ -122,7 +122,7 @@ def chosen(
     """The wanted messages, in the order in which they are played."""
     return [
         m
-        for m in (sorted(messages, key=lambda m: m.ts_event) if by == "ts_event" else messages)
+        for m in (sorted(messages, key=lambda m: (m.ts_event, m.slice_id)) if by == "ts_event" else messages)
         if m.topic.startswith(prefix)
         and (start is None or getattr(m, by) >= start)
         and (stop is None or getattr(m, by) < stop)

@@ -128,7 +128,9 @@ def test_a_replay_within_a_replay_is_refused(tmp_path: Path) -> None:
 def test_a_misspelt_setting_of_a_replay_names_the_nearest(tmp_path: Path) -> None:
     day = simple_day(tmp_path, range(START, START + 2))
     subscriber = Subscriber(day.feed)
-    with pytest.raises(TypeError, match=r"option was 'spede', expected one of: controls, .*did you mean 'speed'\?"):
+    with pytest.raises(
+        TypeError, match=r"option was 'spede', expected one of: books, controls, .*did you mean 'speed'\?"
+    ):
         subscriber.replay(Recording.open(tmp_path), spede=10.0)
 
 

@@ -144,8 +144,8 @@ def test_quotes_of_iex_summed_by_symbol_are_those_of_the_file(
     frame = spark.read.format("blackbox").option("engine", engine).option("records", "Q").load(str(tops))
     found = frame.groupBy("record_symbol").agg(
         f.sum("bid_size").alias("bids"),
-        f.sum("bid_price").alias("bid"),
-        f.max("ask_price").alias("ask"),
+        f.coalesce(f.sum("bid_price"), f.lit(0)).alias("bid"),
+        f.coalesce(f.max("ask_price"), f.lit(0)).alias("ask"),
         f.unix_micros(f.max("timestamp")).alias("time"),
         f.count("*").alias("type"),
     )
