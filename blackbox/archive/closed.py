@@ -13,6 +13,7 @@ import msgspec
 
 from blackbox.archive.day import MOST_JSON_BYTES, replace_file
 from blackbox.archive.marks import Totals
+from blackbox.documents import Decoder
 from blackbox.errors import JournalError
 from blackbox.regular_file import read_regular
 
@@ -39,6 +40,9 @@ class ClosedSlice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return Totals(self.records, self.messages, self.marks, word - (1 << 64) if word >> 63 else word)
 
 
+_CLOSED_SLICES: Final = Decoder[dict[int, ClosedSlice]]("json", dict[int, ClosedSlice])
+
+
 def read_closed(day: Path) -> dict[int, ClosedSlice]:
     """Return the entry of each slice; one without records has none.
 
@@ -46,12 +50,12 @@ def read_closed(day: Path) -> dict[int, ClosedSlice]:
     """
     path = day / CLOSED
     try:
-        known = msgspec.json.decode(read_regular(path, MOST_JSON_BYTES), type=dict[int, ClosedSlice])
+        known = _CLOSED_SLICES.decode(read_regular(path, MOST_JSON_BYTES))
         for each in known.values():
             _ = each.totals
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise JournalError(f"{path} is damaged: {error}") from error
     return known
 

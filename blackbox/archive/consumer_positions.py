@@ -15,6 +15,7 @@ import msgspec
 
 from blackbox.archive.day import make_directory, replace_file, sync_directory
 from blackbox.block.position import KeyPosition, Number, Position, SlicePosition, split
+from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import ConfigError, PositionError
 from blackbox.feed.feed import check_name
 from blackbox.native.file_lock import FileLock, OwnedError
@@ -44,6 +45,9 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     def positions(self) -> dict[int, SlicePosition]:
         """Return the position of each slice."""
         return {**self.slices, **self.keys}
+
+
+_KEPT: Final = Decoder[Kept]("json", Kept)
 
 
 class PositionFile:
@@ -85,12 +89,12 @@ class PositionFile:
     def read(self) -> Kept | None:
         """Return what is kept; None: nothing. Raises PositionError for a file that cannot be decoded."""
         try:
-            return msgspec.json.decode(read_regular(self.path, _MOST_BYTES), type=Kept)
+            return _KEPT.decode(read_regular(self.path, _MOST_BYTES))
         except FileNotFoundError:
             return None
         except OSError as error:
             raise self._refused("be read", error) from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except DecodeError as error:
             raise PositionError(f"{self.path} is damaged: {error}") from error
 
     def keep(self, feed: str, positions: Mapping[int, SlicePosition]) -> None:

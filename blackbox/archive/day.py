@@ -13,6 +13,7 @@ import numpy
 
 from blackbox import __version__
 from blackbox.archive.format import FORMAT_VERSION
+from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
@@ -109,14 +110,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         except OSError as error:
             raise JournalError(f"{path} cannot be read: {error.strerror}") from error
         try:
-            version = msgspec.json.decode(data, type=_Version).format
+            version = _VERSION.decode(data).format
             if version != FORMAT_VERSION:
                 raise JournalError(f"{path}: format was {version}, expected {FORMAT_VERSION}")
-            document = msgspec.json.decode(data)
+            document = _MANIFEST.decode(data)
             told = document.pop("checksum", "")
             manifest = msgspec.convert(document, cls)
             manifest.check_schema()
-        except (msgspec.DecodeError, UnicodeDecodeError, ConfigError, RecursionError) as error:
+        except (DecodeError, ConfigError) as error:
             raise JournalError(f"{path} is damaged: {error}") from error
         right = _checksum(document)
         if told != right:
@@ -159,6 +160,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 class _Version(msgspec.Struct):
     format: int
+
+
+_VERSION = Decoder[_Version]("json", _Version)
+_MANIFEST = Decoder[dict[str, Any]]("json", dict[str, Any])
 
 
 def _checksum(document: dict[str, Any]) -> str:

@@ -60,8 +60,8 @@ class RecorderStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class Recorder:
     """Record a feed until `stop`. Both lines of a slice are recorded once; gaps stay visible as gaps.
 
-    Life: NEW, `start` (or `with`), RUNNING, `stop`, ENDED; or `run`, which ends at SIGINT and SIGTERM. Blocks go to
-    `<directory>/<feed>/<session date>/`, see docs/journal-format.md. One recorder at a time owns a feed there.
+    Life: NEW, `start` (or `with`), RUNNING, `stop`, ENDED; or `run`, which ends at SIGINT, SIGTERM and SIGHUP. Blocks
+    go to `<directory>/<feed>/<session date>/`, see docs/journal-format.md. One recorder at a time owns a feed there.
 
     Slice threads append, without the GIL. One more thread, the keeper, makes segments and days for them, syncs, and
     ends it all when something is wrong with the files.
@@ -142,7 +142,7 @@ class Recorder:
         return self
 
     def run(self, *, until_end: bool = False, timeout: float = 10.0, silence_timeout: float | None = None) -> None:
-        """Start (unless it runs), record, close. In the main thread SIGINT and SIGTERM end it, without loss.
+        """Start (unless it runs), record, close. In the main thread SIGINT, SIGTERM and SIGHUP end it, without loss.
 
         With `until_end` it also ends when every publisher has closed; `silence_timeout` is `Subscriber.run`'s. Raises
         JournalError when recording had to stop, saying what was lost, and what `Subscriber.run` raises.

@@ -23,6 +23,7 @@ from blackbox.archive.day import make_directory, recorded_days, replace_file, se
 from blackbox.archive.recording import Recording
 from blackbox.arguments import check_integers
 from blackbox.block.position import Number, Position, SlicePosition
+from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import BlackBoxError, ConfigError, JournalError
 from blackbox.feed.feed import Feed
 from blackbox.native.limits import start_thread
@@ -85,12 +86,12 @@ class Deleted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return what is noted in a feed's directory. Raises JournalError when that cannot be read."""
         path = directory / _DELETED
         try:
-            return msgspec.json.decode(read_regular(path, _MOST_BYTES), type=cls)
+            return Decoder[Deleted]("json", cls).decode(read_regular(path, _MOST_BYTES))
         except FileNotFoundError:
             return cls()
         except OSError as error:
             raise JournalError(f"{path} cannot be read: {error.strerror}") from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except DecodeError as error:
             raise JournalError(f"{path} is damaged: {error}") from error
 
 

@@ -12,19 +12,18 @@ import msgspec
 from blackbox.block.position import Place
 from blackbox.bridge.bridge import Say
 from blackbox.bridge.door import ConnectionClosed, Door, ServerConnection, address_of, names_of
+from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import BlackBoxError, BridgeError, ConfigError, HubError, NotStoredError
 from blackbox.feed.feed import Feed
 from blackbox.hub.client import Client
-from blackbox.hub.json_form import Put, error_as_json, number_of, place_as_json
-from blackbox.hub.protocol import MOST_BYTES
+from blackbox.hub.json_form import MOST_ASKED_BYTES, Put, error_as_json, number_of, place_as_json
 
 IN_FLIGHT: Final = 1_000
 """Puts of one client that are not answered at most; no more of it is read then."""
-_MOST_REQUEST_BYTES: Final = 2 * MOST_BYTES
 _MOST_REQUESTS: Final = 4
 """Of one client that wait to be read."""
 _ROOM_S: Final = 0.002
-_DECODER: Final = msgspec.json.Decoder(Put)
+_DECODER: Final = Decoder[Put]("json", Put, MOST_ASKED_BYTES)
 
 
 class InletStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +108,7 @@ class WebSocketInlet:
         self._over: asyncio.Future[None] = self._loop.create_future()
         self._client.start()
         try:
-            async with self._door.open(self._serve_one, _MOST_REQUEST_BYTES, _MOST_REQUESTS):
+            async with self._door.open(self._serve_one, MOST_ASKED_BYTES, _MOST_REQUESTS):
                 bound()
                 await self._over
         finally:
@@ -147,7 +146,7 @@ class WebSocketInlet:
             asked = _DECODER.decode(text)
             number, until = asked.number, until + asked.timeout_s
             return number, until, await self._put_soon(asked, until)
-        except (BlackBoxError, msgspec.DecodeError, UnicodeError, ValueError) as error:
+        except (BlackBoxError, DecodeError, ValueError) as error:
             placed: asyncio.Future[Place] = self._loop.create_future()
             placed.set_exception(error)
             return number or number_of(text), until, placed
@@ -175,7 +174,7 @@ class WebSocketInlet:
             async with asyncio.timeout_at(until):
                 answer = place_as_json(await placed)
             self._put += 1
-        except (BlackBoxError, TimeoutError, msgspec.DecodeError, UnicodeError, ValueError) as error:
+        except (BlackBoxError, TimeoutError, DecodeError, ValueError) as error:
             if not str(error):  # as asyncio raises it
                 error = NotStoredError(f"the hub of feed {self.feed.name!r} did not answer in time")
             self._failed += 1

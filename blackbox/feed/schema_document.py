@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, Self
 import msgspec
 import numpy
 
+from blackbox.documents import Decoder
 from blackbox.errors import ConfigError
 from blackbox.feed.schema import (
     ABSENT,
@@ -160,7 +161,7 @@ def _record(fields: Iterable[FieldLayout], size: int) -> numpy.dtype[Any]:
 @lru_cache(64)
 def _schema_of(text: bytes) -> Schema:
     """Return one object for all days with the same schema, so that what is derived from it is made once."""
-    document = msgspec.json.decode(text, type=SchemaDocument)
+    document = Decoder[SchemaDocument]("json", SchemaDocument).decode(text)
     records = {}
     for kind, each in document.types.items():
         try:

@@ -14,12 +14,14 @@ import zmq
 import zmq.asyncio
 
 from blackbox.block.plain_message import as_object
+from blackbox.documents import DecodeError
 from blackbox.errors import BlackBoxError, ConfigError, NotStoredError
 from blackbox.feed.endpoint import check_endpoint, transport_of
 from blackbox.feed.security import is_loopback
 from blackbox.hub.async_client import AsyncClient
 from blackbox.hub.json_form import (
     ASKED,
+    MOST_ASKED_BYTES,
     Asked,
     Get,
     Put,
@@ -29,7 +31,6 @@ from blackbox.hub.json_form import (
     number_of,
     place_as_json,
 )
-from blackbox.hub.protocol import MOST_BYTES
 from blackbox.native.limits import Needs
 from blackbox.transport.context import new_context
 from blackbox.transport.server_thread import bind
@@ -39,7 +40,6 @@ log = logging.getLogger("blackbox")
 _MOST_AT_ONCE: Final = 1_000
 """Requests that are being done; who asks for more is told so. With as many answers that wait nothing is read."""
 _ROOM_S: Final = 0.01
-_MOST_REQUEST_BYTES: Final = 2 * MOST_BYTES
 _NEEDS: Final = Needs(descriptors=64)
 
 
@@ -66,7 +66,7 @@ class DrivenClient:
             stack.callback(socket.close)
             socket.linger = 0
             socket.router_mandatory = True  # without it an answer for which there is no room is dropped
-            socket.setsockopt(zmq.MAXMSGSIZE, _MOST_REQUEST_BYTES)
+            socket.setsockopt(zmq.MAXMSGSIZE, MOST_ASKED_BYTES)
             bind(socket, self._endpoint, "endpoint")
             bound()
             running = set[asyncio.Task[None]]()
@@ -88,7 +88,7 @@ class DrivenClient:
                     f"requests were more than {_MOST_AT_ONCE} at once, expected some to be answered first"
                 )
             answer = await self._do(asked)
-        except (BlackBoxError, TimeoutError, msgspec.DecodeError, UnicodeError, ValueError) as error:
+        except (BlackBoxError, TimeoutError, DecodeError, ValueError) as error:
             answer = error_as_json(error)
         frames = [*envelope, msgspec.json.encode({"number": number_of(text), **answer})]
         async with self._sending:  # one looks for room

@@ -8,7 +8,12 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from blackbox.block.position import NOWHERE, Number, Place
+from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import ConfigError, ConflictError
+from blackbox.hub.protocol import MOST_BYTES
+
+MOST_ASKED_BYTES: Final = 2 * MOST_BYTES
+"""The largest request: its payload is in base64."""
 
 
 class _Request(
@@ -89,14 +94,15 @@ class _Numbered(msgspec.Struct):
 
 
 Asked = Put | Subscribe | Unsubscribe | Get | Commit
-ASKED: Final = msgspec.json.Decoder(Asked)
+ASKED: Final = Decoder[Asked]("json", Asked, MOST_ASKED_BYTES)
+_NUMBERED: Final = Decoder[_Numbered]("json", _Numbered, MOST_ASKED_BYTES)
 
 
 def number_of(text: str | bytes) -> int:
     """Return the number of a request that cannot be understood; 0 where it has none."""
     try:
-        return msgspec.json.decode(text, type=_Numbered).number
-    except (msgspec.DecodeError, UnicodeError):
+        return _NUMBERED.decode(text).number
+    except DecodeError:
         return 0
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-import msgspec
 import zmq
 
+from blackbox.documents import DecodeError
 from blackbox.feed.feed import Feed
 from blackbox.hub.pair import FOLLOWS, LEADS, Follow, Lead, Pair, Standing
 from blackbox.hub.protocol import ENCODER
@@ -24,7 +24,6 @@ _MOST_ANSWER_BYTES: Final = 64 << 20
 _QUEUE: Final = 8
 _BEATS: Final = 8
 """Questions in the time of silence after which the peer counts as dead."""
-_NOT_UNDERSTOOD: Final = msgspec.DecodeError, UnicodeDecodeError, RecursionError
 
 
 class Link:
@@ -91,7 +90,7 @@ class Link:
         with suppress(zmq.Again):
             while True:
                 text = self._asks.recv(zmq.NOBLOCK)
-                with suppress(*_NOT_UNDERSTOOD):
+                with suppress(DecodeError):
                     lead = LEADS.decode(text)
                     if self._is_of_peer(lead.standing) and lead.number == self._number:
                         found, self._unanswered = lead, 0
@@ -103,7 +102,7 @@ class Link:
         with suppress(zmq.Again):
             while True:
                 peer, *rest = self._answers.recv_multipart(zmq.NOBLOCK, copy=False)
-                with suppress(*_NOT_UNDERSTOOD):
+                with suppress(DecodeError):
                     follow = FOLLOWS.decode(rest[0].bytes)
                     if self._is_of_peer(follow.standing, key_of(rest[0])):
                         found = follow

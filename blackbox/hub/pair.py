@@ -11,6 +11,7 @@ from typing import Final, Literal
 import msgspec
 
 from blackbox.block.position import Number
+from blackbox.documents import Decoder
 from blackbox.errors import ConfigError
 from blackbox.feed.endpoint import check_archive
 from blackbox.feed.feed import Feed
@@ -144,8 +145,8 @@ class Lead(msgspec.Struct, frozen=True, array_like=True, tag="lead"):
     """Why it cannot go on with the one that asks; empty: it can."""
 
 
-FOLLOWS: Final = msgspec.msgpack.Decoder(Follow)
-LEADS: Final = msgspec.msgpack.Decoder(Lead)
+FOLLOWS: Final = Decoder[Follow]("msgpack", Follow)
+LEADS: Final = Decoder[Lead]("msgpack", Lead)
 
 
 def next_term(before: int, role: Literal["primary", "backup"]) -> int:

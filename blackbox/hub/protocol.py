@@ -10,6 +10,7 @@ import numpy
 from numpy.typing import DTypeLike, NDArray
 
 from blackbox.block.position import Number
+from blackbox.documents import Decoder
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import Schema
@@ -166,9 +167,10 @@ class FoundSites(msgspec.Struct, frozen=True, array_like=True, tag="found"):
 FIRST: Final = bytes(4)
 """The index of a request of one put."""
 
-REQUESTS: Final = msgspec.msgpack.Decoder(Hello | Put | FindSites)
-ANSWERS: Final = msgspec.msgpack.Decoder(Welcome | Stored | Refused | Expected | Ended | Passive)
-FOUND: Final = msgspec.msgpack.Decoder(FoundSites | Ended)
+REQUESTS: Final = Decoder[Hello | Put | FindSites]("msgpack", Hello | Put | FindSites)
+Answer = Welcome | Stored | Refused | Expected | Ended | Passive
+ANSWERS: Final = Decoder[Answer]("msgpack", Answer)
+FOUND: Final = Decoder[FoundSites | Ended]("msgpack", FoundSites | Ended)
 ENCODER: Final = msgspec.msgpack.Encoder()
 
 

@@ -20,6 +20,7 @@ import numpy
 import zmq
 
 from blackbox.block.position import Place
+from blackbox.documents import DecodeError
 from blackbox.errors import EndpointError, HubError, NotStoredError
 from blackbox.feed.feed import Feed
 from blackbox.hub.condition_columns import error_of
@@ -446,7 +447,10 @@ class Sender:
         self.why = refusal_of(self._connections.failures.keys() - {Failure.LEFT}, self._keys)
 
     def _take(self, text: bytes) -> None:
-        answer = ANSWERS.decode(text)
+        try:
+            answer = ANSWERS.decode(text)
+        except DecodeError as error:
+            raise HubError(f"{self._feed.hub} did not answer as a hub does: {error}") from error
         if isinstance(answer, Stored):
             self._answered(answer.first, answer)
         elif isinstance(answer, Refused):

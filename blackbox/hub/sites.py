@@ -18,6 +18,7 @@ import msgspec
 import zmq
 from msgspec.structs import replace
 
+from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import BlackBoxError, ConfigError
 from blackbox.feed.feed import Feed
 from blackbox.hub.join import Join
@@ -36,6 +37,7 @@ from blackbox.transport.wakeup import Pipe
 log = logging.getLogger("blackbox")
 
 _MOST_ANSWER_BYTES: Final = 32 << 20
+_FEED: Final = Decoder[Feed]("json", Feed, MOST_FEED_BYTES)
 _LATELY: Final = 3
 """Questions without an answer after which a hub is away: it is asked on, and others are told of it no more."""
 _CONNECTING_S: Final = 0.25
@@ -378,7 +380,7 @@ class _Asked:
                 text = self.socket.recv(zmq.NOBLOCK)
                 try:
                     answer = FOUND.decode(text)
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                except DecodeError as error:
                     answer = Ended(f"its answer was not understood: {error}")
                 if isinstance(answer, FoundSites) and answer.number != self._number:
                     continue
@@ -408,6 +410,6 @@ def _told_of(feed: Feed) -> Feed:
 def _feed_of(site: Site) -> Feed:
     """Return a site's feed. Raises ConfigError naming what is wrong with it."""
     try:
-        return feed_of_hub(_told_of(msgspec.json.decode(site.feed, type=Feed)))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return feed_of_hub(_told_of(_FEED.decode(site.feed)))
+    except DecodeError as error:
         raise ConfigError(f"its feed was not understood: {error}") from None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 import msgspec
 import zmq
 
+from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import ConfigError, ControlError, EndpointError
 from blackbox.feed.endpoint import check_endpoint
 from blackbox.feed.feed import Feed
@@ -77,7 +78,9 @@ class GetStatus(Request, frozen=True, tag="status"):
     """Only answer with the status."""
 
 
-_REQUESTS: Final = msgspec.json.Decoder(SetSpeed | Pause | Resume | Step | Seek | Stop | GetStatus)
+Asked = SetSpeed | Pause | Resume | Step | Seek | Stop | GetStatus
+_REQUESTS: Final = Decoder[Asked]("json", Asked, _MOST_BYTES)
+_ANSWERS: Final = Decoder[dict[str, Any]]("json", dict[str, Any])
 
 
 class ControlSocket:
@@ -131,7 +134,7 @@ class ControlSocket:
             if len(frames) != 1:
                 raise ValueError(f"request had {len(frames)} frames, expected 1")
             self._do(_REQUESTS.decode(frames[0]))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except DecodeError as error:
             return _error(f'request was not understood: {error}; expected JSON such as {{"do": "pause"}}')
         except ValueError as error:
             return _error(str(error))
@@ -182,11 +185,11 @@ def ask(endpoint: str, request: Request, timeout: float = 2.0, feed: Feed | None
             raise ControlError(f"no replay answered at {endpoint} within {timeout:g} s{hint}")
         answer = socket.recv()
     try:
-        document: Any = msgspec.json.decode(answer)
-        if isinstance(document, dict) and "error" in document:
+        document = _ANSWERS.decode(answer)
+        if "error" in document:
             raise ControlError(str(document["error"]))
         return msgspec.convert(document, ReplayStatus)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DecodeError as error:
         raise ControlError(f"{endpoint} did not answer as a replay does: {error}") from error
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from blackbox.documents import Decoder
+
+_COUNTS: Final = Decoder[dict[str, Any]]("json", dict[str, Any])
 
 
 def write_metrics(directory: str, what: str, **counts: Any) -> None:
@@ -23,7 +27,7 @@ def read_metrics(directory: str, what: str) -> dict[str, int]:
     total: dict[str, int] = {"files": 0}
     for path in Path(directory).glob(f"{what}-*.json"):
         total["files"] += 1
-        for key, value in json.loads(path.read_text()).items():
+        for key, value in _COUNTS.decode(path.read_bytes()).items():
             if isinstance(value, int) and key != "slice":
                 total[key] = total.get(key, 0) + value
     return total

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple
 
+from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import ConfigError
 
 MEGABYTE: Final = 1 << 20
@@ -77,16 +77,16 @@ NAMES: Final = (
 _KNOWN: Final = {name.lower(): name for name in NAMES}
 
 
+_PATHS: Final = Decoder[list[str]]("json", list[str])
+
+
 def _paths(given: dict[str, str]) -> tuple[str, ...]:
     found = [given["path"]] if "path" in given else []
     if "paths" in given:
         try:
-            more = json.loads(given["paths"])
-        except ValueError:
-            more = None
-        if not isinstance(more, list) or not all(isinstance(path, str) for path in more):
-            raise ConfigError(f"option 'paths' was {given['paths']!r}, expected a JSON list of texts")
-        found += more
+            found += _PATHS.decode(given["paths"])
+        except DecodeError:
+            raise ConfigError(f"option 'paths' was {given['paths']!r}, expected a JSON list of texts") from None
     if not found:
         raise ConfigError("there was no path, expected load(path), load([path, ...]) or OPTIONS (path '...')")
     return tuple(found)

@@ -255,3 +255,60 @@ def test_no_answer_is_dropped_for_who_reads_late(tmp_path: Path) -> None:
         return found
 
     assert asyncio.run(drive()) == set(range(count))
+
+
+HOSTILE: Final = (
+    b"{" * 1_000,
+    b'{"do": "commit", "number": 1, "x": ' + b"[" * 1_000 + b"]" * 1_000 + b"}",
+    b'{"number": ' + b'{"a":' * 1_000,
+    b"",
+    b"\xff",
+    b"null",
+    b'{"do": "put", "number": 1}',
+    b'{"do": "put", "topic": "A", "text": "x", "ts_event": 1180591620717411303424}',
+    b'{"do": "put", "topic": "A", "text": "x", "ttl_s": 1e308}',
+    b'{"do": "put", "topic": "A", "text": "x", "ttl_s": -1}',
+    b'{"do": "put", "topic": "\\ud800", "text": "x"}',
+    b'{"do": "put", "topic": "\\u0000", "text": "x"}',
+    b'{"do": "put", "topic": "A", "text": "x", "id": ""}',
+    b'{"do": "put", "topic": "A", "text": "x", "if_at": {"slice": -1, "epoch": 1, "sequence": 1}}',
+    b'{"do": "put", "topic": "A", "text": "x", "if_at": {"slice": 99999999999999999999, "epoch": 1, "sequence": 1}}',
+    b'{"do": "put", "topic": "A", "text": "x", "if_at": {"slice": 0, "epoch": 18446744073709551615, "sequence": -5}}',
+    b'{"do": "get", "prefix": "nobody", "timeout_s": 0}',
+    b'{"do": "unsubscribe", "prefix": "\\u0000"}',
+    b'{"do": "subscribe", "prefix": "\\u0000A"}',
+    b'{"do": "subscribe", "prefix": "A", "timeout_s": 86401}',
+)
+
+
+def test_no_request_ends_a_driven_client(tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    """One frame of 2 KB, nested 1,000 deep, ended it."""
+    feed = hub_feed("desk", slices=1)
+    (endpoint,) = free_endpoints("tcp", "driven", 1, 1)[0]
+
+    def ask_all() -> list[Any]:
+        driver = Driver(context, endpoint)
+        try:
+            assert driver.ask(do="put", topic="A.x", text="first") is not None
+            answers = []
+            for frame in HOSTILE:
+                driver._socket.send(frame)
+                answers.append(driver.answer())
+            last = driver.ask(do="put", topic="A.x", text="last")
+            return [*answers, last]
+        finally:
+            driver.close()
+
+    async def run() -> list[Any]:
+        async with AsyncClient(feed, "desk", tmp_path / "positions") as client:
+            serves = asyncio.ensure_future(DrivenClient(client, endpoint).serve())
+            answers = await asyncio.to_thread(ask_all)
+            assert not serves.done(), serves.exception()
+            serves.cancel()
+            await asyncio.wait((serves,))
+            return answers
+
+    with Hub(feed, tmp_path / "hub"):
+        *answers, last = asyncio.run(run())
+    assert [HOSTILE[n] for n, answer in enumerate(answers) if answer is None or "error" not in answer] == []
+    assert "sequence" in last

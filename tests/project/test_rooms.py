@@ -14,6 +14,7 @@ ORDER = (
     "timestamps",
     "user_cache",
     "regular_file",
+    "documents",
     "native",
     "feed",
     "block",

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from blackbox.archive.export.table import Chosen, Pick, Picks
 from blackbox.block.batch import Batch
+from blackbox.documents import DecodeError, Decoder
 from blackbox.feed.schema import ABSENT, BreakFields, QuoteFields, Schema, TradeFields
 from blackbox.feed.symbol import BEFORE_FIRST, WHOLE, SymbolRule
 
@@ -604,13 +605,13 @@ def _reader(within: str, members: Sequence[str | None]) -> Callable[[Any], tuple
     inner: Any = msgspec.defstruct("Inner", fields)
     either = inner | list[Any] | str | bool | int | float | None
     document = ("inner", either, msgspec.field(name=within, default=None))
-    decode = msgspec.json.Decoder(msgspec.defstruct("Document", [*fields, document])).decode
+    decode = Decoder[Any]("json", msgspec.defstruct("Document", [*fields, document])).decode
     attributes = [names[each] if each else "" for each in members]
 
     def read(payload: bytes | None) -> tuple[Any, ...]:
         found: Any = None
         if payload is not None and (start := payload.find(b"{")) >= 0:
-            with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            with suppress(DecodeError):
                 found = decode(payload[start:])
         own = [getattr(getattr(found, "inner", None), name, None) for name in attributes]
         return tuple(

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-import msgspec
 import zmq
 
 from blackbox.archive.serve.protocol import (
@@ -25,6 +24,7 @@ from blackbox.archive.serve.protocol import (
     Request,
 )
 from blackbox.block.block import Block
+from blackbox.documents import DecodeError
 from blackbox.errors import ArchiveError, BlockError, EndpointError
 from blackbox.native.limits import Needs
 from blackbox.subscribe.repair import awake_s
@@ -143,7 +143,7 @@ class Connection:
                 continue
             try:
                 answer = ANSWERS.decode(frames[1])
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except DecodeError as error:
                 raise ArchiveError(f"{self.endpoint} did not answer as an archive does: {error}") from error
             if isinstance(answer, Refusal) and not answer.is_stale:
                 raise ArchiveError(f"{self.endpoint}: {answer.why}")

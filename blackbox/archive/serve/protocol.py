@@ -8,6 +8,7 @@ import msgspec
 
 from blackbox.archive.consumer_positions import SECRET_BYTES
 from blackbox.block.position import KeyPosition, Number, Position
+from blackbox.documents import Decoder
 
 MOST_REQUEST_BYTES: Final = 65_536 * 2
 """Of one frame of a request: two topics, and some numbers, or MOST_RANGES."""
@@ -270,6 +271,8 @@ class Refusal(msgspec.Struct, frozen=True, tag_field="is", tag="error"):
     """Whether only its cursor is not of this archive: ask again without it."""
 
 
-REQUESTS: Final = msgspec.msgpack.Decoder(AskAbout | AskBlocks | AskEnds | AskImage | TellConsumer)
-ANSWERS: Final = msgspec.msgpack.Decoder(Piece | About | Ends | Image | Noted | Refusal)
+Asked = AskAbout | AskBlocks | AskEnds | AskImage | TellConsumer
+Answer = Piece | About | Ends | Image | Noted | Refusal
+REQUESTS: Final = Decoder[Asked]("msgpack", Asked)
+ANSWERS: Final = Decoder[Answer]("msgpack", Answer)
 ENCODER: Final = msgspec.msgpack.Encoder()

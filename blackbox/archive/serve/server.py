@@ -33,6 +33,7 @@ from blackbox.archive.serve.protocol import (
 )
 from blackbox.archive.serve.turns import Turns
 from blackbox.block.position import SlicePosition
+from blackbox.documents import DecodeError
 from blackbox.errors import ArchiveError, BlackBoxError, ConfigError, PositionError, RightsError
 from blackbox.feed.endpoint import check_archive
 from blackbox.feed.feed import Feed
@@ -153,8 +154,9 @@ class ArchiveServer:
         give_way()  # so does the thread that sends for it, which is started from here
         with ExitStack() as stack:
             context = stack.enter_context(new_context("archive", _NEEDS))
+            bound = self.endpoints if self._feed is None else [self._feed.bound(each) for each in self.endpoints]
             if self._feed is not None:
-                self._gate = open_gate(context, self._feed, self.endpoints, f"archive {self.directory}")
+                self._gate = open_gate(context, self._feed, bound, f"archive {self.directory}")
             if self._gate is not None:
                 stack.callback(self._gate.close)
             socket = stack.enter_context(context.socket(zmq.ROUTER))
@@ -163,7 +165,7 @@ class ArchiveServer:
             socket.sndhwm, socket.rcvhwm = QUEUE_PIECES, QUEUE_REQUESTS
             socket.linger = _LINGER_MS
             keep_alive(socket, must_take=True)
-            for endpoint in self.endpoints:
+            for endpoint in bound:
                 allow_ipv6(socket, endpoint)
                 if self._gate is not None:
                     self._gate.secure(socket, endpoint)
@@ -211,7 +213,7 @@ class ArchiveServer:
         what, answer = "answered", []
         try:
             answer = self._answer_to(reader, request[2], most_bytes)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except DecodeError as error:
             refusal = Refusal(f"request was not understood: {error}")
         except (BlackBoxError, OSError, ValueError) as error:
             refusal = Refusal(str(error), isinstance(error, StaleCursorError))

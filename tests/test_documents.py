@@ -1,0 +1,72 @@
+"""JSON and msgpack of others: bounded in bytes and depth, in one place."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from blackbox.documents import DecodeError, Decoder
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = [*sorted((ROOT / "blackbox").rglob("*.py")), *sorted((ROOT / "feeds").rglob("*.py"))]
+DEPTH = 100_000
+
+
+class Asked(msgspec.Struct):
+    prefix: str
+
+
+@pytest.mark.parametrize(
+    ("form", "document"),
+    [
+        ("json", b'{"prefix": "A", "x": ' + b"[" * 1_000 + b"]" * 1_000 + b"}"),
+        ("json", b'{"x": ' + b"[" * DEPTH),
+        ("json", b'{"prefix": ' + b'{"a":' * DEPTH),
+        ("msgpack", b"\x82\xa6prefix\xa1A\xa1x" + b"\x91" * 1_000 + b"\xc0"),
+        ("msgpack", b"\x82\xa1x" + b"\x91" * DEPTH),
+        ("msgpack", b"\x82\xa1x" + b"\x81\xa1a" * DEPTH),
+    ],
+)
+def test_a_document_that_is_nested_deeply_is_an_error_of_the_document(form: Any, document: bytes) -> None:
+    """A frame of 2 KB, nested 1,000 deep, ended `blackbox client` with RecursionError."""
+    for kind in (Asked, Any):
+        with pytest.raises(DecodeError):
+            Decoder[Any](form, kind).decode(document)
+
+
+def test_its_bytes_are_bounded() -> None:
+    decoder = Decoder[list[int]]("json", list[int], 100)
+    assert decoder.decode(b"[1]" + b" " * 97) == [1]
+    with pytest.raises(DecodeError, match="document had 101 bytes, expected at most 100"):
+        decoder.decode(b"[1]" + b" " * 98)
+
+
+def test_what_is_no_text_is_an_error_of_the_document() -> None:
+    with pytest.raises(DecodeError):
+        Decoder[Asked]("json", Asked).decode(b'{"prefix": "\xff"}')
+    with pytest.raises(DecodeError):
+        Decoder[Asked]("msgpack", Asked).decode(b"\x81\xa6prefix\xa1\xff")
+
+
+def calls(path: Path) -> Iterator[str]:
+    """Yield every use of a decoder of JSON or msgpack."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute):
+            text = ast.unparse(node)
+            if re.fullmatch(r"json\.loads?|msgspec\.(json|msgpack)\.(decode|Decoder)", text):
+                yield text
+        elif isinstance(node, ast.ImportFrom) and node.module in {"json", "msgspec.json", "msgspec.msgpack"}:
+            yield f"from {node.module}"
+
+
+def test_all_that_is_decoded_goes_through_it() -> None:
+    found = {str(path.relative_to(ROOT)): texts for path in SOURCES if (texts := set(calls(path)))}
+    assert found == {"blackbox/documents.py": {"msgspec.json.Decoder", "msgspec.msgpack.Decoder"}}
+    assert sys.getrecursionlimit() <= 10_000
