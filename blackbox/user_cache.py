@@ -13,8 +13,14 @@ from blackbox.errors import ConfigError
 
 
 def user_cache() -> Path:
-    """Return `blackbox` in `XDG_CACHE_HOME`, else in `~/.cache`. It need not exist."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blackbox"
+    """Return `blackbox` in `XDG_CACHE_HOME`, else in `~/.cache`, or `/.cache` without a home. It need not exist."""
+    if named := os.environ.get("XDG_CACHE_HOME"):
+        return Path(named) / "blackbox"
+    try:
+        home = Path.home()
+    except RuntimeError:  # no HOME, and no entry in passwd
+        home = Path("/")
+    return home / ".cache" / "blackbox"
 
 
 @contextmanager

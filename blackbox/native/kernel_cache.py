@@ -14,12 +14,11 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryFile
 from types import FunctionType
 from typing import Final, Self
 
@@ -99,25 +98,26 @@ class KernelCacheLocator:
 
     @classmethod
     def from_function(cls, function: FunctionType, file: str) -> Self | None:
-        """Return the locator of a function; None if it is not of these packages, or nothing can be written."""
+        """Return the locator of a function; None if it is not of these packages.
+
+        It is there also where nothing can be written: numba's own locators would find kernels that may be stale.
+        """
         module = _modules().get(Path(file).resolve())
         if module is None:
             return None
         locator = cls(module, function.__code__.co_firstlineno)
-        try:
+        with suppress(OSError):  # what is there can be read
             locator.ensure_cache_path()
-        except OSError:
-            return None
         return locator
 
     def ensure_cache_path(self) -> None:
-        """Make the directory, in place of the oldest of this module. Raises OSError when it cannot be written."""
+        """Make the directory, and remove the oldest ones of this module. Raises OSError when it cannot be made."""
         if not self._directory.is_dir():
             self._directory.mkdir(parents=True, exist_ok=True)
-            others = self._directory.parent.glob(f"{self._module}-*")
-            for old in sorted(others, key=lambda path: path.stat().st_mtime)[:-_KEPT]:
-                shutil.rmtree(old, ignore_errors=True)
-        TemporaryFile(dir=self._directory).close()
+            with suppress(OSError):  # another process may remove them, too
+                others = self._directory.parent.glob(f"{self._module}-*")
+                for old in sorted(others, key=lambda path: path.stat().st_mtime)[:-_KEPT]:
+                    shutil.rmtree(old, ignore_errors=True)
 
     def get_cache_path(self) -> str:
         """Return the directory of the module's kernels."""

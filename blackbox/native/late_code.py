@@ -6,6 +6,9 @@ that it finds. Here both wait until something is compiled.
 
 from __future__ import annotations
 
+import logging
+import threading
+from pickle import UnpicklingError
 from typing import Any
 
 import llvmlite.binding as llvm
@@ -13,7 +16,13 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.codegen import JITCodeLibrary
 from numba.core.runtime import rtsys
 
+from blackbox.native.kernel_cache import cache_root
+
 __all__ = ["KernelCache"]
+
+log = logging.getLogger("blackbox")
+
+_warned = threading.Event()
 
 
 class _LateLibrary(JITCodeLibrary):  # type: ignore[misc]  # numba has no types
@@ -64,7 +73,23 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
     _impl_class = _KernelCacheImpl
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
-        """Return the compiled kernel, or None if it is not cached."""
+        """Return the compiled kernel, or None if it is not cached, or cannot be read."""
         rtsys.initialize(target_context)  # all that a compiled kernel needs
-        with self._guard_against_spurious_io_errors():
+        try:
             return self._load_overload(signature, target_context)
+        except (OSError, EOFError, UnpicklingError):
+            return None
+
+    def save_overload(self, signature: Any, compiled: Any) -> None:
+        """Keep a compiled kernel, where that can be written; else warn, once."""
+        try:
+            self._save_overload(signature, compiled)
+        except OSError as error:
+            if not _warned.is_set():
+                _warned.set()
+                log.warning(
+                    "compiled kernels are not kept, each start compiles them again: %s cannot be written (%s); "
+                    "set XDG_CACHE_HOME to a directory that can",
+                    cache_root(),
+                    error.strerror or error,
+                )

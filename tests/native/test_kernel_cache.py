@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -13,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from blackbox.feed.endpoint import free_endpoints
 from blackbox.native import kernel_cache
 from blackbox.native.kernel_cache import digest_of
+from blackbox.user_cache import user_cache
 from tests.support import Script
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,11 +121,99 @@ def test_numbas_own_directory_is_used_where_it_is_set(package: Path, tmp_path: P
     assert place.is_relative_to(tmp_path / "numba" / "kernels")
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(package: Path, tmp_path: Path) -> None:
+ASK_TWO = (
+    ASK
+    + """
+from blackbox.native.jit import njit
+import blackbox_feeds.made as made
+print(njit(cache=True)(made.ask.py_func)())
+"""
+)
+
+
+def ask_where_nothing_can_be_written(package: Path, **environment: str) -> tuple[list[str], str]:
+    """Return what is printed by a process that may write no byte to any file, and its log."""
+    paths = os.pathsep.join([str(package.parent), str(ROOT)])
+    code = f"import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n{ASK_TWO}"
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", code],
+        capture_output=True,
+        text=True,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": paths} | environment,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split(), done.stderr
+
+
+@pytest.mark.parametrize("where", ["XDG_CACHE_HOME", "HOME", "NUMBA_CACHE_DIR"])
+def test_a_cache_that_cannot_be_written_is_done_without_and_told_once(
+    package: Path, tmp_path: Path, where: str
+) -> None:
+    """A file has the name of the directory, so that no user can make it."""
     (tmp_path / "file").touch()
-    answer, _, place = ask(package, XDG_CACHE_HOME=str(tmp_path / "file"))
-    assert answer == 41
-    assert not place.is_relative_to(tmp_path / "file")
+    (answer, is_cached, place, again), log = ask_where_nothing_can_be_written(
+        package, **{where: str(tmp_path / "file")}
+    )
+    assert (answer, is_cached, again) == ("41", "0", "41")
+    assert place.startswith(str(tmp_path / "file"))
+    assert log.count("compiled kernels are not kept") == 1
+    assert "set XDG_CACHE_HOME to a directory that can" in log
+    assert len(log.splitlines()) == 1
+
+
+def test_a_full_disk_keeps_no_kernel_and_ends_nothing(package: Path, tmp_path: Path) -> None:
+    (answer, is_cached, _, again), log = ask_where_nothing_can_be_written(package, XDG_CACHE_HOME=str(tmp_path / "new"))
+    assert (answer, is_cached, again) == ("41", "0", "41")
+    assert log.count("compiled kernels are not kept") == len(log.splitlines()) == 1
+    assert "File too large" in log
+
+
+def test_a_cache_that_holds_all_need_not_be_written(package: Path) -> None:
+    """As in an image."""
+    assert ask(package)[:2] == (41, False)
+    cache = package.parent / "cache"
+    answer, log = ask_where_nothing_can_be_written(package, XDG_CACHE_HOME=str(cache))
+    assert answer[:2] == ["41", "1"]
+    assert log == ""
+
+
+def test_a_kernel_that_was_cut_short_is_compiled_anew(package: Path) -> None:
+    place = ask(package)[2]
+    (kept,) = place.glob("*.nbc")
+    kept.write_bytes(kept.read_bytes()[:100])
+    assert ask(package)[:2] == (41, False)
+    assert ask(package)[:2] == (41, True)
+
+
+def test_numbas_own_cache_beside_the_sources_is_never_used(package: Path, tmp_path: Path) -> None:
+    """It does not look at constants of other files."""
+    (tmp_path / "file").touch()
+    for answer in (41, 42):
+        (package / "constant.py").write_text(f"ANSWER = {answer}\n")
+        assert ask(package, XDG_CACHE_HOME=str(tmp_path / "file"))[:2] == (answer, False)
+    assert not list(package.rglob("*.nbi"))
+
+
+def test_a_user_without_a_home_has_the_cache_of_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(_uid: int) -> None:
+        raise KeyError("no entry")
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    assert user_cache() == Path("/.cache/blackbox")
+    monkeypatch.setenv("HOME", "/")
+    assert user_cache() == Path("/.cache/blackbox")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache/desk")
+    assert user_cache() == Path("/var/cache/desk/blackbox")
+
+
+def test_the_file_of_used_ports_may_be_nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    ports = {endpoint for _ in range(20) for (endpoint,) in free_endpoints("tcp", "unkept", 2, 1)}
+    assert len(ports) > 20
 
 
 ASK_WHEN_TOLD = """
