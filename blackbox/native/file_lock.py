@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import threading
 from pathlib import Path
+
+_here: dict[tuple[int, int], int] = {}
+"""By device and number, the process that owns each file that this one, or the one that it was forked from, owns."""
+_changes = threading.Lock()
+os.register_at_fork(after_in_child=_changes._at_fork_reinit)
 
 
 class OwnedError(Exception):
@@ -12,27 +19,46 @@ class OwnedError(Exception):
 
 
 class FileLock:
-    """Ownership of a file: held while open, and let go by the system when its process dies."""
+    """Ownership of a file: held while open, and released by the system when its process dies.
+
+    Processes that are forked meanwhile have no part in it: their parent may be killed before them. So it is a lock that
+    the system keeps by process, which knows nothing of others of the same one: `_here` does.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Take it. Raises OwnedError when another process has it, OSError."""
+        """Take it. Raises OwnedError when another process has it, or this one already; OSError."""
+        with _changes:  # closing the file once more would release it, also for the other owner in this process
+            self._take(path)
+
+    def _take(self, path: Path) -> None:
+        me = os.getpid()
+        try:
+            found = path.stat()
+            if _here.get((found.st_dev, found.st_ino)) == me:
+                raise OwnedError(f"process {me}")
+        except FileNotFoundError:
+            pass
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, b"process %d\n" % os.getpid(), 0)
-        except BlockingIOError:
+            os.pwrite(self._fd, b"process %d\n" % me, 0)
+            made = os.fstat(self._fd)
+            self._place = made.st_dev, made.st_ino
+            _here[self._place] = me
+        except BaseException as error:
             owner = os.pread(self._fd, 64, 0).decode(errors="replace").strip() or "another process"
             os.close(self._fd)
-            raise OwnedError(owner) from None
-        except BaseException as error:
-            os.close(self._fd)
             if isinstance(error, OSError):
+                if error.errno in (errno.EAGAIN, errno.EACCES):
+                    raise OwnedError(owner) from None
                 raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from error
             raise
 
     def close(self) -> None:
-        """Let go."""
-        os.ftruncate(self._fd, 0)
-        fcntl.flock(self._fd, fcntl.LOCK_UN)  # closing alone would not do while a forked process has the file too
-        os.close(self._fd)
+        """Release it; a forked process that inherited it only closes the file."""
+        with _changes:
+            if _here.get(self._place) == os.getpid():
+                del _here[self._place]
+                os.ftruncate(self._fd, 0)
+            os.close(self._fd)

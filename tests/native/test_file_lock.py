@@ -1,0 +1,74 @@
+"""A file that one process owns, whatever it forks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from blackbox.native.file_lock import FileLock, OwnedError
+from tests.support import Script
+
+OWN = """
+import os, sys, time
+from pathlib import Path
+from blackbox.native.file_lock import FileLock
+lock = FileLock(Path({path!r}))
+child = os.fork()
+if child == 0:
+    lock.close()
+    time.sleep(600)
+print("ready", child, flush=True)
+input()
+"""
+
+
+def test_a_killed_owner_whose_forked_child_lives_leaves_it_free(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with Script(OWN.format(path=str(path))) as owner:
+        child = int(owner.read().split()[1])
+        try:
+            with pytest.raises(OwnedError, match=f"^process {owner.process.pid}$"):
+                FileLock(path)
+            owner.process.kill()
+            owner.process.wait()
+            os.kill(child, 0)  # it lives
+            lock = FileLock(path)
+            assert path.read_text() == f"process {os.getpid()}\n"
+        finally:
+            os.kill(child, signal.SIGKILL)
+        lock.close()
+
+
+def test_one_process_owns_it_once(tmp_path: Path) -> None:
+    """Also after another try in the same process, which must not release it."""
+    path = tmp_path / "lock"
+    lock = FileLock(path)
+    for _ in range(2):
+        with pytest.raises(OwnedError, match=f"^process {os.getpid()}$"):
+            FileLock(path)
+    code = f"from pathlib import Path; from blackbox.native.file_lock import FileLock; FileLock(Path({str(path)!r}))"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert f"OwnedError: process {os.getpid()}" in other.stderr
+    lock.close()
+    FileLock(path).close()
+
+
+def test_a_forked_child_may_own_it_once_its_parent_has_let_go(tmp_path: Path) -> None:
+    lock = FileLock(tmp_path / "lock")
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(read, 1)
+        try:
+            FileLock(tmp_path / "lock")
+            os._exit(0)
+        except BaseException:  # noqa: BLE001 - the status tells
+            os._exit(1)
+    lock.close()
+    os.write(write, b"x")
+    assert os.waitpid(child, 0)[1] == 0
