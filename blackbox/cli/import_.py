@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -67,6 +66,7 @@ def import_(
     day = _date_of(date)
     with exit_statuses():
         from blackbox.archive.import_days import import_days
+        from blackbox.native.cgroup import usable_cpus
 
         shape = load_feed(feed)
         opened = [open_with_options(each, option, shape, date) for each in sources]
@@ -82,7 +82,7 @@ def import_(
                 compression=compression.value,
                 block_bytes=block_kib << 10,
                 replace=replace,
-                threads=threads or os.cpu_count() or 1,
+                threads=threads or usable_cpus(),
                 imported=lambda each: say(f"{each.path}: {counted(each.messages, 'message')}"),
             )
         _print_summary(out / shape.name, done, time.monotonic() - began)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
 from typing import Any, Final
@@ -16,6 +15,7 @@ from blackbox.archive.recording import Recording
 from blackbox.block.gap import Gap
 from blackbox.block.validate import Fault
 from blackbox.errors import CallbackError, ConfigError, SubscriberError
+from blackbox.native.cgroup import usable_cpus
 from blackbox.native.memory import shared_array
 from blackbox.native.name_table import HINT_WORDS, Numbering
 from blackbox.native.prefix_trie import longest_prefix
@@ -80,7 +80,7 @@ class CallbackPlayer:
         ]
         self._hints = [shared_array((numbering.at.capacity, HINT_WORDS), numpy.uint64) for numbering in self.topics]
         slices = len(feeds.max_topics)
-        workers = max(1, min(len(os.sched_getaffinity(0)), slices))
+        workers = max(1, min(usable_cpus(), slices))
         counted = before._counters if before is not None else []
         self._counters: list[Counters] = [*counted, *(Counters(1) for _ in range(workers - len(counted)))]
         self._feeds, self._on_error = feeds, on_error

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from blackbox.errors import ConfigError
+from blackbox.native.cgroup import usable_cpus, usable_memory
 from blackbox.spark.jar import install
 from blackbox.spark.java import find_java
 
@@ -30,7 +31,8 @@ _EVERYWHERE: Final = {
 }
 _IN_SESSION: Final = {key: value for key, value in _EVERYWHERE.items() if key.startswith("spark.sql.")}
 _REMOTE: Final = "sc://"
-_LEAST_MEMORY: Final = 1 << 30
+_LEAST_MEMORY: Final = 512 << 20
+"""Spark does not start with less than 450 MiB."""
 _MOST_MEMORY: Final = 8 << 30
 
 
@@ -46,7 +48,8 @@ def session(
 
     Args:
         master: such as `local[4]`, `spark://host:7077`, or `sc://host:15002` for a Spark Connect server, of which only
-            session settings are set. By default that of `spark-submit` or of `SPARK_REMOTE`, else all local cores.
+            session settings are set. By default that of `spark-submit` or of `SPARK_REMOTE`, else
+            the local cores that this process may use.
         name: the application's name.
         conf: more settings of Spark, which override ours.
 
@@ -73,7 +76,7 @@ def session(
     told: dict[str, Any] = dict(SparkConf().getAll()) if submitted else {}
     if master is not None:
         told["spark.master"] = master
-    chosen = own.get("spark.master") or told.get("spark.master") or "local[*]"
+    chosen = own.get("spark.master") or told.get("spark.master") or f"local[{usable_cpus()}]"
     settings = {**_EVERYWHERE, **(_local(chosen) if chosen.startswith("local") else {}), "spark.app.name": name}
     settings = {**settings, **told, "spark.master": chosen, **own}
     builder: Any = SparkSession.builder
@@ -114,8 +117,8 @@ def _local(master: str) -> dict[str, str]:
     """Return settings for one machine: listen on loopback only, and shuffle into few partitions, not 200."""
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     threads = master.partition("[")[2].partition("]")[0].partition(",")[0]
-    cores = int(threads) if threads.isdigit() else len(os.sched_getaffinity(0))
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+    cores = int(threads) if threads.isdigit() else usable_cpus()
+    memory = usable_memory() // 4
     return {
         "spark.driver.memory": f"{max(_LEAST_MEMORY, min(memory, _MOST_MEMORY)) >> 20}m",
         "spark.sql.shuffle.partitions": str(max(4, 2 * cores)),

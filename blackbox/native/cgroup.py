@@ -1,0 +1,58 @@
+"""Memory and CPUs that this process may use, as Linux's cgroups bound them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+_ROOT: Final = Path("/sys/fs/cgroup")
+_MINE: Final = Path("/proc/self/cgroup")
+_NO_LIMIT: Final = "max"
+
+
+def usable_memory(root: Path = _ROOT, mine: Path = _MINE) -> int:
+    """Return the bytes of memory that this process may use: the machine's, or what one of its groups may."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limits = [
+        int(text)
+        for text in (*_told(root, mine, "", "memory.max"), *_told(root, mine, "memory", "memory.limit_in_bytes"))
+        if text != _NO_LIMIT
+    ]
+    return min([machine, *limits])
+
+
+def usable_cpus(root: Path = _ROOT, mine: Path = _MINE) -> int:
+    """Return how many CPUs this process may use: its affinity, or the time that one of its groups gets; at least 1."""
+    shares = [text.split() for text in _told(root, mine, "", "cpu.max")]
+    quotas = _told(root, mine, "cpu", "cpu.cfs_quota_us")
+    periods = _told(root, mine, "cpu", "cpu.cfs_period_us")
+    shares += [[quota, period] for quota, period in zip(quotas, periods, strict=True) if quota != "-1"]
+    limits = [math.ceil(int(quota) / int(period)) for quota, period in shares if quota != _NO_LIMIT]
+    return max(1, min([len(os.sched_getaffinity(0)), *limits]))
+
+
+def _told(root: Path, mine: Path, controller: str, name: str) -> list[str]:
+    """Return the texts of a file in the group of this process and in all above it.
+
+    `controller`: of the first version of cgroups; empty: the second one.
+    """
+    return list(_texts(root, mine, controller, name))
+
+
+def _texts(root: Path, mine: Path, controller: str, name: str) -> Iterator[str]:
+    with suppress(OSError):
+        for line in mine.read_text().splitlines():
+            number, _, rest = line.partition(":")
+            names, _, path = rest.partition(":")
+            if controller in names.split(",") if controller else (number == "0" and not names):
+                top = root / controller
+                group = top / path.strip("/")
+                # In a container the path may be one of the host: then the group is the topmost one seen here.
+                for place in dict.fromkeys((group, *group.parents, top)):
+                    if place.is_relative_to(top):
+                        with suppress(OSError):
+                            yield (place / name).read_text().strip()
