@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window, functions
 from pyspark.sql.types import StructType, TimestampType
 
-from blackbox.analysis.inputs import require, ties_of
+from blackbox.analysis.inputs import check_time, require, ties_of
 from blackbox.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ def asof_join(
     require(trades, [*by, on], "trades")
     ties = ties_of(quotes, ties)
     require(quotes, [*by, on, *ties], "quotes")
+    for frame in (trades, quotes):
+        check_time(frame, on)
     if tolerance is not None and tolerance < 0:
         raise ConfigError(f"tolerance was {tolerance}, expected 0 or more")
     for name in (*by, on):

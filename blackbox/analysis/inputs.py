@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions
-from pyspark.sql.types import TimestampType
+from pyspark.sql.types import LongType, TimestampType
 
 from blackbox.errors import ConfigError
 
@@ -27,6 +27,14 @@ _UNITS: Final = {
     "m": 60 * 10**9,
     "h": 3_600 * 10**9,
     "d": 86_400 * 10**9,
+}
+
+_ADVICE: Final = {
+    "timestamp_ntz": "functions.to_utc_timestamp(column, zone) converts it from its zone, in a session of zone UTC",
+    "date": "functions.to_utc_timestamp(column, zone) takes its midnight in a zone, in a session of zone UTC",
+    "string": "functions.to_timestamp reads it",
+    "double": "functions.timestamp_seconds takes seconds",
+    "float": "functions.timestamp_seconds takes seconds",
 }
 
 Length = str | int | timedelta
@@ -65,11 +73,26 @@ def ties_of(frame: DataFrame, ties: Sequence[str] | None) -> list[str]:
 
 
 def ns_of(frame: DataFrame, name: str) -> Column:
-    """A column of time as bigint ns since the epoch; null where it is 0, which means that it is not known."""
+    """Return a column of time as bigint ns since the epoch; null where it is 0, which means that it is not known.
+
+    Raises ConfigError for a column of another type.
+    """
+    check_time(frame, name)
     column = functions.col(name)
     if isinstance(frame.schema[name].dataType, TimestampType):
         return functions.unix_micros(column) * 1_000
-    return functions.nullif(column.cast("bigint"), functions.lit(0).cast("bigint"))
+    return functions.nullif(column, functions.lit(0).cast("bigint"))
+
+
+def check_time(frame: DataFrame, name: str) -> None:
+    """Raise ConfigError unless a column of time is bigint or timestamp: others may be in seconds, or in some zone."""
+    kind = frame.schema[name].dataType
+    if not isinstance(kind, LongType | TimestampType):
+        advice = _ADVICE.get(kind.typeName(), "convert it to one of these")
+        raise ConfigError(
+            f"column {name!r} was {kind.simpleString()}, expected bigint (ns since 1970, 0: not known) or timestamp: "
+            f"{advice}"
+        )
 
 
 def instant(ns: Column) -> Column:

@@ -1,0 +1,85 @@
+"""Columns of time of every type that Spark has: bigint and timestamp work, and all others are one error by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from blackbox import ConfigError
+from blackbox.analysis import asof_join, count_bars, time_bars, twap, vwap
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+WRONG = {
+    "timestamp_ntz": "timestamp_ntz'2020-01-02 09:30:00'",
+    "date": "date'2020-01-02'",
+    "string": "'2020-01-02T09:30:00Z'",
+    "double": "1577957400.5D",
+    "float": "1577957400F",
+    "int": "1577957400",
+    "boolean": "true",
+    "decimal(20,0)": "cast(1577957400000000000 as decimal(20,0))",
+}
+SECOND_NS = 1_577_957_400 * 10**9
+
+
+def trades(spark: SparkSession, *times: str) -> DataFrame:
+    """Trades of one symbol, 5 at 10.0, then 7 at 12.0, ..."""
+    rows = [f"select 'A' symbol, {time} at, {10.0 + 2 * n}D price, {5 + 2 * n}L size, 0 slice, {n}L sequence"
+            for n, time in enumerate(times)]  # fmt: skip
+    return spark.sql(" union all ".join(rows))
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_time_of_another_type_is_one_error_that_names_the_column(spark: SparkSession, kind: str) -> None:
+    """A double of seconds gave one bar at 1970 with the volume of two trades an hour apart."""
+    wrong, right = trades(spark, WRONG[kind]), trades(spark, f"{SECOND_NS}L")
+    expected = f"column 'at' was {kind}, expected bigint (ns since 1970, 0: not known) or timestamp: "
+    for make in (
+        lambda: time_bars(wrong, "1m", time="at"),
+        lambda: count_bars(wrong, 1, time="at"),
+        lambda: vwap(wrong, time="at"),
+        lambda: twap(wrong, "1m", time="at"),
+        lambda: asof_join(wrong, right, on="at"),
+        lambda: asof_join(right, wrong, on="at"),
+        lambda: asof_join(wrong, wrong, on="at"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            make()
+        assert str(caught.value).startswith(expected)
+        assert "\n" not in str(caught.value)
+
+
+def test_bigints_and_timestamps_give_the_same_bars(spark: SparkSession) -> None:
+    hour = 3_600 * 10**9
+    of_bigint = trades(spark, f"{SECOND_NS}L", f"{SECOND_NS + hour}L", "0L")
+    of_time = trades(
+        spark, "timestamp'2020-01-02 09:30:00Z'", "timestamp'2020-01-02 10:30:00Z'", "cast(null as timestamp)"
+    )
+    found = [time_bars(each, "1m", time="at").orderBy("start").collect() for each in (of_bigint, of_time)]
+    assert found[0] == found[1]
+    assert [(row["start"], row["volume"]) for row in found[0]] == [(SECOND_NS, 5), (SECOND_NS + hour, 7)]
+
+
+def test_bars_group_nan_and_null_keys_by_themselves(spark: SparkSession) -> None:
+    nan, null = "cast('NaN' as double)", "cast(null as double)"
+    rows = [(nan, 1), (nan, 2), (null, 4), ("1.0D", 8), (null, 16)]
+    frame = spark.sql(
+        " union all ".join(
+            f"select {key} desk, {SECOND_NS + n}L ts_event, 10.0D price, {size}L size, 0 slice, {n}L sequence"
+            for n, (key, size) in enumerate(rows)
+        )
+    )
+    found = {str(row["desk"]): row["volume"] for row in time_bars(frame, "1m", by=["desk"]).collect()}
+    assert found == {"nan": 3, "None": 20, "1.0": 8}
+
+
+def test_two_asof_joins_one_behind_the_other(spark: SparkSession) -> None:
+    left = trades(spark, "10L", "20L", "30L")
+    first = spark.sql("select 'A' symbol, 15L at, 1 first, 0 slice, 0L sequence")
+    second = spark.sql("select 'A' symbol, 25L at, 2 second, 0 slice, 0L sequence")
+    joined = asof_join(asof_join(left, first, on="at", suffix="_1"), second, on="at", suffix="_2")
+    rows = joined.orderBy("at").collect()
+    assert [(row["at"], row["first"], row["second"]) for row in rows] == [(10, None, None), (20, 1, None), (30, 1, 2)]
