@@ -66,6 +66,13 @@ def check_endpoint(endpoint: str) -> None:
             )
 
 
+def check_bind(what: str, endpoint: str) -> None:
+    """Raise ConfigError unless a tcp socket can be bound to `endpoint`: also to all addresses of this host."""
+    if transport_of(endpoint) != "tcp":
+        raise ConfigError(f"{what} was {endpoint!r}, expected one such as tcp://0.0.0.0:17801")
+    _check_tcp(endpoint, endpoint.removeprefix("tcp://"), to_bind=True)
+
+
 def check_archive(endpoint: str, what: str = "archive") -> None:
     """Raise ConfigError unless an archive, or a hub, can answer at `endpoint`, and other processes can ask there."""
     check_endpoint(endpoint)
@@ -109,7 +116,7 @@ def free_endpoints(transport: str, name: str, slices: int, lines: int) -> list[t
     return [tuple(flat[first : first + lines]) for first in range(0, count, lines)]
 
 
-def _check_tcp(endpoint: str, address: str) -> None:
+def _check_tcp(endpoint: str, address: str, *, to_bind: bool = False) -> None:
     parts = _TCP.fullmatch(address)
     if parts is None:
         raise ConfigError(f"endpoint was {endpoint!r}, expected tcp://HOST:PORT")
@@ -125,9 +132,10 @@ def _check_tcp(endpoint: str, address: str) -> None:
         if host != "*" and (numeric or not _HOST_NAME.fullmatch(host)):
             raise ConfigError(f"host of endpoint {endpoint!r} was {host!r}, expected an address or a name") from None
         unspecified = host == "*"
-    if unspecified:
+    if unspecified and not to_bind:
         raise ConfigError(
-            f"host of endpoint {endpoint!r} was {host!r}, expected the one address that subscribers connect to"
+            f"host of endpoint {endpoint!r} was {host!r}, expected the one address that subscribers connect to; "
+            "`bind` says where else to listen"
         )
 
 

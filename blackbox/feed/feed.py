@@ -15,6 +15,7 @@ from blackbox.errors import ConfigError
 from blackbox.feed.endpoint import (
     SHARED_MEMORY,
     check_archive,
+    check_bind,
     check_endpoint,
     check_interface,
     free_endpoints,
@@ -61,6 +62,12 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     `tcp://HOST:PORT`, `ipc://PATH` or `inproc://NAME`. The publisher binds them and subscribers
     connect to them, so HOST is an address of the publisher's host. `shm://NAME` beside them is no line: subscribers
     of the same user on the publisher's host read the blocks there, others use the lines. No default."""
+
+    bind: str | tuple[str, ...] = ()
+    """Address that the publisher binds instead of `endpoints`, such as `tcp://0.0.0.0:17801`. Default: none.
+
+    For two lines a list of two. Set it where the publisher's host does not have the address that subscribers use, as
+    in a container, or where that is a name. Applies to publishers and relays."""
 
     prefixes: tuple[str, ...] = ()
     """Topics that start with one of these fall into this slice. Text, sent as UTF-8.
@@ -111,6 +118,7 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ConfigError(
                 f"endpoints were {lines}{beside}, expected 1 or {MAX_LINES} (lines A and B) and at most 1 shm:// beside"
             )
+        _check_bind("bind", self.bound, self.lines)
         for prefix in self.prefixes:
             check_prefix(prefix.encode())
         if self.share is not None:
@@ -133,6 +141,11 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     def lines(self) -> tuple[str, ...]:
         """The endpoints of line A and, if there is one, line B."""
         return tuple(endpoint for endpoint in self.endpoints if transport_of(endpoint) != SHARED_MEMORY)
+
+    @property
+    def bound(self) -> tuple[str, ...]:
+        """The address that each line is bound to."""
+        return _texts(self.bind) or self.lines
 
     @property
     def shared_memory(self) -> str:
@@ -204,6 +217,9 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     Readers ask them in this order. Each archive is told which of them it is, or answers at the first one."""
 
+    archives_bind: str | tuple[str, ...] = ()
+    """Addresses that archives bind instead of `archives`, as `bind` of a slice. Default: none."""
+
     hub: str = ""
     """Where the feed's hub takes what clients put, `tcp://HOST:PORT` or `ipc://PATH`. Default: there is none."""
 
@@ -212,6 +228,12 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     The one at `hub` then publishes line A of each slice and is the first of `archives`; this one is line B and the
     second."""
+
+    hub_bind: str = ""
+    """Address that the hub binds instead of `hub`, as `bind` of a slice. Default: none."""
+
+    hub_backup_bind: str = ""
+    """The same for `hub_backup`. Default: none."""
 
     block_bytes: int = 262_144
     """Body size at which a block is sent without waiting. Unit: bytes. Default: 256 KiB.
@@ -277,9 +299,12 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             _check_session(self.time_zone, self.day_start)
             _check_endpoints_differ(self.slices)
             _check_archives(self.archives)
+            _check_bind("archives_bind", _texts(self.archives_bind) or self.archives, self.archives)
             for what in ("hub", "hub_backup"):
-                if endpoint := getattr(self, what):
+                endpoint, bind = getattr(self, what), getattr(self, f"{what}_bind")
+                if endpoint:
                     check_archive(endpoint, what)
+                _check_bind(f"{what}_bind", _texts(bind or endpoint), _texts(endpoint))
             _check_allowed(self.slices, self.security)
             _ = self.routing
         except ConfigError as error:
@@ -357,8 +382,9 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def as_recorded(self) -> Self:
         """Return what recordings keep of this feed: its schema by name, and nothing of `[security]`."""
-        slices = tuple(msgspec.structs.replace(part, allowed_keys="") for part in self.slices)
-        return msgspec.structs.replace(self, schema=self.schema_name, security=None, slices=slices)
+        slices = tuple(msgspec.structs.replace(part, allowed_keys="", bind=()) for part in self.slices)
+        binds: dict[str, Any] = {"archives_bind": (), "hub_bind": "", "hub_backup_bind": ""}
+        return msgspec.structs.replace(self, schema=self.schema_name, security=None, slices=slices, **binds)
 
     def with_archive(self, endpoint: str) -> Self:
         """Return this feed with one of its archives alone."""
@@ -366,7 +392,17 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         if security is not None and len(security.archive_keys) > 1:
             key = security.key_of_archive(self.archives.index(endpoint))
             security = msgspec.structs.replace(security, archive_keys=(key,))
-        return msgspec.structs.replace(self, archives=(endpoint,), security=security)
+        bind = self.bound(endpoint)
+        return msgspec.structs.replace(self, archives=(endpoint,), archives_bind=bind, security=security)
+
+    def bound(self, endpoint: str) -> str:
+        """Return where to bind what archives and hubs are reached at."""
+        pairs = [
+            *zip(self.archives, _texts(self.archives_bind), strict=False),
+            (self.hub, self.hub_bind),
+            (self.hub_backup, self.hub_backup_bind),
+        ]
+        return next((bind for each, bind in pairs if each == endpoint and bind), endpoint)
 
     @property
     def schema_name(self) -> str:
@@ -510,6 +546,22 @@ def _check_allowed(slices: tuple[Slice, ...], security: Security | None) -> None
     for slice_id, part in enumerate(slices):
         if part.allowed_keys and security is None:
             raise ConfigError(f"slice {slice_id} had allowed_keys without a table [security], expected both")
+
+
+def _texts(setting: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Return a setting of one text or several as a tuple; an empty text gives an empty one."""
+    return (setting,) * bool(setting) if isinstance(setting, str) else setting
+
+
+def _check_bind(what: str, binds: tuple[str, ...], endpoints: tuple[str, ...]) -> None:
+    """Raise ConfigError unless there is one address to bind for each endpoint."""
+    if len(binds) != len(endpoints):
+        raise ConfigError(f"{what} had {len(binds)} addresses, expected one for each of the {len(endpoints)} endpoints")
+    for bind, endpoint in zip(binds, endpoints, strict=True):
+        if bind != endpoint:
+            check_bind(what, bind)
+            if transport_of(endpoint) != "tcp":
+                raise ConfigError(f"{what} was {bind!r} beside {endpoint!r}, expected an endpoint on tcp")
 
 
 def _check_endpoints_differ(slices: tuple[Slice, ...]) -> None:

@@ -24,6 +24,7 @@ from blackbox.archive.recording import Recording
 from blackbox.archive.retention import EVERYTHING, Retention
 from blackbox.arguments import check_integers
 from blackbox.block.block import as_rows
+from blackbox.documents import DecodeError
 from blackbox.errors import ConfigError, HubError, JournalError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
@@ -299,7 +300,7 @@ class Hub:
             self._put_again()
             publisher.flush()
             self._has_begun = self._numbers.has_any()
-            (socket,) = self._bind(stack, self.endpoint)
+            (socket,) = self._bind(stack, self.feed.bound(self.endpoint))
             for frames in self._thread.frames(socket, self._wait_s):
                 self._end_topics()
                 if frames:
@@ -690,6 +691,6 @@ def _decoded(text: bytes, frames: int) -> Hello | Put | FindSites | Ended:
         return Ended(f"request had {frames - 1} frames, expected 1")
     try:
         request: Hello | Put | FindSites = REQUESTS.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except DecodeError as error:
         return Ended(f"request was not understood: {error}")
     return request

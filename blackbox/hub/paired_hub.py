@@ -97,7 +97,8 @@ class PairedHub(Hub):
         beside = free_endpoints("ipc", self.feed.name, len(self.feed.slices), 1) if line else []
         for number, part in enumerate(self.feed.slices):
             endpoints = (*beside[number], part.lines[1]) if line else part.lines[:1]
-            slices.append(msgspec.structs.replace(part, endpoints=endpoints))
+            bind = (*beside[number], part.bound[1]) if line else part.bound[:1]
+            slices.append(msgspec.structs.replace(part, endpoints=endpoints, bind=bind))
         return msgspec.structs.replace(self.feed, slices=tuple(slices))
 
     # In its thread.
@@ -115,7 +116,7 @@ class PairedHub(Hub):
             stack.callback(self._end_publisher)
             if self._pair_log.epoch:
                 self._open_publisher()
-            self._socket, answers = self._bind(stack, self.endpoint, self.pair.link)
+            self._socket, answers = self._bind(stack, self.feed.bound(self.endpoint), self.pair.link)
             self._link = Link(answers, self.feed, self.pair)
             stack.callback(self._link.close)
             self._thread.begin()

@@ -15,7 +15,7 @@ import zmq
 
 from blackbox.arguments import check_integers
 from blackbox.errors import BlackBoxError, ConfigError, RelayError
-from blackbox.feed.endpoint import check_endpoint, transport_of
+from blackbox.feed.endpoint import check_bind, check_endpoint, transport_of
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.native.jit import warm_up
 from blackbox.native.limits import Needs, start_thread
@@ -79,7 +79,10 @@ class PlainRelay:
     ) -> None:
         check_is_feed(upstream)
         check_integers(("hwm_messages", hwm_messages, 1, 1 << 30))
-        check_endpoint(endpoint)
+        if transport_of(endpoint) == "tcp":
+            check_bind("endpoint of plain clients", endpoint)
+        else:
+            check_endpoint(endpoint)
         if transport_of(endpoint) not in ("tcp", "ipc"):
             raise ConfigError(f"endpoint of plain clients was {endpoint!r}, expected tcp:// or ipc://")
         self.upstream, self.endpoint, self.hwm_messages = upstream, endpoint, hwm_messages

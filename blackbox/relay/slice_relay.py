@@ -224,8 +224,8 @@ class SliceRelay:
             self.guard.shared = SharedWriter(name, f"{self._what}: endpoint shm://{name}", *sizes, self._wake)
         wait_ms = _SEND_WAIT_MS if self._settings.wait else None
         allowed = self.part.allowed_keys
-        self._gate = self.guard.gate = open_gate(context, self._feed, self.part.lines, self._what, allowed)
-        for number, (line, endpoint) in enumerate(zip(self.lines, self.part.lines, strict=True)):
+        self._gate = self.guard.gate = open_gate(context, self._feed, self.part.bound, self._what, allowed)
+        for number, (line, endpoint) in enumerate(zip(self.lines, self.part.bound, strict=True)):
             xpub = open_xpub(context, endpoint, wait_ms, self._settings.hwm_blocks)
             self._xpubs.append(xpub)
             if self._gate is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import threading
@@ -141,6 +142,12 @@ def bind(socket: zmq.Socket[Any], endpoint: str, what: str) -> None:
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
-        why = "is in use" if error.errno == zmq.EADDRINUSE else f"could not be bound: {error.strerror}"
+        if error.errno in (errno.ENODEV, errno.EADDRNOTAVAIL):
+            why = (
+                "could not be bound: its host is unknown, or no address of this machine; if others reach it there, "
+                "`bind` of the feed file says where to bind"
+            )
+        else:
+            why = "is in use" if error.errno == zmq.EADDRINUSE else f"could not be bound: {error.strerror}"
         raise EndpointError(error.errno, f"{what} {endpoint} {why}") from error
     note_bound(endpoint)

@@ -146,7 +146,7 @@ def test_every_setting_is_loaded(tmp_path: Path) -> None:
             "name = 'x'\n" + ONE_SLICE + "zzz = 1",
             (
                 "unknown key 'slices[0].zzz', expected one of "
-                "endpoints, prefixes, share, cpus, io_cpus, idle, interface, allowed_keys"
+                "endpoints, bind, prefixes, share, cpus, io_cpus, idle, interface, allowed_keys"
             ),
         ),
         ("name = 'x'\n[[slice]]\n", "unknown key 'slice', did you mean 'slices'?"),
