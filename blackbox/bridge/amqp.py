@@ -6,13 +6,22 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
-from urllib.parse import unquote, urlsplit
 
-from blackbox.bridge.carrier import GAP_TOPIC, Away, without_password
+from blackbox.bridge.carrier import GAP_TOPIC, Away
+from blackbox.bridge.tls import check_certificates, is_untrusted
+from blackbox.bridge.url import Url
 from blackbox.errors import BridgeError, ConfigError
 
 try:
-    from amqp import AMQPError, Connection, Message, NotFound, PreconditionFailed, RecoverableConnectionError
+    from amqp import (
+        AccessRefused,
+        AMQPError,
+        Connection,
+        Message,
+        NotFound,
+        PreconditionFailed,
+        RecoverableConnectionError,
+    )
 except ImportError as error:
     raise ImportError(f"this needs amqp: pip install 'blackbox-md[bridge]' ({error})") from error
 
@@ -21,8 +30,7 @@ SOCKET_S: Final = 5.0
 UNANSWERED: Final = PreconditionFailed
 """What a broker says to who has a message for too long."""
 _PORTS: Final = {"amqp": 5672, "amqps": 5671}
-_NOT_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
-"""What is said of a host that does not encrypt."""
+_EXPECTED: Final = "amqp://USER:PASSWORD@HOST:PORT/VHOST, a / in VHOST as %2F"
 _MOST_KEY_BYTES: Final = 255
 _TOPIC: Final = "topic"
 _NO_VALUE: Final = "no_value"
@@ -43,21 +51,17 @@ class Address(NamedTuple):
     @classmethod
     def of(cls, url: str, ca: str | None = None) -> Address:
         """Return what an URL says; `ca`: a file of who may certify the host. Raises ConfigError."""
-        parts = urlsplit(url)
-        vhost = parts.path.removeprefix("/")
-        try:
-            port = parts.port or _PORTS.get(parts.scheme, 0)
-        except ValueError:
-            port = 0
-        if parts.scheme not in _PORTS or not parts.hostname or not port or "/" in vhost or parts.query:
-            raise ConfigError(f"URL was {without_password(url)!r}, expected amqp://USER:PASSWORD@HOST:PORT/VHOST")
+        found = Url.of(url, _EXPECTED)
+        if found.scheme not in _PORTS or found.port == 0 or "/" in found.shown.partition("://")[2].partition("/")[2]:
+            raise ConfigError(f"URL was {found.shown!r}, expected {_EXPECTED}")
+        host = f"[{found.host}]" if ":" in found.host else found.host
         return cls(
-            f"{parts.hostname}:{port}",
-            unquote(parts.username or "guest"),
-            unquote(parts.password or "guest"),
-            unquote(vhost) or "/",
-            without_password(url),
-            _tls_of(parts.scheme, parts.hostname, ca),
+            f"{host}:{found.port or _PORTS[found.scheme]}",
+            found.user or "guest",
+            found.password or "guest",
+            found.path or "/",
+            found.shown,
+            _tls_of(found.scheme, found.host, ca),
         )
 
     def connect(self) -> Connection:
@@ -86,7 +90,7 @@ class Address(NamedTuple):
         try:
             yield
         except ssl.SSLError as error:
-            if isinstance(error, ssl.SSLCertVerificationError) or error.reason in _NOT_TLS:
+            if is_untrusted(error):
                 raise BridgeError(f"{self.shown} was not trusted: {error}") from error
             raise Away(str(error)) from error
         except (RecoverableConnectionError, OSError, UnicodeDecodeError) as error:  # a key that is no text, too
@@ -96,15 +100,8 @@ class Address(NamedTuple):
 
 
 def _tls_of(scheme: str, host: str, ca: str | None) -> dict[str, Any] | None:
-    if scheme == "amqp":
-        if ca is not None:
-            raise ConfigError(f"option was ca={ca}, expected none with amqp://, which is not encrypted: amqps:// is")
-        return None
-    try:
-        ssl.create_default_context(cafile=ca)
-    except OSError as error:
-        raise ConfigError(f"option was ca={ca}, expected a file of certificates in PEM: {error}") from error
-    return {"server_hostname": host, "context": {"check_hostname": True, "cafile": ca}}
+    check_certificates(scheme, ca, is_encrypted=scheme == "amqps")
+    return None if scheme == "amqp" else {"server_hostname": host, "context": {"check_hostname": True, "cafile": ca}}
 
 
 def is_pending(connection: Connection) -> bool:
@@ -125,6 +122,17 @@ def has_queue(connection: Connection, queue: str) -> bool:
         connection.channel().queue_declare(queue, passive=True)
     except NotFound:  # which has ended that channel
         return False
+    return True
+
+
+def may_bind(connection: Connection, queue: str, exchange: str, key: str) -> bool:
+    """Bind a queue; return whether the broker lets us."""
+    channel = connection.channel()
+    try:
+        channel.queue_bind(queue, exchange, key)
+    except AccessRefused:  # which has ended that channel
+        return False
+    channel.close()
     return True
 
 

@@ -59,10 +59,11 @@ class AmqpExchange(Carrier):
 
         Raises ConfigError.
         """
-        super().__init__(
-            feed, url, prefix, name=name, positions=positions, checkpoint_interval_ns=_CHECKPOINT_NS if name else None
-        )
         self._address = Address.of(url, ca)
+        interval_ns = _CHECKPOINT_NS if name else None
+        super().__init__(
+            feed, self._address.shown, prefix, name=name, positions=positions, checkpoint_interval_ns=interval_ns
+        )
         self.exchange = exchange or feed.name
         if transient not in (0, 1):
             raise ConfigError(f"transient was {transient!r}, expected 0 or 1")

@@ -53,8 +53,8 @@ class AmqpQueue(HubInlet):
 
         Raises ConfigError.
         """
-        super().__init__(feed, url, prefix)
         self._address = Address.of(url, ca)
+        super().__init__(feed, self._address.shown, prefix)
         self.queue, self.exchange = queue or feed.name, exchange
 
     def _check(self) -> None:

@@ -6,9 +6,19 @@ import threading
 from collections import Counter
 from typing import Any, Final
 
-from blackbox.bridge.amqp import SOCKET_S, Address, binding_key, content_of, gap_of, hang_up, headers_of, is_pending
+from blackbox.bridge.amqp import (
+    SOCKET_S,
+    Address,
+    binding_key,
+    content_of,
+    gap_of,
+    hang_up,
+    headers_of,
+    is_pending,
+    may_bind,
+)
 from blackbox.bridge.inlet import Inlet
-from blackbox.errors import ConfigError
+from blackbox.errors import ConfigError, RightsError
 from blackbox.feed.feed import Feed
 from blackbox.publish.publisher import Publisher
 
@@ -37,12 +47,14 @@ class AmqpSource(Inlet):
 
         Raises ConfigError.
         """
-        super().__init__(feed, url, prefix)
         self._address, self.exchange = Address.of(url, ca), exchange or feed.name
+        super().__init__(feed, self._address.shown, prefix)
         self._publisher = Publisher(feed)
         self._changed = threading.Condition()
         self._wanted: Counter[str] = Counter()
         """By binding, how many prefixes need it."""
+        self._refused: set[str] = set()
+        """Bindings that the broker refuses us."""
         self._version = self._bound_version = 0
         self._counts = {"messages published": 0, "unwanted": 0, **self._counts}
 
@@ -83,6 +95,8 @@ class AmqpSource(Inlet):
             version = self._version
             while self._bound_version < version and not self._over.is_set():
                 self._changed.wait(_WAIT_S)
+            if is_wanted and key in self._refused:
+                raise RightsError(f"{self.url} refused to bind {key!r} to exchange {self.exchange!r}")
 
     # In the thread.
 
@@ -96,23 +110,27 @@ class AmqpSource(Inlet):
                 queue = channel.queue_declare(exclusive=True).queue
                 channel.basic_consume(queue, no_ack=True, callback=self._publish)
                 bound, version = set[str](), -1
+                self._refused.clear()
                 while not self._over.is_set():
                     if version != self._version:
-                        version, bound = self._bind(channel, queue, bound)
+                        version, bound = self._bind(connection, queue, bound)
                         self._note_there("what was put there meanwhile is not carried")
                     if is_pending(connection) or self._wait_for(connection.sock):
                         connection.drain_events(timeout=SOCKET_S)
         finally:
             hang_up(connection)
 
-    def _bind(self, channel: Any, queue: str, bound: set[str]) -> tuple[int, set[str]]:
-        """Have what is wanted bound, and nothing else; return it."""
+    def _bind(self, connection: Any, queue: str, bound: set[str]) -> tuple[int, set[str]]:
+        """Bind the wanted keys, and no others; return them. Keys that the broker refuses are noted in `_refused`."""
         with self._changed:
             version, wanted = self._version, set(self._wanted)
         for key in wanted - bound:
-            channel.queue_bind(queue, self.exchange, key)
-        for key in bound - wanted:
-            channel.queue_unbind(queue, self.exchange, key)
+            if not may_bind(connection, queue, self.exchange, key):
+                self._refused.add(key)
+        with connection.channel() as channel:
+            for key in bound - wanted - self._refused:
+                channel.queue_unbind(queue, self.exchange, key)
+        self._refused &= wanted
         with self._changed:
             self._bound_version = version
             self._changed.notify_all()

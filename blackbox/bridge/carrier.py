@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -63,13 +62,13 @@ class Carrier(ABC):
     """
 
     def __init__(self, feed: Feed, url: str, prefix: bytes, **subscriber: Any) -> None:
-        """Settings; nothing is opened. Raises ConfigError."""
+        """Settings; nothing is opened. `url`: as it may be shown. Raises ConfigError."""
         check_is_feed(feed)
         if feed.key_bytes:
             raise ConfigError(
                 f"feed {feed.name!r} had key_bytes {feed.key_bytes}, expected 0: numbers ascend in each slice"
             )
-        self.feed, self.url = feed, without_password(url)
+        self.feed, self.url = feed, url
         self._prefix = prefix
         self._counts = dict.fromkeys(CarrierStatistics.__struct_fields__, 0)
         self._counting = threading.Lock()
@@ -187,9 +186,3 @@ class Carrier(ABC):
     @abstractmethod
     def _add_gap(self, gap: Gap) -> None:
         """Tell where messages are missing. Raises BridgeError."""
-
-
-def without_password(url: str) -> str:
-    """Return a URL as it may be shown."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl()

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Final
-from urllib.parse import urlsplit
 
+from blackbox.bridge.url import Url
 from blackbox.errors import ConfigError, EndpointError
 
 try:
@@ -22,6 +22,7 @@ __all__ = ["ConnectionClosed", "Door", "ServerConnection", "address_of", "names_
 
 _PING_S: Final = 20.0
 """How often clients are asked whether they are there, and how long they may take to answer."""
+_EXPECTED: Final = "ws://HOST:PORT"
 _CLOSE_S: Final = 1.0
 """How long clients may take to hear of the end."""
 
@@ -91,14 +92,10 @@ class Door:
 
 def address_of(url: str) -> tuple[str, int]:
     """Return the host and the port of ws://HOST:PORT. Raises ConfigError."""
-    parts = urlsplit(url)
-    try:
-        port = parts.port
-    except ValueError:
-        port = None
-    if port is None or not parts.hostname or parts.path.strip("/"):
-        raise ConfigError(f"URL was {url!r}, expected ws://HOST:PORT")
-    return parts.hostname, port
+    found = Url.of(url, _EXPECTED)
+    if found.port is None or found.path or found.user or found.password:
+        raise ConfigError(f"URL was {found.shown!r}, or had a user, expected {_EXPECTED}")
+    return found.host, found.port
 
 
 def names_of(origins: str) -> list[str]:

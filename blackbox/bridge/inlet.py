@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from blackbox.bridge.bridge import Say
-from blackbox.bridge.carrier import AWAY, Away, without_password
+from blackbox.bridge.carrier import AWAY, Away
 from blackbox.errors import BlackBoxError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.native.limits import start_thread
@@ -34,9 +34,9 @@ class Inlet(ABC):
     """
 
     def __init__(self, feed: Feed, url: str, prefix: bytes) -> None:
-        """Settings; nothing is opened. Raises ConfigError."""
+        """Settings; nothing is opened. `url`: as it may be shown. Raises ConfigError."""
         check_is_feed(feed)
-        self.feed, self.url = feed, without_password(url)
+        self.feed, self.url = feed, url
         self._prefix = prefix
         self._over = threading.Event()
         self._failure: BaseException | None = None
@@ -142,9 +142,9 @@ class Inlet(ABC):
         self._counts["refused"] += 1
         return False
 
-    def _note_missing(self, count: int) -> None:
-        """Note that messages were lost before they came to the other system, which a bridge out has told there."""
-        log.warning("%s: %d messages were lost before they came there", self.url, count)
+    def _note_missing(self, count: int, why: str = "were lost before they came there") -> None:
+        """Count lost messages, and log why."""
+        log.warning("%s: %d messages %s", self.url, count, why)
         self._counts["told missing"] += count
 
     def _wait_for(self, socket: int, timeout: float = _WAIT_S) -> bool:

@@ -7,7 +7,7 @@ from blackbox.block.gap import Gap
 from blackbox.block.position import Position
 from blackbox.bridge.binary_form import Fields, as_bytes
 from blackbox.bridge.carrier import GAP_TOPIC, MOST_AT_ONCE, Carrier
-from blackbox.bridge.redis_connection import connect, errors, plain_url
+from blackbox.bridge.redis_connection import connect, errors, redis_url
 from blackbox.feed.feed import Feed
 
 
@@ -18,18 +18,20 @@ class RedisChannels(Carrier):
     breaks while some are published, those are published again, at the same places.
     """
 
-    def __init__(self, feed: Feed, url: str, prefix: bytes = b"") -> None:
+    def __init__(self, feed: Feed, url: str, prefix: bytes = b"", *, ca: str | None = None) -> None:
         """Settings; nothing is opened.
 
         Args:
             feed: what to carry, without `key_bytes`.
             url: redis+pubsub://HOST:PORT; Redis has the same channels in all its databases.
             prefix: of the topics to carry.
+            ca: with rediss:// a file of who may certify the host. Default: whom this system trusts.
 
         Raises ConfigError.
         """
-        super().__init__(feed, url, prefix)
-        self._redis = connect(plain_url(url))
+        address = redis_url(url)
+        super().__init__(feed, address.shown, prefix)
+        self._redis = connect(address, ca)
 
     def _open(self) -> dict[int, Position]:
         with errors(self.url, "the bridge"):

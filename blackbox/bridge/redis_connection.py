@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from blackbox.bridge.carrier import Away, without_password
+from blackbox.bridge.carrier import Away
+from blackbox.bridge.tls import check_certificates, is_untrusted
+from blackbox.bridge.url import Url
 from blackbox.errors import BridgeError, ConfigError
 
 try:
@@ -24,27 +26,50 @@ _REFUSED: Final = (AuthenticationError, AuthorizationError)
 """Kinds of NotThere, which no waiting mends."""
 SOCKET_S = 5.0
 _MOST_DIGITS: Final = 20
+_PORT: Final = 6379
+IS_BEFORE: Final = """
+local function is_before(a, b)
+    local high_a, low_a = string.match(a, '^(%d+)-(%d+)$')
+    local high_b, low_b = string.match(b, '^(%d+)-(%d+)$')
+    if high_a ~= high_b then return #high_a < #high_b or (#high_a == #high_b and high_a < high_b) end
+    return #low_a < #low_b or (#low_a == #low_b and low_a < low_b)
+end
+"""
+"""In a script of Redis: whether one id of an entry comes before another one; Lua's numbers have too few digits."""
+_EXPECTED: Final = "redis://USER:PASSWORD@HOST:PORT/DATABASE, or rediss:// with TLS"
 
 
-def connect(url: str) -> Any:
-    """Return a client, which opens nothing yet, and does nothing twice by itself. Raises ConfigError."""
-    try:
-        return redis.Redis.from_url(
-            url,
-            socket_timeout=SOCKET_S,
-            socket_connect_timeout=SOCKET_S,
-            protocol=2,
-            retry=Retry(NoBackoff(), 0),
-        )
-    except ValueError as error:
-        raise ConfigError(
-            f"url was {without_password(url)!r}, expected one such as redis://127.0.0.1:6379/0: {error}"
-        ) from None
+def redis_url(url: str) -> Url:
+    """Return what an URL of a Redis says. Raises ConfigError."""
+    found = Url.of(url, _EXPECTED)
+    if found.path and not (found.path.isascii() and found.path.isdigit() and len(found.path) < _MOST_DIGITS):
+        raise ConfigError(f"URL was {found.shown!r}, expected {_EXPECTED}")
+    return found
 
 
-def plain_url(url: str) -> str:
-    """Return a URL of pub/sub as Redis knows it."""
-    return url.replace("+pubsub", "", 1)
+def connect(url: Url, ca: str | None = None) -> Any:
+    """Return a client. It opens nothing yet, and repeats no command.
+
+    With rediss:// the host must be certified, by what is in the file `ca` or whom this system trusts. Raises
+    ConfigError.
+    """
+    is_encrypted = url.scheme.startswith("rediss")
+    tls = {"ssl_cert_reqs": "required", "ssl_check_hostname": True} if is_encrypted else {}
+    check_certificates(url.scheme, ca, is_encrypted=is_encrypted)
+    return redis.Redis(
+        url.host,
+        url.port or _PORT,
+        int(url.path or 0),
+        username=url.user or None,
+        password=url.password or None,
+        ssl=is_encrypted,
+        ssl_ca_certs=ca,
+        socket_timeout=SOCKET_S,
+        socket_connect_timeout=SOCKET_S,
+        protocol=2,
+        retry=Retry(NoBackoff(), 0),
+        **tls,
+    )
 
 
 @contextmanager
@@ -53,6 +78,8 @@ def errors(url: str, what: str) -> Iterator[None]:
     try:
         yield
     except RedisError as error:
+        if is_untrusted(error.__context__):
+            raise BridgeError(f"{url} was not trusted: {error}") from error
         if isinstance(error, _AWAY) and not isinstance(error, _REFUSED):
             raise Away(str(error)) from error
         raise BridgeError(f"{url} refused {what}: {error}") from error
@@ -61,12 +88,3 @@ def errors(url: str, what: str) -> Iterator[None]:
 def count_of(text: bytes | None) -> int:
     """Return how many a gap says that it has; 0: that is no number."""
     return int(text) if text and len(text) < _MOST_DIGITS and text.isdigit() else 0
-
-
-def make_group(client: Any, stream: str, group: str) -> None:
-    """See that a stream has a consumer group; a new one begins with the first entry."""
-    try:
-        client.xgroup_create(stream, group, id="0", mkstream=True)
-    except redis.ResponseError as error:
-        if "BUSYGROUP" not in str(error):  # it is there
-            raise

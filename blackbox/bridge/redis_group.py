@@ -5,16 +5,82 @@ from __future__ import annotations
 from typing import Final
 
 from blackbox.bridge.hub_inlet import IN_FLIGHT, HubInlet
-from blackbox.bridge.redis_connection import connect, count_of, errors, make_group
+from blackbox.bridge.inlet import log
+from blackbox.bridge.redis_connection import IS_BEFORE, connect, count_of, errors, redis_url
 from blackbox.feed.feed import Feed
 
 _CONSUMER: Final = "bridge"
 _BLOCK_MS: Final = 500
-_BEGUN: Final = "0"
-"""What was read before, and not acknowledged."""
-_NEW: Final = ">"
 _MOST_DIGITS: Final = 20
 """Of a time, with its sign; Python refuses to read thousands."""
+_COUNTS_ENTRIES: Final = 7
+"""The first version of Redis that counts all entries ever added to a stream."""
+_REMOVED: Final = "were removed from the stream before they were stored"
+
+_ABOUT: Final = (
+    IS_BEFORE
+    + """
+local function by_name(list)
+    local found = {}
+    for at = 1, #list, 2 do found[list[at]] = list[at + 1] end
+    return found
+end
+local function about(key, name)
+    for _, each in ipairs(redis.call('XINFO', 'GROUPS', key)) do
+        local group = by_name(each)
+        if group['name'] == name then return by_name(redis.call('XINFO', 'STREAM', key)), group end
+    end
+    return redis.error_reply('NOGROUP the consumer group ' .. name .. ' of ' .. key .. ' is not there any more')
+end
+"""
+)
+_MAKE: Final = (
+    _ABOUT
+    + """
+local made = redis.pcall('XGROUP', 'CREATE', KEYS[1], ARGV[1], '0', 'MKSTREAM')
+if type(made) == 'table' and made.err then
+    if string.find(made.err, 'BUSYGROUP', 1, true) then return 0 end
+    return made
+end
+local stream = by_name(redis.call('XINFO', 'STREAM', KEYS[1]))
+if stream['entries-added'] then
+    local gone = stream['entries-added'] - stream['length']
+    redis.call('XGROUP', 'SETID', KEYS[1], ARGV[1], '0', 'ENTRIESREAD', gone)
+end
+return 1
+"""
+)
+"""Makes a group unless it is there. It begins with the first entry; what was removed before is not of it."""
+_READ: Final = (
+    _ABOUT
+    + """
+local stream, group = about(KEYS[1], ARGV[1])
+if stream.err then return stream end
+local known, added = tonumber(ARGV[4]) or group['entries-read'], stream['entries-added']
+local last = group['last-delivered-id']
+local first, missing = stream['first-entry'], 0
+if added then
+    local at = false
+    if not first or is_before(last, first[1]) then at = added - stream['length']
+    elseif last == stream['last-generated-id'] then at = added end
+    if at then
+        if known and at > known then
+            missing = at - known
+            redis.call('XGROUP', 'SETID', KEYS[1], ARGV[1], last, 'ENTRIESREAD', at)
+        end
+        known = at
+    end
+end
+local found = redis.call('XREADGROUP', 'GROUP', ARGV[1], ARGV[2], 'COUNT', ARGV[3], 'STREAMS', KEYS[1], '>')
+local entries = found and found[1][2] or {}
+if known then known = known + #entries end
+return {missing, known or '', last, entries}
+"""
+)
+"""Reads new entries, and counts removed ones by the number of entries ever added, in one step.
+
+Redis' own number of entries that the group has read passes over what was removed, in some versions.
+"""
 
 
 class RedisGroup(HubInlet):
@@ -22,10 +88,18 @@ class RedisGroup(HubInlet):
 
     So each entry is stored once, whoever is killed. An entry has the fields `topic`, `payload`, `ts_event`, as
     `RedisStreams` adds them; one with `gap` in their place is counted, another one without `topic` is refused.
+    Entries that were removed before they were stored, as the stream is bounded, are counted as missing.
     """
 
     def __init__(
-        self, feed: Feed, url: str, prefix: bytes = b"", *, stream: str | None = None, group: str = "blackbox"
+        self,
+        feed: Feed,
+        url: str,
+        prefix: bytes = b"",
+        *,
+        stream: str | None = None,
+        group: str = "blackbox",
+        ca: str | None = None,
     ) -> None:
         """Settings; nothing is opened.
 
@@ -35,11 +109,14 @@ class RedisGroup(HubInlet):
             prefix: of the topics to take; others are acknowledged, and counted.
             stream: its name. Default: the feed's.
             group: the consumer group, which is made unless it is there; it begins with the first entry.
+            ca: with rediss:// a file of who may certify the host. Default: whom this system trusts.
 
         Raises ConfigError.
         """
-        super().__init__(feed, url, prefix)
-        self._redis = connect(url)
+        address = redis_url(url)
+        super().__init__(feed, address.shown, prefix)
+        self._redis = connect(address, ca)
+        self._make, self._read = self._redis.register_script(_MAKE), self._redis.register_script(_READ)
         self.stream, self.group = stream or feed.name, group
 
     def _check(self) -> None:
@@ -55,21 +132,45 @@ class RedisGroup(HubInlet):
     def _serve(self) -> None:
         self._on_their_way.clear()
         with errors(self.url, "the bridge"):
-            make_group(self._redis, self.stream, self.group)
+            self._make([self.stream], [self.group])
             self._note_there("what the stream has comes")
-            since = _BEGUN
-            while not self._over.is_set():
-                found = self._redis.xreadgroup(
-                    self.group, _CONSUMER, {self.stream: since}, count=IN_FLIGHT, block=_BLOCK_MS
+            if int(self._redis.info("server")["redis_version"].partition(".")[0]) < _COUNTS_ENTRIES:
+                log.warning(
+                    "%s: Redis before version 7 does not count removed entries, so missing ones are not noticed",
+                    self.url,
                 )
-                entries = found[0][1] if found else []
-                if not entries:
-                    since = _NEW
-                done = [name for name, fields in entries if not self._take(name.decode(), fields or {})]
-                self._wait_stored()
-                done += self._stored(done.append)
-                if done:
-                    self._redis.xack(self.stream, self.group, *done)
+            self._take_begun()
+            known: int | str = ""
+            while not self._over.is_set():
+                missing, known, last, entries = self._read([self.stream], [self.group, _CONSUMER, IN_FLIGHT, known])
+                if missing:
+                    self._note_missing(missing, _REMOVED)
+                if entries:
+                    self._put_all([(name, dict(zip(*[iter(fields)] * 2, strict=True))) for name, fields in entries])
+                else:
+                    self._redis.xread({self.stream: last}, count=1, block=_BLOCK_MS)
+
+    def _take_begun(self) -> None:
+        """Take what was read before, and not acknowledged."""
+        since = b"0"
+        while not self._over.is_set():
+            found = self._redis.xreadgroup(self.group, _CONSUMER, {self.stream: since}, count=IN_FLIGHT)
+            entries = found[0][1] if found else []
+            if not entries:
+                return
+            if gone := [name for name, fields in entries if not fields]:
+                self._note_missing(len(gone), _REMOVED)
+                self._redis.xack(self.stream, self.group, *gone)
+            self._put_all([(name, fields) for name, fields in entries if fields])
+            since = entries[-1][0]
+
+    def _put_all(self, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> None:
+        """Put entries, and acknowledge those that the hub has."""
+        done = [name for name, fields in entries if not self._take(name.decode(), fields)]
+        self._wait_stored()
+        done += self._stored(done.append)
+        if done:
+            self._redis.xack(self.stream, self.group, *done)
 
     def _take(self, name: str, fields: dict[bytes, bytes]) -> bool:
         topic, time_ns = fields.get(b"topic"), fields.get(b"ts_event", b"")

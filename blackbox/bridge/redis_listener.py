@@ -11,7 +11,7 @@ from blackbox.bridge.binary_form import Fields
 from blackbox.bridge.carrier import GAP_TOPIC, Away
 from blackbox.bridge.hub_inlet import IN_FLIGHT, HubInlet
 from blackbox.bridge.inlet import log
-from blackbox.bridge.redis_connection import connect, count_of, errors, plain_url
+from blackbox.bridge.redis_connection import connect, count_of, errors, redis_url
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
 
@@ -28,7 +28,7 @@ class RedisListener(HubInlet):
     store it once, and what one of them misses the other one has.
     """
 
-    def __init__(self, feed: Feed, url: str, prefix: bytes = b"", *, raw: int = 0) -> None:
+    def __init__(self, feed: Feed, url: str, prefix: bytes = b"", *, raw: int = 0, ca: str | None = None) -> None:
         """Settings; nothing is opened.
 
         Args:
@@ -36,13 +36,15 @@ class RedisListener(HubInlet):
             url: redis+pubsub://HOST:PORT; Redis has the same channels in all its databases.
             prefix: of the channels to subscribe to, and of the topics to take.
             raw: 1: what comes is the payload, its channel the topic. Default: as `RedisChannels` publishes it.
+            ca: with rediss:// a file of who may certify the host. Default: whom this system trusts.
 
         Raises ConfigError.
         """
-        super().__init__(feed, url, prefix)
+        address = redis_url(url)
+        super().__init__(feed, address.shown, prefix)
         if raw not in (0, 1):
             raise ConfigError(f"raw was {raw!r}, expected 0 or 1")
-        self._redis, self._raw = connect(plain_url(url)), raw
+        self._redis, self._raw = connect(address, ca), raw
 
     def _check(self) -> None:
         with errors(self.url, "the bridge"):

@@ -8,17 +8,13 @@ from blackbox.block.batch import Batch
 from blackbox.block.gap import Gap
 from blackbox.block.position import Position
 from blackbox.bridge.carrier import MOST_AT_ONCE, Carrier, log
-from blackbox.bridge.redis_connection import connect, errors
+from blackbox.bridge.redis_connection import IS_BEFORE, connect, errors, redis_url
 from blackbox.errors import BridgeError, ConfigError
 from blackbox.feed.feed import Feed
 
-_ADD: Final = """
-local function is_before(a, b)
-    local high_a, low_a = string.match(a, '^(%d+)-(%d+)$')
-    local high_b, low_b = string.match(b, '^(%d+)-(%d+)$')
-    if high_a ~= high_b then return #high_a < #high_b or (#high_a == #high_b and high_a < high_b) end
-    return #low_a < #low_b or (#low_a == #low_b and low_a < low_b)
-end
+_ADD: Final = (
+    IS_BEFORE
+    + """
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)
 if ARGV[1] ~= '' and (#last == 0 or is_before(last[1][1], ARGV[1])) then
     return redis.error_reply('LOST entries that it had: ' .. ARGV[1] .. ' is not there any more')
@@ -37,6 +33,7 @@ while at <= #ARGV do
 end
 return known
 """
+)
 """Adds entries in order, and stops at the first that is refused: one behind it would hide that it is missing."""
 
 
@@ -50,7 +47,14 @@ class RedisStreams(Carrier):
     """
 
     def __init__(
-        self, feed: Feed, url: str, prefix: bytes = b"", *, stream: str | None = None, keep: int | None = None
+        self,
+        feed: Feed,
+        url: str,
+        prefix: bytes = b"",
+        *,
+        stream: str | None = None,
+        keep: int | None = None,
+        ca: str | None = None,
     ) -> None:
         """Settings; nothing is opened.
 
@@ -60,13 +64,15 @@ class RedisStreams(Carrier):
             prefix: of the topics to carry.
             stream: what the names of streams begin with. Default: the feed's name.
             keep: about how many of its newest entries each stream keeps. Default: all.
+            ca: with rediss:// a file of who may certify the host. Default: whom this system trusts.
 
         Raises ConfigError.
         """
-        super().__init__(feed, url, prefix)
+        address = redis_url(url)
+        super().__init__(feed, address.shown, prefix)
         if keep is not None and keep < 1:
             raise ConfigError(f"keep was {keep}, expected at least 1")
-        self._redis = connect(url)
+        self._redis = connect(address, ca)
         self._stream, self._keep = stream or feed.name, keep
         self._script = self._redis.register_script(_ADD)
         self._ids: dict[int, str] = {}

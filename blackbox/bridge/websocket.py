@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -15,6 +16,7 @@ from blackbox.bridge.binary_form import as_bytes, frame_of
 from blackbox.bridge.bridge import Say
 from blackbox.bridge.door import ConnectionClosed, Door, ServerConnection, address_of, names_of
 from blackbox.bridge.waiting import Waiting
+from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import BlackBoxError, ConfigError, NotConfirmedError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
@@ -55,7 +57,7 @@ class Unsubscribe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
     prefix: Annotated[str, msgspec.Meta(max_length=1_024)]
 
 
-_ASKED: Final = msgspec.json.Decoder(Subscribe | Unsubscribe)
+_ASKED: Final = Decoder[Subscribe | Unsubscribe]("json", Subscribe | Unsubscribe, _MOST_REQUEST_BYTES)
 
 
 class BridgeStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -276,11 +278,11 @@ class WebSocketBridge:
                 await self._join(browser, asked.prefix, asked.binary)
                 browser.confirmed.add(asked.prefix)
                 browser.tell(subscribed=asked.prefix)
-        except (BlackBoxError, msgspec.DecodeError, UnicodeError, ValueError) as error:
+        except (BlackBoxError, DecodeError, ValueError) as error:
             browser.tell(error=type(error).__name__, why=str(error))
 
     async def _join(self, browser: _Browser, prefix: str, binary: bool) -> None:
-        """Have what comes under a prefix sent. Raises NotConfirmedError, ConfigError; it is not sent then."""
+        """Have what comes under a prefix sent. Raises NotConfirmedError, RightsError, ConfigError; it is not sent."""
         if prefix in browser.prefixes:
             if browser.prefixes[prefix] is not binary:
                 raise ConfigError(f"binary was {binary} of prefix {prefix!r}, expected it as before, or to unsubscribe")
@@ -291,16 +293,19 @@ class WebSocketBridge:
             if len(self._readers) >= _MOST_OF_ALL:
                 raise ConfigError(f"prefix {prefix!r} was one too many, expected at most {_MOST_OF_ALL} of all clients")
             stream = self._subscriber.stream(
-                prefix.encode(), limit=_STREAM_MESSAGES, when_full="drop_oldest", batches=True
+                prefix.encode(), limit=_STREAM_MESSAGES, when_full="drop_oldest", batches=True, may_be_refused=True
             )
             self._wanted[prefix] = {}
             reader = asyncio.ensure_future(self._read(prefix, stream, self._wanted[prefix]))
-            reader.add_done_callback(self._note_failure)
+            reader.add_done_callback(partial(self._note_end, prefix, stream))
             self._readers[prefix] = stream, reader
+        stream, _ = self._readers[prefix]
         browser.prefixes[prefix] = binary
         self._wanted[prefix][browser] = None
         try:
             await self._wait_confirmed(prefix.encode())
+            if stream.failure is not None:
+                raise stream.failure
         except BlackBoxError:
             self._leave(browser, prefix)
             raise
@@ -317,9 +322,16 @@ class WebSocketBridge:
         finally:
             turn.release()
 
-    def _note_failure(self, reader: asyncio.Task[None]) -> None:
-        """End all with what has ended the subscriber."""
-        if not reader.cancelled() and (error := reader.exception()) is not None and not self._failed.done():
+    def _note_end(self, prefix: str, stream: Stream, reader: asyncio.Task[None]) -> None:
+        """End the bridge with the subscriber's error. A refusal of this prefix alone goes to its clients."""
+        error = None if reader.cancelled() else reader.exception()
+        if error is not None and error is stream.failure:
+            known, _ = self._readers.get(prefix, (None, None))
+            for browser in list(self._wanted[prefix]) if known is stream else ():
+                if prefix in browser.confirmed:  # others get it as the answer to their request
+                    self._leave(browser, prefix)
+                    browser.tell(unsubscribed=prefix, error=type(error).__name__, why=str(error))
+        elif error is not None and not self._failed.done():
             self._failed.set_exception(error)
 
     def _leave(self, browser: _Browser, prefix: str) -> None:

@@ -53,7 +53,7 @@ def test_a_scheme_has_its_directions(plug_in: None) -> None:
 @pytest.mark.parametrize("scheme", ["amqp", "redis", "ws"])
 def test_a_malformed_url_is_told_in_one_line(scheme: str) -> None:
     told = invoke("bridge", f"{scheme}://desk:secret@[::1")
-    assert_one_line(told, f"URL of {scheme}:// was malformed, expected one as docs/bridges.md has it: Invalid IPv6 URL")
+    assert_one_line(told, f"URL was '{scheme}://.*::1', expected {scheme}://")
     assert "secret" not in told.errors
 
 

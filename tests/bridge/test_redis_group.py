@@ -178,3 +178,87 @@ def test_wrong_settings_are_told(server: Server, there: redis.Redis) -> None:
     there.set("orders", "is no stream")
     with pytest.raises(BridgeError, match="refused the bridge: WRONGTYPE"), RedisGroup(feed, server.url) as bridge:
         bridge.run()
+
+
+def counts_entries(server: Server) -> None:
+    if int(server.version.partition(".")[0]) < 7:
+        pytest.skip(f"Redis {server.version} does not count all entries of a stream: apt install redis-server")
+
+
+def missing(bridge: RedisGroup) -> int:
+    return bridge.statistics()["told missing"]
+
+
+def test_entries_trimmed_while_the_bridge_was_away_are_told(
+    server: Server, there: redis.Redis, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    counts_entries(server)
+    feed = hub_feed("orders", slices=1)
+    fill(there, 0, 100)
+    there.xtrim("orders", maxlen=70, approximate=False)
+    with Hub(feed, tmp_path) as hub:
+        with RedisGroup(feed, server.url) as bridge:
+            wait_until(lambda: hub.statistics().stored == 70)
+            assert missing(bridge) == 0, "entries removed before the group was made do not count"
+        fill(there, 100, 1_110)
+        there.xtrim("orders", maxlen=100, approximate=False)
+        with RedisGroup(feed, server.url) as bridge:
+            wait_until(lambda: hub.statistics().stored == 170)
+            assert missing(bridge) == 910
+        with RedisGroup(feed, server.url) as bridge:
+            fill(there, 1_110, 1_111)
+            wait_until(lambda: hub.statistics().stored == 171)
+            assert missing(bridge) == 0, "they count once"
+        fill(there, 1_111, 1_120)
+        there.xtrim("orders", maxlen=0, approximate=False)
+        with RedisGroup(feed, server.url) as bridge:
+            wait_until(lambda: missing(bridge) == 9)
+    assert "910 messages were removed from the stream before they were stored" in caplog.text
+    expected = [*range(30, 100), *range(1_010, 1_111)]
+    assert [payload for *_, payload in published(tmp_path, feed)] == [b"%d" % number for number in expected]
+
+
+def test_entries_trimmed_while_the_bridge_runs_are_told(server: Server, there: redis.Redis, tmp_path: Path) -> None:
+    """Each added entry is stored or counted as missing, wherever the trimming falls."""
+    counts_entries(server)
+    feed = hub_feed("orders", slices=1)
+    with Hub(feed, tmp_path) as hub, RedisGroup(feed, server.url) as bridge:
+        for begin in range(0, 20_000, 500):
+            adding = there.pipeline(transaction=False)
+            for number in range(begin, begin + 500):
+                adding.xadd("orders", {"topic": "A.x", "payload": str(number)}, maxlen=40, approximate=False)
+            adding.execute()
+        wait_until(lambda: hub.statistics().stored + missing(bridge) >= 20_000, 60)
+        assert hub.statistics().stored + missing(bridge) == 20_000
+        assert missing(bridge) > 0
+    assert pending(there) == 0
+
+
+def test_entries_deleted_one_by_one_are_told(server: Server, there: redis.Redis, tmp_path: Path) -> None:
+    counts_entries(server)
+    feed = hub_feed("orders", slices=1)
+    with Hub(feed, tmp_path) as hub:
+        with RedisGroup(feed, server.url):
+            fill(there, 0, 10)
+            wait_until(lambda: hub.statistics().stored == 10)
+        fill(there, 10, 20)
+        names = [name for name, _ in there.xrange("orders")]
+        there.xdel("orders", *names[12:15], names[3])
+        with RedisGroup(feed, server.url) as bridge:
+            wait_until(lambda: hub.statistics().stored == 17)
+            wait_until(lambda: missing(bridge) == 3)
+
+
+def test_entries_that_were_read_and_trimmed_before_the_hub_had_them_are_told(
+    server: Server, there: redis.Redis, tmp_path: Path
+) -> None:
+    feed = hub_feed("orders", slices=1)
+    fill(there, 0, 10)
+    with RedisGroup(feed, server.url) as bridge:
+        wait_until(lambda: len(bridge._on_their_way) == 10)
+    there.xtrim("orders", maxlen=4, approximate=False)
+    with Hub(feed, tmp_path) as hub, RedisGroup(feed, server.url) as bridge:
+        wait_until(lambda: hub.statistics().stored == 4)
+        wait_until(lambda: pending(there) == 0)
+        assert missing(bridge) == 6
+        assert bridge.statistics()["refused"] == 0

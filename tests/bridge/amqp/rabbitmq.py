@@ -27,7 +27,7 @@ _WITH_US: Final = ("setpriv", "--pdeathsig", "KILL")
 class RabbitMq:
     """Raises Missing, which says how to get one."""
 
-    def __init__(self, data: Path, **settings: int) -> None:
+    def __init__(self, data: Path, **settings: object) -> None:
         self._data, self.port, self._names = data, free_port(), free_port()
         self.url = f"amqp://guest:guest@127.0.0.1:{self.port}"
         self.certificate = data / "certificate.pem"

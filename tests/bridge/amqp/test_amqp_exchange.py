@@ -190,9 +190,7 @@ def test_an_address_is_read_as_it_is_said() -> None:
     assert Address.of("amqps://there").host == "there:5671"
 
 
-@pytest.mark.parametrize(
-    "url", ["amqp://:5672", "amqp://there/one/two", "amqp://there:0x1", "amqp://there?heartbeat=5"]
-)
+@pytest.mark.parametrize("url", ["amqp://:5672", "amqp://there/one/two", "amqp://there:0x1", "amqp://there:0"])
 def test_a_wrong_url_is_told(url: str) -> None:
     with pytest.raises(ConfigError, match="URL was 'amqp://.*', expected amqp://USER"):
         AmqpExchange(feed_of("wrong"), url)

@@ -1,0 +1,50 @@
+"""The URL of another system: who we are there, with a password of any characters, which is never shown."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+from urllib.parse import unquote
+
+from blackbox.errors import ConfigError
+
+_ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(?::([0-9]{1,5}))?", re.ASCII)
+_MOST_PORT: Final = 65_535
+_QUERY_WITH_AT: Final = re.compile(r"[^:/?#]*(:[0-9]+)?(/[^?#]*)?\?\w+=")
+"""The part of an URL before the last `@`, if its query has that `@`."""
+
+
+class Url(NamedTuple):
+    """The parts of SCHEME://USER:PASSWORD@HOST:PORT/PATH, decoded; empty, or None: absent."""
+
+    scheme: str
+    user: str
+    password: str
+    host: str
+    port: int | None
+    path: str
+    shown: str
+    """The URL without user and password."""
+
+    @classmethod
+    def of(cls, url: str, expected: str) -> Url:
+        """Return what an URL says.
+
+        The last `@` ends user and password, so these may have any characters, also percent-encoded; a path with an `@`
+        has it as `%40`. Raises ConfigError, which says what was `expected`, and shows no password.
+        """
+        scheme, colon, rest = url.partition("://")
+        if not colon:
+            raise ConfigError(f"URL had no scheme, expected {expected}")
+        who, _, where = rest.rpartition("@")
+        for sign, what in (("?", "a query"), ("#", "a fragment")):
+            if sign in where or _QUERY_WITH_AT.match(who):
+                raise ConfigError(f"URL of {scheme}:// had {what}, expected none: {expected}")
+        address, _, path = where.partition("/")
+        shown = f"{scheme}://{address}" + (f"/{path}" if path else "")
+        found = _ADDRESS.fullmatch(address)
+        if found is None or int(found[2] or 0) > _MOST_PORT:
+            raise ConfigError(f"URL was {shown!r}, expected {expected}")
+        user, _, password = who.partition(":")
+        port = None if found[2] is None else int(found[2])
+        return cls(scheme, unquote(user), unquote(password), found[1].strip("[]"), port, unquote(path), shown)

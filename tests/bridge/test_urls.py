@@ -1,0 +1,77 @@
+"""URLs of other systems: passwords of any characters work, and are never shown; what is not known is one error."""
+
+from __future__ import annotations
+
+import pytest
+
+from blackbox import ConfigError, Feed
+from blackbox.bridge.amqp import Address
+from blackbox.bridge.bridge import open_bridge
+from blackbox.bridge.redis_connection import redis_url
+from blackbox.bridge.url import Url
+
+PASSWORDS = ["a/b", "a#b", "a?b", "a@b", "a:b", "a%2Fb#c/d@e?f", "p/ss#w@rd?:", "[::1", "7/0?#"]
+REDIS = ("redis", "rediss", "redis+pubsub", "rediss+pubsub")
+
+
+def decoded(password: str) -> str:
+    return password.replace("%2F", "/")
+
+
+@pytest.mark.parametrize("password", PASSWORDS)
+@pytest.mark.parametrize("user", ["", "desk"])
+def test_a_password_of_any_characters_is_taken_and_not_shown(user: str, password: str) -> None:
+    for scheme in REDIS:
+        path = "" if "pubsub" in scheme else "/3"
+        found = redis_url(f"{scheme}://{user}:{password}@redis.example:6380{path}")
+        assert found == Url(
+            scheme, user, decoded(password), "redis.example", 6380, path[1:], f"{scheme}://redis.example:6380{path}"
+        )
+    address = Address.of(f"amqp://{user or 'guest'}:{password}@[::1]:5673/a%2Fb")
+    assert address[:5] == ("[::1]:5673", user or "guest", decoded(password), "a/b", "amqp://[::1]:5673/a%2Fb")
+
+
+@pytest.mark.parametrize("into", [False, True])
+@pytest.mark.parametrize("scheme", [*REDIS, "amqp", "amqps", "ws"])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "desk:SECRET@host:1/0?ssl_cert_reqs=none",
+        "desk:SECRET@host:1/0#part",
+        "desk:SECRET@host:1/0/1",
+        "desk:SECRET@host:1?password=SECRET",
+        "host:1/0?password=SECRET@at",
+        "desk:SEC/RET#SECRET@host:no/0",
+        "desk:SECRET@",
+        "desk:SECRET@host:99999",
+        "desk:SECRET@[::1",
+    ],
+)
+def test_what_is_not_known_in_an_url_is_one_error_without_the_password(scheme: str, rest: str, into: bool) -> None:
+    feed = Feed.local("carried", slices=1)
+    with pytest.raises(ConfigError) as caught:
+        open_bridge(feed, f"{scheme}://{rest}", into=into)
+    assert f"expected {scheme.partition('+')[0][:4]}" in str(caught.value) or "expected none: " in str(caught.value)
+    assert "SEC" not in str(caught.value)
+    assert "RET" not in str(caught.value)
+
+
+def test_an_url_without_a_scheme_is_not_shown() -> None:
+    with pytest.raises(ConfigError, match="^URL had no scheme, expected one such as redis://") as caught:
+        open_bridge(Feed.local("carried", slices=1), "desk:secret@host:6379")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_database_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ConfigError, match="URL was 'redis://host/orders', expected redis://"):
+        redis_url("redis://host/orders")
+
+
+def test_ca_needs_an_encrypted_scheme() -> None:
+    feed = Feed.local("carried", slices=1)
+    for scheme, secure in (("redis", "rediss"), ("redis+pubsub", "rediss+pubsub"), ("amqp", "amqps")):
+        with pytest.raises(
+            ConfigError,
+            match=rf"option was ca=x.pem, expected none with {scheme}.*: {secure}:// is".replace("+", r"\+"),
+        ):
+            open_bridge(feed, f"{scheme}://127.0.0.1:1", ca="x.pem")
