@@ -320,12 +320,12 @@ class Subscriber(Registration):
         self._share.wait_confirmed(timeout, prefix)
 
     def run(self, *, until_end: bool = False, timeout: float = 10.0, silence_timeout: float | None = None) -> None:
-        """Start (unless it runs), wait, stop. In the main thread SIGINT and SIGTERM stop; a second one terminates.
+        """Start (unless it runs), wait, stop. In the main thread signals stop it; a second one terminates.
 
         Ends when `stop` or `terminate` is called elsewhere; with `until_end` also when every publisher has closed and
         all it sent was delivered. A publisher that was killed never closes: `silence_timeout` says after how many
         seconds without a block or heartbeat from a slice to give up; None: never. After SIGTERM it raises
-        SystemExit(143), once all that was received has been delivered.
+        SystemExit(143), after SIGHUP SystemExit(129), once all that was received has been delivered.
 
         Raises SlowSubscriberError, CallbackError (the callback's exception is its cause), SilentPublisherError or
         SubscriberError when one of these ended it; SubscriberError when there are no callbacks. `timeout` is `start`'s.

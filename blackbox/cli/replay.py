@@ -21,6 +21,7 @@ from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import RAW
 from blackbox.report.numbers import NOTHING, count, counted, duration, factor, rate
+from blackbox.subscribe.stop_signals import stop_signals
 
 if TYPE_CHECKING:
     from blackbox.archive.recording import Recording
@@ -235,7 +236,7 @@ def _publish(played: Replay, publisher: SourcePublisher, controls: Controls) -> 
 
 @contextmanager
 def _stopping_at_signals(controls: Controls) -> Iterator[None]:
-    """Stop the replay at the first Ctrl-C or SIGTERM, with exact totals. A second one ends the process at once."""
+    """Stop the replay at a first signal, with exact totals. A second one ends the process at once."""
     caught: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -244,7 +245,7 @@ def _stopping_at_signals(controls: Controls) -> Iterator[None]:
         caught.append(number)
         controls.stop()
 
-    before: dict[int, Any] = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    before: dict[int, Any] = {number: signal.signal(number, stop) for number in stop_signals()}
     try:
         yield
     finally:

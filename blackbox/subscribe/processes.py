@@ -76,8 +76,9 @@ class SliceProcess:
 
 def _run_child(thread: SliceThread, parent: int, prepare: Callable[[], None]) -> None:
     prepare()
-    # Ctrl-C reaches the whole process group: the parent decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C, or the end of a terminal, reaches the whole process group: the parent decides what it means.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: thread.ask_to_terminate())
     thread.start()
     ended = threading.Event()

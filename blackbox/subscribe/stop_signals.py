@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM while a subscriber runs in the main thread: a first one stops it, a further one terminates it."""
+"""Signals while a subscriber runs in the main thread: a first one stops it, a further one terminates it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ from contextlib import contextmanager
 from types import FrameType
 
 
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals that stop what runs: SIGINT, SIGTERM, and SIGHUP unless it is ignored, as under nohup."""
+    hung_up = () if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else (signal.SIGHUP,)
+    return (signal.SIGINT, signal.SIGTERM, *hung_up)
+
+
 @contextmanager
 def stopping_at_signals(stop: Callable[[int], None], terminate: Callable[[], None]) -> Iterator[set[int]]:
-    """Call `stop` with the first SIGINT or SIGTERM, `terminate` for each further one; yield the set of those that came.
+    """Call `stop` with the first of the signals, `terminate` for each further one; yield the set of those that came.
 
     Only in the main thread: elsewhere signals are left alone.
     """
@@ -27,7 +33,7 @@ def stopping_at_signals(stop: Callable[[int], None], terminate: Callable[[], Non
             stop(number)
         came.add(number)
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handle) for number in stop_signals()}
     try:
         yield came
     finally:

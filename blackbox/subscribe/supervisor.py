@@ -311,12 +311,12 @@ class Supervisor:
         silence_timeout: float | None = None,
         who: Share | None = None,
     ) -> None:
-        """Start (unless it runs), wait, stop. In the main thread SIGINT and SIGTERM stop; a second one terminates.
+        """Start (unless it runs), wait, stop. In the main thread signals stop it; a second one terminates.
 
         Ends when `stop` or `terminate` is called elsewhere; with `until_end` also when every publisher has closed and
         all it sent was delivered. Raises what ended it; SilentPublisherError after `silence_timeout` seconds without
-        anything from a slice; SystemExit(143) after SIGTERM. `timeout` is `start`'s. `who`: one that shares it, which
-        alone is then stopped.
+        anything from a slice; SystemExit(143) after SIGTERM, (129) after SIGHUP. `timeout` is `start`'s. `who`: one
+        that shares it, which alone is then stopped.
         """
         self.check_process()
         runs = who or self
@@ -336,8 +336,8 @@ class Supervisor:
                 with self.lock:
                     self._stop_at_end = tuple(each for each in self._stop_at_end if each is not runs)
         runs.raise_failure()
-        if signal.SIGTERM in came:
-            raise SystemExit(128 + signal.SIGTERM)
+        for number in came - {signal.SIGINT}:
+            raise SystemExit(128 + number)
 
     def check_silence(self, silence_timeout: float | None, leave_out: Collection[int] = ()) -> None:
         """Raise SilentPublisherError when a slice that has not ended has brought nothing for so many seconds."""

@@ -99,10 +99,20 @@ def make_pair(directory: Path, name: str) -> tuple[str, Path, Path]:
     """
     check_curve()
     directory.mkdir(parents=True, exist_ok=True)
-    secret_file = directory / f"{name}.key_secret"
-    secret_file.touch(mode=0o600, exist_ok=False)  # what is written to it keeps the mode
-    public_file, _ = zmq.auth.create_certificates(directory, name)
-    return load_public(public_file).decode(), Path(public_file), secret_file
+    public_file, secret_file = directory / f"{name}.key", directory / f"{name}.key_secret"
+    made: list[Path] = []
+    try:
+        for path, mode in ((secret_file, 0o600), (public_file, 0o644)):
+            path.touch(mode, exist_ok=False)  # what is written to it keeps the mode
+            made.append(path)
+        zmq.auth.create_certificates(directory, name)
+    except BaseException as error:  # a full disk leaves no file that is empty, or half a key
+        for path in made:
+            path.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            raise OSError(error.errno, error.strerror, str(secret_file)) from error
+        raise
+    return load_public(public_file).decode(), public_file, secret_file
 
 
 def keys_of_line(feed: Feed, line: int, endpoint: str) -> ClientKeys | None:

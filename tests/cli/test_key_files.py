@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 from blackbox.cli.ui.status import Status
@@ -35,3 +38,17 @@ def test_a_name_that_is_a_path_is_refused(tmp_path: Path) -> None:
     assert ended.status == Status.ERROR
     assert_one_line(ended, "name was '../desk', expected 1 to 64 letters")
     assert not (tmp_path / "keys").exists()
+
+
+def test_a_full_disk_leaves_no_key_and_names_the_file(tmp_path: Path) -> None:
+    """No byte can be written to any file."""
+    code = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); from blackbox.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", code, "keys", "new", "desk", "--dir", str(tmp_path / "keys")],
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"error: {tmp_path}/keys/desk.key_secret: File too large"
+    assert list((tmp_path / "keys").iterdir()) == []

@@ -42,7 +42,9 @@ def test_record_until_the_publisher_ends(place: Place, tmp_path: Path) -> None:
     assert f"recording to {out / 'cli'}" in ended.errors
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, Status.INTERRUPTED), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, Status.INTERRUPTED), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_signal_ends_it_with_all_recorded_and_the_totals(
     place: Place, tmp_path: Path, number: signal.Signals, status: int
 ) -> None:

@@ -15,7 +15,9 @@ from blackbox.testing import Collector, wait_until
 from tests.cli.commands import Command, Place, assert_one_line, invoke, write_feed
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, Status.INTERRUPTED), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, Status.INTERRUPTED), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_signal_ends_it_with_what_it_passed(
     place: Place, tmp_path: Path, number: signal.Signals, status: int
 ) -> None:
@@ -39,7 +41,9 @@ def test_a_signal_ends_it_with_what_it_passed(
     assert "Traceback" not in ended.errors
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, Status.INTERRUPTED), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, Status.INTERRUPTED), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_signal_ends_a_plain_one_with_what_it_passed(place: Place, number: signal.Signals, status: int) -> None:
     endpoint = free_endpoints("tcp", "plain", 1, 1)[0][0]
     with Command("relay", place.path, endpoint, "--plain") as relay:

@@ -7,10 +7,12 @@ import signal
 from collections.abc import Coroutine
 from contextlib import suppress
 
+from blackbox.subscribe.stop_signals import stop_signals
+
 
 def run_in_loop(work: Coroutine[None, None, None]) -> None:
-    """Run it until it ends. Ctrl-C and SIGTERM cancel it, in order, and then end the command as they end any other."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Run it until it ends. Ctrl-C, SIGTERM and SIGHUP cancel it, in order, and then end the command as any other."""
+    before = {number: signal.getsignal(number) for number in stop_signals()}
     came: list[int] = []
 
     async def run() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import typer
 
@@ -18,6 +18,7 @@ from blackbox.cli.interrupts import TEXT, raised
 from blackbox.cli.ui.terminal import say
 from blackbox.errors import BlackBoxError, LimitError, SlowSubscriberError
 from blackbox.native.limits import LOAD_NEEDS, MEMORY, check_limits
+from blackbox.subscribe.stop_signals import stop_signals
 
 
 class Status(IntEnum):
@@ -33,26 +34,30 @@ class Status(IntEnum):
     LOST = 4
     """Messages were lost: gaps in what was received, or messages that no subscriber took in time."""
     INTERRUPTED = 130
-    """Ctrl-C. SIGTERM gives 143."""
+    """Ctrl-C. SIGTERM gives 143, SIGHUP 129."""
 
 
 STATUS_HELP = (
     "Exit status: 0 fine, 1 error (one line on stderr), 2 wrong usage, 3 the subscriber was too slow and ended itself, "
-    "4 messages were lost, 130 Ctrl-C, 143 SIGTERM."
+    "4 messages were lost, 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM."
 )
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM ends a command as Ctrl-C does."""
+    """SIGTERM, or SIGHUP, ends a command as Ctrl-C does."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
 
 
 @contextmanager
 def exit_statuses() -> Iterator[None]:
-    """Turn an error or a signal into an exit status, and an error into one line on stderr. SIGTERM acts as Ctrl-C.
+    """Turn an error or a signal into an exit status, and an error into one line on stderr.
 
-    So does what the system refuses, such as output to a full disk; whoever closes a pipe has seen enough.
+    What the system refuses, such as output to a full disk, is an error; whoever closes a pipe has seen enough. SIGTERM
+    and SIGHUP act as Ctrl-C.
     """
-    before = signal.signal(signal.SIGTERM, _terminate)
+    before = {number: signal.signal(number, _terminate) for number in stop_signals() if number != signal.SIGINT}
     try:
         check_limits("blackbox", LOAD_NEEDS)  # before a command's imports, which would say that a module is not there
         import numba  # noqa: F401 - here Ctrl-C ends the process; raised in the midst of it, it becomes an ImportError
@@ -67,32 +72,37 @@ def exit_statuses() -> Iterator[None]:
     except MemoryError as error:
         _fail(_out_of_memory(error), Status.ERROR)
     except BrokenPipeError:
-        _drop_output()
+        _drop_output(sys.stdout)
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             _fail(LimitError(f"{error} (RLIMIT_NOFILE, ulimit -n)"), Status.ERROR)
         if error.errno == errno.ENOMEM:
             _fail(_out_of_memory(error), Status.ERROR)
-        _drop_output()
+        _drop_output(sys.stdout)
         _fail(BlackBoxError(f"{error.filename or 'output'}: {error.strerror or error}"), Status.ERROR)
-    except _Terminated:
-        say("terminated")
-        raise typer.Exit(128 + signal.SIGTERM) from None
+    except _Terminated as came:
+        with suppress(OSError):  # the terminal may be gone
+            say("hung up" if came.number == signal.SIGHUP else "terminated")
+        if came.number == signal.SIGHUP:
+            _drop_output(sys.stdout, sys.stderr)
+        raise typer.Exit(128 + came.number) from None
     except KeyboardInterrupt:
         say(TEXT)
         raise typer.Exit(Status.INTERRUPTED) from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _out_of_memory(error: Exception) -> LimitError:
     return LimitError(f"out of memory: {error} ({MEMORY})")
 
 
-def _drop_output() -> None:
-    """Drop what is in the buffer of stdout, or Python would try to write it again at the exit."""
-    with suppress(OSError):  # it has no descriptor
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _drop_output(*streams: TextIO) -> None:
+    """Drop what is in the buffers of streams, or Python would try to write it again at the exit."""
+    for stream in streams:
+        with suppress(OSError):  # it has no descriptor
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def lose(text: str) -> NoReturn:
@@ -114,5 +124,5 @@ def _fail(error: BlackBoxError, status: Status) -> NoReturn:
     raise typer.Exit(status) from error
 
 
-def _terminate(_number: int, _frame: FrameType | None) -> NoReturn:
-    raise _Terminated
+def _terminate(number: int, _frame: FrameType | None) -> NoReturn:
+    raise _Terminated(number)
