@@ -3,6 +3,9 @@
 In: arguments. Out: text and exit statuses. typer and rich are imported in this room only.
 """
 
+import io
+import sys
+
 from blackbox.cli.interrupts import end_at_once
 
 __all__ = ["main"]
@@ -11,6 +14,9 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command line; the entry point `blackbox`."""
     end_at_once()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # what the locale cannot show ends no command
     from blackbox.cli.program import run  # takes a while, in which nothing needs to be ended in order
 
     run()

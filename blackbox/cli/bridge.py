@@ -16,7 +16,8 @@ def bridge(
         str,
         typer.Argument(
             metavar="URL",
-            help="The other side: ws://HOST:PORT, where to serve; redis://HOST:PORT/DATABASE; redis+pubsub://HOST:PORT; amqp[s]://USER:PASSWORD@HOST/VHOST.",
+            help="The other side: ws://HOST:PORT, where to serve; redis://HOST:PORT/DATABASE; "
+            "redis+pubsub://HOST:PORT; amqp://USER:PASSWORD@HOST/VHOST; rediss and amqps with TLS.",
         ),
     ],
     prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only topics that start with this.")] = "",

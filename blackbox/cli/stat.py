@@ -10,10 +10,11 @@ import msgspec
 import typer
 from rich.console import RenderableType
 from rich.live import Live
+from rich.text import Text
 
 from blackbox.cli.ui.feeds import FeedOption, feed_text, load_feed
 from blackbox.cli.ui.status import exit_statuses
-from blackbox.cli.ui.terminal import columns_table, say, stdout, titled
+from blackbox.cli.ui.terminal import Shown, columns_table, say, stdout, titled
 from blackbox.errors import NotConfirmedError
 from blackbox.report.numbers import NOTHING, count, duration, rate
 
@@ -130,9 +131,9 @@ def _table(heartbeats: Heartbeats) -> RenderableType:
     return titled(feed_text(heartbeats.feed), table)
 
 
-def _state(line: LineHealth) -> str:
+def _state(line: LineHealth) -> Shown:
     style = {"alive": "green", "silent": "bold red", "not heard": "red"}.get(line.state)
-    return f"[{style}]{line.state}[/]" if style else str(line.state)
+    return Text(line.state, style=style) if style else str(line.state)
 
 
 def _figures(line: LineHealth) -> tuple[str, ...]:

@@ -152,7 +152,7 @@ class _SubscriberView:
         self._prefixes = prefixes
         self._counts = shared_array((len(prefixes), len(subscriber.feed.slices)), numpy.int64)
         self._schema_id = shared_array((1,), numpy.int64)
-        self._preview = Preview(show, lambda line: stdout.print(line, markup=False, highlight=False, soft_wrap=True))
+        self._preview = Preview(show, lambda line: stdout.print(line, highlight=False, soft_wrap=True))
         for place, prefix in enumerate(prefixes):
             subscriber.on_batch(prefix)(self._counter(place))
 
@@ -210,7 +210,7 @@ class _SubscriberView:
         table = columns_table(("prefix", "delivered", "rate"))
         for prefix, delivered in zip(self._prefixes, self._counts.sum(axis=1).tolist(), strict=True):
             name = prefix.decode(errors="backslashreplace") or "(all)"
-            table.add_row(name.replace("[", r"\["), count(delivered), rate(rates.per_second(prefix, delivered)))
+            table.add_row(name, count(delivered), rate(rates.per_second(prefix, delivered)))
         return titled("callbacks", table)
 
     def print_totals(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.console import RenderableType
+from rich.text import Text
 
 from blackbox.cli.demo.runs import CLASSIC_MESSAGES, DemoResult
 from blackbox.cli.ui.terminal import LAG, bad_if, columns_table, stdout, titled, values_table
@@ -69,7 +70,7 @@ def _runs(result: DemoResult) -> RenderableType:
             count(run.messages),
             bad_if(run.lost > 0, count(run.lost)),
             count(run.duplicated),
-            f"[bold green]{rate(run.messages, run.seconds)}[/]",
+            Text(rate(run.messages, run.seconds), style="bold green"),
             NOTHING if run.times_faster is None else factor(run.times_faster),
             NOTHING if run.classic_day_s is None else long_time(run.classic_day_s),
         )

@@ -25,7 +25,7 @@ from blackbox.report.numbers import counted
 
 LINE_EVERY_S: Final = 2.0
 """Seconds between two lines where there is no terminal."""
-TEXT: Final = TextColumn("{task.fields[text]}")
+TEXT: Final = TextColumn("{task.fields[text]}", markup=False)
 """The column of a bar that shows the field `text`."""
 _TICK_S: Final = 0.1
 
@@ -66,7 +66,9 @@ def ticking(show: Callable[[], object], every_s: float = _TICK_S) -> Iterator[No
 @contextmanager
 def bar(what: str, total: int | None, *columns: ProgressColumn) -> Iterator[Callable[..., None]]:
     """Show a bar on stderr. Yield the function that moves it, which takes `completed`, `text` and rich's own fields."""
-    with Progress(TextColumn("{task.description}"), BarColumn(), *columns, console=stderr, transient=True) as progress:
+    with Progress(
+        TextColumn("{task.description}", markup=False), BarColumn(), *columns, console=stderr, transient=True
+    ) as progress:
         yield partial(progress.update, progress.add_task(what, total=total, text=""))
 
 

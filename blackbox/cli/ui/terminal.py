@@ -11,10 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 _FILE_COLUMNS: Final = 140
+Shown = str | Text
+"""A cell of a table: plain text, or text with a style."""
 
 
 def _console(stderr: bool) -> Console:
-    console = Console(stderr=stderr)
+    console = Console(stderr=stderr, markup=False, emoji=False)  # topics and names of others are shown as they are
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _FILE_COLUMNS
     return console
@@ -32,11 +34,11 @@ AGE: Final = "age: the same, from when it was handed to the publisher"
 
 def say(text: str, style: str | None = None) -> None:
     """Print a line of plain text on stderr, however long."""
-    stderr.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+    stderr.print(text, style=style, highlight=False, soft_wrap=True)
 
 
-def values_table(values: Iterable[tuple[str, str] | tuple[str, str, str]]) -> Table:
-    """Return a table of (name, value) or (name, value, explanation). All may have markup."""
+def values_table(values: Iterable[tuple[str, Shown] | tuple[str, Shown, str]]) -> Table:
+    """Return a table of (name, value) or (name, value, explanation)."""
     table = Table(show_header=False)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
@@ -54,9 +56,9 @@ def columns_table(names: Iterable[str], left: int = 1) -> Table:
     return table
 
 
-def bad_if(wrong: bool, value: str) -> str:
+def bad_if(wrong: bool, value: str) -> Shown:
     """Return the value, in red if something is wrong with it."""
-    return f"[bold red]{value}[/]" if wrong else value
+    return Text(value, style="bold red") if wrong else value
 
 
 def titled(title: str, table: RenderableType) -> RenderableType:
