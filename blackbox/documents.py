@@ -19,10 +19,8 @@ class Decoder(Generic[Document]):
     Depth is bounded by Python's recursion limit, which also bounds what msgspec passes by.
     """
 
-    def __init__(
-        self, form: Literal["json", "msgpack"], document: type[Document], most_bytes: int = MOST_DOCUMENT_BYTES
-    ) -> None:
-        """`document`: the type, or a union of types; `most_bytes`: of one document."""
+    def __init__(self, form: Literal["json", "msgpack"], document: Any, most_bytes: int = MOST_DOCUMENT_BYTES) -> None:
+        """`document`: the type, or a union of types. `most_bytes`: the largest document."""
         decoder: Any = msgspec.json.Decoder if form == "json" else msgspec.msgpack.Decoder
         self._decode: Any = decoder(document).decode
         self._most_bytes = most_bytes

@@ -93,8 +93,10 @@ class Door:
 def address_of(url: str) -> tuple[str, int]:
     """Return the host and the port of ws://HOST:PORT. Raises ConfigError."""
     found = Url.of(url, _EXPECTED)
-    if found.port is None or found.path or found.user or found.password:
-        raise ConfigError(f"URL was {found.shown!r}, or had a user, expected {_EXPECTED}")
+    if found.user or found.password:
+        raise ConfigError(f"URL of {found.scheme}:// had a user or password, expected none: {_EXPECTED}")
+    if found.port is None or found.path:
+        raise ConfigError(f"URL was {found.shown!r}, expected {_EXPECTED}")
     return found.host, found.port
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 _here: dict[tuple[int, int], int] = {}
 """By device and number, the process that owns each file that this one, or the one that it was forked from, owns."""
 _changes = threading.Lock()
-os.register_at_fork(after_in_child=_changes._at_fork_reinit)
+os.register_at_fork(after_in_child=_changes._at_fork_reinit)  # type: ignore[attr-defined]  # no public name
 
 
 class OwnedError(Exception):

@@ -112,7 +112,7 @@ def make_pair(directory: Path, name: str) -> tuple[str, Path, Path]:
         if isinstance(error, OSError) and error.filename is None:
             raise OSError(error.errno, error.strerror, str(secret_file)) from error
         raise
-    return load_public(public_file).decode(), public_file, secret_file
+    return load_public(str(public_file)).decode(), public_file, secret_file
 
 
 def keys_of_line(feed: Feed, line: int, endpoint: str) -> ClientKeys | None:

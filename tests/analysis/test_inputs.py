@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -37,7 +38,7 @@ def test_a_time_of_another_type_is_one_error_that_names_the_column(spark: SparkS
     """A double of seconds gave one bar at 1970 with the volume of two trades an hour apart."""
     wrong, right = trades(spark, WRONG[kind]), trades(spark, f"{SECOND_NS}L")
     expected = f"column 'at' was {kind}, expected bigint (ns since 1970, 0: not known) or timestamp: "
-    for make in (
+    makes: tuple[Callable[[], object], ...] = (
         lambda: time_bars(wrong, "1m", time="at"),
         lambda: count_bars(wrong, 1, time="at"),
         lambda: vwap(wrong, time="at"),
@@ -45,7 +46,8 @@ def test_a_time_of_another_type_is_one_error_that_names_the_column(spark: SparkS
         lambda: asof_join(wrong, right, on="at"),
         lambda: asof_join(right, wrong, on="at"),
         lambda: asof_join(wrong, wrong, on="at"),
-    ):
+    )
+    for make in makes:
         with pytest.raises(ConfigError) as caught:
             make()
         assert str(caught.value).startswith(expected)

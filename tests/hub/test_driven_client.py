@@ -270,7 +270,6 @@ HOSTILE: Final = (
     b'{"do": "put", "topic": "A", "text": "x", "ttl_s": -1}',
     b'{"do": "put", "topic": "\\ud800", "text": "x"}',
     b'{"do": "put", "topic": "\\u0000", "text": "x"}',
-    b'{"do": "put", "topic": "A", "text": "x", "id": ""}',
     b'{"do": "put", "topic": "A", "text": "x", "if_at": {"slice": -1, "epoch": 1, "sequence": 1}}',
     b'{"do": "put", "topic": "A", "text": "x", "if_at": {"slice": 99999999999999999999, "epoch": 1, "sequence": 1}}',
     b'{"do": "put", "topic": "A", "text": "x", "if_at": {"slice": 0, "epoch": 18446744073709551615, "sequence": -5}}',
