@@ -60,9 +60,16 @@ def test_settings_of_a_page_load(page: str, tmp_path: Path) -> None:
 
 
 def test_rights_of_the_page_load(tmp_path: Path) -> None:
-    _, text = snippets("operations.md", "toml")
+    _, text, _ = snippets("operations.md", "toml")
     (tmp_path / RIGHTS_FILE).write_text(text)
     assert load_rights(str(tmp_path), 8) == {"desk": (b"AAPL.", b"MSFT."), "intern": (), "*": (b"INDEX.",)}
+
+
+def test_the_addresses_to_bind_of_the_page_load(tmp_path: Path) -> None:
+    *_, text = snippets("operations.md", "toml")
+    (tmp_path / "feed.toml").write_text(f'name = "quotes"\n{text}')
+    (part,) = Feed.load(tmp_path / "feed.toml").slices
+    assert (part.lines, part.bound) == (("tcp://md.example:17801",), ("tcp://0.0.0.0:17801",))
 
 
 @pytest.fixture(scope="module")
