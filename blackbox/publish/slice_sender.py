@@ -391,8 +391,8 @@ class SliceSender:
 
     def _bind(self, context: zmq.Context[zmq.Socket[bytes]], sockets: list[zmq.Socket[bytes]]) -> None:
         what = f"feed {self.feed.name!r} slice {self.slice_id}"
-        self._gate = self.guard.gate = open_gate(context, self.feed, self.part.lines, what, self.part.allowed_keys)
-        for line, endpoint in enumerate(self.part.lines):
+        self._gate = self.guard.gate = open_gate(context, self.feed, self.part.bound, what, self.part.allowed_keys)
+        for line, endpoint in enumerate(self.part.bound):
             socket = open_xpub(context, endpoint, _SEND_WAIT_MS if self._wait else None, self._hwm_blocks)
             sockets.append(socket)
             if self._gate is not None:
