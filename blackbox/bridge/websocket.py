@@ -17,11 +17,12 @@ from blackbox.bridge.bridge import Say
 from blackbox.bridge.door import ConnectionClosed, Door, ServerConnection, address_of, names_of
 from blackbox.bridge.waiting import Waiting
 from blackbox.documents import DecodeError, Decoder
-from blackbox.errors import BlackBoxError, ConfigError, NotConfirmedError
+from blackbox.errors import BlackBoxError, ConfigError, NotConfirmedError, RightsError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
 from blackbox.subscribe.slow_subscriber import SlowPolicy
 from blackbox.subscribe.stream import Stream
+from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.subscriber import Subscriber
 
 _MOST_PREFIXES: Final = 1_000
@@ -293,7 +294,7 @@ class WebSocketBridge:
             if len(self._readers) >= _MOST_OF_ALL:
                 raise ConfigError(f"prefix {prefix!r} was one too many, expected at most {_MOST_OF_ALL} of all clients")
             stream = self._subscriber.stream(
-                prefix.encode(), limit=_STREAM_MESSAGES, when_full="drop_oldest", batches=True, may_be_refused=True
+                prefix.encode(), limit=_STREAM_MESSAGES, when_full="drop_oldest", batches=True
             )
             self._wanted[prefix] = {}
             reader = asyncio.ensure_future(self._read(prefix, stream, self._wanted[prefix]))
@@ -303,22 +304,30 @@ class WebSocketBridge:
         browser.prefixes[prefix] = binary
         self._wanted[prefix][browser] = None
         try:
-            await self._wait_confirmed(prefix.encode())
+            await self._wait_confirmed(prefix.encode(), stream)
             if stream.failure is not None:
                 raise stream.failure
         except BlackBoxError:
             self._leave(browser, prefix)
             raise
 
-    async def _wait_confirmed(self, prefix: bytes) -> None:
-        """Wait in a thread, one for all who wait for the same slices. Raises NotConfirmedError."""
+    async def _wait_confirmed(self, prefix: bytes, stream: Stream) -> None:
+        """Wait in a thread, one for all who wait for the same slices, or until its stream was refused.
+
+        Raises NotConfirmedError.
+        """
         turn = self._turns.setdefault(self.feed.slices_for(prefix), asyncio.Lock())
         try:
             await asyncio.wait_for(turn.acquire(), _CONFIRM_S)
         except TimeoutError:
             raise NotConfirmedError(f"publishers had not confirmed {prefix!r} in {_CONFIRM_S} s") from None
         try:
-            await asyncio.to_thread(self._subscriber.wait_confirmed, _CONFIRM_S, prefix)
+            while stream.failure is None:
+                try:
+                    return await asyncio.to_thread(self._subscriber.wait_confirmed, _CONFIRM_S, prefix)
+                except RightsError:  # of this stream, or of one that overlaps: the stream knows
+                    if self._subscriber.state is not SubscriberLife.RUNNING:
+                        raise
         finally:
             turn.release()
 

@@ -9,6 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Final
 
+from blackbox.errors import RightsError
 from blackbox.native.limits import start_thread
 
 log = logging.getLogger("blackbox")
@@ -25,7 +26,8 @@ class Demand:
     `wants` takes no lock: it looks into what the senders' threads change. Listeners are called in a thread of their
     own, one at a time, from `start` to `end`.
 
-    Attributes: `version`, how many changes there were; `told`, how many of these every listener has heard of, in order.
+    Attributes: `version`, how many changes there were; `told`, how many of these every listener has heard of, in order;
+    `refused`, prefixes for which a listener raised RightsError: who wants one is told.
     """
 
     def __init__(self) -> None:
@@ -33,6 +35,7 @@ class Demand:
         self._sizes: Counter[int] = Counter()
         self._lengths: tuple[int, ...] = ()
         self.version = self.told = 0
+        self.refused: frozenset[bytes] = frozenset()
         self._changed = threading.Condition()
         self._news: OrderedDict[bytes, int] = OrderedDict()
         """Prefixes that have come or gone since listeners were called for them, with the version of their last change;
@@ -132,8 +135,12 @@ class Demand:
 
     def _call(self, listener: Listener, prefix: bytes, is_wanted: bool) -> None:
         self._called_at = time.monotonic()
+        self.refused -= {prefix}
         try:
             listener(prefix, is_wanted)
+        except RightsError as error:
+            self.refused |= {prefix}
+            log.warning("on_demand refused %r: %s", prefix, error)
         except BaseException:  # nothing may keep other listeners, or subscribers, waiting
             log.exception("on_demand raised when it was called with %r, %s", prefix, is_wanted)
         self._called_at = 0.0

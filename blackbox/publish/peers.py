@@ -27,6 +27,8 @@ class Why(IntEnum):
     """The key has no right to it."""
     TOO_MANY = 2
     """The connection has asked for as many as it may."""
+    ON_DEMAND = 3
+    """A function of `on_demand` refused it."""
 
 
 class Peer:

@@ -549,6 +549,8 @@ class Publisher:
         Of a prefix of more than 32 bytes those are told. While a call runs nobody new is confirmed. Who wants more
         than 10,000 prefixes of a slice, or 65,536 below a relay, wants b"", which is all. Raises LimitError when there
         can be no further thread.
+
+        A call that raises RightsError refuses the prefix: who wants it gets that error in place of the confirmation.
         """
         check_function(function, "prefix", "is_wanted")
         self._demand.listen(function)

@@ -12,8 +12,9 @@ from blackbox.native.intrinsics import int32s_at, int64s_at, uint16s_at
 from blackbox.native.jit import njit
 from blackbox.publish.acknowledgements import Acknowledgements
 from blackbox.publish.demand import Demand
+from blackbox.publish.peers import Why
 from blackbox.publish.sender_state import SHARED
-from blackbox.publish.subscriptions import Place, Subscriptions
+from blackbox.publish.subscriptions import Asked, Place, Subscriptions
 
 
 @njit(nogil=True, cache=True)
@@ -63,6 +64,16 @@ class WantedKeys(Subscriptions):
     def is_told(self, version: int) -> bool:
         """Whether who is to hear of it has heard of what was wanted at a `demand_version`."""
         return self._demand.is_told(version)
+
+    def refused_to(self, ask: Asked) -> dict[bytes, Why]:
+        """Return the prefixes that a connection is refused, by its rights or by a function of `on_demand`."""
+        refused = super().refused_to(ask)
+        if self._demand.refused:
+            peer = self.peer(ask.line, ask.fd)
+            filters = self._filters[ask.line] if peer is None else peer.filters
+            wants = (WANT_KEY + prefix for prefix in self._demand.refused)
+            refused |= {want: Why.ON_DEMAND for want in wants if want in filters}
+        return refused
 
     def filter_changed(self, place: Place, by: int) -> None:
         """Count a filter for the keys that it lets through; note what is wanted."""

@@ -439,13 +439,14 @@ class Upstream:
         """
         if self._asked == _UNCONFIRMED:
             return []  # as above
-        known = frozenset(self._filters.refused)
+        known = frozenset(self.refused)
         topics = {each.removeprefix(WANT_KEY): why for each, why in refused.items() if each.startswith(WANT_KEY)}
         wants = self._wanted.refuse(topics)
         keys = {each.removeprefix(SHARED_KEY): why for each, why in refused.items() if not each.startswith(WANT_KEY)}
         changes = self._filters.refuse(keys)
-        if new := sorted(self._filters.refused.keys() - known):
-            shown = ", ".join(map(repr, new[:_MOST_SHOWN])) + (", ..." if len(new) > _MOST_SHOWN else "")
+        if new := sorted(self.refused.keys() - known):
+            names = sorted({each.removeprefix(WANT_KEY) for each in new})
+            shown = ", ".join(map(repr, names[:_MOST_SHOWN])) + (", ..." if len(names) > _MOST_SHOWN else "")
             log.warning("%s: %s refused this relay the topics %s", self._what, self.address, shown)
         self._send(wants, WANT_KEY)
         subscribe = [each for each in changes.subscribe if each not in self._covered]
@@ -462,8 +463,9 @@ class Upstream:
 
     @property
     def refused(self) -> Mapping[bytes, Why]:
-        """Filters of those below that the source does not put in force, and why."""
-        return self._filters.refused
+        """Filters, and wanted prefixes, of those below that the source does not put in force, and why."""
+        wants = {WANT_KEY + prefix: why for prefix, why in self._wanted.refused.items()}
+        return {**self._filters.refused, **wants}
 
     def began(self) -> None:
         """Note that another run has begun: confirmations held for the one before."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from blackbox.block.format import MOST_WANT_BYTES
 from blackbox.errors import RightsError
 from blackbox.subscribe.callbacks import IN_SLICE, Callback
 from blackbox.subscribe.gap_hooks import GapHook
+from blackbox.subscribe.refusal import Refusal
 from blackbox.subscribe.slice_hooks import SliceHooks
 from blackbox.subscribe.timers import Timer
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from blackbox.feed.feed import Feed
     from blackbox.subscribe.stream import Stream
 
+log = logging.getLogger("blackbox")
 
 _MOST_REFUSALS: Final = 1_000
 
@@ -34,7 +36,7 @@ class Registered:
         """Prefixes of callbacks that were removed as a publisher has refused them, until their owner has heard."""
 
     def refuse(self, callback: Callback, error: RightsError) -> None:
-        """Remove a callback whose prefix was refused; its stream, if it is one's, ends with the error."""
+        """Remove a callback whose prefix was refused. Its stream, if it is one's, ends with the error; else log it."""
         callback.active = False
         self.callbacks.remove(callback)
         self._refusals.append((callback.prefix, error))
@@ -42,6 +44,8 @@ class Registered:
             if stream.prefix == callback.prefix and callback.function == stream.put:
                 self.streams.remove(stream)
                 stream.end(failure=error)
+                return
+        log.error("%s: callback %s was removed", error, callback.name)
 
     def raise_refusal(self, prefix: bytes) -> None:
         """Raise, once, what was refused of a prefix that begins with `prefix`, or with which that begins."""
@@ -95,12 +99,12 @@ class Sharers:
             if callback.worker != IN_SLICE:
                 self.loads[callback.worker] += by
 
-    def refuse(self, feed: Feed, refused: frozenset[bytes], error: RightsError) -> list[Callback]:
-        """Remove the callbacks that ask for prefixes which were refused; return them."""
+    def refuse(self, feed: Feed, refusal: Refusal) -> list[Callback]:
+        """Remove the callbacks that need what was refused; return them."""
         gone = list[Callback]()
         for registered in self.present:
             for callback in tuple(registered.callbacks):
-                if refused & {feed.subscription_of(callback.prefix), callback.prefix[:MOST_WANT_BYTES]}:
+                if (error := refusal.error_of(feed, callback.prefix)) is not None:
                     registered.refuse(callback, error)
                     gone.append(callback)
         self.count(gone, -1)

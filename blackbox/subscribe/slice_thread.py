@@ -22,7 +22,6 @@ from blackbox.errors import (
     CallbackError,
     GapError,
     PositionError,
-    RightsError,
     SubscriberError,
 )
 from blackbox.feed.endpoint import SHARED_MEMORY, transport_of
@@ -43,6 +42,7 @@ from blackbox.subscribe.log_warnings import CallbackErrors
 from blackbox.subscribe.match_table import Table, WorkerTable
 from blackbox.subscribe.options import Options, needs_of
 from blackbox.subscribe.receive_loop import finish, hand_control, renumber, run_slice
+from blackbox.subscribe.refusal import Refusal
 from blackbox.subscribe.repair import Archives, Repairer, Since
 from blackbox.subscribe.repair_queue import RepairQueue
 from blackbox.subscribe.sequences import Sequences
@@ -246,12 +246,12 @@ class SliceThread:
 
         self._subscription.note_first = note
 
-    def refuse_alone(self) -> None:
-        """Have filters that are refused later end only callbacks; see `take_refusals`."""
-        self._subscription.refuses_alone = True
+    def refuse_alone(self, *, is_late: bool) -> None:
+        """Have refused filters end only callbacks; if not `is_late`, once some were confirmed. See `take_refusals`."""
+        self._subscription.refuses_alone, self._subscription.began_late = True, is_late
 
-    def take_refusals(self) -> list[tuple[frozenset[bytes], RightsError]]:
-        """Return the prefixes that publishers have refused since the last call, and why."""
+    def take_refusals(self) -> list[Refusal]:
+        """Return what publishers have refused since the last call."""
         refusals = self._subscription.refusals
         return [refusals.popleft() for _ in range(len(refusals))]
 

@@ -218,6 +218,11 @@ class Stream:
 
     # For its reader.
 
+    @property
+    def failure(self) -> BaseException | None:
+        """The error that ends this stream, if there is one; its reader gets it after all messages before it."""
+        return self._failure
+
     def get(self, timeout: float | None = None) -> Any:
         """Return the next message, or batch.
 

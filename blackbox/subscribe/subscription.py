@@ -31,14 +31,14 @@ from blackbox.block.format import (
     Header,
     read_header,
 )
-from blackbox.errors import EndpointError, RightsError
+from blackbox.errors import EndpointError
 from blackbox.feed.feed import Feed
-from blackbox.publish.peers import Why, topics_of
 from blackbox.subscribe.arbitration import begin_epoch, deliver_held_first, drop_doubted
 from blackbox.subscribe.epochs import DOUBTED, NEW, REFUTED, STALE
 from blackbox.subscribe.gaps import enter_epoch, note_sequences
 from blackbox.subscribe.match_table import Table
 from blackbox.subscribe.receive_loop import count_doubted, hand_control
+from blackbox.subscribe.refusal import Refusal
 from blackbox.subscribe.sequences import Sequences
 from blackbox.subscribe.slice_memory import BODY_AT, HEAD_AT, KEY_AT, SliceAt
 from blackbox.subscribe.state import SliceState
@@ -57,8 +57,6 @@ _PATIENT_BEATS = 3
 """Least number of heartbeats before an unanswered confirmation is asked for again."""
 MOST_PATIENT_S = 60.0
 """Most time before one is, where that is not less than those heartbeats."""
-_MOST_SHOWN = 5
-"""Refused prefixes that an error names."""
 _UNHEARD_NS = 30_000_000_000
 """Time after which a line that was never heard is connected again."""
 
@@ -99,6 +97,8 @@ class Subscription:
         self._state, self._sequences, self._news = state, sequences, news
         self._filters: frozenset[bytes] = frozenset()
         self._wanted: frozenset[bytes] = frozenset()
+        self._covered: set[bytes] = set()
+        """Wanted prefixes to withdraw once those that cover them are confirmed: these may be refused."""
         self._nonce = b""
         self._accepted: list[bytes] = []
         self._said = b""
@@ -108,9 +108,11 @@ class Subscription:
         self.note_first: Callable[[], None] = lambda: None
         """Called when a publisher confirms for the first time."""
         self.refuses_alone = False
-        """True if filters that are refused later end only the callbacks that need them, by way of `refusals`."""
-        self.refusals: deque[tuple[frozenset[bytes], RightsError]] = deque()
-        """Prefixes that a publisher has refused, until the supervisor takes them."""
+        """True if filters that are refused, once some were confirmed, end only callbacks that need them."""
+        self.began_late = False
+        """True if none need be confirmed before: the subscriber had started already."""
+        self.refusals: deque[Refusal] = deque()
+        """What publishers have refused, until the supervisor takes it."""
         self._epoch_of_line: dict[int, int] = {}
         self._heard_on: dict[int, Connection | None] = {}
         """For each line, the connection that it was heard on."""
@@ -179,10 +181,11 @@ class Subscription:
     def ask(self, table: Table) -> None:
         """Ask for what a table needs, and no more; it is then to be confirmed anew."""
         kind = SHARED_KEY if self._memory.is_asked else b""
-        for prefix in table.wanted - self._wanted:
+        for prefix in table.wanted - self._wanted - self._covered:
             self._sub.subscribe(WANT_KEY + prefix)
-        for prefix in self._wanted - table.wanted:
-            self._sub.unsubscribe(WANT_KEY + prefix)
+        unwanted = (self._covered | self._wanted) - table.wanted
+        self._covered = {prefix for prefix in unwanted if prefix.startswith(tuple(table.wanted))}
+        self._withdraw_wanted(unwanted - self._covered)
         self._wanted = table.wanted
         added = table.upstream - self._filters
         if added:
@@ -195,6 +198,10 @@ class Subscription:
         self._table = table
         self._state.subscriptions = len(table.upstream)
         self._ask_to_confirm()
+
+    def _withdraw_wanted(self, prefixes: set[bytes]) -> None:
+        for prefix in prefixes:
+            self._sub.unsubscribe(WANT_KEY + prefix)
 
     def reconnect_silent_lines(self) -> None:
         """Connect anew where nothing has come for some heartbeats, nothing is queued, and the connection is gone.
@@ -329,6 +336,8 @@ class Subscription:
                 self.note_first()  # before the subscriber that starts hears of it
             self._was_confirmed = True
             self._accept(epoch, line)
+            self._withdraw_wanted(self._covered)
+            self._covered.clear()
             self._state.confirmed_lines = self._confirmed
             self._news.poke()
         elif not self._confirmed >> line & 1:
@@ -345,31 +354,28 @@ class Subscription:
     def _note_refusal(self, at: SliceAt, flags: int) -> bool:
         """Note what of our filters an answer says is not in force, if it does; return whether some is still wanted.
 
-        Raises RightsError when nothing of the slice was confirmed before, or it has no callbacks that end alone.
+        Raises RightsError where callbacks do not end alone, or none needs what was refused.
         """
         if not flags & FLAG_REFUSED:
             return False
         header, body = string_at(at.scratch + HEAD_AT, HEADER_BYTES), string_at(*message_bytes(at.scratch + BODY_AT))
         refused = Block.decode(CONFIRM_KEY, header, body).next_sequences()
-        too_many = Why.TOO_MANY in refused.values()
-        topics = sorted({topics for prefix in refused if (topics := topics_of(prefix)) is not None})
-        shown = ", ".join(map(repr, topics[:_MOST_SHOWN])) + (", ..." if len(topics) > _MOST_SHOWN else "")
-        why = (
-            "there are more subscriptions than its max_subscriptions"
-            if too_many
-            else "our key has no right to that, expected it among the prefixes of its rights.toml"
-        )
         address = self._address(self._feed_slice.lines[1 if flags & FLAG_LINE_B else 0])
-        error = RightsError(
-            f"feed {self._feed.name!r} slice {self._slice_id}: {address} refused the topics {shown}: {why}"
-        )
-        if not (self._was_confirmed and self.refuses_alone):
-            raise error
-        wanted = frozenset(topics) & (self._filters | self._wanted)
-        if wanted:
-            self.refusals.append((wanted, error))
-            self._news.poke()
-        return bool(wanted)
+        refusal = Refusal(f"feed {self._feed.name!r} slice {self._slice_id}: {address}", refused)
+        if not (self.refuses_alone and (self._was_confirmed or self.began_late)):
+            raise refusal.error()
+        if not any(self._asks_for(each) for each in refused):
+            return False
+        if all(refusal.error_of(self._feed, each.prefix) is None for each in self._table.workers[0].callbacks):
+            raise refusal.error()  # all topics were asked for in place of too many prefixes
+        self.refusals.append(refusal)
+        self._news.poke()
+        return True
+
+    def _asks_for(self, key: bytes) -> bool:
+        if key.startswith(WANT_KEY):
+            return key.removeprefix(WANT_KEY) in self._wanted
+        return key.removeprefix(SHARED_KEY) in self._filters
 
     def _is_anew(self, line: int, epoch: int) -> bool:
         """Whether an answer came on a new connection: libzmq repeats filters there in an order of its own."""

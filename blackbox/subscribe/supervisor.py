@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from blackbox.block.block_handler import NO_HANDLER, BlockHandlerAt
 from blackbox.block.position import SlicePosition, Undone, merged
-from blackbox.errors import BlackBoxError, RightsError, SilentPublisherError, SlowSubscriberError, SubscriberError
+from blackbox.errors import BlackBoxError, SilentPublisherError, SlowSubscriberError, SubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
 from blackbox.life import Life
@@ -30,6 +30,7 @@ from blackbox.subscribe.log_warnings import LogWarnings
 from blackbox.subscribe.match_table import Table
 from blackbox.subscribe.options import Options, needs_of
 from blackbox.subscribe.processes import PROCESS_NEEDS, SliceProcess
+from blackbox.subscribe.refusal import Refusal
 from blackbox.subscribe.released_slices import ReleasedSlices
 from blackbox.subscribe.repair import Archives, Since
 from blackbox.subscribe.sharers import Registered, Sharers
@@ -121,6 +122,8 @@ class Supervisor:
         self._returning: frozenset[int] = frozenset()
         """Slices that are needed again, and begin once they have ended."""
         self._error: BlackBoxError | None = None
+        self._began_idle = False
+        """True if it was started without callbacks: it goes on when its last one is refused."""
         self._stop_at_end: tuple[Supervisor | Share, ...] = ()
         """Who is to stop when its publishers have ended."""
         self._terminated_at = 0.0
@@ -173,6 +176,7 @@ class Supervisor:
             self._enter(SubscriberLife.RUNNING)
             self._alerts.open()
             self.renew()
+            self._began_idle = not self._slices
             start_thread(self._thread)
 
     @property
@@ -201,10 +205,11 @@ class Supervisor:
         with self._changed:
             while True:
                 self.raise_failure()
-                check()
                 returning = self._returning - leave_out
                 slices = {n: thread for n, thread in self._slices.items() if n not in leave_out}
-                if not returning and all(thread.is_confirmed for thread in slices.values()):
+                is_confirmed = not returning and all(thread.is_confirmed for thread in slices.values())
+                check()  # last: what is refused is removed, and the rest then confirmed
+                if is_confirmed:
                     return
                 if (who or self).state is not SubscriberLife.RUNNING:
                     raise SubscriberError("the subscriber ended before its subscriptions were confirmed")
@@ -494,7 +499,7 @@ class Supervisor:
             None if kept is None else kept.topics,
         )
         if self._block_handler is None and not self._processes:
-            thread.refuse_alone()
+            thread.refuse_alone(is_late=self.is_watched)
             thread.note_first_position()
         child = SliceProcess(thread, self._renew_locks) if self._processes else None
         before = self._children, self._slices
@@ -614,22 +619,21 @@ class Supervisor:
         failure = self._runner(slice_id).failure() or self._alerts.check(slice_id, thread.take_alert)
         if failure is not None:
             self._give_up(failure)
-        for refused, error in thread.take_refusals():
-            self._refuse(refused, error)
+        for refusal in thread.take_refusals():
+            self._refuse(refusal)
 
-    def _refuse(self, refused: frozenset[bytes], error: RightsError) -> None:
-        """Remove the callbacks that need what a publisher has refused; end all if none is left."""
+    def _refuse(self, refusal: Refusal) -> None:
+        """Remove the callbacks that need what a publisher has refused; end all if none is left, but where none was."""
         with self.lock:
-            gone = self.sharers.refuse(self.feed, refused, error)
+            gone = self.sharers.refuse(self.feed, refusal)
             for callback in gone:
                 self.remove(callback)
             if not gone:
                 return  # another line has said so before
-            log.error("%s: callbacks were removed: %s", error, ", ".join(callback.name for callback in gone))
-            if any(each.callbacks for each in self.sharers.present):
+            if self._began_idle or any(each.callbacks for each in self.sharers.present):
                 self.renew()
             else:
-                self._give_up(error)
+                self._give_up(refusal.error())
 
     def _release_slices(self) -> None:
         """Release slices that no callback needs any more; begin again those that have ended and are needed again.

@@ -405,6 +405,24 @@ def test_what_a_source_refuses_is_not_confirmed_on_inproc_either() -> None:
         assert said.endswith("there are more subscriptions than its max_subscriptions")
 
 
+def test_what_on_demand_refuses_is_told_below_a_relay() -> None:
+    above, below = quotes(), quotes()
+    with Publisher(above) as publisher, Relay(above, below):
+
+        @publisher.on_demand
+        def look(prefix: bytes, is_wanted: bool) -> None:
+            if is_wanted and prefix.startswith(b"IBM."):
+                raise RightsError("not available")
+
+        subscriber, got = collected(below, b"AAPL.")
+        subscriber.start(PATIENCE_S)
+        for prefix in (b"IBM.", b"IBM.x", b"IBM."):
+            assert f"refused the topics {prefix!r}: it cannot bring them" in refused(below, prefix)
+        publisher.publish(b"AAPL.x", b"1")
+        got.wait(1)
+        subscriber.stop()
+
+
 def test_an_archive_gives_a_key_what_it_has_a_right_to(ring: Keyring, tmp_path: Path) -> None:
     give(ring, 'desk = ["AAPL"]', by="archive")
     feed = msgspec.structs.replace(quotes(), archives=(free_endpoint(),))

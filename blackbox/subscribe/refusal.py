@@ -1,0 +1,46 @@
+"""What a publisher does not put in force of a slice's filters, and the error of each callback that needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from blackbox.block.format import MOST_WANT_BYTES, SHARED_KEY, WANT_KEY
+from blackbox.errors import RightsError
+from blackbox.feed.feed import Feed
+from blackbox.publish.peers import Why, topics_of
+
+_MOST_SHOWN: Final = 5
+"""Prefixes that an error names."""
+_REASONS: Final[dict[int, str]] = {
+    Why.TOO_MANY: "there are more subscriptions than its max_subscriptions",
+    Why.ON_DEMAND: "it cannot bring them, as its log says",
+}
+_NO_RIGHT: Final = "our key has no right to that, expected it among the prefixes of its rights.toml"
+
+
+class Refusal(NamedTuple):
+    """Filters that a publisher refused, each with its `Why`. `where`: feed, slice and address."""
+
+    where: str
+    filters: Mapping[bytes, int]
+
+    def error(self) -> RightsError:
+        """Return one error that names all of them."""
+        topics = {topics for each in self.filters if (topics := topics_of(each)) is not None}
+        return self._error(sorted(topics), max(self.filters.values(), default=0))
+
+    def error_of(self, feed: Feed, prefix: bytes) -> RightsError | None:
+        """Return the error of a callback with this prefix; None: it needs none of the filters."""
+        why = max(self.filters.get(each, 0) for each in _filters_of(feed, prefix))
+        return self._error([prefix], why) if why else None
+
+    def _error(self, topics: list[bytes], why: int) -> RightsError:
+        shown = ", ".join(map(repr, topics[:_MOST_SHOWN])) + (", ..." if len(topics) > _MOST_SHOWN else "")
+        return RightsError(f"{self.where} refused the topics {shown}: {_REASONS.get(why, _NO_RIGHT)}")
+
+
+def _filters_of(feed: Feed, prefix: bytes) -> Iterable[bytes]:
+    """Return the filters that a callback needs, on sockets and in shared memory."""
+    key = feed.subscription_of(prefix)
+    return key, SHARED_KEY + key, WANT_KEY + prefix[:MOST_WANT_BYTES]

@@ -1,0 +1,211 @@
+"""Requests of one client that a shared subscriber is refused: they are that client's alone, over real connections."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64decode
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from blackbox import Feed, Publisher, RightsError
+from blackbox.bridge.websocket import WebSocketBridge
+from tests.bridge.test_websocket import ask, client, payloads, serving, told, until
+from tests.keyring import Keyring
+
+
+def quotes(**settings: int) -> Feed:
+    return msgspec.structs.replace(Feed.local("quotes", slices=1, key_bytes=4), heartbeat_ns=100_000_000, **settings)
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Keyring:
+    ring = Keyring(tmp_path, "exchange", "bridge")
+    ring.allow("exchange", "bridge")
+    (tmp_path / "allowed-by-exchange" / "rights.toml").write_text('bridge = ["AAPL", "MSFT"]')
+    return ring
+
+
+@pytest.mark.parametrize("prefix", ["", "IBM.", "A", "GOOG.x"])
+def test_a_client_that_asks_beyond_the_bridges_rights_is_told_and_nobody_else_notices(
+    ring: Keyring, prefix: str
+) -> None:
+    """One request of one browser ended the bridge."""
+    feed = quotes()
+    with Publisher(ring.feed(feed, "exchange")) as publisher:
+
+        async def work(bridge: WebSocketBridge, url: str) -> None:
+            async with client(url, "AAPL.") as honest, client(url) as other:
+                for number in range(20):
+                    publisher.publish(b"AAPL.x", b"%d" % (2 * number))
+                    answer = await ask(other, do="subscribe", prefix=prefix)
+                    assert answer["error"] == "RightsError"
+                    assert f"refused the topics {prefix.encode()!r}: our key has no right to that" in answer["why"]
+                    publisher.publish(b"AAPL.x", b"%d" % (2 * number + 1))
+                    assert publisher.wants(b"AAPL.x"), "what others want is wanted all the time"
+                assert await payloads(honest, 40, "AAPL.") == [b"%d" % number for number in range(40)]
+                assert await ask(other, do="subscribe", prefix="MSFT.") == {"subscribed": "MSFT."}
+                publisher.publish(b"MSFT.x", b"there")
+                assert await payloads(other, 1, "MSFT.") == [b"there"]
+                assert bridge.statistics().prefixes == 2
+
+        serving(ring.feed(feed, "bridge", "exchange"), work)
+
+
+def test_what_is_covered_stays_wanted_until_what_covers_it_is_confirmed(ring: Keyring) -> None:
+    """A refused prefix that covers another one must not end the demand for that."""
+    feed = quotes()
+    unwanted = list[bytes]()
+    with Publisher(ring.feed(feed, "exchange")) as publisher:
+        publisher.on_demand(lambda prefix, is_wanted: None if is_wanted else unwanted.append(prefix))
+
+        async def work(_: WebSocketBridge, url: str) -> None:
+            async with client(url, "AAPL.a") as honest, client(url) as other:
+                for prefix in ("", "A", "AAPL.a"):
+                    await ask(other, do="subscribe", prefix=prefix)
+                assert unwanted == []
+                assert await ask(other, do="subscribe", prefix="AAPL.") == {"subscribed": "AAPL."}
+                await until(lambda: unwanted == [b"AAPL.a"])
+                publisher.publish(b"AAPL.a", b"1")
+                assert await payloads(honest, 1, "AAPL.a") == [b"1"]
+
+        serving(ring.feed(feed, "bridge", "exchange"), work)
+
+
+def test_clients_that_together_exceed_max_subscriptions_are_told_and_nobody_else_notices() -> None:
+    feed = quotes(max_subscriptions=20)
+    with Publisher(feed) as publisher:
+
+        async def work(bridge: WebSocketBridge, url: str) -> None:
+            async with client(url, "AAPL.") as honest:
+                async with client(url) as greedy:
+                    refused = [
+                        answer
+                        for number in range(40)
+                        if "error" in (answer := await ask(greedy, do="subscribe", prefix=f"{number:03}."))
+                    ]
+                    assert 20 < len(refused) < 40
+                    assert {each["error"] for each in refused} == {"RightsError"}
+                    assert all("more subscriptions than its max_subscriptions" in each["why"] for each in refused)
+                    publisher.publish(b"AAPL.x", b"1")
+                    publisher.publish(b"000.x", b"2")
+                    assert await payloads(honest, 1, "AAPL.") == [b"1"]
+                    assert await payloads(greedy, 1, "000.") == [b"2"]
+                await until(lambda: bridge.statistics().prefixes == 1)
+                async with client(url, "999.") as next_one:
+                    publisher.publish(b"999.x", b"3")
+                    assert await payloads(next_one, 1, "999.") == [b"3"]
+
+        serving(feed, work)
+
+
+def test_rights_that_are_taken_away_end_the_subscriptions_that_had_them(ring: Keyring) -> None:
+    """A publisher that begins again with fewer rights for the bridge."""
+    feed = quotes()
+    rights = ring.directory / "allowed-by-exchange" / "rights.toml"
+
+    async def work(_: WebSocketBridge, url: str) -> None:
+        with Publisher(ring.feed(feed, "exchange")) as publisher:
+            honest, other = client(url, "AAPL."), client(url, "MSFT.")
+            async with honest as first, other as second:
+                publisher.publish(b"MSFT.x", b"1")
+                assert await payloads(second, 1, "MSFT.") == [b"1"]
+                await asyncio.to_thread(publisher.close)
+                rights.write_text('bridge = ["AAPL"]')
+                with Publisher(ring.feed(feed, "exchange")) as again:
+                    note = await told(second)
+                    assert (note["unsubscribed"], note["error"]) == ("MSFT.", "RightsError")
+                    assert await ask(second, do="subscribe", prefix="AAPL.") == {"subscribed": "AAPL."}
+                    again.publish(b"AAPL.x", b"2")
+                    for one in (first, second):
+                        frame = await told(one)
+                        while "messages" not in frame:
+                            frame = await told(one)
+                        assert b64decode(frame["messages"][0]["payload"]) == b"2"
+
+    serving(ring.feed(feed, "bridge", "exchange"), work)
+
+
+def test_a_bridge_whose_only_stream_is_refused_goes_on(ring: Keyring) -> None:
+    """Also when it is the first stream: no publisher has confirmed anything before."""
+    feed = quotes()
+    with Publisher(ring.feed(feed, "exchange")) as publisher:
+
+        async def work(bridge: WebSocketBridge, url: str) -> None:
+            async with client(url) as other:
+                for prefix in ("IBM.", "", "IBM."):
+                    answer = await ask(other, do="subscribe", prefix=prefix)
+                    assert answer["error"] == "RightsError"
+                    assert f"refused the topics {prefix.encode()!r}: our key has no right to that" in answer["why"]
+                    assert bridge.statistics().prefixes == 0
+                assert await ask(other, do="subscribe", prefix="AAPL.") == {"subscribed": "AAPL."}
+                publisher.publish(b"AAPL.x", b"1")
+                assert await payloads(other, 1, "AAPL.") == [b"1"]
+
+        serving(ring.feed(feed, "bridge", "exchange"), work)
+
+
+def test_each_of_several_clients_that_ask_at_once_gets_its_own_answer(ring: Keyring) -> None:
+    """Their prefixes overlap: nobody gets the refusal of another one."""
+    feed = quotes()
+    with Publisher(ring.feed(feed, "exchange")):
+
+        async def work(_: WebSocketBridge, url: str) -> None:
+            prefixes = ["", "A", "AAPL.", "AAPL.x", "MSFT.", "IBM.", "IBM.x"]
+            async with AsyncExitStack() as stack:
+                connections = [await stack.enter_async_context(client(url)) for _ in prefixes]
+                for _ in range(10):
+                    asked = zip(connections, prefixes, strict=True)
+                    answers = await asyncio.gather(*[ask(each, do="subscribe", prefix=name) for each, name in asked])
+                    for prefix, answer in zip(prefixes, answers, strict=True):
+                        if prefix.startswith(("AAPL", "MSFT")):
+                            assert answer == {"subscribed": prefix}
+                        else:
+                            assert f"refused the topics {prefix.encode()!r}: our key has no right" in answer["why"]
+                    for each, prefix in zip(connections, prefixes, strict=True):
+                        await ask(each, do="unsubscribe", prefix=prefix)
+
+        serving(ring.feed(feed, "bridge", "exchange"), work)
+
+
+def test_a_prefix_that_on_demand_refuses_takes_no_longer_one_with_it() -> None:
+    """Both have the same key: AAPL."""
+    feed = quotes()
+    with Publisher(feed) as publisher:
+
+        @publisher.on_demand
+        def look(prefix: bytes, is_wanted: bool) -> None:
+            if is_wanted and prefix == b"AAPL":
+                raise RightsError("not available")
+
+        async def work(_: WebSocketBridge, url: str) -> None:
+            async with client(url, "AAPL.x") as honest, client(url) as other:
+                for _ in range(3):
+                    answer = await ask(other, do="subscribe", prefix="AAPL")
+                    assert "refused the topics b'AAPL': it cannot bring them" in answer["why"]
+                publisher.publish(b"AAPL.x", b"1")
+                assert await payloads(honest, 1, "AAPL.x") == [b"1"]
+
+        serving(feed, work)
+
+
+def test_what_on_demand_refuses_is_told_to_who_wants_it() -> None:
+    feed = quotes()
+    with Publisher(feed) as publisher:
+
+        @publisher.on_demand
+        def look(prefix: bytes, is_wanted: bool) -> None:
+            if is_wanted and prefix.startswith(b"IBM."):
+                raise RightsError("not available")
+
+        async def work(_: WebSocketBridge, url: str) -> None:
+            async with client(url, "AAPL.") as honest, client(url) as other:
+                for prefix in ("IBM.", "IBM.x", "IBM."):
+                    assert (await ask(other, do="subscribe", prefix=prefix))["error"] == "RightsError"
+                assert await ask(other, do="subscribe", prefix="MSFT.") == {"subscribed": "MSFT."}
+                publisher.publish(b"AAPL.x", b"1")
+                assert await payloads(honest, 1, "AAPL.") == [b"1"]
+
+        serving(feed, work)
