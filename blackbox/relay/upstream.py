@@ -134,7 +134,7 @@ class Upstream:
         self._accepted = b""
         self._recorders: dict[bytes, None] = {}
         self._covered: dict[bytes, None] = {}
-        """Filters to be withdrawn once those are in force that cover them, which are asked for in `_covered_at`."""
+        """What to withdraw once that is in force which covers it, and which is asked for in `_covered_at`."""
         self._covered_at = 0
         self.life = UpstreamLife.NEW
         self._connection: Connection | None = None
@@ -261,8 +261,8 @@ class Upstream:
         self._is_gone = not is_there and (self._is_gone or self.is_connected)
         self._enter(UpstreamLife.CONNECTED if is_there else UpstreamLife.CONNECTING)
         if is_there:
-            self._filter(self._filters.ask_again())
-            self._send(self._wanted.ask_again(), WANT_KEY)
+            self._change(self._filters.ask_again())
+            self._change(self._wanted.ask_again(), WANT_KEY)
         self._changed_at = time.monotonic()
         self._state.heard_ns = self._state.ended = 0
         self._void()
@@ -279,44 +279,48 @@ class Upstream:
     def want(self, prefix: bytes) -> None:
         """Ask for what one more filter needs, or one more wanted prefix of topics, which stands behind WANT_KEY."""
         if prefix.startswith(WANT_KEY):
-            self._send(self._wanted.want(prefix.removeprefix(WANT_KEY)), WANT_KEY)
+            self._change(self._wanted.want(prefix.removeprefix(WANT_KEY)), WANT_KEY)
         else:
-            self._filter(self._filters.want(prefix))
+            self._change(self._filters.want(prefix))
 
     def leave(self, prefix: bytes) -> None:
         """Withdraw what nobody needs once a filter, or a wanted prefix, has gone."""
         now = time.monotonic()
         if prefix.startswith(WANT_KEY):
-            self._send(self._wanted.leave(prefix.removeprefix(WANT_KEY), now), WANT_KEY)
+            self._change(self._wanted.leave(prefix.removeprefix(WANT_KEY), now), WANT_KEY)
         else:
-            self._filter(self._filters.leave(prefix, now))
+            self._change(self._filters.leave(prefix, now))
 
-    def _send(self, changes: Changes, kind: bytes = b"") -> None:
+    def _change(self, changes: Changes, kind: bytes = b"") -> None:
         """Ask for prefixes of a kind, then withdraw others."""
-        for prefix in changes.subscribe:
-            self.xsub.send(SUBSCRIBE + kind + prefix)
-        for prefix in changes.withdraw:
-            self.xsub.send(UNSUBSCRIBE + kind + prefix)
-        self.version += bool(changes.subscribe)
-
-    def _filter(self, changes: Changes) -> None:
-        if not changes.subscribe and not changes.withdraw:
-            return
-        subscribe = [each for each in changes.subscribe if each not in self._covered]
-        for each in changes.subscribe:
-            self._covered.pop(each, None)
+        subscribe = self._uncovered([kind + each for each in changes.subscribe])
+        withdraw = [kind + each for each in changes.withdraw]
         # Where the source may refuse what is to cover others, these stay until it has not.
-        held = changes.withdraw if subscribe else []
-        self._covered |= dict.fromkeys(held)
-        self._covered_at = self.version + 1 if held else self._covered_at
-        self._withdraw_filters(subscribe, [] if held else changes.withdraw)
+        if subscribe and withdraw:
+            self._covered |= dict.fromkeys(withdraw)
+            self._covered_at = self.version + 1
+            withdraw = []
+        self._send(subscribe, withdraw)
 
-    def _withdraw_filters(self, subscribe: list[bytes], withdraw: list[bytes]) -> None:
-        self._send(Changes(subscribe, withdraw), SHARED_KEY if self._asks_memory else b"")
-        self._in_force.update(subscribe)
-        self._in_force.difference_update(withdraw)
-        self._are_keys_new = True
-        if withdraw and not self.filters:
+    def _uncovered(self, keys: list[bytes]) -> list[bytes]:
+        """Return those to ask for; the rest is in force still, as what was to cover it is not. It then stays."""
+        new = [key for key in keys if key not in self._covered]
+        for key in keys:
+            self._covered.pop(key, None)
+        return new
+
+    def _send(self, subscribe: list[bytes], withdraw: list[bytes]) -> None:
+        """Ask for filters and wanted prefixes, then withdraw others."""
+        kind = SHARED_KEY if self._asks_memory else b""
+        for what, keys in ((SUBSCRIBE, subscribe), (UNSUBSCRIBE, withdraw)):
+            for key in keys:
+                self.xsub.send(what + (key if key.startswith(WANT_KEY) else kind + key))
+        self.version += bool(subscribe)
+        new, gone = ([key for key in keys if not key.startswith(WANT_KEY)] for keys in (subscribe, withdraw))
+        self._in_force.update(new)
+        self._in_force.difference_update(gone)
+        self._are_keys_new |= bool(new or gone)
+        if gone and not self.filters:
             self._withdraw_acceptance()  # nobody is here any more, and nobody counts
             self._confirmed = _UNCONFIRMED
 
@@ -369,8 +373,8 @@ class Upstream:
         """Ask for a confirmation where one is due; give up a connection that is silent. `is_needed`: somebody waits."""
         now = time.monotonic()
         self._look_at_memory()
-        self._filter(self._filters.settle(now))
-        self._send(self._wanted.settle(now), WANT_KEY)
+        self._change(self._filters.settle(now))
+        self._change(self._wanted.settle(now), WANT_KEY)
         silent_s = now - max(self._state.heard_ns / 1e9, self._changed_at)
         if silent_s >= self._dead_s:
             self._look_for_another(silent_s)
@@ -430,7 +434,7 @@ class Upstream:
         self._withdraw_nonce()
         if self._covered and self._confirmed >= self._covered_at:
             covered, self._covered = [*self._covered], {}
-            self._withdraw_filters([], covered)
+            self._send([], covered)
 
     def was_refused(self, refused: Mapping[bytes, Why]) -> list[bytes]:
         """Note that the nonce has come back with what the source does not put in force: withdraw that, and ask again.
@@ -448,16 +452,12 @@ class Upstream:
             names = sorted({each.removeprefix(WANT_KEY) for each in new})
             shown = ", ".join(map(repr, names[:_MOST_SHOWN])) + (", ..." if len(names) > _MOST_SHOWN else "")
             log.warning("%s: %s refused this relay the topics %s", self._what, self.address, shown)
-        self._send(wants, WANT_KEY)
-        subscribe = [each for each in changes.subscribe if each not in self._covered]
-        for each in changes.subscribe:
-            self._covered.pop(each, None)
-        covered = [key for key in keys if key in self._covered]
-        for key in covered:
-            del self._covered[key]
-        self._withdraw_filters(subscribe, [*changes.withdraw, *covered])
+        subscribe = self._uncovered([*changes.subscribe, *(WANT_KEY + each for each in wants.subscribe)])
+        covered = [key for key in (*keys, *(WANT_KEY + each for each in topics)) if self._covered.pop(key, key) is None]
+        withdraw = [*changes.withdraw, *(WANT_KEY + each for each in wants.withdraw), *covered]
+        self._send(subscribe, withdraw)
         self._withdraw_nonce()
-        if wants.withdraw or changes.withdraw or covered:
+        if withdraw:
             self._asked = _UNCONFIRMED
         return new
 

@@ -156,7 +156,7 @@ def test_each_of_several_clients_that_ask_at_once_gets_its_own_answer(ring: Keyr
             prefixes = ["", "A", "AAPL.", "AAPL.x", "MSFT.", "IBM.", "IBM.x"]
             async with AsyncExitStack() as stack:
                 connections = [await stack.enter_async_context(client(url)) for _ in prefixes]
-                for _ in range(10):
+                for _turn in range(10):
                     asked = zip(connections, prefixes, strict=True)
                     answers = await asyncio.gather(*[ask(each, do="subscribe", prefix=name) for each, name in asked])
                     for prefix, answer in zip(prefixes, answers, strict=True):
@@ -182,7 +182,7 @@ def test_a_prefix_that_on_demand_refuses_takes_no_longer_one_with_it() -> None:
 
         async def work(_: WebSocketBridge, url: str) -> None:
             async with client(url, "AAPL.x") as honest, client(url) as other:
-                for _ in range(3):
+                for _turn in range(3):
                     answer = await ask(other, do="subscribe", prefix="AAPL")
                     assert "refused the topics b'AAPL': it cannot bring them" in answer["why"]
                 publisher.publish(b"AAPL.x", b"1")

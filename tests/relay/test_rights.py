@@ -405,6 +405,28 @@ def test_what_a_source_refuses_is_not_confirmed_on_inproc_either() -> None:
         assert said.endswith("there are more subscriptions than its max_subscriptions")
 
 
+def test_what_a_refused_prefix_covers_stays_wanted_above_a_relay(ring: Keyring) -> None:
+    give(ring, 'london = ["AAPL", "MSFT"]')
+    above, below = quotes(), quotes()
+    unwanted = list[bytes]()
+    with (
+        Publisher(ring.feed(above, "exchange")) as publisher,
+        Relay(ring.feed(above, "london", "exchange"), ring.feed(below, "london")),
+    ):
+        publisher.on_demand(lambda prefix, is_wanted: None if is_wanted else unwanted.append(prefix))
+        subscriber, _ = collected(ring.feed(below, "desk", "london"), b"AAPL.a")
+        subscriber.start(PATIENCE_S)
+        for prefix in (b"", b"A", b""):
+            refused(ring.feed(below, "other", "london"), prefix)
+        assert b"AAPL.a" not in unwanted
+        wider, _ = collected(ring.feed(below, "other", "london"), b"AAPL.")
+        wider.start(PATIENCE_S)
+        wait_until(lambda: b"AAPL.a" in unwanted, PATIENCE_S, "AAPL. covers it")
+        assert publisher.wants(b"AAPL.a")
+        wider.stop()
+        subscriber.stop()
+
+
 def test_what_on_demand_refuses_is_told_below_a_relay() -> None:
     above, below = quotes(), quotes()
     with Publisher(above) as publisher, Relay(above, below):
