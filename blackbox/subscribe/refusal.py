@@ -14,7 +14,7 @@ _MOST_SHOWN: Final = 5
 """Prefixes that an error names."""
 _REASONS: Final[dict[int, str]] = {
     Why.TOO_MANY: "there are more subscriptions than its max_subscriptions",
-    Why.ON_DEMAND: "it cannot bring them, as its log says",
+    Why.ON_DEMAND: "it cannot deliver them, as its log says",
 }
 _NO_RIGHT: Final = "our key has no right to that, expected it among the prefixes of its rights.toml"
 

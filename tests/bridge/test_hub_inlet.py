@@ -14,7 +14,7 @@ from tests.hub.hubs import hub_feed
 def test_what_the_hub_has_is_let_go_of_before_an_error_of_what_is_behind_it(tmp_path: Path) -> None:
     """Else it would come again; a message without an id would be stored twice."""
     feed = hub_feed(slices=1)
-    inlet = RedisGroup(feed, "redis://127.0.0.1/stream")
+    inlet = RedisGroup(feed, "redis://127.0.0.1")
     inlet._client.start()
     with Hub(feed, tmp_path):
         assert inlet._put("first", b"A", b"", None, 0)

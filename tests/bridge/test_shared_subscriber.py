@@ -148,7 +148,7 @@ def test_a_bridge_whose_only_stream_is_refused_goes_on(ring: Keyring) -> None:
 
 
 def test_each_of_several_clients_that_ask_at_once_gets_its_own_answer(ring: Keyring) -> None:
-    """Their prefixes overlap: nobody gets the refusal of another one."""
+    """Their prefixes overlap: each refusal goes to one client."""
     feed = quotes()
     with Publisher(ring.feed(feed, "exchange")):
 
@@ -184,7 +184,7 @@ def test_a_prefix_that_on_demand_refuses_takes_no_longer_one_with_it() -> None:
             async with client(url, "AAPL.x") as honest, client(url) as other:
                 for _turn in range(3):
                     answer = await ask(other, do="subscribe", prefix="AAPL")
-                    assert "refused the topics b'AAPL': it cannot bring them" in answer["why"]
+                    assert "refused the topics b'AAPL': it cannot deliver them" in answer["why"]
                 publisher.publish(b"AAPL.x", b"1")
                 assert await payloads(honest, 1, "AAPL.x") == [b"1"]
 

@@ -275,7 +275,7 @@ BAD_LINES = [
     (b'%d {"stream":"a\\ud800@trade"}' % RECEIVED, "stream, event or symbol was .*, which cannot be a name: .*surrog"),
     (b'%d {"stream":"a\xed\xa0\x80@trade"}' % RECEIVED, "stream, event or symbol was .*, which cannot be a name"),
     (b'%d {"stream":"a\xff@trade"}' % RECEIVED, "stream, event or symbol was .*, which cannot be a name"),
-    (b'%d {"stream":"a\\x@trade"}' % RECEIVED, "stream, event or symbol was .*, which cannot be a name: Invalid"),
+    (b'%d {"stream":"a\\x@trade"}' % RECEIVED, "stream, event or symbol was .*, which cannot be a name: JSON is mal"),
     (b'%d {"stream":"a@tra.de"}' % RECEIVED, r"type was 'tra\.de', expected one without '\.'"),
 ]
 

@@ -439,7 +439,7 @@ def test_what_on_demand_refuses_is_told_below_a_relay() -> None:
         subscriber, got = collected(below, b"AAPL.")
         subscriber.start(PATIENCE_S)
         for prefix in (b"IBM.", b"IBM.x", b"IBM."):
-            assert f"refused the topics {prefix!r}: it cannot bring them" in refused(below, prefix)
+            assert f"refused the topics {prefix!r}: it cannot deliver them" in refused(below, prefix)
         publisher.publish(b"AAPL.x", b"1")
         got.wait(1)
         subscriber.stop()

@@ -14,7 +14,6 @@ texts of JSON: escapes are resolved, so that both spellings of a symbol have one
 
 from __future__ import annotations
 
-import json
 import unicodedata
 from collections.abc import Iterator
 from typing import Final
@@ -22,6 +21,7 @@ from typing import Final
 import numpy
 from numpy.typing import NDArray
 
+from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import SourceError
 from blackbox.feed.source import Chunk
 from blackbox.feed.symbol import MARKET_SYMBOL
@@ -45,6 +45,7 @@ _FIELDS: Final = 10
 _FIRST_SYMBOL, _SEVERAL, _WITHOUT_TIME, _LINES, _EMPTY, _BAD, _IS_SKIPPING = range(7)
 """Places in the state: the first symbol's hash, 1 if there was another symbol, counts of frames without time, of lines,
 of empty and of bad lines, 1 if the rest of a bad line is still to be skipped."""
+_NAME: Final = Decoder[str]("json", str)
 _KEY_BYTES: Final = 1024
 _MEAN_KEY_BYTES: Final = 64
 _TIME_DIGITS = 19
@@ -544,11 +545,11 @@ class FrameReader:
 def _name(text: bytes) -> bytes:
     """Return a JSON text with its escapes resolved, in UTF-8. Raise `_NameError` if a topic cannot hold it."""
     try:
-        name: str = json.loads(b'"%b"' % text)
+        name = _NAME.decode(b'"%b"' % text)
         if any(unicodedata.category(character) == "Cc" for character in name):
             raise ValueError("it has a control character")
         return name.encode()
-    except ValueError as error:
+    except (DecodeError, ValueError) as error:
         shown = text.decode("latin-1")
         raise _NameError(f"stream, event or symbol was {shown!r}, which cannot be a name: {error}") from None
 
