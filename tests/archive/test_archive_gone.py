@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from blackbox import ArchiveClient, Publisher
+from blackbox.archive.format import RECORD_HEAD_BYTES
 from blackbox.archive.recorder import Recorder
 from blackbox.archive.serve import piece_reading
 from blackbox.archive.serve.connection import Fetched
@@ -46,7 +47,8 @@ def test_a_damaged_record_is_told_as_gone_with_its_numbers(tmp_path: Path, place
     epoch = recorded(tmp_path, feed, 10_000)
     path = segments(tmp_path, feed)[0]
     data = bytearray(path.read_bytes())
-    data[int(len(data) * place)] ^= 0xFF
+    record = data.rindex(b"BREC", 0, int(len(data) * place))
+    data[record + RECORD_HEAD_BYTES] ^= 0xFF  # not in a mark, nor between records
     path.write_bytes(data)
     with ArchiveServer(tmp_path / feed.name, feed.archives):
         found = list(ArchiveClient(feed).blocks(0, key=b"", start=(epoch, 0), stop=(epoch, 10_000)))
