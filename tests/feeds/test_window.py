@@ -141,6 +141,27 @@ def test_a_cut_member_ends_where_the_next_begins_and_that_one_is_read(tmp_path: 
     assert behind == [f"reading goes on at compressed byte {at}, after 0 bytes that do not unpack"]
 
 
+@pytest.mark.parametrize("level", [1, 6, 9])
+@pytest.mark.parametrize("seed", range(8))
+def test_noise_behind_a_cut_never_hides_the_next_member(tmp_path: Path, level: int, seed: int) -> None:
+    """What follows a cut in short lines of JSON often inflates for long without an error."""
+    chance = random.Random(seed)
+    parts = [
+        b"".join(
+            b'%d {"u":%d}\n' % (1723161254087896568 + number * 1_000, chance.randrange(100)) for number in range(20_000)
+        )
+        for _ in range(3)
+    ]
+    first, second, last = (gzip.compress(part, level) for part in parts)
+    cut = chance.randrange(1, len(second))
+    path = tmp_path / "text"
+    path.write_bytes(first + second[:cut] + last)
+    pieces, faults, _ = pieces_of(open_window(path))
+    assert (parts[0] + parts[1]).startswith(pieces[0]), "what follows the cut is never part of it"
+    assert pieces[1:] == [parts[2]]
+    assert faults == [f"gzip data ends early, at compressed byte {len(first) + cut}"]
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_after_a_damaged_member_the_next_one_is_read(tmp_path: Path, text: bytes, seed: int) -> None:
     chance = random.Random(seed)

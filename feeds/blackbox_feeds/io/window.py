@@ -190,6 +190,7 @@ class InflatingWindow(PackedWindow):
         self._pending = b""
         self._step = _PIECE_BYTES
         self._member_began = False
+        self._is_whole = False  # known to come to its end
 
     def _unpack(self, room: int) -> bytes:
         if self._inflater.eof:
@@ -233,11 +234,22 @@ class InflatingWindow(PackedWindow):
         return piece[: header if header > 0 else _PIECE_BYTES]
 
     def _is_cut(self) -> bool:
-        """True if the member ends here without its end: another one begins here, and this one does not go on."""
-        packed = self._peek(_PIECE_BYTES)
-        inflater = self._inflater.copy()
-        goes_on = _inflates(inflater, packed) and (inflater.eof or len(packed) == _PIECE_BYTES)
-        return not goes_on and _inflates(zlib.decompressobj(31), packed)
+        """True if the member ends here without its end: another one begins here, and this one never comes to its end.
+
+        Only the checksum tells: noise, too, may inflate for long without an error.
+        """
+        if self._is_whole or not _inflates(zlib.decompressobj(31), self._peek(_PIECE_BYTES)):
+            return False
+        self._is_whole = self._comes_to_its_end()
+        return not self._is_whole
+
+    def _comes_to_its_end(self) -> bool:
+        inflater, at = self._inflater.copy(), self._at
+        while not inflater.eof and (packed := os.pread(self._file.fileno(), _PIECE_BYTES, at)):
+            if not _inflates(inflater, packed):
+                return False
+            at += len(packed)
+        return bool(inflater.eof)
 
     def _next_header(self, at: int) -> int | None:
         """Return where the next member that inflates begins, from byte `at` on."""

@@ -1,0 +1,64 @@
+"""Lines of text files in compiled code: what to skip between them, and what was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.native.jit import njit
+from blackbox_feeds.io.losses import Losses
+
+LINES, EMPTY, BAD, IS_SKIPPING, OWN = range(5)
+"""Places in a reader's state: counts of lines, of empty and of bad lines; 1 if the rest of a line that is left out is
+still to be skipped. The reader's own places begin at `OWN`."""
+
+_CR, _LF = b"\r\n"
+_BOM_0, _BOM_1, _BOM_2 = b"\xef\xbb\xbf"
+
+
+@njit(nogil=True, cache=True)
+def next_line(data: NDArray[numpy.uint8], at: int) -> int:
+    """Return where the line after the one at `at` starts, or -1 if no line feed is in view."""
+    while at < len(data):
+        if data[at] == _LF:
+            return at + 1
+        at += 1
+    return -1
+
+
+@njit(nogil=True, cache=True)
+def skip_line(data: NDArray[numpy.uint8], at: int, state: NDArray[numpy.int64]) -> int:
+    """Skip the line at `at`, or what is in view of it. Return where that ends."""
+    behind = next_line(data, at)
+    state[IS_SKIPPING] = behind < 0
+    return len(data) if behind < 0 else behind
+
+
+@njit(nogil=True, cache=True)
+def skip_filler(data: NDArray[numpy.uint8], at: int, state: NDArray[numpy.int64]) -> int:
+    """Skip the rest of a line that is left out, a byte order mark or an empty line. Return where that ends.
+
+    Returns `at` if none of them is there.
+    """
+    end = len(data)
+    if state[IS_SKIPPING]:
+        return skip_line(data, at, state)
+    if data[at] == _LF or (data[at] == _CR and at + 1 < end and data[at + 1] == _LF):
+        state[EMPTY] += 1
+        state[LINES] += 1
+        return at + (1 if data[at] == _LF else 2)
+    if data[at] == _BOM_0 and at + 2 < end and data[at + 1] == _BOM_1 and data[at + 2] == _BOM_2:
+        return at + 3
+    return at
+
+
+def losses(file: object, noun: str, good: int, bad: Losses, ends: Losses) -> Iterator[str]:
+    """Yield what a file lost, a sentence each: bad lines, damaged places. `noun` is what its lines are called."""
+    if bad.count and good:
+        yield f"{file}: {bad.count:,} of {good + bad.count:,} {noun} were bad and left out: {bad}"
+    elif bad.count:
+        yield f"{file}: none of its {bad.count:,} {noun} is valid: {bad.first}"
+    if ends.count:
+        yield str(ends)
