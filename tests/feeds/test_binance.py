@@ -338,6 +338,20 @@ def test_bad_lines_without_an_end_are_skipped_in_bounded_memory(
     assert len(opened[0].data) <= 8_192
 
 
+def test_a_wrong_name_behind_a_long_bad_line_has_its_own_line_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = blackbox_feeds.io.open_window.open_window
+    monkeypatch.setattr("blackbox_feeds.binance.source.open_window", lambda path, expected: real(path, 4_096))
+    good, wrong = lines_of(TRADE), b'%d {"s":"\\u0000"}\n' % RECEIVED
+    path = tmp_path / "frames.gz"
+    path.write_bytes(gzip.compress(good + b"x" * 20_000 + b"\n" + wrong + good + wrong))
+    source = Binance(path)
+    assert len(messages_of(source)) == 2
+    assert source.truncated is not None
+    assert re.findall(r"line (\d+):", source.truncated) == ["2", "3", "5"]
+
+
 @pytest.mark.parametrize("text", [b"%b%b", b"%b\n%b\r\n\n", b"\xef\xbb\xbf%b\xef\xbb\xbf%b", b"\n\xef\xbb\xbf%b%b"])
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 def test_empty_lines_and_byte_order_marks_are_left_out(tmp_path: Path, text: bytes, end: bytes) -> None:
@@ -484,7 +498,7 @@ def test_a_cut_gzip_file_is_told(shared_data: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("window_bytes", [700, 4 << 20])
-def test_after_a_damaged_member_of_a_gzip_file_the_next_one_is_read(
+def test_after_a_damaged_member_the_piece_up_to_the_next_line_end_is_no_line(
     tmp_path: Path, seed: int, window_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = blackbox_feeds.io.open_window.open_window
@@ -501,15 +515,16 @@ def test_after_a_damaged_member_of_a_gzip_file_the_next_one_is_read(
     source = Binance(path)
     found = [payload for *_, payload in messages_of(source)]
     assert found[:1_000] == lines[:1_000]
-    after = lines[2_001:] if text[second - 1 : second] != b"\n" else lines[2_000:]
-    assert found[-len(after) :] == after
-    between = found[1_000 : -len(after)]
+    assert found[-999:] == lines[2_001:], "the first piece is never delivered, even if it is whole"
+    between = found[1_000:-999]
     assert between == lines[1_000 : 1_000 + len(between)], "whole lines from before the cut, and no other"
     assert source.truncated is not None
     at = len(members[0]) + cut
     assert (
         f"(gzip data ends early, at compressed byte {at}); reading goes on at compressed byte {at}," in source.truncated
     )
+    assert source.truncated.endswith(", with the next whole line")
+    assert "left out" not in source.truncated, "the first piece is no bad line"
 
 
 def test_what_is_no_such_file_is_one_clear_error(tmp_path: Path) -> None:

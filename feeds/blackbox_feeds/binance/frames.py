@@ -465,8 +465,8 @@ class FrameReader:
         return int(self._state[_EMPTY])
 
     def skip_damage(self) -> None:
-        """Forget the line that a damaged part has cut: the next data begins with another one."""
-        self._state[_IS_SKIPPING] = 0
+        """Skip the first piece of the next data: it may be the rest of a line that a damaged part has cut."""
+        self._state[_IS_SKIPPING] = 1
 
     def chunks(self, data: NDArray[numpy.uint8], last: bool) -> Iterator[Chunk]:
         """Yield the lines at the start of `data`.
@@ -478,7 +478,8 @@ class FrameReader:
         while why == FILLED:
             columns = Columns.new()
             bad = numpy.zeros((NAMED, 3), numpy.int64)
-            begin, lines, count = self.position, int(self._state[_LINES]), int(self._state[_BAD])
+            begin, count = self.position, int(self._state[_BAD])
+            lines = int(self._state[_LINES] - self._state[_IS_SKIPPING])  # the rest of a line has its line feed
             n, self.position, why = read_lines(
                 data, begin, last, self._digits, self._topics.keys.at, self._state, bad, columns
             )

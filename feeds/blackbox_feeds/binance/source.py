@@ -68,8 +68,8 @@ class Binance(Source):
     fraction.
 
     Bad lines are left out: `truncated` names the first ones and counts the others. So is what a damaged member of a
-    gzip file held; reading goes on with the next member. Empty lines are left out and counted in `notes`. A byte order
-    mark before a line is no part of it.
+    gzip file held; reading goes on with the next whole line. Empty lines are left out and counted in `notes`. A byte
+    order mark before a line is no part of it.
 
     Raises:
         ConfigError: a topic or unit that is not one.
@@ -107,7 +107,7 @@ class Binance(Source):
                 if end is None:
                     break
                 goes_on = window.skip_damage()
-                ends.name(f"{end}; {goes_on}" if goes_on else end)
+                ends.name(f"{end}; {goes_on}, with the next whole line" if goes_on else end)
                 ends.count += 1
                 if goes_on is None:
                     break
