@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 import logging
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -243,15 +243,20 @@ class Recording(Frames):
 
         What was published before a key was heard of is not known, and no gap.
         """
-        return self.gaps_and_late(slices)[0]
+        return self.gaps_and_late(slices, defaultdict(dict))[0]
 
-    def gaps_and_late(self, slices: Iterable[int] | None = None) -> tuple[list[Gap], set[tuple[int, bytes]]]:
-        """Return what `gaps` does, and the slices and keys whose first recorded message was not the first published."""
-        late = set[tuple[int, bytes]]()
+    def gaps_and_late(
+        self, slices: Iterable[int] | None, expected: Mapping[int, dict[tuple[int, bytes], int]]
+    ) -> tuple[list[Gap], set[tuple[int, int, bytes]]]:
+        """Return what `gaps` does, and each (slice, epoch, key) whose first recorded message was not the first sent.
+
+        `expected`: by slice, what `find_gaps` takes: the numbers that follow those of earlier recordings.
+        """
+        late = set[tuple[int, int, bytes]]()
         found = [
             gap
             for slice_id, segments in self.segments(slices)
-            for gap in find_gaps(slice_id, self._blocks_of(slice_id), Reported.of(segments), late)
+            for gap in find_gaps(slice_id, self._blocks_of(slice_id), Reported.of(segments), expected[slice_id], late)
         ]
         return found, late
 
@@ -292,7 +297,7 @@ class Recording(Frames):
             audit = IndexAudit(self.feed.key_bytes, segments)
             numbers = NumberAudit()
             reported = Reported.of(segments)
-            gaps += find_gaps(slice_id, self._audited_blocks(segments, audit, numbers, before, progress), reported)
+            gaps += find_gaps(slice_id, self._audited_blocks(segments, audit, numbers, before, progress), reported, {})
             begins += numbers.begins(slice_id, reported.first)
             totals = closed.get(slice_id, ClosedSlice()).totals
             audit_marks(self.path, self._created_ns, slice_id, audit, totals, self.note)

@@ -196,23 +196,25 @@ class Reported(NamedTuple):
 
 
 def find_gaps(
-    slice_id: int, blocks: Iterable[Recorded], reported: Reported, late: set[tuple[int, bytes]] | None = None
+    slice_id: int,
+    blocks: Iterable[Recorded],
+    reported: Reported,
+    expected: dict[tuple[int, bytes], int],
+    late: set[tuple[int, int, bytes]] | None = None,
 ) -> Iterator[Gap]:
     """Yield the gaps of one slice: between its blocks, and before and after them as far as marks report numbers.
 
-    Without a mark, messages before the first block of a key are not known, and no gap. `late` receives the slice and
-    key of each first block that is not the first one that was published.
+    `expected` holds, by epoch and key, the number after the last message of earlier recordings; it is brought up to
+    date. Without it and without a mark, messages before the first block of a key are not known, and no gap. `late`
+    receives slice, epoch and key where the first block is not the first one that was published.
     """
-    expected: dict[tuple[int, bytes], int] = {}
-    seen: set[bytes] = set()
     for block, _, first_row, _, _ in blocks:
         name = (block.epoch, block.key)
         begin, end = int(block.sequences[first_row]), int(block.sequences[-1]) + 1
-        if late is not None and begin > 0 and block.key not in seen:
-            late.add((slice_id, block.key))
-        seen.add(block.key)
         known = expected.get(name)
         if known is None:
+            if late is not None and begin > 0:
+                late.add((slice_id, *name))
             known = min(begin, reported.first.get(name, begin))
         if begin > known:
             yield Gap(slice_id, block.epoch, block.key, known, begin - known, block.ts_out)
@@ -221,6 +223,7 @@ def find_gaps(
         known = expected.get((epoch, key), reported.first[epoch, key])
         if number > known:
             yield Gap(slice_id, epoch, key, known, number - known, ts_out)
+            expected[epoch, key] = number
 
 
 def topic_counts(blocks: Iterable[Recorded]) -> Counter[bytes]:

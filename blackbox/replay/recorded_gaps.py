@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from ctypes import string_at
 from typing import Any, Final, NamedTuple
@@ -31,13 +32,20 @@ Stream = tuple[int, bytes]
 """A slice and a key."""
 
 
+class Run(NamedTuple):
+    """A run of a slice's publisher."""
+
+    slice_id: int
+    epoch: int
+
+
 class Part(NamedTuple):
-    """Some rows of a table, and what is told once they are played."""
+    """Some rows of a table, and what is told once they are played: gaps, and runs that begin."""
 
     table: BlockTable
     start: int
     stop: int
-    gaps: Sequence[Gap]
+    told: Sequence[Gap | Run]
 
 
 class _Row(NamedTuple):
@@ -51,7 +59,7 @@ class _Row(NamedTuple):
 
 
 class RecordedGaps:
-    """The gaps of some recordings: each is reported between the messages of its key before and after it.
+    """The gaps and runs of some recordings, given by date. A gap is reported between the messages before and after it.
 
     What comes before the first message that is played, or that is played after a jump, is no gap; except before the
     first message of all that was recorded, where the publisher's numbers show one.
@@ -64,24 +72,38 @@ class RecordedGaps:
         self._ends: dict[Stream, list[Position]] = {}
         self._gaps: dict[Stream, list[Gap]] = {}
         self._played: dict[Stream, Position] = {}
-        self.late: set[Stream] = set()
-        """Keys whose first recorded message is not the first published one."""
+        self._late: defaultdict[Run, set[Stream]] = defaultdict(set)
+        """By run: the keys whose first recorded message is not the first published one."""
+        self._runs: dict[int, list[int]] = {}
+        """The epochs of each slice, as they were recorded."""
+        self._run: dict[int, int] = {}
+        """Which of them is played now, by slice; none: the first."""
         self._heads: set[tuple[Stream, Position]] = set()
         """Ends of the gaps before the first message of a run."""
         self._silent: list[Gap] = []
         """Gaps of streams without a message."""
         found: dict[Stream, set[Gap]] = {}
+        following: defaultdict[int, dict[tuple[int, bytes], int]] = defaultdict(dict)
         for recording in recordings:
+            first = feeds.first_slice(recording)
+            expected = {slice_id: following[slice_id + first] for slice_id, _ in recording.segments()}
             reported = {slice_id: Reported.of(segments) for slice_id, segments in recording.segments()}
             incomplete = [
                 slice_id
                 for slice_id, segments in recording.segments()
-                if recording.feed.key_bytes or not _is_complete(segments, reported[slice_id])
+                if recording.feed.key_bytes or not _is_complete(segments, reported[slice_id], expected[slice_id])
             ]
-            first = feeds.first_slice(recording)
-            gaps, late = recording.gaps_and_late(incomplete)
-            late |= {(n, b"") for n, segments in recording.segments() if n not in incomplete and _is_late(segments)}
-            self.late |= {(slice_id + first, key) for slice_id, key in late}
+            gaps, late = recording.gaps_and_late(incomplete, expected)
+            for slice_id, segments in recording.segments():
+                spans = _spans(segments)
+                runs = self._runs.setdefault(slice_id + first, [])
+                runs += [epoch for epoch in spans if epoch not in runs]
+                for epoch, (begin, end) in spans.items() if slice_id not in incomplete else ():
+                    if begin > expected[slice_id].get((epoch, b""), 0):
+                        late.add((slice_id, epoch, b""))
+                    expected[slice_id][epoch, b""] = max(end, expected[slice_id].get((epoch, b""), 0))
+            for slice_id, epoch, key in late:
+                self._late[Run(slice_id + first, epoch)].add((slice_id + first, key))
             for gap in gaps:
                 played = msgspec.structs.replace(gap, slice_id=gap.slice_id + first)
                 stream, of_slice, name = (played.slice_id, gap.key), reported[gap.slice_id], (gap.epoch, gap.key)
@@ -95,9 +117,19 @@ class RecordedGaps:
             self._gaps[stream] = sorted(gaps, key=_end_of)
             self._ends[stream] = [_end_of(gap) for gap in self._gaps[stream]]
 
-    def jump(self) -> None:
-        """Take what comes next as the first that is played."""
+    def jump(self, *, is_back: bool) -> None:
+        """Take what comes next as the first that is played. `is_back`: the first run may come again."""
         self._played.clear()
+        if is_back:
+            self._run.clear()
+
+    def current_runs(self) -> list[Run]:
+        """Return the run that each slice is in, or begins with."""
+        return [Run(slice_id, epochs[self._run.get(slice_id, 0)]) for slice_id, epochs in self._runs.items() if epochs]
+
+    def late(self, run: Run) -> set[Stream]:
+        """Return the keys of a run whose first recorded message is not the first published one."""
+        return self._late[run]
 
     def rest(self) -> list[Gap]:
         """Return the gaps after the last messages, once all are played."""
@@ -110,8 +142,8 @@ class RecordedGaps:
         return found
 
     def parts(self, table: BlockTable, start: int, stop: int) -> Iterator[Part]:
-        """Cut rows `[start, stop)` of a table where gaps are to be told."""
-        if not self._gaps:
+        """Cut rows `[start, stop)` of a table where gaps are to be told, and runs that begin."""
+        if not self._gaps and not self._may_begin_run(table, start, stop):
             yield Part(table, start, stop, ())
             return
         begin = start
@@ -122,17 +154,47 @@ class RecordedGaps:
             if begin < number:
                 yield Part(table, begin, number, ())
             first, last = (int(table.rows[name][number]) for name in ("first_row", "stop_row"))
-            for place, gaps in cuts:
-                yield Part(*_rows(table, number, first, place), gaps)
+            for place, told in cuts:
+                yield Part(*_rows(table, number, first, place), told)
                 first = place
             yield Part(*_rows(table, number, first, last), ())
             begin = number + 1
         if begin < stop:
             yield Part(table, begin, stop, ())
 
-    def _cuts(self, table: BlockTable, number: int) -> Iterator[tuple[int, list[Gap]]]:
-        """Yield the rows of a block before which gaps are to be told, in order, and these."""
-        found: dict[int, list[Gap]] = {}
+    def _coming(self, slice_id: int) -> list[int]:
+        """Return the epochs of a slice behind the one that is played."""
+        return self._runs.get(slice_id, [])[self._run.get(slice_id, 0) + 1 :]
+
+    def _may_begin_run(self, table: BlockTable, start: int, stop: int) -> bool:
+        """Return whether some rows may have the first message of a run; of gathered blocks that is not known."""
+        coming = [epoch for slice_id in self._runs for epoch in self._coming(slice_id)]
+        if not coming:
+            return False
+        is_gathered = table.rows["origins"][start:stop] != 0
+        return bool((is_gathered | numpy.isin(table.heads["epoch"][start:stop], coming)).any())
+
+    def _begun(self, table: BlockTable, number: int) -> Iterator[tuple[int, Run]]:
+        """Yield the runs that begin in a block, and the row of the first message of each."""
+        row, count = table.rows[number], int(table.heads["count"][number])
+        if row["fault"] > Fault.NONE:
+            return
+        rows = numpy.arange(int(row["first_row"]), int(row["stop_row"]))
+        if origins := int(row["origins"]):
+            slices, epochs = (_column(table, origins, count, column)[rows] for column in (_SLICE_COLUMN, _EPOCH_COLUMN))
+        else:
+            slices = numpy.full(len(rows), row["slice_id"])
+            epochs = numpy.full(len(rows), table.heads["epoch"][number])
+        for slice_id in self._runs:
+            for epoch in self._coming(slice_id):
+                mine = (slices == slice_id) & (epochs == epoch)
+                if mine.any():
+                    self._run[slice_id] = self._runs[slice_id].index(epoch)
+                    yield int(rows[mine.argmax()]), Run(slice_id, epoch)
+
+    def _cuts(self, table: BlockTable, number: int) -> Iterator[tuple[int, list[Gap | Run]]]:
+        """Yield the rows of a block before which something is to be told, in order, and that."""
+        found: dict[int, list[Gap | Run]] = {}
         for row in self._streams(table, number):
             ends = self._ends[row.stream]
             before = self._played.get(row.stream)
@@ -150,13 +212,17 @@ class RecordedGaps:
                 at += 1
             last = max(zip(row.epochs.tolist(), row.sequences.tolist(), strict=True))
             self._played[row.stream] = max(before, Position(*last))
+        for place, run in self._begun(table, number):
+            told = found.setdefault(place, [])
+            of_run = [n for n, each in enumerate(told) if (each.slice_id, each.epoch) == run]
+            told.insert(of_run[0] if of_run else len(told), run)  # a gap before its first message is of this run
         yield from sorted(found.items())
 
     def _streams(self, table: BlockTable, number: int) -> Iterator[_Row]:
         """Yield the messages of a row, those of each key with gaps."""
         row = table.rows[number]
         count, origins = int(table.heads["count"][number]), int(row["origins"])
-        if not origins and int(row["slice_id"]) not in self._key_bytes:
+        if not self._gaps or (not origins and int(row["slice_id"]) not in self._key_bytes):
             return
         if row["fault"] == UNCHECKED:
             table.measure(number, number + 1)
@@ -194,26 +260,37 @@ def _end_of(gap: Gap) -> Position:
     return Position(gap.epoch, gap.sequence + gap.count)
 
 
-def _is_complete(segments: list[Segment], reported: Reported) -> bool:
-    """Return whether the indexes of a slice without keys show that no number is missing of those reported."""
+def _spans(segments: list[Segment]) -> dict[int, tuple[int, int]]:
+    """Return by epoch the first number of a slice, and the one after the last; of all keys together."""
+    found: dict[int, tuple[int, int]] = {}
+    for segment in segments:
+        entries = segment.entries[segment.entries["records"] > 0]
+        for epoch, low, high in entries[["epoch", "min_sequence", "max_sequence"]].tolist():
+            begin, end = found.get(epoch, (low, high + 1))
+            found[epoch] = min(begin, low), max(end, high + 1)
+    return found
+
+
+def _is_complete(segments: list[Segment], reported: Reported, expected: dict[tuple[int, bytes], int]) -> bool:
+    """Return whether the indexes of a slice without keys show that no number is missing of those reported.
+
+    `expected`: by epoch and key, the number after the last message of the recordings before.
+    """
     if not segments:
         return True
     entries = numpy.concatenate([segment.entries[segment.entries["records"] > 0] for segment in segments])
     low, high, epochs = (entries[name] for name in ("min_sequence", "max_sequence", "epoch"))
     is_whole = high - low + 1 == entries["messages"]
     follows = (epochs[1:] != epochs[:-1]) | (low[1:] == high[:-1] + 1)
-    for (epoch, _), first in reported.first.items():
-        mine = epochs == epoch
-        begin, end = (int(low[mine].min()), int(high[mine].max()) + 1) if mine.any() else (first, first)
-        if begin > first or end < reported.last[epoch, b""][0]:
+    spans = _spans(segments)
+    for (epoch, key), first in reported.first.items():
+        known = expected.get((epoch, key), first)
+        begin, end = spans.get(epoch, (known, known))
+        if begin > known or end < reported.last[epoch, b""][0]:
             return False
+    if any(begin > expected.get((epoch, b""), begin) for epoch, (begin, _) in spans.items()):
+        return False
     return bool(is_whole.all() and follows.all())
-
-
-def _is_late(segments: list[Segment]) -> bool:
-    """Return True if a slice without keys does not begin with its publisher's first message."""
-    firsts = (segment.entries["min_sequence"][segment.entries["records"] > 0] for segment in segments)
-    return next((bool(first[0] > 0) for first in firsts if len(first)), False)
 
 
 def _column(owner: object, origins: int, count: int, column: int) -> NDArray[Any]:

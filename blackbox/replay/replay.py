@@ -27,7 +27,6 @@ from blackbox.archive.recordings import (
     key_bytes_of,
     runs_of,
 )
-from blackbox.block.validate import Fault
 from blackbox.errors import ConfigError
 from blackbox.replay.block_table import BEGINNING, END, BlockTable, Selection, block_tables, warm_up_tables
 from blackbox.replay.controls import Action, Controls, Grant
@@ -68,14 +67,12 @@ class Player(Protocol):
     def play(self, table: BlockTable, start: int, stop: int) -> None:
         """Take those of blocks `[start, stop)` that are valid and have messages to play."""
 
-    def begin(self, *, skips: bool, before: Iterable[BlockTable] | None = None) -> None:
-        """Learn that messages are played from here on. `skips`: earlier ones are recorded and are not played.
+    def begin(self, skipped: frozenset[tuple[int, int]], before: Iterable[BlockTable] | None = None) -> None:
+        """Learn that messages are played from here on.
 
-        `before`: earlier ones, from which the order books of callbacks are to be built.
+        `skipped`: slice and epoch of the runs of which recorded messages are left out. `before`: earlier messages, from
+        which the order books of callbacks are to be built.
         """
-
-    def lose(self, slice_id: int) -> None:
-        """Learn that messages of a slice could not be read."""
 
     def jump(self, *, is_back: bool) -> None:
         """Learn that the next block does not follow the last one. `is_back`: messages may come again."""
@@ -335,22 +332,33 @@ class Replay:
     def _play_from(self, player: Player, start: int) -> Grant | None:
         """Play from a time on; return the grant that says not to go on, or None at the end."""
         self._timers.reset()
-        spans = [span._replace(start=max(start, span.start)) for span in self._spans if start < span.stop]
+        spans = [span._replace(start=max(start, span.start)) for span in self._spans]
         if not self._builds_books:
-            player.begin(skips=bool(spans) and self._skips(spans[0].start))
-            return self._play_spans(player, spans)
-        for span in spans:
-            before = self._tables_of(player, span._replace(start=BEGINNING, stop=span.start), OutOfOrder())
-            player.begin(skips=False, before=before)
-            if (grant := self._play_spans(player, [span])) is not None:
-                return grant
+            left_out = [*spans[:-1], spans[-1]._replace(stop=END)]  # what comes after the last one changes no book
+            player.begin(self._runs_outside(left_out))
+            return self._play_spans(player, [span for span in spans if span.start < span.stop])
+        for place, span in enumerate(spans):
+            if span.start < span.stop:
+                before = self._tables_of(player, span._replace(start=BEGINNING, stop=span.start), OutOfOrder())
+                earlier = [each._replace(start=END) for each in spans[:place]]
+                player.begin(self._runs_outside(earlier), before)
+                if (grant := self._play_spans(player, [span])) is not None:
+                    return grant
         return None
 
-    def _skips(self, start: int) -> bool:
-        """Return whether messages are recorded before a time."""
-        name = f"min_{self._pace_by}"
-        found = [segment.entries for part in self.recordings for _, each in part.segments() for segment in each]
-        return start != BEGINNING and any((each[name][each["records"] > 0] < start).any() for each in found)
+    def _runs_outside(self, spans: Iterable[_Span]) -> frozenset[tuple[int, int]]:
+        """Return slice and epoch of the runs with messages outside of the times of these spans."""
+        found = set()
+        for recordings, start, stop in spans:
+            for recording in recordings:
+                first = self.feeds.first_slice(recording)
+                for slice_id, segments in recording.segments():
+                    for segment in segments:
+                        entries = segment.entries[segment.entries["records"] > 0]
+                        low, high = (entries[f"{name}_{self._pace_by}"] for name in ("min", "max"))
+                        epochs = numpy.unique(entries["epoch"][(low < start) | (high >= stop)])
+                        found |= {(slice_id + first, epoch) for epoch in epochs.tolist()}
+        return frozenset(found)
 
     def _play_spans(self, player: Player, spans: list[_Span]) -> Grant | None:
         tables = self._tables(player, spans)
@@ -436,13 +444,14 @@ class Replay:
         stop = _measure_some(table, block)
         found = numpy.flatnonzero(table.rows["count"][block:stop])
         stop = block + int(found[0]) if len(found) else stop
-        self._report_damages(player, table, block, stop)
+        self._play_blocks(player, table, block, stop)
+        self._report_damages(table, block, stop)
         return stop
 
     def _play_whole(self, player: Player, table: BlockTable, start: int, stop: int) -> None:
         """Play blocks to their end, and report those that are damaged."""
         self._play_blocks(player, table, start, stop)
-        self._report_damages(player, table, start, stop)
+        self._report_damages(table, start, stop)
         played = table.rows[start:stop]
         played = played[played["count"] > 0]
         # Of a block that is played in parts, the last one counts.
@@ -464,10 +473,7 @@ class Replay:
             self._position_ns = high_ns
         self.controls.played(messages, high_ns)
 
-    def _report_damages(self, player: Player, table: BlockTable, start: int, stop: int) -> None:
-        rows = table.rows[start:stop]
-        for slice_id in numpy.unique(rows["slice_id"][rows["fault"] > Fault.NONE]).tolist():
-            player.lose(slice_id)
+    def _report_damages(self, table: BlockTable, start: int, stop: int) -> None:
         for damage in table.damages(start, stop):
             self._damaged += damage.messages
             for recording in self.recordings:

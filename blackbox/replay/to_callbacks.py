@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import wait
+from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
@@ -22,7 +23,7 @@ from blackbox.native.prefix_trie import longest_prefix
 from blackbox.replay.block_table import BlockTable
 from blackbox.replay.feeds import ReplayedFeeds
 from blackbox.replay.measure_blocks import BlockTableAt
-from blackbox.replay.recorded_gaps import RecordedGaps
+from blackbox.replay.recorded_gaps import RecordedGaps, Run
 from blackbox.replay.worker import ReplayWorker
 from blackbox.replay.worker_loop import SLICE_WORDS, slice_words
 from blackbox.replay.worker_thread import WorkerThread
@@ -101,6 +102,8 @@ class CallbackPlayer:
         self._gap_hooks = gap_hooks
         listens = gap_hooks or any(callback.kind in _HEAR_OF_GAPS for callback in callbacks)
         self._gaps = RecordedGaps(recordings if listens else (), feeds)
+        self._skipped: frozenset[tuple[int, int]] = frozenset()
+        """Slice and epoch of the runs of which messages are not played."""
         self._set_callbacks(callbacks)
         for books in self._books():
             books.expect_prefix(within)
@@ -142,11 +145,35 @@ class CallbackPlayer:
 
         Raises CallbackError when a callback raised and the subscriber stops at errors.
         """
-        for part in self._gaps.parts(table, start, stop):
-            if part.start < part.stop:
-                self._play(part.table, part.start, part.stop)
-            for gap in part.gaps:
-                self._tell(gap)
+        bad = start + numpy.flatnonzero(table.rows["fault"][start:stop] > Fault.NONE)
+        for first, last in pairwise([start, *bad.tolist(), stop]):
+            if first < stop and table.rows["fault"][first] > Fault.NONE:
+                self._lose({(int(table.rows["slice_id"][first]), b"")})
+            for part in self._gaps.parts(table, first, last):
+                if part.start < part.stop:
+                    self._play(part.table, part.start, part.stop)
+                for each in part.told:
+                    if isinstance(each, Run):
+                        self._begin_run(each)
+                    else:
+                        self._tell(each)
+
+    def _begin_run(self, run: Run) -> None:
+        """Empty the books of a slice: its publisher began again."""
+        for callback in self._callbacks:
+            if callback.kind == "book":
+                callback.reset(run.slice_id)
+        self._lose(self._lacks(run))
+
+    def _lacks(self, run: Run) -> set[tuple[int, bytes]]:
+        """Return the keys of a run of which messages are not played, or were not recorded, before its first one."""
+        return {(run.slice_id, b"")} if run in self._skipped else self._gaps.late(run)
+
+    def _lose(self, streams: set[tuple[int, bytes]]) -> None:
+        """Note that books lack messages of these slices and keys."""
+        for books in self._books():
+            for slice_id, key in streams:
+                books.lose_sync(slice_id, key)
 
     def _tell(self, gap: Gap) -> None:
         """Tell callbacks and hooks of messages that were not recorded."""
@@ -195,39 +222,31 @@ class CallbackPlayer:
         finally:
             wait(ends)
 
-    def begin(self, *, skips: bool, before: Iterable[BlockTable] | None = None) -> None:
-        """Note that books lack what is not played (`skips`) or was not recorded before the first message.
+    def begin(self, skipped: frozenset[tuple[int, int]], before: Iterable[BlockTable] | None = None) -> None:
+        """Note that books lack what is not played (`skipped`) or was not recorded before the first message.
 
         `before`: empty the books, then apply the messages of these tables to them, and to nothing else.
         """
+        self._skipped = skipped
         callbacks = [callback for callback in self._callbacks if callback.kind == "book"]
         for callback in callbacks if before is not None else ():
             callback.reset()
-        for books in self._books():
-            if skips:
-                books.lose_sync()
-            for slice_id, key in self._gaps.late:
-                books.lose_sync(slice_id, key)
+            self._gaps.jump(is_back=True)
+        for run in self._gaps.current_runs():
+            self._lose(self._lacks(run))
         if before is not None and callbacks:
             self._build(before, callbacks)
 
     def _build(self, tables: Iterable[BlockTable], callbacks: Sequence[Callback]) -> None:
         player = CallbackPlayer(self._feeds, callbacks, self._on_error, within=self._within)
-        player._gaps = self._gaps
+        player._gaps, player._skipped = self._gaps, self._skipped
         try:
             for table in tables:
                 if (table.rows["fault"] == UNCHECKED).any():
                     table.measure(0, len(table.rows))
-                for slice_id in numpy.unique(table.rows["slice_id"][table.rows["fault"] > Fault.NONE]).tolist():
-                    self.lose(slice_id)
                 player.play(table, 0, len(table.rows))
         finally:
             player.close()
-
-    def lose(self, slice_id: int) -> None:
-        """Note that books lack messages that could not be read."""
-        for books in self._books():
-            books.lose_sync(slice_id)
 
     def _books(self) -> list[Any]:
         """Return the `Books` of the callbacks."""
@@ -240,7 +259,7 @@ class CallbackPlayer:
 
     def jump(self, *, is_back: bool) -> None:
         """Back in time, give compiled callbacks the states that they began with, and call the subscriber's hooks."""
-        self._gaps.jump()
+        self._gaps.jump(is_back=is_back)
         if is_back:
             self._reset()
 

@@ -213,11 +213,8 @@ class PublisherPlayer:
                 places = start + numpy.flatnonzero(slices == slice_id)
                 self._play_slice(slice_id, blocks, places, is_stored, skips)
 
-    def begin(self, *, skips: bool, before: Iterable[BlockTable] | None = None) -> None:
+    def begin(self, skipped: frozenset[tuple[int, int]], before: Iterable[BlockTable] | None = None) -> None:
         """Do nothing: subscribers see which messages come."""
-
-    def lose(self, slice_id: int) -> None:
-        """Do nothing: subscribers see that sequence numbers are missing."""
 
     def jump(self, *, is_back: bool) -> None:
         """Forget which sequence numbers follow: what a jump leaves out is no gap. Back in time, begin a new epoch."""

@@ -129,7 +129,8 @@ def test_gap_and_epoch_and_damage_of_a_recording(tmp_path: Path) -> None:
     gap = day_of(tmp_path / "gap", Put((A1,), schema=ITCH), Put((A2,), schema=ITCH, sequence=3))
     assert not played(gap).synced
     run = day_of(tmp_path / "run", Put((A1,), schema=ITCH), Put((A2,), schema=ITCH, epoch=1 << 60, ts_out=9))
-    assert not played(run).synced
+    anew = played(run)
+    assert (anew.synced, anew.orders(b"A")["reference"].tolist()) == (True, [2])  # as live: books begin anew
     whole = day_of(tmp_path / "whole", Put((A1,), schema=ITCH), Put((A2,), schema=ITCH, sequence=1))
     assert played(whole).synced
     day = Day(tmp_path / "damaged", feed_of())
@@ -267,3 +268,92 @@ def test_dbn_recording_without_a_snapshot(tmp_path: Path) -> None:
     subscriber.replay(Recording.open(tmp_path))
     assert found == [False, False, True, True]
     assert numpy.array_equal(book.orders(b"X")["reference"], [3])
+
+
+def synced_at_each(*recordings: Recording, symbol: bytes = b"", **settings: Any) -> list[bool]:
+    """Whether the books, or that of a symbol, were synced at each message."""
+    subscriber = Subscriber(recordings[0].feed)
+    book = subscriber.book(b"", schema="itch50")
+    found: list[bool] = []
+    subscriber.on(b"")(lambda message: found.append(book.is_synced(symbol) if symbol else book.synced))
+    subscriber.replay(recordings, **settings)
+    return found
+
+
+def damaged_day(path: Path) -> Recording:
+    day = Day(path, feed_of())
+    rows = [Row(b"A.A", order(n, b"B", 5), 10 * n) for n in range(1, 5)]
+    damage_body(day.put(0, *(Put((row,), schema=ITCH, sequence=n, ts_out=n) for n, row in enumerate(rows))), 1)
+    return Recording.open(path)
+
+
+@pytest.mark.parametrize(("by", "found"), [("sent", [True, False, False]), ("event", [False, False, False])])
+def test_damaged_block_unsyncs_the_book_before_the_next_message(tmp_path: Path, by: str, found: list[bool]) -> None:
+    assert synced_at_each(damaged_day(tmp_path), order=by)[1:] == found[1:]
+
+
+def test_books_built_before_the_start_know_of_a_damaged_block(tmp_path: Path) -> None:
+    recording = damaged_day(tmp_path)
+    assert synced_at_each(recording, start=40, books=True) == [False]
+    assert not recording.book_at(40).synced
+
+
+def two_days(path: Path, first: tuple[Put, ...], second: tuple[Put, ...]) -> list[Recording]:
+    days = []
+    for date, puts in (("2026-01-05", first), ("2026-01-06", second)):
+        day = Day(path / date, feed_of(), date=date)
+        day.put(0, *puts)
+        days.append(Recording.open(day.path))
+    return days
+
+
+D1, D2 = Row(b"A.A", order(3, b"B", 5), 110), Row(b"B.A", order(4, b"B", 6), 120)
+
+
+@pytest.mark.parametrize(("number", "synced"), [(2, [True, True, True, True]), (101, [True, True, False, False])])
+def test_a_run_of_a_publisher_over_two_days(tmp_path: Path, number: int, synced: list[bool]) -> None:
+    """Day 2 goes on with the numbers of day 1: nothing is missing, or what was lost over midnight."""
+    days = two_days(tmp_path, (Put((A1, A2), schema=ITCH),), (Put((D1, D2), schema=ITCH, sequence=number, ts_out=100),))
+    subscriber = Subscriber(days[0].feed)
+    book = subscriber.book(b"", schema="itch50")
+    found: list[Any] = []
+    subscriber.on_gap(b"")(lambda gap: found.append((gap.sequence, gap.count)))
+    subscriber.on(b"")(lambda message: found.append(book.synced))
+    subscriber.replay(days)
+    assert [each for each in found if isinstance(each, bool)] == synced
+    assert [each for each in found if isinstance(each, tuple)] == [(2, 99)] * (number == 101)
+    assert book.orders(b"A")["reference"].tolist() == [1, 2, 3]
+    assert synced_at_each(days[1]) == [False, False]  # alone, it lacks the orders of day 1
+
+
+@pytest.mark.parametrize("by", ["sent", "event"])
+@pytest.mark.parametrize("slices", [1, 2])
+def test_orders_of_yesterday_do_not_rest_in_the_book_of_today(tmp_path: Path, by: str, slices: int) -> None:
+    """Two imported days are two runs: the books begin anew."""
+    days = []
+    for epoch, date in ((1, "2026-01-05"), (2, "2026-01-06")):
+        day = Day(tmp_path / date, feed_of(slices=slices), date=date)
+        for slice_id in range(slices):
+            symbol, at = b"AB"[slice_id : slice_id + 1], 1_000 * epoch + slice_id
+            rows = tuple(Row(symbol + b".A", order(n, b"B", 5), at) for n in (epoch, epoch + 10))
+            day.put(slice_id, Put(rows, schema=ITCH, epoch=epoch, ts_out=at))
+        days.append(Recording.open(day.path))
+    subscriber = Subscriber(days[0].feed)
+    book = subscriber.book(b"", schema="itch50")
+    found: list[Any] = []
+    subscriber.on(b"")(lambda message: found.append((book.orders(message.symbol)["reference"].tolist(), book.synced)))
+    subscriber.replay(days, order=by)
+    assert found == [([1], True), ([1, 11], True)] * slices + [([2], True), ([2, 12], True)] * slices
+
+
+def test_run_that_begins_late_behind_one_that_is_whole(tmp_path: Path) -> None:
+    puts = Put((A1,), schema=ITCH, epoch=1), Put((B1, D1), schema=ITCH, epoch=2, sequence=500, ts_out=9)
+    assert synced_at_each(day_of(tmp_path, *puts)) == [True, False, False]
+
+
+def test_start_in_the_middle_of_a_day_unsyncs_that_day_alone(tmp_path: Path) -> None:
+    second = Put((D1, D2), schema=ITCH, epoch=2, ts_out=100)
+    days = two_days(tmp_path, (Put((A1, A2), schema=ITCH),), (second,))
+    assert synced_at_each(*days, start=20) == [False, True, True]
+    assert synced_at_each(*days, start=110) == [True, True]
+    assert synced_at_each(*days, start=120) == [False]

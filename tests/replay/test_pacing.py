@@ -95,10 +95,7 @@ class Nobody:
     def play(self, *_: object) -> None:
         pass
 
-    def begin(self, *, skips: bool, before: Iterable[BlockTable] | None = None) -> None:
-        pass
-
-    def lose(self, slice_id: int) -> None:
+    def begin(self, skipped: frozenset[tuple[int, int]], before: Iterable[BlockTable] | None = None) -> None:
         pass
 
     def jump(self, *, is_back: bool) -> None:

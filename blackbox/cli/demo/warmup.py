@@ -21,10 +21,7 @@ class _Nobody:
     def play(self, _table: BlockTable, _start: int, _stop: int) -> None:
         pass
 
-    def begin(self, *, skips: bool, before: Iterable[BlockTable] | None = None) -> None:
-        pass
-
-    def lose(self, slice_id: int) -> None:
+    def begin(self, skipped: frozenset[tuple[int, int]], before: Iterable[BlockTable] | None = None) -> None:
         pass
 
     def jump(self, *, is_back: bool) -> None:
