@@ -174,12 +174,11 @@ def carried(rows: Sequence[Deal | Sides]) -> list[tuple[str, int | None, int | N
 
 
 def days_of_sides(most: int = 20) -> st.SearchStrategy[list[Sides]]:
-    """Quotes, many with one side or none, at times that never go back."""
+    """Quotes, many with one side or none, at times that go back and forth."""
     side = st.one_of(st.none(), st.sampled_from([-5, 0, 7]))
-    rows = st.lists(
-        st.builds(Sides, st.sampled_from(["A", "C"]), side, side, st.just(1), st.integers(0, 3)), max_size=most
+    return st.lists(
+        st.builds(Sides, st.sampled_from(["A", "C"]), side, side, st.integers(1, 6), st.integers(0, 3)), max_size=most
     )
-    return rows.map(lambda quotes: [each._replace(time=1 + place // 2) for place, each in enumerate(quotes)])
 
 
 def frame_of_binance(place: int, kind: str, **members: object) -> Row:

@@ -67,8 +67,8 @@ def recorded_quotes(spark: SparkSession, paths: Paths, on_damage: str = "error")
     """Return the quotes of recorded days, as `recorded_trades`.
 
     Columns: those of `recorded_trades` up to `sequence`, then `bid_price`, `bid_size`, `ask_price`, `ask_size`. Price
-    and size of an absent side are null. Where the feed sends one side at a time, each quote has both, as far as the day
-    has told them (`with_both_sides`).
+    and size of an absent side are null. Where the feed sends one side at a time, each quote has both: each side is the
+    last one known that day, in the order of the recording (`with_both_sides`).
     """
     found = typed_quotes(spark, paths, on_damage)
     return None if found is None else found.drop("type", "rank")
@@ -189,7 +189,9 @@ def _quotes(days: _Days) -> DataFrame:
             sides[f"{side}_price"] = price
             sides[f"{side}_size"] = functions.when(price.isNotNull(), size)
         frame = frame.select(*_BASE, *(column.alias(name) for name, column in sides.items()))
-        frames.append(_told(with_both_sides(frame) if each.one_sided else frame, each))
+        if each.one_sided:
+            frame = with_both_sides(frame, time=None, ties=("slice", "epoch", "sequence"))
+        frames.append(_told(frame, each))
     return _first_of_each(frames, days.schema.quotes)
 
 

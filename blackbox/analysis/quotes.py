@@ -20,7 +20,7 @@ def with_both_sides(
     ask: str = "ask_price",
     bid_size: str = "bid_size",
     ask_size: str = "ask_size",
-    time: str = "ts_event",
+    time: str | None = "ts_event",
     ties: Sequence[str] | None = None,
 ) -> DataFrame:
     """Fill each absent side of a quote from the last earlier quote of the same `by` that had it.
@@ -29,15 +29,18 @@ def with_both_sides(
     side is absent when its price is null; where no earlier quote has it, its price and size become null. Zero and
     prices below it are prices.
 
-    Earlier is by `time`, then `ties`; quotes of no known time come before all others. Without `by`, sides are carried
+    Earlier is by `time`, then `ties`; quotes of no known time come before all others. With `time=None` it is by `ties`
+    alone, which is the order of the recording. Without `by`, sides are carried
     within `symbol`, and `feed` and `date` if these are there: put the exchange into `by` where quotes of several are
     mixed, since the last one is not the best one. Without `ties`: `epoch`, `slice`, `sequence`, as far as there.
 
     Raises ConfigError when a column is missing.
     """
     groups, ties = groups_of(quotes, by), ties_of(quotes, ties)
-    require(quotes, (*groups, bid, ask, bid_size, ask_size, time, *ties), "quotes")
-    before = Window.partitionBy(*groups).orderBy(ns_of(quotes, time), *ties).rowsBetween(Window.unboundedPreceding, 0)
+    times = [] if time is None else [time]
+    require(quotes, (*groups, bid, ask, bid_size, ask_size, *times, *ties), "quotes")
+    order = [*(ns_of(quotes, name) for name in times), *ties]
+    before = Window.partitionBy(*groups).orderBy(*order).rowsBetween(Window.unboundedPreceding, 0)
     sides = {}
     for price, size in ((bid, bid_size), (ask, ask_size)):
         there = functions.when(functions.col(price).isNotNull(), functions.struct(price, size))

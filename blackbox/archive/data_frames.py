@@ -139,7 +139,7 @@ class Ticks(Frames):
     each symbol has those of the lowest rank that it has that day (`TradeFields.rank`).
 
     Quotes: an absent side is null. Where a feed sends one side at a time, the other side is that of the symbol's last
-    quote that had it, also before `start`.
+    quote that had it, in the order of the recording; also if that quote is not selected.
 
     What the rest of the day decides is looked up first, so that a selection has the same trades as the whole day. In
     memory are the orders of the symbols, and 8 bytes for each trade with an id.

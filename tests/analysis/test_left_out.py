@@ -106,6 +106,18 @@ def test_sides_of_quotes_are_those_of_a_plain_loop(
     same_as_frames(spark, recording)
 
 
+def test_sides_of_quotes_whose_times_go_back_are_those_of_the_recording(spark: SparkSession, tmp_path: Path) -> None:
+    rows = [Sides("A", 5, None, 5), Sides("A", None, 7, 3), Sides("A", 6, None, 4), Sides("A", None, 9, 6)]
+    recording = write_deals(tmp_path, rows)
+    quotes = recorded_quotes(spark, tmp_path)
+    assert quotes is not None
+    found = (
+        quotes.orderBy("sequence").selectExpr("cast(100 * bid_price as int)", "cast(100 * ask_price as int)").collect()
+    )
+    assert [tuple(row) for row in found] == [(5, None), (5, 7), (6, 7), (6, 9)]
+    same_as_frames(spark, recording)
+
+
 @some
 @given(st.lists(st.one_of(days_of_sides(1), days_of_deals(1)), max_size=20).map(lambda each: [*itertools.chain(*each)]))
 def test_asof_recorded_has_both_sides_as_by_a_plain_loop(

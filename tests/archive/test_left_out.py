@@ -117,8 +117,32 @@ def test_sides_of_quotes_are_carried_as_by_a_plain_loop(
     recording = write_deals(tmp_path_factory.mktemp("day"), rows)
     found = recording.quotes.to_polars(**AS_SENT)
     assert found.select("symbol", *QUOTED).rows() == carried(rows)
-    later = recording.quotes.to_polars(start=3 * SECOND, **AS_SENT)
-    assert later.equals(found.filter(polars.col("ts_event") >= 3 * SECOND))
+    # A selection has the sides that the whole day has.
+    time, places = polars.col("ts_event"), polars.col("sequence")
+    parts: tuple[tuple[Any, polars.Expr], ...] = (
+        ({"start": 3 * SECOND}, time >= 3 * SECOND),
+        ({"stop": 3 * SECOND}, time < 3 * SECOND),
+        ({"start": 2 * SECOND, "stop": 5 * SECOND, "slices": [0]}, time.is_between(2 * SECOND, 5 * SECOND - 1)),
+        ({"first_sequence": 4}, places >= 4),
+        ({"first_sequence": 4, "epoch": 1, "start": 3 * SECOND}, (places >= 4) & (time >= 3 * SECOND)),
+    )
+    for options, inside in parts:
+        assert recording.quotes.to_polars(**AS_SENT, **options).equals(found.filter(inside))
+    assert recording.quotes.to_polars(b"A.Q", **AS_SENT).equals(found.filter(polars.col("symbol") == "A"))
+
+
+def test_a_selection_of_rows_of_a_block_has_the_sides_of_the_day(tmp_path: Path) -> None:
+    """Bid 5 at t=5, ask 7 at t=3, bid 6 at t=4, ask 9 at t=6, in one block of several symbols."""
+    sides = ((5, None, 5), (None, 7, 3), (6, None, 4), (None, 9, 6))
+    rows = [each.row for bid, ask, time in sides for each in (Sides("C", 1, 1, time), Sides("A", bid, ask, time))]
+    day = Day(tmp_path, feed_of(schema=DEALS))
+    day.put(0, Put(tuple(rows)))
+    quotes = Recording.open(tmp_path).quotes
+    expected = [(5, None), (5, 7), (6, 7), (6, 9)]
+    assert quotes.to_polars(b"A.", prices="long").select("bid_price", "ask_price").rows() == expected
+    found = quotes.to_polars(b"A.", prices="long", start=4 * SECOND, stop=6 * SECOND)
+    assert found.select("bid_price", "ask_price").rows() == [expected[0], expected[2]]
+    assert quotes.to_polars(b"A.", prices="long", first_sequence=7)["bid_price"].to_list() == [6]
 
 
 def test_broken_trades_of_iex_are_left_out(tmp_path: Path, shared_data: Path) -> None:

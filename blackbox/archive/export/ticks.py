@@ -93,22 +93,15 @@ def _ticks_of(source: Frames, what: What, prefix: bytes, selection: Selection, b
         trades = [_Trades(schema, symbols, each, broken) for each in schema.trades]
         _look_up(day, trades, schema, symbols)
         return trades
-    quotes = [_Quotes(schema, symbols, each) for each in schema.quotes]
+    is_part = prefix != whole or any(value is not None for value in selection.values())
+    quotes = [
+        _QuotesOfPart(schema, symbols, each, day) if is_part and each.one_sided else _Quotes(schema, symbols, each)
+        for each in schema.quotes
+    ]
     if _has_ranks(quotes):
         for batch in day():
             for quote in quotes:
                 quote.note_rank(batch, quote.read(batch)[0])
-    start = selection.get("start")
-    carried = [quote for quote in quotes if quote.carries]
-    if start is not None and carried:
-        earlier = selection.copy()
-        del earlier["start"]
-        earlier["stop"] = start
-        for batch in source.batches(prefix, **earlier):
-            for quote in carried:
-                quote.choose(batch)
-        for quote in carried:
-            quote.left_out.clear()
     return quotes
 
 
@@ -300,7 +293,7 @@ class _Quotes(_Tick):
         names = {name: getattr(fields, name) for name in _QUOTED}
         super().__init__(schema, symbols, fields, names)
         self._columns = {name: column.with_nullable(True) for name, column in self._columns.items()}
-        self.carries = fields.one_sided
+        self._carries = fields.one_sided
         self._absent = fields.absent
         self._last = numpy.zeros(1_024, self.dtype)
         """The last quote of each symbol, by the symbol's number."""
@@ -329,7 +322,7 @@ class _Quotes(_Tick):
     def choose(self, batch: Batch) -> Chosen:
         """Return the quotes of a batch that count, with both sides where they are known."""
         rows, records = self._of_lowest_rank(batch, self.read(batch))
-        if self.carries and len(rows):
+        if self._carries and len(rows):
             self._carry(self._symbols.of_rows(batch, rows).astype(numpy.int64), records)
         return rows, records
 
@@ -349,6 +342,29 @@ class _Quotes(_Tick):
                 own[part] = numpy.where(inside, own[part][last], self._last[part][symbol])
         self._last[symbol[starts]] = own[numpy.append(starts[1:], len(order)) - 1]
         records[order] = own
+
+
+class _QuotesOfPart(_Quotes):
+    """The quotes of a part of the day. Their sides are those that they have in the whole day."""
+
+    def __init__(
+        self, schema: Schema, symbols: _Symbols, fields: QuoteFields, day: Callable[[], Iterator[Batch]]
+    ) -> None:
+        super().__init__(schema, symbols, fields)
+        self._day = ((batch, *whole.choose(batch)) for whole in [_Quotes(schema, symbols, fields)] for batch in day())
+
+    def choose(self, batch: Batch) -> Chosen:
+        """Return the quotes of a batch that count. Batches come in the order of the day."""
+        rows, records = self._of_lowest_rank(batch, self.read(batch))
+        for whole, every, carried in self._day if len(rows) else ():
+            if (whole.block.key, whole.block.header) == (batch.block.key, batch.block.header):
+                return rows, carried[numpy.searchsorted(_block_rows(whole, every), _block_rows(batch, rows))]
+        return rows, records
+
+
+def _block_rows(batch: Batch, rows: NDArray[Any]) -> NDArray[Any]:
+    """Return the rows of the block that are these rows of the batch."""
+    return rows if batch.rows is None else batch.rows[rows]
 
 
 def _has_ranks(ticks: Sequence[_Tick]) -> bool:
