@@ -219,11 +219,12 @@ def _import(job: _Job, end: threading.Event) -> list[ImportedDay | _Empty]:
 
 
 def _in_order(job: _Job) -> list[tuple[Source, datetime.date | None]]:
-    """Return each source and the day of its first message, by these days; None: it has no message."""
+    """Return each source and the day of its first message, by the times of these; None: it has no message."""
     if job.date is not None:
         return [(source, job.date) for source in job.sources]
-    firsts = [(source, _first_date(job.feed, source)) for source in job.sources]
-    firsts.sort(key=lambda each: each[1] or datetime.date.max)
+    times = [(source, _first_ns(job.feed, source)) for source in job.sources]
+    times.sort(key=lambda each: float("inf") if each[1] is None else each[1])
+    firsts = [(source, None if time_ns is None else session_date(job.feed, time_ns)) for source, time_ns in times]
     for _, first in firsts:
         if first is not None:
             _check_is_free(job, first)
@@ -240,13 +241,13 @@ def _check_is_free(job: _Job, date: datetime.date) -> None:
         )
 
 
-def _first_date(feed: Feed, source: Source) -> datetime.date | None:
-    """Return the session of the first message with a time; None: there is no message."""
+def _first_ns(feed: Feed, source: Source) -> int | None:
+    """Return the time of the first message with one; None: there is no message."""
     earliest, messages = _earliest_ns(feed), 0
     for chunk in islice(source.chunks(), _CHUNKS_WITHOUT_TIME):
         timed = numpy.flatnonzero(chunk.ts_event >= earliest)
         if len(timed):
-            return session_date(feed, int(chunk.ts_event[timed[0]]))
+            return int(chunk.ts_event[timed[0]])
         messages += len(chunk.ts_event)
     if not messages:
         return None

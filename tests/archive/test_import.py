@@ -178,6 +178,14 @@ def test_files_that_run_over_midnight_share_the_days_between_them_in_their_order
     assert days_of(feed, tmp_path) == by_day(feed, first + second)
 
 
+def test_sources_of_one_day_stand_in_the_order_of_their_first_times(tmp_path: Path) -> None:
+    early, late = ([(b"A.t", b"%d" % i, NOON + i) for i in numbers] for numbers in (range(3), range(3, 6)))
+    feed = feed_of("raw", slices=1)
+    (day,) = import_days(feed, tmp_path, [Made([(b"A.t", b"none", 0), *late]), Made(early)])
+    expected = [*early, (b"A.t", b"none", 0), *late]
+    assert [payload for _, payload, _ in told(Recording.open(day.path))] == [payload for _, payload, _ in expected]
+
+
 def test_binance_over_midnight_is_two_days(shared_data: Path, tmp_path: Path) -> None:
     source = Binance(shared_data / "binance/cm_btcusd_perp_20240808.gz")
     feed = feed_of("binance", slices=1)
