@@ -474,7 +474,7 @@ class _Breaks:
     """The trades that the venue took back."""
 
     def __init__(self, schema: Schema, symbols: _Symbols) -> None:
-        self._schema, self._symbols = schema, symbols
+        self._symbols = symbols
         self._taken_back: list[tuple[BreakFields, set[tuple[Any, ...]]]] = [(each, set()) for each in schema.breaks]
         self._ticks = [_Broken(schema, symbols, each) for each in schema.breaks]
         self._keys = numpy.empty(0, numpy.uint64)

@@ -21,13 +21,12 @@ from blackbox.native.name_table import FULL, Numbering, NumberingAt, number_of
 from blackbox_feeds.io.template import TopicForm
 from blackbox_feeds.io.topic_text import SYSTEM_SYMBOL, CompiledForm, write_topics
 
-__all__ = ["FULL", "SYSTEM_SYMBOL", "KeyedTopics", "SymbolTopics", "TopicTable", "TopicsAt", "key_number", "printable"]
+__all__ = ["FULL", "SYSTEM_SYMBOL", "KeyedTopics", "SymbolTopics", "TopicTable", "TopicsAt", "key_number"]
 
 MAX_TOPICS = 1 << 20
 """More distinct keys than this are taken for corrupt input."""
 
 _KEY = Struct("<qq")
-_PRINTABLE = bytes(byte if 0x21 <= byte <= 0x7E else ord("?") for byte in range(256))
 
 
 class TopicsAt(NamedTuple):
@@ -127,8 +126,3 @@ class TopicTable(SymbolTopics):
         if len(self._texts) > len(self.topics):
             self.topics += tuple(self._texts.names(len(self.topics)))
         return places
-
-
-def printable(text: bytes) -> bytes:
-    """Return a name as it may stand in a topic: whatever is no printable ASCII becomes `?`."""
-    return text.translate(_PRINTABLE)
