@@ -15,7 +15,8 @@ The time of a message is the one at which its content was known:
     OHLCV                                  ts_event plus the interval: the end of the bar
     mapping, system, error                 ts_event: when the gateway sent it
 
-A record without that time has the other one, or else the time of the record before it.
+A record without that time has the other one, or else the time of the record before it. No message has a time before
+that of the first mapping in the stream: what a gateway sends was known no earlier.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ records are upgraded."""
 _COLUMNS: Final = 7
 
 _TIME, _BAD_RECEIPT, _BAD_RECEIPT_IN_SNAPSHOT, _BAD_BOOK, _OLD, _DELAYED, _LIVE_SINCE = range(7)
-"""State of the kernel between calls: the time of the last record, and counts."""
+"""State of the kernel between calls: the time of the last record, counts, and the time of the first mapping."""
 
 _BAD: Final = F_BAD_TS_RECV | F_MAYBE_BAD_BOOK
 _AT_THE_EVENT: Final = ("trades", "mbp-1", "mbp-10", "mbo")
