@@ -43,7 +43,8 @@ def time_bars(
         trades: rows with the columns named here.
         every: the length of the intervals.
         by: columns to group by; each group has bars of its own. Not given: `symbol`, with `feed` and `date` if they are
-            there, so that each recorded day has bars of its own.
+            there, so that each recorded day has bars of its own; with `hours` without `date`, because a session may
+            last over midnight.
         price: integers, decimals or doubles; the bars' prices are of the same type.
         size: likewise; the volume is of the type that Spark sums it to.
         time: bigint ns (0: not known) or timestamp.
@@ -135,6 +136,8 @@ def trades_of(
     """Return the trades that have a time, price and size, their time as `_ns`; the columns to group by; the ties."""
     values = [price] if size is None else [price, size]
     groups, ties = groups_of(trades, by), ties_of(trades, ties)
+    if hours is not None and by is None and "date" in groups:
+        groups.remove("date")  # a session may last over midnight
     require(trades, [*groups, *values, time, *ties], "trades")
     unused(trades, groups, _MADE)
     names = dict.fromkeys([*groups, *values, *ties])

@@ -239,6 +239,20 @@ def test_session_over_midnight_has_the_date_of_its_open(spark: SparkSession) -> 
     assert found["close"].to_list() == [1.0] * 21 + [2.0]
 
 
+def test_session_over_midnight_of_two_recorded_days_is_one_group(spark: SparkSession) -> None:
+    """Sell 1 at 10 before midnight and 3 at 20 after it: one VWAP of 17.5, and one bar for each of 23 hours."""
+    times = wall("2024-03-11T20:00:00"), wall("2024-03-12T10:00:00")
+    rows = [("f", f"2024-03-{11 + day}", "A", at, 10.0 + 10 * day, 1 + 2 * day) for day, at in enumerate(times)]
+    names = "feed string, date string, symbol string, ts_event bigint, price double, size bigint"
+    trades, hours = spark.createDataFrame(rows, names), Hours("18:00", "17:00")
+    (average,) = vwap(trades, hours=hours).collect()
+    assert (average["session"], average["vwap"]) == (datetime.date(2024, 3, 11), 17.5)
+    assert "date" not in average
+    bars = time_bars(trades, "1h", hours=hours, fill="previous").orderBy("start").collect()
+    assert [bar["close"] for bar in bars] == [None] * 2 + [10.0] * 14 + [20.0] * 7
+    assert vwap(trades, by=["date"], hours=hours).count() == 2
+
+
 def test_empty_minutes(spark: SparkSession) -> None:
     rows = rows_of(spark, ("A", MINUTE, 1.0, 1), ("A", 4 * MINUTE, 2.0, 2), ("B", 2 * MINUTE, 5.0, 1))
     for fill, closes in (("none", [1.0, 2.0, 5.0]), ("null", [1.0, None, None, 2.0, 5.0]),
