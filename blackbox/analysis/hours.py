@@ -29,6 +29,8 @@ _ZONE: Final = "America/New_York"
 _DAY_US: Final = 86_400 * 10**6
 _DAY_NS: Final = _DAY_US * 1_000
 _EPOCH: Final = date(1970, 1, 1)
+_FIRST: Final = "1990-01-01"
+"""From here on are the sessions of a calendar that names no earliest date."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +51,14 @@ class Hours:
 
     open: str = _OPEN
     """Such as "09:30" or "09:30:00.5"."""
-    close: str | Mapping[str | date, str | None] = _CLOSE
+    close: str | Mapping[str | date, str | None] | tuple[tuple[str, str | None], ...] = _CLOSE
     """Or closes by date, a text such as "2013-07-03" or a date. None: no session on that date. The key "default" is for
-    all other dates, "16:00" if it is not given."""
+    all other dates, "16:00" if it is not given. Kept as a tuple of pairs."""
     zone: str = _ZONE
     exchange: str | None = None
     """A name that exchange_calendars knows, such as "XNYS", instead of open, close and zone. A session has the date
-    that the calendar gives it, and lasts from its open to its close, with any break."""
+    that the calendar gives it, and lasts from its open to its close, with any break. Sessions are known from the
+    earliest date that the calendar has, or from 1990-01-01 if it names none, to about a year from now."""
 
     def __post_init__(self) -> None:
         if self.exchange is not None:
@@ -63,6 +66,8 @@ class Hours:
                 raise ConfigError(f"exchange was {self.exchange!r} with open, close or zone, expected either")
             _sessions(self.exchange)
             return
+        if isinstance(self.close, Mapping):
+            object.__setattr__(self, "close", tuple(sorted((str(key), text) for key, text in self.close.items())))
         _microseconds(self.open)
         self._closes()
         try:
@@ -104,7 +109,7 @@ class Hours:
         """Return closes by day since 1970, in microseconds since its midnight; None: of all other days."""
         opens = _microseconds(self.open)
         given: dict[str | date, str | None] = {DEFAULT: _CLOSE}
-        given.update(self.close if isinstance(self.close, Mapping) else {DEFAULT: self.close})
+        given.update(self.close if isinstance(self.close, tuple) else {DEFAULT: self.close})  # type: ignore[dict-item]
         found: dict[int | None, int] = {}
         for key, text in given.items():
             close = opens if text is None else _microseconds(text)
@@ -142,7 +147,8 @@ def _sessions(exchange: str) -> tuple[tuple[int, int, date], ...]:
     """Return open and close in ns, and date, of each session that the calendar of an exchange has."""
     calendars = needs("exchange_calendars", "calendar")
     try:
-        schedule = calendars.get_calendar(exchange).schedule
+        earliest = calendars.get_calendar(exchange).bound_min() or _FIRST
+        schedule = calendars.get_calendar(exchange, start=earliest).schedule
     except calendars.errors.InvalidCalendarName:
         raise ConfigError(
             f"exchange was {exchange!r}, expected a name that exchange_calendars knows, such as 'XNYS'"

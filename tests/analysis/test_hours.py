@@ -64,6 +64,24 @@ def test_sessions_of_an_exchange_over_midnight_and_a_weekend(spark: SparkSession
         time_bars(early, "1h", hours=Hours(exchange="XNYS")).collect()
 
 
+def test_calendar_of_an_exchange_knows_old_sessions(spark: SparkSession) -> None:
+    texts = ("1999-11-26T12:59", "1999-11-26T13:00")  # the day after Thanksgiving closes at 13:00
+    rows = [("A", wall(text), 1.0, 1) for text in texts]
+    trades = spark.createDataFrame(rows, "symbol string, ts_event bigint, price double, size bigint")
+    (bar,) = time_bars(trades, "1h", hours=Hours(exchange="XNYS")).collect()
+    assert (bar["session"], bar["trades"]) == (datetime.date(1999, 11, 26), 1)
+
+
+def test_hours_with_closes_by_date_are_hashed_and_keep_no_mapping() -> None:
+    closes: dict[str | datetime.date, str | None] = {HALF_DAY: "13:00", "2013-07-04": None}
+    hours = Hours(close=closes)
+    same = Hours(close={"2013-07-04": None, "2013-07-03": "13:00"})
+    assert hash(hours) == hash(same)
+    assert hours == same
+    closes[HALF_DAY] = "12:00"
+    assert hours == same
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
