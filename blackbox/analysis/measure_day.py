@@ -54,6 +54,7 @@ _HALF: Final = 0.5
 _SAME: Final = 1e-9
 _TEN_THOUSAND: Final = 10_000
 _REASONS: Final = {
+    "misfit": "of a wrong size",
     "not_trades": "that are no trades",
     "no_size": "without a size",
     "other_type": "of a type that repeats another",

@@ -74,7 +74,7 @@ def _footer(report: DayReport) -> str:
     sentences = [report.prices] if report.prices else []
     if report.left_out:
         reasons = ", ".join(f"{count(number)} {reason}" for number, reason in report.left_out)
-        sentences.append(f"Messages of trades that are in no bar: {reasons}.")
+        sentences.append(f"Messages of trades of all symbols and times that are in no bar: {reasons}.")
     if report.mix.outside:
         sentences.append(
             f"{counted(report.mix.outside, 'message')} without a time, or far from the others, in no chart."

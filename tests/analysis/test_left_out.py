@@ -173,7 +173,9 @@ def test_broken_trades_of_iex_are_left_out_of_bars(spark: SparkSession, captured
         if name == "tops":
             report = measure_day(spark, day, most=1)
             assert report.left_out == ((broken, "taken back by the venue"),)
-            assert "Messages of trades that are in no bar: 3 taken back by the venue." in page(report)
+            assert "Messages of trades of all symbols and times that are in no bar: 3 taken back by the venue." in page(
+                report
+            )
             assert measure_day(spark, day, most=1, broken=True).left_out == ()
 
 

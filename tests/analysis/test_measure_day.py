@@ -18,6 +18,7 @@ from blackbox.cli.ui.status import Status
 from blackbox.report.page import page
 from tests.cli.commands import Command, assert_one_line, invoke
 from tests.damaged import damage_body
+from tests.deals import DEALS, Deal
 from tests.journals import Day, Put, Row, feed_of
 from tests.recorded import AS_SENT, record
 
@@ -105,6 +106,15 @@ def test_gaps_damage_and_plain_bytes(spark: SparkSession, tmp_path: Path) -> Non
     assert report.prices == "There are no bars and spreads: the schema 'raw' tells of no trades and quotes."
     assert report.lags[0].percentiles[0] == (0.0, 5)
     assert "1 damaged part<" in page(report)
+
+
+def test_a_record_of_a_wrong_size_raises_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    day = Day(tmp_path, feed_of(schema=DEALS))
+    first, short, last = (Deal("A", "T", number, time=10**9).row for number in (1, 2, 3))
+    day.put(0, Put((first, Row(short.topic, short.payload[:-1], short.ts_event), last)))
+    report = measure_day(spark, day.path)
+    assert report.left_out == ((1, "of a wrong size"),)
+    assert sum(bar.trades for bar in report.instruments[0].bars) == 2
 
 
 def test_an_empty_day_and_none(spark: SparkSession, tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_several_days_are_each_as_if_alone(tmp_path: Path) -> None:
     days = Recordings.open(tmp_path)
     assert days.trades.to_polars()["trade_id"].to_list() == [1, 1, 7]
     assert msgspec.structs.asdict(days.trades.left_out()) == {
-        "not_trades": 0, "no_size": 0, "other_type": 1, "repeated": 1, "broken": 0,
+        "misfit": 0, "not_trades": 0, "no_size": 0, "other_type": 1, "repeated": 1, "broken": 0,
     }  # fmt: skip
     assert days.quotes.to_polars().select(*QUOTED).rows() == [(0.01, 1, None, None), (None, None, 0.02, 2)]
 
@@ -214,7 +214,7 @@ def test_numbers_of_json_that_are_none_are_null(tmp_path: Path) -> None:
     recording = Recording.open(day.path)
     assert recording.trades.to_polars().select("price", "size", "trade_id").rows() == JSON_TRADES
     assert msgspec.structs.asdict(recording.trades.left_out()) == {
-        "not_trades": 1, "no_size": 5, "other_type": 0, "repeated": 0, "broken": 0,
+        "misfit": 0, "not_trades": 1, "no_size": 5, "other_type": 0, "repeated": 0, "broken": 0,
     }  # fmt: skip
 
 
@@ -228,6 +228,16 @@ def test_ids_that_are_texts(tmp_path: Path) -> None:
     day.put(0, Put(tuple(Row(b"A.T", row, 1) for row in rows)))
     found = Recording.open(tmp_path).trades.to_polars().select("trade_id", "price").rows()
     assert found == [("x-1", 1.5), ("x-2", 1.5), ("x-1", 0.0)]
+
+
+def test_records_of_a_wrong_size_are_left_out_and_counted(tmp_path: Path) -> None:
+    day = Day(tmp_path, feed_of(schema=DEALS))
+    short = [Row(row.topic, row.payload[:-1], row.ts_event) for row in (Deal("A", "T", 3).row, Sides("A", 1, 2).row)]
+    day.put(0, Put((Deal("A", "T", 1).row, *short, Deal("A", "T", 2).row, Sides("A", 5, 7).row)))
+    recording = Recording.open(tmp_path)
+    assert recording.trades.to_polars()["trade_id"].to_list() == [1, 2]
+    assert recording.quotes.to_polars(prices="long")["bid_price"].to_list() == [5]
+    assert recording.trades.left_out().misfit == recording.quotes.left_out().misfit == 1
 
 
 def test_broken_is_for_trades_alone(tmp_path: Path) -> None:

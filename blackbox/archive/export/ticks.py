@@ -49,6 +49,8 @@ What = Literal["trades", "quotes"]
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
     """Messages of the declared types that are not among the trades, each counted at the first reason that applies."""
 
+    misfit: int = 0
+    """Of another size than the schema says."""
     not_trades: int = 0
     """Excluded by `TradeFields.only`."""
     no_size: int = 0
@@ -102,6 +104,8 @@ def _ticks_of(source: Frames, what: What, prefix: bytes, selection: Selection, b
         for batch in day():
             for quote in quotes:
                 quote.note_rank(batch, quote.read(batch)[0])
+        for quote in quotes:
+            quote.left_out.clear()
     return quotes
 
 
@@ -190,6 +194,12 @@ class _Tick(ABC):
         self.left_out[reason] += len(good) - int(numpy.count_nonzero(good))
         return rows[good], records[good]
 
+    def _records(self, batch: Batch) -> Chosen:
+        """Return the records of this type that have the size of the type, and count the others."""
+        rows, records, misfits = _records_of(batch, self._schema, self._type)
+        self.left_out["misfit"] += misfits
+        return rows, records
+
     def _of_type(self, batch: Batch) -> NDArray[numpy.int64]:
         """Return the rows of JSON documents of this type."""
         kind = self._type.encode()
@@ -264,7 +274,7 @@ class _Trades(_Tick):
             records["price"], records["has_price"] = self.orders.prices(batch, rows, records["order"])
 
     def _of_records(self, batch: Batch) -> tuple[NDArray[numpy.int64], NDArray[Any], NDArray[numpy.bool_]]:
-        rows, records = batch.indices(self._type), batch.records(self._type)
+        rows, records = self._records(batch)
         found = numpy.zeros(len(rows), self.dtype)
         self._take_fields(found, records)
         if self.order is not None:
@@ -303,7 +313,7 @@ class _Quotes(_Tick):
     def read(self, batch: Batch) -> Chosen:
         """Return the quotes of a batch."""
         if self._json is None:
-            rows, records = batch.indices(self._type), batch.records(self._type)
+            rows, records = self._records(batch)
             found = numpy.zeros(len(rows), self.dtype)
             self._take_fields(found, records)
         else:
@@ -521,7 +531,7 @@ class _Broken(_Tick):
     def read(self, batch: Batch) -> Chosen:
         """Return the messages of a batch that name a trade."""
         if self._json is None:
-            rows, records = batch.indices(self._type), batch.records(self._type)
+            rows, records = self._records(batch)
             found = numpy.zeros(len(rows), self.dtype)
             self._take_fields(found, records)
         else:
@@ -552,9 +562,8 @@ class _Orders:
     def add(self, batch: Batch) -> None:
         """Note the orders that messages of a batch enter."""
         for each in self._schema.orders:
-            rows = batch.indices(each.type)
+            rows, records, _ = _records_of(batch, self._schema, each.type)
             if len(rows):
-                records = batch.records(each.type)
                 number, price = records[each.number].astype(numpy.uint64), records[each.price].astype(numpy.int64)
                 self._parts.append((self._symbols.of_rows(batch, rows), number, price))
 
@@ -578,6 +587,17 @@ class _Orders:
         place = numpy.searchsorted(self._keys, _keys(symbol, numbers))
         place[place == len(self._keys)] = 0
         return self._price[place], (self._symbol[place] == symbol) & (self._number[place] == numbers)
+
+
+def _records_of(batch: Batch, schema: Schema, kind: str) -> tuple[NDArray[numpy.int64], NDArray[Any], int]:
+    """Return the rows and records of a type, and how many messages of it have another size than the type."""
+    rows = batch.indices(kind)
+    fits = numpy.diff(batch.payload_offsets())[rows] == schema.dtype(kind).itemsize
+    if fits.all():
+        return rows, batch.records(kind), 0
+    good = rows[fits]
+    part = Batch(batch.block, _block_rows(batch, good).astype(numpy.int32), batch.received)
+    return good, part.records(kind), len(rows) - len(good)
 
 
 def _id_keys(
