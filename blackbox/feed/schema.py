@@ -191,6 +191,11 @@ class Schema:
         for order in self.orders:
             self._check(order.type, order.number, order.price)
         for quote in self.quotes:
+            if quote.absent is not None:
+                raise ConfigError(
+                    f"schema {self.name!r}: quotes of type {quote.type!r} had absent {quote.absent}, expected it only for "
+                    "payloads of JSON; give `absent` to the fields of the prices"
+                )
             self._check(quote.type, quote.bid_price, quote.bid_size, quote.ask_price, quote.ask_size)
 
     def _check_type(self, kind: str, dtype: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import struct
 from pathlib import Path
 from typing import Any
@@ -238,6 +239,12 @@ def test_records_of_a_wrong_size_are_left_out_and_counted(tmp_path: Path) -> Non
     assert recording.trades.to_polars()["trade_id"].to_list() == [1, 2]
     assert recording.quotes.to_polars(prices="long")["bid_price"].to_list() == [5]
     assert recording.trades.left_out().misfit == recording.quotes.left_out().misfit == 1
+
+
+def test_absent_of_quotes_is_for_json_alone() -> None:
+    quote = dataclasses.replace(DEALS.quotes[0], absent=0)
+    with pytest.raises(ConfigError, match="quotes of type 'Q' had absent 0, expected it only for payloads of JSON"):
+        dataclasses.replace(DEALS, quotes=(quote,))
 
 
 def test_broken_is_for_trades_alone(tmp_path: Path) -> None:
