@@ -28,7 +28,9 @@ ITCH = {
     "X": "QI", "D": "Q", "U": "QQII", "P": "QcI8sIQ", "Q": "Q8sIQc", "B": "Q", "I": "QQc8sIIIcc",
     "N": "8sc", "O": "8scIIIQII",
 }  # fmt: skip
-STOCK_FIELD = {"R": 4, "H": 4, "Y": 4, "L": 5, "K": 4, "J": 4, "h": 4, "A": 7, "F": 7, "P": 7, "Q": 5, "I": 7, "N": 4}
+STOCK_FIELD = {
+    "R": 4, "H": 4, "Y": 4, "L": 5, "K": 4, "J": 4, "h": 4, "A": 7, "F": 7, "P": 7, "Q": 5, "I": 7, "N": 4, "O": 4,
+}  # fmt: skip
 IEX = {
     "S": "ccq", "D": "cBq8sIqB", "H": "ccq8s4s", "I": "ccq8s", "O": "ccq8s", "P": "ccq8sc", "E": "ccq8s",
     "Q": "cBq8sIqqI", "8": "cBq8sIq", "5": "cBq8sIq", "T": "cBq8sIqq", "B": "cBq8sIqq", "X": "ccq8sq",
@@ -171,8 +173,7 @@ def unpacked(path: Path) -> bytes:
 
 def test_every_itch_type_field_by_field(tmp_path: Path) -> None:
     path = tmp_path / "day.itch"
-    kinds = [kind for kind in ITCH if kind != "O"]
-    data = framed(itch(kind, locate, 10**9 * locate, f"S{locate}", b"A") for locate in (1, 2) for kind in kinds)
+    data = framed(itch(kind, locate, 10**9 * locate, f"S{locate}", b"A") for locate in (1, 2) for kind in ITCH)
     path.write_bytes(data)
     check(Itch50(path, "2019-12-30"), SCHEMA, read_itch(data, "2019-12-30"))
 

@@ -46,7 +46,7 @@ LINKS: Final = {
     276: "Linux cooked v2",
 }
 """Link types that are read."""
-_ETHERNET, _LOOPBACK, _OPENBSD_LOOPBACK, _COOKED, _COOKED_2 = 1, 0, 108, 113, 276
+_ETHERNET, _LOOPBACK, _COOKED, _COOKED_2 = 1, 0, 113, 276
 _RAW_IP = (12, 14, 101, 228)
 _LINKS_READ = tuple(LINKS)
 _NO_ETHERTYPE = (770, 803, 824)

@@ -6,8 +6,9 @@ The bytes come as spans, each a run of whole frames: a plain file is one span, a
 another. Payloads are not copied. A stock is known by its locate: each message that carries a stock
 teaches it, so that one without can be given its symbol.
 
-A message of an unknown type is skipped, and one that is longer than specified is cut; both are counted. As a wrong
-length could be taken for either, a frame that is known and whole must follow, or the end of the input.
+A message of an unknown type is skipped, and one that is longer than specified is cut; both are counted. In a plain file
+a wrong length could be taken for either, so a frame that is known and whole must follow, or the end of the input. The
+lengths in a datagram have been checked before, so there only a message too short for its type is wrong.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from blackbox.native.jit import njit
 from blackbox_feeds.io.columns import Columns, put_row
 from blackbox_feeds.io.integers import big_16, big_64, little_64
 from blackbox_feeds.io.skipped import count_no_symbol, count_unknown
-from blackbox_feeds.io.statistics import EXTENDED
+from blackbox_feeds.io.statistics import EXTENDED, NO_TYPE
 from blackbox_feeds.io.template import TopicForm
 from blackbox_feeds.io.topic_text import is_symbol
 from blackbox_feeds.io.topics import FULL, SYSTEM_SYMBOL, TopicsAt, TopicTable, key_number
@@ -113,6 +114,21 @@ def _judge(data: NDArray[numpy.uint8], position: int, end: int, is_all: bool) ->
 
 
 @njit(nogil=True, cache=True)
+def _judge_whole(data: NDArray[numpy.uint8], position: int) -> int:
+    """Do as `_judge` for a frame that is known to be whole: only one too short for its type is wrong."""
+    size = big_16(data, position)
+    return BAD_LENGTH if size > 0 and size < _LAYOUT[data[position + 2], _SIZE] else END
+
+
+@njit(nogil=True, cache=True)
+def _skip_unknown(data: NDArray[numpy.uint8], position: int, counts: NDArray[numpy.int64]) -> int:
+    """Count the frame at `position` by its type; return where the next one starts."""
+    size = big_16(data, position)
+    count_unknown(counts, numpy.int64(data[position + 2]) if size > 0 else NO_TYPE)
+    return position + 2 + size
+
+
+@njit(nogil=True, cache=True)
 def _learn(
     data: NDArray[numpy.uint8],
     start: int,
@@ -125,7 +141,8 @@ def _learn(
     locate = big_16(data, start + 1)
     if _LAYOUT[kind, _HAS_STOCK]:
         stock = little_64(data, start + _LAYOUT[kind, _STOCK])
-        if stock not in (_BLANK_STOCK, stocks[locate, 0]):
+        is_blank = stock & ~_BLANK_STOCK == 0  # padded with blanks or zeros
+        if not is_blank and stock != stocks[locate, 0]:
             if not is_symbol(stock):
                 return _REJECTED
             rows[locate] = 0
@@ -159,12 +176,14 @@ def decode_frames(
     topics: TopicsAt,
     columns: Columns,
     is_all: bool,
+    is_framed: bool,
     counts: NDArray[numpy.int64],
     span_rows: NDArray[numpy.int64],
 ) -> tuple[int, int, int, int]:
     """Decode from `position` in span number `span` on, until the columns are full.
 
     `rows` and `stocks` are two views of what is known of each locate. `is_all`: nothing comes after the last span.
+    `is_framed`: spans are known to hold whole frames.
     Sets in `span_rows`, of each span that begins, the row of its first message. Returns (messages, span,
     position, why it stopped). Nothing is read outside the spans.
     """
@@ -177,21 +196,20 @@ def decode_frames(
             ahead = _look_ahead(data, ahead, end, rows_at)
         while position < end:
             is_full = n == len(columns.starts)
-            if is_full or position + _SHORTEST_FRAME > end:
+            if is_full or (position + _SHORTEST_FRAME > end and not is_framed):
                 return n, span, position, FILLED if is_full else _judge(data, position, end, is_all)
             # The place of the next frame hangs on this length alone, so that the processor can run
             # ahead of everything else that is looked up here.
             size = big_16(data, position)
             start = position + 2
-            layout = _LAYOUT[data[start]]
+            layout = _LAYOUT[data[min(start, end - 1)]]  # the last message of a datagram may be empty
             ahead = _look_ahead(data, ahead, end, rows_at)
             if size != layout[_SIZE] or start + size > end:
-                why = _judge(data, position, end, is_all)
+                why = _judge_whole(data, position) if is_framed else _judge(data, position, end, is_all)
                 if why != END:
                     return n, span, position, why
-                if layout[_SIZE] < 0:
-                    count_unknown(counts, data[start])
-                    position = start + size
+                if size == 0 or layout[_SIZE] < 0:
+                    position = _skip_unknown(data, position, counts)
                     continue
                 counts[EXTENDED] += 1
             locate = big_16(data, start + 1)
@@ -240,10 +258,12 @@ class FrameDecoder:
         self._rows = numpy.zeros((_LOCATES, _ROW_WORDS), numpy.int32)
         self._stocks = self._rows.view(numpy.int64)
 
-    def chunks(self, data: NDArray[numpy.uint8], spans: Spans, is_all: bool = True) -> Iterator[Chunk]:
+    def chunks(
+        self, data: NDArray[numpy.uint8], spans: Spans, *, is_all: bool = True, is_framed: bool = False
+    ) -> Iterator[Chunk]:
         """Yield the messages of the spans, and what is missing between them.
 
-        `is_all`: nothing comes after the last span.
+        `is_all`: nothing comes after the last span. `is_framed`: spans are known to hold whole frames.
         """
         topics, starts, gaps = self._topics, spans.starts, list(spans.gaps)
         self.stop = None
@@ -263,6 +283,7 @@ class FrameDecoder:
                 topics.at,
                 columns,
                 is_all,
+                is_framed,
                 self._counts,
                 span_rows,
             )

@@ -104,7 +104,7 @@ class Itch50(Source):
 
         while True:
             end = position = len(window.data)
-            for chunk in decoder.chunks(window.data, Spans(_column(0), _column(end), ()), window.last):
+            for chunk in decoder.chunks(window.data, Spans(_column(0), _column(end), ()), is_all=window.last):
                 yield chunk
                 window.release(int(chunk.starts[-1]))
             stop = decoder.stop
@@ -132,7 +132,7 @@ class Itch50(Source):
         capture = Capture(window, self._port, self._counts)
         mold = MoldUdp64(self._counts)
         for datagrams in capture.datagrams():
-            yield from decoder.chunks(datagrams.data, mold.spans(datagrams))
+            yield from decoder.chunks(datagrams.data, mold.spans(datagrams), is_framed=True)
             if decoder.stop is not None:
                 self.truncated = describe(decoder.stop, datagrams.data, window.path, datagrams.offset)
                 return
