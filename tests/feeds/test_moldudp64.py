@@ -208,7 +208,44 @@ def test_lost_doubled_and_reordered_packets_against_a_list(
     assert source.truncated is None
 
 
-@pytest.mark.parametrize("bad", [b"", b"z", b"S", itch("A")[:-1], b"\xff" * 20])
+@pytest.mark.parametrize("unknown", [[b""], [b"z"], [b"\xff" * 20], [b"z" * 11], [b"z" * 40] * 65, [b"", b"z", b""]])
+def test_messages_of_unknown_types_and_of_any_size_are_skipped_and_counted(
+    tmp_path: Path, unknown: list[bytes]
+) -> None:
+    for datagrams in (
+        [DATAGRAMS[0], mold(2, [MESSAGES[1], *unknown]), mold(3 + len(unknown), [MESSAGES[2]])],
+        [DATAGRAMS[0], mold(2, [*unknown, MESSAGES[1]]), mold(3 + len(unknown), [MESSAGES[2]])],
+    ):
+        source = source_of(tmp_path / "capture", datagrams)
+        assert messages_of(source) == EXPECTED[:3]
+        assert source.truncated is None
+        found = source.statistics()
+        assert found.unknown == sum(count for _, count in found.unknown_types) == len(unknown)
+        assert {kind for kind, _ in found.unknown_types} == {each[:1].decode("latin-1") for each in unknown}
+
+
+@pytest.mark.parametrize("blank", [b"\0" * 8, b"\0 \0 \0 \0 "])
+def test_an_empty_stock_does_not_make_its_locate_forget_its_symbol(tmp_path: Path, blank: bytes) -> None:
+    add = itch("A", stock="KNOWN")
+    empty = add.replace(b"KNOWN   ", blank)
+    source = source_of(tmp_path / "capture", [mold(1, [add, empty, itch("D")])])
+    assert [topic for topic, _, _ in messages_of(source)] == [b"KNOWN.A", b"KNOWN.A", b"KNOWN.D"]
+
+
+def test_two_sessions_in_turns_and_one_that_begins_late(tmp_path: Path) -> None:
+    orders = [itch("A", ns=number) for number in range(12)]
+    turns = [
+        mold(1_000 * line + 1 + number, [orders[2 * number + line]], session=b"%010d" % line)
+        for number in range(5)
+        for line in (0, 1)
+    ]
+    source = source_of(tmp_path / "capture", turns)
+    assert [payload for _, _, payload in messages_of(source)] == orders[:10]
+    assert [chunk.gaps for chunk in source.chunks()] == [((1, 1_000),)]
+    assert source.notes == ("sequence gaps: 1", "messages that never came: 1,000")
+
+
+@pytest.mark.parametrize("bad", [b"S", itch("A")[:-1], itch("D")[:3]])
 def test_a_bad_message_stops_and_says_where(tmp_path: Path, bad: bytes) -> None:
     source = source_of(tmp_path / "capture", [DATAGRAMS[0], mold(2, [MESSAGES[1], bad])])
     assert messages_of(source) == EXPECTED[:2]

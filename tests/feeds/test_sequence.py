@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from blackbox_feeds.io import sequence as sequences
 from blackbox_feeds.io.sequence import Sequence, enter_session, next_run, notice_gap, notice_reset
 from blackbox_feeds.io.statistics import InputStatistics, new_counts, snapshot
@@ -73,7 +74,7 @@ def test_every_message_is_taken_once_and_what_never_came_is_reported(
     wanted = {number for first, count in datagrams for number in range(first, first + count)}
     assert set(taken) == {number for number in wanted if number >= first_of_all}
     assert statistics.missing == expected - first_of_all - len(taken)
-    assert statistics.unheard == first_of_all - 1
+    assert statistics.earlier == first_of_all - 1
     assert reported == modelled
 
 
@@ -110,12 +111,46 @@ def test_a_heartbeat_shows_a_loss_before_it() -> None:
     assert sequence.report() == ()
 
 
-def test_another_session_starts_anew_without_a_gap() -> None:
+def test_a_later_session_that_does_not_begin_at_1_has_a_gap_in_its_place() -> None:
     sequence, counts = fresh()
-    for session, first in ((1, 1), (2, 7)):
+    for row, (session, first) in enumerate(((1, 1), (2, 1), (3, 500))):
         enter_session(sequence.address, counts, session, 0, first)
-        assert runs_of(sequence, counts, first, 2) == [first, first + 1]
-    assert snapshot(counts) == InputStatistics(sessions=2, unheard=6)
+        assert runs_of(sequence, counts, first, 2, row) == [first, first + 1]
+    assert snapshot(counts) == InputStatistics(sessions=3, gaps=1, missing=499)
+    assert sequence.report() == ((2, 499),)
+
+
+def test_sessions_that_come_in_turns_go_on_where_they_were() -> None:
+    sequence, counts = fresh()
+    for number in range(5):
+        for session, first in ((1, 1_000 + number), (2, 1 + number)):
+            enter_session(sequence.address, counts, session, 0, first)
+            assert runs_of(sequence, counts, first, 1) == [first]
+    assert snapshot(counts) == InputStatistics(sessions=2, earlier=999)
+    assert sequence.report() == ((0, 999),)
+
+
+@pytest.mark.parametrize("is_reported", [False, True])
+def test_a_session_that_comes_again_knows_its_gaps_and_duplicates(is_reported: bool) -> None:
+    sequence, counts = fresh()
+    reported: list[tuple[int, int]] = []
+    for session, first, taken in ((1, 1, 1), (1, 5, 1), (2, 1, 1), (1, 3, 1), (2, 1, 0), (1, 5, 0), (1, 6, 1)):
+        enter_session(sequence.address, counts, session, 0, first)
+        assert len(runs_of(sequence, counts, first, 1)) == taken
+        reported += sequence.report() if is_reported else ()
+    reported += sequence.report()
+    assert snapshot(counts) == InputStatistics(sessions=2, gaps=1, missing=2, late=1, duplicates=2)
+    assert reported == [(0, 3 if is_reported else 2)]
+
+
+def test_of_more_sessions_than_are_kept_no_gap_is_made_up() -> None:
+    sequence, counts = fresh()
+    many = sequences.SESSIONS_KEPT + 2
+    for first in (1, 2):
+        for session in range(many):
+            enter_session(sequence.address, counts, session, 0, first)
+            assert runs_of(sequence, counts, first, 1) == [first]
+    assert snapshot(counts) == InputStatistics(sessions=2 * many)
     assert sequence.report() == ()
 
 
@@ -123,7 +158,7 @@ def test_what_was_sent_before_the_input_began_is_reported_before_its_first_row()
     sequence, counts = fresh()
     enter_session(sequence.address, counts, 1, 0, 100)
     assert runs_of(sequence, counts, 100, 2) == [100, 101]
-    assert snapshot(counts) == InputStatistics(sessions=1, unheard=99)
+    assert snapshot(counts) == InputStatistics(sessions=1, earlier=99)
     assert sequence.report() == ((0, 99),)
 
 

@@ -2,6 +2,8 @@
 
 A capture may hold two lines of one feed, or lack packets. A gap is reported where its numbers were jumped over, at
 the end of a chunk. Packets in another order fill their gap if they come before that.
+
+Each session has its own numbers, from 1 on. Sessions may come in turns: one that comes again goes on where it was.
 """
 
 from __future__ import annotations
@@ -14,20 +16,32 @@ from numpy.typing import NDArray
 from blackbox.native.intrinsics import int64s_at
 from blackbox.native.jit import njit
 from blackbox.native.records import Field, Fields, SharedRecord, record_at
-from blackbox_feeds.io.statistics import DUPLICATES, GAPS, LATE, MISSING, RESETS, SESSIONS, TOO_LATE, UNHEARD
+from blackbox_feeds.io.statistics import DUPLICATES, EARLIER, GAPS, LATE, MISSING, RESETS, SESSIONS, TOO_LATE
 
 RANGES: Final = 1024
 """Ranges of missing numbers that late messages can still fill; of more, the lowest are given up."""
+SESSIONS_KEPT: Final = 16
+"""Sessions that can come again."""
 MOST_MISSING: Final = 1 << 32
 """More than this in one gap is no loss: the sequence starts again."""
 _REPORTED: Final = -1
+_KEPT_SESSION, _KEPT_CHANNEL, _KEPT_SEND_TIME, _KEPT_EXPECTED, _KEPT_GIVEN_UP, _KEPT_REPORTS, _KEPT_RANGES = range(7)
+_KEPT_RANGE: Final = 7
+"""Words of a session that is kept: one of each of these, then three of each open range."""
+_KEPT_WORDS: Final = _KEPT_RANGE + 3 * RANGES
 
 
 class _SequenceState(SharedRecord):
     """State of a `Sequence`, shared with compiled code."""
 
-    started = Field()
-    """1: something has been seen."""
+    sessions = Field()
+    """Sessions so far."""
+    place = Field()
+    """Which place in `kept` the current session has."""
+    kept = Fields(SESSIONS_KEPT * _KEPT_WORDS)
+    """The latest sessions, as they were left."""
+    reports = Field()
+    """How often gaps were reported."""
     expected = Field()
     """The next sequence number."""
     session = Field()
@@ -92,6 +106,7 @@ def forget_gaps(sequence: int) -> None:
     """Take all gaps as reported."""
     seen = _state_at(sequence)
     seen.gaps = 0
+    seen.reports += 1
     for place in range(seen.ranges):
         seen.gap[place] = _REPORTED
 
@@ -116,6 +131,41 @@ def _add_gap(sequence: int, row: int, missing: int) -> int:
 
 
 @njit(nogil=True, cache=True)
+def _leave_session(sequence: int) -> None:
+    """Keep the current session as it is now."""
+    seen = _state_at(sequence)
+    at = seen.place * _KEPT_WORDS
+    seen.kept[at + _KEPT_SESSION], seen.kept[at + _KEPT_CHANNEL] = seen.session, seen.channel
+    seen.kept[at + _KEPT_SEND_TIME] = seen.send_time
+    seen.kept[at + _KEPT_EXPECTED], seen.kept[at + _KEPT_GIVEN_UP] = seen.expected, seen.given_up
+    seen.kept[at + _KEPT_REPORTS], seen.kept[at + _KEPT_RANGES] = seen.reports, seen.ranges
+    for place in range(seen.ranges):
+        word = at + _KEPT_RANGE + 3 * place
+        seen.kept[word], seen.kept[word + 1] = seen.first[place], seen.end[place]
+        seen.kept[word + 2] = seen.gap[place]
+
+
+@njit(nogil=True, cache=True)
+def _return_to_session(sequence: int, session: int, channel: int) -> bool:
+    """Go on with a session where it was left; False if it is not known."""
+    seen = _state_at(sequence)
+    for kept in range(min(seen.sessions, SESSIONS_KEPT)):
+        at = kept * _KEPT_WORDS
+        if seen.kept[at + _KEPT_SESSION] == session and seen.kept[at + _KEPT_CHANNEL] == channel:
+            seen.place, seen.session, seen.channel = kept, session, channel
+            seen.send_time = seen.kept[at + _KEPT_SEND_TIME]
+            seen.expected, seen.given_up = seen.kept[at + _KEPT_EXPECTED], seen.kept[at + _KEPT_GIVEN_UP]
+            seen.ranges = seen.kept[at + _KEPT_RANGES]
+            is_reported = seen.kept[at + _KEPT_REPORTS] != seen.reports
+            for place in range(seen.ranges):
+                word = at + _KEPT_RANGE + 3 * place
+                seen.first[place], seen.end[place] = seen.kept[word], seen.kept[word + 1]
+                seen.gap[place] = _REPORTED if is_reported else seen.kept[word + 2]
+            return True
+    return False
+
+
+@njit(nogil=True, cache=True)
 def enter_session(
     sequence: int,
     counts: NDArray[numpy.int64],
@@ -123,21 +173,29 @@ def enter_session(
     channel: int,
     first: int,
 ) -> None:
-    """Take a datagram that starts at sequence `first`: a new session has its own numbers.
+    """Take a datagram that starts at sequence `first`, of any session.
 
-    The numbers of a session begin at 1. What the input lacks before its first datagram is reported before row 0.
+    The numbers of a session begin at 1. What the input lacks before its first datagram is reported before row 0. What
+    it lacks before the first datagram of a later session is left to `notice_gap`, unless there were so many sessions
+    that this one may be known.
     """
     seen = _state_at(sequence)
-    if seen.started and seen.session == session and seen.channel == channel:
-        return
+    if seen.sessions > 0:
+        if seen.session == session and seen.channel == channel:
+            return
+        _leave_session(sequence)
+        if _return_to_session(sequence, session, channel):
+            return
+    elif 1 < first <= MOST_MISSING:
+        counts[EARLIER] += first - 1
+        _add_gap(sequence, numpy.int64(0), first - 1)
     counts[SESSIONS] += 1
-    if 1 < first <= MOST_MISSING:
-        counts[UNHEARD] += first - 1
-        if not seen.started:
-            _add_gap(sequence, numpy.int64(0), first - 1)
-    seen.started, seen.session, seen.channel = 1, session, channel
+    begins_here = seen.sessions == 0 or seen.sessions >= SESSIONS_KEPT
+    seen.place = seen.sessions % SESSIONS_KEPT
+    seen.sessions += 1
+    seen.session, seen.channel = session, channel
     seen.send_time = -(1 << 62)
-    _expect(sequence, first)
+    _expect(sequence, first if begins_here else min(first, 1))
 
 
 @njit(nogil=True, cache=True)

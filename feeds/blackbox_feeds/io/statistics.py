@@ -32,9 +32,9 @@ class InputStatistics:
     foreign: int = 0
     """Datagrams skipped: of another protocol than this feed's."""
     sessions: int = 0
-    """Times that another session of the feed began."""
-    unheard: int = 0
-    """Messages of a session that were sent before the first one in the input."""
+    """Sessions of the feed."""
+    earlier: int = 0
+    """Messages of the first session that were sent before the first one of the input."""
     resets: int = 0
     """Times that the sequence started again inside one session."""
     gaps: int = 0
@@ -68,7 +68,7 @@ class InputStatistics:
             ("datagrams skipped because they were captured only in part", self.cut),
             ("datagrams skipped because they were of another protocol", self.foreign),
             ("sequence restarts inside one session", self.resets),
-            ("messages sent before the first one of the input", self.unheard),
+            ("messages sent before the first one of the input", self.earlier),
             ("sequence gaps", self.gaps),
             ("messages that never came", self.missing),
             ("messages that came late, after a gap", self.late),
@@ -93,7 +93,7 @@ class InputStatistics:
     CUT,
     FOREIGN,
     SESSIONS,
-    UNHEARD,
+    EARLIER,
     RESETS,
     GAPS,
     MISSING,
