@@ -49,10 +49,15 @@ class Chunk(NamedTuple):
     """(row, count) in order of rows: `count` messages of the venue are missing before row `row`, 0 to n."""
 
     def runs(self) -> Iterator[tuple[int, Chunk]]:
-        """Yield the messages in runs without a gap inside, each with the number of messages missing before it."""
+        """Yield the messages in runs without a gap inside, each with the number of messages missing before it.
+
+        A run has messages, or some are missing before it.
+        """
         rows = [row for row, _ in self.gaps]
         missing = [0, *(count for _, count in self.gaps)]
         for count, start, stop in zip(missing, [0, *rows], [*rows, len(self.starts)], strict=True):
+            if not count and start == stop:
+                continue
             part = slice(start, stop)
             yield (
                 count,
@@ -65,6 +70,22 @@ class Chunk(NamedTuple):
                     self.lengths[part],
                 ),
             )
+
+    def publish(self, publisher: PublishesMany) -> None:
+        """Publish the messages, and what is missing between them. Raises as the publisher."""
+        for missing, run in self.runs():
+            if missing:
+                publisher.skip(missing)
+            if len(run.starts):
+                publisher.publish_many(
+                    run.topics,
+                    run.topic_index,
+                    run.payloads,
+                    ts_event=run.ts_event,
+                    offsets=run.starts,
+                    lengths=run.lengths,
+                    checks_records=False,  # a venue may append fields; and a file's metadata is no record
+                )
 
 
 class PublishesMany(Protocol):
@@ -125,18 +146,7 @@ class Source(ABC):
         """
         published = 0
         for chunk in self.chunks():
-            for missing, run in chunk.runs():
-                if missing:
-                    publisher.skip(missing)
-                publisher.publish_many(
-                    run.topics,
-                    run.topic_index,
-                    run.payloads,
-                    ts_event=run.ts_event,
-                    offsets=run.starts,
-                    lengths=run.lengths,
-                    checks_records=False,  # a venue may append fields; and a file's metadata is no record
-                )
+            chunk.publish(publisher)
             published += len(chunk.topic_index)
             if progress is not None:
                 progress(published)

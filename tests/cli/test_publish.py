@@ -100,6 +100,18 @@ def test_messages_that_a_capture_lacks_are_published_as_gaps_and_status_4(place:
     assert received.value("delivered") == 5
 
 
+def test_a_capture_of_a_session_from_its_middle_is_whole(place: Place, tmp_path: Path) -> None:
+    path = tmp_path / "20260105.pcap"
+    path.write_bytes(pcap([ethernet(mold(number, [itch("A", ns=number)])) for number in (100, 101)]))
+    with Command("subscribe", "--feed", place.path, "--until-end") as subscriber:
+        with Command("publish", f"itch50:{path}", "--feed", place.path) as publisher:
+            published = publisher.end()
+        received = subscriber.end()
+    assert published.status == 0, published.errors
+    assert "messages sent before the first one of the input: 99" in " ".join(published.errors.split())
+    assert received.status == Status.LOST  # its books lack what was sent before
+
+
 def test_nobody_subscribes(place: Place) -> None:
     ended = invoke("publish", "synthetic:1000", "--feed", place.path, "--timeout", "0.1")
     assert ended.status == Status.ERROR

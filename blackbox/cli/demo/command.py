@@ -125,7 +125,7 @@ def check(result: DemoResult) -> None:
     """Print what went wrong and exit with its status. Raises BlackBoxError when the results of two runs differ."""
     session = result.session
     if session.truncated:
-        warn(f"the source ended early: {session.truncated}")
+        warn(f"the source is incomplete: {session.truncated}")
     for run in result.runs:
         if run.lost:
             lose(f"{run.name}: {run.lost:,} messages are missing")

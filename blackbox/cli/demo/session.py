@@ -78,16 +78,9 @@ class Session:
         publisher.publish_many(self.topics, nothing, numpy.empty((0, 1), numpy.uint8))
 
     def publish(self, publisher: Publisher) -> None:
-        """Publish all of it."""
+        """Publish all of it, and what is missing between."""
         for chunk in self.chunks:
-            publisher.publish_many(
-                self.topics,
-                chunk.topic_index,
-                chunk.payloads,
-                ts_event=chunk.ts_event,
-                offsets=chunk.starts,
-                lengths=chunk.lengths,
-            )
+            chunk._replace(topics=self.topics).publish(publisher)
 
     def summary(self, feed: Feed) -> SessionSummary:
         """Return what the session holds, given the feed that it will be published on."""
@@ -155,4 +148,5 @@ def _first(chunk: Chunk, messages: int) -> Chunk:
         chunk.payloads,
         chunk.starts[:messages],
         chunk.lengths[:messages],
+        tuple(gap for gap in chunk.gaps if gap[0] < messages),
     )

@@ -22,15 +22,18 @@ class SourcePublisher(Publisher):
     """The source's topics so far."""
     missing: int = 0
     """Messages that the source lacks after its first one."""
+    _has_begun: bool = False
+    """Something has been published."""
 
     def publish_many(self, topics: Sequence[bytes], *columns: Any, **more_columns: Any) -> int:
         """As `Publisher.publish_many`."""
         self.topics = topics
+        self._has_begun = True
         return super().publish_many(topics, *columns, **more_columns)
 
     def skip(self, count: int) -> None:
         """As `Publisher.skip`."""
-        self.missing += count if self.topics else 0
+        self.missing += count if self._has_begun else 0
         super().skip(count)
 
     def wait_for_each_slice(self, count: int, timeout: float, report: Callable[[str], object]) -> None:
