@@ -54,16 +54,14 @@ class Written(NamedTuple):
     outside: int = 0
     """Messages with a time outside of the session date."""
     missing: int = 0
-    """Sequence numbers left out after the first message."""
-    unheard: int = 0
-    """Sequence numbers left out before the first message."""
+    """Sequence numbers left out."""
 
 
 class ColumnWriter:
     """Write messages in columns into the journals of a day, in the order in which they are put.
 
     Attributes: `messages`, how many were put; `outside`, how many of them have a time outside of the session date;
-    `missing`, sequence numbers left out after the first message; `unheard`, those left out before it.
+    `missing`, sequence numbers left out.
     Used by one thread, in a `with` block; what it leaves after an error is no day.
     """
 
@@ -81,11 +79,11 @@ class ColumnWriter:
         Raises as `compact` for a setting, ConfigError for a date before 1970, OSError when it cannot be written.
         """
         check_packing(compression, block_bytes)
-        self.messages = self.outside = self.missing = self.unheard = 0
+        self.messages = self.outside = self.missing = 0
         self._begin_ns, self._end_ns = day_end_ns(feed, date - _DAY), day_end_ns(feed, date)
         if self._begin_ns <= 0:  # it is the epoch
             raise ConfigError(f"date was {date}, expected one that begins after 1970-01-01 00:00 UTC")
-        self._feed, self._block_bytes = feed, block_bytes
+        self._feed = feed
         self._topics = TopicNumbers(feed)
         self._blocks = GrowingBlocks(block_bytes)
         self._has_keys = feed.key_bytes > 0
@@ -146,12 +144,12 @@ class ColumnWriter:
     @property
     def written(self) -> Written:
         """Counts of the messages that were put so far."""
-        return Written(self.messages, self.outside, self.missing, self.unheard)
+        return Written(self.messages, self.outside, self.missing)
 
     def skip(self, count: int) -> None:
         """Leave out sequence numbers as `Publisher.skip`: `count` messages of the venue are missing here.
 
-        Before the first message it is no gap: the messages were sent before the input began. Raises JournalError.
+        Raises JournalError when the disk refuses a write.
         """
         if self._has_keys:
             self._put_gathered()
@@ -161,17 +159,14 @@ class ColumnWriter:
         begun = numpy.flatnonzero(self._next_sequence[: len(slices)])
         parts = len(begun) if self._has_keys else len(self._writers)
         shares = shares_of(count, parts) if parts else []
-        if self.messages:
-            self.missing += sum(shares)
-        else:
-            self.unheard += sum(shares)
+        self.missing += sum(shares)
         if self._has_keys:
-            self._next_sequence[begun] += shares
+            self._next_sequence[begun] += numpy.array(shares, numpy.int64)
             return
         for group, slice_id in enumerate(slices.tolist()):
             self._next_sequence[group] += shares[slice_id]
         for slice_id in set(range(parts)).difference(slices[begun].tolist()):
-            if self.messages and not self._skipped[slice_id]:
+            if not self._skipped[slice_id]:
                 self._note_sequences(slice_id, {b"": 0})  # the slice is heard of: what follows is a gap
             self._skipped[slice_id] += shares[slice_id]
 

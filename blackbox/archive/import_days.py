@@ -60,11 +60,12 @@ class ImportedDay(msgspec.Struct, frozen=True, kw_only=True):
     outside: int
     """Messages with a time outside of the session date, where the source itself tells the date."""
     missing: int
-    """Sequence numbers left out for messages that the sources lack: the gaps of the recording, see `Publisher.skip`."""
+    """Messages that the sources lack after their first ones. The gaps of the recording may add up to more: it has those
+    before the first message too, and `Publisher.skip` says how they are shared out."""
     truncated: tuple[str, ...]
     """For each source whose last message is of this day and that lacks something: where and why."""
     notes: tuple[str, ...]
-    """Warnings of these sources."""
+    """Warnings of these sources, such as how many messages were sent before the first one."""
     seconds: float
 
 
@@ -120,7 +121,8 @@ def import_days(
         compression: as `compact` has it.
         block_bytes: as `compact` has them.
         replace: whether days that are there are written anew.
-        threads: days that are imported at a time. Each takes up to two cores, and some 100 MiB.
+        threads: days that are imported at a time. Each takes up to two cores, and some 100 MiB. Sources without a date
+            are read one after the other, whatever this is.
         imported: called with each day that is done.
 
     Raises JournalError when a day is there already, or cannot be written; ConfigError when a source has another schema
@@ -265,6 +267,7 @@ class _OpenDay:
     def __init__(self, job: _Job, date: datetime.date, stack: ExitStack) -> None:
         self.date = date
         self.written = Written()
+        self.missing = 0
         self.truncated: list[str] = []
         self.notes: list[str] = []
         self.is_open = True
@@ -303,7 +306,7 @@ class _OpenDay:
             messages=self.written.messages,
             file_bytes=sum(file.stat().st_size for file in recorded_files(self._place)),
             outside=self.written.outside,
-            missing=self.written.missing,
+            missing=self.missing,
             truncated=tuple(self.truncated),
             notes=tuple(self.notes),
             seconds=time.perf_counter() - self._began,
@@ -328,17 +331,20 @@ class _Days:
         messages that cannot go into a day.
         """
         if first is None:
-            return f"{source!r} has no message" + (f": {source.truncated}" if source.truncated else "")
+            reasons = "; ".join([*([source.truncated] if source.truncated else []), *source.notes])
+            return f"{source!r} has no message" + (f": {reasons}" if reasons else "")
         messages, date = 0, self._job.date
         self._last = self._day(first)
         outside = self._last.written.outside
         with closing(read_ahead(source.chunks(), _CHUNKS_AHEAD)) as chunks:
             for chunk in chunks:
                 go_on()
-                messages += len(chunk.ts_event)
                 for missing, run in chunk.runs():
-                    if missing:
+                    if missing and (messages or not self._last.written.messages):
+                        # What was sent before a second source of a day may be in the first one.
                         self._last.skip(missing)
+                    self._last.missing += missing if messages else 0
+                    messages += len(run.ts_event)
                     if date is None:
                         self._put_by_time(run)
                     else:
@@ -361,7 +367,9 @@ class _Days:
         days = [day for _, day in sorted(self._days.items())]
         for day in days:
             if not day.written.messages:
-                raise _NoMessageError("; ".join(day.truncated) or ", ".join(map(repr, self._job.sources)))
+                raise _NoMessageError(
+                    "; ".join([*day.truncated, *day.notes]) or ", ".join(map(repr, self._job.sources))
+                )
         return [day.check(go_on) for day in days]
 
     def __enter__(self) -> Self:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from blackbox_feeds.iex import Iex
@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from blackbox import Gap, Publisher, Recorder, Recording, Subscriber
 from blackbox.archive.import_days import ImportedDay, import_days
 from blackbox.block.gap import shares_of
+from blackbox.cli.demo.session import Session
+from blackbox.errors import SourceError
 from blackbox.feed.feed import Feed
 from blackbox.feed.source import Chunk, Source
 from blackbox.testing import wait_until
@@ -92,7 +94,7 @@ def test_a_lost_message_is_a_gap_of_each_slice_as_its_slice_is_not_known(tmp_pat
     feed = feed_of("raw", slices=3)
     day = import_one(feed, tmp_path, Lacking([*messages(*range(12)), 1, *messages(*range(12))]))
     assert missing_of(Recording.open(day.path)) == {0: 1, 1: 1, 2: 1}
-    assert day.missing == 3
+    assert day.missing == 1
 
 
 def test_shares_add_up_and_none_is_empty() -> None:
@@ -108,8 +110,8 @@ def test_a_gap_before_a_slice_has_a_message_and_after_its_last_one(tmp_path: Pat
     recording = Recording.open(day.path)
     damage, gaps, begins = recording.examine()
     assert (damage, begins) == ([], [])
-    assert sum(gap.count for gap in gaps) == day.missing == 5 + 7 + 3 + 3
-    assert sum(gap.count for gap in replayed(recording)[1]) == day.missing
+    assert sum(gap.count for gap in gaps) == sum(gap.count for gap in replayed(recording)[1]) == 5 + 7 + 3 + 3
+    assert day.missing == 5 + 7 + 3 + 2
 
 
 def test_a_slice_without_any_message_is_reported_too(tmp_path: Path) -> None:
@@ -120,17 +122,70 @@ def test_a_slice_without_any_message_is_reported_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("slices", [1, 3])
-def test_what_was_sent_before_the_source_began_is_not_heard_and_no_gap(tmp_path: Path, slices: int) -> None:
-    day = import_one(feed_of("raw", slices=slices), tmp_path, Lacking([90, *messages(*range(12))]))
+def test_what_was_sent_before_the_source_began_is_a_gap_but_not_counted_as_lost(tmp_path: Path, slices: int) -> None:
+    for name, items in (("many", messages(*range(12))), ("one", messages(0))):
+        day = import_one(feed_of("raw", slices=slices), tmp_path / name, Lacking([90, *items]))
+        recording = Recording.open(day.path)
+        damage, gaps, begins = recording.examine()
+        assert (damage, begins, day.missing) == ([], [], 0)
+        assert sum(gap.count for gap in gaps) == sum(gap.count for gap in replayed(recording)[1]) == 90
+
+
+def test_a_gap_after_a_late_beginning_while_a_slice_has_no_message(tmp_path: Path) -> None:
+    day = import_one(feed_of("raw", slices=3), tmp_path, Lacking([9, (b"AA.P", b"x"), 6, *messages(*range(6)), 3]))
     recording = Recording.open(day.path)
-    damage, gaps, begins = recording.examine()
-    assert (damage, gaps, day.missing) == ([], [], 0)
-    one = Recording.open(
-        import_one(feed_of("raw", slices=slices), tmp_path / "one", Lacking([90, (b"AA.P", b"x")])).path
-    )
-    assert sum(begin.sequence for begin in one.examine().begins) == 90
-    assert sum(begin.sequence for begin in begins) == 90
-    assert replayed(recording)[1] == []
+    assert missing_of(recording) == {0: 3 + 2 + 1, 1: 3 + 2 + 1, 2: 3 + 2 + 1}
+    assert day.missing == 9
+
+
+def test_a_capture_that_begins_in_the_middle_with_keys(tmp_path: Path) -> None:
+    path = tmp_path / "20191230.pcap"
+    path.write_bytes(pcap([ethernet(mold(number, [itch("A", ns=number)])) for number in (100, 101)]))
+    day = import_one(feed_of("itch50", slices=2, key_bytes=2), tmp_path, Itch50(path))
+    assert (day.messages, day.missing, missing_of(Recording.open(day.path))) == (2, 0, {})
+
+
+@pytest.mark.parametrize("key_bytes", [0, 2])
+def test_published_and_recorded_or_imported_a_source_lacks_the_same(tmp_path: Path, key_bytes: int) -> None:
+    feed = feed_of("raw", slices=2, key_bytes=key_bytes)
+    items = [90, *messages(*range(6)), 4, *messages(*range(6)), 5]
+    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path / "published") as recorder:
+        publisher.wait_for_subscribers()
+        Lacking(items).publish(publisher)
+        publisher.flush()
+        wait_until(lambda: recorder.statistics().messages == 12)
+        publisher.close()
+    (path,) = (tmp_path / "published" / feed.name).glob("*-*-*")
+    found = []
+    for recording in (Recording.open(path), Recording.open(import_one(feed, tmp_path / "in", Lacking(items)).path)):
+        damage, gaps, begins = recording.examine()
+        assert (damage, begins) == ([], [])
+        found.append(sorted((gap.slice_id, gap.key, gap.sequence, gap.count) for gap in gaps))
+    assert found[0] == found[1]
+    assert sum(gap[3] for gap in found[0]) == (6 + 6 if key_bytes else 90 + 4 + 5)
+
+
+def test_the_second_capture_of_a_day_does_not_lack_what_the_first_one_has(tmp_path: Path) -> None:
+    sources = []
+    for name, numbers in (("a", range(1, 11)), ("b", range(11, 21))):
+        path = tmp_path / f"{name}-20191230.pcap"
+        path.write_bytes(pcap([ethernet(mold(number, [itch("A", ns=number)])) for number in numbers]))
+        sources.append(Itch50(path))
+    (day,) = import_days(feed_of("itch50", slices=2), tmp_path, sources)
+    recording = Recording.open(day.path)
+    assert (day.messages, day.missing, recording.gaps()) == (20, 0, [])
+    assert day.notes == ("messages sent before the first one of the input: 10",)
+
+
+def test_a_day_without_messages_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "20191230.pcap"
+    path.write_bytes(pcap([ethernet(mold(1, [itch("A")]), fragment=0x2000)]))
+    with pytest.raises(SourceError, match=r"has no message: .*fragments of an IP datagram: 1"):
+        import_days(feed_of("itch50"), tmp_path, [Itch50(path)])
+    undated = Made()
+    undated.notes = ("packets skipped: 1",)
+    with pytest.raises(SourceError, match=r"has no message: packets skipped: 1"):
+        import_days(feed_of("raw"), tmp_path, [undated])
 
 
 def test_a_replay_reports_a_gap_in_its_place(tmp_path: Path) -> None:
@@ -156,20 +211,22 @@ def test_a_replay_reports_a_gap_in_its_place(tmp_path: Path) -> None:
 def test_gaps_of_any_source_against_a_list(
     tmp_path_factory: pytest.TempPathFactory, chunks: list[list[Item]], slices: int, key_bytes: int
 ) -> None:
-    chunks = [[(b"AA.P", b"first")], *chunks]
+    chunks = [*chunks, [(b"AA.P", b"last")]]
     feed = feed_of("raw", slices=slices, key_bytes=key_bytes)
     known: set[bytes] = set()
-    missing = 0
+    missing = lost = 0
     for item in (item for chunk in chunks for item in chunk):
         if isinstance(item, int):
-            missing += max(item, len(known) if key_bytes else slices)
+            parts = len(known) if key_bytes else slices
+            missing += max(item, parts) if parts else 0
+            lost += item if known else 0
         else:
             known.add(item[0][:2])
     day = import_one(feed, tmp_path_factory.mktemp("imported"), Lacking(*chunks))
     recording = Recording.open(day.path)
     damage, gaps, begins = recording.examine()
     assert (damage, begins) == ([], [])
-    assert sum(gap.count for gap in gaps) == day.missing == missing
+    assert (sum(gap.count for gap in gaps), day.missing) == (missing, lost)
     payloads, reported, _ = replayed(recording)
     assert sorted(reported) == sorted(gaps)
     assert len(payloads) == sum(not isinstance(item, int) for chunk in chunks for item in chunk)
@@ -177,7 +234,11 @@ def test_gaps_of_any_source_against_a_list(
 
 def itch_capture(path: Path, lost: range) -> Path:
     """Write a MoldUDP64 capture of orders without the lost packets."""
-    orders = [itch("A", locate=1 + number % 3, ns=number, stock=f"S{number % 3}") for number in range(30)]
+    orders = [
+        order[:11] + number.to_bytes(8, "big") + b"B" + order[20:]
+        for number in range(30)
+        for order in [itch("A", locate=1 + number % 3, ns=number, stock=f"S{number % 3}")]
+    ]
     packets = [ethernet(mold(1 + number, [order])) for number, order in enumerate(orders) if number not in lost]
     path.write_bytes(pcap(packets))
     return path
@@ -257,6 +318,32 @@ def test_a_subscriber_that_repairs_does_not_wait_for_what_never_was(tmp_path: Pa
         wait_until(lambda: len(seen) >= 5, 20)
         assert recorder.statistics().messages == 3
     assert seen == [b"0", 4, b"1", 2, b"2"]
+
+
+class Told:
+    """Keeps the calls of a publisher."""
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    def skip(self, count: int) -> None:
+        self.calls.append(count)
+
+    def publish_many(self, topics: object, topic_index: Any, *_: Any, checks_records: bool, **__: Any) -> None:
+        self.calls.append((len(topic_index), checks_records))
+
+
+def test_an_empty_run_is_not_published() -> None:
+    told_of = Told()
+    Lacking([90, *messages(0, 1)], [], [4], [*messages(2), 3]).publish(told_of)
+    assert told_of.calls == [90, (2, False), 4, (1, False), 3]
+
+
+@pytest.mark.parametrize(("limit", "calls"), [(None, [90, (2, False), 4, (1, False), 3]), (2, [90, (2, False)])])
+def test_the_demo_publishes_what_its_source_lacks(limit: int | None, calls: list[object]) -> None:
+    told_of = Told()
+    Session(Lacking([90, *messages(0, 1), 4, *messages(2), 3]), limit, lambda _: None).publish(cast("Any", told_of))
+    assert told_of.calls == calls
 
 
 def test_skip_takes_a_count_of_one_or_more() -> None:

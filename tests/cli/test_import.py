@@ -103,7 +103,21 @@ def test_messages_that_a_capture_lacks_are_gaps_and_status_4(tmp_path: Path) -> 
     assert invoke("verify", day).status == Status.LOST
 
 
-def test_a_capture_of_a_session_from_its_middle_is_whole(tmp_path: Path) -> None:
+def test_the_messages_reported_missing_are_those_of_the_venue_on_any_number_of_slices(tmp_path: Path) -> None:
+    path, feed = tmp_path / "20260105.pcap", tmp_path / "feed.toml"
+    path.write_bytes(pcap([ethernet(mold(number, [itch("A", ns=number)])) for number in (1, 3)]))
+    feed.write_text(
+        'name = "three"\nschema = "itch50"\n'
+        + "".join(
+            f'[[slices]]\nendpoints = ["tcp://127.0.0.1:{17_001 + number}"]\nshare = [{number}, 3]\n'
+            for number in range(3)
+        )
+    )
+    ended = invoke("import", f"itch50:{path}", tmp_path / "out", "--feed", feed)
+    assert "2026-01-05: 1 message missing in the sources" in " ".join(ended.errors.split())
+
+
+def test_a_capture_of_a_session_from_its_middle_is_whole_and_the_day_has_a_gap(tmp_path: Path) -> None:
     path = tmp_path / "20260105.pcap"
     path.write_bytes(pcap([ethernet(mold(number, [itch("A", ns=number)])) for number in (100, 101)]))
     ended = invoke("import", f"itch50:{path}", tmp_path / "out")
@@ -111,8 +125,8 @@ def test_a_capture_of_a_session_from_its_middle_is_whole(tmp_path: Path) -> None
     assert "messages sent before the first one of the input: 99" in ended.errors
     day = tmp_path / "out" / "local" / "2026-01-05"
     inspected = invoke("inspect", day)
-    assert (inspected.value("missing"), inspected.value("not heard")) == (0, 99)
-    assert invoke("verify", day).status == 0
+    assert (inspected.value("missing"), inspected.value("not heard")) == (99, 0)
+    assert invoke("verify", day).status == Status.LOST
 
 
 @pytest.mark.parametrize(
