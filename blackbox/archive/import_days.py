@@ -341,7 +341,7 @@ class _Days:
                 go_on()
                 for missing, run in chunk.runs():
                     if missing and (messages or not self._last.written.messages):
-                        # What was sent before a second source of a day may be in the first one.
+                        # An earlier source of the day may hold the messages sent before this one.
                         self._last.skip(missing)
                     self._last.missing += missing if messages else 0
                     messages += len(run.ts_event)
