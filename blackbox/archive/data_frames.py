@@ -132,11 +132,11 @@ class Ticks(Frames):
     Columns: as `Frames`, with `price`, `size` and `trade_id` instead of payloads, or with `bid_price`, `bid_size`,
     `ask_price`, `ask_size`.
 
-    Trades: `trade_id` is the venue's id, null where it gives none. Left out are records of a wrong size, trades without a
-    size, trades that the venue took back (unless `broken=True`), and repetitions: trades of the same symbol, id, price
-    and size as an earlier one of the day. `left_out` counts them. A trade that names only the order that it filled has
-    that order's price, null if the order was entered before the recording began. Where several types report the same
-    trades or quotes, each symbol has those of the lowest rank that it has that day (`TradeFields.rank`).
+    Trades: `trade_id` is the venue's id, null where it gives none. Left out are records of a wrong size, trades without
+    a size, trades that the venue took back (unless `broken=True`), and repetitions: trades of the same symbol, id,
+    price and size as an earlier one of the day. `left_out` counts them. A trade that names only the order that it
+    filled has that order's price, null if the order was entered before the recording began. Where several types report
+    the same trades or quotes, each symbol has those of the lowest rank that it has that day (`TradeFields.rank`).
 
     Quotes: an absent side is null. Where a feed sends one side at a time, the other side is that of the symbol's last
     quote that had it, in the order of the recording; also if that quote is not selected.

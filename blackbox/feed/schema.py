@@ -193,8 +193,8 @@ class Schema:
         for quote in self.quotes:
             if quote.absent is not None:
                 raise ConfigError(
-                    f"schema {self.name!r}: quotes of type {quote.type!r} had absent {quote.absent}, expected it only for "
-                    "payloads of JSON; give `absent` to the fields of the prices"
+                    f"schema {self.name!r}: quotes of type {quote.type!r} had absent {quote.absent}, expected it only "
+                    "for payloads of JSON; give `absent` to the fields of the prices"
                 )
             self._check(quote.type, quote.bid_price, quote.bid_size, quote.ask_price, quote.ask_size)
 

@@ -73,7 +73,7 @@ def test_an_unknown_scheme_is_one_clear_error(tmp_path: Path) -> None:
     file = write_feed(Feed.local("bridged", slices=1), tmp_path / "feed.toml")
     told = invoke("bridge", "http://127.0.0.1:8080", "--feed", file)
     assert_one_line(told, "scheme of a bridge was 'http', expected one of: .*redis, .*ws")
-    assert_one_line(invoke("bridge", "nothing", "--feed", file), "URL was 'nothing', expected one such as redis://")
+    assert_one_line(invoke("bridge", "nothing", "--feed", file), "URL had no scheme, expected one such as redis://")
 
 
 def test_an_option_of_another_bridge_is_one_clear_error(tmp_path: Path) -> None:

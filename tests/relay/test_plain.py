@@ -231,7 +231,7 @@ def test_without_a_publisher_it_does_not_start() -> None:
     assert relay.state == "closed"
 
 
-@pytest.mark.parametrize("endpoint", ["site.toml", "inproc://x", "shm://x", "tcp://127.0.0.1", "tcp://*:5000"])
+@pytest.mark.parametrize("endpoint", ["site.toml", "inproc://x", "shm://x", "tcp://127.0.0.1"])
 def test_what_no_client_can_connect_to_is_refused(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="endpoint"):
         PlainRelay(Feed.local("plain"), endpoint)
