@@ -28,6 +28,7 @@ from blackbox.feed.symbol import MARKET_SYMBOL
 from blackbox.native.jit import njit
 from blackbox.native.name_table import FULL, NumberingAt, number_of
 from blackbox_feeds.io.columns import Columns, put_row
+from blackbox_feeds.io.lines import BAD, EMPTY, IS_SKIPPING, LINES, OWN, skip_filler, skip_line
 from blackbox_feeds.io.losses import NAMED, Losses
 from blackbox_feeds.io.template import TopicForm
 from blackbox_feeds.io.topics import KeyedTopics
@@ -42,9 +43,9 @@ many streams. The others are faults of a line: no receive time, no JSON object, 
 _STREAM, _EVENT, _SYMBOL, _EVENT_TIME, _TIME, _UPDATE_ID, _BID_SIZE, _ASK_SIZE = range(8)
 _DATA, _OTHER = 8, 9
 _FIELDS: Final = 10
-_FIRST_SYMBOL, _SEVERAL, _WITHOUT_TIME, _LINES, _EMPTY, _BAD, _IS_SKIPPING = range(7)
-"""Places in the state: the first symbol's hash, 1 if there was another symbol, counts of frames without time, of lines,
-of empty and of bad lines, 1 if the rest of a bad line is still to be skipped."""
+_FIRST_SYMBOL, _SEVERAL, _WITHOUT_TIME, _PLACES = range(OWN, OWN + 4)
+"""Places in the state behind those of lines: the first symbol's hash, 1 if there was another symbol, the count of
+frames without time; and how many places there are."""
 _NAME: Final = Decoder[str]("json", str)
 _KEY_BYTES: Final = 1024
 _MEAN_KEY_BYTES: Final = 64
@@ -56,8 +57,6 @@ _SNAPSHOT, _TICKER, _PLAIN = b"SB-"
 _KNOWN, _UNKNOWN = b"1?"
 _QUOTE, _BACKSLASH, _SPACE, _CR, _LF, _COLON, _ZERO, _NINE = b'"\\ \r\n:09'
 _AT, _BANG, _UPPER_A, _UPPER_Z, _POINT = b"@!AZ."
-_BOM = b"\xef\xbb\xbf"
-_BOM_0, _BOM_1, _BOM_2 = _BOM
 
 # The kinds of bytes outside of texts, and which of them may come next.
 _NONE, _BLANK, _TEXT, _WORD, _OPEN, _OPEN_LIST, _CLOSE, _CLOSE_LIST, _COMMA = range(9)
@@ -347,34 +346,6 @@ def _read_line(
 
 
 @njit(nogil=True, cache=True)
-def _behind_line(data: NDArray[numpy.uint8], at: int) -> int:
-    """Return where the line after the one at `at` starts, or -1 if no line feed is in view."""
-    while at < len(data):
-        if data[at] == _LF:
-            return at + 1
-        at += 1
-    return -1
-
-
-@njit(nogil=True, cache=True)
-def _without_frame(data: NDArray[numpy.uint8], at: int, state: NDArray[numpy.int64]) -> int:
-    """Skip the rest of a bad line, a byte order mark or an empty line. Return where that ends; `at`: none is here."""
-    end = len(data)
-    if state[_IS_SKIPPING]:
-        behind = _behind_line(data, at)
-        if behind >= 0:
-            state[_IS_SKIPPING] = 0
-        return end if behind < 0 else behind
-    if data[at] == _LF or (data[at] == _CR and at + 1 < end and data[at + 1] == _LF):
-        state[_EMPTY] += 1
-        state[_LINES] += 1
-        return at + (1 if data[at] == _LF else 2)
-    if data[at] == _BOM_0 and at + 2 < end and data[at + 1] == _BOM_1 and data[at + 2] == _BOM_2:
-        return at + 3
-    return at
-
-
-@njit(nogil=True, cache=True)
 def read_lines(
     data: NDArray[numpy.uint8],
     position: int,
@@ -396,8 +367,8 @@ def read_lines(
     while position < len(data):
         if n == len(columns.starts):
             return n, position, FILLED
-        if state[_IS_SKIPPING] or not _ZERO <= data[position] <= _NINE:
-            behind = _without_frame(data, position, state)
+        if state[IS_SKIPPING] or not _ZERO <= data[position] <= _NINE:
+            behind = skip_filler(data, position, state)
             if behind > position:
                 position = behind
                 continue
@@ -413,15 +384,13 @@ def read_lines(
                 number = number_of(keys, key.ctypes.data, length)
         if number == FULL:
             return n, position, CROWDED
-        state[_LINES] += 1
+        state[LINES] += 1
         if why != END:
             if found < len(bad):
-                bad[found, 0], bad[found, 1], bad[found, 2] = state[_LINES], position, why
+                bad[found, 0], bad[found, 1], bad[found, 2] = state[LINES], position, why
                 found += 1
-            state[_BAD] += 1
-            behind = _behind_line(data, position)
-            state[_IS_SKIPPING] = behind < 0
-            position = len(data) if behind < 0 else behind
+            state[BAD] += 1
+            position = skip_line(data, position, state)
             continue
         happened = _event_ns(data, fields)
         state[_WITHOUT_TIME] += happened == 0
@@ -449,7 +418,7 @@ class FrameReader:
         self._digits = time_digits
         self._topics = KeyedTopics(MAX_KEYS, _MEAN_KEY_BYTES, self._topic)
         self._symbol = b""
-        self._state = numpy.zeros(7, numpy.int64)
+        self._state = numpy.zeros(_PLACES, numpy.int64)
         self._wrong: list[str] = []
         self.bad = Losses("bad lines")
         """Lines that were left out."""
@@ -462,11 +431,11 @@ class FrameReader:
     @property
     def empty(self) -> int:
         """Empty lines."""
-        return int(self._state[_EMPTY])
+        return int(self._state[EMPTY])
 
     def skip_damage(self) -> None:
         """Skip the first piece of the next data: it may be the rest of a line that a damaged part has cut."""
-        self._state[_IS_SKIPPING] = 1
+        self._state[IS_SKIPPING] = 1
 
     def chunks(self, data: NDArray[numpy.uint8], last: bool) -> Iterator[Chunk]:
         """Yield the lines at the start of `data`.
@@ -478,12 +447,12 @@ class FrameReader:
         while why == FILLED:
             columns = Columns.new()
             bad = numpy.zeros((NAMED, 3), numpy.int64)
-            begin, count = self.position, int(self._state[_BAD])
-            lines = int(self._state[_LINES] - self._state[_IS_SKIPPING])  # the rest of a line has its line feed
+            begin, count = self.position, int(self._state[BAD])
+            lines = int(self._state[LINES] - self._state[IS_SKIPPING])  # the rest of a line has its line feed
             n, self.position, why = read_lines(
                 data, begin, last, self._digits, self._topics.keys.at, self._state, bad, columns
             )
-            count = int(self._state[_BAD]) - count
+            count = int(self._state[BAD]) - count
             for line, at, reason in bad.tolist()[:count]:
                 self.bad.name(f"line {line}: {_complaint(data, at, reason, self._digits)}")
             self.bad.count += count

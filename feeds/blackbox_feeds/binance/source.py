@@ -25,7 +25,6 @@ from blackbox_feeds.io.template import DEFAULT_TOPIC, TopicForm
 
 if TYPE_CHECKING:
     from blackbox.archive.export.time_order import Messages
-    from blackbox_feeds.binance.frames import FrameReader
 
 __all__ = ["SCHEMA", "Binance", "export_binance", "split"]
 
@@ -90,6 +89,7 @@ class Binance(Source):
     def chunks(self) -> Iterator[Chunk]:
         """Yield the frames, up to 131,072 at a time."""
         from blackbox_feeds.binance.frames import FrameReader
+        from blackbox_feeds.io.lines import losses
 
         self.truncated = None
         self.notes = ()
@@ -112,21 +112,12 @@ class Binance(Source):
                 if goes_on is None:
                     break
                 reader.skip_damage()
-        self.truncated = "; ".join(self._lost(reader, ends)) or None
+        self.truncated = "; ".join(losses(self.path, "lines", reader.lines, reader.bad, ends)) or None
         told = (
             ("frames without an event time, which have their receive time", reader.without_time),
             ("empty lines left out", reader.empty),
         )
         self.notes = tuple(f"{words}: {count:,}" for words, count in told if count)
-
-    def _lost(self, reader: FrameReader, ends: Losses) -> Iterator[str]:
-        bad = reader.bad
-        if bad.count and reader.lines:
-            yield f"{self.path}: {bad.count:,} of {reader.lines + bad.count:,} lines were bad and left out: {bad}"
-        elif bad.count:
-            yield f"{self.path}: none of its {bad.count:,} lines is valid: {bad.first}"
-        if ends.count:
-            yield str(ends)
 
 
 def split(payload: bytes) -> tuple[int, bytes]:

@@ -44,7 +44,8 @@ def skip_filler(data: NDArray[numpy.uint8], at: int, state: NDArray[numpy.int64]
     """
     end = len(data)
     if state[IS_SKIPPING]:
-        return skip_line(data, at, state)
+        behind: int = skip_line(data, at, state)
+        return behind
     if data[at] == _LF or (data[at] == _CR and at + 1 < end and data[at + 1] == _LF):
         state[EMPTY] += 1
         state[LINES] += 1

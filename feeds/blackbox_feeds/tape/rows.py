@@ -14,21 +14,21 @@ from numpy.typing import NDArray
 from blackbox.native.jit import njit
 from blackbox_feeds.io.dates import LocalDay, local_day
 from blackbox_feeds.io.integers import put_little_32, put_little_64
+from blackbox_feeds.io.lines import BAD, EMPTY, IS_SKIPPING, LINES, OWN, losses, skip_filler, skip_line
 from blackbox_feeds.io.losses import NAMED, Losses
 from blackbox_feeds.io.window import FileWindow
 from blackbox_feeds.tape.files import TapeFile
 from blackbox_feeds.tape.records import COLUMNS, CR_LF, LF, NO_LINE_END, NUMBER, SCHEMA, layout
 
-END, FILLED, PARTIAL, BAD = range(4)
-"""Why the kernel stopped: no more bytes, full columns, an incomplete row. BAD: a malformed row."""
+END, FILLED, PARTIAL, MALFORMED = range(4)
+"""Why the kernel stopped: no more bytes, full columns, an incomplete row. MALFORMED: a bad row."""
 
 _ROW_BYTES: Final = 24
 """Room is made for rows of so many bytes; when they are shorter, a window takes two calls."""
 _SHOWN_BYTES: Final = 120
 _COMMA, _CR, _LF, _ZERO, _NINE = (ord(sign) for sign in ",\r\n09")
 _MOST_DIGITS = 18
-_BOM_0, _BOM_1, _BOM_2 = b"\xef\xbb\xbf"
-_LATEST, _LATE, _LINES, _EMPTY, _BAD, _IS_SKIPPING = range(6)
+_LATEST, _LATE, _PLACES = range(OWN, OWN + 3)
 _TIME_AT = 4
 _LINE_END_AT = 3
 
@@ -72,14 +72,14 @@ def _columns(
             if at == end:
                 return at, PARTIAL
             if data[at] != _COMMA:
-                return at, BAD
+                return at, MALFORMED
             at += 1
         offset, size, largest = layout[column, 1], layout[column, 2], layout[column, 3]
         start = at
         if layout[column, 0] == NUMBER:
             value, at = _number(data, at, largest)
             if value < 0:
-                return at, PARTIAL if at == end else BAD
+                return at, PARTIAL if at == end else MALFORMED
             if size == 1:
                 records[target + offset] = value
             elif size == 4:
@@ -89,7 +89,7 @@ def _columns(
         else:
             at = _text(data, at, largest)
             if at < 0:
-                return at, BAD
+                return at, MALFORMED
             for place in range(start, at):
                 records[target + offset + place - start] = data[place]
     return at, END
@@ -105,38 +105,10 @@ def _line_end(data: NDArray[numpy.uint8], at: int, last: bool) -> tuple[int, int
         return at + 1, END, LF
     if data[at] == _CR:
         if at + 1 == end:
-            return at, BAD if last else PARTIAL, NO_LINE_END
+            return at, MALFORMED if last else PARTIAL, NO_LINE_END
         if data[at + 1] == _LF:
             return at + 2, END, CR_LF
-    return at, BAD, NO_LINE_END
-
-
-@njit(nogil=True, cache=True)
-def _behind_row(data: NDArray[numpy.uint8], at: int) -> int:
-    """Return where the row after the one at `at` starts, or -1 if no line feed is in view."""
-    while at < len(data):
-        if data[at] == _LF:
-            return at + 1
-        at += 1
-    return -1
-
-
-@njit(nogil=True, cache=True)
-def _without_row(data: NDArray[numpy.uint8], at: int, state: NDArray[numpy.int64]) -> int:
-    """Skip the rest of a bad row, a byte order mark or an empty line. Return where that ends; `at`: none is here."""
-    end = len(data)
-    if state[_IS_SKIPPING]:
-        behind = _behind_row(data, at)
-        if behind >= 0:
-            state[_IS_SKIPPING] = 0
-        return end if behind < 0 else behind
-    if data[at] == _LF or (data[at] == _CR and at + 1 < end and data[at + 1] == _LF):
-        state[_EMPTY] += 1
-        state[_LINES] += 1
-        return at + (1 if data[at] == _LF else 2)
-    if data[at] == _BOM_0 and at + 2 < end and data[at + 1] == _BOM_1 and data[at + 2] == _BOM_2:
-        return at + 3
-    return at
+    return at, MALFORMED, NO_LINE_END
 
 
 @njit(nogil=True, cache=True)
@@ -165,8 +137,8 @@ def read_rows(
     while position < len(data):
         if n == len(ts_event):
             return n, position, FILLED
-        if state[_IS_SKIPPING] or not _ZERO <= data[position] <= _NINE:
-            behind = _without_row(data, position, state)
+        if state[IS_SKIPPING] or not _ZERO <= data[position] <= _NINE:
+            behind = skip_filler(data, position, state)
             if behind > position:
                 position = behind
                 continue
@@ -178,15 +150,13 @@ def read_rows(
             at, why, line_end = _line_end(data, at, last)
         if why == PARTIAL and not last:
             return n, position, PARTIAL
-        state[_LINES] += 1
+        state[LINES] += 1
         if why != END:
             if found < len(bad):
-                bad[found, 0], bad[found, 1] = state[_LINES], position
+                bad[found, 0], bad[found, 1] = state[LINES], position
                 found += 1
-            state[_BAD] += 1
-            behind = _behind_row(data, position)
-            state[_IS_SKIPPING] = behind < 0
-            position = len(data) if behind < 0 else behind
+            state[BAD] += 1
+            position = skip_line(data, position, state)
             continue
         records[target + _LINE_END_AT] = line_end
         since = 0
@@ -227,7 +197,8 @@ class RowReader:
         self._template["date"] = int(file.date.strftime("%Y%m%d"))
         self._template["symbol"] = file.symbol
         self._rows = 0
-        self._state = numpy.array([-(1 << 63), 0, 0, 0, 0, 0], numpy.int64)
+        self._state = numpy.zeros(_PLACES, numpy.int64)
+        self._state[_LATEST] = -(1 << 63)
         self._bad = Losses("bad rows")
         self._ends = Losses("damaged places")
         capacity = max(1, window_bytes // _ROW_BYTES)
@@ -243,18 +214,12 @@ class RowReader:
     @property
     def empty(self) -> int:
         """Empty lines."""
-        return int(self._state[_EMPTY])
+        return int(self._state[EMPTY])
 
     @property
     def lost(self) -> list[str]:
         """Losses of the file, a sentence each: bad rows, damaged places, an early end."""
-        bad, rows = self._bad, self._rows
-        lost = [str(self._ends)] if self._ends.count else []
-        if bad.count and rows:
-            lost.insert(0, f"{self._file}: {bad.count:,} of {rows + bad.count:,} rows were bad and left out: {bad}")
-        elif bad.count:
-            lost.insert(0, f"{self._file}: none of its {bad.count:,} rows is valid: {bad.first}")
-        return lost
+        return list(losses(self._file, "rows", self._rows, self._bad, self._ends))
 
     def read(self) -> None:
         """Read the next rows, unless `done`."""
@@ -265,7 +230,7 @@ class RowReader:
             window = self._window
             whole = window.last and window.fault is None
             bad = numpy.zeros((NAMED, 2), numpy.int64)
-            count = int(self._state[_BAD])
+            count = int(self._state[BAD])
             n, position, why = read_rows(
                 window.data,
                 self._position,
@@ -280,7 +245,7 @@ class RowReader:
                 places,
             )
             self._rows += n
-            count = int(self._state[_BAD]) - count
+            count = int(self._state[BAD]) - count
             for line, at in bad.tolist()[:count]:
                 self._bad.name(f"line {line}: {_complaint(window.data[at:], self._file.type)}")
             self._bad.count += count
@@ -317,7 +282,7 @@ class RowReader:
                 self.done = True
             else:
                 # The rest of a row may look like one: the first piece is left out.
-                self._state[_IS_SKIPPING] = 1
+                self._state[IS_SKIPPING] = 1
                 self._position = 0
         else:
             window.slide(position)
