@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, time
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import functions
 
@@ -109,7 +109,8 @@ class Hours:
         """Return closes by day since 1970, in microseconds since its midnight; None: of all other days."""
         opens = _microseconds(self.open)
         given: dict[str | date, str | None] = {DEFAULT: _CLOSE}
-        given.update(self.close if isinstance(self.close, tuple) else {DEFAULT: self.close})  # type: ignore[dict-item]
+        closes: Any = self.close if isinstance(self.close, tuple) else {DEFAULT: self.close}
+        given.update(closes)
         found: dict[int | None, int] = {}
         for key, text in given.items():
             close = opens if text is None else _microseconds(text)

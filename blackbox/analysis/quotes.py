@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Window, functions
 
@@ -39,7 +39,7 @@ def with_both_sides(
     groups, ties = groups_of(quotes, by), ties_of(quotes, ties)
     times = [] if time is None else [time]
     require(quotes, (*groups, bid, ask, bid_size, ask_size, *times, *ties), "quotes")
-    order = [*(ns_of(quotes, name) for name in times), *ties]
+    order: list[Any] = [*(ns_of(quotes, name) for name in times), *ties]
     before = Window.partitionBy(*groups).orderBy(*order).rowsBetween(Window.unboundedPreceding, 0)
     sides = {}
     for price, size in ((bid, bid_size), (ask, ask_size)):

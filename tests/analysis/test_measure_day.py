@@ -111,7 +111,7 @@ def test_gaps_damage_and_plain_bytes(spark: SparkSession, tmp_path: Path) -> Non
 def test_a_record_of_a_wrong_size_raises_nothing(spark: SparkSession, tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of(schema=DEALS))
     first, short, last = (Deal("A", "T", number, time=10**9).row for number in (1, 2, 3))
-    day.put(0, Put((first, Row(short.topic, short.payload[:-1], short.ts_event), last)))
+    day.put(0, Put((first, Row(short.topic, (short.payload or b"")[:-1], short.ts_event), last)))
     report = measure_day(spark, day.path)
     assert report.left_out == ((1, "of a wrong size"),)
     assert sum(bar.trades for bar in report.instruments[0].bars) == 2

@@ -233,7 +233,8 @@ def test_ids_that_are_texts(tmp_path: Path) -> None:
 
 def test_records_of_a_wrong_size_are_left_out_and_counted(tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of(schema=DEALS))
-    short = [Row(row.topic, row.payload[:-1], row.ts_event) for row in (Deal("A", "T", 3).row, Sides("A", 1, 2).row)]
+    rows = Deal("A", "T", 3).row, Sides("A", 1, 2).row
+    short = [Row(row.topic, (row.payload or b"")[:-1], row.ts_event) for row in rows]
     day.put(0, Put((Deal("A", "T", 1).row, *short, Deal("A", "T", 2).row, Sides("A", 5, 7).row)))
     recording = Recording.open(tmp_path)
     assert recording.trades.to_polars()["trade_id"].to_list() == [1, 2]
