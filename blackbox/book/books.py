@@ -246,7 +246,9 @@ class Books:
         """The feed that the books are of, once it is known."""
         self._takes_images = False
         self._prefix = b""
-        """Only messages of topics that start with it come."""
+        """Only messages of topics that start with it are wanted."""
+        self.within = b""
+        """Only messages of topics that start with it are played."""
         self._unsure: set[tuple[int | None, bytes]] = set()
         """Slices and keys whose messages may have been lost, also of symbols without a book; None: any slice."""
         self._following: dict[tuple[int, int, bytes], int] = {}
@@ -345,7 +347,7 @@ class Books:
 
     def _lacks(self, symbol: bytes) -> bool:
         """Return whether a symbol's first messages may be missing: its slice is not known yet."""
-        is_partly_chosen = len(self._prefix) > len(symbol) + 1
+        is_partly_chosen = max(len(self._prefix), len(self.within)) > len(symbol) + 1
         return is_partly_chosen or any(_share_topics(symbol, key) for _, key in self._unsure)
 
     def _put(self, number: int, book: NDArray[numpy.int64]) -> None:
@@ -373,9 +375,8 @@ class Books:
                     self._put(number, fresh)
 
     def expect_prefix(self, prefix: bytes) -> None:
-        """Take note that only messages of topics that start with `prefix` come: of a symbol perhaps not all."""
-        if len(prefix) > len(self._prefix):
-            self._prefix = prefix
+        """Take note that only messages of topics that start with `prefix` are wanted: of a symbol perhaps not all."""
+        self._prefix = prefix
 
     def expect_image(self) -> None:
         """Take images that come for those of the books: what comes behind them follows. Else they are out of sync."""

@@ -106,7 +106,7 @@ class CallbackPlayer:
         """Slice and epoch of the runs of which messages are not played."""
         self._set_callbacks(callbacks)
         for books in self._books():
-            books.expect_prefix(within)
+            books.within = within
         self._workers[0].warm_up()
 
     @property

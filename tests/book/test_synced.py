@@ -357,3 +357,15 @@ def test_start_in_the_middle_of_a_day_unsyncs_that_day_alone(tmp_path: Path) -> 
     assert synced_at_each(*days, start=20) == [False, True, True]
     assert synced_at_each(*days, start=110) == [True, True]
     assert synced_at_each(*days, start=120) == [False]
+
+
+def test_prefix_of_a_replay_does_not_outlast_it(tmp_path: Path) -> None:
+    recording = day_of(tmp_path, Put((A1, A2), schema=ITCH))
+    subscriber = Subscriber(recording.feed)
+    book = subscriber.book(b"", schema="itch50")
+    found = []
+    for prefix in (b"A.A", b""):
+        subscriber.replay(recording, prefix=prefix)
+        found.append(book.synced)
+        book.clear()
+    assert found == [False, True]
