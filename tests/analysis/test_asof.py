@@ -150,7 +150,7 @@ def test_time_may_be_a_timestamp(spark: SparkSession) -> None:
         ({"ties": ["slice"]}, "quotes had no column 'slice', expected it among: symbol, ts_event, n, n_quote"),
         ({"tolerance": -1, "ties": ["n"]}, "tolerance was -1, expected 0 or more"),
         ({"ties": ["n"]}, "suffix was '_quote', which makes two columns of one name: .*n_quote.*n_quote"),
-        ({"ties": ["n"], "on": "n"}, "column 'n' was int in quotes, expected bigint as in trades"),
+        ({"ties": ["n"], "on": "n"}, "column 'n' was int, expected bigint"),
     ],
 )
 def test_wrong_arguments_are_told(spark: SparkSession, arguments: Any, message: str) -> None:

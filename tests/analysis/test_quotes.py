@@ -60,8 +60,8 @@ def test_missing_column_is_told(spark: SparkSession) -> None:
 
 def test_sides_at_or_below_zero_are_carried(spark: SparkSession) -> None:
     rows = spark.sql(
-        "select * from values (1, 'A', 0, 7, null, 0), (2, 'A', null, 0, -5, 8), (3, 'A', null, 0, null, 9), "
-        "(4, 'B', null, 1, 3, 1) as q(ts_event, symbol, bid_price, bid_size, ask_price, ask_size)"
+        "select * from values (1L, 'A', 0, 7, null, 0), (2L, 'A', null, 0, -5, 8), (3L, 'A', null, 0, null, 9), "
+        "(4L, 'B', null, 1, 3, 1) as q(ts_event, symbol, bid_price, bid_size, ask_price, ask_size)"
     )
     found = from_spark(with_both_sides(rows), "ts_event")
     assert found.select("bid_price", "bid_size", "ask_price", "ask_size").rows() == [
