@@ -38,7 +38,7 @@ def main() -> None:
                 print("desk-2: another was first:", second[b"limits.AAPL"])
                 last = second.put(b"limits.AAPL", b"121", if_at=error.found)
             gone.wait(10)
-            first.wait(last)
+            second.wait(last)
             first.wait(second.at)
             print("equal:", first.digest() == second.digest(), dict(sorted(first.items())))
             print("alive:", b"alive" in first)
