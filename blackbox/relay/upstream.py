@@ -134,7 +134,7 @@ class Upstream:
         self._accepted = b""
         self._recorders: dict[bytes, None] = {}
         self._covered: dict[bytes, None] = {}
-        """What to withdraw once that is in force which covers it, and which is asked for in `_covered_at`."""
+        """Filters to withdraw once the filters that cover them, requested in `_covered_at`, are in force."""
         self._covered_at = 0
         self.life = UpstreamLife.NEW
         self._connection: Connection | None = None

@@ -40,7 +40,7 @@ class Run(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Some rows of a table, and what is told once they are played: gaps, and runs that begin."""
+    """Some rows of a table, and the gaps and new runs to report after they are played."""
 
     table: BlockTable
     start: int
@@ -142,7 +142,7 @@ class RecordedGaps:
         return found
 
     def parts(self, table: BlockTable, start: int, stop: int) -> Iterator[Part]:
-        """Cut rows `[start, stop)` of a table where gaps are to be told, and runs that begin."""
+        """Cut rows `[start, stop)` of a table at gaps and at new runs."""
         if not self._gaps and not self._may_begin_run(table, start, stop):
             yield Part(table, start, stop, ())
             return
@@ -163,7 +163,7 @@ class RecordedGaps:
             yield Part(table, begin, stop, ())
 
     def _coming(self, slice_id: int) -> list[int]:
-        """Return the epochs of a slice behind the one that is played."""
+        """Return the epochs of a slice after the one that is played."""
         return self._runs.get(slice_id, [])[self._run.get(slice_id, 0) + 1 :]
 
     def _may_begin_run(self, table: BlockTable, start: int, stop: int) -> bool:
@@ -193,7 +193,7 @@ class RecordedGaps:
                     yield int(rows[mine.argmax()]), Run(slice_id, epoch)
 
     def _cuts(self, table: BlockTable, number: int) -> Iterator[tuple[int, list[Gap | Run]]]:
-        """Yield the rows of a block before which something is to be told, in order, and that."""
+        """Yield, in order, rows of a block and the gaps and runs to report before each of them."""
         found: dict[int, list[Gap | Run]] = {}
         for row in self._streams(table, number):
             ends = self._ends[row.stream]

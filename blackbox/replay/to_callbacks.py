@@ -103,7 +103,7 @@ class CallbackPlayer:
         listens = gap_hooks or any(callback.kind in _HEAR_OF_GAPS for callback in callbacks)
         self._gaps = RecordedGaps(recordings if listens else (), feeds)
         self._skipped: frozenset[tuple[int, int]] = frozenset()
-        """Slice and epoch of the runs of which messages are not played."""
+        """Slice and epoch of each run with messages that are not played."""
         self._set_callbacks(callbacks)
         for books in self._books():
             books.within = within
@@ -166,7 +166,7 @@ class CallbackPlayer:
         self._lose(self._lacks(run))
 
     def _lacks(self, run: Run) -> set[tuple[int, bytes]]:
-        """Return the keys of a run of which messages are not played, or were not recorded, before its first one."""
+        """Return the keys of a run that lack messages before their first played one."""
         return {(run.slice_id, b"")} if run in self._skipped else self._gaps.late(run)
 
     def _lose(self, streams: set[tuple[int, bytes]]) -> None:

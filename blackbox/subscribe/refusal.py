@@ -1,4 +1,4 @@
-"""What a publisher does not put in force of a slice's filters, and the error of each callback that needs it."""
+"""Filters of a slice that a publisher refuses, and the error of each callback that needs them."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class Subscription:
         self.began_late = False
         """True if none need be confirmed before: the subscriber had started already."""
         self.refusals: deque[Refusal] = deque()
-        """What publishers have refused, until the supervisor takes it."""
+        """Refusals of publishers that the supervisor has not taken yet."""
         self._epoch_of_line: dict[int, int] = {}
         self._heard_on: dict[int, Connection | None] = {}
         """For each line, the connection that it was heard on."""

@@ -197,7 +197,7 @@ def to_pandas(table: pyarrow.Table | pyarrow.RecordBatch) -> pandas.DataFrame:
     """
     import pandas
 
-    frame: pandas.DataFrame = table.to_pandas(strings_to_categorical=False)
+    frame: pandas.DataFrame = table.to_pandas()
     for field in table.schema:
         if pyarrow.types.is_dictionary(field.type):
             frame[field.name] = frame[field.name].astype(object)

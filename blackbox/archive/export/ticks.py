@@ -50,7 +50,7 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
     """Messages of the declared types that are not among the trades, each counted at the first reason that applies."""
 
     misfit: int = 0
-    """Of another size than the schema says."""
+    """The payload has another size than the schema says."""
     not_trades: int = 0
     """Excluded by `TradeFields.only`."""
     no_size: int = 0
