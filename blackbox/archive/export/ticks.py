@@ -137,6 +137,9 @@ class _Symbols:
 class _Tick(ABC):
     """The messages of one declaration. For each column a record also has a flag, named `has_` and the column's name."""
 
+    _read_members: Callable[[Any], tuple[Any, ...]]
+    """Reads the members of a document; set where payloads are JSON."""
+
     def __init__(
         self, schema: Schema, symbols: _Symbols, fields: TradeFields | QuoteFields, names: Mapping[str, str | None]
     ) -> None:
@@ -205,6 +208,13 @@ class _Tick(ABC):
         kind = self._type.encode()
         of_type = numpy.array([self._symbols.rule.split(topic)[1] == kind for topic in batch.topics], bool)
         return numpy.flatnonzero(of_type[batch.topic_index])
+
+    def _documents(self, batch: Batch, members: int) -> tuple[NDArray[numpy.int64], NDArray[Any], list[Any]]:
+        """Return the rows of JSON documents of this type, room for their records, and their members by column."""
+        rows = self._of_type(batch)
+        payloads = batch.payload_list()
+        read = _columns([self._read_members(payloads[row]) for row in rows.tolist()], members)
+        return rows, numpy.zeros(len(rows), self.dtype), list(read)
 
     def _take_fields(self, found: NDArray[Any], records: NDArray[Any]) -> None:
         """Copy fields of typed records to columns."""
@@ -285,10 +295,7 @@ class _Trades(_Tick):
         return rows, found, records[name] == (value.encode() if isinstance(value, str) else value)
 
     def _of_json(self, batch: Batch) -> tuple[NDArray[numpy.int64], NDArray[Any], NDArray[numpy.bool_]]:
-        rows = self._of_type(batch)
-        payloads = batch.payload_list()
-        found = numpy.zeros(len(rows), self.dtype)
-        prices, sizes, ids, only = _columns([self._read_members(payloads[row]) for row in rows.tolist()], 4)
+        rows, found, (prices, sizes, ids, only) = self._documents(batch, 4)
         self._take_numbers(found, "price", prices)
         self._take_numbers(found, "size", sizes)
         self._take_ids(found, ids)
@@ -317,11 +324,8 @@ class _Quotes(_Tick):
             found = numpy.zeros(len(rows), self.dtype)
             self._take_fields(found, records)
         else:
-            rows = self._of_type(batch)
-            payloads = batch.payload_list()
-            found = numpy.zeros(len(rows), self.dtype)
-            read = [self._read_members(payloads[row]) for row in rows.tolist()]
-            for name, values in zip(_QUOTED, _columns(read, len(_QUOTED)), strict=True):
+            rows, found, members = self._documents(batch, len(_QUOTED))
+            for name, values in zip(_QUOTED, members, strict=True):
                 self._take_numbers(found, name, values)
         for side in _SIDES:
             if self._absent is not None:
@@ -535,11 +539,8 @@ class _Broken(_Tick):
             found = numpy.zeros(len(rows), self.dtype)
             self._take_fields(found, records)
         else:
-            rows = self._of_type(batch)
-            payloads = batch.payload_list()
-            found = numpy.zeros(len(rows), self.dtype)
-            read = _columns([self._read_members(payloads[row]) for row in rows.tolist()], len(self._names))
-            for name, values in zip(self._names, read, strict=True):
+            rows, found, members = self._documents(batch, len(self._names))
+            for name, values in zip(self._names, members, strict=True):
                 if name == "trade_id":
                     self._take_ids(found, values)
                 else:
