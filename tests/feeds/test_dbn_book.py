@@ -215,7 +215,9 @@ def test_book_is_not_in_sync_after_lost_messages_of_the_venue_until_a_clear_or_s
     assert unsynced(mbo("T", flags=LAST | MAYBE_BAD_BOOK)) == (1, 1)
     for clearing in ([mbo("R")], [mbo("R", flags=LAST | MAYBE_BAD_BOOK)], [mbo("A", flags=SNAPSHOT | LAST)]):
         assert unsynced(bad, *clearing) == (0, 1)
-    assert unsynced(bad, mbo("A", flags=SNAPSHOT | MAYBE_BAD_BOOK), mbo("A", flags=SNAPSHOT | MAYBE_BAD_BOOK)) == (0, 1)
+    snapshot = [mbo("A", order=order, flags=SNAPSHOT | MAYBE_BAD_BOOK) for order in (1, 2)]
+    assert unsynced(bad, *snapshot) == (0, 1)
+    assert unsynced(bad, *snapshot, snapshot[0]) == (1, 2)  # the snapshot has one order twice
     assert unsynced(bad, mbo("R"), bad) == (1, 2)
 
 

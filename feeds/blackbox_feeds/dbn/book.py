@@ -10,7 +10,9 @@ clears the book, also where no R stands in front of it, as in files from before 
 their own, older ones: the source gives its records the time of the snapshot (`ts_recv`), so a replay delivers them
 together.
 
-F_MAYBE_BAD_BOOK says that messages of the venue are lost. The book is not in sync until the next snapshot or R.
+F_MAYBE_BAD_BOOK says that messages of the venue are lost. The book is not in sync until the next snapshot or R. On
+records of a snapshot the flag is about the channel before it: the snapshot holds all that rests at its time, so with
+it the book is in sync.
 
 Topics name an instrument, not a venue: a file with several venues of one instrument (`publisher_id`) has one book of
 all.
