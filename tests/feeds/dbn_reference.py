@@ -65,27 +65,72 @@ def expected_messages(stream: bytes) -> list[Expected]:
     decoded: list[Any] = decoder.decode()
     metadata, *records = decoded
     last, found = metadata.start, []
-    live: dict[int, str] = {}
-    live_since = 0
+    live: list[Mapped] = []
+    live_since: int | None = None
     for record in records:
         payload = bytes(record)
         time = known_at(payload)
         last = last if time is None else time
         if isinstance(record, databento_dbn.SymbolMappingMsg):
-            live_since = live_since if live else last
-            out = record.stype_out_symbol
-            is_number = out == str(record.instrument_id)
-            live[record.instrument_id] = record.stype_in_symbol if is_number or not out else out
-        name = live.get(record.instrument_id) or _mapped(metadata, record, last)
-        last = max(last, live_since)
+            live_since = last if live_since is None else live_since
+            mapped = _mapped_by(record)
+            live = _in_force(live, mapped)
+            name = mapped.name or _mapped(metadata, record, last)
+        else:
+            time = _index_time(record, last)
+            name = next((each.name for each in live if each.holds(record.instrument_id, time)), "")
+            name = name or _mapped(metadata, record, last)
+        last = max(last, live_since or 0)
         found.append(Expected(f"{name}.{_kind(metadata, payload)}", last, payload, record))
     return found
+
+
+class Mapped(NamedTuple):
+    """A name that a symbol-mapping record gives an instrument for a time."""
+
+    instrument: int
+    name: str
+    start: int
+    end: int
+
+    def holds(self, instrument: int, time: int) -> bool:
+        return self.instrument == instrument and self.start <= time < self.end
+
+
+def _mapped_by(record: Any) -> Mapped:
+    out, asked, number = record.stype_out_symbol, record.stype_in_symbol, record.instrument_id
+    name = asked if not out or out == str(number) else out
+    start = record.start_ts if record.start_ts < 1 << 63 else -(1 << 63)
+    end = record.end_ts if max(start, 0) < record.end_ts < 1 << 63 else (1 << 63) - 1
+    return Mapped(number, name, start, end)
+
+
+def _in_force(live: list[Mapped], new: Mapped) -> list[Mapped]:
+    """Return the mappings in force with a new one of an output symbol."""
+    kept = []
+    start = new.start
+    for old in live:
+        meets = old.start <= new.end and new.start <= old.end
+        if (old.instrument, old.name) == (new.instrument, new.name):
+            if meets:
+                start = min(start, old.start)
+            else:
+                kept.append(old)
+        elif old.start < new.end and new.start < old.end and (old.instrument == new.instrument or old.name == new.name):
+            kept.append(old._replace(end=new.start) if old.start <= new.start else old._replace(start=new.end))
+        else:
+            kept.append(old)
+    return [*kept, new._replace(start=start)] if new.name else kept
+
+
+def _index_time(record: Any, last: int) -> int:
+    return next((int(time) for time in (record.ts_index, record.ts_event) if _is_time(time)), last)
 
 
 def _mapped(metadata: Any, record: Any, last: int) -> str:
     if record.instrument_id == 0:
         return "#system"
-    time = record.ts_index if _is_time(record.ts_index) else record.ts_event if _is_time(record.ts_event) else last
+    time = _index_time(record, last)
     day = datetime.fromtimestamp(time // 10**9, UTC).date()
     numbers_first = str(metadata.stype_in) == "instrument_id"
     for asked, intervals in metadata.mappings.items():

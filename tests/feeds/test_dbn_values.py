@@ -201,15 +201,21 @@ def test_replay_of_a_live_capture_shows_nothing_before_it_was_known(shared: Path
 
 
 def mapping(
-    symbol: bytes | str, instrument: int = 7, requested: bytes | str | None = None, version: int = 3, time: int = START
+    symbol: bytes | str,
+    instrument: int = 7,
+    requested: bytes | str | None = None,
+    version: int = 3,
+    time: int = START,
+    start: int = UNDEFINED,
+    end: int = UNDEFINED,
 ) -> bytes:
     """A symbol-mapping record."""
     out = symbol.encode() if isinstance(symbol, str) else symbol
     asked = out if requested is None else requested.encode() if isinstance(requested, str) else requested
     if version == 1:
-        return struct.pack("<BBHIQ22s22s4xQQ", 20, 0x16, 0, instrument, time, asked, out, UNDEFINED, UNDEFINED)
+        return struct.pack("<BBHIQ22s22s4xQQ", 20, 0x16, 0, instrument, time, asked, out, start, end)
     head = struct.pack("<BBHIQ", 44, 0x16, 0, instrument, time)
-    return head + struct.pack("<B71sB71sQQ", 1, asked, 1, out, UNDEFINED, UNDEFINED)
+    return head + struct.pack("<B71sB71sQQ", 1, asked, 1, out, start, end)
 
 
 def topics_of(source: Dbn) -> list[str]:
@@ -254,6 +260,64 @@ def test_name_is_the_one_in_force_at_the_place_of_the_record(
     names = ["7", "ESZ4", "ESZ4", "8", "ESH5", "ESH5", "ESH5", "ESH5", "ES.v.0", "ES.v.0", "8", "8", "ESZ4", "ESZ4"]
     assert [topic.rpartition(".")[0] for topic in topics_of(source)] == names
     assert topics_of(source) == topics_of(source)
+
+
+def names_of(path: Path, *records: bytes) -> list[str]:
+    """Return the symbols of a stream's records that are no mappings."""
+    source = source_of(path / "a.dbn", metadata_of(schema=None) + b"".join(records))
+    return [
+        name for name, _, kind in (topic.rpartition(".") for topic in topics_of(source)) if kind != "symbol-mapping"
+    ]
+
+
+@pytest.mark.parametrize("version", [1, 3])
+def test_two_mapped_symbols_of_one_instrument_are_refused_naming_both(tmp_path: Path, version: int) -> None:
+    words = r"a.dbn: instrument 5 has two symbols at the same time, 'ES.c.0' and 'ES.v.0': request each"
+    for names in (["ES.c.0", "ES.v.0"], ["ES.v.0", "ES.c.0"], ["ES.c.0", "ES.v.0", "ES.c.0"]):
+        mappings = b"".join(mapping("5", 5, requested=name, version=version) for name in names)
+        head = metadata_of(version, schema=None) + mappings
+        source = source_of(tmp_path / "a.dbn", head + record(instrument=5))
+        with pytest.raises(SourceError, match=words):
+            messages_of(source)
+        by_type = {topic for topic, *_ in messages_of(Dbn(tmp_path / "a.dbn", topic="{type}"))}
+        assert by_type == {b"mbo", b"metadata", b"symbol-mapping"}
+        assert topics_of(source_of(tmp_path / "a.dbn", head + record(instrument=8)))[-1] == "8.mbo"
+    one_venue_name = [mapping("ESM4", 5, requested=name, version=version) for name in ("ES.c.0", "ES.v.0")]
+    head = metadata_of(version, schema=None)
+    assert topics_of(source_of(tmp_path / "a.dbn", head + b"".join(one_venue_name) + record(instrument=5)))[-1] == (
+        "ESM4.mbo"
+    )
+
+
+def test_two_mapped_symbols_at_different_times_are_both_names(tmp_path: Path) -> None:
+    first = mapping("5", 5, requested="ES.c.0", start=START, end=START + 10)
+    second = mapping("5", 5, requested="ES.v.0", start=START + 10)
+    for mappings in ((first, second), (second, first)):
+        records = [record(instrument=5, ts_event=START + each) for each in (-1, 0, 9, 10, 11)]
+        assert names_of(tmp_path, *mappings, *records) == ["5", "ES.c.0", "ES.c.0", "ES.v.0", "ES.v.0"]
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_name_that_rolls_leaves_the_old_instrument(tmp_path: Path, version: int) -> None:
+    """From the second mapping on, records of 5 have no known name."""
+    old, new = (mapping(str(each), each, requested="ES.c.0", version=version) for each in (5, 6))
+    five, six = record(instrument=5), record(instrument=6)
+    head = metadata_of(version, schema=None)
+    source = source_of(tmp_path / "a.dbn", head + b"".join([old, five, six, new, five, six, old, five, six]))
+    assert [topic for topic in topics_of(source) if topic.endswith(".mbo")] == [
+        "ES.c.0.mbo", "6.mbo", "5.mbo", "ES.c.0.mbo", "ES.c.0.mbo", "6.mbo",
+    ]  # fmt: skip
+
+
+def test_roll_at_a_time_counts_by_the_time_of_the_records(tmp_path: Path) -> None:
+    old = mapping("5", 5, requested="ES.c.0", start=START - 100, end=START + 500)
+    new = mapping("6", 6, requested="ES.c.0", start=START + 10, end=START + 900)
+    records = [record(instrument=each, ts_event=START + at) for at in (9, 10, 900) for each in (5, 6)]
+    expected = ["ES.c.0", "6", "5", "ES.c.0", "5", "6"]
+    assert names_of(tmp_path, old, new, *records) == expected
+    again = mapping("5", 5, requested="ES.c.0", start=START - 100, end=START + 10)  # the same, with a new end
+    assert names_of(tmp_path, old, again, new, *records) == expected
+    assert names_of(tmp_path, old, again, *records) == ["ES.c.0", "6", "5", "6", "5", "6"]
 
 
 def test_two_symbols_of_one_instrument_are_refused_naming_both(tmp_path: Path) -> None:
@@ -408,7 +472,8 @@ times = st.one_of(
 def any_records(draw: Callable[..., Any], version: int) -> bytes:
     if draw(st.integers(0, 4)) == 0:
         name = draw(st.sampled_from(["ESZ4", "ESM4 P5230", "É", ""]))
-        return mapping(name, draw(st.integers(7, 9)), version=version, time=draw(times))
+        start, end = draw(times), draw(times)
+        return mapping(name, draw(st.integers(7, 9)), version=version, time=draw(times), start=start, end=end)
     name = draw(st.sampled_from(sorted(TYPED.keys() - {"symbol-mapping"})))
     rtype = TYPED[name][0]
     content = bytearray(record(rtype, draw(st.integers(7, 9)), size=lengths_of(version)[rtype]))

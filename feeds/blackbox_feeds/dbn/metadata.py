@@ -71,11 +71,7 @@ class DbnMetadata:
         time = self.bounds[segment - 1] if segment else _ALWAYS
         names = {name for start, end, name in self._intervals.get(instrument, ()) if start <= time < end}
         if len(names) > 1:
-            first, second = sorted(names)[:2]
-            raise SourceError(
-                f"{self.path}: instrument {instrument} has two symbols at the same time, {first.decode()!r} and "
-                f"{second.decode()!r}: download a file for each of them, or choose a topic template without {{symbol}}"
-            )
+            raise two_symbols(self.path, instrument, *sorted(names)[:2])
         return names.pop() if names else None
 
     def _by_instrument(self) -> dict[int, list[Interval]]:
@@ -99,6 +95,15 @@ class DbnMetadata:
         except library.DBNError as error:
             raise SourceError(f"{self.path}: its DBN metadata cannot be upgraded to version 3: {error}") from error
         return encoded
+
+
+def two_symbols(path: str, instrument: int, first: bytes, second: bytes) -> SourceError:
+    """Return the error for an instrument with two symbols."""
+    told = [name.decode(errors="backslashreplace") for name in (first, second)]
+    return SourceError(
+        f"{path}: instrument {instrument} has two symbols at the same time, {told[0]!r} and {told[1]!r}: request each "
+        "of them by itself, or choose a topic template without {symbol}"
+    )
 
 
 def _ns(day: date) -> int:

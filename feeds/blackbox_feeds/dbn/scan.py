@@ -33,7 +33,7 @@ from blackbox.feed.source import Chunk
 from blackbox.feed.symbol import MARKET_SYMBOL
 from blackbox.native.jit import njit
 from blackbox_feeds.dbn.mapped_names import UNNAMED, MappedAt, MappedNames, has_mappings, mapped_name, note_mapping
-from blackbox_feeds.dbn.metadata import DbnMetadata, databento_dbn
+from blackbox_feeds.dbn.metadata import DbnMetadata, databento_dbn, two_symbols
 from blackbox_feeds.dbn.records import (
     F_BAD_TS_RECV,
     F_MAYBE_BAD_BOOK,
@@ -177,9 +177,9 @@ def scan_records(
             if not is_mapped:
                 kept[_LIVE_SINCE] = time
             is_mapped = True
-            if not note_mapping(mapped, data, position, size - appended, instrument):
-                return n, position, CROWDED
-        name = mapped_name(mapped, instrument) if is_mapped else UNNAMED
+            name = note_mapping(mapped, data, position, size - appended, instrument)
+        else:
+            name = mapped_name(mapped, instrument, named_at) if is_mapped else UNNAMED
         if name == UNNAMED:
             segment = _segment(bounds, named_at, segment)
             number = key_number(topics, instrument + _FIRST_INSTRUMENT, rtype | segment << 8)
@@ -222,7 +222,10 @@ class _Topics(SymbolTopics):
         if "symbol" not in self._form.names or instrument == 0:
             name = MARKET_SYMBOL  # messages of the gateway are about no instrument
         elif symbol < 0:
-            name = self._checked(self._mapped.name(-symbol))
+            mapped_to, (name, *more) = self._mapped.names(-symbol)
+            if more:
+                raise two_symbols(self._metadata.path, mapped_to, name, *more)
+            self._checked(name)
         else:
             found = self._metadata.symbol(instrument, segment)
             name = self._number(b"%d" % instrument) if found is None else self._checked(found)
