@@ -4,7 +4,8 @@
     any other source              each message is of the session that its time is in
 
 Sources without a date may share days, as those that run over midnight do: they are read one after the other, and their
-days get their names when all have been read. Few days are open for writing at a time.
+days get their names when all have been read. Few days are open for writing at a time. Each day of a source has its
+head (`Source.head`).
 
 Of each day, one thread decodes while another encodes and writes. Both run compiled code, without the GIL, but for what
 a source does in Python: days of such sources take turns.
@@ -323,6 +324,8 @@ class _Days:
         self._recent: dict[datetime.date, _OpenDay] = {}
         self._earliest_ns = _earliest_ns(job.feed)
         self._last: _OpenDay | None = None
+        self._headed: set[datetime.date] = set()
+        """The days that have the head of the source that is read."""
 
     def read(self, source: Source, first: datetime.date | None, go_on: Callable[[], None]) -> str | None:
         """Write the messages of a source. `first` is the day of its first message, or None if it has no message.
@@ -335,6 +338,7 @@ class _Days:
             return f"{source!r} has no message" + (f": {reasons}" if reasons else "")
         messages, date = 0, self._job.date
         self._last = self._day(first)
+        self._headed = {first}
         outside = self._last.written.outside
         with closing(read_ahead(source.chunks(), _CHUNKS_AHEAD)) as chunks:
             for chunk in chunks:
@@ -346,7 +350,7 @@ class _Days:
                     self._last.missing += missing if messages else 0
                     messages += len(run.ts_event)
                     if date is None:
-                        self._put_by_time(run)
+                        self._put_by_time(run, source.head)
                     else:
                         self._last.put(run)
         outside = self._last.written.outside - outside
@@ -381,8 +385,11 @@ class _Days:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    def _put_by_time(self, chunk: Chunk) -> None:
-        """Write each message into the day of its time; one without a time into that of the message before."""
+    def _put_by_time(self, chunk: Chunk, head: Chunk | None) -> None:
+        """Write each message into the day of its time; one without a time into that of the message before.
+
+        `head`: what each day of the source begins with.
+        """
         times = chunk.ts_event
         if not len(times):
             return
@@ -400,7 +407,7 @@ class _Days:
                 break
             days.append(session_date(self._job.feed, int(times[numpy.argmax(left)])))
         if len(days) == 1:
-            self._day(days[0]).put(chunk)
+            self._put(days[0], chunk, head)
             return
         timed = numpy.maximum.accumulate(numpy.where(has_time, numpy.arange(len(times)), -1))
         day_of = numpy.where(timed >= 0, day_of[timed], 0)
@@ -408,10 +415,17 @@ class _Days:
             rows = numpy.flatnonzero(day_of == number)
             if len(rows):
                 index, lengths = chunk.topic_index[rows], chunk.lengths[rows]
-                self._day(date).put(
-                    Chunk(chunk.topics, index, times[rows], chunk.payloads, chunk.starts[rows], lengths)
-                )
+                part = Chunk(chunk.topics, index, times[rows], chunk.payloads, chunk.starts[rows], lengths)
+                self._put(date, part, head)
         self._last = self._day(days[day_of[-1]])
+
+    def _put(self, date: datetime.date, chunk: Chunk, head: Chunk | None) -> None:
+        """Write messages into a day. The first ones of this source come after its head, which has their time."""
+        day = self._day(date)
+        if head is not None and date not in self._headed:
+            day.put(head._replace(ts_event=chunk.ts_event[:1]))
+        self._headed.add(date)
+        day.put(chunk)
 
     def _day(self, date: datetime.date) -> _OpenDay:
         """Return a day, open for writing. Raises SourceError when it cannot be."""

@@ -124,6 +124,9 @@ class Source(ABC):
     which none can be found behind such a place those before it."""
     notes: tuple[str, ...] = ()
     """After an iteration: one line for each warning, such as "sequence gaps: 3"."""
+    head: Chunk | None = None
+    """From the first chunk on: the message that stands at the start of the input and that all of it needs, such as the
+    metadata of a file. An import puts it at the start of every later day too."""
 
     @property
     @abstractmethod

@@ -25,10 +25,14 @@ from blackbox.archive import column_writer
 from blackbox.archive.column_writer import ColumnWriter
 from blackbox.archive.compact import compact
 from blackbox.archive.day import recorded_days, session_date
+from blackbox.archive.export.source_file import export
 from blackbox.archive.import_days import import_days
 from blackbox.archive.marks import MarkKind
 from tests.archive.imports import DAY, DAY_NS, NOON, Made, feed_of, told
 from tests.feeds import build
+from tests.feeds.test_dbn import START as DBN_START
+from tests.feeds.test_dbn import metadata_of as dbn_metadata
+from tests.feeds.test_dbn import record as dbn_record
 from tests.recorded import record
 
 REAL: dict[str, Callable[[Path], Source]] = {
@@ -209,8 +213,33 @@ def test_two_files_of_databento_joined_are_two_days(shared_data: Path, tmp_path:
     done = import_days(feed, tmp_path, [Dbn(joined)])
     assert [(str(day.date), day.messages, day.outside) for day in done] == [
         ("2023-12-24", 8_726, 0),
-        ("2023-12-25", 68_792, 0),
+        ("2023-12-25", 1 + 68_792, 0),  # each day has the metadata
     ]
+    for day, head_bytes, text in zip(done, (0, head), texts, strict=True):
+        exported = tmp_path / f"{day.date}.dbn"
+        export(Recording.open(day.path), exported)
+        metadata = texts[0][: 8 + int.from_bytes(texts[0][4:8], "little")]
+        assert exported.read_bytes() == (text if not head_bytes else metadata + text[head_bytes:])
+
+
+@pytest.mark.parametrize("slices", [1, 3])
+def test_each_day_of_a_dbn_file_over_midnight_is_a_file_again(tmp_path: Path, slices: int) -> None:
+    """The second day has the names of its own date, and so has its export, also when that is imported again."""
+    days = [datetime.date(2024, 1, day) for day in (1, 2, 3)]
+    head = dbn_metadata(mappings={"ESH4": [(days[0], days[1], "7")], "ESM4": [(days[1], days[2], "7")]})
+    times = [DBN_START, DBN_START + 1, DBN_START + DAY_NS - 1, DBN_START + DAY_NS, DBN_START + DAY_NS + 5]
+    (tmp_path / "a.dbn").write_bytes(head + b"".join(dbn_record(ts_event=time) for time in times))
+    feed = feed_of("dbn", slices=slices)
+    expected = build.messages_of(Dbn(tmp_path / "a.dbn"))
+    assert [topic for topic, *_ in expected] == [b"#system.metadata", *[b"ESH4.mbo"] * 3, *[b"ESM4.mbo"] * 2]
+    done = import_days(feed, tmp_path, [Dbn(tmp_path / "a.dbn")])
+    assert [(str(day.date), day.messages) for day in done] == [("2024-01-01", 4), ("2024-01-02", 3)]
+    kept = [expected[:4], [(b"#system.metadata", times[3], head), *expected[4:]]]
+    for day, messages in zip(done, kept, strict=True):
+        export(Recording.open(day.path), tmp_path / f"{day.date}.dbn")
+        assert build.messages_of(Dbn(tmp_path / f"{day.date}.dbn")) == messages
+        (again,) = import_days(feed, tmp_path / "again", [Dbn(tmp_path / f"{day.date}.dbn")])
+        assert (again.date, again.messages) == (day.date, len(messages))
 
 
 def test_a_date_that_is_not_that_of_the_messages_is_an_error_and_leaves_no_day(tmp_path: Path) -> None:

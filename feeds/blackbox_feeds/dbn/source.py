@@ -2,7 +2,7 @@
 
 Payloads are the records. Definitions, statistics and messages of the gateway in version 1 or 2 are upgraded to version
 3, with their metadata; all others are the bytes of the file. The metadata is the first message, of topic
-`#system.metadata`: with it an export is a DBN file again.
+`#system.metadata`, and the first of each later day of an import: with it an export is a DBN file again.
 
     Dbn("glbx-mdp3-20231225.mbo.dbn.zst").publish(publisher)
 """
@@ -77,13 +77,14 @@ class Dbn(Source):
         from blackbox_feeds.dbn.metadata import DbnMetadata
         from blackbox_feeds.dbn.scan import RecordReader
 
-        self.truncated, self.notes = None, ()
+        self.truncated, self.notes, self.head = None, (), None
         with open_window(self.path, expected=_EXPECTED) as window:
             metadata = DbnMetadata(window)
             reader = RecordReader(self._form, metadata)
             records = in_order(self._records(window, reader, metadata.size), reader.delays)
             first = next(records, None)
-            yield reader.head(first)
+            self.head = reader.head(first)
+            yield self.head
             if first is not None:
                 yield first
                 yield from records
