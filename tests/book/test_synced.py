@@ -292,10 +292,24 @@ def test_damaged_block_unsyncs_the_book_before_the_next_message(tmp_path: Path, 
     assert synced_at_each(damaged_day(tmp_path), order=by)[1:] == found[1:]
 
 
-def test_books_built_before_the_start_know_of_a_damaged_block(tmp_path: Path) -> None:
-    recording = damaged_day(tmp_path)
-    assert synced_at_each(recording, start=40, books=True) == [False]
-    assert not recording.book_at(40).synced
+@pytest.mark.parametrize(("clears", "synced"), [({0}, False), ({0, 2}, True), ({2}, True), (set(), False)])
+def test_books_lose_sync_at_the_place_of_a_damaged_block(tmp_path: Path, clears: set[int], synced: bool) -> None:
+    """A clear mends the books only if it comes after the damaged block; both are in one table."""
+    feed = Feed.local("mbo", slices=1, schema="dbn")
+    day = Day(tmp_path, feed)
+    records = [mbo("R" if number in clears else "A", order=number) for number in range(4)]
+    rows = [Row(b"X.mbo", each, 10 * number) for number, each in enumerate(records, 1)]
+    blocks = [Put((row,), schema=DBN.schema_id, sequence=n, ts_out=n) for n, row in enumerate(rows)]
+    damage_body(day.put(0, *blocks), 1)
+    recording = Recording.open(day.path)
+    assert recording.book_at(40).synced == synced
+    assert not recording.book_at(30).synced
+    subscriber = Subscriber(feed)
+    book = subscriber.book(b"")
+    found: list[bool] = []
+    subscriber.on(b"")(lambda message: found.append(book.synced))
+    subscriber.replay(recording, order="sent")
+    assert found == [0 in clears, synced, synced]
 
 
 def two_days(path: Path, first: tuple[Put, ...], second: tuple[Put, ...]) -> list[Recording]:
