@@ -9,7 +9,7 @@ import re
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -400,6 +400,20 @@ def test_a_bad_record_stops_and_says_where(tmp_path: Path, bad: bytes, words: st
         assert source.truncated is not None
         place = len(head) + 56
         assert re.match(rf"{re.escape(str(path))}: no valid record starts at byte {place}: {words}", source.truncated)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard.compress])
+@pytest.mark.parametrize("many", [1, 100_000])
+def test_joined_streams_end_at_the_second_and_say_what_is_left(
+    tmp_path: Path, pack: Callable[[bytes], bytes], many: int
+) -> None:
+    stream = metadata_of() + record() * many
+    source = source_of(tmp_path / "a.dbn", pack(stream) + pack(stream) if pack is not bytes else stream * 2)
+    assert len(messages_of(source)) == 1 + many
+    assert source.truncated == (
+        f"{tmp_path / 'a.dbn'}: another DBN stream starts at byte {len(stream)}, and its {len(stream):,} bytes are not "
+        "read: files were joined, read each of them by itself"
+    )
 
 
 def test_truncated_at_every_byte(tmp_path: Path) -> None:

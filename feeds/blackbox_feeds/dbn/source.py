@@ -97,14 +97,27 @@ class Dbn(Source):
                 window.release(reader.position)
             complaint = reader.complaint(window.data)
             if complaint is not None:
-                place = window.start + reader.position
-                self.truncated = f"{window.path}: no valid record starts at byte {place}: {complaint}"
+                self.truncated = _stop_at(window, reader.position, complaint)
                 return
             if window.last:
                 self.truncated = window.ending(reader.position, "record")
                 return
             window.slide(reader.position)
             position = 0
+
+
+def _stop_at(window: FileWindow, position: int, complaint: str) -> str:
+    """Return why reading ends at a place where no record is."""
+    place = window.start + position
+    if not METADATA.startswith(window.data[position : position + len(METADATA)].tobytes()):
+        return f"{window.path}: no valid record starts at byte {place}: {complaint}"
+    while not window.last:
+        window.slide(len(window.data))
+    left = window.start + len(window.data) - place
+    return (
+        f"{window.path}: another DBN stream starts at byte {place}, and its {left:,} bytes are not read: files were "
+        "joined, read each of them by itself"
+    )
 
 
 class _DbnExporter:
