@@ -283,6 +283,57 @@ def test_a_cut_zstd_file_is_told_wherever_it_is_cut(tmp_path: Path, text: bytes)
         assert window.fault == f"zstd data ends early, at packed byte {size}"
 
 
+@pytest.mark.parametrize("seed", range(16))
+def test_after_cut_or_damaged_zstd_frames_the_next_one_is_read(tmp_path: Path, text: bytes, seed: int) -> None:
+    """Frames 2 and 3 of 5 are cut or damaged. Parts of noise are in blocks that are not packed."""
+    chance = random.Random(seed)
+    noise = chance.randbytes(300_000)
+    parts = [text, *chance.choice([(text[: len(text) // 2], text), (noise, noise)]), text[:1_000], noise]
+    pack = zstandard.ZstdCompressor(chance.choice([1, 9]), write_checksum=True).compress
+    frames = [pack(part) for part in parts]
+    path = tmp_path / "text"
+    bad = bytearray(frames[2])
+    bad[chance.randrange(len(bad) - 2_000, len(bad))] ^= 1 << chance.randrange(8)
+    cut = frames[1][: chance.randrange(5, len(frames[1]))]
+    other = frames[2][: chance.randrange(5, len(frames[2]))]
+    for second, third in ((cut, other), (cut, bytes(bad)), (bytes(bad), cut)):
+        rubbish = b"rubbish" * chance.choice([0, 3])
+        path.write_bytes(frames[0] + second + rubbish + third + frames[3] + frames[4])
+        pieces, faults, behind = pieces_of(open_window(path, chance.choice([100, 4_096, 1 << 20])))
+        assert b"".join(pieces).endswith(parts[3] + parts[4])
+        assert pieces[0].startswith(parts[0])
+        assert len(faults) in (1, 2, 3)
+        assert None not in behind
+        assert faults[0].startswith("zstd data ")
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_a_cut_zstd_frame_ends_where_the_next_begins(tmp_path: Path, text: bytes, seed: int) -> None:
+    chance = random.Random(seed)
+    part = chance.choice([text, chance.randbytes(300_000)])
+    pack = zstandard.ZstdCompressor(chance.choice([1, 9]), write_checksum=True).compress
+    first, second, last = pack(text), pack(part), pack(text[:50_000])
+    cut, again = (chance.randrange(5, len(second)) for _ in range(2))
+    path = tmp_path / "text"
+    path.write_bytes(first + second[:cut] + second[:again] + last)
+    pieces, faults, behind = pieces_of(open_window(path, chance.choice([100, 4_096, 1 << 20])))
+    assert len(pieces) == 3
+    assert pieces[0].startswith(text)
+    assert (text + part).startswith(pieces[0]), "what follows the cut is never part of it"
+    assert part.startswith(pieces[1])
+    assert pieces[2] == text[:50_000]
+    places = [len(first) + cut, len(first) + cut + again]
+    assert faults == [f"zstd data ends early, at packed byte {at}" for at in places]
+    assert behind == [f"reading goes on at compressed byte {at}, after 0 bytes that do not unpack" for at in places]
+
+
+def test_zstd_inside_of_zstd_is_no_cut(tmp_path: Path, text: bytes) -> None:
+    inner = zstandard.compress(random.Random(4).randbytes(200_000)) * 2
+    path = tmp_path / "text"
+    path.write_bytes(zstandard.compress(inner + text + inner, 1))
+    assert pieces_of(open_window(path, 30_000)) == ([inner + text + inner], [], [])
+
+
 def test_corrupt_zstd_and_what_follows_it_are_told(tmp_path: Path, text: bytes) -> None:
     packed = bytearray(zstandard.ZstdCompressor(write_checksum=True).compress(text))
     path = tmp_path / "text"

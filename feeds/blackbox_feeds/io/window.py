@@ -153,6 +153,14 @@ class PackedWindow(FileWindow):
     def _unpack(self, room: int) -> bytes:
         """Return up to `room` more bytes, perhaps none yet; calls `_stop` at the end."""
 
+    def _go_on(self, damaged: int, found: int) -> str:
+        """Show what unpacks from packed byte `found` on, after damage at another; return their places in words."""
+        self.start += len(self.data)
+        self.data = self.data[:0]
+        self.last, self.fault = False, None
+        self.slide(0)
+        return f"reading goes on at compressed byte {found}, after {found - damaged:,} bytes that do not unpack"
+
     def _stop(self, fault: str | None) -> None:
         self.last = True
         self.fault = fault
@@ -179,11 +187,7 @@ class InflatingWindow(PackedWindow):
             return None
         self._at = found
         self._begin_member()
-        self.start += len(self.data)
-        self.data = self.data[:0]
-        self.last, self.fault = False, None
-        self.slide(0)
-        return f"reading goes on at compressed byte {found}, after {found - damaged:,} bytes that do not unpack"
+        return self._go_on(damaged, found)
 
     def _begin_member(self) -> None:
         self._inflater = zlib.decompressobj(31)
