@@ -125,8 +125,8 @@ class Source(ABC):
     notes: tuple[str, ...] = ()
     """After an iteration: one line for each warning, such as "sequence gaps: 3"."""
     head: Chunk | None = None
-    """From the first chunk on: the message that stands at the start of the input and that all of it needs, such as the
-    metadata of a file. An import puts it at the start of every later day too."""
+    """From the first chunk on: the message at the start of the input, if each day needs it, such as the metadata of a
+    file. An import puts it at the start of every later day too."""
 
     @property
     @abstractmethod

@@ -224,7 +224,7 @@ def test_two_files_of_databento_joined_are_two_days(shared_data: Path, tmp_path:
 
 @pytest.mark.parametrize("slices", [1, 3])
 def test_each_day_of_a_dbn_file_over_midnight_is_a_file_again(tmp_path: Path, slices: int) -> None:
-    """The second day has the names of its own date, and so has its export, also when that is imported again."""
+    """The second day, its export, and an import of that export have the names of the second date."""
     days = [datetime.date(2024, 1, day) for day in (1, 2, 3)]
     head = dbn_metadata(mappings={"ESH4": [(days[0], days[1], "7")], "ESM4": [(days[1], days[2], "7")]})
     times = [DBN_START, DBN_START + 1, DBN_START + DAY_NS - 1, DBN_START + DAY_NS, DBN_START + DAY_NS + 5]

@@ -412,7 +412,7 @@ def test_joined_streams_end_at_the_second_and_say_what_is_left(
     assert len(messages_of(source)) == 1 + many
     assert source.truncated == (
         f"{tmp_path / 'a.dbn'}: another DBN stream starts at byte {len(stream)}, and its {len(stream):,} bytes are not "
-        "read: files were joined, read each of them by itself"
+        "read: files were joined, expected one: split them there"
     )
 
 

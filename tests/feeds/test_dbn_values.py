@@ -272,7 +272,7 @@ def names_of(path: Path, *records: bytes) -> list[str]:
 
 @pytest.mark.parametrize("version", [1, 3])
 def test_two_mapped_symbols_of_one_instrument_are_refused_naming_both(tmp_path: Path, version: int) -> None:
-    words = r"a.dbn: instrument 5 has two symbols at the same time, 'ES.c.0' and 'ES.v.0': request each"
+    words = r"a.dbn: instrument 5 has two symbols at the same time, 'ES.c.0' and 'ES.v.0': request one"
     for names in (["ES.c.0", "ES.v.0"], ["ES.v.0", "ES.c.0"], ["ES.c.0", "ES.v.0", "ES.c.0"]):
         mappings = b"".join(mapping("5", 5, requested=name, version=version) for name in names)
         head = metadata_of(version, schema=None) + mappings

@@ -1,7 +1,7 @@
 """Names of instruments from symbol-mapping records, which a live session sends among the others, in compiled code.
 
 A mapping is in force from its place in the stream on, for records with a time in its interval `[start_ts, end_ts)`. As
-in Databento's clients, an undefined start or end is none, and the name is the output symbol, or the requested symbol
+in Databento's clients, an undefined start or end is no limit. The name is the output symbol, or the requested symbol
 where the output is the instrument's number.
 
     same name and instrument again    the interval gets the new end
@@ -52,7 +52,7 @@ class _Mapping(SharedRecord):
     """The number of the instrument among the mapped ones."""
     is_requested = Field()
     next_of_instrument = Field()
-    """The number of the next mapping of this instrument, and of this name; 0: there is none."""
+    """The number of the next mapping of this instrument, and of this name; 0 at the end."""
     next_of_name = Field()
 
 
@@ -66,7 +66,7 @@ class MappedAt(NamedTuple):
     texts: NumberingAt
     instruments: NumberingAt
     mappings: int
-    """Address of all mappings, of which number 0 is none."""
+    """Address of all mappings. They are numbered from 1."""
     used: int
     """Address of an int64: how many mappings there are."""
     of_instrument: int
@@ -163,7 +163,7 @@ def note_mapping(mapped: MappedAt, data: NDArray[numpy.uint8], start: int, size:
         name = number_of(mapped.texts, data.ctypes.data + text, length) + 1
     if place == FULL or (name == FULL + 1 and length > 0):
         return FULL
-    return name if _put(mapped, place, name, begin, end, is_requested) else FULL
+    return int(name) if _put(mapped, place, name, begin, end, is_requested) else FULL
 
 
 @njit(nogil=True, cache=True)
@@ -232,4 +232,4 @@ def mapped_name(mapped: MappedAt, instrument: int, time: int) -> int:
                 return FULL if pair == FULL else pair + 1
             name = each.name
         number = each.next_of_instrument
-    return name
+    return int(name)

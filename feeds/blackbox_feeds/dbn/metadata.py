@@ -101,8 +101,8 @@ def two_symbols(path: str, instrument: int, first: bytes, second: bytes) -> Sour
     """Return the error for an instrument with two symbols."""
     told = [name.decode(errors="backslashreplace") for name in (first, second)]
     return SourceError(
-        f"{path}: instrument {instrument} has two symbols at the same time, {told[0]!r} and {told[1]!r}: request each "
-        "of them by itself, or choose a topic template without {symbol}"
+        f"{path}: instrument {instrument} has two symbols at the same time, {told[0]!r} and {told[1]!r}: request "
+        "one of them, or choose a topic template without {symbol}"
     )
 
 

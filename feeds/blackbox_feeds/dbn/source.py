@@ -116,7 +116,7 @@ def _stop_at(window: FileWindow, position: int, complaint: str) -> str:
     left = window.start + len(window.data) - place
     return (
         f"{window.path}: another DBN stream starts at byte {place}, and its {left:,} bytes are not read: files were "
-        "joined, read each of them by itself"
+        "joined, expected one: split them there"
     )
 
 
