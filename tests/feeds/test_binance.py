@@ -52,6 +52,7 @@ LINES = {
     "spot_ethusdt": 33_618,
     "usdm_btcusdt": 93_954,
 }
+YEAR_2000, YEAR_2100 = 946_684_800 * 10**9, 4_102_444_800 * 10**9
 RECEIVED = 1_723_161_254_087_896_568
 TRADE = b'{"stream":"btcusdt@trade","data":{"e":"trade","E":1723161255343,"s":"BTCUSDT","p":"1.5"}}'
 
@@ -123,36 +124,63 @@ def read(tmp_path: Path, text: bytes, **options: Any) -> tuple[list[tuple[str, i
     ("frame", "topic", "ts_event"),
     [
         (TRADE, "btcusdt.trade", 1_723_161_255_343_000_000),
-        (b'{"data":{"E":5,"e":"trade"},"stream":"btcusdt@trade"}', "btcusdt.trade", 5_000_000),
-        (b'{"stream":"btcusdt@aggTrade","data":{"T":7}}', "btcusdt.aggTrade", 7_000_000),
-        (b'{"stream":"btcusdt@aggTrade","data":{"T":7,"E":8}}', "btcusdt.aggTrade", 8_000_000),
-        (b'{"stream":"btcusdt@kline_1m","data":{"E":9,"k":{"E":1,"T":1,"s":"X"}}}', "btcusdt.kline_1m", 9_000_000),
+        (
+            b'{"data":{"E":1700000000005,"e":"trade"},"stream":"btcusdt@trade"}',
+            "btcusdt.trade",
+            1_700_000_000_005_000_000,
+        ),
+        (b'{"stream":"btcusdt@aggTrade","data":{"T":1700000000007}}', "btcusdt.aggTrade", 1_700_000_000_007_000_000),
+        (
+            b'{"stream":"btcusdt@aggTrade","data":{"T":7,"E":1700000000008}}',
+            "btcusdt.aggTrade",
+            1_700_000_000_008_000_000,
+        ),
+        (
+            b'{"stream":"btcusdt@kline_1m","data":{"E":1700000000009,"k":{"E":1,"T":1,"s":"X"}}}',
+            "btcusdt.kline_1m",
+            1_700_000_000_009_000_000,
+        ),
         (b'{"stream":"btcusdt@depth20@100ms","data":{"lastUpdateId":1}}', "btcusdt.depth20", RECEIVED),
         (b'{"stream":"!markPrice@arr@1s","data":[{"E":1,"s":"X"}]}', "#system.markPrice", RECEIVED),
-        (b'{"stream":"!bookTicker","data":{"u":1,"s":"BNBUSDT","E":3}}', "bnbusdt.bookTicker", 3_000_000),
+        (
+            b'{"stream":"!bookTicker","data":{"u":1,"s":"BNBUSDT","E":1700000000003}}',
+            "bnbusdt.bookTicker",
+            1_700_000_000_003_000_000,
+        ),
         (b'{"e":"aggTrade","E":1700000000000,"s":"BNBBTC"}', "bnbbtc.aggTrade", 1_700_000_000_000_000_000),
         (b'{"e":"depthUpdate","E":1700000000000123,"s":"BNBBTC"}', "bnbbtc.depth", 1_700_000_000_000_123_000),
         (b'{"e":"markPriceUpdate","E":1700000000000123456,"s":"A"}', "a.markPrice", 1_700_000_000_000_123_456),
-        (b'{"e":"forceOrder","E":4,"o":{"s":"A","T":3}}', "#system.forceOrder", 4_000_000),
+        (b'{"e":"forceOrder","E":1700000000004,"o":{"s":"A","T":3}}', "#system.forceOrder", 1_700_000_000_004_000_000),
         (b'{"u":4,"s":"BNBUSDT","b":"2","B":"3","a":"2","A":"4"}', "bnbusdt.bookTicker", RECEIVED),
-        (b'{"lastUpdateId":1,"E":2,"symbol":"BTCUSD_PERP","bids":[]}', "btcusd_perp.snapshot", 2_000_000),
+        (
+            b'{"lastUpdateId":1,"E":1700000000002,"symbol":"BTCUSD_PERP","bids":[]}',
+            "btcusd_perp.snapshot",
+            1_700_000_000_002_000_000,
+        ),
         (b'{"lastUpdateId":1,"bids":[["1","2"]]}', "#unknown.snapshot", RECEIVED),
         (b'{"result":null,"id":1}', "#system.other", RECEIVED),
         (b"{}", "#system.other", RECEIVED),
-        (b'{ "stream" : "a@trade" , "data" : { "E" : 6 , "x" : [ ] , "y" : { } } }', "a.trade", 6_000_000),
-        (b'{"x":"\\"},{\\\\","e":"t","E":1}', "#system.t", 1_000_000),
+        (
+            b'{ "stream" : "a@trade" , "data" : { "E" : 1700000000006 , "x" : [ ] , "y" : { } } }',
+            "a.trade",
+            1_700_000_000_006_000_000,
+        ),
+        (b'{"x":"\\"},{\\\\","e":"t","E":1700000000001}', "#system.t", 1_700_000_000_001_000_000),
         (b'{"x":{"stream":"no@no","data":{"e":"no","E":1}},"e":"t"}', "#system.t", RECEIVED),
         (b'{"data":{"data":{"E":1},"stream":"no@no"},"e":"t"}', "#system.t", RECEIVED),
         (b'{"data":[{"E":1}],"e":"t"}', "#system.t", RECEIVED),
-        (b'{"E":"5","e":"t"}', "#system.t", 5_000_000),
+        (b'{"E":"1700000000005","e":"t"}', "#system.t", 1_700_000_000_005_000_000),
         (b'{"E":-5,"e":"t"}', "#system.t", RECEIVED),
+        (b'{"E":0,"T":0,"e":"t"}', "#system.t", RECEIVED),
+        (b'{"E":0,"T":4102444799999,"e":"t"}', "#system.t", 4_102_444_799_999_000_000),
+        (b'{"E":946684800000,"e":"t"}', "#system.t", 946_684_800_000_000_000),
         (b'{"E":1.5e3,"e":"t"}', "#system.t", RECEIVED),
-        (b'{"E":null,"T":2,"e":"t"}', "#system.t", 2_000_000),
+        (b'{"E":null,"T":1700000000002,"e":"t"}', "#system.t", 1_700_000_000_002_000_000),
         (b'{"stream":"a b\xc3\xa9@t\\u0041"}', "a b\u00e9.tA", RECEIVED),
         (b'{"stream":"A\xc3\x89b@trade"}', "a\u00c9b.trade", RECEIVED),
         (b'{"e":"trade","s":"A\xc4\xb0"}', "a\u0130.trade", RECEIVED),
         (b'{"e":"trade","s":"\\ud83d\\ude00\\"\\\\"}', '\U0001f600"\\.trade', RECEIVED),
-        (b'{"e":null,"s":null,"stream":null,"E":2}', "#system.other", 2_000_000),
+        (b'{"e":null,"s":null,"stream":null,"E":1700000000002}', "#system.other", 1_700_000_000_002_000_000),
     ],
 )
 def test_every_kind_of_frame(tmp_path: Path, frame: bytes, topic: str, ts_event: int) -> None:
@@ -277,6 +305,17 @@ BAD_LINES = [
     (b'%d {"stream":"a\xed\xa0\x80@trade"}' % RECEIVED, "stream, event or symbol was .*, which cannot be a name"),
     (b'%d {"stream":"a\xff@trade"}' % RECEIVED, "stream, event or symbol was .*, which cannot be a name"),
     (b'%d {"stream":"a\\x@trade"}' % RECEIVED, "stream, event or symbol was .*, which cannot be a name: JSON is mal"),
+    (
+        b'%d {"E":1723161255,"e":"t"}' % RECEIVED,
+        "its event time, else its receive time, was outside the years 2000 to 2099",
+    ),
+    (b'%d {"E":1,"T":1723161255343,"e":"t"}' % RECEIVED, "its event time"),
+    (b'%d {"E":946684799999,"e":"t"}' % RECEIVED, "its event time"),
+    (b'%d {"E":4102444800000,"e":"t"}' % RECEIVED, "its event time"),
+    (b'%d {"E":9999999999999999999,"e":"t"}' % RECEIVED, "its event time"),
+    (b'%d {"E":%d,"e":"t"}' % (RECEIVED, 2**64 + 1_723_161_255_343), "its event time"),
+    (b'0000000001723161254 {"e":"t"}', "its event time, else its receive time, was outside the years 2000 to 2099"),
+    (b'9999999999999999999 {"e":"t"}', "its event time, else its receive time, was outside the years 2000 to 2099"),
     (b'%d {"stream":"a@tra.de"}' % RECEIVED, r"type was 'tra\.de', expected one without '\.'"),
 ]
 
@@ -536,7 +575,12 @@ def test_what_is_no_such_file_is_one_clear_error(tmp_path: Path) -> None:
 KEYS = st.sampled_from(["e", "E", "T", "s", "b", "B", "A", "data", "stream", "symbol", "lastUpdateId"])
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="."), max_size=6)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**25), 10**25) | st.floats(allow_nan=False) | TEXTS,
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**25), 10**25)
+    | st.integers(YEAR_2000 // 10**6, YEAR_2100 // 10**6)
+    | st.floats(allow_nan=False)
+    | TEXTS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4) | KEYS, inner, max_size=4),
     max_leaves=12,
 )
@@ -556,8 +600,22 @@ def names_in(frame: dict[str, Any]) -> dict[str, str]:
 
 
 def is_bad(frame: dict[str, Any]) -> bool:
-    """Whether a name has a control character, which no topic can have."""
-    return any(unicodedata.category(each) == "Cc" for name in names_in(frame).values() for each in name)
+    """Return True if a name has a control character, or the time is outside the years 2000 to 2099."""
+    wrong = any(unicodedata.category(each) == "Cc" for name in names_in(frame).values() for each in name)
+    return wrong or time_of(frame) is None
+
+
+def time_of(frame: dict[str, Any]) -> int | None:
+    """Return the exchange's time of a frame in ns, 0 if it has none, None if it is outside the years 2000 to 2099."""
+    times = {}
+    for key, value in frame.items():
+        level = value if key == "data" and isinstance(value, dict) else {key: value}
+        times.update({each: time for each, time in level.items() if not isinstance(time, dict | list)})
+    for text in (str(times.get("E")), str(times.get("T"))):
+        if re.fullmatch("[0-9]+", text) and int(text):
+            units = [unit for unit in (10**6, 10**3, 1) if YEAR_2000 <= int(text) * unit < YEAR_2100]
+            return int(text) * units[0] if units else None
+    return 0
 
 
 @settings(max_examples=examples(150))
@@ -580,11 +638,8 @@ def test_any_json_is_read_whole_and_damage_never_crashes(
         f"{path}: {left_out} of {len(frames)} lines were bad and left out: " if left_out else ""
     )
     assert (source.truncated is None) == (left_out == 0)
-    for frame, (_, ts_event, _) in zip(good, found, strict=True):
-        data = frame.get("data")
-        times = [level["E"] for level in (frame, data) if isinstance(level, dict) and "E" in level]
-        if len(times) == 1 and type(times[0]) is int and 0 < times[0] < 10**14:
-            assert ts_event == times[0] * 1_000_000
+    for frame, (_, ts_event, payload) in zip(good, found, strict=True):
+        assert ts_event == (time_of(frame) or split(payload)[0])
     flipped = bytearray(text)
     chance = random.Random(seed)
     for _ in range(3):

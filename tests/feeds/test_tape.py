@@ -337,6 +337,7 @@ def topics_and_payloads(source: Tape) -> dict[bytes, bytes]:
         TRADES.replace(b"\n", b"\r\n"),
         TRADES.replace(b"\n", b"\r\n") + b"\r\n",
         b"0,0,0,,,0",
+        b"0,-1,1,P,0,0\n1,-999999999999999999,1,P,0,0\n",
         b"86399999,999999999999999999,4294967295,~,~~~~~~~~,1\n",
     ],
 )
@@ -348,6 +349,31 @@ def test_line_ends_and_extremes_come_out_byte_for_byte(tmp_path: Path, text: byt
     assert source.truncated is None
     export(recording, tmp_path / "day.zip")
     assert members_of(tmp_path / "day.zip") == {"20131007_brk.a_Trade_Tick.csv": text}
+
+
+@pytest.mark.parametrize("window_bytes", [1, 7, 1 << 16])
+def test_prices_at_or_below_zero_are_prices(tmp_path: Path, window_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but a side of a quote with price 0, which says nothing about that side."""
+    monkeypatch.setattr(blackbox_feeds.tape.source, "_LEAST_BYTES", window_bytes)
+    monkeypatch.setattr(blackbox_feeds.tape.source, "_DAY_BYTES", window_bytes)
+    texts = {
+        "20131007_cl_Quote_Tick.csv": b"1,-376300,5,-100,6,P,0,0\n2,0,0,250,7,P,0,0\n3,-5,1,0,0,P,0,0\n",
+        "20131007_cl_Trade_Tick.csv": b"1,-376300,5,P,0,0\n2,0,1,P,0,0\n3,100,2,P,0,0\n",
+    }
+    (tmp_path / "in").mkdir()
+    for name, text in texts.items():
+        (tmp_path / "in" / name).write_bytes(text)
+    source = Tape(tmp_path / "in")
+    recording = recorded(tmp_path / "out", lambda: source, slices=1)
+    assert source.truncated is None
+    assert recording.trades.to_polars()["price"].to_list() == [-37.63, 0, 0.01]
+    assert recording.quotes.to_polars().select("bid_price", "ask_price").rows() == [
+        (-37.63, -0.01),
+        (-37.63, 0.025),
+        (-0.0005, 0.025),
+    ]
+    export(recording, tmp_path / "day.zip")
+    assert members_of(tmp_path / "day.zip") == texts
 
 
 def test_rows_published_twice_do_not_run_together(tmp_path: Path) -> None:
@@ -382,8 +408,14 @@ def test_messages_of_another_form_are_not_written(tmp_path: Path) -> None:
     [
         (b"x,1,1,P,0,0", "time_ms was 'x', expected a whole number, 0 to 86399999, without leading zeros"),
         (b"86400000,1,1,P,0,0", "time_ms was '86400000', expected a whole number, 0 to 86399999"),
-        (b"1,01,1,P,0,0", "price was '01', expected a whole number, 0 to 999999999999999999"),
-        (b"1,-5,1,P,0,0", "price was '-5', expected a whole number"),
+        (b"1,01,1,P,0,0", "price was '01', expected a whole number, -999999999999999999 to 999999999999999999, w"),
+        (b"1,-,1,P,0,0", "price was '-', expected a whole number, -999"),
+        (b"1,-0,1,P,0,0", "price was '-0', expected a whole number"),
+        (b"1,-05,1,P,0,0", "price was '-05', expected a whole number"),
+        (b"1,--5,1,P,0,0", "price was '--5', expected a whole number"),
+        (b"1,-1000000000000000000,1,P,0,0", "price was '-1000000000000000000', expected a whole number"),
+        (b"1,5,-1,P,0,0", "size was '-1', expected a whole number, 0 to 4294967295"),
+        (b"-1,5,1,P,0,0", "time_ms was '-1', expected a whole number, 0 to 86399999"),
         (b"1,1.5,1,P,0,0", "price was '1.5', expected a whole number"),
         (b"1,1000000000000000000,1,P,0,0", "price was '1000000000000000000', expected a whole number"),
         (b"1,1,4294967296,P,0,0", "size was '4294967296', expected a whole number, 0 to 4294967295"),

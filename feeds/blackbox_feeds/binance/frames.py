@@ -3,7 +3,8 @@
     line = time | space | { ... } | line end
     time = 19 digits of ns; or 16 of us, 13 of ms, 10 of s, perhaps with a fraction
 
-A line of another form is skipped up to the next line feed, and counted. So is a line whose names a topic cannot hold.
+A line of another form is skipped up to the next line feed, and counted. So is a line whose names a topic cannot hold,
+or with a time outside the years 2000 to 2099.
 An empty line is skipped. A byte order mark may stand before any line.
 
 A frame is walked once, text by text and bracket by bracket. Only these fields are looked at, on the top level and in
@@ -36,9 +37,10 @@ from blackbox_feeds.io.topics import KeyedTopics
 MAX_KEYS: Final = 1 << 16
 """More distinct streams than this are taken for corrupt input."""
 
-END, FILLED, PARTIAL, BAD_TIME, BAD_FRAME, BAD_END, LONG_KEY, CROWDED = range(8)
+END, FILLED, PARTIAL, BAD_TIME, BAD_FRAME, BAD_END, LONG_KEY, CROWDED, OTHER_TIME = range(9)
 """END, FILLED, PARTIAL and CROWDED say why the kernel stopped: no more bytes, full columns, an incomplete line, too
-many streams. The others are faults of a line: no receive time, no JSON object, no line end after it, too long names."""
+many streams. The others are faults of a line: no receive time, no JSON object, no line end after it, too long names, a
+time outside the years 2000 to 2099."""
 
 _STREAM, _EVENT, _SYMBOL, _EVENT_TIME, _TIME, _UPDATE_ID, _BID_SIZE, _ASK_SIZE = range(8)
 _DATA, _OTHER = 8, 9
@@ -50,6 +52,9 @@ _NAME: Final = Decoder[str]("json", str)
 _KEY_BYTES: Final = 1024
 _MEAN_KEY_BYTES: Final = 64
 _TIME_DIGITS = 19
+_EARLIEST_NS, _LATEST_NS = 946_684_800_000_000_000, 4_102_444_800_000_000_000
+"""2000-01-01 and 2100-01-01 UTC: a time outside is in another unit, or wrong."""
+_LARGEST = (1 << 63) - 1
 _DEEPEST = 62
 _PRIME = 0x100000001B3
 _BASIS = 0x4BF29CE484222325
@@ -219,14 +224,12 @@ def _scan(data: NDArray[numpy.uint8], at: int, fields: NDArray[numpy.int64]) -> 
 
 @njit(nogil=True, cache=True)
 def _whole_number(data: NDArray[numpy.uint8], start: int, end: int) -> int:
-    """Return the number of at most 19 digits that stands there, or -1."""
-    if not 0 < end - start <= _TIME_DIGITS:
-        return -1
-    value = 0
+    """Return the number in these bytes, `_LARGEST` for a larger one; -1 for anything else."""
+    value = 0 if start < end else -1
     for at in range(start, end):
         if not _ZERO <= data[at] <= _NINE:
             return -1
-        value = value * 10 + (data[at] - _ZERO)
+        value = value * 10 + (data[at] - _ZERO) if value < _LARGEST // 10 else _LARGEST
     return value
 
 
@@ -252,13 +255,17 @@ def _received_ns(data: NDArray[numpy.uint8], at: int, digits: int) -> tuple[int,
 
 @njit(nogil=True, cache=True)
 def _event_ns(data: NDArray[numpy.uint8], fields: NDArray[numpy.int64]) -> int:
-    """Return the exchange's time, or 0. It is in ms, or in us where that was asked for: its size tells."""
+    """Return the exchange's time; 0 if the frame has no time, 1 if the time is outside the years 2000 to 2099.
+
+    It is in ms, or in us where that was asked for: its size tells.
+    """
     for field in (_EVENT_TIME, _TIME):
         value = _whole_number(data, fields[field, 0], fields[field, 1])
         if value > 0:
-            if value < 100_000_000_000_000:
-                return value * 1_000_000
-            return value * 1_000 if value < 100_000_000_000_000_000 else value
+            for unit in (1_000_000, 1_000, 1):
+                if _EARLIEST_NS // unit <= value < _LATEST_NS // unit:
+                    return value * unit
+            return 1
     return 0
 
 
@@ -328,13 +335,16 @@ def _line_end(data: NDArray[numpy.uint8], at: int, last: bool) -> tuple[int, int
 @njit(nogil=True, cache=True)
 def _read_line(
     data: NDArray[numpy.uint8], position: int, last: bool, digits: int, fields: NDArray[numpy.int64]
-) -> tuple[int, int, int]:
-    """Return (receive time of the line at `position`, start of the next line, END); or a fault instead of END."""
+) -> tuple[int, int, int, int]:
+    """Return (receive time of the line at `position`, its event time or 0, start of the next line, END).
+
+    Instead of END it may be a fault.
+    """
     received, at = _received_ns(data, position, digits)
     if at >= len(data) or (received < 0 and at == position):
-        return 0, position, BAD_TIME if last else PARTIAL
+        return 0, 0, position, BAD_TIME if last else PARTIAL
     if received < 0 or data[at] != _SPACE:
-        return 0, position, BAD_TIME
+        return 0, 0, position, BAD_TIME
     at, why = _scan(data, at + 1, fields)
     if why == PARTIAL and last:
         why = BAD_FRAME
@@ -342,7 +352,12 @@ def _read_line(
         at, why = _line_end(data, at, last)
     if why == PARTIAL and last:
         why = BAD_END
-    return received, at, why
+    happened = 0
+    if why == END:
+        happened = _event_ns(data, fields)
+        if not _EARLIEST_NS <= (happened or received) < _LATEST_NS:
+            why = OTHER_TIME
+    return received, happened, at, why
 
 
 @njit(nogil=True, cache=True)
@@ -372,7 +387,7 @@ def read_lines(
             if behind > position:
                 position = behind
                 continue
-        received, at, why = _read_line(data, position, last, digits, fields)
+        received, happened, at, why = _read_line(data, position, last, digits, fields)
         number = 0
         if why == PARTIAL:
             return n, position, PARTIAL
@@ -392,7 +407,6 @@ def read_lines(
             state[BAD] += 1
             position = skip_line(data, position, state)
             continue
-        happened = _event_ns(data, fields)
         state[_WITHOUT_TIME] += happened == 0
         put_row(columns, n, number, happened or received, position, at - position)
         position = at
@@ -531,6 +545,8 @@ def _complaint(data: NDArray[numpy.uint8], position: int, why: int, digits: int)
         return _wrong_time(line, digits)
     if why == BAD_END:
         return f"something stands behind its frame, expected a line end: {line!r}"
+    if why == OTHER_TIME:
+        return f"its event time, else its receive time, was outside the years 2000 to 2099 in ms, us or ns: {line!r}"
     if why == LONG_KEY:
         return f"stream, event and symbol of its frame have more than {_KEY_BYTES} bytes: {line!r}"
     return f"its frame was {line.partition(' ')[2]!r}, expected one whole JSON object"

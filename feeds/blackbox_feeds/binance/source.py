@@ -61,14 +61,14 @@ class Binance(Source):
     all of one, else `#unknown`. What is about no symbol at all has the symbol `#system`. Symbols are in UTF-8 with the
     letters A to Z made small, as in names of streams.
 
-    `ts_event` is the exchange's event time (`E`, else `T`). Frames without one, such as spot's `bookTicker`, have the
-    receive time; the collector's clock is another one than the exchange's, so such a time may stand before that of an
-    earlier frame. `notes` counts them. `time_unit` is the unit of the receive times; those of us, ms and s may have a
-    fraction.
+    `ts_event` is the exchange's event time (`E`, else `T`). Frames without one, or with 0, have the receive time, as
+    spot's `bookTicker` does. The collector's clock is another one than the exchange's, so such a time may stand before
+    that of an earlier frame. `notes` counts them. `time_unit` is the unit of the receive times; those of us, ms and s
+    may have a fraction.
 
-    Bad lines are left out: `truncated` names the first ones and counts the others. So is what a damaged member of a
-    gzip file held; reading goes on with the next whole line. Empty lines are left out and counted in `notes`. A byte
-    order mark before a line is no part of it.
+    Bad lines are left out: `truncated` names the first ones and counts the others. A line with a time outside the years
+    2000 to 2099 is bad. What a damaged member of a gzip file held is left out, too; reading goes on with the next whole
+    line. Empty lines are left out and counted in `notes`. A byte order mark before a line is no part of it.
 
     Raises:
         ConfigError: a topic or unit that is not one.

@@ -20,7 +20,7 @@ from blackbox.errors import SourceError
 from blackbox.native.jit import njit
 from blackbox.native.name_table import FULL, Numbering, NumberingAt, number_of
 from blackbox_feeds.io.integers import little_32, little_64
-from blackbox_feeds.tape.records import CR_LF, LF, NO_LINE_END, NUMBER, SCHEMA, TYPES, layout
+from blackbox_feeds.tape.records import CR_LF, LF, NO_LINE_END, SCHEMA, TEXT, TYPES, layout
 
 if TYPE_CHECKING:
     from blackbox.archive.export.time_order import Messages
@@ -29,7 +29,7 @@ _PIECE_BYTES: Final = 1 << 20
 _LONGEST_ROW: Final = 128
 """More than any row takes: 8 columns, of 20 bytes at most."""
 _MOST_MEMBERS: Final = 1 << 17
-_COMMA, _CR, _LF, _ZERO = (ord(sign) for sign in ",\r\n0")
+_COMMA, _CR, _LF, _ZERO, _MINUS = (ord(sign) for sign in ",\r\n0-")
 _TRADE, _QUOTE = (ord(kind) for kind in TYPES.values())
 _SYMBOL_AT = {ord(kind): SCHEMA.records[kind].fields["symbol"][1] for kind in TYPES.values()}  # type: ignore[index]
 _TRADE_SYMBOL, _QUOTE_SYMBOL = _SYMBOL_AT[_TRADE], _SYMBOL_AT[_QUOTE]
@@ -41,6 +41,7 @@ _SYMBOL_BYTES, _DATE_BYTES = 12, 4
 _KEY_BYTES = 1 + _SYMBOL_BYTES + _DATE_BYTES
 """What tells a member from others: the type, the symbol and the date."""
 _NOT_ONE, _CROWDED = -1, -2
+_NOTHING, _TEN = numpy.uint64(0), numpy.uint64(10)
 
 
 @njit(nogil=True, cache=True)
@@ -70,14 +71,18 @@ def _members(
 
 @njit(nogil=True, cache=True)
 def _put_number(text: NDArray[numpy.uint8], at: int, value: int) -> int:
+    if value < 0:
+        text[at] = _MINUS
+        at += 1
+    left = numpy.uint64(-value if value < 0 else value)
     digits = 1
-    rest = value // 10
-    while rest > 0:
+    rest = left // _TEN
+    while rest > _NOTHING:
         digits += 1
-        rest //= 10
+        rest //= _TEN
     for place in range(at + digits - 1, at - 1, -1):
-        text[place] = _ZERO + value % 10
-        value //= 10
+        text[place] = _ZERO + numpy.uint8(left % _TEN)
+        left //= _TEN
     return at + digits
 
 
@@ -89,7 +94,7 @@ def _put_row(payloads: NDArray[numpy.uint8], start: int, text: NDArray[numpy.uin
         if column > 0:
             text[at] = _COMMA
             at += 1
-        if columns[column, 0] != NUMBER:
+        if columns[column, 0] == TEXT:
             for place in range(offset, offset + size):
                 if payloads[place] != 0:
                     text[at] = payloads[place]
@@ -99,7 +104,7 @@ def _put_row(payloads: NDArray[numpy.uint8], start: int, text: NDArray[numpy.uin
         elif size == 4:
             at = _put_number(text, at, little_32(payloads, offset))
         else:
-            at = _put_number(text, at, max(0, little_64(payloads, offset)))
+            at = _put_number(text, at, little_64(payloads, offset))
     return at
 
 

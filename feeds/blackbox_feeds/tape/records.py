@@ -1,7 +1,7 @@
 """A row of a consolidated-tape CSV as a fixed binary record, from which the very row can be written again.
 
 Source: the README of QuantConnect/Lean's `Data/equity`, ticks. A price is an integer with 4 implied decimal places; a
-quote's price of 0 means that the row says nothing about that side.
+quote's price of 0 means that the row says nothing about that side. Prices may be below 0.
 
      0 type 1 | exchange 1 | suspicious 1 | line_end 1 | time_ms 4 | date 4 | condition 8 |
     20 T: size 4     | price 8     | symbol 12                                              44 bytes
@@ -65,16 +65,17 @@ COLUMNS: Final = {
 }
 """The columns of a row, in order, by the fields that hold them."""
 
-NUMBER, TEXT = range(2)
+NUMBER, SIGNED, TEXT = range(3)
 """What a column holds."""
 LARGEST: Final = {"time_ms": 86_399_999, "suspicious": 1}
 """The largest number of a column; of others what the field holds, but 10 ** 18 - 1 at most."""
 
 
 def layout(kind: str) -> numpy.ndarray[Any, numpy.dtype[numpy.int64]]:
-    """int64[columns, 4]: of each column of a row its kind (NUMBER, TEXT), its field's offset and bytes, its largest.
+    """int64[columns, 4]: of each column of a row its kind, its field's offset and bytes, its largest.
 
-    The largest of a text is its length.
+    The kinds are NUMBER, SIGNED and TEXT. The largest of a text is its length; a SIGNED one has its largest on both
+    sides of 0.
     """
     dtype: Any = SCHEMA.records[kind]
     rows = []
@@ -83,5 +84,5 @@ def layout(kind: str) -> numpy.ndarray[Any, numpy.dtype[numpy.int64]]:
         size = field.itemsize
         number = field.kind in "iu"
         largest = LARGEST.get(name, min(2 ** (8 * size) - 1, 10**18 - 1)) if number else size
-        rows.append((NUMBER if number else TEXT, offset, size, largest))
+        rows.append(({"u": NUMBER, "i": SIGNED}.get(field.kind, TEXT), offset, size, largest))
     return numpy.array(rows, numpy.int64)

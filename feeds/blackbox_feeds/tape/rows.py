@@ -6,6 +6,7 @@ a row.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import numpy
@@ -18,7 +19,7 @@ from blackbox_feeds.io.lines import BAD, EMPTY, IS_SKIPPING, LINES, OWN, losses,
 from blackbox_feeds.io.losses import NAMED, Losses
 from blackbox_feeds.io.window import FileWindow
 from blackbox_feeds.tape.files import TapeFile
-from blackbox_feeds.tape.records import COLUMNS, CR_LF, LF, NO_LINE_END, NUMBER, SCHEMA, layout
+from blackbox_feeds.tape.records import COLUMNS, CR_LF, LF, NO_LINE_END, NUMBER, SCHEMA, SIGNED, TEXT, layout
 
 END, FILLED, PARTIAL, MALFORMED = range(4)
 """Why the kernel stopped: no more bytes, full columns, an incomplete row. MALFORMED: a bad row."""
@@ -26,24 +27,26 @@ END, FILLED, PARTIAL, MALFORMED = range(4)
 _ROW_BYTES: Final = 24
 """Room is made for rows of so many bytes; when they are shorter, a window takes two calls."""
 _SHOWN_BYTES: Final = 120
-_COMMA, _CR, _LF, _ZERO, _NINE = (ord(sign) for sign in ",\r\n09")
+_COMMA, _CR, _LF, _ZERO, _NINE, _MINUS = (ord(sign) for sign in ",\r\n09-")
 _MOST_DIGITS = 18
+_WHOLE: Final = {NUMBER: re.compile(rb"0|[1-9][0-9]*"), SIGNED: re.compile(rb"0|-?[1-9][0-9]*")}
 _LATEST, _LATE, _PLACES = range(OWN, OWN + 3)
 _TIME_AT = 4
 _LINE_END_AT = 3
 
 
 @njit(nogil=True, cache=True)
-def _number(data: NDArray[numpy.uint8], at: int, largest: int) -> tuple[int, int]:
-    """Return (the number that starts at `at`, or -1, where it ends): digits, of which a 0 leads none."""
-    start = at
+def _number(data: NDArray[numpy.uint8], at: int, largest: int, signed: bool) -> tuple[int, int, bool]:
+    """Return (the number that starts at `at`, where it ends, True if it is valid): digits without leading zeros."""
+    below = signed and at < len(data) and data[at] == _MINUS
+    start = at = at + below
     value = 0
     while at < len(data) and _ZERO <= data[at] <= _NINE and at - start <= _MOST_DIGITS:
         value = value * 10 + (data[at] - _ZERO)
         at += 1
     digits = at - start
     good = 0 < digits <= _MOST_DIGITS and value <= largest and (digits == 1 or data[start] != _ZERO)
-    return value if good else -1, at
+    return (-value, at, good and value != 0) if below else (value, at, good)
 
 
 @njit(nogil=True, cache=True)
@@ -76,9 +79,9 @@ def _columns(
             at += 1
         offset, size, largest = layout[column, 1], layout[column, 2], layout[column, 3]
         start = at
-        if layout[column, 0] == NUMBER:
-            value, at = _number(data, at, largest)
-            if value < 0:
+        if layout[column, 0] != TEXT:
+            value, at, good = _number(data, at, largest, layout[column, 0] == SIGNED)
+            if not good:
                 return at, PARTIAL if at == end else MALFORMED
             if size == 1:
                 records[target + offset] = value
@@ -295,12 +298,11 @@ def _complaint(data: NDArray[numpy.uint8], kind: str) -> str:
     names = COLUMNS[kind]
     columns = line.split(b",")
     for name, column, text in zip(names, layout(kind).tolist(), columns, strict=False):
-        number, largest = column[0] == NUMBER, column[3]
-        if number and not (
-            text.isdigit() and (text == b"0" or not text.startswith(b"0")) and int(text[: 2 * _MOST_DIGITS]) <= largest
-        ):
-            return f"{name} was {_shown(text)}, expected a whole number, 0 to {largest}, without leading zeros"
-        if not number and (len(text) > largest or not all(0x20 < byte < 0x7F for byte in text)):
+        form, largest = column[0], column[3]
+        if form != TEXT and not (_WHOLE[form].fullmatch(text) and abs(int(text[: 2 * _MOST_DIGITS])) <= largest):
+            least = -largest if form == SIGNED else 0
+            return f"{name} was {_shown(text)}, expected a whole number, {least} to {largest}, without leading zeros"
+        if form == TEXT and (len(text) > largest or not all(0x20 < byte < 0x7F for byte in text)):
             return f"{name} was {_shown(text)}, expected at most {largest} printable characters"
     if len(columns) != len(names):
         return f"the row had {len(columns)} columns ({_shown(line)}), expected {len(names)}: {', '.join(names)}"
