@@ -14,6 +14,7 @@ import numpy
 from hypothesis import strategies as st
 
 from blackbox import Recording, Schema
+from blackbox.archive.export.ticks import LeftOut
 from blackbox.feed.schema import BreakFields, QuoteFields, TradeFields, price
 from tests.journals import Day, Put, Row, feed_of
 
@@ -107,7 +108,7 @@ def write_deals(path: Path, rows: Sequence[Deal | Sides], date: str = "2026-11-2
 
 def counted(rows: Sequence[Deal], broken: bool = False) -> tuple[list[Counted], dict[str, int]]:
     """Return the trades that count, in the order of the rows, and how many messages are left out."""
-    left_out = Counter({"misfit": 0, "not_trades": 0, "no_size": 0, "other_type": 0, "repeated": 0, "broken": 0})
+    left_out = Counter(dict.fromkeys(LeftOut.__struct_fields__, 0))
     places: Counter[int] = Counter()
     trades = []
     for each in rows:

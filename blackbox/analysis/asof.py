@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window, functions
 from pyspark.sql.types import StructType, TimestampType
 
-from blackbox.analysis.inputs import check_time, require, ties_of
+from blackbox.analysis.inputs import check_time, groups_of, require, ties_of
 from blackbox.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def asof_join(
     Args:
         trades: any frame that has the columns `by` and `on`.
         quotes: one that has them too, and `ties`.
-        by: the columns that must be equal; not given: `symbol`, and `date` if both have it.
+        by: the columns that must be equal; not given: `symbol`, and of `feed` and `date` those that both have.
         on: the column of time, of integers or timestamps. `sequence` joins in the order of capture where trades and
             quotes share a key, if `by` has `epoch` and `slice` in it.
         ties: orders quotes of equal time. Not given: by `epoch`, `slice` and `sequence`, as far as quotes have them.
@@ -49,8 +49,7 @@ def asof_join(
 
     Raises ConfigError when columns are missing or differ in type, `tolerance` is negative, or two names become one.
     """
-    if by is None:
-        by = [*["date"] * ("date" in trades.columns and "date" in quotes.columns), "symbol"]
+    by = groups_of(by, trades, quotes)
     require(trades, [*by, on], "trades")
     ties = ties_of(quotes, ties)
     require(quotes, [*by, on, *ties], "quotes")

@@ -135,7 +135,7 @@ def trades_of(
 ) -> tuple[DataFrame, list[str], list[str]]:
     """Return the trades that have a time, price and size, their time as `_ns`; the columns to group by; the ties."""
     values = [price] if size is None else [price, size]
-    groups, ties = groups_of(trades, by), ties_of(trades, ties)
+    groups, ties = groups_of(by, trades), ties_of(trades, ties)
     if hours is not None and by is None and "date" in groups:
         groups.remove("date")  # a session may last over midnight
     require(trades, [*groups, *values, time, *ties], "trades")

@@ -62,9 +62,11 @@ def require(frame: DataFrame, names: Iterable[str], what: str = "the frame") -> 
             raise ConfigError(f"{what} had no column {name!r}, expected it among: {', '.join(frame.columns)}")
 
 
-def groups_of(frame: DataFrame, by: Sequence[str] | None) -> list[str]:
-    """Return the columns to group by; by default the symbol, with feed and date if the frame has them."""
-    return [*(name for name in DAY if name in frame.columns), "symbol"] if by is None else list(by)
+def groups_of(by: Sequence[str] | None, *frames: DataFrame) -> list[str]:
+    """Return the columns to group by; by default the symbol, with feed and date as far as all frames have them."""
+    if by is not None:
+        return list(by)
+    return [*(name for name in DAY if all(name in frame.columns for frame in frames)), "symbol"]
 
 
 def ties_of(frame: DataFrame, ties: Sequence[str] | None) -> list[str]:

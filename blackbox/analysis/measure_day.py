@@ -57,6 +57,7 @@ _REASONS: Final = {
     "misfit": "of a wrong size",
     "not_trades": "that are no trades",
     "no_size": "without a size",
+    "no_price": "without a price",
     "other_type": "of a type that repeats another",
     "repeated": "that repeat an earlier one",
     "broken": "taken back by the venue",

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
+import pyarrow
 from pyspark.sql import functions
-from pyspark.sql.types import NullType, StructType
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import DoubleType, LongType, NullType, StringType, StructType
 
 from blackbox.analysis.inputs import DAY
 from blackbox.analysis.quotes import with_both_sides
-from blackbox.archive.export.ticks import INTEGER, NUMBER
+from blackbox.archive.export.members import columns_of, integer, number, reader_of, text
 from blackbox.archive.recording import Recording
-from blackbox.archive.recordings import check_one_schema
+from blackbox.archive.recordings import check_schemas
+from blackbox.errors import ConfigError
 from blackbox.feed.schema import QuoteFields, Schema, TradeFields
 from blackbox.feed.schema_document import SchemaDocument
 from blackbox.spark.days import days_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 Paths = str | Path | Sequence[str | Path]
 """Days, feeds with their days, roots with feeds, or patterns for such, as `load` of the data source takes them."""
@@ -36,9 +39,10 @@ def recorded_trades(
 ) -> DataFrame | None:
     """Return the trades of recorded days; None when their schema declares none.
 
-    Each day is read as if it was alone. Left out are:
+    Each day is read as if it was alone. Feeds may have several schemas: a column is then of a type that holds all
+    values, and a schema that declares no trades adds none. Left out are:
 
-    - messages that are no trades (`TradeFields.only`), and trades without a size;
+    - messages that are no trades (`TradeFields.only`), and trades without a size or a price;
     - trades that the venue took back (`Schema.breaks`), unless `broken`;
     - repetitions: trades of the same symbol, id, price and size as an earlier one of the day, by time, then `epoch`,
       `slice` and `sequence`;
@@ -57,7 +61,8 @@ def recorded_trades(
         on_damage: the data source's `onDamage`.
         broken: True: also the trades that the venue took back.
 
-    Raises JournalError when there is no such day, ConfigError when the days have several schemas.
+    Raises JournalError when there is no such day, ConfigError when the days of one feed have several schemas, or ids
+    are texts in one schema and numbers in another.
     """
     found = typed_trades(spark, paths, on_damage, broken)
     return None if found is None else found.drop("type", "rank")
@@ -109,7 +114,7 @@ class _Days(NamedTuple):
 def _days(spark: SparkSession, paths: Paths, on_damage: str) -> list[_Days]:
     found = days_of([str(path) for path in ([paths] if isinstance(paths, str | Path) else paths)])
     recordings = [Recording.open(day) for day in found]
-    check_one_schema(recordings)
+    check_schemas(recordings)
     groups: dict[bytes, _Days] = {}
     for recording in recordings:
         document = msgspec.json.encode(SchemaDocument.of(recording.schema))
@@ -131,11 +136,12 @@ def _trades(days: _Days, broken: bool) -> DataFrame:
         if each.order is not None:
             frame = frame.join(_orders(days), [*DAY, "symbol", "_number"], "left")
         if each.only is not None:
-            value = functions.lit(each.only[1] if schema.json is None else _json_text(each.only[1]))
+            value = functions.lit(each.only[1] if schema.json is None else text(each.only[1]))
             # A JSON document without the member counts.
             counts = functions.col("_only") == value
             frame = frame.where(counts if schema.json is None else counts | functions.col("_only").isNull())
-        frame = _told(frame.where("size > 0").select(*_BASE, "topic", "price", "size", "trade_id"), each)
+        frame = frame.where("size > 0" if each.order is not None else "size > 0 and price is not null")
+        frame = _told(frame.select(*_BASE, "topic", "price", "size", "trade_id"), each)
         frames.append(frame)
     rows = _once(_first_of_each(frames, schema.trades))
     return rows if broken else _without_broken(rows, days)
@@ -209,27 +215,45 @@ def _told(frame: DataFrame, fields: TradeFields | QuoteFields) -> DataFrame:
 
 
 def _together(frames: list[DataFrame]) -> DataFrame | None:
+    """Return the rows of days of all schemas. Spark widens numbers, but ids that are texts stay apart from numbers."""
+    ids = {frame.schema["trade_id"].dataType for frame in frames if "trade_id" in frame.columns}
+    if StringType() in ids and len(ids) > 1:
+        raise ConfigError(
+            "trade_id was a text in one schema and a number in another, expected one type: read them apart"
+        )
     return reduce(lambda one, other: one.unionByName(other), frames) if frames else None
 
 
 def _of_json(texts: DataFrame, within: str, names: Mapping[str, str]) -> DataFrame:
-    """Return fields of the JSON document with which each payload ends: numbers as doubles, ids as integers."""
-    text = functions.regexp_extract(functions.col("payload").cast("string"), r"(?s)\{.*", 0)
-    parsed = texts.select(*_BASE, "topic", functions.try_parse_json(text).alias("_document"))
+    """Return members of the JSON document with which each payload ends: numbers as doubles, ids as integers.
 
-    def member(alias: str, name: str) -> Column:
-        # By paths, since they tell `b` from `B`, as columns do not.
-        paths = f"$.{within}.{name}", f"$.{name}"
-        value = functions.coalesce(*(functions.try_variant_get("_document", path, "string") for path in paths))
-        if alias == "_only":
-            return value
-        is_id = alias.endswith("trade_id")
-        pattern, kind = (INTEGER, "bigint") if is_id else (NUMBER, "double")
-        number = functions.when(value.rlike(rf"\A(?:{pattern})\z"), value.try_cast(kind))
-        return number if is_id else functions.when(functions.abs(number) < functions.lit(float("inf")), number)
-
-    return parsed.select(*_BASE, "topic", *(member(alias, name).alias(alias) for alias, name in names.items()))
+    Python workers read them with the code that the frames use: Spark itself reads some documents differently.
+    """
+    rows = texts.select(*_BASE, "topic", "payload")
+    made = StructType(rows.schema.fields[:-1])
+    for alias in names:
+        made = made.add(alias, _KINDS.get(alias, DoubleType()))
+    return rows.mapInArrow(_Members(within, dict(names), to_arrow_schema(made)).batches, made)
 
 
-def _json_text(value: Any) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+class _Members(NamedTuple):
+    """The pass over the payloads, which are the last column."""
+
+    within: str
+    names: dict[str, str]
+    schema: pyarrow.Schema
+
+    def batches(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        """Replace the payloads by their members."""
+        read = reader_of(self.within, list(self.names.values()))
+        for batch in batches:
+            columns = columns_of(read, batch.column("payload").to_pylist(), len(self.names))
+            made = [
+                pyarrow.array([_READ.get(alias, number)(value) for value in column], self.schema.field(alias).type)
+                for alias, column in zip(self.names, columns, strict=True)
+            ]
+            yield pyarrow.RecordBatch.from_arrays([*batch.columns[:-1], *made], schema=self.schema)
+
+
+_KINDS: Final = {"_only": StringType(), "trade_id": LongType(), "_trade_id": LongType()}
+_READ: Final = {"_only": text, "trade_id": integer, "_trade_id": integer}

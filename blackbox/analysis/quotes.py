@@ -36,7 +36,7 @@ def with_both_sides(
 
     Raises ConfigError when a column is missing.
     """
-    groups, ties = groups_of(quotes, by), ties_of(quotes, ties)
+    groups, ties = groups_of(by, quotes), ties_of(quotes, ties)
     times = [] if time is None else [time]
     require(quotes, (*groups, bid, ask, bid_size, ask_size, *times, *ties), "quotes")
     order: list[Any] = [*(ns_of(quotes, name) for name in times), *ties]

@@ -8,13 +8,10 @@ The whole day decides whether a message counts, so every selection gives the sam
 
 from __future__ import annotations
 
-import math
-import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -22,9 +19,9 @@ import numpy
 import pyarrow
 from numpy.typing import NDArray
 
+from blackbox.archive.export.members import Members, columns_of, integer, number, reader_of, text
 from blackbox.archive.export.table import Chosen, Pick, Picks
 from blackbox.block.batch import Batch
-from blackbox.documents import DecodeError, Decoder
 from blackbox.feed.schema import ABSENT, BreakFields, QuoteFields, Schema, TradeFields
 from blackbox.feed.symbol import BEFORE_FIRST, WHOLE, SymbolRule
 
@@ -32,13 +29,6 @@ if TYPE_CHECKING:
     from blackbox.archive.data_frames import Frames
     from blackbox.archive.filter import Selection
 
-NUMBER: Final = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
-"""Pattern of the texts in JSON that are numbers; everything else is null."""
-INTEGER: Final = r"-?[0-9]{1,19}"
-"""Pattern of the ids in JSON; an id that does not fit into 64 bits is null."""
-_NUMBER: Final = re.compile(NUMBER)
-_INTEGER: Final = re.compile(INTEGER)
-_LIMIT: Final = 1 << 63
 _SPREAD: Final = numpy.uint64(0x9E3779B97F4A7C15)
 _SIDES: Final = ("bid", "ask")
 _QUOTED: Final = ("bid_price", "bid_size", "ask_price", "ask_size")
@@ -55,6 +45,8 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
     """Excluded by `TradeFields.only`."""
     no_size: int = 0
     """Size 0, or no size."""
+    no_price: int = 0
+    """The price is absent, or no number. Trades that name only an order are kept, also if its price is not known."""
     other_type: int = 0
     """The type repeats those of another type (`TradeFields.rank`)."""
     repeated: int = 0
@@ -68,23 +60,28 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def picks_of(source: Frames, what: What, prefix: bytes, selection: Selection, broken: bool) -> Picks:
-    """Return the trades, or quotes, of a selection. Reads the day first if the schema requires it.
+    """Return the trades, or quotes, of a selection. `broken`: also the trades that the venue took back.
 
-    `broken`: also the trades that the venue took back.
+    If the schema requires it, the day is read when they are first asked to choose messages.
     """
-    return tuple(tick.pick() for tick in _ticks_of(source, what, prefix, selection, broken))
+    ticks, look_up = _ticks_of(source, what, prefix, selection, broken)
+    return tuple(tick.pick(look_up) for tick in ticks)
 
 
 def left_out_of(source: Frames, what: What, prefix: bytes, selection: Selection) -> LeftOut:
     """Return how many messages of the selection are not among the trades, or quotes."""
-    ticks = _ticks_of(source, what, prefix, selection, broken=False)
+    ticks, look_up = _ticks_of(source, what, prefix, selection, broken=False)
+    look_up()
     for batch in source.batches(prefix, **selection):
         for tick in ticks:
             tick.choose(batch)
     return sum((LeftOut(**tick.left_out) for tick in ticks), LeftOut())
 
 
-def _ticks_of(source: Frames, what: What, prefix: bytes, selection: Selection, broken: bool) -> Sequence[_Tick]:
+def _ticks_of(
+    source: Frames, what: What, prefix: bytes, selection: Selection, broken: bool
+) -> tuple[Sequence[_Tick], Callable[[], None]]:
+    """Return the declared trades, or quotes, and what looks up in the whole day which of them count, once."""
     schema, symbols = source.schema, _Symbols(source.feed.symbol_rule)
     whole = _of_whole_symbols(prefix, symbols.rule)
 
@@ -93,20 +90,13 @@ def _ticks_of(source: Frames, what: What, prefix: bytes, selection: Selection, b
 
     if what == "trades":
         trades = [_Trades(schema, symbols, each, broken) for each in schema.trades]
-        _look_up(day, trades, schema, symbols)
-        return trades
+        return trades, cache(lambda: _look_up(day, trades, schema, symbols))
     is_part = prefix != whole or any(value is not None for value in selection.values())
     quotes = [
         _QuotesOfPart(schema, symbols, each, day) if is_part and each.one_sided else _Quotes(schema, symbols, each)
         for each in schema.quotes
     ]
-    if _has_ranks(quotes):
-        for batch in day():
-            for quote in quotes:
-                quote.note_rank(batch, quote.read(batch)[0])
-        for quote in quotes:
-            quote.left_out.clear()
-    return quotes
+    return quotes, cache(lambda: _look_up_ranks(day, quotes))
 
 
 def _of_whole_symbols(prefix: bytes, rule: SymbolRule) -> bytes:
@@ -137,22 +127,22 @@ class _Symbols:
 class _Tick(ABC):
     """The messages of one declaration. For each column a record also has a flag, named `has_` and the column's name."""
 
-    _read_members: Callable[[Any], tuple[Any, ...]]
+    _read_members: Members
     """Reads the members of a document; set where payloads are JSON."""
 
     def __init__(
-        self, schema: Schema, symbols: _Symbols, fields: TradeFields | QuoteFields, names: Mapping[str, str | None]
+        self, schema: Schema, symbols: _Symbols, kind: str, names: Mapping[str, str | None], rank: int = 0
     ) -> None:
-        """`names`: columns, each with the field that it is; None: there is no such field."""
+        """`kind`: the message type. `names`: columns, each with the field that it is; None: there is no such field."""
         self.left_out: Counter[str] = Counter()
-        self.rank = fields.rank
-        self._symbols, self._type, self._names = symbols, fields.type, names
+        self.rank = rank
+        self._symbols, self._type, self._names = symbols, kind, names
         self._schema, self._json = schema, schema.json
         if schema.json is not None:
             columns = {name: pyarrow.field(name, pyarrow.float64()) for name in names}
             kinds: dict[str, Any] = dict.fromkeys(names, numpy.float64)
         else:
-            arrow, dtype = schema.arrow(fields.type), schema.dtype(fields.type)
+            arrow, dtype = schema.arrow(kind), schema.dtype(kind)
             columns = {name: arrow.field(each).with_name(name) for name, each in names.items() if each}
             kinds = {name: dtype[each] for name, each in names.items() if each}
         self._columns, self._kinds = columns, kinds
@@ -170,11 +160,16 @@ class _Tick(ABC):
     def choose(self, batch: Batch) -> Chosen:
         """Return the messages of a batch that count."""
 
-    def pick(self) -> Pick:
-        """Return them, with their columns."""
+    def pick(self, look_up: Callable[[], None]) -> Pick:
+        """Return them, with their columns. `look_up` is called before messages are chosen."""
+
+        def choose(batch: Batch) -> Chosen:
+            look_up()
+            return self.choose(batch)
+
         columns = tuple((name, self._columns[name]) for name in self._names)
         valid = {name: f"has_{name}" for name in self._names if self._columns[name].nullable}
-        return Pick(self._type, self.choose, self.dtype, columns, valid)
+        return Pick(self._type, choose, self.dtype, columns, valid)
 
     def note_rank(self, batch: Batch, rows: NDArray[numpy.int64]) -> None:
         """Note the rank of the symbols of these messages, if it is their lowest so far."""
@@ -213,7 +208,7 @@ class _Tick(ABC):
         """Return the rows of JSON documents of this type, room for their records, and their members by column."""
         rows = self._of_type(batch)
         payloads = batch.payload_list()
-        read = _columns([self._read_members(payloads[row]) for row in rows.tolist()], members)
+        read = columns_of(self._read_members, (payloads[row] for row in rows.tolist()), members)
         return rows, numpy.zeros(len(rows), self.dtype), list(read)
 
     def _take_fields(self, found: NDArray[Any], records: NDArray[Any]) -> None:
@@ -227,22 +222,23 @@ class _Tick(ABC):
 
     def _take_numbers(self, found: NDArray[Any], name: str, values: Iterable[Any]) -> None:
         """Set a column to values of JSON."""
-        numbers = numpy.array([_float(value) for value in values], numpy.float64)
-        found[name] = numbers
-        found[f"has_{name}"] = ~numpy.isnan(numbers)
+        self._take(found, name, [number(value) for value in values])
 
     def _take_ids(self, found: NDArray[Any], values: Iterable[Any]) -> None:
         """Set the ids of trades to values of JSON."""
-        known = [_integer(value) for value in values]
-        found["trade_id"] = [0 if number is None else number for number in known]
-        found["has_trade_id"] = [number is not None for number in known]
+        self._take(found, "trade_id", [integer(value) for value in values])
+
+    def _take(self, found: NDArray[Any], name: str, values: list[Any]) -> None:
+        found[name] = [0 if value is None else value for value in values]
+        found[f"has_{name}"] = [value is not None for value in values]
 
 
 class _Trades(_Tick):
     """The trades of one declaration."""
 
     def __init__(self, schema: Schema, symbols: _Symbols, fields: TradeFields, broken: bool) -> None:
-        super().__init__(schema, symbols, fields, {"price": fields.price, "size": fields.size, "trade_id": fields.id})
+        names = {"price": fields.price, "size": fields.size, "trade_id": fields.id}
+        super().__init__(schema, symbols, fields.type, names, fields.rank)
         self.orders: _Orders | None = None
         self.breaks: _Breaks | None = None
         self.repeated: _Repeated | None = None
@@ -258,13 +254,16 @@ class _Trades(_Tick):
             self._kinds["trade_id"] = numpy.int64
         if schema.json is not None:
             members = [fields.price, fields.size, fields.id, fields.only and fields.only[0]]
-            self._read_members = _reader(schema.json, members)
+            self._read_members = reader_of(schema.json, members)
 
     def read(self, batch: Batch) -> Chosen:
         """Return the trades of a batch, whatever the rest of the day says; without the prices of orders."""
         rows, records, only = self._of_records(batch) if self._json is None else self._of_json(batch)
         rows, records = self._kept(only, rows, records, "not_trades")
-        return self._kept(records["has_size"] & (records["size"] > 0), rows, records, "no_size")
+        rows, records = self._kept(records["has_size"] & (records["size"] > 0), rows, records, "no_size")
+        if self.order is not None:
+            return rows, records
+        return self._kept(records["has_price"], rows, records, "no_price")
 
     def choose(self, batch: Batch) -> Chosen:
         """Return the trades of a batch that count, with their prices."""
@@ -299,8 +298,8 @@ class _Trades(_Tick):
         self._take_numbers(found, "price", prices)
         self._take_numbers(found, "size", sizes)
         self._take_ids(found, ids)
-        value = None if self._only is None else _text(self._only[1])
-        return rows, found, numpy.array([each is None or _text(each) == value for each in only], bool)
+        value = None if self._only is None else text(self._only[1])
+        return rows, found, numpy.array([each is None or text(each) == value for each in only], bool)
 
 
 class _Quotes(_Tick):
@@ -308,14 +307,14 @@ class _Quotes(_Tick):
 
     def __init__(self, schema: Schema, symbols: _Symbols, fields: QuoteFields) -> None:
         names = {name: getattr(fields, name) for name in _QUOTED}
-        super().__init__(schema, symbols, fields, names)
+        super().__init__(schema, symbols, fields.type, names, fields.rank)
         self._columns = {name: column.with_nullable(True) for name, column in self._columns.items()}
         self._carries = fields.one_sided
         self._absent = fields.absent
         self._last = numpy.zeros(1_024, self.dtype)
         """The last quote of each symbol, by the symbol's number."""
         if schema.json is not None:
-            self._read_members = _reader(schema.json, list(names.values()))
+            self._read_members = reader_of(schema.json, list(names.values()))
 
     def read(self, batch: Batch) -> Chosen:
         """Return the quotes of a batch."""
@@ -383,6 +382,15 @@ def _block_rows(batch: Batch, rows: NDArray[Any]) -> NDArray[Any]:
 
 def _has_ranks(ticks: Sequence[_Tick]) -> bool:
     return len({tick.rank for tick in ticks}) > 1
+
+
+def _look_up_ranks(day: Callable[[], Iterator[Batch]], quotes: Sequence[_Quotes]) -> None:
+    """Read which ranks of quotes each symbol has in the whole day."""
+    for batch in day() if _has_ranks(quotes) else ():
+        for quote in quotes:
+            quote.note_rank(batch, quote.read(batch)[0])
+    for quote in quotes:
+        quote.left_out.clear()
 
 
 def _look_up(day: Callable[[], Iterator[Batch]], trades: list[_Trades], schema: Schema, symbols: _Symbols) -> None:
@@ -527,10 +535,10 @@ class _Broken(_Tick):
     def __init__(self, schema: Schema, symbols: _Symbols, fields: BreakFields) -> None:
         names = {"price": fields.price, "size": fields.size, "trade_id": fields.id}
         told = {name: each for name, each in names.items() if each is not None}
-        super().__init__(schema, symbols, TradeFields(fields.type, None, ""), told)
+        super().__init__(schema, symbols, fields.type, told)
         if schema.json is not None:
             self._kinds["trade_id"] = numpy.int64
-            self._read_members = _reader(schema.json, list(told.values()))
+            self._read_members = reader_of(schema.json, list(told.values()))
 
     def read(self, batch: Batch) -> Chosen:
         """Return the messages of a batch that name a trade."""
@@ -633,56 +641,3 @@ def _as_integers(values: NDArray[Any]) -> NDArray[numpy.int64]:
     if values.dtype.kind != "f":
         return values.astype(numpy.int64)
     return (values.astype(numpy.float64) + 0.0).view(numpy.int64)  # -0.0 becomes 0.0
-
-
-def _reader(within: str, members: Sequence[str | None]) -> Callable[[Any], tuple[Any, ...]]:
-    """Return what reads members of the JSON document with which a payload ends; None for one that is not there."""
-    names = {each: f"member_{place}" for place, each in enumerate(members) if each}
-    fields = [(name, Any, msgspec.field(name=each, default=None)) for each, name in names.items()]
-    inner: Any = msgspec.defstruct("Inner", fields)
-    either = inner | list[Any] | str | bool | int | float | None
-    document = ("inner", either, msgspec.field(name=within, default=None))
-    decode = Decoder[Any]("json", msgspec.defstruct("Document", [*fields, document])).decode
-    attributes = [names[each] if each else "" for each in members]
-
-    def read(payload: bytes | None) -> tuple[Any, ...]:
-        found: Any = None
-        if payload is not None and (start := payload.find(b"{")) >= 0:
-            with suppress(DecodeError):
-                found = decode(payload[start:])
-        own = [getattr(getattr(found, "inner", None), name, None) for name in attributes]
-        return tuple(
-            getattr(found, name, None) if value is None else value for name, value in zip(attributes, own, strict=True)
-        )
-
-    return read
-
-
-def _columns(rows: list[tuple[Any, ...]], many: int) -> Iterator[tuple[Any, ...]]:
-    """Yield the columns of these rows, `many` of them."""
-    return zip(*rows, strict=True) if rows else iter(((),) * many)
-
-
-def _float(value: Any) -> float:
-    """Return a number of JSON, which may be in a text; NaN for anything else."""
-    if isinstance(value, str):
-        value = float(value) if _NUMBER.fullmatch(value) else math.nan
-    elif isinstance(value, bool) or not isinstance(value, int | float):
-        return math.nan
-    try:
-        return float(value) if math.isfinite(value) else math.nan
-    except OverflowError:
-        return math.nan
-
-
-def _integer(value: Any) -> int | None:
-    """Return an integer of JSON, which may be in a text; None for anything else, or one of more than 64 bits."""
-    if isinstance(value, str) and _INTEGER.fullmatch(value):
-        value = int(value)
-    fits = isinstance(value, int) and not isinstance(value, bool) and -_LIMIT <= value < _LIMIT
-    return value if fits else None
-
-
-def _text(value: Any) -> str:
-    """Return a value of JSON as text."""
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

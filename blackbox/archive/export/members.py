@@ -1,0 +1,77 @@
+"""Members of JSON documents that stand in payloads, and what numbers, ids and texts they are."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+
+from blackbox.documents import DecodeError, Decoder
+
+_NUMBER: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_INTEGER: Final = re.compile(r"-?[0-9]{1,19}")
+_LIMIT: Final = 1 << 63
+
+Members = Callable[[bytes | None], tuple[Any, ...]]
+
+
+def reader_of(within: str, members: Sequence[str | None]) -> Members:
+    """Return what reads members of the JSON document with which a payload ends; None for one that is not there.
+
+    The document begins at the first `{`. A member is that of the object `within`, else that of the document. A payload
+    whose rest is no valid document, such as one with text after it, has no members.
+    """
+    names = {each: f"member_{place}" for place, each in enumerate(members) if each}
+    fields = [(name, Any, msgspec.field(name=each, default=None)) for each, name in names.items()]
+    inner: Any = msgspec.defstruct("Inner", fields)
+    either = inner | list[Any] | str | bool | int | float | None
+    document = ("inner", either, msgspec.field(name=within, default=None))
+    decode = Decoder[Any]("json", msgspec.defstruct("Document", [*fields, document])).decode
+    attributes = [names[each] if each else "" for each in members]
+
+    def read(payload: bytes | None) -> tuple[Any, ...]:
+        found: Any = None
+        if payload is not None and (start := payload.find(b"{")) >= 0:
+            with suppress(DecodeError):
+                found = decode(payload[start:])
+        own = [getattr(getattr(found, "inner", None), name, None) for name in attributes]
+        return tuple(
+            getattr(found, name, None) if value is None else value for name, value in zip(attributes, own, strict=True)
+        )
+
+    return read
+
+
+def columns_of(read: Members, payloads: Iterable[bytes | None], many: int) -> Iterator[tuple[Any, ...]]:
+    """Yield the `many` members of these payloads, each as a column."""
+    rows = [read(payload) for payload in payloads]
+    return zip(*rows, strict=True) if rows else iter(((),) * many)
+
+
+def number(value: Any) -> float | None:
+    """Return a number of JSON, which may be in a text; None for anything else, or one that is no finite double."""
+    if isinstance(value, str):
+        value = float(value) if _NUMBER.fullmatch(value) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def integer(value: Any) -> int | None:
+    """Return an integer of JSON, which may be in a text; None for anything else, or one of more than 64 bits."""
+    if isinstance(value, str) and _INTEGER.fullmatch(value):
+        value = int(value)
+    fits = isinstance(value, int) and not isinstance(value, bool) and -_LIMIT <= value < _LIMIT
+    return value if fits else None
+
+
+def text(value: Any) -> str | None:
+    """Return a value of JSON as text; None for null."""
+    return value if value is None or isinstance(value, str) else msgspec.json.encode(value).decode()
