@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from blackbox.archive.export.columns import Columns
     from blackbox.archive.export.ticks import LeftOut
+    from blackbox.archive.recording import Recording
     from blackbox.block.batch import Batch
     from blackbox.feed.feed import Feed
     from blackbox.feed.schema import Schema
@@ -133,10 +134,10 @@ class Ticks(Frames):
     `ask_price`, `ask_size`.
 
     Trades: `trade_id` is the venue's id, null where it gives none. Left out are records of a wrong size, trades without
-    a size, trades that the venue took back (unless `broken=True`), and repetitions: trades of the same symbol, id,
-    price and size as an earlier one of the day. `left_out` counts them. A trade that names only the order that it
-    filled has that order's price, null if the order was entered before the recording began. Where several types report
-    the same trades or quotes, each symbol has those of the lowest rank that it has that day (`TradeFields.rank`).
+    a size or a price, trades that the venue took back (unless `broken=True`), and repetitions: trades of the same
+    symbol, id, price and size as an earlier one of the day. `left_out` counts them. A trade that names only the order
+    that it filled has that order's price, null if the order was entered before the recording began. Where several types
+    report the same trades or quotes, each symbol has those of its lowest rank of the day (`TradeFields.rank`).
 
     Quotes: an absent side is null. Where a feed sends one side at a time, the other side is that of the symbol's last
     quote that had it, in the order of the recording; also if that quote is not selected.
@@ -176,37 +177,50 @@ class Ticks(Frames):
 class TicksOfDays(Frames):
     """The trades or the quotes of several days: the rows of `Ticks` of each day, day by day.
 
-    Each day is read as if it was alone: orders, ranks, ids, broken trades and sides of quotes are those of the day.
+    The first columns are `feed` and `date` of the day; then come those of `Ticks`. Each day is read as if it was alone:
+    orders, ranks, ids, broken trades and sides of quotes are those of the day.
+
+    Days may have several schemas: a column is then of a type that holds the values of all, and a schema that declares
+    no trades (or quotes) adds none. `prices="long"` needs prices of equal decimals.
     """
 
-    def __init__(self, days: Sequence[Frames], what: Literal["trades", "quotes"]) -> None:
-        """Wrap recordings of one schema. Raises ConfigError when it declares none."""
+    def __init__(self, days: Sequence[Recording], what: Literal["trades", "quotes"]) -> None:
+        """Wrap recordings. Raises ConfigError when no schema of theirs declares any."""
         self.feed, self.schema = days[-1].feed, days[-1].schema
-        self._days = [Ticks(day, what) for day in days]
+        declaring = [day for day in days if getattr(day.schema, what)]
+        self._days = [(day, Ticks(day, what)) for day in declaring or days]
 
     def batches(self, prefix: bytes = b"", **selection: Unpack[Selection]) -> Iterator[Batch]:
         """Yield all messages, day by day; frames choose which of them are trades or quotes."""
-        for day in self._days:
-            yield from day.batches(prefix, **selection)
+        for _, ticks in self._days:
+            yield from ticks.batches(prefix, **selection)
 
     def left_out(self, prefix: bytes = b"", **selection: Unpack[Selection]) -> LeftOut:
         """Return how many messages of all days are left out: see `Ticks.left_out`."""
-        return sum((day.left_out(prefix, **selection) for day in self._days), _ticks().LeftOut())
+        return sum((ticks.left_out(prefix, **selection) for _, ticks in self._days), _ticks().LeftOut())
 
     def to_arrow(self, prefix: bytes = b"", **options: Unpack[FrameOptions]) -> pyarrow.Table:
         """Return the rows of all days, as one table in memory. See `FrameOptions`."""
-        arrow = needs("pyarrow", "arrow")
-        options = self._in_one_zone(options)
-        tables = [day.to_arrow(prefix, **options) for day in self._days]
-        return arrow.concat_tables(tables).unify_dictionaries()
+        schema = self._schema_of(options)
+        chunks = self.arrow_chunks(prefix, **options)
+        return needs("pyarrow", "arrow").Table.from_batches(chunks, schema=schema).unify_dictionaries()
 
     def arrow_chunks(
         self, prefix: bytes = b"", rows: int = _ROWS, **options: Unpack[FrameOptions]
     ) -> Iterator[pyarrow.RecordBatch]:
         """Yield what `to_arrow` returns, at most `rows` messages of one day at a time."""
-        check_options(options, FrameOptions.__optional_keys__)
+        schema = self._schema_of(options)
         options = self._in_one_zone(options)
-        return (chunk for day in self._days for chunk in day.arrow_chunks(prefix, rows, **options))
+        return (
+            _arrow().of_day(chunk, day.feed.name, day.date, schema)
+            for day, ticks in self._days
+            for chunk in ticks.arrow_chunks(prefix, rows, **options)
+        )
+
+    def _schema_of(self, options: FrameOptions) -> pyarrow.Schema:
+        """Return the columns of all days. Reads no messages."""
+        options = self._in_one_zone(options)
+        return _arrow().schema_of_days([ticks._asked(options, b"")[0].schema for _, ticks in self._days])
 
     def _in_one_zone(self, options: FrameOptions) -> FrameOptions:
         zone = options.get("zone")

@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from blackbox.archive.data_frames import Frames, TicksOfDays
 from blackbox.archive.day import MANIFEST, Date, as_date, recorded_days
@@ -30,7 +30,8 @@ class Recordings(Frames):
 
     Attributes: `days`, the recordings by date, each once; `feeds`, their names, in the order in which they were given;
     `feed` and `schema`, of the last day. Iterate over it for the days: `Subscriber.replay` and `Replay` take it as it
-    is. Frames of feeds of different schemas are refused: `of_feed` has those of one.
+    is. Messages of feeds of different schemas are in no common frame: `of_feed` has those of one. Trades and quotes may
+    be of any feeds.
 
     Times of day (`start="14:30"`) are those of each day.
     """
@@ -90,26 +91,19 @@ class Recordings(Frames):
             yield from recording.batches(prefix, **selection)
 
     def _columns(self, form: dict[str, Any], prefix: bytes, selection: Selection) -> Columns:
-        self._check_one_schema()
-        return super()._columns(form, prefix, selection)
-
-    def _check_one_schema(self) -> None:
         if len({recording.schema.name for recording in self.days}) > 1:
             raise ConfigError(f"a frame was to have messages of the feeds {self.feeds}, expected one: see of_feed")
+        return super()._columns(form, prefix, selection)
 
     @property
     def trades(self) -> TicksOfDays:
-        """The trades of all days, as tables and frames. Raises ConfigError when the schema declares none."""
-        return self._ticks("trades")
+        """The trades of all days, as tables and frames. Raises ConfigError when no schema declares any."""
+        return TicksOfDays(self.days, "trades")
 
     @property
     def quotes(self) -> TicksOfDays:
-        """The quotes of all days, as tables and frames. Raises ConfigError when the schema declares none."""
-        return self._ticks("quotes")
-
-    def _ticks(self, what: Literal["trades", "quotes"]) -> TicksOfDays:
-        self._check_one_schema()
-        return TicksOfDays(self.days, what)
+        """The quotes of all days, as tables and frames. Raises ConfigError when no schema declares any."""
+        return TicksOfDays(self.days, "quotes")
 
     @property
     def paths(self) -> list[str]:

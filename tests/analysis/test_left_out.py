@@ -16,6 +16,7 @@ from blackbox_feeds.dbn import Dbn
 from blackbox_feeds.tape import Tape
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyspark.sql import DataFrameReader
 from pyspark.sql import functions as f
 
 from blackbox import ConfigError, Recording, Recordings
@@ -34,8 +35,10 @@ from blackbox.analysis.measure_day import measure_day
 from blackbox.report.day_report import PRICE
 from blackbox.report.page import page
 from tests.archive.test_left_out import JSON_ROWS, JSON_TRADES
+from tests.archive.test_recordings import several_schemas
 from tests.deals import Counted, Deal, Sides, carried, counted, days_of_deals, days_of_sides, write_deals
 from tests.journals import Day, Put, Row, feed_of
+from tests.odd_json import odd_day, odd_quotes, odd_trades
 from tests.recorded import AS_SENT, record
 
 if TYPE_CHECKING:
@@ -193,10 +196,23 @@ def test_repetitions_and_fills_of_binance(spark: SparkSession, tmp_path: Path, s
         assert found.agg(*measures).first() == expected
 
 
-def test_numbers_of_json_that_are_none_are_null(spark: SparkSession, tmp_path: Path) -> None:
+def test_json_trades_without_a_price_or_size_are_left_out(spark: SparkSession, tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of(schema="binance"))
     day.put(0, Put(JSON_ROWS))
     assert rows_of(recorded_trades(spark, day.path), "price", "size", "trade_id") == sorted(JSON_TRADES, key=repr)
+
+
+@pytest.mark.parametrize("engine", ["java", "python"])
+def test_odd_json_documents_have_the_values_of_the_table(
+    spark: SparkSession, tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = DataFrameReader.load
+    monkeypatch.setattr(DataFrameReader, "load", lambda self, path: load(self.option("engine", engine), path))
+    day = odd_day(tmp_path)
+    trades = rows_of(recorded_trades(spark, day.path), "sequence", "price", "size", "trade_id")
+    assert sorted(trades) == odd_trades()
+    assert sorted(rows_of(recorded_quotes(spark, day.path), "sequence", *QUOTED)) == odd_quotes()
+    same_as_frames(spark, day)
 
 
 def test_prices_at_or_below_zero_are_prices(spark: SparkSession, tmp_path: Path, shared_data: Path) -> None:
@@ -264,9 +280,28 @@ def test_results_of_several_days_are_those_of_each_day_alone(spark: SparkSession
     sides = rows_of(quotes, "date", "bid_price", "ask_price")
     assert [row[1:] for row in sides] == [(Decimal("0.01"), Decimal("0.03")), (None, Decimal("0.05"))]
     frames = Recordings.open(tmp_path)
-    assert rows_of(trades, "ts_event", "price") == sorted(
-        frames.trades.to_polars(prices="decimal", times="long").select("ts_event", "price").rows(), key=repr
-    )
+    form: Any = {"prices": "decimal", "times": "long"}
+    for spark_rows, ticks in ((trades, frames.trades), (quotes, frames.quotes)):
+        names = [name for name in spark_rows.columns if name != "epoch"]
+        assert rows_of(spark_rows, *names) == sorted(ticks.to_polars(**form).select(names).rows(), key=repr)
+
+
+def test_trades_of_feeds_of_several_schemas_have_columns_for_all(spark: SparkSession, tmp_path: Path) -> None:
+    several = several_schemas(tmp_path)
+    found = recorded_trades(spark, several.paths)
+    assert found is not None
+    names = "feed", "date", "symbol", "ts_event", "price", "size", "trade_id"
+    frame = several.trades.to_polars(times="long").select(names)
+    assert rows_of(found, *names) == sorted(frame.rows(), key=repr)
+    assert len(frame) == 3
+    bars = time_bars(found, "1m")
+    assert rows_of(bars, "feed", "volume") == [("crypto", 0.5), ("futures", 8.0), ("stocks", 7.0)]
+    exact = recorded_trades(spark, [tmp_path / "stocks", tmp_path / "futures"])
+    assert rows_of(exact, "feed", "price") == [("futures", Decimal("-0.000000001")), ("stocks", Decimal("1.5"))]
+    assert recorded_quotes(spark, several.paths) is not None
+    assert recorded_quotes(spark, tmp_path / "stocks") is None
+    with pytest.raises(ConfigError, match="trade_id was a text in one schema and a number in another"):
+        recorded_trades(spark, [tmp_path / "stocks", tmp_path / "named"])
 
 
 def test_order_of_equal_times_is_that_of_the_recording(spark: SparkSession, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 import shutil
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from blackbox_feeds.itch50 import Itch50
 
 from blackbox import ConfigError, Feed, JournalError, Message, Recording, Recordings, Replay, Schema, Subscriber
 from blackbox.archive.import_days import import_days
-from blackbox.feed.schema import TradeFields, price
+from blackbox.feed.schema import QuoteFields, TradeFields, price
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.controls import Controls
 
@@ -219,7 +220,10 @@ def test_trades_and_quotes_of_all_days_are_those_of_each(shared_data: Path, tmp_
             quotes.date = datetime.date.fromisoformat(date)  # so that both days have messages
             import_days(feed, tmp_path, [quotes])
     days = Recordings.open(tmp_path / "days")
-    each = [getattr(day, what).to_arrow(prices="long").to_pylist() for day in days]
+    each = [
+        [{"feed": "days", "date": day.date, **row} for row in getattr(day, what).to_arrow(prices="long").to_pylist()]
+        for day in days
+    ]
     assert len(each) == 2
     assert all(each)
     ticks = getattr(days, what)
@@ -227,7 +231,12 @@ def test_trades_and_quotes_of_all_days_are_those_of_each(shared_data: Path, tmp_
     chunks = list(ticks.arrow_chunks(rows=100, prices="long"))
     assert [row for chunk in chunks for row in chunk.to_pylist()] == each[0] + each[1]
     assert max(map(len, chunks)) == 100
-    assert len(ticks.to_pandas()) == len(ticks.to_polars()) == len(each[0] + each[1])
+    told = [("days", row["date"]) for row in each[0] + each[1]]
+    pandas, polars = ticks.to_pandas(), ticks.to_polars()
+    assert list(zip(pandas["feed"], pandas["date"], strict=True)) == told
+    assert polars.select("feed", "date").rows() == told
+    assert polars.columns == list(pandas) == ["feed", "date", *getattr(days.days[0], what).to_pandas()]
+    assert [frame.columns for frame in ticks.polars_chunks()] == [polars.columns] * 2
 
 
 def test_trades_of_days_of_several_time_zones_are_in_that_of_the_last(tmp_path: Path) -> None:
@@ -258,15 +267,48 @@ def test_a_time_of_day_of_feeds_whose_sessions_start_at_other_times_is_refused(t
     assert replayed(both, start=NOON_NS) == ["x", "x"]
 
 
-def test_trades_and_quotes_of_feeds_of_several_schemas_are_refused(tmp_path: Path) -> None:
-    for name in ("itch50", "iex_tops16"):
-        feed = Feed(name=name, slices=Feed.local(name, slices=1).slices, schema=name)
-        Recording.create(tmp_path, feed, {"topic": ["A.x"], "ts_event": [NOON_NS], "payload": ["x"]})
-    both = Recordings.open(tmp_path / "itch50", tmp_path / "iex_tops16")
+def several_schemas(directory: Path) -> Recordings:
+    """Write days of four feeds: prices of 4 and of 9 decimals, of JSON, and none; ids, texts as ids, and none."""
+    fields = {
+        "stocks": [("type", "S1"), ("price", price("<i8", 4)), ("size", "<u4"), ("id", "<u8")],
+        "futures": [("type", "S1"), ("price", price("<i8", 9)), ("size", "<u4")],
+        "named": [("type", "S1"), ("price", price("<i8", 4)), ("size", "<u4"), ("id", "S2")],
+    }
+    values = {"stocks": (b"t", 15_000, 7, 1), "futures": (b"t", -1, 8), "named": (b"t", 20_000, 9, b"a")}
+    payloads: dict[str, Any] = {"crypto": '{"p":"0.1","q":"0.5","t":3}', "other": "x"}
+    schemas: dict[str, Any] = {"other": "raw"}
+    for number, (name, each) in enumerate(fields.items()):
+        dtype = numpy.dtype(each)
+        found = TradeFields("t", "price", "size", id="id" if "id" in (dtype.names or ()) else None)
+        schemas[name] = Schema(name, schema_id=1_780 + number, records={"t": dtype}, trades=(found,))
+        payloads[name] = numpy.array([values[name]], dtype).tobytes()
+    json = TradeFields("t", "p", "q", id="t"), QuoteFields("b", "b", "B", "a", "A")
+    schemas["crypto"] = Schema("crypto", schema_id=1_788, records={}, trades=json[:1], quotes=json[1:], json="data")
+    for name, payload in payloads.items():
+        feed = Feed(name=name, slices=Feed.local(name, slices=1).slices, schema=schemas[name])
+        columns = {"topic": ["A.t"], "ts_event": [NOON_NS], "payload": [payload]}
+        Recording.create(directory, feed, columns, date="2026-01-05")
+    return Recordings.open(*(directory / name for name in ("stocks", "futures", "crypto", "other")))
+
+
+def test_trades_of_feeds_of_several_schemas_have_columns_for_all(tmp_path: Path) -> None:
+    several = several_schemas(tmp_path)
+    columns = ["feed", "price", "size", "trade_id"]
+    rows = [("stocks", 1.5, 7.0, 1), ("futures", -1e-9, 8.0, None), ("crypto", 0.1, 0.5, 3)]
+    assert several.trades.to_polars().select(columns).rows() == rows
+    assert [frame.select(columns).row(0) for frame in several.trades.polars_chunks()] == rows
+    both = Recordings.open(tmp_path / "stocks", tmp_path / "futures").trades
+    exact = both.to_polars(prices="decimal").select(columns[:3]).rows()
+    assert exact == [("stocks", Decimal("1.5"), 7), ("futures", Decimal("-0.000000001"), 8)]
+    with pytest.raises(ConfigError, match="prices were 'long', but 'price' has several units: expected 'float' or"):
+        both.to_arrow(prices="long")
+    assert several.quotes.to_polars().columns[-4:] == ["bid_price", "bid_size", "ask_price", "ask_size"]
+    with pytest.raises(ConfigError, match="'stocks' declares no quotes"):
+        _ = Recordings.open(tmp_path / "stocks").quotes
+    with pytest.raises(ConfigError, match="field 'trade_id' was uint64 and string, expected types with one such"):
+        Recordings.open(tmp_path / "stocks", tmp_path / "named").trades.to_arrow()
     with pytest.raises(ConfigError, match="expected one: see of_feed"):
-        _ = both.trades
-    with pytest.raises(ConfigError, match="'itch50' declares no quotes"):
-        _ = both.of_feed("itch50").quotes
+        several.to_arrow()
 
 
 def test_feeds_of_one_schema_are_read_and_played_together(tmp_path: Path) -> None:

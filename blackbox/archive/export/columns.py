@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 _PRICES: Final = ("float", "decimal", "long")
 _TIMES: Final = ("timestamp", "long")
 _KIND: Final = "kind"
+_OF_DAY: Final = (
+    pyarrow.field("feed", TEXT, nullable=False),
+    pyarrow.field("date", pyarrow.date32(), nullable=False),
+)
 
 
 class Columns:
@@ -165,6 +170,26 @@ def _column(made: dict[str, pyarrow.Array], field: pyarrow.Field, rows: int) -> 
     return pyarrow.nulls(rows, field.type) if found is None else found.cast(field.type)
 
 
+def schema_of_days(schemas: Sequence[pyarrow.Schema]) -> pyarrow.Schema:
+    """Return `feed`, `date`, and the columns of the frames of several days, each of a type that holds all values.
+
+    Raises ConfigError when there is no such type, or integers of prices are in different units.
+    """
+    for name in schemas[0].names:
+        decimals = {(schema.field(name).metadata or {}).get(DECIMALS.encode()) for schema in schemas}
+        if len(decimals) > 1:
+            raise ConfigError(f"prices were 'long', but {name!r} has several units: expected 'float' or 'decimal'")
+    own = _unified([field for schema in schemas for field in schema], len(schemas))
+    return pyarrow.schema([*_OF_DAY, *own])
+
+
+def of_day(chunk: pyarrow.RecordBatch, feed: str, date: datetime.date, schema: pyarrow.Schema) -> pyarrow.RecordBatch:
+    """Return a day's rows with the columns of `schema_of_days`."""
+    told = [texts(numpy.zeros(len(chunk), numpy.int32), [feed.encode()]), pyarrow.repeat(date, len(chunk))]
+    own = [chunk.column(field.name).cast(field.type) for field in list(schema)[len(_OF_DAY) :]]
+    return pyarrow.RecordBatch.from_arrays([*told, *own], schema=schema)
+
+
 def _unified(fields: Sequence[pyarrow.Field], picks: int) -> Iterator[pyarrow.Field]:
     """Each column once, of a type that holds the values of all picks; it may be null where a pick lacks it."""
     by_name: dict[str, list[pyarrow.Field]] = {}
@@ -197,13 +222,18 @@ def to_pandas(table: pyarrow.Table | pyarrow.RecordBatch) -> pandas.DataFrame:
     """
     import pandas
 
-    frame: pandas.DataFrame = table.to_pandas()
-    for field in table.schema:
+    kinds = {
+        field.name: pandas.array([], dtype=str(field.type).replace("uint", "UInt").replace("int", "Int")).dtype
+        for field in table.schema
+        if field.nullable and pyarrow.types.is_integer(field.type)
+    }
+    frame: pandas.DataFrame = table.drop_columns(list(kinds)).to_pandas()
+    for place, field in enumerate(table.schema):
         if pyarrow.types.is_dictionary(field.type):
             frame[field.name] = frame[field.name].astype(object)
-        elif field.nullable and pyarrow.types.is_integer(field.type):
-            kind = pandas.array([], dtype=str(field.type).replace("uint", "UInt").replace("int", "Int")).dtype
-            frame[field.name] = table.column(field.name).to_pandas(types_mapper=lambda _, kind=kind: kind)
+        elif field.name in kinds:
+            column = table.column(field.name).to_pandas(types_mapper=lambda _, kind=kinds[field.name]: kind)
+            frame.insert(place, field.name, column)
     return frame
 
 
