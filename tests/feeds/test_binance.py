@@ -349,6 +349,16 @@ def test_the_first_bad_lines_are_named_and_the_others_counted(tmp_path: Path) ->
         assert lines[int(number) - 1] != b"%d {}" % RECEIVED
 
 
+def test_a_line_with_its_time_in_seconds_makes_no_day_of_1970(tmp_path: Path) -> None:
+    path = tmp_path / "frames"
+    path.write_bytes(lines_of(TRADE, TRADE.replace(b"1723161255343", b"1723161255"), TRADE))
+    source = Binance(path)
+    (day,) = import_days(feed_of("binance"), tmp_path, [source])
+    assert (day.path.name, sum(len(batch) for batch in Recording.open(day.path).batches())) == ("2024-08-08", 2)
+    assert source.truncated is not None
+    assert "1 of 3 lines were bad and left out: line 2: its event time" in source.truncated
+
+
 def test_a_file_of_bad_lines_alone_is_one_error(tmp_path: Path) -> None:
     path = tmp_path / "frames"
     path.write_bytes(b"hello\nworld\n")
