@@ -16,7 +16,7 @@ NONE: Final[Values] = (None, None, None)
 
 ODD: Final[tuple[tuple[bytes, Values], ...]] = (
     (b'{"data":{"p":1.5,"q":2,"t":7}}', GOOD),
-    # What stands around the document
+    # Text before and after the document
     (b'1 {"data":{"p":1.5,"q":2,"t":7}}\r\n \t', GOOD),
     (b'\xff\xfe \xef\xbb\xbf{"data":{"p":1.5,"q":2,"t":7}}', GOOD),
     (b'1 {"data":{"p":1.5,"q":2,"t":7}} x', NONE),
@@ -77,7 +77,7 @@ ODD: Final[tuple[tuple[bytes, Values], ...]] = (
 
 
 def odd_day(path: Path) -> Recording:
-    """Write them as trades of Binance, each of its own symbol; then as quotes: a bid of that price and size."""
+    """Write them as trades of Binance, one for each symbol; then as quotes with a bid of that price and size."""
     trades = [Row(b"s%d.trade" % place, payload, place) for place, (payload, _) in enumerate(ODD)]
     renamed = (b'"p"', b'"b"'), (b'"\\u0070"', b'"\\u0062"'), (b'"q"', b'"B"')
     bids = [reduce(lambda text, names: text.replace(*names), renamed, payload) for payload, _ in ODD]

@@ -140,7 +140,9 @@ def _trades(days: _Days, broken: bool) -> DataFrame:
             # A JSON document without the member counts.
             counts = functions.col("_only") == value
             frame = frame.where(counts if schema.json is None else counts | functions.col("_only").isNull())
-        frame = frame.where("size > 0" if each.order is not None else "size > 0 and price is not null")
+        frame = frame.where("size > 0 and not isnan(size)")
+        if each.order is None:
+            frame = frame.where("price is not null and not isnan(price)")
         frame = _told(frame.select(*_BASE, "topic", "price", "size", "trade_id"), each)
         frames.append(frame)
     rows = _once(_first_of_each(frames, schema.trades))

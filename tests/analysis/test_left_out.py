@@ -34,7 +34,7 @@ from blackbox.analysis import (
 from blackbox.analysis.measure_day import measure_day
 from blackbox.report.day_report import PRICE
 from blackbox.report.page import page
-from tests.archive.test_left_out import JSON_ROWS, JSON_TRADES
+from tests.archive.test_left_out import JSON_ROWS, JSON_TRADES, nan_day
 from tests.archive.test_recordings import several_schemas
 from tests.deals import Counted, Deal, Sides, carried, counted, days_of_deals, days_of_sides, write_deals
 from tests.journals import Day, Put, Row, feed_of
@@ -212,6 +212,12 @@ def test_odd_json_documents_have_the_values_of_the_table(
     trades = rows_of(recorded_trades(spark, day.path), "sequence", "price", "size", "trade_id")
     assert sorted(trades) == odd_trades()
     assert sorted(rows_of(recorded_quotes(spark, day.path), "sequence", *QUOTED)) == odd_quotes()
+    same_as_frames(spark, day)
+
+
+def test_trades_of_doubles_that_are_no_numbers_are_left_out(spark: SparkSession, tmp_path: Path) -> None:
+    day = nan_day(tmp_path)
+    assert rows_of(recorded_trades(spark, day.path), "price", "size") == [(-3.5, 4), (1.5, 2)]
     same_as_frames(spark, day)
 
 

@@ -220,6 +220,23 @@ def test_odd_json_documents_have_the_values_of_the_table(tmp_path: Path) -> None
     assert quotes.rows() == odd_quotes()
 
 
+def nan_day(path: Path) -> Recording:
+    """Write trades of doubles, one without a price and one without a size."""
+    deal = numpy.dtype([("type", "S1"), ("price", "<f8"), ("size", "<f4")])
+    schema = Schema("doubles", 1_792, {"T": deal}, trades=(TradeFields("T", "price", "size"),))
+    day = Day(path, feed_of(schema=schema))
+    values = ((1.5, 2), (numpy.nan, 3), (-2.5, numpy.nan), (-3.5, 4))
+    rows = [numpy.array([(b"T", *each)], deal).tobytes() for each in values]
+    day.put(0, Put(tuple(Row(b"A.T", row, 1) for row in rows)))
+    return Recording.open(path)
+
+
+def test_trades_of_doubles_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
+    trades = nan_day(tmp_path).trades
+    assert trades.to_polars().select("price", "size").rows() == [(1.5, 2), (-3.5, 4)]
+    assert (trades.left_out().no_price, trades.left_out().no_size) == (1, 1)
+
+
 def test_ids_that_are_texts(tmp_path: Path) -> None:
     deal = numpy.dtype([("type", "S1"), ("id", "S12"), ("price", "<f8"), ("size", "<u4")])
     schema = Schema("texts", 1_791, {"T": deal}, trades=(TradeFields("T", "price", "size", id="id"),))

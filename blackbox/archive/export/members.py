@@ -1,4 +1,4 @@
-"""Members of JSON documents that stand in payloads, and what numbers, ids and texts they are."""
+"""Members of the JSON documents in payloads, as numbers, ids and texts."""
 
 from __future__ import annotations
 

@@ -219,6 +219,8 @@ class _Tick(ABC):
                 found[name] = records[each]
                 absent = dict(dtype[each].metadata or {}).get(ABSENT)
                 found[f"has_{name}"] = True if absent is None else records[each] != absent
+                if dtype[each].kind == "f":
+                    found[f"has_{name}"] &= ~numpy.isnan(records[each])
 
     def _take_numbers(self, found: NDArray[Any], name: str, values: Iterable[Any]) -> None:
         """Set a column to values of JSON."""
