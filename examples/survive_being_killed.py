@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -52,7 +53,7 @@ def run_strategy(feed: Feed, path: Path) -> "subprocess.Popen[bytes]":
 
 def result_of(path: Path) -> list[tuple[str, int]]:
     """Return what a strategy kept."""
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database:
         return database.execute("SELECT * FROM volumes ORDER BY symbol").fetchall()
 
 

@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,8 @@ class Asked(msgspec.Struct):
 @pytest.mark.parametrize(
     ("form", "document"),
     [
-        ("json", b'{"prefix": "A", "x": ' + b"[" * 1_000 + b"]" * 1_000 + b"}"),
         ("json", b'{"x": ' + b"[" * DEPTH),
         ("json", b'{"prefix": ' + b'{"a":' * DEPTH),
-        ("msgpack", b"\x82\xa6prefix\xa1A\xa1x" + b"\x91" * 1_000 + b"\xc0"),
         ("msgpack", b"\x82\xa1x" + b"\x91" * DEPTH),
         ("msgpack", b"\x82\xa1x" + b"\x81\xa1a" * DEPTH),
     ],
@@ -38,6 +37,20 @@ def test_a_document_that_is_nested_deeply_is_an_error_of_the_document(form: Any,
     """A frame of 2 KB, nested 1,000 deep, ended `blackbox client` with RecursionError."""
     for kind in (Asked, Any):
         with pytest.raises(DecodeError):
+            Decoder[Any](form, kind).decode(document)
+
+
+@pytest.mark.parametrize(
+    ("form", "document"),
+    [
+        ("json", b'{"prefix": "A", "x": ' + b"[" * 1_000 + b"]" * 1_000 + b"}"),
+        ("msgpack", b"\x82\xa6prefix\xa1A\xa1x" + b"\x91" * 1_000 + b"\xc0"),
+    ],
+)
+def test_a_frame_nested_a_thousand_deep_is_decoded_or_an_error_of_the_document(form: Any, document: bytes) -> None:
+    """Python 3.11 has no room for so many levels, later ones have."""
+    for kind in (Asked, Any):
+        with suppress(DecodeError):
             Decoder[Any](form, kind).decode(document)
 
 

@@ -155,8 +155,15 @@ def _timestamps(values: pyarrow.ChunkedArray, name: str, unit: str) -> pyarrow.C
 
 
 def _since_epoch(times: NDArray[Any], name: str, unit: str) -> NDArray[numpy.int64]:
-    """Return numpy's times as int64 in a unit: numpy lets those that do not fit run over."""
-    found = times.astype(f"datetime64[{unit}]")
+    """Return numpy's times as int64 in a unit. Raises ConfigError for a time that does not fit."""
+    try:
+        found = times.astype(f"datetime64[{unit}]")
+    except OverflowError:
+        if len(times) > 1:  # the error is to name the time
+            for part in (times[: len(times) // 2], times[len(times) // 2 :]):
+                _since_epoch(part, name, unit)
+        raise ConfigError(f"column {name!r} held a time that is none in {unit}: {times[0]}") from None
+    # Before numpy 2.5 a time that does not fit wraps around.
     if (wrong := times[(found.astype(times.dtype) != times) & ~numpy.isnat(times)]).size:
         raise ConfigError(f"column {name!r} held a time that is none in {unit}: {wrong[0]}")
     return found.view(numpy.int64)

@@ -9,7 +9,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, Self
 
@@ -58,23 +58,28 @@ class PutLog:
         """When those were that have put something which `clients` does not tell yet."""
         with self._in_words():
             self._sql = sqlite3.connect(path, isolation_level=None, cached_statements=256)
-            # One process has it. Before all else: then SQLite needs no memory that it shares with others.
-            self._sql.execute("PRAGMA locking_mode=EXCLUSIVE")
-            (version,) = self._sql.execute("PRAGMA user_version").fetchone()
-            if version not in (0, _VERSION):
-                self._sql.close()
-                raise JournalError(f"put log {path} had version {version}, expected {_VERSION}")
-            self._sql.execute("PRAGMA journal_mode=WAL")
-            self._sql.execute("PRAGMA synchronous=FULL")
-            self._sql.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
-            if version == 0:
-                self._sql.executescript(f"BEGIN;{_TABLES}PRAGMA user_version={_VERSION};COMMIT;")
-            self._large = LargeRequests(path, self._sql)
-            self._sql.execute(_NOTE_LAST)
-            self._sql.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            self._sql.execute("PRAGMA synchronous=NORMAL")
+        with self._in_words(), ExitStack() as stack:
+            stack.callback(self._sql.close)
+            self._prepare()
+            stack.pop_all()
         # Not the main file: to close that anywhere in the process would unlock it.
         self._sync = FileSync(*(path.with_name(f"{path.name}{end}") for end in (".a", ".b", "-wal")))
+
+    def _prepare(self) -> None:
+        # One process has it. Before all else: then SQLite needs no memory that it shares with others.
+        self._sql.execute("PRAGMA locking_mode=EXCLUSIVE")
+        (version,) = self._sql.execute("PRAGMA user_version").fetchone()
+        if version not in (0, _VERSION):
+            raise JournalError(f"put log {self._path} had version {version}, expected {_VERSION}")
+        self._sql.execute("PRAGMA journal_mode=WAL")
+        self._sql.execute("PRAGMA synchronous=FULL")
+        self._sql.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
+        if version == 0:
+            self._sql.executescript(f"BEGIN;{_TABLES}PRAGMA user_version={_VERSION};COMMIT;")
+        self._large = LargeRequests(self._path, self._sql)
+        self._sql.execute(_NOTE_LAST)
+        self._sql.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._sql.execute("PRAGMA synchronous=NORMAL")
 
     @contextmanager
     def transaction(self, *, synced: bool = False) -> Iterator[None]:

@@ -79,7 +79,6 @@ _WORKER_START_S = 120.0
 _MEAN_TOPIC_BYTES = 32
 _KEPT_TABLES = 64
 _DEAD_AFTER_HEARTBEATS = 3
-_RELEASE_TICK_S = 0.001
 _WORKER_END_S = 0.05
 _END_SETTLES_NS = 50_000_000
 """What a publisher sends goes on within this time, or it has ended as it said."""
@@ -174,10 +173,12 @@ class SliceThread:
         self._slice_callbacks: SliceCallbacks | None = None
         self._guard: FloodGuard | None = None
         self._callback_errors = CallbackErrors(slice_id)
-        self._thread = threading.Thread(target=self._run, name=f"blackbox-slice-{slice_id}", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin. What goes wrong is in `failure` once it is done."""
+        # Made here: a thread object that was made before a fork cannot be started after it.
+        self._thread = threading.Thread(target=self._run, name=f"blackbox-slice-{self.slice_id}", daemon=True)
         start_thread(self._thread)
 
     @property
@@ -338,10 +339,8 @@ class SliceThread:
                 return False
         self.state.released = 1
         self._wake()
-        # In a process that was forked after the thread was made, Python takes it for one that has ended.
-        while not self.is_done and time.monotonic() < deadline:
-            time.sleep(_RELEASE_TICK_S)
-        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread is not None:
+            self._thread.join(max(0.0, deadline - time.monotonic()))
         return self.is_done
 
     def report(self, failure: BlackBoxError) -> None:
@@ -388,9 +387,15 @@ class SliceThread:
         return "" if self._guard is None else self._guard.refusal
 
     @property
+    def is_current_thread(self) -> bool:
+        """True in the slice thread itself."""
+        return threading.current_thread() is self._thread
+
+    @property
     def threads(self) -> list[threading.Thread]:
         """The slice thread and its workers: those in which callbacks and hooks run."""
-        return [self._thread, *(worker.thread for worker in self.workers)]
+        own = [] if self._thread is None else [self._thread]
+        return own + [worker.thread for worker in self.workers]
 
     @property
     def life(self) -> SliceLife:

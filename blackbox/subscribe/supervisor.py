@@ -195,7 +195,7 @@ class Supervisor:
 
         Raises as `start`; also when `who` waits for it has ended, and what `check` raises meanwhile.
         """
-        if threading.current_thread() in [slice_.threads[0] for slice_ in self._slices.values()]:
+        if any(slice_.is_current_thread for slice_ in self._slices.values()):
             raise SubscriberError(
                 "wait_confirmed was called by a callback in the slice's own thread, which takes in the confirmations; "
                 "expected another thread, or workers of at least 1"

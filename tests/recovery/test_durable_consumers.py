@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +119,7 @@ def test_a_killed_consumer_goes_on_exactly_once(tmp_path: Path) -> None:
                 script.kill()
     import sqlite3
 
-    with sqlite3.connect(tmp_path / "state.db") as database:
+    with closing(sqlite3.connect(tmp_path / "state.db")) as database:
         heard = [number for (number,) in database.execute("SELECT number FROM heard ORDER BY rowid")]
     assert heard == list(range(published))
 

@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -338,7 +339,7 @@ def test_a_killed_reader_of_a_stream_goes_on_exactly_once(tmp_path: Path) -> Non
                     while script.read() != f"kept {published}":
                         pass
                 script.kill()
-    with sqlite3.connect(tmp_path / "state.db") as database:
+    with closing(sqlite3.connect(tmp_path / "state.db")) as database:
         heard = [number for (number,) in database.execute("SELECT number FROM heard ORDER BY rowid")]
     assert heard == list(range(published))
 
