@@ -12,6 +12,7 @@ from blackbox.archive.newest import Entry, Newest, NewestBlocks, NewestRows
 from blackbox.archive.reader import blocks_of
 from blackbox.block.batch import Batch
 from blackbox.block.block import Block
+from blackbox.block.position import is_restart
 from blackbox.block.received_block import BatchFeed, ReceivedBlock
 from blackbox.book.books import Books
 from blackbox.book.feed import BookFeed, Resting, load_book_feed
@@ -47,7 +48,7 @@ class NewestBooks:
         for kind in self._book_feed.types:
             self._sizes[ord(kind)] = self._schema.records[kind].itemsize
         self._books = Books(feed.schema_name, symbol_rule=feed.symbol_rule, max_symbols=feed.max_topics)
-        self._epoch = 0
+        self._epoch = self._epoch_of_day = 0
         self._lacks_messages = False
         self._taken: dict[bytes, int] = {}
         """Of each key, the number behind the last message of this run that the books have."""
@@ -66,6 +67,10 @@ class NewestBooks:
         """Return the next number of each key of that run."""
         return self._newest.following()
 
+    def begin_day(self) -> None:
+        """Learn that records of another day follow: the first run of a day begins with empty books."""
+        self._epoch_of_day = 0
+
     def take(self, run: RecordRun) -> None:
         """Take checked records, as `Newest.take`."""
         self._newest.take(run)
@@ -74,8 +79,9 @@ class NewestBooks:
                 self._books.clear()  # a subscriber's books are emptied there, too
                 self._last.clear()
                 self._taken.clear()
-                self._lacks_messages = False
+                self._lacks_messages = is_restart(self._epoch_of_day, block.epoch)
                 self._epoch = block.epoch
+            self._epoch_of_day = self._epoch
             taken = self._taken.get(block.key, 0)
             first_row = max(fresh_row, block.row_from(taken))
             if block.epoch < self._epoch or first_row == block.count:

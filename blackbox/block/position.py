@@ -60,6 +60,14 @@ class Undone(NamedTuple):
 SlicePosition = Position | KeyPosition
 
 
+def is_restart(before: int, epoch: int) -> bool:
+    """Return whether a publisher was started again between two epochs of a slice: it may have sent only later messages.
+
+    After `Publisher.new_epoch`, which begins the next epoch, it sends everything again. `before` 0: there was none.
+    """
+    return before > 0 and epoch not in (before, before + 1)
+
+
 def is_before(position: SlicePosition, other: SlicePosition) -> bool:
     """Whether a position is before another one of the slice, with some key."""
     if position.epoch != other.epoch:

@@ -20,6 +20,7 @@ from blackbox.block.batch import Batch
 from blackbox.block.batch_rows import read_only
 from blackbox.block.format import FLAG_FIXED, BodyLayout, Header, has_value, layout_of, read_header
 from blackbox.block.gap import Gap
+from blackbox.block.position import is_restart
 from blackbox.block.received_block import BatchFeed
 from blackbox.book.book import (
     COUNTERS,
@@ -251,6 +252,8 @@ class Books:
         """Only messages of topics that start with it are played."""
         self._unsure: set[tuple[int | None, bytes]] = set()
         """Slices and keys whose messages may have been lost, also of symbols without a book; None: any slice."""
+        self._epochs: dict[int, int] = {}
+        """Epoch of each slice, and"""
         self._following: dict[tuple[int, int, bytes], int] = {}
         """Number of the next message by slice, epoch and key, for batches that no subscriber or replay delivers."""
         rule = CompiledSymbolRule.of(symbol_rule or SymbolRule())
@@ -295,14 +298,22 @@ class Books:
                         self._lose_sync(batch.block.slice_id, key)
 
     def _check_numbers(self, batch: Batch, start: int, last: int) -> None:
-        """Lose sync unless the messages of a batch follow those before, from the first one of the epoch on."""
+        """Lose sync unless the messages of a batch follow those before, from the first one of the epoch on.
+
+        Another epoch empties the books of its slice, as a subscriber and a replay do.
+        """
         block = batch.block
         if start < last:
+            before = self._epochs.get(block.slice_id, block.epoch)
+            self._epochs[block.slice_id] = block.epoch
+            if before != block.epoch:
+                self._clear_slice(block.slice_id)
+                if is_restart(before, block.epoch):
+                    self._lose(block.slice_id)
             stream = block.slice_id, block.epoch, block.key
             first, end = int(batch.sequence[start]), int(batch.sequence[last - 1]) + 1
             if first != self._following.get(stream, 0) or end - first != last - start:
-                self._unsure.add((block.slice_id, block.key))
-                self._lose_sync(block.slice_id, block.key)
+                self._lose(block.slice_id, block.key)
             self._following[stream] = end
 
     def _choose(self, feeds: Sequence[BatchFeed]) -> None:
@@ -357,22 +368,27 @@ class Books:
     def clear(self, slice_id: int | None = None) -> None:
         """Empty the books of one slice, or forget all symbols: as if no message had come."""
         with self._lock, interrupts_held():
-            self._unsure = {(each, key) for each, key in self._unsure if each != slice_id}
-            if slice_id is None:
+            if slice_id is not None:
+                self._clear_slice(slice_id)
+            else:
                 self._addresses[: self._state.made] = 0
                 self._state.made = self._state.left_out = self._bytes = 0
                 self._feeds, self._names = (), set()
                 self._unsure.clear()
                 self._following.clear()
+                self._epochs.clear()
                 self._numbering.clear()
                 self._numbers.clear()
                 self._books.clear()
-            for number, book in enumerate(self._books):
-                if book is not None and head_of(book).slice_id == slice_id:
-                    fresh = new_book(_FIRST_ORDERS, _FIRST_LEVELS)
-                    head_of(fresh).slice_id = slice_id  # what may be lost before its first message is its loss, too
-                    self._bytes += fresh.nbytes - book.nbytes
-                    self._put(number, fresh)
+
+    def _clear_slice(self, slice_id: int) -> None:
+        self._unsure = {(each, key) for each, key in self._unsure if each != slice_id}
+        for number, book in enumerate(self._books):
+            if book is not None and head_of(book).slice_id == slice_id:
+                fresh = new_book(_FIRST_ORDERS, _FIRST_LEVELS)
+                head_of(fresh).slice_id = slice_id  # what may be lost before its first message is its loss, too
+                self._bytes += fresh.nbytes - book.nbytes
+                self._put(number, fresh)
 
     def expect_prefix(self, prefix: bytes) -> None:
         """Take note that only messages of topics that start with `prefix` are wanted: of a symbol perhaps not all."""
@@ -396,8 +412,11 @@ class Books:
         Books that are begun later may lack messages, too.
         """
         with self._lock:
-            self._unsure.add((slice_id, key))
-            self._lose_sync(slice_id, key)
+            self._lose(slice_id, key)
+
+    def _lose(self, slice_id: int | None, key: bytes = b"") -> None:
+        self._unsure.add((slice_id, key))
+        self._lose_sync(slice_id, key)
 
     def _lose_sync(self, slice_id: int | None, key: bytes = b"") -> None:
         for symbol, number in self._numbers.items():
@@ -411,8 +430,10 @@ class Books:
         return [book for book in self._books if book is not None and head_of(book).messages]
 
     def _find(self, symbol: bytes) -> NDArray[numpy.int64] | None:
+        """Return a symbol's book, unless no message came for it."""
         number = self._numbers.get(symbol)
-        return None if number is None else self._books[number]
+        book = None if number is None else self._books[number]
+        return book if book is not None and head_of(book).messages else None
 
     @property
     def symbols(self) -> list[bytes]:
@@ -442,7 +463,7 @@ class Books:
         """Return whether a symbol has a book, and nothing says that it lacks messages: see `synced`."""
         with self._lock:
             book = self._find(symbol)
-            return book is not None and head_of(book).messages > 0 and is_synced(book)
+            return book is not None and is_synced(book)
 
     def best(self, symbol: bytes) -> Best:
         """Return a symbol's best bid and ask."""
@@ -529,3 +550,7 @@ class BookCallback(Callback):
     def reset(self, slice_id: int | None = None) -> None:
         """Empty the books of one slice, or all."""
         self.function.clear(slice_id)
+
+    def restart(self, slice_id: int) -> None:
+        """Note that books of a slice may lack messages."""
+        self.function.lose_sync(slice_id)

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from ctypes import string_at
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -19,7 +20,7 @@ from blackbox.archive.summary import Reported
 from blackbox.block.block import Block
 from blackbox.block.format import HEADER_BYTES
 from blackbox.block.gap import Gap
-from blackbox.block.position import Position
+from blackbox.block.position import Position, is_restart
 from blackbox.block.validate import Fault
 from blackbox.native.memory import foreign_array
 from blackbox.replay.block_table import BlockTable
@@ -73,7 +74,7 @@ class RecordedGaps:
         self._gaps: dict[Stream, list[Gap]] = {}
         self._played: dict[Stream, Position] = {}
         self._late: defaultdict[Run, set[Stream]] = defaultdict(set)
-        """By run: the keys whose first recorded message is not the first published one."""
+        """By run: the keys whose first recorded message is not the first one of the day, as far as is known."""
         self._runs: dict[int, list[int]] = {}
         """The epochs of each slice, as they were recorded."""
         self._run: dict[int, int] = {}
@@ -98,6 +99,8 @@ class RecordedGaps:
                 spans = _spans(segments)
                 runs = self._runs.setdefault(slice_id + first, [])
                 runs += [epoch for epoch in spans if epoch not in runs]
+                restarts = {epoch for before, epoch in pairwise(spans) if is_restart(before, epoch)}
+                late |= {(slice_id, epoch, b"") for epoch in restarts}
                 for epoch, (begin, end) in spans.items() if slice_id not in incomplete else ():
                     if begin > expected[slice_id].get((epoch, b""), 0):
                         late.add((slice_id, epoch, b""))
@@ -128,7 +131,7 @@ class RecordedGaps:
         return [Run(slice_id, epochs[self._run.get(slice_id, 0)]) for slice_id, epochs in self._runs.items() if epochs]
 
     def late(self, run: Run) -> set[Stream]:
-        """Return the keys of a run whose first recorded message is not the first published one."""
+        """Return the keys of a run that lack messages before their first one: it began late, or after a restart."""
         return self._late[run]
 
     def rest(self) -> list[Gap]:

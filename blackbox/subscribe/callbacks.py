@@ -89,6 +89,9 @@ class Callback:
     def reset(self, slice_id: int | None = None) -> None:
         """Forget what it keeps itself of one slice, or of all, since time goes back, or a publisher begins anew."""
 
+    def restart(self, slice_id: int) -> None:
+        """Learn, after `reset`, that a slice's publisher was started again: what was lost before it is not known."""
+
     def lose(self, gap: Gap) -> None:
         """Take note that messages were lost that may have been for it."""
 

@@ -20,6 +20,7 @@ from blackbox.arguments import name_of
 from blackbox.block.batch import Batch, Message, SmallBatch
 from blackbox.block.format import LEAST_ROW_BYTES, MAX_BODY_BYTES
 from blackbox.block.gap import Gap
+from blackbox.block.position import is_restart
 from blackbox.block.received_block import BatchFeed, ReceivedBlock
 from blackbox.errors import CallbackError
 from blackbox.native.kept_arguments import Kept
@@ -196,9 +197,11 @@ class Delivery:
             hook_caller.enter(worker, epoch, self.is_over)
         except CallbackError as failure:
             self.quit = not self._on_error(failure)
-        if self.state.epoch:
+        if before := int(self.state.epoch):
             for callback in self._table.gap_hooks.callbacks:
                 callback.reset(slice_id)
+                if is_restart(before, int(epoch)):
+                    callback.restart(slice_id)
         self.state.epoch = epoch
 
     def take_notice(self, worker: int, slice_id: int, hook_caller: SliceHookCaller) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ def test_gap_and_epoch_and_damage_of_a_recording(tmp_path: Path) -> None:
     assert not played(gap).synced
     run = day_of(tmp_path / "run", Put((A1,), schema=ITCH), Put((A2,), schema=ITCH, epoch=1 << 60, ts_out=9))
     anew = played(run)
-    assert (anew.synced, anew.orders(b"A")["reference"].tolist()) == (True, [2])  # as live: books begin anew
+    assert (anew.synced, anew.orders(b"A")["reference"].tolist()) == (False, [2])
     whole = day_of(tmp_path / "whole", Put((A1,), schema=ITCH), Put((A2,), schema=ITCH, sequence=1))
     assert played(whole).synced
     day = Day(tmp_path / "damaged", feed_of())
@@ -147,15 +148,15 @@ def test_prefix_that_leaves_out_messages_of_a_symbol(tmp_path: Path, prefix: byt
     assert played(recording, b"", prefix=prefix).synced == synced
 
 
+def given(*batches: Any) -> Books:
+    book = Books("itch50")
+    for batch in batches:
+        book.apply(batch)
+    return book
+
+
 def test_books_that_are_given_batches(tmp_path: Path) -> None:
     recording = day_of(tmp_path, Put((A1, A2), schema=ITCH), Put((B1,), schema=ITCH, sequence=2))
-
-    def given(*batches: Any) -> Books:
-        book = Books("itch50")
-        for batch in batches:
-            book.apply(batch)
-        return book
-
     first, second = recording.batches()
     assert given(first, second).synced
     assert not given(second).synced
@@ -363,6 +364,64 @@ def test_orders_of_yesterday_do_not_rest_in_the_book_of_today(tmp_path: Path, by
 def test_run_that_begins_late_behind_one_that_is_whole(tmp_path: Path) -> None:
     puts = Put((A1,), schema=ITCH, epoch=1), Put((B1, D1), schema=ITCH, epoch=2, sequence=500, ts_out=9)
     assert synced_at_each(day_of(tmp_path, *puts)) == [True, False, False]
+
+
+TWO_RUNS = Put((A1, B1), schema=ITCH, epoch=5), Put((D1, D2), schema=ITCH, epoch=9, ts_out=9)
+
+
+@pytest.mark.parametrize("by", ["sent", "event"])
+def test_second_run_of_a_publisher_in_a_day_is_not_synced(tmp_path: Path, by: str) -> None:
+    """What it sent between its runs is not known: from the change on, wherever the replay starts, and given batches."""
+    recording = day_of(tmp_path, *TWO_RUNS)
+    assert synced_at_each(recording, order=by) == [True, True, False, False]
+    assert synced_at_each(recording, order=by, start=120) == [False]
+    assert synced_at_each(recording, order=by, start=120, books=True) == [False]
+    for book in (recording.book_at(200), given(*recording.batches())):
+        assert (book.synced, book.is_synced(b"A"), book.symbols) == (False, False, [b"A", b"B"])
+        assert [book.orders(symbol)["reference"].tolist() for symbol in book.symbols] == [[3], [4]]
+
+
+@pytest.mark.parametrize("by", ["sent", "event"])
+def test_run_that_goes_back_in_time_is_synced(tmp_path: Path, by: str) -> None:
+    """After `new_epoch`, whose epoch is the next number, everything comes again."""
+    recording = day_of(tmp_path, TWO_RUNS[0], replace(TWO_RUNS[1], epoch=6))
+    assert synced_at_each(recording, order=by) == [True, True, True, True]
+    assert recording.book_at(200).synced
+    assert given(*recording.batches()).synced
+
+
+@pytest.mark.parametrize(("more", "synced"), [(0, True), (1, False), (1_000_000_000, False)])
+def test_run_after_a_restart_is_not_synced_live(more: int, synced: bool) -> None:
+    feed = Feed.local("books-restart", slices=1, schema="itch50")
+    subscriber = Subscriber(feed, slow=PATIENT)
+    book = subscriber.book(b"", group="books")
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        publisher.wait_for_subscribers(b"", timeout=10)
+        publisher.publish(b"A.A", order(1, b"B", 5))
+        publisher.publish(b"C.A", order(3, b"B", 5))
+        publisher.epoch += more  # as that of another process
+        publisher.new_epoch()
+        publisher.publish(b"A.A", order(2, b"B", 5))
+        publisher.publish(b"B.A", order(2, b"B", 5))
+        publisher.flush()
+    subscriber.run(until_end=True)
+    assert book.symbols == [b"A", b"B"]
+    assert [book.is_synced(symbol) for symbol in book.symbols] == [synced, synced]
+
+
+@pytest.mark.parametrize(("epoch", "is_new_day", "is_unsure"), [(9, False, True), (6, False, False), (9, True, False)])
+def test_image_of_books_after_a_restart_is_unsure(
+    tmp_path: Path, epoch: int, is_new_day: bool, is_unsure: bool
+) -> None:
+    recording = day_of(tmp_path, TWO_RUNS[0], replace(TWO_RUNS[1], epoch=epoch))
+    books = NewestBooks(0, Feed.local("image", slices=1, schema="itch50"))
+    (run,) = recording.runs()
+    for number in range(2):
+        if number and is_new_day:
+            books.begin_day()
+        books.take(run.chosen(slice(number, number + 1)))  # type: ignore[arg-type]  # as numpy takes it
+    assert books.blocks([b""]).is_unsure == is_unsure
 
 
 def test_start_in_the_middle_of_a_day_unsyncs_that_day_alone(tmp_path: Path) -> None:

@@ -131,6 +131,8 @@ class _Scan:
         for name in days[bisect_left(days, self._day) :]:
             day, made = pieces.fresh(name, self.slice_id), pieces.made(name)
             if (name, made) != (self._day, self._made):
+                if name != self._day and isinstance(self.newest, NewestBooks):
+                    self.newest.begin_day()
                 self._day, self._made, self._at = name, made, Place(0, FILE_HEAD_BYTES)
             if _layout(day, self._of) == self.layout and not self._read(day, until):
                 return False
