@@ -247,7 +247,8 @@ class Registration:
         check_prefix(prefix, "book")
         check_integers(("max_bytes", max_bytes, 0, 1 << 62))
         rule, most = self.feed.symbol_rule, self.feed.max_topics
-        books = Books(schema or self.feed.schema_name, symbol_rule=rule, max_symbols=most, max_bytes=max_bytes)
+        name = schema or self.feed.schema_name
+        books = Books(name, prefix=prefix, symbol_rule=rule, max_symbols=most, max_bytes=max_bytes)
         self._add(lambda worker: BookCallback(prefix, books, worker), prefix, group)
         if self._replay is not None:
             books.lose_sync()  # what was played before it is not in it

@@ -270,8 +270,8 @@ class Subscriber(Registration):
         `stop`, controls, and callbacks that come or go take effect between two deliveries: up to 32 blocks, or 32 MiB
         of blocks if all callbacks are compiled.
 
-        Raises CallbackError as `run`; SubscriberError when it has been started, or replays now; TypeError for a setting
-        that is none, or one beside a Replay.
+        Raises CallbackError as `run`; SubscriberError when it has been started, or replays now; ConfigError for
+        books=True without a `book`; TypeError for a setting that is none, or one beside a Replay.
         """
         from blackbox.replay.replay import Replay, check_settings
         from blackbox.replay.to_callbacks import CallbackPlayer
@@ -285,6 +285,11 @@ class Subscriber(Registration):
                 )
             if self._replay is not None:
                 raise SubscriberError("replay was called while another one runs, expected one at a time")
+            if replay.builds_books and all(callback.kind != "book" for callback in self._callbacks):
+                raise ConfigError(
+                    "books was set for a replay to a subscriber without order books, expected "
+                    "`book = subscriber.book(prefix)` before it, or books=False"
+                )
             player = CallbackPlayer(
                 replay.feeds,
                 tuple(self._callbacks),

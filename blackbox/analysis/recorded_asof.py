@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _PLACE: Final = ("ts_event", "ts_recv", "sequence")
-"""What is told of a quote besides its fields."""
+"""The columns of a quote besides its fields."""
 _TS_EVENT: Final = _PLACE.index("ts_event")
 _ALL: Final = 1 << 62
 _NO_TOLERANCE: Final = -1
@@ -50,7 +50,7 @@ def asof_recorded(
 ) -> DataFrame:
     """Each message of type `trades`, and beside it the last message of type `quotes` of its symbol before it.
 
-    A quote of a feed that sends one side at a time has both, as far as the day has told them: an absent side is that
+    A quote of a feed that sends one side at a time has both, as soon as the day has had both: an absent side is that
     of the last quote that had it, as in `recorded_quotes`. Price and size of a side that is absent are null. All
     messages of type `trades` are there, also trades that the venue took back: `recorded_trades` leaves those out.
 

@@ -10,7 +10,9 @@ where a book is to be made or has no room.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from itertools import islice, takewhile
 from typing import Any, Final, NamedTuple
 
 import numpy
@@ -45,6 +47,7 @@ from blackbox.book.book import (
 )
 from blackbox.book.feed import COMPLETE, load_book_feed
 from blackbox.book.orders import BUY, SELL
+from blackbox.book.unsure_keys import UnsureKeys
 from blackbox.errors import ConfigError
 from blackbox.feed.compiled_symbol import CompiledSymbolRule, separator_at
 from blackbox.feed.schema import RAW, load_schema
@@ -225,11 +228,16 @@ class Books:
         self,
         schema: str,
         *,
+        prefix: bytes = b"",
         symbol_rule: SymbolRule | None = None,
         max_symbols: int = MAX_SYMBOLS,
         max_bytes: int = MAX_BYTES,
     ) -> None:
-        """Empty books for the messages of a schema. Raises ConfigError when none are registered for it."""
+        """Empty books for the messages of a schema whose topics start with `prefix`.
+
+        A book is not synced where the prefix leaves out messages of its symbol. Raises ConfigError when no books are
+        registered for the schema.
+        """
         self._schema = schema
         self._feed = feed = load_book_feed(schema)  # kept: the loop calls into it
         self.decimals = feed.decimals
@@ -237,6 +245,8 @@ class Books:
         self._lock = threading.Lock()
         self._books: list[NDArray[numpy.int64] | None] = []
         self._numbers: dict[bytes, int] = {}
+        self._sorted: list[bytes] = []
+        """Its keys."""
         self._numbering = Numbering(max_symbols, _MEAN_SYMBOL_BYTES)
         self._addresses = numpy.zeros(max_symbols, numpy.int64)
         self._types = numpy.zeros(256, numpy.uint8)
@@ -246,17 +256,16 @@ class Books:
         self._names: set[str] = set()
         """The feed that the books are of, once it is known."""
         self._takes_images = False
-        self._prefix = b""
-        """Only messages of topics that start with it are wanted."""
-        self.within = b""
-        """Only messages of topics that start with it are played."""
-        self._unsure: set[tuple[int | None, bytes]] = set()
-        """Slices and keys whose messages may have been lost, also of symbols without a book; None: any slice."""
+        self._prefix = prefix
+        self.played_prefix = b""
+        """A replay plays only messages of topics that start with it."""
+        self._unsure = UnsureKeys()
         self._epochs: dict[int, int] = {}
         """Epoch of each slice, and"""
         self._following: dict[tuple[int, int, bytes], int] = {}
         """Number of the next message by slice, epoch and key, for batches that no subscriber or replay delivers."""
-        rule = CompiledSymbolRule.of(symbol_rule or SymbolRule())
+        self._symbol_rule = symbol_rule or SymbolRule()
+        rule = CompiledSymbolRule.of(self._symbol_rule)
         self._state = state = _BooksState()
         state.apply, state.schema_id, state.type_offset = feed.address, load_schema(schema).schema_id, feed.type_offset
         state.types, state.books = self._types.ctypes.data, self._addresses.ctypes.data
@@ -293,9 +302,11 @@ class Books:
                 with interrupts_held():
                     self._make_room()
             if received.is_image:  # a snapshot in it has brought books in sync
-                for slice_id, key in self._unsure:
-                    if slice_id in (None, batch.block.slice_id):
-                        self._lose_sync(batch.block.slice_id, key)
+                slices = None, batch.block.slice_id
+                for symbol in {*map(self._symbol_rule.symbol_of, batch.block.topics)}:
+                    book = self._find(symbol)
+                    if book is not None and self._unsure.may_lack(symbol, slices):
+                        lose_sync(book.ctypes.data)
 
     def _check_numbers(self, batch: Batch, start: int, last: int) -> None:
         """Lose sync unless the messages of a batch follow those before, from the first one of the epoch on.
@@ -345,7 +356,9 @@ class Books:
         more = book.nbytes - (0 if old is None else old.nbytes)
         has_memory = self._bytes + more <= self._max_bytes
         if old is None:
-            self._numbers[self._numbering.names(number)[0]] = number
+            symbol = self._numbering.names(number)[0]
+            self._numbers[symbol] = number
+            insort(self._sorted, symbol)
             self._books.append(None)
             self._state.made += 1
         elif not has_memory:
@@ -353,13 +366,13 @@ class Books:
         if has_memory:
             self._bytes += more
             self._put(number, book)
-        if old is None and self._lacks(self._numbering.names(number)[0]):
+        if old is None and self._lacks(symbol):
             lose_sync(book.ctypes.data)
 
     def _lacks(self, symbol: bytes) -> bool:
         """Return whether a symbol's first messages may be missing: its slice is not known yet."""
-        is_partly_chosen = max(len(self._prefix), len(self.within)) > len(symbol) + 1
-        return is_partly_chosen or any(_share_topics(symbol, key) for _, key in self._unsure)
+        is_partly_chosen = max(len(self._prefix), len(self.played_prefix)) > len(symbol) + 1
+        return is_partly_chosen or self._unsure.may_lack(symbol)
 
     def _put(self, number: int, book: NDArray[numpy.int64]) -> None:
         self._books[number] = book
@@ -379,10 +392,11 @@ class Books:
                 self._epochs.clear()
                 self._numbering.clear()
                 self._numbers.clear()
+                self._sorted.clear()
                 self._books.clear()
 
     def _clear_slice(self, slice_id: int) -> None:
-        self._unsure = {(each, key) for each, key in self._unsure if each != slice_id}
+        self._unsure.clear(slice_id)
         for number, book in enumerate(self._books):
             if book is not None and head_of(book).slice_id == slice_id:
                 fresh = new_book(_FIRST_ORDERS, _FIRST_LEVELS)
@@ -390,12 +404,8 @@ class Books:
                 self._bytes += fresh.nbytes - book.nbytes
                 self._put(number, fresh)
 
-    def expect_prefix(self, prefix: bytes) -> None:
-        """Take note that only messages of topics that start with `prefix` are wanted: of a symbol perhaps not all."""
-        self._prefix = prefix
-
     def expect_image(self) -> None:
-        """Take images that come for those of the books: what comes behind them follows. Else they are out of sync."""
+        """Take images that come as images of books, with which the next messages continue. Others are not synced."""
         self._takes_images = True
 
     def resting(self, symbol: bytes) -> tuple[NDArray[Any], bool]:
@@ -415,16 +425,19 @@ class Books:
             self._lose(slice_id, key)
 
     def _lose(self, slice_id: int | None, key: bytes = b"") -> None:
-        self._unsure.add((slice_id, key))
-        self._lose_sync(slice_id, key)
-
-    def _lose_sync(self, slice_id: int | None, key: bytes = b"") -> None:
-        for symbol, number in self._numbers.items():
-            book = self._books[number]
-            if book is None or slice_id not in (None, head_of(book).slice_id):
-                continue
-            if _share_topics(symbol, key):
+        self._unsure.add(slice_id, key)
+        for symbol in self._symbols_of(key):
+            book = self._books[self._numbers[symbol]]
+            if book is not None and slice_id in (None, head_of(book).slice_id):
                 lose_sync(book.ctypes.data)
+
+    def _symbols_of(self, key: bytes) -> Iterator[bytes]:
+        """Yield the symbols whose messages may have a key."""
+        for size in range(len(key)):
+            if key[:size] in self._numbers:
+                yield key[:size]
+        first = bisect_left(self._sorted, key)
+        yield from takewhile(lambda symbol: symbol.startswith(key), islice(self._sorted, first, None))
 
     def _kept(self) -> list[NDArray[numpy.int64]]:
         return [book for book in self._books if book is not None and head_of(book).messages]
@@ -455,7 +468,7 @@ class Books:
 
     @property
     def lacks_messages(self) -> bool:
-        """True if a book is known to lack messages: as not `synced`, but for snapshots that are under way."""
+        """True if a book is known to lack messages. Unlike `synced`, it does not count snapshots that are under way."""
         with self._lock:
             return self._state.left_out > 0 or any(head_of(book).is_unsynced for book in self._kept())
 
@@ -530,10 +543,6 @@ class Books:
         return total
 
 
-def _share_topics(symbol: bytes, key: bytes) -> bool:
-    return symbol.startswith(key) or key.startswith(symbol)
-
-
 class BookCallback(Callback):
     """What a subscriber registers for its books."""
 
@@ -541,7 +550,6 @@ class BookCallback(Callback):
 
     def __init__(self, prefix: bytes, books: Books, worker: int) -> None:
         super().__init__("book", prefix, books, worker)
-        books.expect_prefix(prefix)
 
     def lose(self, gap: Gap) -> None:
         """Note that books may lack messages."""

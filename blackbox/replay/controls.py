@@ -173,6 +173,10 @@ class Controls:
         """Return whether a pause, a seek or the end was asked for: the player is to `wait` before it goes on."""
         return self._command in (ReplayState.PAUSED, ReplayState.STOPPING) or self._seek_to is not None
 
+    def is_called_off(self) -> bool:
+        """Return whether a seek or the end was asked for: what is done before the next message is in vain."""
+        return self._command is ReplayState.STOPPING or self._seek_to is not None
+
     def status(self) -> ReplayStatus:
         """Return what it does now."""
         with self._changed:

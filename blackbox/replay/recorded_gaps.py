@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from ctypes import string_at
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -81,6 +82,8 @@ class RecordedGaps:
         """Which of them is played now, by slice; none: the first."""
         self._heads: set[tuple[Stream, Position]] = set()
         """Ends of the gaps before the first message of a run."""
+        self._read: set[Path] = set()
+        """Directories of the slices that were read: their damaged blocks are among the gaps."""
         self._silent: list[Gap] = []
         """Gaps of streams without a message."""
         found: dict[Stream, set[Gap]] = {}
@@ -95,6 +98,9 @@ class RecordedGaps:
                 if recording.feed.key_bytes or not _is_complete(segments, reported[slice_id], expected[slice_id])
             ]
             gaps, late = recording.gaps_and_late(incomplete, expected)
+            self._read |= {
+                segment.path.parent for _, of_slice in recording.segments(incomplete) for segment in of_slice
+            }
             for slice_id, segments in recording.segments():
                 spans = _spans(segments)
                 runs = self._runs.setdefault(slice_id + first, [])
@@ -143,6 +149,17 @@ class RecordedGaps:
             if gaps:
                 self._played[stream] = max(before, self._ends[stream][-1])
         return found
+
+    def of_damage(self, table: BlockTable, number: int) -> Gap | None:
+        """Return a damaged block as a gap; None where the gaps have it already."""
+        row, head = table.rows[number], table.heads[number]
+        place, first = int(row["place"]), int(row["first_row"])
+        count = int(head["count"]) - first
+        if count < 1 or table.run.segment(place).path.parent in self._read:
+            return None
+        return Gap(
+            int(row["slice_id"]), int(head["epoch"]), b"", int(head["sequence"]) + first, count, int(head["ts_out"])
+        )
 
     def parts(self, table: BlockTable, start: int, stop: int) -> Iterator[Part]:
         """Cut rows `[start, stop)` of a table at gaps and at new runs."""
@@ -240,14 +257,19 @@ class RecordedGaps:
             slices, epochs = (_column(table, origins, count, column)[rows] for column in (_SLICE_COLUMN, _EPOCH_COLUMN))
         else:
             slices, epochs = numpy.full(len(rows), row["slice_id"]), numpy.full(len(rows), block.epoch)
-        topics = block.topics if any(self._key_bytes.values()) else []
-        of_row = block.topic_index[rows]
-        for slice_id, key in self._gaps:
-            mine = slices == slice_id
-            if size := self._key_bytes[slice_id]:
-                mine &= numpy.array([topic[:size] == key for topic in topics])[of_row]
-            if mine.any():
-                yield _Row((slice_id, key), rows[mine], epochs[mine], sequences[mine])
+        topics = block.topics
+        pairs, of_row = numpy.unique(slices * len(topics) + block.topic_index[rows], return_inverse=True)
+        of_stream: dict[Stream, int] = {}
+        streams = [self._stream(pair // len(topics), topics[pair % len(topics)]) for pair in pairs.tolist()]
+        numbers = numpy.array([of_stream.setdefault(stream, len(of_stream)) for stream in streams])[of_row]
+        order = numpy.argsort(numbers, kind="stable")
+        parts = numpy.split(order, numpy.searchsorted(numbers[order], numpy.arange(1, len(of_stream))))
+        for stream, mine in zip(of_stream, parts, strict=True):
+            if stream in self._gaps:
+                yield _Row(stream, rows[mine], epochs[mine], sequences[mine])
+
+    def _stream(self, slice_id: int, topic: bytes) -> Stream:
+        return slice_id, topic[: self._key_bytes.get(slice_id, 0)]
 
 
 def _rows(table: BlockTable, number: int, first: int, stop: int) -> tuple[BlockTable, int, int]:

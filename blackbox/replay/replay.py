@@ -162,7 +162,7 @@ class Replay:
                 default numbers are consecutive. Cannot be combined with a prefix, and means order "sent".
             books: before playing from `start`, or from where controls seek to, build the order books of
                 `Subscriber.book` from the beginning of the recordings (of each day, for a time of day). No other
-                callback gets these messages.
+                callback gets these messages. A stop and a seek end it; paused, the replay stands still after it.
             loops: how many times, one after the other; 0: until it is stopped.
             controls: controls of your own, instead of `speed` and `max_silence_ns`.
 
@@ -203,7 +203,7 @@ class Replay:
         self._order = order or ("event" if self._pace_by == "ts_event" else "sent")
         self._spans = [self._span(each, start, stop) for each in self._played_together(start, stop)]
         self._start, self._stop = self._spans[0].start, self._spans[-1].stop
-        self._keep_gaps, self._builds_books = keep_gaps, books
+        self._keep_gaps, self.builds_books = keep_gaps, books
         self._loops = loops
         self._messages = self._blocks = self._body_bytes = self._damaged = 0
         self._market_ns = 0
@@ -222,7 +222,7 @@ class Replay:
 
         Raises ConfigError when the publisher's feed has another schema, or other slices where gaps are to be kept.
         """
-        if self._builds_books:
+        if self.builds_books:
             raise ConfigError("books was set for a replay that is published, expected one to callbacks")
         feeds = [recording.feed for recording in self.recordings]
         player = PublisherPlayer(publisher, feeds, self._keep_gaps, self.feeds.recorded)
@@ -333,18 +333,29 @@ class Replay:
         """Play from a time on; return the grant that says not to go on, or None at the end."""
         self._timers.reset()
         spans = [span._replace(start=max(start, span.start)) for span in self._spans]
-        if not self._builds_books:
+        if not self.builds_books:
             left_out = [*spans[:-1], spans[-1]._replace(stop=END)]  # what comes after the last one changes no book
             player.begin(self._runs_outside(left_out))
             return self._play_spans(player, [span for span in spans if span.start < span.stop])
         for place, span in enumerate(spans):
             if span.start < span.stop:
-                before = self._tables_of(player, span._replace(start=BEGINNING, stop=span.start), OutOfOrder())
+                before = self._tables_before(player, span)
                 earlier = [each._replace(start=END) for each in spans[:place]]
                 player.begin(self._runs_outside(earlier), before)
                 if (grant := self._play_spans(player, [span])) is not None:
                     return grant
         return None
+
+    def _tables_before(self, player: Player, span: _Span) -> Generator[BlockTable, None, None]:
+        """Yield, measured and in small parts, what comes before a span, until a seek or the end is asked for."""
+        for table in self._tables_of(player, span._replace(start=BEGINNING, stop=span.start), OutOfOrder()):
+            start = 0
+            while start < len(table.rows):
+                if self.controls.is_called_off():
+                    return
+                stop = _measure_some(table, start)
+                yield table._replace(rows=table.rows[start:stop])
+                start = stop
 
     def _runs_outside(self, spans: Iterable[_Span]) -> frozenset[tuple[int, int]]:
         """Return slice and epoch of the runs with messages outside of the times of these spans."""

@@ -106,7 +106,7 @@ class CallbackPlayer:
         """Slice and epoch of each run with messages that are not played."""
         self._set_callbacks(callbacks)
         for books in self._books():
-            books.within = within
+            books.played_prefix = within
         self._workers[0].warm_up()
 
     @property
@@ -137,18 +137,19 @@ class CallbackPlayer:
 
     @property
     def checks_blocks(self) -> bool:
-        """Whether workers check blocks when they play them: not where Python callbacks hold them up."""
-        return self._is_compiled
+        """True if workers check blocks when they play them. They do not where Python is called between blocks."""
+        return self._is_compiled and not self._gap_hooks
 
     def play(self, table: BlockTable, start: int, stop: int) -> None:
         """Play blocks `[start, stop)` of a table.
 
         Raises CallbackError when a callback raised and the subscriber stops at errors.
         """
-        bad = start + numpy.flatnonzero(table.rows["fault"][start:stop] > Fault.NONE)
+        faults = table.rows["fault"][start:stop]
+        is_unchecked, bad = faults == UNCHECKED, start + numpy.flatnonzero(faults > Fault.NONE)
         for first, last in pairwise([start, *bad.tolist(), stop]):
             if first < stop and table.rows["fault"][first] > Fault.NONE:
-                self._lose({(int(table.rows["slice_id"][first]), b"")})
+                self._tell_of_damage(table, first)
             for part in self._gaps.parts(table, first, last):
                 if part.start < part.stop:
                     self._play(part.table, part.start, part.stop)
@@ -157,6 +158,15 @@ class CallbackPlayer:
                         self._begin_run(each)
                     else:
                         self._tell(each)
+        for number in (start + numpy.flatnonzero(is_unchecked & (faults > Fault.NONE))).tolist():
+            self._tell_of_damage(table, number)  # compiled callbacks see how many were lost, later than others
+
+    def _tell_of_damage(self, table: BlockTable, number: int) -> None:
+        """Report the messages of a damaged block, unless they are among the gaps that were found by reading."""
+        if gap := self._gaps.of_damage(table, number):
+            self._tell(gap)
+        else:  # the gap is of a key, which the damaged block cannot tell
+            self._lose({(int(table.rows["slice_id"][number]), b"")})
 
     def _begin_run(self, run: Run) -> None:
         """Empty the books of a slice: its publisher began again."""
@@ -242,8 +252,6 @@ class CallbackPlayer:
         player._gaps, player._skipped = self._gaps, self._skipped
         try:
             for table in tables:
-                if (table.rows["fault"] == UNCHECKED).any():
-                    table.measure(0, len(table.rows))
                 player.play(table, 0, len(table.rows))
         finally:
             player.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy
@@ -15,14 +16,18 @@ from blackbox_feeds.iex.book import BOOK as DEEP
 from blackbox_feeds.itch50 import Itch50
 from blackbox_feeds.itch50.book import BOOK as ORDERS
 from blackbox_feeds.synthetic import Synthetic
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from blackbox import Feed, Message, Publisher, Recording, Replay, Subscriber
+from blackbox import ConfigError, Feed, Message, Publisher, Recording, Replay, Subscriber
 from blackbox.archive.newest_books import NewestBooks
 from blackbox.book.book import head_of, is_synced
 from blackbox.book.books import Books
+from blackbox.book.unsure_keys import UnsureKeys
 from tests.book.applied import applied
 from tests.book.sessions import ITCH, gone, order
 from tests.damaged import damage_body
+from tests.examples import examples
 from tests.feeds.build import itch, messages_of
 from tests.feeds.test_dbn_book import SNAPSHOT, mbo
 from tests.feeds.test_iex_book import update
@@ -148,7 +153,7 @@ def test_prefix_that_leaves_out_messages_of_a_symbol(tmp_path: Path, prefix: byt
     assert played(recording, b"", prefix=prefix).synced == synced
 
 
-def given(*batches: Any) -> Books:
+def given_batches(*batches: Any) -> Books:
     book = Books("itch50")
     for batch in batches:
         book.apply(batch)
@@ -158,11 +163,11 @@ def given(*batches: Any) -> Books:
 def test_books_that_are_given_batches(tmp_path: Path) -> None:
     recording = day_of(tmp_path, Put((A1, A2), schema=ITCH), Put((B1,), schema=ITCH, sequence=2))
     first, second = recording.batches()
-    assert given(first, second).synced
-    assert not given(second).synced
-    assert not given(*recording.batches(start=20)).synced
-    assert not given(second, first).synced
-    assert not given(first, first).synced
+    assert given_batches(first, second).synced
+    assert not given_batches(second).synced
+    assert not given_batches(*recording.batches(start=20)).synced
+    assert not given_batches(second, first).synced
+    assert not given_batches(first, first).synced
 
 
 def test_seek_forward_and_back(tmp_path: Path) -> None:
@@ -313,6 +318,101 @@ def test_books_lose_sync_at_the_place_of_a_damaged_block(tmp_path: Path, clears:
     assert found == [0 in clears, synced, synced]
 
 
+@pytest.mark.parametrize("by", ["sent", "event"])
+def test_damaged_block_is_a_gap_of_its_messages(tmp_path: Path, by: str) -> None:
+    recording = damaged_day(tmp_path)
+    subscriber = Subscriber(recording.feed)
+    book = subscriber.book(b"", schema="itch50")
+    found: list[Any] = []
+    subscriber.on(b"")(lambda message: found.append(book.synced))
+    subscriber.on_gap(b"")(lambda gap: found.append((gap.slice_id, gap.epoch, gap.sequence, gap.count)))
+    statistics = subscriber.replay(recording, order=by)
+    assert [each for each in found if isinstance(each, tuple)] == [(0, 1, 1, 1)]
+    assert found[-2:] == [False, False]
+    assert statistics.damaged == 1
+
+
+def test_damaged_block_of_a_recording_with_gaps_is_told_once(tmp_path: Path) -> None:
+    day = Day(tmp_path, feed_of())
+    rows = [Row(b"A.A", order(n, b"B", 5), 10 * n) for n in range(1, 6)]
+    puts = [Put((row,), schema=ITCH, sequence=n + (n > 2), ts_out=n) for n, row in enumerate(rows)]
+    damage_body(day.put(0, *puts), 1)
+    recording = Recording.open(tmp_path)
+    subscriber = Subscriber(recording.feed)
+    found: list[Any] = []
+    subscriber.on(b"")(lambda message: None)
+    subscriber.on_gap(b"")(lambda gap: found.append((gap.sequence, gap.count)))
+    subscriber.replay(recording)
+    assert found == [(1, 1), (3, 1)]
+
+
+def test_books_are_asked_for_without_any(tmp_path: Path) -> None:
+    recording = day_of(tmp_path, Put((A1, A2), schema=ITCH))
+    subscriber = Subscriber(recording.feed)
+    subscriber.on(b"")(lambda message: None)
+    with pytest.raises(ConfigError, match=r"books was set for a replay to a subscriber without order books, expected"):
+        subscriber.replay(recording, start=20, books=True)
+
+
+@pytest.mark.parametrize("command", ["stop", "seek"])
+def test_stop_and_seek_end_the_building_of_books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    rows = [Row(b"A.A", order(n, b"B", 5), 10 * n) for n in range(1, 60)]
+    recording = day_of(tmp_path, *(Put((row,), schema=ITCH, sequence=n, ts_out=n) for n, row in enumerate(rows)))
+    subscriber = Subscriber(recording.feed)
+    book = subscriber.book(b"", schema="itch50")
+    played: list[int] = []
+    subscriber.on(b"")(lambda message: played.append(message.ts_event))
+    replay = Replay(recording, start=500, books=True)
+    apply, calls = Books.__call__, list[int]()
+
+    def call_off(self: Books, *batch: Any) -> None:
+        apply(self, *batch)
+        calls.append(len(batch[0]))
+        if len(calls) == 3:
+            getattr(replay.controls, command)(*([580] if command == "seek" else []))
+
+    monkeypatch.setattr(Books, "__call__", call_off)
+    monkeypatch.setattr("blackbox.replay.replay._CACHE_BYTES", 1)
+    subscriber.replay(replay)
+    if command == "stop":
+        assert (len(book.orders(b"A")), played) == (sum(calls), [])
+        assert len(calls) < 10
+    else:
+        assert (len(book.orders(b"A")), played, book.synced) == (59, [580, 590], True)
+
+
+def share_topics(symbol: bytes, key: bytes) -> bool:
+    return symbol.startswith(key) or key.startswith(symbol)
+
+
+texts = st.text("AB", max_size=4).map(str.encode)
+
+
+@given(st.lists(st.tuples(st.sampled_from([None, 0, 1]), texts), max_size=8), texts, st.sampled_from([0, 1]))
+def test_symbols_of_unsure_keys(added: list[tuple[int | None, bytes]], symbol: bytes, cleared: int) -> None:
+    """Look-ups find what a loop over all keys finds."""
+    unsure = UnsureKeys()
+    for each in added:
+        unsure.add(*each)
+    assert unsure.may_lack(symbol) == any(share_topics(symbol, key) for _, key in added)
+    assert unsure.may_lack(symbol, (None, 1)) == any(share_topics(symbol, key) for n, key in added if n != 0)
+    unsure.clear(cleared)
+    assert unsure.may_lack(symbol) == any(share_topics(symbol, key) for n, key in added if n != cleared)
+
+
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.too_slow])
+@given(symbols=st.lists(texts.filter(bool), min_size=1, max_size=6, unique=True), key=texts)
+def test_lost_messages_of_a_key_unsync_the_symbols_that_may_have_it(symbols: list[bytes], key: bytes) -> None:
+    with TemporaryDirectory() as directory:
+        rows = tuple(Row(symbol + b".A", order(1, b"B", 5), 1) for symbol in symbols)
+        (batch,) = day_of(Path(directory), Put(rows, schema=ITCH)).batches()
+        book = given_batches(batch)
+    book.lose_sync(0, key)
+    assert {symbol: book.is_synced(symbol) for symbol in symbols} == {
+        symbol: not share_topics(symbol, key) for symbol in symbols
+    }
+
+
 def two_days(path: Path, first: tuple[Put, ...], second: tuple[Put, ...]) -> list[Recording]:
     days = []
     for date, puts in (("2026-01-05", first), ("2026-01-06", second)):
@@ -371,23 +471,23 @@ TWO_RUNS = Put((A1, B1), schema=ITCH, epoch=5), Put((D1, D2), schema=ITCH, epoch
 
 @pytest.mark.parametrize("by", ["sent", "event"])
 def test_second_run_of_a_publisher_in_a_day_is_not_synced(tmp_path: Path, by: str) -> None:
-    """What it sent between its runs is not known: from the change on, wherever the replay starts, and given batches."""
+    """Messages between its runs may be lost. A later start and batches without a subscriber know it, too."""
     recording = day_of(tmp_path, *TWO_RUNS)
     assert synced_at_each(recording, order=by) == [True, True, False, False]
     assert synced_at_each(recording, order=by, start=120) == [False]
     assert synced_at_each(recording, order=by, start=120, books=True) == [False]
-    for book in (recording.book_at(200), given(*recording.batches())):
+    for book in (recording.book_at(200), given_batches(*recording.batches())):
         assert (book.synced, book.is_synced(b"A"), book.symbols) == (False, False, [b"A", b"B"])
         assert [book.orders(symbol)["reference"].tolist() for symbol in book.symbols] == [[3], [4]]
 
 
 @pytest.mark.parametrize("by", ["sent", "event"])
 def test_run_that_goes_back_in_time_is_synced(tmp_path: Path, by: str) -> None:
-    """After `new_epoch`, whose epoch is the next number, everything comes again."""
+    """`new_epoch` counts the epoch up by 1, and the publisher sends the whole day."""
     recording = day_of(tmp_path, TWO_RUNS[0], replace(TWO_RUNS[1], epoch=6))
     assert synced_at_each(recording, order=by) == [True, True, True, True]
     assert recording.book_at(200).synced
-    assert given(*recording.batches()).synced
+    assert given_batches(*recording.batches()).synced
 
 
 @pytest.mark.parametrize(("more", "synced"), [(0, True), (1, False), (1_000_000_000, False)])
