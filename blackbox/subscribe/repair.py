@@ -138,6 +138,9 @@ class Since(NamedTuple):
 class Archives(Protocol):
     """What is asked for recorded blocks."""
 
+    came_s: float
+    """Time of the last block that came, by `awake_s`."""
+
     def kept(self) -> AbstractContextManager[Self]:
         """Return what one thread asks again and again, and its end."""
 
@@ -441,9 +444,10 @@ class Repairer:
         return [missing for each in found.values() for missing in each]
 
     def _answer(self, out: zmq.Socket[bytes]) -> None:
-        """Bring what was asked for, now and meanwhile. Archives that do not answer are asked again, within `wait_s`.
+        """Fetch what was asked for, now and meanwhile. Archives that do not answer are asked again, within `wait_s`.
 
-        Of each key, in order, it is noted how far all has come, or will not come.
+        A fetch that makes progress has no time limit: `wait_s` counts from the last block that came. For each key, in
+        order, it is noted how far all has come, or will not come.
         """
         waiting: list[tuple[float, Missing]] = []
         pause_s, heard, failure = _PAUSE_S, 0.0, BlackBoxError()
@@ -464,7 +468,8 @@ class Repairer:
                 return
             now, still = awake_s(), list[tuple[float, Missing]]()
             is_slow = self._archives.may_answer()
-            for until, each in waiting:
+            for asked_until, each in waiting:
+                until = max(asked_until, self._archives.came_s + self._wait_s)
                 rests = [rest for rest in left if _holds(each, rest)]
                 if rests and (now < until or is_slow):
                     still += ((until, rest) for rest in rests)
@@ -487,7 +492,9 @@ class Repairer:
 
         def is_over() -> bool:
             has_fallen_back = self._join.phase != JoinPhase.LIVE
-            return self._over.is_set() or has_fallen_back or awake_s() >= until
+            return (
+                self._over.is_set() or has_fallen_back or awake_s() >= max(until, self._archives.came_s + self._wait_s)
+            )
 
         self._asked_at = awake_s()
         for found in self._archives.missing(self._slice_id, asked, self._wait_s, is_over):

@@ -16,6 +16,7 @@ import pytest
 from blackbox import Gap, Publisher, Recorder, SlowPolicy, Subscriber
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.server import ArchiveServer
+from blackbox.subscribe.repair import awake_s
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import ROW_BYTES, publish_numbered, wait_recorded
@@ -72,6 +73,31 @@ def test_repair_gives_up_nothing_that_a_slow_archive_has(
     assert max(waits) >= 4 * min(waits)
     assert "did not answer within" in caplog.text
     assert "but is connected: it is asked again" in caplog.text
+
+
+@pytest.mark.parametrize("key_bytes", [0, 1])
+def test_a_fetch_that_makes_progress_is_not_given_up(monkeypatch: pytest.MonkeyPatch, key_bytes: int) -> None:
+    """Each block comes in time, all of them together take several times as long."""
+    feed = archived_feed(key_bytes=key_bytes)
+    blocks = [Sent(b"A", 3, 0 < number < 9, True) for number in range(10)]
+    subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=100_000_000, slow=SlowPolicy("warn"))
+    seen = listen(subscriber)
+    answer, clock, answers = ArchiveServer._answer, [1.0], list[int]()
+
+    def slow(self: ArchiveServer, socket: Any, reader: Any, request: Any, most_bytes: int) -> int:
+        clock[0] += 0.06
+        answers.append(answer(self, socket, reader, request, 1))  # one block
+        return answers[-1]
+
+    monkeypatch.setattr(ArchiveServer, "_answer", slow)
+    monkeypatch.setattr(type(awake_s), "__call__", lambda _: clock[0])
+    with archive_of(feed, blocks), RawPublisher(feed) as publisher:
+        subscriber.start()
+        send_all(publisher, blocks, [not block.is_lost for block in blocks])
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert seen == {b"A"[:key_bytes]: [(number, 0) for number in range(30)]}
+    assert len(answers) > 8
 
 
 @pytest.mark.parametrize("key_bytes", [0, 1])

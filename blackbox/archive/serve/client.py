@@ -107,6 +107,8 @@ class ArchiveClient:
         self._timeout = timeout
         self._keys = {endpoint: keys_of_archive(feed, endpoint) for endpoint in feed.archives}
         self._order = feed.archives
+        self.came_s = 0.0
+        """Time of the last block that came, by `awake_s`."""
         self._silent: dict[str, float] = {}
         """When archives began not to answer, by `awake_s`."""
         self._waited: dict[str, float] = {}
@@ -433,6 +435,7 @@ class ArchiveClient:
             try:
                 for found in self._at(endpoint, rows, patience_s, is_over):
                     if isinstance(found, Fetched):
+                        self.came_s = awake_s()
                         yield found
             except _NothingMoreError:
                 rows.may_come = True
