@@ -55,6 +55,8 @@ class Written(NamedTuple):
     """Messages with a time outside of the session date."""
     missing: int = 0
     """Sequence numbers left out."""
+    keys_may_lack: bool = False
+    """Keys may begin above number 0, as some of what was left out may have been theirs."""
 
 
 class ColumnWriter:
@@ -87,6 +89,9 @@ class ColumnWriter:
         self._topics = TopicNumbers(feed)
         self._blocks = GrowingBlocks(block_bytes)
         self._has_keys = feed.key_bytes > 0
+        self._begins_at = 0
+        """Number of the first message of keys that come from here on: 1 after messages were left out, as some may have
+        been theirs."""
         if self._has_keys:
             self._in_order = numpy.arange(_ROWS, dtype=numpy.int32)
             self._gathered = Gathered.of(_ROWS)
@@ -97,6 +102,7 @@ class ColumnWriter:
         self._about = numpy.zeros(0, ABOUT)
         self._generation = numpy.zeros(1, numpy.int64)
         self._next_sequence = numpy.zeros(0, numpy.int64)
+        self._first_sequence = numpy.zeros(0, numpy.int64)
         self._skipped = [0] * len(feed.slices)
         """Without keys: numbers left out in each slice before it had a topic."""
         self._make_room()
@@ -144,7 +150,7 @@ class ColumnWriter:
     @property
     def written(self) -> Written:
         """Counts of the messages that were put so far."""
-        return Written(self.messages, self.outside, self.missing)
+        return Written(self.messages, self.outside, self.missing, self._begins_at > 0)
 
     def skip(self, count: int) -> None:
         """Leave out sequence numbers as `Publisher.skip`: `count` messages of the venue are missing here.
@@ -156,12 +162,15 @@ class ColumnWriter:
         else:
             put_rest(self._blocks.address, len(self._blocks), self._topics_now(), self._journals())
         slices = self._topics.slice_of[: self._topics.groups]
-        begun = numpy.flatnonzero(self._next_sequence[: len(slices)])
+        begun = numpy.flatnonzero(self._next_sequence[: len(slices)] > self._first_sequence[: len(slices)])
         parts = len(begun) if self._has_keys else len(self._writers)
         shares = shares_of(count, parts) if parts else []
         self.missing += sum(shares)
         if self._has_keys:
             self._next_sequence[begun] += numpy.array(shares, numpy.int64)
+            self._begins_at = 1
+            silent = numpy.flatnonzero(self._next_sequence[: len(slices)] == 0)
+            self._next_sequence[silent] = self._first_sequence[silent] = 1
             return
         for group, slice_id in enumerate(slices.tolist()):
             self._next_sequence[group] += shares[slice_id]
@@ -287,7 +296,9 @@ class ColumnWriter:
             self._about[name][new] = column[new]
         self._known = new.stop
         for group in range(self._groups, self._topics.groups):
-            self._next_sequence[group] = 0 if self._has_keys else self._skipped[self._topics.slice_of[group]]
+            skipped = self._skipped[self._topics.slice_of[group]]
+            self._next_sequence[group] = self._begins_at if self._has_keys else skipped
+            self._first_sequence[group] = self._begins_at
         self._groups = self._topics.groups
 
     def _make_room(self) -> None:
@@ -302,9 +313,9 @@ class ColumnWriter:
         about = numpy.zeros(self._room, ABOUT)
         about[: len(self._about)] = self._about
         self._about = about
-        sequences = numpy.zeros(self._room, numpy.int64)
-        sequences[: len(self._next_sequence)] = self._next_sequence
-        self._next_sequence = sequences
+        more = self._room - len(self._next_sequence)
+        self._next_sequence = numpy.pad(self._next_sequence, (0, more))
+        self._first_sequence = numpy.pad(self._first_sequence, (0, more))
 
     def _end(self, writer: JournalWriter) -> None:
         """Note that nothing follows: what a publisher's last heartbeat tells a recorder. Then close."""

@@ -326,6 +326,8 @@ class _Days:
         self._last: _OpenDay | None = None
         self._headed: set[datetime.date] = set()
         """The days that have the head of the source that is read."""
+        self._read: tuple[Source, datetime.date] | None = None
+        """The last source that was read, and the day of its first message."""
 
     def read(self, source: Source, first: datetime.date | None, go_on: Callable[[], None]) -> str | None:
         """Write the messages of a source. `first` is the day of its first message, or None if it has no message.
@@ -339,15 +341,17 @@ class _Days:
         messages, date = 0, self._job.date
         self._last = self._day(first)
         self._headed = {first}
+        follows = self._read is not None and self._read[1] == first and source.follow(self._read[0])
+        self._read = source, first
         outside = self._last.written.outside
         with closing(read_ahead(source.chunks(), _CHUNKS_AHEAD)) as chunks:
             for chunk in chunks:
                 go_on()
                 for missing, run in chunk.runs():
-                    if missing and (messages or not self._last.written.messages):
-                        # An earlier source of the day may hold the messages sent before this one.
+                    if missing and (messages or follows or not self._last.written.messages):
+                        # Else an earlier source of the day may hold the messages sent before this one.
                         self._last.skip(missing)
-                    self._last.missing += missing if messages else 0
+                    self._last.missing += missing if messages or follows else 0
                     messages += len(run.ts_event)
                     if date is None:
                         self._put_by_time(run, source.head)

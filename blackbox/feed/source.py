@@ -71,12 +71,16 @@ class Chunk(NamedTuple):
                 ),
             )
 
-    def publish(self, publisher: PublishesMany) -> None:
-        """Publish the messages, and what is missing between them. Raises as the publisher."""
+    def publish(self, publisher: PublishesMany, latest_ns: int = 0) -> int:
+        """Publish the messages, and what is missing between them; return the latest `ts_event` so far, ns.
+
+        `latest_ns`: that of the chunks before. Raises as the publisher.
+        """
         for missing, run in self.runs():
             if missing:
-                publisher.skip(missing)
+                publisher.skip(missing, latest_ns)
             if len(run.starts):
+                latest_ns = max(latest_ns, int(run.ts_event.max()))
                 publisher.publish_many(
                     run.topics,
                     run.topic_index,
@@ -86,12 +90,16 @@ class Chunk(NamedTuple):
                     lengths=run.lengths,
                     checks_records=False,  # a venue may append fields; and a file's metadata is no record
                 )
+        return latest_ns
 
 
 class PublishesMany(Protocol):
     """The part of a publisher that a source uses."""
 
-    def skip(self, count: int) -> None:
+    source: Source | None
+    """The source that it has published last."""
+
+    def skip(self, count: int, ts_event: int = 0) -> None:
         """Report that `count` messages are missing here; see `blackbox.Publisher.skip`."""
 
     def publish_many(
@@ -144,16 +152,31 @@ class Source(ABC):
     def publish(self, publisher: PublishesMany, progress: Callable[[int], None] | None = None) -> int:
         """Publish every message; return how many there were. Messages missing in the input become gaps.
 
+        So do those between the source that the publisher has published before and this one, where it can `follow`.
+        Where it cannot, what was sent before its first message is no gap: the source before may have had it.
+
         `progress` is called after each chunk with the number of messages so far. Look at
         `truncated` and `notes` afterwards.
         """
-        published = 0
+        published = latest_ns = 0
+        before, publisher.source = publisher.source, self
+        is_first = before is not None and not self.follow(before)
         for chunk in self.chunks():
-            chunk.publish(publisher)
+            gaps = tuple(gap for gap in chunk.gaps if gap[0]) if is_first else chunk.gaps
+            latest_ns = chunk._replace(gaps=gaps).publish(publisher, latest_ns)
+            is_first &= not len(chunk.topic_index)
             published += len(chunk.topic_index)
             if progress is not None:
                 progress(published)
         return published
+
+    def follow(self, before: Source) -> bool:  # noqa: ARG002 - for sources that are numbered
+        """Take this for what follows an earlier source, already read: whether its messages are numbered, and known.
+
+        Then messages that are missing between the two are a gap, and those that the earlier one had are left out. A
+        source that begins where the earlier one began, or before, is read anew.
+        """
+        return False
 
     def by_day(self) -> Sequence[Source]:
         """Return one source for each trading day, if the input is known, unread, to hold several; else [self]."""

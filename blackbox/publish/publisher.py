@@ -26,6 +26,7 @@ from blackbox.block.gap import shares_of
 from blackbox.errors import ConfigError, JournalError, NoSubscriberError, PublisherError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.schema import load_schema
+from blackbox.feed.source import Source
 from blackbox.life import Life
 from blackbox.native.jit import warm_up
 from blackbox.native.limits import check_limits
@@ -237,6 +238,7 @@ class Publisher:
     def _forget_topics(self) -> None:
         """Look every topic up anew: in a process that was forked, to find that nothing can be published there."""
         self._routes = _Routes(self.feed, self._running)
+        self.source: Source | None = None
         self._resolved = _Resolved((), numpy.empty(0, numpy.int32), numpy.empty(0, numpy.int32), [])
 
     def start(self) -> Self:
@@ -438,21 +440,24 @@ class Publisher:
         """
         self._put_stored(slice_id, keys, stored, is_again=False)
 
-    def skip(self, count: int) -> None:
+    def skip(self, count: int, ts_event: int = 0) -> None:
         """Report that `count` messages of the venue are missing before what is published next: subscribers see gaps.
 
         It is not known in which slice they belonged. So every slice leaves out sequence numbers: together `count`, and
-        at least one each. With `key_bytes` so does every key that was published before; this waits as `flush` does.
+        at least one each. With `key_bytes` so does every key that was published before; a key that is published first
+        after this begins with number 1, as its first message may be missing; and this waits as `flush` does.
+
+        `ts_event`: the latest of what was published before, ns; 0: not known. Replays report the gap behind that time.
 
         Raises ValueError when `count` is below 1, PublisherError as `publish` and `flush`.
         """
         if count < 1:
             raise ValueError(f"count was {count}, expected 1 or more missing messages")
-        keys = [[b""] for _ in self._running()]
-        if self.feed.key_bytes:
+        has_keys = self.feed.key_bytes > 0
+        if has_keys:
             self.flush()
-            numbered = map(self.following, range(len(keys)))
-            keys = [[key for key, number in each.items() if number] for each in numbered]
+        senders = self._running()
+        keys = [sender.heard_keys() if has_keys else [b""] for sender in senders]
         parts = sum(map(len, keys))
         shares = iter(shares_of(count, parts) if parts else ())
         for slice_id, each in enumerate(keys):
@@ -460,6 +465,8 @@ class Publisher:
             no_blocks = numpy.zeros_like(absent).ctypes
             stored = Stored(no_blocks.data, no_blocks.data, 0, absent.ctypes.data, len(each))
             self._put_stored(slice_id, each, stored, is_again=False)
+            if has_keys:
+                senders[slice_id].begin_keys_late()
 
     def _put_stored(self, slice_id: int, keys: Sequence[bytes], stored: Stored, *, is_again: bool) -> None:
         sender = self._running()[slice_id]

@@ -133,6 +133,8 @@ class SliceSender:
         self._epoch_deadline = 0.0
         self.sent.asked_at, self.sent.asked_from = time.time_ns(), SURE
         self.next_sequence = numpy.zeros(self._max_keys, numpy.int64)
+        self._first_sequence = numpy.zeros(self._max_keys, numpy.int64)
+        """Of each key: 1 if the message before its first one may be missing at the venue."""
         self.key_of_topic = numpy.zeros(feed.max_topics, numpy.int32)
         self._key_table = TopicTable(
             numpy.zeros(self._max_keys * MAX_KEY_BYTES, numpy.uint8),
@@ -202,6 +204,18 @@ class SliceSender:
             self.subscriptions.add_key(key, number)
             self.sent.keys = number + 1
         return number
+
+    def heard_keys(self) -> list[bytes]:
+        """Return the keys with a message in the present epoch, as far as all is sent."""
+        known = len(self.keys)
+        heard = self.next_sequence[:known] > self._first_sequence[:known]
+        return [key for key, is_heard in zip(self.keys, heard.tolist(), strict=True) if is_heard]
+
+    def begin_keys_late(self) -> None:
+        """Have keys without a message begin with number 1 in the present epoch. Call when all is sent."""
+        with self.ring.lock:
+            silent = self.next_sequence == 0
+            self.next_sequence[silent] = self._first_sequence[silent] = 1
 
     def check(self) -> None:
         """Raise what ended the thread, if it has ended."""
@@ -495,7 +509,7 @@ class SliceSender:
             if next_epoch:
                 with self.changed:
                     self.origin = self.origin._replace(epoch=next_epoch)
-                    self.next_sequence[:] = self._kept[:] = 0
+                    self.next_sequence[:] = self._first_sequence[:] = self._kept[:] = 0
                     self.subscriptions.begin_epoch(next_epoch)
             for line, socket in enumerate(sockets):
                 while not self._send_heartbeat(sender, line, socket, Full.KEEP):

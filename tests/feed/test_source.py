@@ -28,8 +28,9 @@ class Recorder:
         self.messages: list[Message] = []
         self.calls = 0
         self.skipped: list[int] = []
+        self.source: Source | None = None
 
-    def skip(self, count: int) -> None:
+    def skip(self, count: int, ts_event: int = 0) -> None:
         self.skipped.append(count)
 
     def publish_many(

@@ -79,8 +79,9 @@ class Session:
 
     def publish(self, publisher: Publisher) -> None:
         """Publish all of it, and what is missing between."""
+        latest_ns = 0
         for chunk in self.chunks:
-            chunk._replace(topics=self.topics).publish(publisher)
+            latest_ns = chunk._replace(topics=self.topics).publish(publisher, latest_ns)
 
     def summary(self, feed: Feed) -> SessionSummary:
         """Return what the session holds, given the feed that it will be published on."""

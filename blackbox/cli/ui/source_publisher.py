@@ -31,10 +31,10 @@ class SourcePublisher(Publisher):
         self._has_begun = True
         return super().publish_many(topics, *columns, **more_columns)
 
-    def skip(self, count: int) -> None:
+    def skip(self, count: int, ts_event: int = 0) -> None:
         """As `Publisher.skip`."""
         self.missing += count if self._has_begun else 0
-        super().skip(count)
+        super().skip(count, ts_event)
 
     def wait_for_each_slice(self, count: int, timeout: float, report: Callable[[str], object]) -> None:
         """Wait until every slice has `count` subscribers. `report` the slices that lack some, whenever they change.

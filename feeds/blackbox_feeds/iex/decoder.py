@@ -194,11 +194,12 @@ class DatagramDecoder:
         form: TopicForm,
         protocol: int,
         input_counts: NDArray[numpy.int64],
+        sequence: Sequence,
     ) -> None:
         self._topics = TopicTable(form)
         self._protocol = protocol
         self._counts = input_counts
-        self._sequence = Sequence()
+        self._sequence = sequence
         self._sizes = numpy.zeros(256, numpy.int64)
         for kind, dtype in PROTOCOLS[protocol].records.items():
             self._sizes[ord(kind)] = dtype.itemsize

@@ -26,6 +26,7 @@ from blackbox_feeds.io.template import DEFAULT_TOPIC, TopicForm, check_port
 
 if TYPE_CHECKING:
     from blackbox.archive.export.time_order import Messages
+    from blackbox_feeds.io.sequence import Sequence
 
 __all__ = ["DEEP10", "PRICE_SCALE", "TOPS16", "Iex", "export_iex"]
 
@@ -53,6 +54,8 @@ class Iex(Source):
         self._form = TopicForm(topic, locates=False)
         self._port = check_port(port)
         self._counts = new_counts()
+        self._begin: Sequence | None = None
+        self._sequence: Sequence | None = None
 
     def __repr__(self) -> str:
         return f"<Iex {self.path}>"
@@ -73,10 +76,17 @@ class Iex(Source):
         """Return what the iteration has met besides messages, so far."""
         return snapshot(self._counts)
 
+    def follow(self, before: Source) -> bool:
+        """Go on where an earlier capture of the same feed ended; see `Source.follow`."""
+        is_same = isinstance(before, Iex) and before._protocol[0] == self._protocol[0]
+        self._begin = before._sequence if is_same else None
+        return self._begin is not None
+
     def chunks(self) -> Iterator[Chunk]:
         """Yield the messages, up to 131,072 at a time."""
         from blackbox_feeds.iex.decoder import DatagramDecoder, describe
         from blackbox_feeds.io.pcap import Capture
+        from blackbox_feeds.io.sequence import Sequence
 
         self.notes = ()
         self._counts = new_counts()
@@ -84,7 +94,8 @@ class Iex(Source):
         if self.truncated is not None:
             return
         schema = self.schema
-        decoder = DatagramDecoder(self._form, protocol, self._counts)
+        self._sequence = Sequence(self._begin)
+        decoder = DatagramDecoder(self._form, protocol, self._counts, self._sequence)
         with open_window(self.path, expected=_EXPECTED) as window:
             capture = Capture(window, self._port, self._counts)
             for datagrams in capture.datagrams():

@@ -4,6 +4,9 @@ A capture may hold two lines of one feed, or lack packets. A gap is reported whe
 the end of a chunk. Packets in another order fill their gap if they come before that.
 
 Each session has its own numbers, from 1 on. Sessions may come in turns: one that comes again goes on where it was.
+
+A second input may go on where the first one ended, as the next of several captures does. One that begins where the
+first one began, or before, is the same input again, or an earlier one: it begins anew.
 """
 
 from __future__ import annotations
@@ -25,8 +28,17 @@ SESSIONS_KEPT: Final = 16
 MOST_MISSING: Final = 1 << 32
 """More than this in one gap is no loss: the sequence starts again."""
 _REPORTED: Final = -1
-_KEPT_SESSION, _KEPT_CHANNEL, _KEPT_SEND_TIME, _KEPT_EXPECTED, _KEPT_GIVEN_UP, _KEPT_REPORTS, _KEPT_RANGES = range(7)
-_KEPT_RANGE: Final = 7
+(
+    _KEPT_SESSION,
+    _KEPT_CHANNEL,
+    _KEPT_SEND_TIME,
+    _KEPT_BEGAN,
+    _KEPT_EXPECTED,
+    _KEPT_GIVEN_UP,
+    _KEPT_REPORTS,
+    _KEPT_RANGES,
+) = range(8)
+_KEPT_RANGE: Final = 8
 """Words of a session that is kept: one of each of these, then three of each open range."""
 _KEPT_WORDS: Final = _KEPT_RANGE + 3 * RANGES
 
@@ -42,6 +54,10 @@ class _SequenceState(SharedRecord):
     """The latest sessions, as they were left."""
     reports = Field()
     """How often gaps were reported."""
+    follows = Field()
+    """1: the input goes on where another one ended, and nothing of it has come yet."""
+    began = Field()
+    """The first sequence number of the session in the input."""
     expected = Field()
     """The next sequence number."""
     session = Field()
@@ -75,10 +91,14 @@ _state_at = record_at(_SequenceState)
 class Sequence:
     """Follow the sequence numbers of a feed. Compiled code takes the `address`; the object must outlive its use."""
 
-    def __init__(self) -> None:
-        """Start before the first datagram."""
-        self._state = _SequenceState()
+    def __init__(self, before: Sequence | None = None) -> None:
+        """Start before the first datagram, of all or of those that follow the ones that `before` has seen."""
+        self._state = _SequenceState(None if before is None else numpy.array(before._state.words))
         self._rows = self._counts = numpy.zeros(0, numpy.int64)
+        self._state.room = self._state.rows = self._state.counts = 0
+        if before is not None:
+            forget_gaps(self.address)
+            self._state.follows = int(self._state.sessions > 0)
 
     @property
     def address(self) -> int:
@@ -115,6 +135,7 @@ def forget_gaps(sequence: int) -> None:
 def _expect(sequence: int, first: int) -> None:
     """Start at `first`, with nothing missing."""
     seen = _state_at(sequence)
+    seen.began = first
     seen.expected = seen.given_up = first
     seen.ranges = 0
 
@@ -137,6 +158,7 @@ def _leave_session(sequence: int) -> None:
     at = seen.place * _KEPT_WORDS
     seen.kept[at + _KEPT_SESSION], seen.kept[at + _KEPT_CHANNEL] = seen.session, seen.channel
     seen.kept[at + _KEPT_SEND_TIME] = seen.send_time
+    seen.kept[at + _KEPT_BEGAN] = seen.began
     seen.kept[at + _KEPT_EXPECTED], seen.kept[at + _KEPT_GIVEN_UP] = seen.expected, seen.given_up
     seen.kept[at + _KEPT_REPORTS], seen.kept[at + _KEPT_RANGES] = seen.reports, seen.ranges
     for place in range(seen.ranges):
@@ -154,6 +176,7 @@ def _return_to_session(sequence: int, session: int, channel: int) -> bool:
         if seen.kept[at + _KEPT_SESSION] == session and seen.kept[at + _KEPT_CHANNEL] == channel:
             seen.place, seen.session, seen.channel = kept, session, channel
             seen.send_time = seen.kept[at + _KEPT_SEND_TIME]
+            seen.began = seen.kept[at + _KEPT_BEGAN]
             seen.expected, seen.given_up = seen.kept[at + _KEPT_EXPECTED], seen.kept[at + _KEPT_GIVEN_UP]
             seen.ranges = seen.kept[at + _KEPT_RANGES]
             is_reported = seen.kept[at + _KEPT_REPORTS] != seen.reports
@@ -180,12 +203,17 @@ def enter_session(
     that this one may be known.
     """
     seen = _state_at(sequence)
+    follows = seen.follows != 0
     if seen.sessions > 0:
-        if seen.session == session and seen.channel == channel:
+        seen.follows = 0
+        is_known = seen.session == session and seen.channel == channel
+        if not is_known:
+            _leave_session(sequence)
+            is_known = _return_to_session(sequence, session, channel)
+        if is_known and not (follows and first <= seen.began):
             return
-        _leave_session(sequence)
-        if _return_to_session(sequence, session, channel):
-            return
+        if is_known:
+            seen.sessions = 0
     elif 1 < first <= MOST_MISSING:
         counts[EARLIER] += first - 1
         _add_gap(sequence, numpy.int64(0), first - 1)

@@ -78,7 +78,8 @@ class InputStatistics:
             ("messages cut to the specified length", self.extended),
             (f"messages skipped because their symbol cannot be one ({self.first_no_symbol!r} first)", self.no_symbol),
         )
-        return tuple(f"{words}: {count:,}" for words, count in told if count)
+        # Messages that fill a gap of an input before this one count below 0.
+        return tuple(f"{words}: {count:,}" for words, count in told if count > 0)
 
 
 # Decoders count into one int64 array, in the order of the fields.

@@ -83,9 +83,9 @@ class MoldUdp64:
     stopped: str | None = None
     """None, or what was wrong with the datagram after the last span."""
 
-    def __init__(self, counts: NDArray[numpy.int64]) -> None:
+    def __init__(self, counts: NDArray[numpy.int64], sequence: Sequence) -> None:
         self._counts = counts
-        self._sequence = Sequence()
+        self._sequence = sequence
 
     def spans(self, datagrams: Datagrams) -> Spans:
         """Return where in `datagrams.data` runs of new message blocks are, and what is missing before them."""

@@ -27,6 +27,7 @@ from blackbox_feeds.itch50.messages import MWCB_PRICE_SCALE, PRICE_SCALE, SCHEMA
 
 if TYPE_CHECKING:
     from blackbox.archive.export.time_order import Messages
+    from blackbox_feeds.io.sequence import Sequence
     from blackbox_feeds.itch50.decoder import FrameDecoder
 
 __all__ = ["MWCB_PRICE_SCALE", "PRICE_SCALE", "SCHEMA", "Itch50", "export_itch50", "timestamps_ns"]
@@ -74,6 +75,8 @@ class Itch50(Source):
         self._form = TopicForm(topic, locates=True)
         self._port = check_port(port)
         self._counts = new_counts()
+        self._begin: Sequence | None = None
+        self._sequence: Sequence | None = None
 
     def __repr__(self) -> str:
         return f"<Itch50 {self.path} {self.date}>"
@@ -81,6 +84,11 @@ class Itch50(Source):
     def statistics(self) -> InputStatistics:
         """Return what the iteration has met besides messages, so far."""
         return snapshot(self._counts)
+
+    def follow(self, before: Source) -> bool:
+        """Go on where an earlier capture ended; see `Source.follow`."""
+        self._begin = before._sequence if isinstance(before, Itch50) else None
+        return self._begin is not None
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the messages, up to 131,072 at a time."""
@@ -126,11 +134,13 @@ class Itch50(Source):
 
     def _from_capture(self, window: FileWindow, decoder: FrameDecoder) -> Iterator[Chunk]:
         from blackbox_feeds.io.pcap import Capture
+        from blackbox_feeds.io.sequence import Sequence
         from blackbox_feeds.itch50.decoder import describe
         from blackbox_feeds.itch50.moldudp64 import MoldUdp64
 
         capture = Capture(window, self._port, self._counts)
-        mold = MoldUdp64(self._counts)
+        self._sequence = Sequence(self._begin)
+        mold = MoldUdp64(self._counts, self._sequence)
         for datagrams in capture.datagrams():
             yield from decoder.chunks(datagrams.data, mold.spans(datagrams), is_framed=True)
             if decoder.stop is not None:
