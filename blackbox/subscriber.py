@@ -300,6 +300,7 @@ class Subscriber(Registration):
                 self._timers,
                 tuple(self._gap_hooks),
                 replay.recordings,
+                replay.slices,
             )
             self._player, self._replay = player, replay
         try:

@@ -34,6 +34,7 @@ from blackbox.archive.marks import (
     Totals,
     write_mark,
 )
+from blackbox.block.format import read_header
 from blackbox.native.intrinsics import bytes_at, copy_bytes, inner
 from blackbox.native.jit import njit
 
@@ -52,10 +53,11 @@ def keys_of(at: int) -> KeysAt:
 def put_mark(at: int, kind: int, ts: int, ts_out: int, heard: int) -> None:
     """Append a mark. `heard`: address of a control block's body, whose keys are named where numbers differ; or 0."""
     state = journal_at(at)
-    flags = names = topic_bytes = numpy.int64(0)
+    flags = names = topic_bytes = ts_event = numpy.int64(0)
     if kind == RECORDER_BEGIN and state.after_kill != 0:
         flags = numpy.int64(AFTER_KILL)
     if heard != 0:
+        ts_event = read_header(state.head).ts_in
         names, topic_bytes = keys_that_differ(keys_of(at), state.head, heard)
     size = mark_bytes(0)
     if names > 0:
@@ -74,7 +76,7 @@ def put_mark(at: int, kind: int, ts: int, ts_out: int, heard: int) -> None:
         body = place + mark_bytes(0)
         body_bytes = write_keys(keys_of(at), state.head, heard, names, topic_bytes, body)
     totals = Totals(state.day_records, state.day_messages, state.day_marks, state.chain)
-    write_mark(place, kind, flags, ts, state.epoch, names, ts_out, totals, body_bytes)
+    write_mark(place, kind, flags, ts, state.epoch, names, ts_out, ts_event, totals, body_bytes)
     state.day_marks += 1
     state.chain = chain_after(state.chain, place, at + AT_LINK)
     state.buffered += size

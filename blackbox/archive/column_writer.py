@@ -104,7 +104,7 @@ class ColumnWriter:
         self._next_sequence = numpy.zeros(0, numpy.int64)
         self._first_sequence = numpy.zeros(0, numpy.int64)
         self._skipped = [0] * len(feed.slices)
-        """Without keys: numbers left out in each slice before it had a topic."""
+        """Without keys: what comes next in each slice after the last numbers that were left out."""
         self._make_room()
         self._header = numpy.zeros(HEADER_BYTES // 8, numpy.int64)
         check_limits(f"a day of feed {feed.name!r}", PIPE_NEEDS, *[WRITER_NEEDS] * len(feed.slices))
@@ -162,22 +162,29 @@ class ColumnWriter:
         else:
             put_rest(self._blocks.address, len(self._blocks), self._topics_now(), self._journals())
         slices = self._topics.slice_of[: self._topics.groups]
-        begun = numpy.flatnonzero(self._next_sequence[: len(slices)] > self._first_sequence[: len(slices)])
-        parts = len(begun) if self._has_keys else len(self._writers)
-        shares = shares_of(count, parts) if parts else []
-        self.missing += sum(shares)
         if self._has_keys:
-            self._next_sequence[begun] += numpy.array(shares, numpy.int64)
+            following, first = self._next_sequence[: len(slices)], self._first_sequence[: len(slices)]
+            heard = numpy.flatnonzero(following > first)
+            shares = shares_of(count, len(heard)) if len(heard) else []
+            self.missing += sum(shares)
+            following[heard] += numpy.array(shares, numpy.int64)
             self._begins_at = 1
-            silent = numpy.flatnonzero(self._next_sequence[: len(slices)] == 0)
-            self._next_sequence[silent] = self._first_sequence[silent] = 1
+            silent = following == 0
+            following[silent] = first[silent] = 1
             return
+        shares = shares_of(count, len(self._writers))
+        self.missing += sum(shares)
+        numbers = self._skipped.copy()
         for group, slice_id in enumerate(slices.tolist()):
+            numbers[slice_id] = int(self._next_sequence[group])
             self._next_sequence[group] += shares[slice_id]
-        for slice_id in set(range(parts)).difference(slices[begun].tolist()):
-            if not self._skipped[slice_id]:
+        latest_ns = int(self._clocks.max())
+        self._clocks[:] = latest_ns
+        for slice_id, (number, share) in enumerate(zip(numbers, shares, strict=True)):
+            if not number:
                 self._note_sequences(slice_id, {b"": 0})  # the slice is heard of: what follows is a gap
-            self._skipped[slice_id] += shares[slice_id]
+            self._skipped[slice_id] = number + share
+            self._note_sequences(slice_id, {b"": number + share}, ts_event=latest_ns)
 
     def _put(
         self, index: NDArray[numpy.int32], numbers: NDArray[numpy.int32], rows: Rows, columns: tuple[Any, ...]
@@ -326,8 +333,11 @@ class ColumnWriter:
         writer.close()
         _check(writer)
 
-    def _note_sequences(self, slice_id: int, numbers: dict[bytes, int], flags: int = 0) -> None:
-        """Append a control block with the next numbers of keys to a slice's journal."""
+    def _note_sequences(self, slice_id: int, numbers: dict[bytes, int], flags: int = 0, ts_event: int = 0) -> None:
+        """Append a control block with the next numbers of keys to a slice's journal.
+
+        `ts_event`: as `Block.encode_sequences` has it.
+        """
         now, writer = int(self._clocks[slice_id]), self._writers[slice_id]
         block = Block.encode_sequences(
             HEARTBEAT_KEY,
@@ -335,6 +345,7 @@ class ColumnWriter:
             slice_id=slice_id,
             epoch=self._origin.epoch,
             ts_out=now,
+            ts_event=ts_event,
             key_bytes=self._origin.key_bytes,
             flags=flags,
         )

@@ -324,12 +324,13 @@ class _Writer:
     def _put_mark(self, memory: NDArray[numpy.uint8], kind: MarkKind, like: Mark | None) -> None:
         """Append the mark in `memory`, whose body stands there, with the kind, and else what the other one says."""
         target, epoch = memory.ctypes.data, like.epoch if like else self._epoch
-        flags, ts, ts_out = (like.flags, like.ts, like.ts_out) if like else (0, time.time_ns(), 0)
+        flags, ts = (like.flags, like.ts) if like else (0, time.time_ns())
+        ts_out, ts_event = (like.ts_out, like.ts_event) if like else (0, 0)
         names = len(like.keys) if like else 0
         body_bytes = like.body_bytes if like else 0
         self._epoch = epoch
         memory[:MARK_HEAD_BYTES] = 0
-        write_mark(target, kind, flags, ts, epoch, names, ts_out, self._totals, body_bytes)
+        write_mark(target, kind, flags, ts, epoch, names, ts_out, ts_event, self._totals, body_bytes)
         _write_all(self._files.fd, memory.data)
         at = self._entry.ctypes.data
         if not add_mark_to_entry(at, self._offset, len(memory), epoch):

@@ -141,6 +141,7 @@ MARK: Final = _structure(
     ("messages", "<i8", 56),
     ("marks", "<i8", 64),
     ("chain", "<u8", 72),
+    ("ts_event", "<i8", 80),
 )
 """A mark's head. `checksum` covers the 88 bytes behind it. `names`: keys that the body names."""
 

@@ -97,6 +97,8 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     """The publisher's run; of marks that are not about one, the latest before. 0: none."""
     ts_out: int
     """When the publisher sent what the mark tells of, ns since 1970; 0: it tells of nothing that was sent."""
+    ts_event: int
+    """The latest time of the venue before messages that the source lacked; 0: the mark is not about these."""
     totals: Totals
     """What stands before it."""
     keys: dict[bytes, int]
@@ -105,7 +107,16 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 @njit(nogil=True, cache=True)
 def write_mark(
-    target: int, kind: int, flags: int, ts: int, epoch: int, names: int, ts_out: int, totals: Totals, body_bytes: int
+    target: int,
+    kind: int,
+    flags: int,
+    ts: int,
+    epoch: int,
+    names: int,
+    ts_out: int,
+    ts_event: int,
+    totals: Totals,
+    body_bytes: int,
 ) -> None:
     """Write a mark's head over the zeros at `target`; its body of so many bytes stands behind it already."""
     mark = mark_at(target)
@@ -118,6 +129,7 @@ def write_mark(
     mark.stored_checksum = checksum_32(target + MARK_HEAD_BYTES, body_bytes)
     mark.epoch = epoch
     mark.ts_out = ts_out
+    mark.ts_event = ts_event
     mark.records = totals.records
     mark.messages = totals.messages
     mark.marks = totals.marks
@@ -227,6 +239,7 @@ def read_mark(segment: SegmentFile, offset: int) -> Mark | None:
         ts=int(head["ts"]),
         epoch=int(head["epoch"]),
         ts_out=int(head["ts_out"]),
+        ts_event=int(head["ts_event"]),
         totals=Totals(records, messages, marks, int(head["chain"].astype(numpy.int64))),
         keys=keys,
     )

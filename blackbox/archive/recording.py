@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import logging
 import os
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -39,6 +39,7 @@ from blackbox.archive.summary import (
     KeyBegin,
     Rate,
     Reported,
+    Since,
     Summary,
     find_gaps,
     message_rate,
@@ -243,22 +244,22 @@ class Recording(Frames):
 
         What was published before a key was heard of is not known, and no gap.
         """
-        return self.gaps_and_late(slices, defaultdict(dict))[0]
+        return list(self.gaps_and_late(slices, defaultdict(dict))[0])
 
     def gaps_and_late(
         self, slices: Iterable[int] | None, expected: Mapping[int, dict[tuple[int, bytes], int]]
-    ) -> tuple[list[Gap], set[tuple[int, int, bytes]]]:
-        """Return what `gaps` does, and each (slice, epoch, key) whose first recorded message was not the first sent.
+    ) -> tuple[dict[Gap, Since], set[tuple[int, int, bytes]]]:
+        """Return what `gaps` does, each with the latest times before it, and which keys began late.
+
+        These are (slice, epoch, key) of which it is not known what was sent before the first recorded message.
 
         `expected`: by slice, what `find_gaps` takes: the numbers that follow those of earlier recordings.
         """
-        late = set[tuple[int, int, bytes]]()
-        found = [
-            gap
-            for slice_id, segments in self.segments(slices)
-            for gap in find_gaps(slice_id, self._blocks_of(slice_id), Reported.of(segments), expected[slice_id], late)
-        ]
-        return found, late
+        late, since = set[tuple[int, int, bytes]](), dict[Gap, Since]()
+        for slice_id, segments in self.segments(slices):
+            reported, blocks = Reported.of(segments), self._blocks_of(slice_id)
+            deque(find_gaps(slice_id, blocks, reported, expected[slice_id], late, since), maxlen=0)
+        return since, late
 
     def marks(self, slices: Iterable[int] | None = None) -> Iterator[Mark]:
         """Yield what the journals say between their records, slice by slice: epochs, outages, what heartbeats told."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import NamedTuple, Self
 
 import msgspec
@@ -174,6 +176,13 @@ def message_rate(slices: dict[int, list[Segment]], wanted: Filter, bins: int, re
     return Rate(first + width * numpy.arange(bins + 1, dtype=numpy.int64), counts)
 
 
+class Since(NamedTuple):
+    """The latest times before a gap, ns since 1970. Its messages are later than that, or as late."""
+
+    ts_out: int = 0
+    ts_event: int = 0
+
+
 class Reported(NamedTuple):
     """Numbers that marks name: a publisher reported them, and no record reached them then."""
 
@@ -181,18 +190,29 @@ class Reported(NamedTuple):
     """By epoch and key: the lowest, from which on the publisher was heard."""
     last: dict[tuple[int, bytes], tuple[int, int]]
     """By epoch and key: the highest, and when it was sent, ns since 1970. Every message before it was published."""
+    shown: dict[tuple[int, bytes], list[tuple[int, Since]]]
+    """By epoch and key: each number, ascending, and what the mark says about the time before it."""
 
     @classmethod
     def of(cls, segments: Iterable[Segment]) -> Self:
         """Return what the marks of a slice say."""
         first: dict[tuple[int, bytes], int] = {}
         last: dict[tuple[int, bytes], tuple[int, int]] = {}
+        shown: dict[tuple[int, bytes], list[tuple[int, Since]]] = {}
         for mark in marks_of(segments, with_keys=True):
+            since = Since(mark.ts_out, mark.ts_event)
             for key, number in mark.keys.items():
                 name = mark.epoch, key
                 first[name] = min(first.get(name, number), number)
                 last[name] = max(last.get(name, (0, 0)), (number, mark.ts_out))
-        return cls(first, last)
+                insort(shown.setdefault(name, []), (number, since), key=itemgetter(0))
+        return cls(first, last, shown)
+
+    def since(self, name: tuple[int, bytes], gap: Gap, before: Since) -> Since:
+        """Return the latest times before a gap: in the source, or else `before`, those of the message before it."""
+        shown = self.shown.get(name, [])
+        at = bisect_right(shown, gap.sequence, key=itemgetter(0))
+        return shown[at][1] if at < len(shown) and shown[at][1].ts_event else before
 
 
 def find_gaps(
@@ -201,28 +221,39 @@ def find_gaps(
     reported: Reported,
     expected: dict[tuple[int, bytes], int],
     late: set[tuple[int, int, bytes]] | None = None,
+    since: dict[Gap, Since] | None = None,
 ) -> Iterator[Gap]:
     """Yield the gaps of one slice: between its blocks, and before and after them as far as marks report numbers.
 
     `expected` holds, by epoch and key, the number after the last message of earlier recordings; it is brought up to
     date. Without it and without a mark, messages before the first block of a key are not known, and no gap. `late`
-    receives slice, epoch and key where the first block is not the first one that was published.
+    receives slice, epoch and key where messages before the first block or mark are not known, `since` the latest
+    times before each gap.
     """
+    before: dict[tuple[int, bytes], Since] = {}
     for block, _, first_row, _, _ in blocks:
         name = (block.epoch, block.key)
         begin, end = int(block.sequences[first_row]), int(block.sequences[-1]) + 1
         known = expected.get(name)
         if known is None:
-            if late is not None and begin > 0:
-                late.add((slice_id, *name))
             known = min(begin, reported.first.get(name, begin))
+            if late is not None and known > 0:
+                late.add((slice_id, *name))
         if begin > known:
-            yield Gap(slice_id, block.epoch, block.key, known, begin - known, block.ts_out)
+            gap = Gap(slice_id, block.epoch, block.key, known, begin - known, block.ts_out)
+            if since is not None:
+                since[gap] = reported.since(name, gap, before.get(name, Since()))
+            yield gap
         expected[name] = max(known, end)
+        if since is not None:
+            before[name] = Since(block.ts_out, max(before.get(name, Since()).ts_event, int(block.ts_event.max())))
     for (epoch, key), (number, ts_out) in reported.last.items():
         known = expected.get((epoch, key), reported.first[epoch, key])
         if number > known:
-            yield Gap(slice_id, epoch, key, known, number - known, ts_out)
+            gap = Gap(slice_id, epoch, key, known, number - known, ts_out)
+            if since is not None:
+                since[gap] = reported.since((epoch, key), gap, before.get((epoch, key), Since()))
+            yield gap
             expected[epoch, key] = number
 
 

@@ -302,16 +302,21 @@ class Block:
         slice_id: int,
         epoch: int,
         ts_out: int,
+        ts_event: int = 0,
         key_bytes: int = 0,
         flags: int = 0,
     ) -> Block:
-        """A control block that tells the next sequence number of every key."""
+        """A control block that tells the next sequence number of every key.
+
+        `ts_event`: the latest before messages that the source lacks, where it shows that these are missing; else 0.
+        """
         keys = topic_table(list(sequences))
         plan = plan_sequences(keys, len(sequences))
         body = numpy.zeros(plan_bytes(plan), numpy.uint8)
         write_sequences(body.ctypes.data, plan, keys, numpy.array(list(sequences.values()), numpy.int64))
         header = numpy.zeros(HEADER_BYTES, numpy.uint8)
-        write_template(header.ctypes.data, plan, body.ctypes.data, True, Origin(0, slice_id, key_bytes, epoch), 0)
+        origin = Origin(0, slice_id, key_bytes, epoch)
+        write_template(header.ctypes.data, plan, body.ctypes.data, True, origin, ts_event)
         finish_header(header.ctypes.data, 0, ts_out, flags | FLAG_CONTROL)
         return cls(key, header.tobytes(), body)
 

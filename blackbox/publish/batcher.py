@@ -29,6 +29,7 @@ from blackbox.publish.ring import (
     ABSENT,
     BLOCK_RECORD_BYTES,
     RECORD_BYTES,
+    SHOW,
     UNWANTED,
     RingAt,
     claim,
@@ -263,6 +264,12 @@ class Stored(NamedTuple):
     absent: int
     """How many sequence numbers before it have no message."""
     count: int
+
+
+@njit(nogil=True, cache=True)
+def put_show(ring: RingAt, ts_event: int, ts_in: int) -> bool:
+    """Have a heartbeat sent that shows the absent numbers put so far; False: there is no room."""
+    return put_count(ring, numpy.int64(SHOW), ts_event, numpy.int64(0), ts_in)
 
 
 @njit(nogil=True, cache=True)

@@ -39,6 +39,7 @@ from blackbox.publish.batcher import (
     group_by_key,
     payload_of,
     put_blocks,
+    put_show,
     put_stored,
     select_rows,
 )
@@ -464,9 +465,26 @@ class Publisher:
             absent = numpy.fromiter(islice(shares, len(each)), numpy.int64, len(each))
             no_blocks = numpy.zeros_like(absent).ctypes
             stored = Stored(no_blocks.data, no_blocks.data, 0, absent.ctypes.data, len(each))
+            self._show(senders[slice_id], 0)  # what is missing before this, at a recorder, is another loss
             self._put_stored(slice_id, each, stored, is_again=False)
             if has_keys:
                 senders[slice_id].begin_keys_late()
+            self._show(senders[slice_id], ts_event)
+
+    def _show(self, sender: SliceSender, ts_event: int) -> None:
+        """Have a heartbeat sent in its place among the messages."""
+        ring = sender.ring
+        with ring.lock:
+            ring.take_turn()
+            try:
+                sender.check()
+                while not put_show(ring.at, ts_event, time.time_ns()):
+                    ring.forget_limit()
+                    ring.wait()
+                    sender.check()
+            finally:
+                ring.forget_limit()
+                ring.turn = None
 
     def _put_stored(self, slice_id: int, keys: Sequence[bytes], stored: Stored, *, is_again: bool) -> None:
         sender = self._running()[slice_id]

@@ -7,13 +7,14 @@ Records are 8-byte aligned and begin with 16 bytes::
     | payload size | topic id     | ts_event              | payload
     +--------------+--------------+-----------------------+----------
 
-A payload size below 0: the message has no value. Four topic ids are kinds of record instead. They hold a count in place
-of the size and a key's number in place of `ts_event`:
+A payload size below 0: the message has no value. Five topic ids are kinds of record instead. The first four hold a
+count in place of the size and a key's number in place of `ts_event`:
 
 - PAD: nothing; the next record is at the ring's start.
 - BLOCK: an encoded block, its header and then the `zmq_msg_t` of its body.
 - UNWANTED: so many messages that no subscriber wants; they are counted, but not sent.
 - ABSENT: so many sequence numbers for which the source has no messages.
+- SHOW: a heartbeat is to be sent here, which shows such numbers; its `ts_event` is the latest before them.
 
 One thread writes at a time, the one that has `Ring.turn`; one reads. The reader asks when the next message comes and
 the writer that sees it answers, which tells how old a block is; the same look finds a reader that sleeps.
@@ -46,6 +47,7 @@ PAD: Final = 0xFFFFFFFF
 BLOCK: Final = 0xFFFFFFFE
 UNWANTED: Final = 0xFFFFFFFD
 ABSENT: Final = 0xFFFFFFFC
+SHOW: Final = 0xFFFFFFFB
 """The least of the kinds; topic ids are below."""
 
 OPEN: Final = 0
@@ -350,7 +352,7 @@ def commit(ring: RingAt, end: int, ts_in: int) -> None:
 
 @inner
 def put_count(ring: RingAt, kind: int, key: int, count: int, ts_in: int) -> bool:
-    """Write a record UNWANTED or ABSENT; False: there is no room."""
+    """Write a record UNWANTED, ABSENT or SHOW; False: there is no room."""
     record = claim(ring, numpy.int64(RECORD_BYTES), numpy.int64(0))
     if record == 0:
         return False
@@ -394,7 +396,7 @@ def record_bytes(record: int) -> Any:
     kind = kind_of(record)
     if kind == BLOCK:
         return numpy.int64(BLOCK_RECORD_BYTES)
-    if kind >= ABSENT:
+    if kind >= SHOW:
         return numpy.int64(RECORD_BYTES)
     return (RECORD_BYTES + max(count_of(record), numpy.int64(0)) + 7) & -8
 
@@ -462,7 +464,7 @@ def discard(ring: RingAt) -> int:
             header = record + RECORD_BYTES
             messages += uint32_at(header + OFFSET_COUNT)
             msg_close(header + HEADER_BYTES)
-        elif kind < ABSENT:
+        elif kind < SHOW:
             messages += 1
         head += record_bytes(record)
     state.head = state.tail

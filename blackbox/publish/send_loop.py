@@ -31,7 +31,6 @@ from blackbox.native.posix import barrier_of_all_threads, monotonic_ns, now_ns, 
 from blackbox.native.records import load_shared, store_shared, swap_shared
 from blackbox.publish.batcher import Encoder, encode_planned, group_by_key, plan_next
 from blackbox.publish.ring import (
-    ABSENT,
     ASLEEP,
     AWAKE,
     BLOCK,
@@ -40,6 +39,7 @@ from blackbox.publish.ring import (
     OPEN,
     PAD,
     RECORD_BYTES,
+    SHOW,
     STOOD_IN,
     SURE,
     UNWANTED,
@@ -204,7 +204,7 @@ def _gather(sender: Sender, ring: RingAt, encoder: Encoder, head: int, tail: int
         if kind == PAD:
             head = 0
             continue
-        if kind >= ABSENT:
+        if kind >= SHOW:
             break
         selection.order[taken] = taken
         selection.topics[taken] = kind
@@ -253,7 +253,72 @@ def _send_gathered(sender: Sender, ring: RingAt, encoder: Encoder, taken: int, t
 
 
 @inner
-def _send_record(sender: Sender, ring: RingAt, record: int) -> bool:
+def _make_control(sender: Sender, origin: Origin, line: int, flags: int, ts_event: int) -> int:
+    """Make a control block with the next sequence of every key; return the bytes of its body, 0: no memory.
+
+    `ts_event`: the latest before messages that the source lacks, where it shows that these are missing; else 0.
+    """
+    state = sender_state_at(sender.state)
+    body, header = sender.scratch.ctypes.data + BODY_AT, sender.scratch.ctypes.data + TEMPLATE_AT
+    plan = plan_sequences(sender.keys, load_shared(state, "keys"))
+    if msg_init_size(body, plan_bytes(plan)) != 0:
+        state.errno = zmq_errno()
+        return 0
+    write_sequences(msg_data(body), plan, sender.keys, sender.next_sequence)
+    origin = Origin(numpy.int64(0), origin.slice_id, origin.key_bytes, origin.epoch)
+    write_template(header, plan, msg_data(body), True, origin, ts_event)
+    finish_header(header, 0, now_ns(), flags | FLAG_CONTROL | (FLAG_LINE_B if line else 0))
+    return plan_bytes(plan)
+
+
+@inner
+def _send_made(sender: Sender, line: int, key_at: int, key_size: int, flags: int) -> bool:
+    """Send the control block that was made, under a key. False: a subscriber has no room for it.
+
+    `flags`: DONTWAIT, or 0 to wait for room as long as the socket's `sndtimeo` says.
+    """
+    socket = sender.socket_b if line else sender.socket_a
+    scratch = sender.scratch.ctypes.data
+    key, header, copy = scratch + KEY_AT, scratch + HEADER_AT, scratch + COPY_AT
+    msg_init_size(key, key_size)
+    copy_bytes(msg_data(key), key_at, key_size)
+    msg_init_size(header, HEADER_BYTES)
+    copy_bytes(msg_data(header), scratch + TEMPLATE_AT, HEADER_BYTES)
+    msg_init(copy)
+    msg_copy(copy, scratch + BODY_AT)
+    sent = (
+        msg_send(key, socket, SNDMORE | flags) >= 0
+        and msg_send(header, socket, SNDMORE | DONTWAIT) >= 0
+        and msg_send(copy, socket, DONTWAIT) >= 0
+    )
+    if not sent:
+        error = zmq_errno()
+        if error != EAGAIN:
+            sender_state_at(sender.state).errno = error
+        close_messages(key, 3)
+    return sent
+
+
+@inner
+def _send_heartbeat(sender: Sender, origin: Origin, ts_event: int, send_flags: int) -> bool:
+    """Send a heartbeat on every line. False: there was no room for it on one, or an error.
+
+    `ts_event`: as in `_make_control`; `send_flags`: as in `send_control`.
+    """
+    all_sent = True
+    for line in range(2 if sender.socket_b != 0 else 1):
+        if _make_control(sender, origin, line, numpy.int64(0), ts_event) > 0:
+            if line == 0:
+                tell_outbox(sender)
+            all_sent &= _send_made(sender, line, _HEARTBEAT.ctypes.data, numpy.int64(len(_HEARTBEAT)), send_flags)
+            msg_close(sender.scratch.ctypes.data + BODY_AT)
+        else:
+            all_sent = False
+    return all_sent
+
+
+@inner
+def _send_record(sender: Sender, ring: RingAt, origin: Origin, record: int) -> bool:
     """Send a record that is no single message, or count what it tells. False: closing, or an error."""
     kind, key = kind_of(record), key_of(record)
     if kind == BLOCK:
@@ -263,6 +328,11 @@ def _send_record(sender: Sender, ring: RingAt, record: int) -> bool:
             return False
         state = ring_state_at(ring.state)
         store_shared(state, "bodies_out", state.bodies_out + body_bytes)
+        return True
+    if kind == SHOW:
+        while not _send_heartbeat(sender, origin, key, numpy.int64(0)):
+            if sender_state_at(sender.state).errno != 0 or load_shared(ring_state_at(ring.state), "closing") == ENDING:
+                return False
         return True
     sender.next_sequence[key] += count_of(record)
     if kind == UNWANTED:
@@ -293,7 +363,7 @@ def _drain(sender: Sender, ring: RingAt, encoder: Encoder) -> bool:
         elif head != tail:
             record = ring.memory + head
             size = record_bytes(record)
-            if not _send_record(sender, ring, record):
+            if not _send_record(sender, ring, encoder.origin, record):
                 return False
             head += size
         release(ring, head)
@@ -337,50 +407,6 @@ def _note_sent(sender: Sender) -> None:
     state.sent_at = monotonic_ns()
 
 
-@inner
-def _make_control(sender: Sender, origin: Origin, line: int, flags: int) -> int:
-    """Make a control block with the next sequence of every key; return the bytes of its body, 0: no memory."""
-    state = sender_state_at(sender.state)
-    body, header = sender.scratch.ctypes.data + BODY_AT, sender.scratch.ctypes.data + TEMPLATE_AT
-    plan = plan_sequences(sender.keys, load_shared(state, "keys"))
-    if msg_init_size(body, plan_bytes(plan)) != 0:
-        state.errno = zmq_errno()
-        return 0
-    write_sequences(msg_data(body), plan, sender.keys, sender.next_sequence)
-    origin = Origin(numpy.int64(0), origin.slice_id, origin.key_bytes, origin.epoch)
-    write_template(header, plan, msg_data(body), True, origin, numpy.int64(0))
-    finish_header(header, 0, now_ns(), flags | FLAG_CONTROL | (FLAG_LINE_B if line else 0))
-    return plan_bytes(plan)
-
-
-@inner
-def _send_made(sender: Sender, line: int, key_at: int, key_size: int, flags: int) -> bool:
-    """Send the control block that was made, under a key. False: a subscriber has no room for it.
-
-    `flags`: DONTWAIT, or 0 to wait for room as long as the socket's `sndtimeo` says.
-    """
-    socket = sender.socket_b if line else sender.socket_a
-    scratch = sender.scratch.ctypes.data
-    key, header, copy = scratch + KEY_AT, scratch + HEADER_AT, scratch + COPY_AT
-    msg_init_size(key, key_size)
-    copy_bytes(msg_data(key), key_at, key_size)
-    msg_init_size(header, HEADER_BYTES)
-    copy_bytes(msg_data(header), scratch + TEMPLATE_AT, HEADER_BYTES)
-    msg_init(copy)
-    msg_copy(copy, scratch + BODY_AT)
-    sent = (
-        msg_send(key, socket, SNDMORE | flags) >= 0
-        and msg_send(header, socket, SNDMORE | DONTWAIT) >= 0
-        and msg_send(copy, socket, DONTWAIT) >= 0
-    )
-    if not sent:
-        error = zmq_errno()
-        if error != EAGAIN:
-            sender_state_at(sender.state).errno = error
-        close_messages(key, 3)
-    return sent
-
-
 @njit(nogil=True, cache=True)
 def send_control(
     sender: Sender,
@@ -398,7 +424,7 @@ def send_control(
     It holds the next sequence of every key. Of the `count` bytes at `sent_at`, those become 1 whose subscribers had
     room for it. `send_flags`: DONTWAIT, or 0 to wait for room, as long as the socket's `sndtimeo` says, with each.
     """
-    made = _make_control(sender, origin, line, flags)
+    made = _make_control(sender, origin, line, flags, numpy.int64(0))
     if made > 0 and flags & FLAG_END:
         tell_outbox(sender)
     if made > 0:
@@ -407,17 +433,6 @@ def send_control(
             sent[number] = _send_made(sender, line, keys_at + number * key_size, key_size, send_flags)
         msg_close(sender.scratch.ctypes.data + BODY_AT)
     return made
-
-
-@inner
-def _send_heartbeat(sender: Sender, origin: Origin) -> None:
-    """Send a heartbeat on every line. Where there is no room for it, what fills the line says as much."""
-    for line in range(2 if sender.socket_b != 0 else 1):
-        if _make_control(sender, origin, line, numpy.int64(0)) > 0:
-            if line == 0:
-                tell_outbox(sender)
-            _send_made(sender, line, _HEARTBEAT.ctypes.data, numpy.int64(len(_HEARTBEAT)), numpy.int64(DONTWAIT))
-            msg_close(sender.scratch.ctypes.data + BODY_AT)
 
 
 @inner
@@ -540,7 +555,8 @@ def send_until(sender: Sender, ring: RingAt, encoder: Encoder, retry_at_ns: int)
         now = monotonic_ns()
         if now >= state.heartbeat_at:
             state.heartbeat_at = now + sender.heartbeat_ns
-            _send_heartbeat(sender, encoder.origin)
+            # Where there is no room for it, what fills the line says as much.
+            _send_heartbeat(sender, encoder.origin, numpy.int64(0), numpy.int64(DONTWAIT))
         is_empty = load_shared(ring_state, "tail") == ring_state.head
         if is_empty:
             state.passes += 1

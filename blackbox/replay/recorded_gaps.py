@@ -1,9 +1,14 @@
-"""Find where recordings lack messages, and where in what is played to report that."""
+"""Find where recordings lack messages, and where in what is played to report that.
+
+A gap is reported when the time of its messages may have come: before the first message, of any slice, that is later
+than all before the gap; and at the latest before the message behind it. What was before it is known where the source
+lacked messages: the publisher tells the latest time. Else it is the message before it in its slice, or of its key.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from ctypes import string_at
 from itertools import pairwise
@@ -17,7 +22,7 @@ from numpy.typing import NDArray
 from blackbox.archive.reader import UNCHECKED
 from blackbox.archive.recording import Recording
 from blackbox.archive.segment import Segment
-from blackbox.archive.summary import Reported
+from blackbox.archive.summary import Reported, Since
 from blackbox.block.block import Block
 from blackbox.block.format import HEADER_BYTES
 from blackbox.block.gap import Gap
@@ -26,6 +31,7 @@ from blackbox.block.validate import Fault
 from blackbox.native.memory import foreign_array
 from blackbox.replay.block_table import BlockTable
 from blackbox.replay.feeds import ReplayedFeeds
+from blackbox.replay.measure_blocks import due_rows
 
 _SLICE_COLUMN: Final = 3
 _EPOCH_COLUMN: Final = 4
@@ -61,14 +67,23 @@ class _Row(NamedTuple):
 
 
 class RecordedGaps:
-    """The gaps and runs of some recordings, given by date. A gap is reported between the messages before and after it.
+    """The gaps and runs of some recordings, given by date.
 
     What comes before the first message that is played, or that is played after a jump, is no gap; except before the
     first message of all that was recorded, where the publisher's numbers show one.
     """
 
-    def __init__(self, recordings: Iterable[Recording], feeds: ReplayedFeeds) -> None:
-        """Find them. Reads slices whose indexes do not show that they lack nothing."""
+    def __init__(
+        self,
+        recordings: Iterable[Recording],
+        feeds: ReplayedFeeds,
+        prefix: bytes = b"",
+        slices: Iterable[int] | None = None,
+    ) -> None:
+        """Find them in the slices that are played: all, or some, that may hold topics which start with a prefix.
+
+        Reads slices whose indexes do not show that they lack nothing.
+        """
         self._key_bytes: dict[int, int] = {}
         """By slice that has gaps."""
         self._ends: dict[Stream, list[Position]] = {}
@@ -86,22 +101,27 @@ class RecordedGaps:
         """Directories of the slices that were read: their damaged blocks are among the gaps."""
         self._silent: list[Gap] = []
         """Gaps of streams without a message."""
+        self._since: dict[Gap, Since] = {}
+        self._due: deque[tuple[int, Gap]] | None = None
+        """Gaps to report once messages are later than these times, ns, in order; None: nothing was played yet."""
         found: dict[Stream, set[Gap]] = {}
         following: defaultdict[int, dict[tuple[int, bytes], int]] = defaultdict(dict)
         for recording in recordings:
             first = feeds.first_slice(recording)
-            expected = {slice_id: following[slice_id + first] for slice_id, _ in recording.segments()}
-            reported = {slice_id: Reported.of(segments) for slice_id, segments in recording.segments()}
+            asked = range(len(recording.feed.slices)) if slices is None else slices
+            played_slices = recording.segments(sorted(set(recording.feed.slices_for(prefix)).intersection(asked)))
+            expected = {slice_id: following[slice_id + first] for slice_id, _ in played_slices}
+            reported = {slice_id: Reported.of(segments) for slice_id, segments in played_slices}
             incomplete = [
                 slice_id
-                for slice_id, segments in recording.segments()
+                for slice_id, segments in played_slices
                 if recording.feed.key_bytes or not _is_complete(segments, reported[slice_id], expected[slice_id])
             ]
             gaps, late = recording.gaps_and_late(incomplete, expected)
             self._read |= {
                 segment.path.parent for _, of_slice in recording.segments(incomplete) for segment in of_slice
             }
-            for slice_id, segments in recording.segments():
+            for slice_id, segments in played_slices:
                 spans = _spans(segments)
                 runs = self._runs.setdefault(slice_id + first, [])
                 runs += [epoch for epoch in spans if epoch not in runs]
@@ -113,10 +133,11 @@ class RecordedGaps:
                     expected[slice_id][epoch, b""] = max(end, expected[slice_id].get((epoch, b""), 0))
             for slice_id, epoch, key in late:
                 self._late[Run(slice_id + first, epoch)].add((slice_id + first, key))
-            for gap in gaps:
+            for gap, since in gaps.items():
                 played = msgspec.structs.replace(gap, slice_id=gap.slice_id + first)
                 stream, of_slice, name = (played.slice_id, gap.key), reported[gap.slice_id], (gap.epoch, gap.key)
                 found.setdefault(stream, set()).add(played)
+                self._since[played] = since
                 self._key_bytes[played.slice_id] = recording.feed.key_bytes
                 if gap.sequence == of_slice.first.get(name):
                     self._heads.add((stream, _end_of(gap)))
@@ -129,6 +150,7 @@ class RecordedGaps:
     def jump(self, *, is_back: bool) -> None:
         """Take what comes next as the first that is played. `is_back`: the first run may come again."""
         self._played.clear()
+        self._due = None
         if is_back:
             self._run.clear()
 
@@ -139,6 +161,16 @@ class RecordedGaps:
     def late(self, run: Run) -> set[Stream]:
         """Return the keys of a run that lack messages before their first one: it began late, or after a restart."""
         return self._late[run]
+
+    def due_before(self, stop_ns: int) -> list[Gap]:
+        """Return the gaps that messages before a time have not shown, once all of these are played."""
+        found = []
+        while self._due and self._due[0][0] < stop_ns:
+            _, gap = self._due.popleft()
+            if not self._is_told(gap):
+                found.append(gap)
+                self._note_told(gap)
+        return found
 
     def rest(self) -> list[Gap]:
         """Return the gaps after the last messages, once all are played."""
@@ -214,7 +246,7 @@ class RecordedGaps:
 
     def _cuts(self, table: BlockTable, number: int) -> Iterator[tuple[int, list[Gap | Run]]]:
         """Yield, in order, rows of a block and the gaps and runs to report before each of them."""
-        found: dict[int, list[Gap | Run]] = {}
+        place_of = dict(self._due_in(table, number))
         for row in self._streams(table, number):
             ends = self._ends[row.stream]
             before = self._played.get(row.stream)
@@ -228,15 +260,56 @@ class RecordedGaps:
                 behind = (row.epochs > epoch) | ((row.epochs == epoch) & (row.sequences >= end))
                 if not behind.any():
                     break
-                found.setdefault(int(row.rows[behind.argmax()]), []).append(self._gaps[row.stream][at])
+                gap, place = self._gaps[row.stream][at], int(row.rows[behind.argmax()])
+                place_of[gap] = min(place, place_of.get(gap, place))
                 at += 1
             last = max(zip(row.epochs.tolist(), row.sequences.tolist(), strict=True))
             self._played[row.stream] = max(before, Position(*last))
+        found: dict[int, list[Gap | Run]] = {}
+        for gap, place in place_of.items():
+            found.setdefault(place, []).append(gap)
+            self._note_told(gap)
         for place, run in self._begun(table, number):
             told = found.setdefault(place, [])
             of_run = [n for n, each in enumerate(told) if (each.slice_id, each.epoch) == run]
             told.insert(of_run[0] if of_run else len(told), run)  # a gap before its first message is of this run
         yield from sorted(found.items())
+
+    def _due_in(self, table: BlockTable, number: int) -> Iterator[tuple[Gap, int]]:
+        """Yield the gaps that come due in a block by the times of its messages, and before which row."""
+        if not self._gaps or (self._due is not None and not self._due):
+            return
+        if table.rows["fault"][number] == UNCHECKED:
+            table.measure(number, number + 1)
+        row, by = table.rows[number], table.selection.by
+        if row["fault"] != Fault.NONE or not row["count"]:
+            return
+        if self._due is None:
+            begin_ns = int(row["low_ns"])
+            due = ((int(getattr(self._since[gap], by)), gap) for gap in self._timed())
+            self._due = deque(sorted(each for each in due if each[0] >= begin_ns))
+        while self._due and self._due[0][0] < row["high_ns"]:
+            due_ns, gap = self._due.popleft()
+            if not self._is_told(gap):
+                is_split = by == "ts_event"
+                block = table.at(number, number + 1)
+                yield gap, int(due_rows(block, due_ns, int(row["count"])) if is_split else row["first_row"])
+
+    def _timed(self) -> Iterator[Gap]:
+        """Yield the gaps that are reported by time: not those before a run that is not the first of its slice."""
+        for stream, gaps in self._gaps.items():
+            runs = self._runs.get(stream[0])
+            yield from (
+                gap for gap in gaps if not runs or gap.epoch == runs[0] or (stream, _end_of(gap)) not in self._heads
+            )
+
+    def _is_told(self, gap: Gap) -> bool:
+        played = self._played.get((gap.slice_id, gap.key))
+        return played is not None and played >= _end_of(gap)
+
+    def _note_told(self, gap: Gap) -> None:
+        stream = gap.slice_id, gap.key
+        self._played[stream] = max(_end_of(gap), self._played.get(stream, _end_of(gap)))
 
     def _streams(self, table: BlockTable, number: int) -> Iterator[_Row]:
         """Yield the messages of a row, those of each key with gaps."""

@@ -67,18 +67,20 @@ class Player(Protocol):
     def play(self, table: BlockTable, start: int, stop: int) -> None:
         """Take those of blocks `[start, stop)` that are valid and have messages to play."""
 
-    def begin(self, skipped: frozenset[tuple[int, int]], before: Iterable[BlockTable] | None = None) -> None:
+    def begin(
+        self, skipped: frozenset[tuple[int, int]], before: Iterable[BlockTable] | None = None, start_ns: int = BEGINNING
+    ) -> None:
         """Learn that messages are played from here on.
 
         `skipped`: slice and epoch of the runs of which recorded messages are left out. `before`: earlier messages, from
-        which the order books of callbacks are to be built.
+        which the order books of callbacks are to be built: all before `start_ns`.
         """
 
     def jump(self, *, is_back: bool) -> None:
         """Learn that the next block does not follow the last one. `is_back`: messages may come again."""
 
-    def finish(self) -> None:
-        """Learn that all was played, to the end of the recordings."""
+    def finish(self, stop_ns: int) -> None:
+        """Learn that all before a time was played; END: to the end of the recordings."""
 
 
 class ReplayStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,9 +186,9 @@ class Replay:
         self.feeds = ReplayedFeeds(recordings if isinstance(recordings, Recordings) else given)
         if slices is not None and len(self.feeds.names) > 1:
             raise ConfigError(f"slices were given for a replay of the feeds {self.feeds.names}, expected one feed")
-        self._slices = None if slices is None else tuple(slices)
+        self.slices = None if slices is None else tuple(slices)
         there = min(len(recording.feed.slices) for recording in given)
-        if unknown := sorted(set(self._slices or ()).difference(range(there))):
+        if unknown := sorted(set(self.slices or ()).difference(range(there))):
             raise ValueError(f"slices had {unknown[0]}, expected 0 to {there - 1}")
         place = self.feeds.names.index  # of one time, feeds come in the order in which they were given, by either order
         self.recordings = tuple(sorted(given, key=lambda recording: (recording.date, place(recording.feed.name))))
@@ -256,8 +258,7 @@ class Replay:
             ended = self._play_from(player, start)
             if ended is None:
                 left -= 1
-                if self._stop == END:
-                    player.finish()
+                player.finish(self._stop)
                 if self._messages == before and start == self._start:
                     low, high = map(datetime_of, self._recorded_range())
                     log.warning("nothing was played: of the messages from %s to %s none was wanted", low, high)
@@ -341,7 +342,7 @@ class Replay:
             if span.start < span.stop:
                 before = self._tables_before(player, span)
                 earlier = [each._replace(start=END) for each in spans[:place]]
-                player.begin(self._runs_outside(earlier), before)
+                player.begin(self._runs_outside(earlier), before, span.start)
                 if (grant := self._play_spans(player, [span])) is not None:
                     return grant
         return None
@@ -390,7 +391,7 @@ class Replay:
         recordings, start, stop = span
         by = self._pace_by
         selection = Selection(self._key_bytes, self.prefix, by, start, stop)
-        wanted = self.prefix, None if start == BEGINNING else start, None if stop == END else stop, self._slices
+        wanted = self.prefix, None if start == BEGINNING else start, None if stop == END else stop, self.slices
         if self._order == "event":
             ordered = by_time(recordings, *wanted)
             is_in_order = ordered.is_in_order and not self._key_bytes  # blocks of two keys may share a time

@@ -20,7 +20,7 @@ from blackbox.native.cgroup import usable_cpus
 from blackbox.native.memory import shared_array
 from blackbox.native.name_table import HINT_WORDS, Numbering
 from blackbox.native.prefix_trie import longest_prefix
-from blackbox.replay.block_table import BlockTable
+from blackbox.replay.block_table import BEGINNING, END, BlockTable
 from blackbox.replay.feeds import ReplayedFeeds
 from blackbox.replay.measure_blocks import BlockTableAt
 from blackbox.replay.recorded_gaps import RecordedGaps, Run
@@ -59,10 +59,12 @@ class CallbackPlayer:
         timers: Sequence[Timer] = (),
         gap_hooks: Sequence[GapHook] = (),
         recordings: Sequence[Recording] = (),
+        slices: Sequence[int] | None = None,
     ) -> None:
         """For recordings of these feeds; only topics that start with `within` are played.
 
-        Where `recordings` lack messages, `gap_hooks` are told, and callbacks that ask for it.
+        Where the played `slices` (None: all) of `recordings` lack messages, `gap_hooks` are told, and callbacks that
+        ask for it.
 
         Topic numbers and counters go on from those of the player `before`.
         """
@@ -80,8 +82,7 @@ class CallbackPlayer:
             *(Numbering(most, _MEAN_TOPIC_BYTES, shared_array) for most in feeds.max_topics[len(known) :]),
         ]
         self._hints = [shared_array((numbering.at.capacity, HINT_WORDS), numpy.uint64) for numbering in self.topics]
-        slices = len(feeds.max_topics)
-        workers = max(1, min(usable_cpus(), slices))
+        workers = max(1, min(usable_cpus(), len(feeds.max_topics)))
         counted = before._counters if before is not None else []
         self._counters: list[Counters] = [*counted, *(Counters(1) for _ in range(workers - len(counted)))]
         self._feeds, self._on_error = feeds, on_error
@@ -101,7 +102,7 @@ class CallbackPlayer:
         self._threads: list[WorkerThread] = []
         self._gap_hooks = gap_hooks
         listens = gap_hooks or any(callback.kind in _HEAR_OF_GAPS for callback in callbacks)
-        self._gaps = RecordedGaps(recordings if listens else (), feeds)
+        self._gaps = RecordedGaps(recordings if listens else (), feeds, within, slices)
         self._skipped: frozenset[tuple[int, int]] = frozenset()
         """Slice and epoch of each run with messages that are not played."""
         self._set_callbacks(callbacks)
@@ -232,10 +233,13 @@ class CallbackPlayer:
         finally:
             wait(ends)
 
-    def begin(self, skipped: frozenset[tuple[int, int]], before: Iterable[BlockTable] | None = None) -> None:
+    def begin(
+        self, skipped: frozenset[tuple[int, int]], before: Iterable[BlockTable] | None = None, start_ns: int = BEGINNING
+    ) -> None:
         """Note that books lack what is not played (`skipped`) or was not recorded before the first message.
 
-        `before`: empty the books, then apply the messages of these tables to them, and to nothing else.
+        `before`: empty the books, then apply the messages of these tables to them, and to nothing else: all that come
+        before `start_ns`.
         """
         self._skipped = skipped
         callbacks = [callback for callback in self._callbacks if callback.kind == "book"]
@@ -245,14 +249,15 @@ class CallbackPlayer:
         for run in self._gaps.current_runs():
             self._lose(self._lacks(run))
         if before is not None and callbacks:
-            self._build(before, callbacks)
+            self._build(before, callbacks, start_ns)
 
-    def _build(self, tables: Iterable[BlockTable], callbacks: Sequence[Callback]) -> None:
+    def _build(self, tables: Iterable[BlockTable], callbacks: Sequence[Callback], stop_ns: int) -> None:
         player = CallbackPlayer(self._feeds, callbacks, self._on_error, within=self._within)
         player._gaps, player._skipped = self._gaps, self._skipped
         try:
             for table in tables:
                 player.play(table, 0, len(table.rows))
+            player.finish(stop_ns)
         finally:
             player.close()
 
@@ -260,9 +265,9 @@ class CallbackPlayer:
         """Return the `Books` of the callbacks."""
         return [callback.function for callback in self._callbacks if callback.kind == "book"]
 
-    def finish(self) -> None:
-        """Report what is missing after the last messages."""
-        for gap in self._gaps.rest():
+    def finish(self, stop_ns: int) -> None:
+        """Report what is missing after the last messages before a time."""
+        for gap in self._gaps.rest() if stop_ns == END else self._gaps.due_before(stop_ns):
             self._tell(gap)
 
     def jump(self, *, is_back: bool) -> None:

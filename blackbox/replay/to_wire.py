@@ -29,7 +29,7 @@ from blackbox.native.jit import njit, warm_up
 from blackbox.native.name_table import FULL, Numbering, NumberingAt, number_of
 from blackbox.publish.batcher import Stored
 from blackbox.publish.publisher import Publisher
-from blackbox.replay.block_table import BlockTable
+from blackbox.replay.block_table import BEGINNING, BlockTable
 from blackbox.replay.measure_blocks import BLOCK_ROW_BYTES, NO_BLOCKS, BlockTableAt, block_row_at
 
 LEAST_STORED_BYTES: Final = 16 << 10
@@ -213,7 +213,9 @@ class PublisherPlayer:
                 places = start + numpy.flatnonzero(slices == slice_id)
                 self._play_slice(slice_id, blocks, places, is_stored, skips)
 
-    def begin(self, skipped: frozenset[tuple[int, int]], before: Iterable[BlockTable] | None = None) -> None:
+    def begin(
+        self, skipped: frozenset[tuple[int, int]], before: Iterable[BlockTable] | None = None, start_ns: int = BEGINNING
+    ) -> None:
         """Do nothing: subscribers see which messages come."""
 
     def jump(self, *, is_back: bool) -> None:
@@ -223,7 +225,7 @@ class PublisherPlayer:
         if is_back:
             self._publisher.new_epoch(_PATIENCE_S)
 
-    def finish(self) -> None:
+    def finish(self, stop_ns: int) -> None:
         """Do nothing: numbers that are missing after the last message are not published."""
 
     def _play_slice(

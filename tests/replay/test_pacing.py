@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from blackbox import Message, Recording, Replay, Subscriber
-from blackbox.replay.block_table import BlockTable
+from blackbox.replay.block_table import BEGINNING, BlockTable
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.controls import Controls
 from tests.damaged import damage_body
@@ -95,13 +95,15 @@ class Nobody:
     def play(self, *_: object) -> None:
         pass
 
-    def begin(self, skipped: frozenset[tuple[int, int]], before: Iterable[BlockTable] | None = None) -> None:
+    def begin(
+        self, skipped: frozenset[tuple[int, int]], before: Iterable[BlockTable] | None = None, start_ns: int = BEGINNING
+    ) -> None:
         pass
 
     def jump(self, *, is_back: bool) -> None:
         pass
 
-    def finish(self) -> None:
+    def finish(self, stop_ns: int) -> None:
         pass
 
 

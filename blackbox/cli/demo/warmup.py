@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from blackbox.archive.recording import Recording
-from blackbox.replay.block_table import BlockTable
+from blackbox.replay.block_table import BEGINNING, BlockTable
 from blackbox.replay.replay import Replay
 
 _SPEED = 1e6
@@ -21,13 +21,15 @@ class _Nobody:
     def play(self, _table: BlockTable, _start: int, _stop: int) -> None:
         pass
 
-    def begin(self, skipped: frozenset[tuple[int, int]], before: Iterable[BlockTable] | None = None) -> None:
+    def begin(
+        self, skipped: frozenset[tuple[int, int]], before: Iterable[BlockTable] | None = None, start_ns: int = BEGINNING
+    ) -> None:
         pass
 
     def jump(self, *, is_back: bool) -> None:
         pass
 
-    def finish(self) -> None:
+    def finish(self, stop_ns: int) -> None:
         pass
 
 
