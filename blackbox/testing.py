@@ -39,7 +39,7 @@ _LINGER_MS = 5_000
 _QUEUE_BLOCKS = 1_000_000
 
 
-def wait_until(condition: Callable[[], object], timeout: float = 10.0, what: str = "the condition") -> None:
+def wait_until(condition: Callable[[], object], timeout: float = 60.0, what: str = "the condition") -> None:
     """Return as soon as `condition()` is true. Raises TimeoutError naming `what` after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     pause, pause_s = threading.Event(), _LEAST_POLL_S
@@ -95,7 +95,7 @@ class Collector:
         """Their payloads."""
         return [message.payload for message in self.messages]
 
-    def wait(self, count: int, timeout: float = 10.0) -> list[Received]:
+    def wait(self, count: int, timeout: float = 60.0) -> list[Received]:
         """Wait until at least `count` messages have come; returns them all. Raises TimeoutError."""
         with self._changed:
             if not self._changed.wait_for(lambda: len(self._messages) >= count, timeout):

@@ -10,6 +10,7 @@ import hypothesis
 import pytest
 
 from tests.examples import examples
+from tests.patience import be_patient
 
 # Workers of xdist have a width of their own, and what commands print would follow it.
 os.environ.pop("COLUMNS", None)
@@ -19,6 +20,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Queries of tests are short: to optimise their code would take longer than to run it.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+
+be_patient()
 
 # What is compiled at the first example takes longer than any deadline.
 hypothesis.settings.register_profile("blackbox", deadline=None, max_examples=examples(100))

@@ -17,7 +17,7 @@ class Gate:
     def wait(self) -> None:
         """Note that a callback has come here, and wait until the gate is open, at most 30 s."""
         self.entered.set()
-        self.open.wait(30)
+        self.open.wait(60)
 
     def message(self, message: Message) -> None:
         self.wait()

@@ -35,7 +35,7 @@ class LossyProxy:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._bound.wait(10)
+        assert self._bound.wait(60)
         return self
 
     def __exit__(

@@ -23,6 +23,8 @@ import os, signal, sys, threading, time
 import msgspec, numpy
 from blackbox import *
 from blackbox.testing import *
+from tests.patience import be_patient
+be_patient()
 feed = msgspec.json.decode(sys.argv[1], type=Feed)
 say = lambda *words: print(*words, flush=True)
 """
@@ -108,6 +110,6 @@ def in_child(work: Callable[[], object]) -> str:
 
     child = context.Process(target=run)
     child.start()
-    child.join(30)
+    child.join(60)
     assert child.exitcode == 0
     return str(told.get())

@@ -85,7 +85,7 @@ def test_what_is_recorded_survives_the_recorder_being_killed(tmp_path: Path) -> 
             # Of a segment that was being made there may be less than its head.
             paths = [path for path in segments(tmp_path, feed) if path.stat().st_size > 64]
             assert [int(n) for path in paths for record in stored(path)[0] for n in numbers_of(record)] == [*range(at)]
-            wait_until(lambda: not positions(publisher), 10, "the publisher knows that its recorder has gone")
+            wait_until(lambda: not positions(publisher), 60, "the publisher knows that its recorder has gone")
         assert len(positions(publisher, gone=True)) == 8
 
 
@@ -97,7 +97,7 @@ def test_what_was_published_while_no_recorder_was_there_is_told_once(tmp_path: P
             publisher.wait_recorded(SOON_S)
         with Recorder(feed, tmp_path):
             publish_numbered(publisher, 100, 10)
-            wait_until(lambda: [p.begin for p in positions(publisher)] == [100], 10, "the recorder tells")
+            wait_until(lambda: [p.begin for p in positions(publisher)] == [100], 60, "the recorder tells")
             publisher.flush()
             with pytest.raises(
                 NotRecordedError,
@@ -357,7 +357,7 @@ def test_positions_are_those_of_a_count_of_messages(tmp_path: Path, seed: int) -
                 said = {(told.begin, told.recorded, told.missing >= 0) for told in _told(publisher)}
                 return said == {(counted.begin, counted.recorded, counted.lacks)}
 
-            wait_until(is_told, 10, f"the position is {counted.recorded}, something lacks: {counted.lacks}")
+            wait_until(is_told, 60, f"the position is {counted.recorded}, something lacks: {counted.lacks}")
 
 
 def _told(publisher: RawPublisher) -> list[Acknowledgement]:

@@ -105,7 +105,7 @@ def test_a_reader_that_waits_hears_of_the_recorders_end(tmp_path: Path) -> None:
             reader.start()
             # The first answers have blocks; what comes behind them is "ask later".
             wait_until(lambda: recorder.archive_statistics.answered >= 12)  # type: ignore[union-attr]
-        reader.join(10)
+        reader.join(60)
     assert found == list(range(1_000))
 
 

@@ -235,9 +235,9 @@ def test_a_late_subscriber_has_the_books_of_one_from_the_start(tmp_path: Path, k
         wait_recorded(recorder, half)
         late.start(20, since="books")
         _publish(publisher, messages[half:])
-        late.wait_live(20)
-        wait_until(lambda: first.statistics().delivery.delivered == len(messages), 20)
-        wait_until(lambda: _state(books[1]) == _state(books[0]), 20)
+        late.wait_live(60)
+        wait_until(lambda: first.statistics().delivery.delivered == len(messages), 60)
+        wait_until(lambda: _state(books[1]) == _state(books[0]), 60)
         assert books[1].synced
         for each in (first, late):
             each.stop()

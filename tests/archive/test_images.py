@@ -133,7 +133,7 @@ def test_who_asks_within_a_moment_gets_the_same_image_and_later_a_new_one(tmp_pa
         wait_recorded(recorder, 2_000)
         again, _ = images.answer(AskImage(slice_id=0, prefixes=[b""], image=first.image))
         assert again == first
-        wait_until(lambda: answer_of(images, b"")[0].following == {b"": 2_000}, 20)
+        wait_until(lambda: answer_of(images, b"")[0].following == {b"": 2_000}, 60)
         assert answer_of(images, b"")[0].image != first.image
     assert first.following == {b"": 1_000}
 

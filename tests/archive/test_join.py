@@ -469,7 +469,7 @@ def test_the_end_of_a_run_that_one_archive_lacks_another_one_brings(tmp_path: Pa
         subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=60_000_000_000)
         heard = Heard(subscriber)
         subscriber.start(since=0)
-        wait_until(lambda: len(heard.numbers) >= 30, 30)
+        wait_until(lambda: len(heard.numbers) >= 30, 60)
         if is_down:
             late = time.monotonic() + 2.5  # longer than it waits for one answer
             wait_until(lambda: time.monotonic() > late)

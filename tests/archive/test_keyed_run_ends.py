@@ -136,7 +136,7 @@ class Archived:
         send(self._publisher, key, many)
         for number, client in self._on():
             self.counts[number] += many
-            wait_until(lambda n=number, c=client: messages_in(c) == self.counts[n], 30)  # type: ignore[misc]
+            wait_until(lambda n=number, c=client: messages_in(c) == self.counts[n], 60)  # type: ignore[misc]
             self.recorded_by[number][epoch, key] = first + many
             self.recorded[epoch, key] |= {*range(first, first + many)}
             self.ends[epoch, key] = first + many
@@ -147,7 +147,7 @@ class Archived:
             self._publisher.heartbeat(end=end)
         for number, client in self._on():
             short = {key: stop for key, stop in sent.items() if self.recorded_by[number][epoch, key] < stop}
-            wait_until(lambda c=client, s=short: knows(c, epoch, s, end), 30)  # type: ignore[misc]
+            wait_until(lambda c=client, s=short: knows(c, epoch, s, end), 60)  # type: ignore[misc]
             for key, following in sent.items():
                 self.ends[epoch, key] = following
 

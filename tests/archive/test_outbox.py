@@ -151,7 +151,7 @@ def test_what_was_published_before_the_kill_is_sent_again(tmp_path: Path) -> Non
     with Script(GO_ON, feed) as script:
         script.tell(str(left))
         subscriber.start(timeout=60)
-        wait_until(lambda: len(heard) == 1_001, 30)
+        wait_until(lambda: len(heard) == 1_001, 60)
         script.tell("")
         subscriber.run(until_end=True)
     assert sorted(number for _, _, number in heard) == list(range(1_001))

@@ -200,7 +200,7 @@ def test_what_waits_for_archives_is_no_lag_and_ends_nobody() -> None:
         late_ns = time.monotonic_ns() + limit_ns
         wait_until(lambda: time.monotonic_ns() > late_ns)
         with archive_of(feed, blocks):
-            wait_until(lambda: len(seen[b""]) == 84, timeout=30)
+            wait_until(lambda: len(seen[b""]) == 84, timeout=60)
         publisher.heartbeat(end=True)
         subscriber.run(until_end=True)
     assert seen == expected(blocks, 0)
@@ -382,7 +382,7 @@ def test_an_archive_that_is_down_is_asked_again_until_it_is_back(has_other: bool
         late = time.monotonic() + 2.5  # longer than it waits for one answer
         wait_until(lambda: time.monotonic() > late)
         with archive_of(feed, blocks):
-            wait_until(lambda: len(seen[b""]) == 16, timeout=30)
+            wait_until(lambda: len(seen[b""]) == 16, timeout=60)
         publisher.heartbeat(end=True)
         subscriber.run(until_end=True)
     assert seen == {b"": [(number, 0) for number in range(16)]}
@@ -427,6 +427,6 @@ def test_gaps_come_back_once_archives_answer_again(caplog: pytest.LogCaptureFixt
                 wait_until(lambda: seen[b""][-1] == (publisher.sequences[0][b""] - 1, 0))
                 return subscriber.statistics().received.repaired > 0
 
-            wait_until(was_repaired, 30)
+            wait_until(was_repaired, 60)
         publisher.heartbeat(end=True)
         subscriber.run(until_end=True)

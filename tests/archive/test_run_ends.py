@@ -390,7 +390,7 @@ def test_a_run_that_the_first_archive_lacks_another_one_brings(tmp_path: Path, s
                     wait_recorded(recorder, 14)
                     publisher.heartbeat(end=True)
                     with ArchiveServer(tmp_path / place / feed.name, feed.archives[:1]):
-                        wait_until(lambda: told_by(ArchiveClient(feed), SECOND_RUN) == (20, True), 30)
+                        wait_until(lambda: told_by(ArchiveClient(feed), SECOND_RUN) == (20, True), 60)
             begin_run(publisher, third)
             recorder = stack.enter_context(Recorder(elsewhere, tmp_path / place))
             for _ in range(3):
@@ -405,7 +405,7 @@ def test_a_run_that_the_first_archive_lacks_another_one_brings(tmp_path: Path, s
         for place, endpoint in zip(("poor", "rich"), feed.archives, strict=True):
             stack.enter_context(ArchiveServer(tmp_path / place / feed.name, (endpoint,)))
         client = ArchiveClient(feed)
-        wait_until(lambda: third in {run.epoch for run in client.about().slices[0].runs}, 30)
+        wait_until(lambda: third in {run.epoch for run in client.about().slices[0].runs}, 60)
         live = stack.enter_context(RawPublisher(feed, third))
         live.sequences = [{b"": first + 3}] if shown != "later" else [{}]
         subscriber = Subscriber(feed)
@@ -450,15 +450,15 @@ def test_what_was_sent_while_the_recorder_was_killed_is_told_at_the_end_of_the_r
         with Script(code, elsewhere) as killed:
             killed.expect("started")
             send(publisher, 10)
-            wait_until(lambda: told_by(client, FIRST)[0] == 9, 30)
+            wait_until(lambda: told_by(client, FIRST)[0] == 9, 60)
             killed.kill()
         lose(publisher, 5)
         with Script(code, elsewhere) as script, RawPublisher(feed, SECOND_RUN) as live:
             script.expect("started")
             publisher.heartbeat()
-            wait_until(lambda: told_by(client, FIRST) == (14, False), 30)
+            wait_until(lambda: told_by(client, FIRST) == (14, False), 60)
             hear_second_run(publisher)
-            wait_until(lambda: len(client.about().slices[0].runs) == 2, 30)
+            wait_until(lambda: len(client.about().slices[0].runs) == 2, 60)
             about = client.about().slices[0]
             assert [outage.stop_ns > 0 for outage in about.outages] == [True, True]
             assert about.outages[1].start_ns == about.last_ns
@@ -495,24 +495,24 @@ def test_who_joins_hears_what_a_plain_walk_finds(tmp_path: Path, seed: int) -> N
             if what == "send":
                 send(publisher, many)
                 recorded += many
-                wait_until(lambda: messages_in(client) == recorded, 30)
+                wait_until(lambda: messages_in(client) == recorded, 60)
                 walk.log.append(("block", epoch, b"", at, at + many))
             elif what == "lose":
                 lose(publisher, many)
             elif what in ("hear", "end") and at > 0:
                 publisher.heartbeat(end=what == "end")
-                wait_until(lambda: told_by(client, epoch)[0] == at - 1, 30)
+                wait_until(lambda: told_by(client, epoch)[0] == at - 1, 60)
                 walk.log.append(("told", epoch, b"", 0, at))
                 if what == "end" or chance.random() < 0.3:
                     begin_run(publisher, epoch + 1)
                     for _ in range(2):
                         publisher.heartbeat()
-                    wait_until(lambda: epoch + 1 in {run.epoch for run in client.about().slices[0].runs}, 30)
+                    wait_until(lambda: epoch + 1 in {run.epoch for run in client.about().slices[0].runs}, 60)
                     walk.log.append(("told", epoch + 1, b"", 0, 0))
             elif what == "recorder" and walk.log:
                 recorder.stop()
                 recorder = Recorder(elsewhere, tmp_path, serve=True).start()
-                wait_until(lambda: client.about().slices[0].outages[-1].stop_ns > 0, 30)
+                wait_until(lambda: client.about().slices[0].outages[-1].stop_ns > 0, 60)
         with RawPublisher(feed, publisher.epoch) as live:
             live.sequences = [dict(publisher.sequences[0])]
             start = Position(FIRST, chance.randint(0, 5))

@@ -530,9 +530,9 @@ def test_a_subscriber_that_repairs_does_not_wait_for_what_never_was(tmp_path: Pa
     ):
         publisher.wait_for_subscribers(count=2)
         Lacking([(b"AA.P", b"0"), 4, (b"AA.P", b"1"), 2]).publish(publisher)
-        wait_until(lambda: len(seen) >= 3, 20)
+        wait_until(lambda: len(seen) >= 3, 60)
         publisher.publish(b"AA.P", b"2")
-        wait_until(lambda: len(seen) >= 5, 20)
+        wait_until(lambda: len(seen) >= 5, 60)
         assert recorder.statistics().messages == 3
     assert seen == [b"0", 4, b"1", 2, b"2"]
 

@@ -217,10 +217,10 @@ def test_amid_an_image_there_is_no_position(tmp_path: Path) -> None:
         def _(batch: Batch) -> None:
             numbers.append(len(batch))
             came.set()
-            assert go_on.wait(20)
+            assert go_on.wait(60)
 
         subscriber.start(since="image")
-        assert came.wait(20)
+        assert came.wait(60)
         assert subscriber._supervisor._slices[0].position is None  # a checkpoint refuses that
         go_on.set()
         subscriber.wait_live()
@@ -236,7 +236,7 @@ def test_callbacks_that_take_long_for_the_image_do_not_keep_start_from_its_confi
             recorder = recording.enter_context(Recorder(feed, tmp_path, serve=True))
             publish_of_many_keys(publisher, recorder, 400)
         subscriber = Subscriber(feed, queue_blocks=1, workers=1)
-        subscriber.on_batch(b"")(lambda batch: go_on.wait(20))
+        subscriber.on_batch(b"")(lambda batch: go_on.wait(60))
 
         def start() -> None:
             subscriber.start(since="image")
@@ -261,10 +261,10 @@ def test_a_reader_amid_an_image_has_no_position(tmp_path: Path) -> None:
         stream = subscriber.stream(b"")
         subscriber.start(since="image")
         subscriber.wait_live()
-        assert stream.get(20).topic == b"000.t"
+        assert stream.get(60).topic == b"000.t"
         with pytest.raises(SubscriberError, match="not done with the image"), subscriber.checkpoint():
             pass
-        assert stream.get(20).topic == b"001.t"
+        assert stream.get(60).topic == b"001.t"
         with subscriber.checkpoint() as positions:
             assert positions[0].following == {b"000": 1, b"001": 1}
         subscriber.stop()

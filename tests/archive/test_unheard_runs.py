@@ -71,7 +71,7 @@ class Scene(NamedTuple):
         """Let all end, and compare what the subscriber was told."""
         expected = {key: facts for key in KEYS if (facts := self.model.expected(key, self.since))}
         self.heartbeat()
-        wait_until(lambda: {key: facts for key, facts in self.told.facts.items() if facts} == expected, 30, "all came")
+        wait_until(lambda: {key: facts for key, facts in self.told.facts.items() if facts} == expected, 60, "all came")
         self.heartbeat(end=True)
         self.subscriber.run(until_end=True)
         assert self.told.facts == expected
@@ -189,7 +189,7 @@ def test_nothing_that_comes_live_of_a_run_is_lost_where_nobody_records_it(tmp_pa
         for _ in range(20):
             send(live, b"AA", 1)
         live.heartbeat()
-        wait_until(lambda: len(facts) == 23, 30)
+        wait_until(lambda: len(facts) == 23, 60)
         live.heartbeat(end=True)
         subscriber.run(until_end=True)
     assert facts == [(FIRST, number) for number in range(3)] + [(SECOND_RUN, number) for number in range(20)]
@@ -214,7 +214,7 @@ def test_a_run_does_not_wait_longer_for_an_archive_that_is_gone_than_a_gap_does(
         for _ in range(2):
             send(live, b"AA", 1)
         live.heartbeat()
-        wait_until(lambda: len(told.facts[b"AA"]) == 5, 15)
+        wait_until(lambda: len(told.facts[b"AA"]) == 5, 60)
         live.heartbeat(end=True)
         subscriber.run(until_end=True)
     assert told.facts[b"AA"] == [("came", FIRST, n) for n in range(3)] + [("came", SECOND_RUN, n) for n in range(2)]

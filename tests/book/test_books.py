@@ -366,7 +366,7 @@ def test_books_are_emptied_when_a_publisher_goes_back() -> None:
     source = Synthetic(5_000, symbols=10)
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
-        publisher.wait_for_subscribers(b"", timeout=10)
+        publisher.wait_for_subscribers(b"", timeout=60)
         source.publish(publisher)
         publisher.new_epoch()
         source.publish(publisher)
@@ -395,7 +395,7 @@ def test_callbacks_of_the_group_find_the_books_after_their_message_live() -> Non
 
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
-        publisher.wait_for_subscribers(b"", timeout=10)
+        publisher.wait_for_subscribers(b"", timeout=60)
         Synthetic(4_000, symbols=5).publish(publisher)
         publisher.flush()
     subscriber.run(until_end=True)
@@ -461,7 +461,7 @@ def test_book_in_callbacks(shared_data: Path) -> None:
 
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
-        publisher.wait_for_subscribers(b"AAPL.", timeout=10)
+        publisher.wait_for_subscribers(b"AAPL.", timeout=60)
         source.publish(publisher)
         publisher.flush()
     subscriber.run(until_end=True)

@@ -144,8 +144,8 @@ def test_a_feed_reaches_a_hub_through_bridges_beside_each_other_once(
                 publisher.publish(b"A.x", b"%d" % number, number)
             publisher.publish(b"B", b"is not asked for")
             publisher.publish(b"A.y", None)
-            wait_until(lambda: hub.statistics().stored == 3_001, 30)
-            wait_until(lambda: min(each.statistics()["messages put"] for each in (one, other)) == 3_001, 30)
+            wait_until(lambda: hub.statistics().stored == 3_001, 60)
+            wait_until(lambda: min(each.statistics()["messages put"] for each in (one, other)) == 3_001, 60)
     found = [row[3:] for row in published(tmp_path, second)]
     assert found == [(b"A.x", b"%d" % number) for number in range(3_000)] + [(b"A.y", None)]
 
@@ -216,7 +216,7 @@ def test_while_the_hub_is_away_so_much_waits_and_no_more(
                 wait_until(lambda: len(bridge._on_their_way) >= min(count, IN_FLIGHT))
             assert len(bridge._on_their_way) == IN_FLIGHT
             with Hub(feed, tmp_path):
-                wait_until(lambda: bridge.statistics()["times away"] == 1, 30)
+                wait_until(lambda: bridge.statistics()["times away"] == 1, 60)
                 wait_until(lambda: not bridge._on_their_way)
                 put = bridge.statistics()["messages put"]
                 wait_until(lambda: there.publish("A", "last") == 1)
@@ -263,7 +263,7 @@ def test_commands_carry_a_feed_to_a_hub(server: Server, there: redis.Redis, tmp_
         wait_subscribed(there)
         outlet.read_error("is carried to")
         publisher.publish(b"A", b"x")
-        wait_until(lambda: hub.statistics().stored == 1, 30)
+        wait_until(lambda: hub.statistics().stored == 1, 60)
         assert "1 messages put" in inlet.interrupt(signal.SIGTERM).errors  # it counts to the end
         assert "1 messages added" in outlet.interrupt(signal.SIGTERM).errors
 

@@ -93,7 +93,7 @@ def test_while_redis_does_not_answer_it_is_waited_for(
             wait_until(lambda: "is away" in caplog.text)
         finally:
             os.kill(server.pid, signal.SIGCONT)
-        wait_until(lambda: bridge.statistics().added + bridge.statistics().known == 100, 30)
+        wait_until(lambda: bridge.statistics().added + bridge.statistics().known == 100, 60)
     assert [int(fields[b"payload"]) for _, fields in entries(there)] == list(range(100))
 
 

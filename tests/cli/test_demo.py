@@ -281,7 +281,7 @@ def test_demo_of_a_file_without_messages_is_an_error() -> None:
 
 def test_killed_publishing_process_ends_the_demo() -> None:
     with demo("--messages", 50_000_000) as process:
-        wait_until(lambda: children_of(process), 30.0, "a publishing process")
+        wait_until(lambda: children_of(process), 60, "a publishing process")
         os.kill(children_of(process)[0], signal.SIGKILL)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
@@ -307,7 +307,7 @@ def test_interrupt_ends_both_processes(tmp_path: Path, moment: str) -> None:
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in errors
-    wait_until(lambda: not Path(f"/proc/{child}").exists(), 10.0, "the end of the publishing process")
+    wait_until(lambda: not Path(f"/proc/{child}").exists(), 60, "the end of the publishing process")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -69,7 +69,7 @@ def test_gaps_are_status_4_when_it_should_run_until_the_end(tmp_path: Path) -> N
     with RawPublisher(feed) as publisher:
 
         def publish() -> None:
-            wait_until(lambda: {b"", HEARTBEAT_KEY} <= publisher.subscriptions(0), 30.0, "the subscription")
+            wait_until(lambda: {b"", HEARTBEAT_KEY} <= publisher.subscriptions(0), 60, "the subscription")
             publisher.send(publisher.encode([(b"T", b"")]))
             publisher.encode([(b"T", b"")] * 3)
             publisher.send(publisher.encode([(b"T", b"")]))
@@ -90,7 +90,7 @@ def test_progress_is_lines_where_there_is_no_terminal(
     with Publisher(place.feed) as publisher:
 
         def close() -> None:
-            publisher.wait_for_subscribers(timeout=30.0)
+            publisher.wait_for_subscribers(timeout=60)
             publisher.close()
 
         with beside(close):
@@ -135,7 +135,7 @@ def test_a_removed_directory_is_an_error_that_names_the_file(place: Place, tmp_p
     with Publisher(place.feed) as publisher:
 
         def remove() -> None:
-            publisher.wait_for_subscribers(timeout=30.0)
+            publisher.wait_for_subscribers(timeout=60)
             for path in (tmp_path / "cli").glob("*/slice-*/*"):
                 path.unlink()
 

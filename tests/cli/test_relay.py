@@ -32,7 +32,7 @@ def test_a_signal_ends_it_with_what_it_passed(
         relay.read_error("relay site: passes feed")
         subscriber.start(timeout=60)
         publisher.publish(b"A.t", b"1")
-        got.wait(1, timeout=30)
+        got.wait(1, timeout=60)
         ended = relay.interrupt(number)
         subscriber.stop()
     assert ended.status == status

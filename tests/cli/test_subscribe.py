@@ -72,7 +72,7 @@ def test_count_ends_a_subscription(place: Place) -> None:
     with Publisher(place.feed) as publisher:
 
         def publish() -> None:
-            publisher.wait_for_subscribers(timeout=30.0)
+            publisher.wait_for_subscribers(timeout=60)
             for number in range(500):
                 publisher.publish(b"S%d.t" % (number % 7), b"payload")
 
@@ -88,7 +88,7 @@ def test_live_tables_on_a_terminal(place: Place, terminal: tuple[int, int]) -> N
         Publisher(place.feed) as publisher,
         Command("subscribe", "AAPL.", "--feed", place.path, "--until-end", stderr=writer) as subscriber,
     ):
-        publisher.wait_for_subscribers(b"AAPL.", timeout=30.0)
+        publisher.wait_for_subscribers(b"AAPL.", timeout=60)
         publisher.publish(b"AAPL.trade", b"1")
         seen = ""
         while not re.search(r"slices.*callbacks.*AAPL\..* 1 ", seen, re.DOTALL):
@@ -102,7 +102,7 @@ def test_progress_is_lines_where_there_is_no_terminal(place: Place, monkeypatch:
     with Publisher(place.feed) as publisher:
 
         def publish_one() -> None:
-            publisher.wait_for_subscribers(timeout=30.0)
+            publisher.wait_for_subscribers(timeout=60)
             publisher.publish(b"AAPL.t", b"payload")
             publisher.close()
 
@@ -121,7 +121,7 @@ def test_slow_subscriber_exits_with_its_own_status(place: Place) -> None:
         Publisher(place.feed) as publisher,
         Command("subscribe", "--feed", place.path, "--max-lag", "0.000001") as subscriber,
     ):
-        publisher.wait_for_subscribers(timeout=30.0)
+        publisher.wait_for_subscribers(timeout=60)
         publisher.publish(b"AAPL.t", b"payload")
         ended = subscriber.end()
     assert ended.status == Status.SLOW
@@ -134,7 +134,7 @@ def test_lost_messages_have_their_own_status(place: Place) -> None:
 
         def publish() -> None:
             for slice_id in range(2):
-                wait_until(lambda at=slice_id: accepts(raw.subscriptions(at)), 30.0, "the acceptance")  # type: ignore[misc]
+                wait_until(lambda at=slice_id: accepts(raw.subscriptions(at)), 60, "the acceptance")  # type: ignore[misc]
             at = place.feed.slice_of(b"AAPL.t")
             for sequence in (0, 5):
                 raw.send(raw.encode([(b"AAPL.t", b"payload")], slice_id=at, sequence=sequence))

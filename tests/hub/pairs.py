@@ -75,7 +75,7 @@ class Cable:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._bound.wait(10)
+        assert self._bound.wait(60)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -117,7 +117,7 @@ def test_who_asks_again_and_again_for_a_moment_gets_all_the_same(tmp_path: Path)
     with Hub(feed, tmp_path / "hub"), reader(feed, tmp_path) as client:
         client.subscribe(b"")
         put_numbers(client, 0, 1)
-        wait_until(look, 30)
+        wait_until(look, 60)
     assert got == [b"0"]
 
 
@@ -182,9 +182,9 @@ def test_who_gets_while_the_client_is_closed_hears_of_it_and_begins_nothing(
         client = reader(feed, tmp_path).start()
         thread = threading.Thread(target=get, daemon=True)
         thread.start()
-        assert asks.wait(30)
+        assert asks.wait(60)
         end(client)
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
         (error,) = raised
         assert isinstance(error, HubError), error

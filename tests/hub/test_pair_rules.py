@@ -109,7 +109,7 @@ def test_what_is_no_word_of_a_hub_on_the_link_ends_no_hub(tmp_path: Path, feed: 
             backup._asks.send(wrong)
         assert backup.ask(7).standing.role == "primary"
         with Client(feed) as client:
-            client.put(b"A", b"1", timeout=30)
+            client.put(b"A", b"1", timeout=60)
 
 
 def test_a_backup_that_has_a_row_that_is_not_here_is_refused(
@@ -129,7 +129,7 @@ def test_a_backup_that_lacks_more_than_the_log_has_is_refused_and_a_copy_follows
     with hub_of(feed, tmp_path, links, alone=True) as hub:
         with Client(feed) as client:
             place = client.put(b"A", b"1", b"id")
-            wait_until(lambda: hub._pair_log.outbox > 0, 30)
+            wait_until(lambda: hub._pair_log.outbox > 0, 60)
         backup = hub_of(feed, tmp_path, links, "backup").start()
         with pytest.raises(HubError, match="the backup, lacks more than the log still has"):
             backup.run()
@@ -137,11 +137,11 @@ def test_a_backup_that_lacks_more_than_the_log_has_is_refused_and_a_copy_follows
     shutil.copytree(tmp_path / "primary", tmp_path / "backup")
     with hub_of(feed, tmp_path, links, "backup") as backup:
         with hub_of(feed, tmp_path, links) as hub:
-            wait_until(lambda: backup.statistics().life == "armed", 30)
+            wait_until(lambda: backup.statistics().life == "armed", 60)
             assert hub.statistics().life == "active"
         with Client(feed) as client:
-            assert client.put(b"A", b"1", b"id", timeout=30) == place
-            assert client.put(b"A", b"2", timeout=30).sequence == 1
+            assert client.put(b"A", b"1", b"id", timeout=60) == place
+            assert client.put(b"A", b"2", timeout=60).sequence == 1
         assert backup.statistics().life == "active"
 
 
@@ -154,13 +154,13 @@ def test_two_hubs_with_keys_and_rights(tmp_path: Path, feed: Feed, links: tuple[
     of = {each: ring.feed(feed, each, "primary", "backup") for each in ("primary", "backup", "desk")}
     with hub_of(of["backup"], tmp_path, links, "backup") as backup:
         with hub_of(of["primary"], tmp_path, links), Client(of["desk"]) as client:
-            client.put(b"A", b"1", timeout=30)
-            wait_until(lambda: backup.statistics().life == "armed", 30)
-            client.put(b"A", b"2", timeout=30)
+            client.put(b"A", b"1", timeout=60)
+            wait_until(lambda: backup.statistics().life == "armed", 60)
+            client.put(b"A", b"2", timeout=60)
             with pytest.raises(HubError, match="b'B' was refused: the key has no right to it"):
                 client.put(b"B", b"2")
         with Client(of["desk"]) as client:
-            assert client.put(b"A", b"3", timeout=30).sequence == 2
+            assert client.put(b"A", b"3", timeout=60).sequence == 2
             with pytest.raises(HubError, match="b'B' was refused: the key has no right to it"):
                 client.put(b"B", b"3")
 
@@ -282,10 +282,10 @@ def test_a_topic_that_is_to_end_does_so_when_one_hub_becomes_two_and_two_become_
         client.put(b"A", b"1", ttl=0.1)
         client.put(b"B", b"1", ttl=3_600)
     with hub_of(feed, tmp_path, links, alone=True) as hub, Client(feed) as client:
-        wait_until(lambda: hub.statistics().ended == 1, 30)
-        client.put(b"B", b"2", ttl=0.1, timeout=30)
+        wait_until(lambda: hub.statistics().ended == 1, 60)
+        client.put(b"B", b"2", ttl=0.1, timeout=60)
     with Hub(single, tmp_path / "primary") as left:
-        wait_until(lambda: left.statistics().ended == 1, 30)
+        wait_until(lambda: left.statistics().ended == 1, 60)
     said = [each[-2:] for each in published(tmp_path / "primary", feed)]
     assert said == [(b"A", b"1"), (b"B", b"1"), (b"A", None), (b"B", b"2"), (b"B", None)]
 

@@ -51,7 +51,7 @@ class Peer:
         return self.answer()
 
     def answer(self) -> Any:
-        assert self.socket.poll(30_000), "the hub did not answer"
+        assert self.socket.poll(60_000), "the hub did not answer"
         return ANSWERS.decode(self.socket.recv())
 
     def hello(self) -> Any:
@@ -190,7 +190,7 @@ def test_a_hub_that_is_away_is_a_clear_error_and_the_same_id_later_is_stored_onc
     with pytest.raises(NotStoredError, match="1 puts"):
         client.flush(0.1)
     with Hub(feed, tmp_path):
-        place = client.put(b"A.x", b"1", b"id", timeout=30)
+        place = client.put(b"A.x", b"1", b"id", timeout=60)
         client.close(30)
     assert [each[:3] for each in published(tmp_path, feed)] == [(place.epoch, place.slice_id, place.sequence)]
 
@@ -244,7 +244,7 @@ def test_a_client_whose_clock_is_behind_takes_its_name_all_the_same(
         after = Client(feed, "desk")
         monkeypatch.setattr(after._sender, "_session", 5)
         with after:
-            after.put(b"A.x", b"2", timeout=30)
+            after.put(b"A.x", b"2", timeout=60)
             assert after.numbered() == 2
 
 
@@ -397,7 +397,7 @@ def test_a_client_that_reads_no_answers_holds_nobody_up(tmp_path: Path, monkeypa
         for number in range(100):
             put = peer.puts(1 + 4_096 * number, *payloads, topics=topics, index=index)
             peer.socket.send(ENCODER.encode(put))
-            client.put(b"A.x", b"", timeout=30)
+            client.put(b"A.x", b"", timeout=60)
         wait_until(lambda: hub.statistics().stored == 100 * 4_097, 60)
         assert hub.statistics().unread > 0
         while peer.socket.poll(500):

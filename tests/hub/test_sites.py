@@ -109,7 +109,7 @@ def test_what_nobody_wants_any_more_is_not_sent_to_a_site(tmp_path: Path) -> Non
             place = putting.put(b"A.x", b"1")
             assert got(reading, 1, b"A.") == [(place, b"1")]
             reading.commit()
-        wait_until(lambda: all(line.filters_above == 0 for line in peer.statistics().lines), 30)
+        wait_until(lambda: all(line.filters_above == 0 for line in peer.statistics().lines), 60)
         messages = peer.statistics().messages
         putting.put_many([b"A.x"], [0] * 1_000, bytes(1_000), offsets=range(1_001))
         with Client(mesh.here["ams"]["ldn"], "reader", tmp_path / "reader") as reading:

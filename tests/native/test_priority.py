@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from blackbox.native.priority import give_way, giving_way, let_others_go_first
+from tests.support import Script
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone")
 
@@ -50,12 +51,33 @@ def test_others_go_before_a_thread_that_is_nice() -> None:
     found: list[int] = []
 
     def run() -> None:
-        let_others_go_first()
-        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        for _ in range(2):
+            let_others_go_first()
+            found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
 
+    before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
     in_thread(run)
-    assert found == [5]
-    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) < 5
+    assert found == [min(before + 5, 19)] * 2
+    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
+
+
+@pytest.mark.parametrize("niceness", [3, 10, 17, 19])
+def test_a_process_that_is_nice_has_threads_that_are_nicer(niceness: int) -> None:
+    code = """
+import os, threading
+from blackbox.native.priority import let_others_go_first
+def run():
+    let_others_go_first()
+    print(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+thread = threading.Thread(target=run)
+thread.start()
+thread.join()
+"""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    if niceness < before:
+        pytest.skip(f"this process has niceness {before}")
+    with Script(code, before=["nice", "-n", str(niceness - before)]) as script:
+        assert script.read() == str(min(niceness + 5, 19))
 
 
 def test_giving_way_ends_with_its_block_also_where_a_thread_has_ended() -> None:

@@ -132,7 +132,7 @@ def test_the_stream_of_the_page_is_read_to_its_end(session: Recording) -> None:
     run(f"async def read(subscriber):\n{textwrap.indent(snippets('callbacks.md')[1], '    ')}", names)
 
     def replay() -> None:
-        wait_until(lambda: subscriber.callbacks != (), 10)
+        wait_until(lambda: subscriber.callbacks != (), 60)
         subscriber.replay(session)
 
     thread = threading.Thread(target=replay)
@@ -165,7 +165,7 @@ def test_the_checkpoint_of_the_page_is_gone_on_from(
     names["subscriber"].on(b"", fields=("sequence",))(got.append)
     with names["subscriber"].start():
         publish_numbered(publisher, 0, 100)
-        wait_until(lambda: len(got) == 100, 10)
+        wait_until(lambda: len(got) == 100, 60)
         run(before, names)
     assert kept == {0: (publisher.epoch, 100)}
     publish_numbered(publisher, 100, 50)
@@ -174,7 +174,7 @@ def test_the_checkpoint_of_the_page_is_gone_on_from(
     names["subscriber"].on(b"", fields=("sequence",))(got.append)
     run(after, names)
     with names["subscriber"]:
-        wait_until(lambda: len(got) == 150, 10)
+        wait_until(lambda: len(got) == 150, 60)
     assert got == list(range(150))
 
 

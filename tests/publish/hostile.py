@@ -53,7 +53,7 @@ def acceptance(nonce: bytes, epoch: int, line: int = 0) -> bytes:
     return subscription(ACCEPT_KEY + nonce + struct.pack("<QB", epoch, line))
 
 
-_PATIENCE_S = 30
+_PATIENCE_S = 60.0
 _TAKES_NO_MORE_S = 5
 
 

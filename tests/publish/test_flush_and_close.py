@@ -91,7 +91,7 @@ def test_close_says_when_a_subscriber_had_not_read_everything(caplog: pytest.Log
     subscriber.start()
     rows = numpy.zeros((40, 80), numpy.uint8)
     publisher.publish_many((b"T",), numpy.zeros(40, int), rows)
-    assert gate.entered.wait(30)  # a worker that has yet to come takes all that waits
+    assert gate.entered.wait(60)  # a worker that has yet to come takes all that waits
     for _ in range(20):
         publisher.publish_many((b"T",), numpy.zeros(40, int), rows)
     with caplog.at_level(logging.WARNING, "blackbox"):
@@ -158,7 +158,7 @@ def test_close_ends_a_thread_that_waits_for_room() -> None:
     thread.start()
     wait_until(lambda: publisher.statistics().waits > 2)
     publisher.close(timeout=0.1)
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert "closed" in str(errors[0])
     gate.open.set()

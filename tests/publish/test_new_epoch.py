@@ -86,7 +86,7 @@ def test_hooks_run_between_the_messages_before_and_after_of_all_workers() -> Non
     @subscriber.on(b"A.")
     def slow(message: Message) -> None:
         if message.payload == b"0":
-            may_go_on.wait(30)
+            may_go_on.wait(60)
         told.append(message.payload)
 
     @subscriber.on(b"B.")
@@ -117,7 +117,7 @@ def test_another_run_of_a_publisher_voids_what_came_before_as_a_return_does() ->
         publisher.flush()
         wait_until(lambda: len(audience.by_message) == COUNT)
     with Publisher(feed) as publisher:
-        publisher.wait_for_subscribers(timeout=30)
+        publisher.wait_for_subscribers(timeout=60)
         publish(publisher)
         wait_until(lambda: len(audience.by_message) == 2 * COUNT)
     audience.subscriber.stop()

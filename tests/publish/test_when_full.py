@@ -28,7 +28,7 @@ def test_when_full_wait_loses_nothing_with_a_slow_subscriber() -> None:
 
         thread = threading.Thread(target=publish)
         thread.start()
-        gate.entered.wait(10)
+        gate.entered.wait(60)
         wait_until(lambda: publisher.statistics().waits > 0)
         assert not done.is_set()
         with pytest.raises(PublisherError, match="flush was not done in time: a subscriber did not keep up"):
@@ -56,7 +56,7 @@ def test_when_full_drop_shows_as_gaps_at_the_slow_subscriber_alone() -> None:
             publisher.flush()
             got.wait(messages)
         gate.open.set()
-        wait_until(lambda: gate.messages + slow.statistics().received.gaps == messages, timeout=30)
+        wait_until(lambda: gate.messages + slow.statistics().received.gaps == messages, timeout=60)
         quick.stop()
         slow.stop()
     assert quick.statistics().received.gaps == 0

@@ -116,7 +116,7 @@ def test_a_callback_that_does_not_return_is_a_timeout_and_all_goes_on() -> None:
     subscriber.on(b"")(gate.message)
     with Publisher(feed, when_full="wait") as publisher, subscriber:
         publish(publisher, 0, 50)
-        assert gate.entered.wait(10)
+        assert gate.entered.wait(60)
         with (
             pytest.raises(TimeoutError, match=r"callbacks of slices \[0\] had not returned in 0.1 s"),
             subscriber.checkpoint(timeout=0.1),

@@ -45,7 +45,7 @@ def test_it_goes_on_after_its_last_checkpoint_over_epochs_and_segments(tmp_path:
                 subscriber.start(since=0 if run == 0 else None)
                 publish_numbered(publisher, 0, 15_000)
                 publisher.flush()
-                wait_until(lambda: got[-1:] == [(publisher.epoch, 14_999)], 30)
+                wait_until(lambda: got[-1:] == [(publisher.epoch, 14_999)], 60)
                 with subscriber.checkpoint() as positions:
                     assert positions == {0: (publisher.epoch, 15_000)}
                     came += got

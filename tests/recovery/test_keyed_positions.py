@@ -94,7 +94,7 @@ def kept_once(subscriber: Subscriber, *, is_done: bool) -> dict[int, KeyPosition
             reached.update(positions)
         return reached[0].done_ns > 0 or not is_done
 
-    wait_until(is_kept, 20)
+    wait_until(is_kept, 60)
     return reached
 
 
@@ -124,7 +124,7 @@ def test_archives_are_asked_for_nothing_of_keys_that_are_not_wanted(
                 subscriber.terminate()
                 market.publish(range(60), 1_000)
                 wait_recorded(recorder, market.count)
-        subscriber.wait_live(20)
+        subscriber.wait_live(60)
         publisher.close()
         subscriber.run(until_end=True)
     assert {key for each in heard for _, key in each.came} == {b"%02d" % n for n in range(60) if n // 10 in (1, 4)}
@@ -146,7 +146,7 @@ def test_it_goes_on_over_runs_that_came_and_went_without_it(tmp_path: Path, is_d
             market.publish(range(10 * number, 60), 500)
             if number == 0:
                 subscriber, first = begun(feed, 0)
-                wait_until(lambda: first.count == 500, 30)
+                wait_until(lambda: first.count == 500, 60)
                 positions = kept_once(subscriber, is_done=is_done)
                 subscriber.terminate()
             market.publish(range(90), 500)
@@ -154,7 +154,7 @@ def test_it_goes_on_over_runs_that_came_and_went_without_it(tmp_path: Path, is_d
             add(sent, publisher.epoch, market)
             if number == 2:
                 subscriber, second = begun(feed, positions)
-                subscriber.wait_live(20)
+                subscriber.wait_live(60)
                 publisher.close()
                 subscriber.run(until_end=True)
     recorder.stop()
@@ -178,7 +178,7 @@ def test_what_was_sent_before_a_checkpoint_is_not_read_again(tmp_path: Path) -> 
         before = dict(market.published)
         market.publish(range(90), 1_000)
         subscriber, heard = begun(feed, reached)
-        subscriber.wait_live(20)
+        subscriber.wait_live(60)
         publisher.close()
         subscriber.run(until_end=True)
     expected = {(publisher.epoch, key): list(range(before.get(key, 0), n)) for key, n in market.published.items()}
@@ -208,7 +208,7 @@ def test_who_began_live_goes_on_with_the_keys_that_it_wants(tmp_path: Path) -> N
         second = Subscriber(feed, repair_wait_ns=30_000_000_000)
         rest = Heard(second, b"1")
         second.start(since=positions)
-        second.wait_live(20)
+        second.wait_live(60)
         market.publish(range(5, 20), 500)
         publisher.close()
         second.run(until_end=True)
@@ -285,7 +285,7 @@ def test_a_named_consumer_goes_on_where_it_was(tmp_path: Path) -> None:
                 subscriber.start(since=0 if number == 0 else None)
                 market.publish(range(20 * number, 90), 2_000)
                 expected = 2_000 + (50 + 2_050 if number == 3 else 50 if number == 1 else 0)
-                wait_until(lambda heard=heard, expected=expected: heard.count == expected, 30)  # type: ignore[misc]
+                wait_until(lambda heard=heard, expected=expected: heard.count == expected, 60)  # type: ignore[misc]
                 with subscriber.checkpoint():
                     for run, numbers in heard.came.items():
                         came[run] += numbers

@@ -31,7 +31,7 @@ from tests.subscribe.subscribers import PATIENT, nothing
 from tests.support import Script
 
 T = TypeVar("T")
-ENOUGH_S = 30.0
+ENOUGH_S = 60.0
 
 
 def streaming(slices: int = 1, prefix: bytes = b"", **settings: Any) -> tuple[Feed, Subscriber, Stream]:
@@ -360,6 +360,7 @@ def test_a_stream_that_is_made_while_a_checkpoint_begins_is_in_it(monkeypatch: p
 
     def make_and_fill() -> None:
         made.append(subscriber.stream(b"", limit=1))
+        subscriber.wait_confirmed()
         publish(publisher, 50, 50)
         wait_until(lambda: made[0]._messages > 0)
 

@@ -41,7 +41,7 @@ def free_endpoint(transport: str = "tcp") -> str:
 def client(endpoint: str, publisher: Publisher, *prefixes: bytes, **options: Any) -> Iterator[zmq.Socket[bytes]]:
     """A SUB whose filters are in force: what is published under WARM has come."""
     with zmq.Context() as context, context.socket(zmq.SUB) as sub:
-        sub.linger, sub.rcvtimeo = 0, 30_000
+        sub.linger, sub.rcvtimeo = 0, 60_000
         for name, value in options.items():
             setattr(sub, name, value)
         for prefix in (*prefixes, WARM):
@@ -145,7 +145,7 @@ def test_rows_of_any_block_are_sent(
         pub.bind(place)
         sub.connect(place)
         sub.subscribe(b"")
-        sub.rcvtimeo = 10_000
+        sub.rcvtimeo = 60_000
         at = PlainAt(pub.underlying, state.address, scratch.ctypes.data)
         rows_at = 0 if rows is None else chosen.ctypes.data
         pub.get(zmq.EVENTS)  # it then knows of the filter

@@ -53,7 +53,7 @@ def test_blocks_and_heartbeats_pass_byte_by_byte() -> None:
         sub = context.socket(zmq.SUB)
         for prefix in (b"", HEARTBEAT_KEY):
             sub.subscribe(prefix)
-        sub.rcvtimeo = 20_000
+        sub.rcvtimeo = 60_000
         sub.linger = 0
         sub.connect(feed.slices[0].endpoints[0])
         return sub
@@ -480,7 +480,7 @@ def test_blocks_of_a_run_below_are_those_of_the_source() -> None:
     feeds = chain()
     with zmq.Context() as context, Publisher(feeds[0]) as publisher, relayed(feeds):
         sub = context.socket(zmq.SUB)
-        sub.linger, sub.rcvtimeo = 0, 20_000
+        sub.linger, sub.rcvtimeo = 0, 60_000
         sub.connect(feeds[1].slices[0].endpoints[0])
         for key in (b"", b"\0C12345678"):
             sub.subscribe(key)

@@ -185,7 +185,7 @@ def test_a_stopped_reader_loses_for_itself_alone() -> None:
             seen, gaps = map(int, stopped.read().split())
             return seen, gaps
 
-        wait_until(lambda: sum(told()) == total, 30)
+        wait_until(lambda: sum(told()) == total, 60)
         _, gaps = told()
         assert 0 < gaps < total
         assert relay.statistics().waits == 0
@@ -210,7 +210,7 @@ def test_a_relay_that_waits_waits_for_a_stopped_reader_and_nobody_loses() -> Non
         stopped.process.send_signal(signal.SIGSTOP)
         for first in range(200, 10_000, 200):
             publish_numbers(publisher, first, first + 200)
-        wait_until(lambda: relay.statistics().waits > 0, 30, "the relay waits")
+        wait_until(lambda: relay.statistics().waits > 0, 60, "the relay waits")
         stopped.process.send_signal(signal.SIGCONT)
         for first in range(10_000, total, 200):
             publish_numbers(publisher, first, first + 200)
@@ -220,7 +220,7 @@ def test_a_relay_that_waits_waits_for_a_stopped_reader_and_nobody_loses() -> Non
             stopped.tell("seen")
             return stopped.read()
 
-        wait_until(lambda: told() == f"{total} 0", 30)
+        wait_until(lambda: told() == f"{total} 0", 60)
         other.subscriber.stop()
     assert other.numbers == list(range(total))
 
@@ -240,7 +240,7 @@ def test_a_reader_that_is_killed_while_it_is_waited_for_frees_its_places() -> No
         killed.process.send_signal(signal.SIGSTOP)
         for first in range(0, 10_000, 200):
             publish_numbers(publisher, first, first + 200)
-        wait_until(lambda: relay.statistics().waits > 0, 30, "the relay waits")
+        wait_until(lambda: relay.statistics().waits > 0, 60, "the relay waits")
         killed.kill()
         for first in range(10_000, total, 200):
             publish_numbers(publisher, first, first + 200)
@@ -262,11 +262,11 @@ def test_memory_and_name_of_a_relay_that_is_killed_go_and_the_next_one_has_both(
             assert mapped() == before + 2  # the memory, and the page of the slot
             first.kill()
         with Relay(source, below) as relay:
-            wait_until(lambda: relay.statistics().subscribers == 1, 30, "the reader is confirmed by the next relay")
+            wait_until(lambda: relay.statistics().subscribers == 1, 60, "the reader is confirmed by the next relay")
             publish_numbers(publisher, 100, 200)
             wait_until(lambda: len(reader.numbers) == 200)
             assert came_by(reader.subscriber) == "shm"
-            wait_until(lambda: mapped() == before + 3, 30, "memory of the next relay alone: its own and the reader's")
+            wait_until(lambda: mapped() == before + 3, 60, "memory of the next relay alone: its own and the reader's")
         reader.subscriber.stop()
     wait_until(lambda: mapped() == before)
     assert reader.numbers == list(range(200))
@@ -386,7 +386,7 @@ def test_a_source_that_is_killed_is_read_in_memory_again_when_it_is_back() -> No
                 publisher.expect("sent")
                 wait_until(lambda run=run: len(reader.numbers) == 100 * (run + 1))  # type: ignore[misc]
                 publisher.kill()
-            wait_until(lambda: not relay.statistics().lines[0].is_confirmed, 30)
+            wait_until(lambda: not relay.statistics().lines[0].is_confirmed, 60)
         reader.subscriber.stop()
     assert reader.numbers == list(range(300))
 
@@ -401,7 +401,7 @@ def test_a_relay_that_is_killed_gives_its_places_in_the_source_back() -> None:
             for first in range(0, 1_500, 500):
                 publish_numbers(publisher, first, first + 500)
             relay.kill()
-        wait_until(lambda: shared_state(publisher).readers == 0, 30)
+        wait_until(lambda: shared_state(publisher).readers == 0, 60)
         publisher.flush(30)
 
 
@@ -415,7 +415,7 @@ def test_a_stopped_relay_loses_in_memory_what_it_does_not_take_and_below_it_is_a
             publish_numbers(publisher, first, first + 200)
         publisher.flush()
         relay.process.send_signal(signal.SIGCONT)
-        wait_until(lambda: len(reader.numbers) + reader.subscriber.statistics().received.gaps == 10_000, 30)
+        wait_until(lambda: len(reader.numbers) + reader.subscriber.statistics().received.gaps == 10_000, 60)
         assert reader.subscriber.statistics().received.gaps > 0
         reader.subscriber.stop()
 
@@ -462,7 +462,7 @@ def test_a_spare_has_memory_of_its_own_or_none(spare_transport: str) -> None:
             first.expect("started")  # the relay comes second, or it would go on with the spare
             relay = stack.enter_context(Relay(source, below, spares=[spare]))
             reader.subscriber.start(PATIENCE_S)
-            wait_until(lambda: transport_of(relay) == "shm", 30)
+            wait_until(lambda: transport_of(relay) == "shm", 60)
             first.tell("0")
             first.expect("sent")
             wait_until(lambda: len(reader.numbers) == 100)
@@ -471,7 +471,7 @@ def test_a_spare_has_memory_of_its_own_or_none(spare_transport: str) -> None:
         wait_until(lambda: relay.statistics().lines[0].source == line and relay.statistics().lines[0].is_confirmed, 60)
         reader.subscriber.wait_confirmed(PATIENCE_S)
         assert transport_of(relay) == spare_transport
-        wait_until(lambda: relay.statistics().subscribers == 1, 30)
+        wait_until(lambda: relay.statistics().subscribers == 1, 60)
         publish_numbers(second, 100, 200)
-        wait_until(lambda: reader.numbers[-1] == 199, 30)
+        wait_until(lambda: reader.numbers[-1] == 199, 60)
         reader.subscriber.stop()

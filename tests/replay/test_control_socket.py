@@ -64,7 +64,7 @@ def exchange(endpoint: str, *frames: bytes) -> dict[str, Any]:
         client.linger = 0
         client.connect(endpoint)
         client.send_multipart(frames)
-        assert client.poll(10_000), "no answer"
+        assert client.poll(60_000), "no answer"
         answer: dict[str, Any] = msgspec.json.decode(client.recv())
         return answer
 

@@ -141,7 +141,7 @@ class Player:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._thread.join(10.0)
+        self._thread.join(60)
         assert not self._thread.is_alive(), "the player was not woken"
 
 
@@ -204,6 +204,6 @@ def test_a_player_that_never_sleeps_can_be_stopped() -> None:
         ended.set()
 
     threading.Thread(target=play_on, daemon=True).start()
-    assert began.wait(10.0)
+    assert began.wait(60)
     controls.stop()
     assert ended.wait(10.0)

@@ -132,7 +132,7 @@ def test_published_and_recorded_live(tmp_path: Path, key_bytes: int) -> None:
                     numpy.cumsum([0, *(len(payload) for _, payload, _ in messages)]),
                 )
             publisher.flush()
-        recorder.run(until_end=True, timeout=30)
+        recorder.run(until_end=True, timeout=60)
         (path,) = (tmp_path / feed.name).glob("*/manifest.json")
         found.append(replayed(Recording.open(path.parent)))
         assert found[-1] == expected(feed, messages)

@@ -31,7 +31,7 @@ def test_end_of_batch_marks_the_last_of_what_was_queued() -> None:
     with RawPublisher(feed) as publisher:
         subscriber.start()
         publisher.send(publisher.encode([(b"T", b"first")]))
-        assert gate.entered.wait(10)
+        assert gate.entered.wait(60)
         for number in range(5):
             publisher.send(publisher.encode([(b"T", b"%d" % number), (b"U", b"u%d" % number)]))
         wait_until(lambda: subscriber.statistics().delivery.queue_blocks == 5)

@@ -117,7 +117,7 @@ def test_a_callback_added_while_the_queue_is_full_is_confirmed_in_the_end() -> N
 
     @subscriber.on_batch(b"")
     def wait(batch: Batch) -> None:
-        hold.wait(30)
+        hold.wait(60)
 
     def flood() -> None:
         while not stop.is_set():
@@ -133,7 +133,7 @@ def test_a_callback_added_while_the_queue_is_full_is_confirmed_in_the_end() -> N
         stop.set()
         flooding.join()
         hold.set()
-        subscriber.wait_confirmed(20)
+        subscriber.wait_confirmed(60)
         subscriber.terminate()
 
 

@@ -68,7 +68,7 @@ def test_conflate_keeps_a_blocked_subscriber_up_to_date(transport: Literal["tcp"
             publisher.publish(b"T%d" % (number % 13), b"%d" % number)
             if number % 100 == 99:
                 publisher.flush()
-                assert gate.entered.wait(10)  # a worker that has yet to come takes all that waits
+                assert gate.entered.wait(60)  # a worker that has yet to come takes all that waits
         wait_until(lambda: subscriber.statistics().received.messages == total)
         gate.open.set()
     subscriber.run(until_end=True)
@@ -92,7 +92,7 @@ def test_what_was_conflated_keeps_its_run_its_order_and_its_age() -> None:
     @subscriber.on_batch(b"")
     def note(batch: Batch) -> None:
         entered.set()
-        open_.wait(20)
+        open_.wait(60)
         rows = [row for row in zip(batch.sequence.tolist(), batch.payload_list(), strict=True) if row[1] != b"fill"]
         batches.append((batch.conflated, batch.block.epoch, batch.ts_in, rows))
 
@@ -104,7 +104,7 @@ def test_what_was_conflated_keeps_its_run_its_order_and_its_age() -> None:
         begin = time.time_ns() - SECOND_NS // 100
         for _ in range(4):  # more than a worker and its queue take
             publisher.send(publisher.encode([(b"W", b"fill")], ts_in=begin))
-            entered.wait(10)
+            entered.wait(60)
         wait_until(lambda: received() == 4)
         for place, topics in enumerate((b"AB", b"CA", b"B")):
             rows = [(b"%c" % topic, b"1%c" % topic) for topic in topics]
@@ -152,7 +152,7 @@ def test_a_conflated_batch_is_of_one_key() -> None:
     @subscriber.on_batch(b"")
     def note(batch: Batch) -> None:
         entered.set()
-        open_.wait(20)
+        open_.wait(60)
         rows = zip(batch.topics_per_message(), batch.sequence.tolist(), batch.payload_list(), strict=True)
         batches.append((batch.conflated, list(rows)))
 
@@ -161,7 +161,7 @@ def test_a_conflated_batch_is_of_one_key() -> None:
         for number in range(12):
             for topics in ((b"A1", b"A2"), (b"B1", b"B2")):
                 publisher.send(publisher.encode([(topic, b"%d" % number) for topic in topics]))
-            entered.wait(10)
+            entered.wait(60)
         wait_until(lambda: subscriber.statistics().received.messages == 48)
         open_.set()
         publisher.heartbeat(end=True)
@@ -182,7 +182,7 @@ def test_what_is_conflated_does_not_wait_for_a_worker_that_has_room_for_a_part()
     @subscriber.on_batch(b"")
     def note(batch: Batch) -> None:
         calls.release()
-        steps.acquire(timeout=30)
+        steps.acquire(timeout=60)
         for topic, payload in zip(batch.topics_per_message(), batch.payload_list(), strict=True):
             newest.setdefault(topic, []).append(payload)
 
@@ -190,14 +190,14 @@ def test_what_is_conflated_does_not_wait_for_a_worker_that_has_room_for_a_part()
     with RawPublisher(feed) as publisher:
         subscriber.start()
         publisher.send(publisher.encode([(b"first", b"")]))
-        assert calls.acquire(timeout=30)
+        assert calls.acquire(timeout=60)
         publisher.send(publisher.encode([(b"second", b"")]))
         for number in range(3):
             for key in keys:
                 publisher.send(publisher.encode([(key, b"%d" % number)]))
         wait_until(lambda: subscriber.statistics().received.messages == 2 + 3 * 26)
         steps.release()
-        assert calls.acquire(timeout=30)  # it has taken the second block: there is room for one of 26
+        assert calls.acquire(timeout=60)  # it has taken the second block: there is room for one of 26
         for key in keys:
             publisher.send(publisher.encode([(key, b"3")]))
         wait_until(lambda: subscriber.statistics().received.messages == 2 + 4 * 26)

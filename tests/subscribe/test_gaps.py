@@ -283,7 +283,7 @@ def test_a_publisher_that_is_killed_and_started_again_is_a_new_epoch_and_no_gap(
     before = len(got)
     with Script(code, feed) as second:
         second.expect("busy")
-        got.wait(before + 1_000, timeout=30)
+        got.wait(before + 1_000, timeout=60)
         wait_until(lambda: subscriber.statistics().received.epochs == 2)
     subscriber.stop()
     statistics = subscriber.statistics()

@@ -70,7 +70,7 @@ def test_a_negative_lag_is_counted_once_for_each_block_however_long_a_queue_is_f
         subscriber.start()
         for number in range(10):
             late(publisher, b"%d" % number, lag_ns=-3_600 * SECOND_NS)
-            assert gate.entered.wait(10)  # a worker that has yet to come takes all that waits
+            assert gate.entered.wait(60)  # a worker that has yet to come takes all that waits
         wait_until(lambda: subscriber.statistics().delivery.waits > 5)
         gate.open.set()
         publisher.heartbeat(end=True)

@@ -49,7 +49,7 @@ def test_terminate_counts_what_is_queued_at_every_place() -> None:
     with RawPublisher(feed) as publisher:
         subscriber.start()
         publisher.send(publisher.encode([(b"B1", b"")] * 3))
-        gate.entered.wait(10)
+        gate.entered.wait(60)
         publisher.heartbeat(lines=[1])
         publisher.send(publisher.encode([(b"B2", b"")] * 5, sequence=10))  # 3 to 9 are missing: it is held
         wait_until(lambda: subscriber.statistics().received.held == 1)
@@ -116,7 +116,7 @@ def test_terminate_while_conflating_counts_the_newest_that_were_not_delivered() 
         subscriber.start()
         for _ in range(50):
             publisher.send(publisher.encode(rows))
-            assert gate.entered.wait(10)  # a worker that has yet to come takes all that waits
+            assert gate.entered.wait(60)  # a worker that has yet to come takes all that waits
         wait_until(lambda: subscriber.statistics().received.messages == 5_000)
         terminate_behind(gate, subscriber)
     statistics = subscriber.statistics()
@@ -147,7 +147,7 @@ def test_an_error_counts_what_it_kept_from_being_delivered() -> None:
     with RawPublisher(feed) as publisher:
         subscriber.start()
         publisher.send(publisher.encode([(b"gate", b"")]))
-        gate.entered.wait(10)
+        gate.entered.wait(60)
         publisher.send(publisher.encode([(b"T", b"%d" % number) for number in range(10)]))
         publisher.send(publisher.encode([(b"T", b"")] * 5))
         wait_until(lambda: subscriber.statistics().delivery.queue_blocks == 2)
@@ -180,7 +180,7 @@ def test_what_a_removed_callback_did_not_get_is_no_loss() -> None:
     with RawPublisher(feed) as publisher:
         subscriber.start()
         publisher.send(publisher.encode([(b"gate", b"")]))
-        gate.entered.wait(10)
+        gate.entered.wait(60)
         publisher.send(publisher.encode([(b"T", b"")] * 10))
         wait_until(lambda: subscriber.statistics().delivery.queue_blocks == 1)
         subscriber.off(goes.message)

@@ -40,10 +40,10 @@ def test_two_thousand_subscriptions_survive_a_restart_of_the_publisher() -> None
     for run in range(3):
         with Publisher(feed, when_full="wait") as publisher:
             if run == 0:
-                subscriber.start(timeout=30)
+                subscriber.start(timeout=60)
                 assert subscriber.statistics().received.subscriptions == 4_000
             for topic in TOPICS:
-                publisher.wait_for_subscribers(topic, timeout=30)
+                publisher.wait_for_subscribers(topic, timeout=60)
             for topic in TOPICS:
                 publisher.publish(topic, b"%d" % run)
             messages = got.wait(2_000 * (run + 1), timeout=30)
@@ -59,7 +59,7 @@ def test_wait_for_subscribers_after_a_restart_means_all_their_filters() -> None:
     for run in range(3):
         with Publisher(feed, when_full="wait") as publisher:
             if run == 0:
-                subscriber.start(timeout=30)
+                subscriber.start(timeout=60)
             publisher.wait_for_subscribers(TOPICS[0])
             for topic in reversed(TOPICS):
                 publisher.publish(topic, b"%d" % run)
@@ -94,7 +94,7 @@ def test_a_killed_subscriber_hurts_neither_publisher_nor_other_subscribers() -> 
         publishing.start()
         wait_until(lambda: publisher.statistics().waits > 2)
         script.kill()
-        publishing.join(30)
+        publishing.join(60)
         assert not publishing.is_alive()
         publisher.publish(b"T", b"last")
         wait_until(lambda: publisher.statistics().subscribers == 1)
@@ -114,7 +114,7 @@ def test_a_subscriber_on_inproc_survives_a_restart_of_the_publisher() -> None:
         publisher.publish(b"A", b"1")
     time.sleep(0.5)  # silent for longer than three heartbeats
     with Publisher(feed) as publisher:
-        publisher.wait_for_subscribers(b"A", timeout=5.0)
+        publisher.wait_for_subscribers(b"A", timeout=60)
         publisher.publish(b"A", b"2")
     subscriber.run(until_end=True)
     got.wait(2)
@@ -246,10 +246,10 @@ def test_the_first_messages_of_a_key_that_are_lost_with_their_connection_are_mis
     subscriber.on(b"")(got.message)
     with RawPublisher(feed) as publisher:
         subscriber.start()
-        wait_until(lambda: accepted_by(publisher), 30, "it is confirmed")
+        wait_until(lambda: accepted_by(publisher), 60, "it is confirmed")
         before = accepted_by(publisher)
     with RawPublisher(feed, publisher.epoch + is_killed) as publisher:
-        wait_until(lambda: accepted_by(publisher) - before, 30, "it is confirmed again")
+        wait_until(lambda: accepted_by(publisher) - before, 60, "it is confirmed again")
         publisher.sequences[0][b""] = 5
         publisher.send(publisher.encode([(b"T", b"sixth")]))
         publisher.send(publisher.encode([(b"T", b"seventh")]))

@@ -187,7 +187,7 @@ def test_a_return_to_the_past_comes_between_the_messages_of_a_compiled_callback(
 
     @subscriber.on(b"A")
     def wait(message: Message) -> None:
-        may_go_on.wait(30)
+        may_go_on.wait(60)
         slow[0] += 1
 
     counted = subscriber.on_compiled(b"B", state=numpy.zeros(1), worker=worker)(count)

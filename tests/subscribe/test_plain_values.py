@@ -285,7 +285,7 @@ def test_fields_of_a_callback_that_joins_a_running_feed_come() -> None:
         subscriber.on(b"", fields=("topic", "payload"))(lambda topic, payload: came.set())
         subscriber.wait_confirmed()
         publisher.publish(b"A", b"")
-        assert came.wait(30)
+        assert came.wait(60)
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_everything_is_delivered_and_counted_in_the_parent() -> None:
 
     topics = tuple(b"S%d" % number for number in range(20))
     with Publisher(feed, when_full="wait") as publisher:
-        subscriber.start(timeout=30)
+        subscriber.start(timeout=60)
         assert subscriber.state is SubscriberLife.RUNNING
         assert len(children_of(subscriber)) == 2
         publisher.publish_many(topics, numpy.arange(10_000) % 20, numpy.zeros((10_000, 8), numpy.uint8), range(10_000))
@@ -104,7 +104,7 @@ def test_a_killed_process_is_told_of_and_ends_the_others() -> None:
     subscriber = Subscriber(feed, processes=True)
     subscriber.on(b"")(lambda message: None)
     with Publisher(feed):
-        subscriber.start(timeout=30)
+        subscriber.start(timeout=60)
         pids = children_of(subscriber)
         os.kill(pids[0], signal.SIGKILL)
         with pytest.raises(SubscriberError, match=rf"slice \d: process {pids[0]} was killed by signal SIGKILL"):
@@ -137,7 +137,7 @@ def test_the_end_leaves_no_process_behind(end: str) -> None:
     subscriber = Subscriber(feed, processes=True)
     subscriber.on(b"")(lambda message: None)
     with Publisher(feed) as publisher:
-        subscriber.start(timeout=30)
+        subscriber.start(timeout=60)
         for number in range(100):
             publisher.publish(b"S%d" % number, b"")
         wait_until(lambda: subscriber.statistics().delivery.delivered == 100)
@@ -182,7 +182,7 @@ def test_a_callback_that_raises_in_its_process_is_an_error_with_its_traceback() 
         raise LookupError(f"over there {message.payload.decode()}")
 
     with Publisher(feed) as publisher:
-        subscriber.start(timeout=30)
+        subscriber.start(timeout=60)
         publisher.publish(b"T", b"42")
         with pytest.raises(SubscriberError) as caught:
             subscriber.run()
@@ -198,7 +198,7 @@ def test_a_slow_slice_alerts_in_the_parent_and_ends_all() -> None:
     subscriber.on(b"")(lambda message: None)
     topic = next(b"S%d" % n for n in range(50) if feed.slice_of(b"S%d" % n) == 1)
     with RawPublisher(feed) as publisher:
-        subscriber.start(timeout=30)
+        subscriber.start(timeout=60)
         publisher.send(publisher.encode([(topic, b"")], slice_id=1, ts_out=time.time_ns() - 5 * 10**9))
         with pytest.raises(SlowSubscriberError, match="slice 1 lags 5"):
             subscriber.run()
@@ -217,10 +217,10 @@ def test_a_callback_that_hangs_in_its_process_does_not_keep_the_parent() -> None
         threading.Event().wait()
 
     with RawPublisher(feed) as publisher:
-        subscriber.start(timeout=30)
+        subscriber.start(timeout=60)
         topic = next(b"S%d" % n for n in range(50) if feed.slice_of(b"S%d" % n) == 0)
         publisher.send(publisher.encode([(topic, b"")]))
-        assert hangs.wait(30)
+        assert hangs.wait(60)
         publisher.send(publisher.encode([(topic, b"")]))  # it waits, so the subscriber is slow
         started = time.monotonic()
         with pytest.raises(SlowSubscriberError, match="slice 0 lags"):
@@ -240,7 +240,7 @@ def test_a_compiled_callback_that_hangs_in_its_process_does_not_keep_the_parent(
             state[0] += 1
 
     with RawPublisher(feed) as publisher:
-        subscriber.start(timeout=30)
+        subscriber.start(timeout=60)
         topic = next(b"S%d" % n for n in range(50) if feed.slice_of(b"S%d" % n) == 0)
         is_over = threading.Event()
 
@@ -266,7 +266,7 @@ def test_a_callback_in_its_process_may_stop_the_subscriber() -> None:
         subscriber.stop()
 
     with Publisher(feed) as publisher:
-        subscriber.start(timeout=30)
+        subscriber.start(timeout=60)
         publisher.publish(b"T", b"")
         subscriber.run()
     assert subscriber.state is SubscriberLife.ENDED

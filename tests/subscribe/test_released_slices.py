@@ -52,7 +52,7 @@ def running(subscriber: Subscriber) -> list[int]:
 def wait_released(subscriber: Subscriber, *left: int) -> None:
     """Wait until these slices alone are left, and the others have ended."""
     supervisor = subscriber._supervisor
-    wait_until(lambda: running(subscriber) == list(left) and not supervisor._released.leaving, 30, f"only {left} left")
+    wait_until(lambda: running(subscriber) == list(left) and not supervisor._released.leaving, 60, f"only {left} left")
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ def test_a_stream_that_is_closed_releases_its_slice() -> None:
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
         publisher.publish(second, b"x")
-        assert stream.get(10).payload == b"x"
+        assert stream.get(60).payload == b"x"
         stream.close()
         wait_released(subscriber, 0)
         subscriber.stop()
@@ -257,13 +257,13 @@ def test_a_callback_that_still_runs_is_finished_first() -> None:
     @subscriber.on(second)
     def slow(message: Message) -> None:
         entered.set()
-        go_on.wait(30)
+        go_on.wait(60)
         done.append(message.sequence)
 
     with Publisher(feed) as publisher:
         subscriber.start()
         publisher.publish(second, b"x")
-        assert entered.wait(30)
+        assert entered.wait(60)
         subscriber.off(slow)
         begin = time.monotonic()
         wait_until(lambda: time.monotonic() - begin > 1.5 * released_slices._UNNEEDED_S)
@@ -317,7 +317,7 @@ class _Held(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if "more errors of callbacks" in record.getMessage():
             self.holds.set()
-            self.go_on.wait(30)
+            self.go_on.wait(60)
 
 
 def raises(_: Message) -> None:
@@ -330,7 +330,7 @@ def ending(subscriber: Subscriber, publisher: Publisher, topic: bytes, held_up: 
         publisher.publish(topic, b"")
     wait_until(lambda: subscriber.statistics().delivery.callback_errors == 20)
     subscriber.off(raises)
-    assert held_up.holds.wait(30)
+    assert held_up.holds.wait(60)
 
 
 @pytest.fixture
@@ -357,7 +357,7 @@ def test_one_that_is_wanted_while_it_ends_begins_again_after_that(held_up: _Held
         confirmed.start()
         assert running(subscriber) == [0]
         held_up.go_on.set()
-        confirmed.join(30)
+        confirmed.join(60)
         assert running(subscriber) == [0, 1]
         publisher.publish(second, b"7")
         assert numbers_of_first(got, 1) == [7]
@@ -419,7 +419,7 @@ def test_run_until_the_end_keeps_the_last_slice_to_hear_of_the_end() -> None:
         wait_until(lambda: time.monotonic() - begin > 1.5 * released_slices._UNNEEDED_S)
         assert running(subscriber) == [0]
         publisher.close()
-        waiting.join(30)
+        waiting.join(60)
     assert not waiting.is_alive()
     assert subscriber.is_done
 
@@ -444,7 +444,9 @@ def test_one_whose_publisher_has_ended_stays_as_nobody_would_tell_it_again() -> 
     assert numbers_of(got) == [0]
 
 
-def test_nothing_late_or_silent_of_a_slice_that_is_gone_ends_the_subscriber() -> None:
+def test_nothing_late_or_silent_of_a_slice_that_is_gone_ends_the_subscriber(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     feed, first, second = two_slices()
     alerts: list[str] = []
     slow = SlowPolicy("terminate", max_lag_ns=60_000_000_000, on_alert=alerts.append)
@@ -462,11 +464,8 @@ def test_nothing_late_or_silent_of_a_slice_that_is_gone_ends_the_subscriber() ->
             publisher.heartbeat(slice_id=0)
             subscriber.check_silence(30.0)
         assert (subscriber.state.value, alerts) == ("running", [])
-        begin = time.monotonic()
-        wait_until(lambda: time.monotonic() - begin > 0.3)
-        publisher.heartbeat(slice_id=0)
-        wait_until(lambda: subscriber._supervisor._slices[0].silence_s() < 0.2)
-        subscriber.check_silence(0.25)  # of the other one nothing has come for longer
+        monkeypatch.setattr(subscriber._supervisor._slices[0], "silence_s", lambda: 0.1)
+        subscriber.check_silence(0.2)  # of the other one nothing has come for longer
         subscriber.stop()
 
 
@@ -552,7 +551,7 @@ def test_one_that_catches_up_is_released_and_nobody_waits_for_it(tmp_path: Path)
         recorder.stop()
         subscriber.off(subscriber.callbacks[1])
         wait_released(subscriber, 0)
-        subscriber.wait_live(5.0)
+        subscriber.wait_live(60)
         assert subscriber.statistics().received.catching_up == 0
         subscriber.stop()
 

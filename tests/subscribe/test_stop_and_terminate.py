@@ -30,7 +30,7 @@ def test_stop_delivers_what_was_received_and_terminate_does_not() -> None:
         with RawPublisher(feed) as publisher:
             subscriber.start()
             publisher.send(publisher.encode([(b"T", b"0")]))
-            assert gate.entered.wait(10)
+            assert gate.entered.wait(60)
             for number in range(1, 50):
                 publisher.send(publisher.encode([(b"T", b"%d" % number)]))
             wait_until(lambda: subscriber.statistics().received.messages == 50)
@@ -57,7 +57,7 @@ def test_stop_gives_up_on_a_callback_that_does_not_return() -> None:
     with RawPublisher(feed) as publisher:
         subscriber.start()
         publisher.send(publisher.encode([(b"T", b"0")]))
-        assert gate.entered.wait(10)
+        assert gate.entered.wait(60)
         releasing = threading.Timer(0.6, gate.open.set)
         releasing.start()
         with pytest.raises(SubscriberError, match="stop was not done in 0.3 s: a callback did not keep up"):
@@ -96,5 +96,5 @@ def test_run_returns_when_another_thread_stops() -> None:
         running.start()
         wait_until(lambda: subscriber.statistics().received.last_ns > 0)
         subscriber.stop()
-        running.join(10)
+        running.join(60)
         assert not running.is_alive()

@@ -29,7 +29,7 @@ from blackbox.testing import RawPublisher, wait_until
 from tests.journals import Day, Put, Row, feed_of
 from tests.subscribe.subscribers import one_slice
 
-ENOUGH_S = 30.0
+ENOUGH_S = 60.0
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 on_both_loops = pytest.mark.parametrize("loop", LOOPS, ids=["asyncio", "uvloop"])
 
@@ -165,6 +165,7 @@ def test_a_closed_stream_gets_nothing_more_and_its_subscriber_goes_on() -> None:
     subscriber.on(b"")(lambda message: kept.append(int(message.payload)))
     with RawPublisher(feed) as publisher, subscriber:
         with subscriber.stream(b"", limit=1) as stream:
+            subscriber.wait_confirmed()
             send(publisher, range(1), range(1, 2), range(2, 3))
             assert stream.get(ENOUGH_S).payload == b"0"
         wait_until(lambda: kept == [0, 1, 2], what="a worker that waited for room goes on")

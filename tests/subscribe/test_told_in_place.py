@@ -190,7 +190,7 @@ def test_what_came_before_a_gap_is_delivered_before_the_end() -> None:
 
     @subscriber.on(b"")
     def _(message: Message) -> None:
-        may_go_on.wait(30)
+        may_go_on.wait(60)
         got.message(message)
 
     with RawPublisher(feed) as publisher:

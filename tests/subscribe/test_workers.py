@@ -64,7 +64,7 @@ def test_a_full_worker_queue_is_bounded_and_loses_nothing() -> None:
             args=((b"T",), numpy.zeros(50_000, int), numpy.arange(50_000).reshape(-1, 1).view(numpy.uint8)),
         )
         publishing.start()
-        assert gate.entered.wait(10)
+        assert gate.entered.wait(60)
         wait_until(lambda: subscriber.statistics().delivery.waits > 2)
         # Its own queue, what the pipe's flow control lets through ahead of it, and one burst in its hands.
         assert subscriber.statistics().delivery.queue_blocks <= 4 + 2

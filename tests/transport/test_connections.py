@@ -127,13 +127,15 @@ def test_a_connection_is_left_alone_while_there_is_no_descriptor(
 
 
 def test_connections_to_others_are_watched_too(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    publisher, subscriber = context.socket(zmq.PUB), context.socket(zmq.SUB)
+    publisher, subscriber = context.socket(zmq.XPUB), context.socket(zmq.SUB)
     port = publisher.bind_to_random_port("tcp://127.0.0.1")
     with publisher, watched(subscriber) as connections:
         subscriber.subscribe(b"")
         subscriber.connect(f"tcp://127.0.0.1:{port}")
         connection = one(connections)
         assert connection.peer == ("127.0.0.1", port)
+        assert publisher.recv() == b"\x01", "the subscription is in force"
+        assert connection.look()
         before = connection.received
         publisher.send(bytes(10_000))
         assert len(subscriber.recv()) == 10_000

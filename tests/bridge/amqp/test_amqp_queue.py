@@ -114,7 +114,7 @@ def test_a_hub_that_is_away_is_waited_for(rabbit: RabbitMq, channel: amqp.Channe
         with Hub(feed, tmp_path):
             wait_until(lambda: bridge.statistics()["messages put"] > 0)
         with Hub(feed, tmp_path):
-            wait_until(lambda: bridge.statistics()["messages put"] == 2_000, 30)
+            wait_until(lambda: bridge.statistics()["messages put"] == 2_000, 60)
     assert [payload for *_, payload in published(tmp_path, feed)] == [b"%d" % number for number in range(2_000)]
     assert channel.queue_declare("away", passive=True).message_count == 0
 
@@ -131,9 +131,9 @@ def test_a_hub_may_be_away_for_longer_than_the_broker_waits(tmp_path: Path) -> N
     fill(connection.channel(), "late", 0, 10)
     hang_up(connection)
     with closing(rabbit), AmqpQueue(feed, rabbit.url) as bridge:
-        wait_until(lambda: bridge._over.is_set() or bridge.statistics()["times away"] > 0, 20)
+        wait_until(lambda: bridge._over.is_set() or bridge.statistics()["times away"] > 0, 60)
         with Hub(feed, tmp_path / "hub"):
-            wait_until(lambda: bridge._over.is_set() or bridge.statistics()["messages put"] >= 10, 20)
+            wait_until(lambda: bridge._over.is_set() or bridge.statistics()["messages put"] >= 10, 60)
         assert not bridge._over.is_set()
     assert [payload for *_, payload in published(tmp_path / "hub", feed)] == [b"%d" % number for number in range(10)]
 

@@ -1,0 +1,54 @@
+"""Give what tests wait for the time that a busy machine needs.
+
+The limits of the product suit a machine that has time for it. Here many processes share few cores: a start may take
+longer than 10 s, and a message may wait longer than 1 s, and that is no fault. Tests of such limits set their own.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Final
+
+import msgspec
+
+import blackbox
+from blackbox import Feed
+from blackbox.image.table import Table
+
+PATIENCE_S: Final = 60.0
+MAX_LAG_NS: Final = 60_000_000_000
+_LEFT_ALONE: Final = ("ArchiveClient", "close", "stop", "terminate")
+"""Tests let these run out of time, with their defaults."""
+
+
+def be_patient() -> None:
+    """Raise the defaults of `timeout` of all public classes, and of the lag that feeds of `Feed.local` allow."""
+    for public in (Table, *(getattr(blackbox, name) for name in blackbox.__all__)):
+        if inspect.isclass(public) and public.__name__ not in _LEFT_ALONE:
+            for function in vars(public).values():
+                if inspect.isfunction(function) and function.__name__ not in _LEFT_ALONE:
+                    _raise_timeout(inspect.unwrap(function))
+    _allow_lag()
+
+
+def _raise_timeout(function: Any) -> None:
+    names = [each.name for each in inspect.signature(function).parameters.values() if each.kind != each.KEYWORD_ONLY]
+    defaults = function.__defaults__ or ()
+    function.__defaults__ = tuple(
+        _patient(name, value) for name, value in zip(names[len(names) - len(defaults) :], defaults, strict=True)
+    )
+    if function.__kwdefaults__:
+        function.__kwdefaults__ = {name: _patient(name, value) for name, value in function.__kwdefaults__.items()}
+
+
+def _patient(name: str, value: Any) -> Any:
+    return max(value, PATIENCE_S) if name == "timeout" and isinstance(value, float) and value > 0 else value
+
+
+def _allow_lag() -> None:
+    make = Feed.local.__func__  # type: ignore[attr-defined]
+
+    def local(cls: type[Feed], *arguments: Any, **settings: Any) -> Feed:
+        return msgspec.structs.replace(make(cls, *arguments, **settings), max_lag_ns=MAX_LAG_NS)
+
+    setattr(Feed, "local", classmethod(local))  # noqa: B010 - mypy knows that it is a method
