@@ -77,7 +77,7 @@ class Script:
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
 
-    def finish(self, timeout: float = 30.0) -> tuple[int, str, str]:
+    def finish(self, timeout: float = 120.0) -> tuple[int, str, str]:
         """Wait for its end: status, what else it said, its errors."""
         out, errors = self.process.communicate(timeout=timeout)
         return self.process.returncode, out, errors

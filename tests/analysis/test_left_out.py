@@ -171,9 +171,10 @@ def test_broken_trades_of_iex_are_left_out_of_bars(spark: SparkSession, captured
         assert every is not None
         for found, total in ((trades, volume), (every, volume + shares)):
             assert found.agg(f.sum("size")).first() == (total,)
-            assert time_bars(found, "1m").agg(f.sum("volume")).first() == (total,)
-        same_as_frames(spark, Recording.open(day))
-        if name == "tops":
+        if name == "tops":  # fewer messages: bars and frames of both are made of the same trades
+            for found, total in ((trades, volume), (every, volume + shares)):
+                assert time_bars(found, "1m").agg(f.sum("volume")).first() == (total,)
+            same_as_frames(spark, Recording.open(day))
             report = measure_day(spark, day, most=1)
             assert report.left_out == ((broken, "taken back by the venue"),)
             assert "Messages of trades of all symbols and times that are in no bar: 3 taken back by the venue." in page(

@@ -228,12 +228,12 @@ def test_a_late_subscriber_has_the_books_of_one_from_the_start(tmp_path: Path, k
     first, late = Subscriber(feed), Subscriber(feed)
     books = [each.book(b"") for each in (first, late)]
     with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
-        first.start(20)
+        first.start(60)
         messages = messages_of(Synthetic(30_000, symbols=25))
         half = len(messages) // 2
         _publish(publisher, messages[:half])
         wait_recorded(recorder, half)
-        late.start(20, since="books")
+        late.start(60, since="books")
         _publish(publisher, messages[half:])
         late.wait_live(60)
         wait_until(lambda: first.statistics().delivery.delivered == len(messages), 60)

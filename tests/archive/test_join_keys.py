@@ -225,7 +225,7 @@ def test_each_of_many_quiet_keys_is_waited_for_from_when_it_is_asked_for(
         stack.enter_context(ArchiveServer(tmp_path / feed.name, feed.archives))
         live = stack.enter_context(RawPublisher(feed, 5))
         live.sequences = [dict.fromkeys(keys, 1) | {b"zz": 10}]
-        subscriber = Subscriber(feed, repair_wait_ns=3_000_000_000)
+        subscriber = Subscriber(feed, repair_wait_ns=4_500_000_000)
         heard = Heard(subscriber)
         subscriber.start(since=since)
         live.heartbeat()
@@ -286,7 +286,7 @@ def test_who_joins_waits_for_archives_that_have_long_brought_only_what_it_does_n
         heard, _ = Heard(subscriber, b"AA"), Heard(subscriber, b"C")
         subscriber.start(since=0)
         live.heartbeat()
-        assert has_no_more.wait(20)
+        assert has_no_more.wait(60)
         recorded.send(recorded.encode([(b"AA", b"")] * 5))
         subscriber.wait_live(60)
         live.heartbeat(end=True)

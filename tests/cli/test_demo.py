@@ -218,13 +218,13 @@ def test_demo_delivers_all_and_shows_results(tmp_path: Path) -> None:
 def test_demo_ends_with_a_page_of_its_recording(tmp_path: Path) -> None:
     (tmp_path / "temporary").mkdir()
     page = tmp_path / "pages" / "demo.html"
-    with demo("--messages", 60_000, "--report", page, temporary=tmp_path / "temporary") as process:
+    with demo("--messages", 5_000, "--report", page, temporary=tmp_path / "temporary") as process:
         out, errors = process.communicate(timeout=220)
     assert process.returncode == 0, errors
     assert f"report: {page}, to be opened in a browser" in out
     text = page.read_text()
-    assert "synthetic:60000, by blackbox demo" in text
-    assert "60,000</b><span>messages</span>" in text
+    assert "synthetic:5000, by blackbox demo" in text
+    assert "5,000</b><span>messages</span>" in text
     assert "Spreads are of the order book" in text
     assert list((tmp_path / "temporary").glob("blackbox-demo-*")) == []
 

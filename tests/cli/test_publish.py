@@ -32,7 +32,7 @@ def test_a_publisher_that_waits_names_the_slices_that_lack_subscribers(place: Pl
         )
         subscriber = Subscriber(place.feed)
         subscriber.on(b"AAPL.")(lambda _: None)
-        with subscriber.start(30.0):
+        with subscriber.start(60.0):
             other = 1 - place.feed.slice_of(b"AAPL.t")
             publisher.read_error(f"feed 'cli' (2 slices): slice {other} has 0; to publish without them: --wait-for 0")
 

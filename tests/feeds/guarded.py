@@ -32,6 +32,7 @@ from blackbox_feeds.itch50 import Itch50
 from blackbox_feeds.tape import Tape
 
 from blackbox.errors import SourceError
+from tests.examples import examples
 from tests.feeds.build import (
     IEX_LENGTHS,
     ITCH_LENGTHS,
@@ -51,6 +52,7 @@ RECORDS = lengths_of(1).items()
 STYPE: Any = databento_dbn.SType.INSTRUMENT_ID
 METADATA = databento_dbn.Metadata("X", 5, None, STYPE, None, version=1).encode()
 NO_ACCESS = 0
+CUTS = examples(240)
 
 
 class GuardedWindow(FileWindow):
@@ -85,9 +87,9 @@ class GuardedWindow(FileWindow):
 def damaged(content: bytes) -> Iterator[bytes]:
     """Cut at many places, and with flipped bits."""
     chance = random.Random(9)
-    for _ in range(100):
+    for _ in range(CUTS):
         yield content[: chance.randrange(4, len(content) + 1)]
-    for _ in range(200):
+    for _ in range(2 * CUTS):
         flipped = bytearray(content)
         for _ in range(chance.choice([1, 2, 5])):
             bit = chance.randrange(32, 8 * len(content))
@@ -131,7 +133,7 @@ def main() -> None:
                         count += len(chunk.starts)
                 except SourceError:
                     continue
-    assert GuardedWindow.made >= len(runs) * 300, GuardedWindow.made
+    assert GuardedWindow.made >= len(runs) * 3 * CUTS, GuardedWindow.made
     print(count)
 
 

@@ -14,6 +14,7 @@ from blackbox.feed.endpoint import free_endpoints
 from blackbox.hub.revisions import Revisions
 from blackbox.hub.sender import Sender
 from blackbox.testing import wait_until
+from tests.hub import test_pair_rules
 from tests.hub.hubs import damage_days
 from tests.hub.pairs import PATIENCE_S, Hubs, pair_feed
 from tests.hub.test_pair import OTHER, feed_of
@@ -182,13 +183,14 @@ def test_reading_the_days_does_not_look_like_silence(tmp_path: Path, monkeypatch
 
     def reads_long(self: Revisions, directory: Path, epoch: int, following: Any, pause: Any) -> None:
         reading.append(directory.parent.name)
-        until = time.monotonic() + 1.0
+        until = time.monotonic() + 3.0
         while time.monotonic() < until:
             pause()
             time.sleep(0.01)
         read(self, directory, epoch, following, pause)
 
     monkeypatch.setattr(Revisions, "read", reads_long)
+    monkeypatch.setattr(test_pair_rules, "SILENCE_NS", 2_000_000_000)
     with hub_of(feed, tmp_path, links) as primary, hub_of(feed, tmp_path, links, "backup") as backup:
         wait_until(lambda: {primary.statistics().life, backup.statistics().life} == {"active", "armed"}, PATIENCE_S)
         term = primary.statistics().term

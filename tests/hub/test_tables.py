@@ -25,6 +25,7 @@ from blackbox import (
     Subscriber,
 )
 from blackbox.archive import outbox as outbox_module
+from blackbox.hub.deadlines import Deadlines
 from blackbox.hub.protocol import CONDITION
 from blackbox.hub.sender import Sender
 from blackbox.image.table import Table
@@ -239,7 +240,11 @@ def test_counters_that_two_increment_at_once_are_exact(tmp_path: Path, feed: Fee
             wait_until(lambda table=table: table.snapshot()[0] == dict.fromkeys(topics, b"%d" % each), 60)  # type: ignore[misc]
 
 
-def test_a_topic_with_a_ttl_ends_by_itself_unless_it_is_put_anew(tmp_path: Path, feed: Feed) -> None:
+def test_a_topic_with_a_ttl_ends_by_itself_unless_it_is_put_anew(
+    tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_are_put, due = threading.Event(), Deadlines.due
+    monkeypatch.setattr(Deadlines, "due", lambda *about: due(*about) if all_are_put.is_set() else [])
     with Hub(feed, tmp_path) as hub, kept(feed) as table:
         table.put(b"short", b"1", ttl=0.05)
         for topic in (b"anew", b"stays", b"deleted", b"longer"):
@@ -248,6 +253,7 @@ def test_a_topic_with_a_ttl_ends_by_itself_unless_it_is_put_anew(tmp_path: Path,
         table.put(b"stays", b"2")
         table.delete(b"deleted")
         table.put(b"longer", b"2", ttl=3_600)
+        all_are_put.set()
         wait_until(lambda: hub.statistics().ended == 2, 60)
         wait_until(lambda: b"anew" not in table, 60)
         assert table.snapshot()[0] == {b"stays": b"2", b"longer": b"2"}
@@ -262,13 +268,13 @@ def test_a_topic_with_a_ttl_ends_by_itself_unless_it_is_put_anew(tmp_path: Path,
 def test_a_deadline_outlives_the_hub_and_ends_no_later_value(tmp_path: Path, feed: Feed) -> None:
     with Nursery(feed, HUB, 1) as hub, Client(feed) as client:
         hub.begin((tmp_path,))
-        client.put(b"due", b"1", ttl=0.2, timeout=60)
-        client.put(b"later", b"1", ttl=0.2)
+        client.put(b"due", b"1", ttl=3.0, timeout=60)
+        client.put(b"later", b"1", ttl=3.0)
         client.put(b"later", b"2", ttl=3_600)
-        client.put(b"kept", b"1", ttl=0.2)
+        client.put(b"kept", b"1", ttl=3.0)
         client.put(b"kept", b"2")
         hub.kill()
-        until = time.monotonic() + 0.2
+        until = time.monotonic() + 3.0
         wait_until(lambda: time.monotonic() > until, 60)
         hub.begin((tmp_path,))
         with kept(feed) as table:

@@ -28,7 +28,7 @@ def test_a_burst_travels_in_few_blocks_and_a_lone_message_at_once() -> None:
 
 
 def test_linger_gathers_single_messages_into_one_block() -> None:
-    feed = one_slice(linger_ns=200_000_000)
+    feed = one_slice(linger_ns=1_000_000_000)
     subscriber, got = collected(feed)
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
@@ -45,8 +45,9 @@ def test_a_full_block_does_not_linger() -> None:
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
         started = time.monotonic()
-        for number in range(100):
-            publisher.publish(b"T", bytes(100), number)
-        got.wait(35)  # the rest, less than a block, may wait for more
-        assert time.monotonic() - started < 0.9
+        for block in range(1, 81):
+            for number in range(50):
+                publisher.publish(b"T", bytes(100), number)
+            got.wait(35 * block)  # the rest, less than a block, may wait for more
+        assert time.monotonic() - started < 60, "80 times to linger would take 80 s"
         subscriber.stop()

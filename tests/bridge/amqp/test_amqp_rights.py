@@ -56,7 +56,7 @@ def test_a_binding_that_the_broker_refuses_is_told_to_who_wants_it_and_others_go
             other = Subscriber(feed)
             other.on(b"B.c.")(lambda _: None)
             with pytest.raises(RightsError, match="refused the topics b'B.c.'"):
-                other.start(30)
+                other.start(60)
             put(channel, "rights", b"A.b.x", b"%d" % turn)
             got.wait(turn + 1)
         with wanting(feed, b"A.c.") as further:
