@@ -64,7 +64,7 @@ def test_child_that_says_nothing_is_ended() -> None:
     child.send("hang")
     with pytest.raises(Ended, match=r"test_bench_child:obey said nothing for 0.1 s"):
         child.answer(0.1)
-    child.close(10)
+    child.close(60)
 
 
 def test_child_that_does_not_end_is_ended() -> None:

@@ -98,7 +98,7 @@ def test_a_late_word_of_a_process_that_has_ended_does_not_let_the_active_one_ans
             client.put(b"A", b"1", timeout=1.0)
         assert hub.statistics().stored == 0
         backup.say(8)  # 7 has ended: nobody may take over
-        client.flush(30)
+        client.flush(60)
         client.close()
 
 

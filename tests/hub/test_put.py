@@ -191,7 +191,7 @@ def test_a_hub_that_is_away_is_a_clear_error_and_the_same_id_later_is_stored_onc
         client.flush(0.1)
     with Hub(feed, tmp_path):
         place = client.put(b"A.x", b"1", b"id", timeout=60)
-        client.close(30)
+        client.close(60)
     assert [each[:3] for each in published(tmp_path, feed)] == [(place.epoch, place.slice_id, place.sequence)]
 
 
@@ -203,7 +203,7 @@ def test_what_was_put_while_the_hub_was_away_is_stored_in_order_when_it_comes(tm
         with pytest.raises(NotStoredError, match="the 50 puts that are on their way, so that there is room"):
             client.put_soon(b"A.x", b"50", timeout=0.1)
         with Hub(feed, tmp_path):
-            client.flush(30)
+            client.flush(60)
     assert [each[-1] for each in published(tmp_path, feed)] == [b"%d" % number for number in range(50)]
 
 

@@ -49,7 +49,7 @@ def test_a_table_is_the_newest_of_each_topic_at_all_times(tmp_path: Path, key_by
         table = subscriber.table(prefix)
         assert (table.synced, len(table)) == (False, 0)
         subscriber.start(since="image")
-        assert table.wait_synced(20)
+        assert table.wait_synced(60)
         assert dict(table) == expected(told, prefix)
         for count in (1, 500, 3):
             told.publish(publisher, count)
@@ -77,7 +77,7 @@ def test_it_is_synced_once_the_image_is_whole_and_never_before(tmp_path: Path) -
 
         table = subscriber.table(b"")
         subscriber.start(since="image")
-        assert table.wait_synced(20)
+        assert table.wait_synced(60)
         # A block for each key that has a value.
         assert seen == [False] * len({topic[:3] for topic in told.newest})
         assert dict(table) == expected(told)
@@ -90,7 +90,7 @@ def test_a_table_of_a_feed_that_has_sent_nothing_is_synced_and_empty(tmp_path: P
         subscriber = Subscriber(feed)
         table = subscriber.table(b"")
         subscriber.start(since="image")
-        assert (table.wait_synced(20), dict(table), table.at) == (True, {}, {})
+        assert (table.wait_synced(60), dict(table), table.at) == (True, {}, {})
         publisher.publish(b"A", b"1")
         publisher.flush()
         wait_until(lambda: dict(table) == {b"A": b"1"}, 60)
@@ -128,7 +128,7 @@ def test_topics_that_go_away_while_all_are_read_harm_nobody(tmp_path: Path) -> N
         subscriber = Subscriber(feed)
         table = subscriber.table(b"")
         subscriber.start(since="image")
-        assert table.wait_synced(20)
+        assert table.wait_synced(60)
         items, values = iter(table.items()), iter(table.values())
         assert (next(items), next(values)) == ((b"A", bytes(4)), bytes(4))
         publisher.publish_many((b"B",), numpy.zeros(1, numpy.int32), numpy.zeros((1, 4), numpy.uint8), valid=[False])
@@ -145,7 +145,7 @@ def test_what_a_replay_has_left_is_no_part_of_the_image(tmp_path: Path) -> None:
         for topic in (b"A", b"B"):
             publisher.publish(topic, b"1")
         publisher.flush()
-        publisher.wait_recorded(30)  # so that it is in the file
+        publisher.wait_recorded(60)  # so that it is in the file
         subscriber = Subscriber(feed)
         table = subscriber.table(b"")
         subscriber.replay(Recording.open(next((tmp_path / feed.name).iterdir())))
@@ -154,7 +154,7 @@ def test_what_a_replay_has_left_is_no_part_of_the_image(tmp_path: Path) -> None:
         publisher.flush()
         wait_recorded(recorder, 3)
         subscriber.start(since="image")
-        assert table.wait_synced(20)
+        assert table.wait_synced(60)
         assert table.snapshot() == ({b"A": b"1"}, {(0, b""): Position(publisher.epoch, 3)})
         subscriber.stop()
 
@@ -170,7 +170,7 @@ def test_it_says_nothing_of_keys_that_it_has_no_topics_of(tmp_path: Path) -> Non
         subscriber.on_batch(b"B")(nothing)
         table = subscriber.table(b"A.")
         subscriber.start(since="image")
-        assert table.wait_synced(20)
+        assert table.wait_synced(60)
         assert table.at == {(0, b"A"): Position(publisher.epoch, 1)}
         subscriber.stop()
 
@@ -294,7 +294,7 @@ def test_it_tells_what_has_changed_the_image_first_and_then_each_block(tmp_path:
             told.append((topic, payload, table.get(topic)))
 
         subscriber.start(since="image")
-        assert table.wait_synced(20)
+        assert table.wait_synced(60)
         publisher.publish(b"A", None)
         publisher.publish(b"C", b"3")
         publisher.flush()

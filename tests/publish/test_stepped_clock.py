@@ -27,7 +27,7 @@ def test_heartbeats_go_on_after_the_clock_is_stepped(seconds: int, tmp_path: Pat
             say(round((time.time_ns() - before) / 1e9) // 10)
             input()
             publisher.publish(b"A", b"")
-            publisher.flush(10)
+            publisher.flush(60)
             say("flushed")
     """
     with Script(code, feed, words_before(tmp_path)) as script, Heartbeats(feed) as watcher:

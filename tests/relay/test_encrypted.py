@@ -216,7 +216,7 @@ def test_a_line_that_refused_a_running_subscriber_is_tried_again(
     monkeypatch.setattr("blackbox.subscribe.subscription._UNHEARD_NS", 500_000_000)
     with two_lines(ring) as (_, feed, relay):
         subscriber, _ = collected(feed)
-        subscriber.start(WAIT_S)  # by line A alone
+        subscriber.start(2 * WAIT_S)  # by line A alone
         wait_until(lambda: relay.statistics().refused_peers > 0)
         assert relay.statistics().subscribers == 0
         ring.allow("archive", "desk")

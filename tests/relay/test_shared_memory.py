@@ -402,7 +402,7 @@ def test_a_relay_that_is_killed_gives_its_places_in_the_source_back() -> None:
                 publish_numbers(publisher, first, first + 500)
             relay.kill()
         wait_until(lambda: shared_state(publisher).readers == 0, 60)
-        publisher.flush(30)
+        publisher.flush(60)
 
 
 def test_a_stopped_relay_loses_in_memory_what_it_does_not_take_and_below_it_is_a_gap() -> None:

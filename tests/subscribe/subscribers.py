@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 
-from blackbox import Feed, SlowPolicy
+from blackbox import Feed, NotConfirmedError, SlowPolicy
 from blackbox.testing import Collector
 
 _PATIENT_NS = 60_000_000_000
@@ -21,6 +23,20 @@ in_both_places = pytest.mark.parametrize("worker", [False, True], ids=["in the s
 
 def one_slice(**settings: Any) -> Feed:
     return msgspec.structs.replace(Feed.local("subscriber", slices=1), **{"max_lag_ns": _PATIENT_NS} | settings)
+
+
+def error_of_start(make: Callable[[], Any], expected: str) -> Any:
+    """Start what `make` returns until the error tells what is `expected`: a busy machine may hear of it late.
+
+    Returns the one that was told.
+    """
+    for seconds in (0.5, 5.0, 60.0):
+        made = make()
+        with pytest.raises(NotConfirmedError) as caught:
+            made.start(timeout=seconds)
+        if re.search(expected, str(caught.value)):
+            return made
+    raise AssertionError(f"the last error was {caught.value}, expected {expected}")
 
 
 def numbers_of(got: Collector) -> list[int]:

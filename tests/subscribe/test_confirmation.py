@@ -13,7 +13,7 @@ from blackbox.block.format import ACCEPT_KEY
 from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.late_answers import late_answers
-from tests.subscribe.subscribers import nothing, numbers_of, one_slice
+from tests.subscribe.subscribers import error_of_start, nothing, numbers_of, one_slice
 
 
 def test_start_names_the_slice_that_has_no_publisher() -> None:
@@ -140,8 +140,12 @@ def test_a_callback_added_while_the_queue_is_full_is_confirmed_in_the_end() -> N
 def test_a_publisher_with_another_key_bytes_is_named() -> None:
     feed = Feed.local("keys", slices=1, key_bytes=2)
     other = msgspec.structs.replace(feed, key_bytes=3)
-    subscriber = Subscriber(other)
-    subscriber.on(b"")(nothing)
-    with RawPublisher(feed), pytest.raises(NotConfirmedError, match="its blocks have key_bytes = 2, expected 3"):
-        subscriber.start(timeout=0.3)
+
+    def make() -> Subscriber:
+        subscriber = Subscriber(other)
+        subscriber.on(b"")(nothing)
+        return subscriber
+
+    with RawPublisher(feed):
+        subscriber = error_of_start(make, "its blocks have key_bytes = 2, expected 3")
     assert subscriber.statistics().received.faults.keys() == {"key_bytes"}

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
+import msgspec
 import pytest
 import zmq
 
@@ -66,14 +67,15 @@ def test_a_message_that_never_ends_costs_the_connection(caplog: pytest.LogCaptur
 
 def test_the_other_line_of_an_endless_message_goes_on() -> None:
     feed = Feed.local("floods", slices=1, lines=2)
+    feed = msgspec.structs.replace(feed, heartbeat_ns=3_600 * 10**9)  # a silent line would be connected anew
     one_line = Feed(name=feed.name, slices=(Slice(endpoints=feed.slices[0].endpoints[:1]),))
     subscriber, got = Subscriber(feed, hwm_blocks=16), Collector()
     subscriber.on(b"")(got.message)
     sent: list[int] = []
     with PlainPublisher(feed.slices[0].endpoints[1]) as other, RawPublisher(one_line) as publisher:
         flooding = threading.Thread(target=lambda: sent.append(send_without_end(other)))
+        subscriber.start(timeout=3.0)  # by one line alone
         flooding.start()
-        subscriber.start(timeout=0.5)
         number = 0
         while flooding.is_alive():
             publisher.send(publisher.encode([(b"T", b"%d" % number)]))

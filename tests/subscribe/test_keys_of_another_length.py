@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from blackbox import Feed, NotConfirmedError, Publisher, Recorder, Subscriber
+from blackbox import Feed, Publisher, Recorder, Subscriber
 from blackbox.block.block import Block
 from blackbox.testing import Collector, RawPublisher
-from tests.subscribe.subscribers import nothing
+from tests.subscribe.subscribers import error_of_start, nothing
 
 PAIRS = [(2, 4), (4, 2), (0, 2), (2, 0)]
 
@@ -24,24 +24,25 @@ def feeds(theirs: int, ours: int) -> tuple[Feed, Feed]:
 @pytest.mark.parametrize(("theirs", "ours"), PAIRS)
 def test_start_names_both_lengths(theirs: int, ours: int) -> None:
     feed, other = feeds(theirs, ours)
-    subscriber = Subscriber(other)
-    subscriber.on(b"AAPL")(nothing)
+
+    def make() -> Subscriber:
+        subscriber = Subscriber(other)
+        subscriber.on(b"AAPL")(nothing)
+        return subscriber
+
     text = f"slice 0: no publisher at tcp.* confirmed .*: its blocks have key_bytes = {theirs}, expected {ours}"
     with Publisher(feed) as publisher:
         publisher.publish(b"AAPL.trade", b"")
-        with pytest.raises(NotConfirmedError, match=text):
-            subscriber.start(timeout=0.5)
+        subscriber = error_of_start(make, text)
     assert subscriber.statistics().received.faults["key_bytes"] > 0
     assert subscriber.statistics().received.messages == 0
 
 
 def test_a_recorder_names_both_lengths_and_records_nothing(tmp_path: Path) -> None:
     feed, other = feeds(2, 4)
-    recorder = Recorder(other, tmp_path)
     with Publisher(feed) as publisher:
         publisher.publish(b"AAPL.trade", b"")
-        with pytest.raises(NotConfirmedError, match="its blocks have key_bytes = 2, expected 4"):
-            recorder.start(timeout=0.5)
+        recorder = error_of_start(lambda: Recorder(other, tmp_path), "its blocks have key_bytes = 2, expected 4")
     assert recorder.statistics().messages == 0
 
 

@@ -127,7 +127,7 @@ def test_a_subscriber_starts_on_one_line_when_the_other_has_no_publisher(caplog:
     subscriber.on(b"")(got.message)
     with RawPublisher(feed) as publisher:
         publisher.close_line(B)
-        subscriber.start(timeout=0.3)
+        subscriber.start(timeout=3.0)
         assert "only 1 of 2 lines have a publisher" in caplog.text
         publisher.send(publisher.encode([(b"T", b"0"), (b"T", b"1")]), [A])
         got.wait(2)
