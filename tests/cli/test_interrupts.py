@@ -40,7 +40,7 @@ def interrupted(words: list[str], moment_s: float) -> tuple[int, str]:
             assert command.stdout.readline() == "up\n"
             time.sleep(moment_s)
             command.send_signal(signal.SIGINT)
-            _, errors = command.communicate(timeout=60)
+            _, errors = command.communicate(timeout=300)
         finally:
             command.kill()  # one that hangs would hang the tests that follow
     return command.returncode, errors

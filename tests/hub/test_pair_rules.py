@@ -25,7 +25,7 @@ from tests.hub.hubs import published
 from tests.hub.pairs import pair_feed
 from tests.keyring import Keyring
 
-SILENCE_NS = 400_000_000
+SILENCE_NS = 1_000_000_000
 
 
 @pytest.fixture

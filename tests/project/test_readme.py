@@ -65,7 +65,7 @@ def test_the_two_processes_print_what_the_page_says(place: Path, first: str) -> 
     said = {}
     with run(place / f"{first}.py") as one, run(place / f"{second}.py") as other:
         for name, process in ((second, other), (first, one)):
-            out, errors = process.communicate(timeout=90)
+            out, errors = process.communicate(timeout=300)
             assert process.returncode == 0, errors
             said[name] = out
     assert said == {
@@ -112,7 +112,7 @@ def together(place: Path, *names: str) -> list[str]:
     said = []
     for process in processes:
         with process:
-            out, errors = process.communicate(timeout=90)
+            out, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
         said += out.splitlines()
     return said

@@ -53,7 +53,7 @@ def test_a_publisher_may_start_after_the_subscriber() -> None:
     subscriber = Subscriber(feed)
     got = Collector()
     subscriber.on(b"SYM")(got.message)
-    starting = threading.Thread(target=subscriber.start, kwargs={"timeout": 20})
+    starting = threading.Thread(target=subscriber.start, kwargs={"timeout": 60})
     starting.start()
     wait_until(lambda: subscriber.state is SubscriberLife.RUNNING)
     with Publisher(feed, when_full="wait") as publisher:

@@ -12,9 +12,13 @@ from tests.torture.__main__ import attacks, run
 
 ROOT = Path(__file__).resolve().parents[2]
 ATTACKS = attacks()
+TWINS = ("killed_hubs", "raced_tables")
+"""The same with one hub as `failing_hubs` and `raced_pairs` with two."""
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name in TWINS else []) for name in ATTACKS]
+)
 def test_torture_finds_nothing(name: str) -> None:
     outcome = run(name, ATTACKS[name], seed=14, seconds=0.5)
     assert outcome.tried > 0
