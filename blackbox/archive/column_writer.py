@@ -56,7 +56,7 @@ class Written(NamedTuple):
     missing: int = 0
     """Sequence numbers left out."""
     keys_may_lack: bool = False
-    """Keys may begin above number 0, as some of what was left out may have been theirs."""
+    """Keys may begin above number 0: messages before their first one may have been left out."""
 
 
 class ColumnWriter:

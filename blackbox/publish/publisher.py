@@ -472,7 +472,7 @@ class Publisher:
             self._show(senders[slice_id], ts_event)
 
     def _show(self, sender: SliceSender, ts_event: int) -> None:
-        """Have a heartbeat sent in its place among the messages."""
+        """Have a heartbeat sent after the messages so far."""
         ring = sender.ring
         with ring.lock:
             ring.take_turn()

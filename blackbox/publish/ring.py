@@ -8,13 +8,13 @@ Records are 8-byte aligned and begin with 16 bytes::
     +--------------+--------------+-----------------------+----------
 
 A payload size below 0: the message has no value. Five topic ids are kinds of record instead. The first four hold a
-count in place of the size and a key's number in place of `ts_event`:
+count instead of the size and a key's number instead of `ts_event`:
 
 - PAD: nothing; the next record is at the ring's start.
 - BLOCK: an encoded block, its header and then the `zmq_msg_t` of its body.
 - UNWANTED: so many messages that no subscriber wants; they are counted, but not sent.
 - ABSENT: so many sequence numbers for which the source has no messages.
-- SHOW: a heartbeat is to be sent here, which shows such numbers; its `ts_event` is the latest before them.
+- SHOW: send a heartbeat, which shows the ABSENT numbers; `ts_event` is the latest time before them.
 
 One thread writes at a time, the one that has `Ring.turn`; one reads. The reader asks when the next message comes and
 the writer that sees it answers, which tells how old a block is; the same look finds a reader that sleeps.

@@ -555,7 +555,7 @@ def send_until(sender: Sender, ring: RingAt, encoder: Encoder, retry_at_ns: int)
         now = monotonic_ns()
         if now >= state.heartbeat_at:
             state.heartbeat_at = now + sender.heartbeat_ns
-            # Where there is no room for it, what fills the line says as much.
+            # A full line needs no heartbeat: the blocks in it show the numbers.
             _send_heartbeat(sender, encoder.origin, numpy.int64(0), numpy.int64(DONTWAIT))
         is_empty = load_shared(ring_state, "tail") == ring_state.head
         if is_empty:

@@ -134,7 +134,7 @@ class SliceSender:
         self.sent.asked_at, self.sent.asked_from = time.time_ns(), SURE
         self.next_sequence = numpy.zeros(self._max_keys, numpy.int64)
         self._first_sequence = numpy.zeros(self._max_keys, numpy.int64)
-        """Of each key: 1 if the message before its first one may be missing at the venue."""
+        """The number of each key's first message: 1 if an earlier one may be missing in the source."""
         self.key_of_topic = numpy.zeros(feed.max_topics, numpy.int32)
         self._key_table = TopicTable(
             numpy.zeros(self._max_keys * MAX_KEY_BYTES, numpy.uint8),

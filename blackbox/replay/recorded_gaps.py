@@ -1,8 +1,8 @@
 """Find where recordings lack messages, and where in what is played to report that.
 
-A gap is reported when the time of its messages may have come: before the first message, of any slice, that is later
-than all before the gap; and at the latest before the message behind it. What was before it is known where the source
-lacked messages: the publisher tells the latest time. Else it is the message before it in its slice, or of its key.
+A gap is reported when the time of its messages may have come: before the first message of any slice that is later than
+the last message before the gap, and at the latest before the message that follows it. If the source lacked messages,
+the publisher has reported the time of that last message. Otherwise the last message of the gap's own slice and key counts.
 """
 
 from __future__ import annotations
@@ -203,6 +203,8 @@ class RecordedGaps:
             cuts = list(self._cuts(table, number))
             if not cuts:
                 continue
+            if table.rows["fault"][number] == UNCHECKED:
+                table.measure(number, number + 1)  # parts are measured apart, and their counts are not those of the row
             if begin < number:
                 yield Part(table, begin, number, ())
             first, last = (int(table.rows[name][number]) for name in ("first_row", "stop_row"))

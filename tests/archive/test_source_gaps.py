@@ -386,7 +386,7 @@ def test_books_of_a_capture_with_a_loss_are_not_in_sync(tmp_path: Path) -> None:
 
 
 def losses_in(path: Path, packets: list[int | bytes]) -> Itch50:
-    """Write a capture: an order of a stock, a millisecond after the last one, or so many messages that are lost."""
+    """Write a capture: an order of each stock, a millisecond apart, without the given numbers of lost messages."""
     number, parts = 1, []
     for place, packet in enumerate(packets):
         if isinstance(packet, int):

@@ -78,8 +78,9 @@ class Iex(Source):
 
     def follow(self, before: Source) -> bool:
         """Go on where an earlier capture of the same feed ended; see `Source.follow`."""
-        is_same = isinstance(before, Iex) and before._protocol[0] == self._protocol[0]
-        self._begin = before._sequence if is_same else None
+        self._begin = None
+        if isinstance(before, Iex) and before._protocol[0] == self._protocol[0]:
+            self._begin = before._sequence
         return self._begin is not None
 
     def chunks(self) -> Iterator[Chunk]:

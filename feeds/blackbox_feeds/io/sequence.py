@@ -5,8 +5,8 @@ the end of a chunk. Packets in another order fill their gap if they come before 
 
 Each session has its own numbers, from 1 on. Sessions may come in turns: one that comes again goes on where it was.
 
-A second input may go on where the first one ended, as the next of several captures does. One that begins where the
-first one began, or before, is the same input again, or an earlier one: it begins anew.
+A second input may go on where the first input ended, as the next of several captures does. An input that begins where
+the first input began, or earlier, is a repetition: its numbers start again.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Sequence:
 
     def __init__(self, before: Sequence | None = None) -> None:
         """Start before the first datagram, of all or of those that follow the ones that `before` has seen."""
-        self._state = _SequenceState(None if before is None else numpy.array(before._state.words))
+        self._state: _SequenceState = _SequenceState(None if before is None else numpy.array(before._state.words))
         self._rows = self._counts = numpy.zeros(0, numpy.int64)
         self._state.room = self._state.rows = self._state.counts = 0
         if before is not None:
