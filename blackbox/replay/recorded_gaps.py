@@ -2,7 +2,7 @@
 
 A gap is reported when the time of its messages may have come: before the first message of any slice that is later than
 the last message before the gap, and at the latest before the message that follows it. If the source lacked messages,
-the publisher has reported the time of that last message. Otherwise the last message of the gap's own slice and key counts.
+the publisher has reported the time of that last message. Otherwise the last message of the same slice and key counts.
 """
 
 from __future__ import annotations
