@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from blackbox.testing import wait_until
 from tests.own_process import INSIDE
 
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has /proc")
@@ -24,6 +25,15 @@ def held(*, collect: bool = True) -> tuple[int, int]:
     if collect:
         gc.collect()
     return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+
+def wait_given_back(before: tuple[int, int]) -> None:
+    """Wait until no more is held than `before`: a thread that was joined may still be there for a moment."""
+
+    def is_given_back() -> bool:
+        return all(now <= was for now, was in zip(held(), before, strict=True))
+
+    wait_until(is_given_back, what=f"{before} threads and descriptors, as before,")
 
 
 def resident_bytes(pid: int | str = "self") -> int:

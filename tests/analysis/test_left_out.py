@@ -163,24 +163,26 @@ def test_asof_recorded_of_the_tape_has_both_sides(spark: SparkSession, tmp_path:
     assert spreads[1] > 0.99 * len(trades)
 
 
-def test_broken_trades_of_iex_are_left_out_of_bars(spark: SparkSession, captured: Callable[[str], Path]) -> None:
-    for name, volume, broken, shares in (("deep", 19_763_027, 73, 19_483), ("tops", 1_419_337, 3, 8_570)):
-        day = day_of(captured(name))
-        trades, every = recorded_trades(spark, day), recorded_trades(spark, day, broken=True)
-        assert trades is not None
-        assert every is not None
-        for found, total in ((trades, volume), (every, volume + shares)):
-            assert found.agg(f.sum("size")).first() == (total,)
-        if name == "tops":  # fewer messages: bars and frames of both are made of the same trades
-            for found, total in ((trades, volume), (every, volume + shares)):
-                assert time_bars(found, "1m").agg(f.sum("volume")).first() == (total,)
-            same_as_frames(spark, Recording.open(day))
-            report = measure_day(spark, day, most=1)
-            assert report.left_out == ((broken, "taken back by the venue"),)
-            assert "Messages of trades of all symbols and times that are in no bar: 3 taken back by the venue." in page(
-                report
-            )
-            assert measure_day(spark, day, most=1, broken=True).left_out == ()
+@pytest.mark.parametrize(
+    ("name", "volume", "broken", "shares"),
+    [("tops", 1_419_337, 3, 8_570), pytest.param("deep", 19_763_027, 73, 19_483, marks=pytest.mark.long)],
+)
+def test_broken_trades_of_iex_are_left_out_of_bars(
+    spark: SparkSession, captured: Callable[[str], Path], name: str, volume: int, broken: int, shares: int
+) -> None:
+    day = day_of(captured(name))
+    trades, every = recorded_trades(spark, day), recorded_trades(spark, day, broken=True)
+    assert trades is not None
+    assert every is not None
+    for found, total in ((trades, volume), (every, volume + shares)):
+        assert found.agg(f.sum("size")).first() == (total,)
+        assert time_bars(found, "1m").agg(f.sum("volume")).first() == (total,)
+    same_as_frames(spark, Recording.open(day))
+    report = measure_day(spark, day, most=1)
+    assert report.left_out == ((broken, "taken back by the venue"),)
+    told = f"Messages of trades of all symbols and times that are in no bar: {broken} taken back by the venue."
+    assert told in page(report)
+    assert measure_day(spark, day, most=1, broken=True).left_out == ()
 
 
 def test_repetitions_and_fills_of_binance(spark: SparkSession, tmp_path: Path, shared_data: Path) -> None:

@@ -14,9 +14,9 @@ from blackbox.archive.journal_writer import JournalWriter
 from blackbox.archive.journals import Journals
 from blackbox.archive.recorder import Recorder
 from blackbox.errors import JournalError, NotConfirmedError
-from blackbox.testing import RawPublisher, wait_until
+from blackbox.testing import RawPublisher
 from tests.archive.recorders import MIB, feed_of, segments, wait_recorded
-from tests.process_state import held, linux_only
+from tests.process_state import held, linux_only, wait_given_back
 
 pytestmark = [linux_only, pytest.mark.own_process]
 
@@ -31,7 +31,7 @@ def test_a_missing_compression_library_is_named(
     with pytest.raises(JournalError, match=f"needs {library.partition('.')[0]}, which is not installed"):
         recorder.start()
     del recorder
-    assert held() == before
+    wait_given_back(before)
 
 
 def test_without_a_publisher_it_says_so_and_leaves_nothing_open(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_without_a_publisher_it_says_so_and_leaves_nothing_open(tmp_path: Path) 
         with pytest.raises(NotConfirmedError, match="no publisher at"):
             Recorder(feed, tmp_path).start(timeout=0.1)
     assert segments(tmp_path, feed) == segments(tmp_path, feed, 1) == []
-    wait_until(lambda: held() == before)
+    wait_given_back(before)
 
 
 def test_it_leaves_no_thread_and_no_file_open(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_it_leaves_no_thread_and_no_file_open(tmp_path: Path) -> None:
                     publisher.send(publisher.encode([(b"T", bytes(500_000))]))
                 wait_recorded(recorder, 5)
         del recorder
-        wait_until(lambda: held() == before, what="all is closed")
+        wait_given_back(before)
 
 
 def test_a_start_that_fails_halfway_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def test_a_start_that_fails_halfway_leaves_nothing_open(tmp_path: Path, monkeypa
     monkeypatch.setattr(Journals, "_make_writer", second_fails)
     with pytest.raises(JournalError, match="some file: Too many open files"):
         Recorder(feed, tmp_path).start()
-    assert held() == before
+    wait_given_back(before)
     monkeypatch.undo()
     with RawPublisher(feed), Recorder(feed, tmp_path):
         pass  # the lock is free

@@ -107,6 +107,8 @@ def chosen_times(messages: list[tuple[bytes, int, bytes]], name: str) -> list[in
 def test_books_at_random_times(day: tuple[str, Recording, Any]) -> None:
     name, recording, messages = day
     kind = SlowDbn if name == "esh4" else SlowItch
+    end_ns = messages[-1][1] + 1
+    at_end, synced_at_end = depths_before(messages, kind, end_ns), recording.book_at(end_ns).synced
     for time_ns in chosen_times(messages, name):
         expected = depths_before(messages, kind, time_ns)
         books = recording.book_at(time_ns)
@@ -123,8 +125,7 @@ def test_books_at_random_times(day: tuple[str, Recording, Any]) -> None:
 
         statistics = subscriber.replay(recording, start=time_ns, books=True)
         assert statistics.messages == sum(time >= time_ns for _, time, _ in messages) == len(first)
-        assert depths_of(kept) == depths_before(messages, kind, messages[-1][1] + 1)
-        assert kept.synced == recording.book_at(messages[-1][1] + 1).synced
+        assert (depths_of(kept), kept.synced) == (at_end, synced_at_end)
 
 
 def test_books_when_a_replay_starts(day: tuple[str, Recording, Any]) -> None:

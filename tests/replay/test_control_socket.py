@@ -31,9 +31,8 @@ from blackbox.replay.control_socket import (
 )
 from blackbox.replay.controls import Action, Controls
 from blackbox.replay.status import ReplayStatus
-from blackbox.testing import wait_until
 from tests.keyring import Keyring
-from tests.process_state import held, linux_only
+from tests.process_state import held, linux_only, wait_given_back
 
 S = 1_000_000_000
 START = 1_577_716_200 * S
@@ -250,4 +249,4 @@ def test_nothing_is_left_open(controls: Controls) -> None:
         with ControlSocket(controls, free_endpoint()) as socket:
             ask(socket.endpoint, GetStatus())
         del socket
-    wait_until(lambda: held() == before, what="all is closed")
+    wait_given_back(before)

@@ -1,4 +1,4 @@
-"""Memory does not grow with a day: each use, in a process of its own, of a day and of one ten times as long."""
+"""Memory does not grow with a day: each use, in a process of its own, of a day and of one five times as long."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-SHORT, LONG = 300_000, 3_000_000
+SHORT, LONG = 300_000, 1_500_000
 SPARE_KB = 8 << 10
 AHEAD_KB = 24 << 10
 

@@ -18,7 +18,7 @@ from blackbox.transport import shared_memory_reader
 from blackbox.transport.shared_memory import HELLO, MAGIC, READERS, address_of
 from blackbox.transport.shared_memory_reader import SharedReader, attach
 from blackbox.transport.wakeup import Pipe
-from tests.process_state import held, linux_only
+from tests.process_state import held, linux_only, wait_given_back
 from tests.subscribe.shared import (
     came_by,
     mapped,
@@ -174,7 +174,7 @@ def test_nothing_is_left_behind() -> None:
         assert got.payloads == [b"1"]
         before = before if any(before) else held()
     assert mapped() == 0
-    assert held() == before
+    wait_given_back(before)
     with pytest.raises(ConnectionRefusedError):
         attach(feed.slices[0].shared_memory, Pipe())
 
