@@ -49,6 +49,7 @@ def _allow_lag() -> None:
     make = Feed.local.__func__  # type: ignore[attr-defined]
 
     def local(cls: type[Feed], *arguments: Any, **settings: Any) -> Feed:
-        return msgspec.structs.replace(make(cls, *arguments, **settings), max_lag_ns=MAX_LAG_NS)
+        feed: Feed = make(cls, *arguments, **settings)
+        return msgspec.structs.replace(feed, max_lag_ns=MAX_LAG_NS)
 
     setattr(Feed, "local", classmethod(local))  # noqa: B010 - mypy knows that it is a method
