@@ -99,7 +99,7 @@ def test_what_was_published_while_no_recorder_was_there_is_told_once(tmp_path: P
             publish_numbered(publisher, 100, 10)
             wait_until(lambda: [p.begin for p in positions(publisher)] == [100], 60, "the recorder tells")
             publisher.flush()
-            wait_until(lambda: [p.recorded for p in positions(publisher)] == [110], what="the recorder tells of all")
+            wait_until(lambda: [p.recorded for p in positions(publisher)] == [110], what="the recorder reports all")
             with pytest.raises(
                 NotRecordedError,
                 match=r"messages 0 to 109 were not recorded .* given up: .* recorded 110, .* began at 100",
@@ -130,7 +130,7 @@ def test_two_recorders_are_waited_for(tmp_path: Path) -> None:
         script.tell(str(tmp_path / "b"))
         script.read()
         publish_numbered(publisher, 1_001, 1)
-        wait_until(lambda: 1_001 in [p.begin for p in positions(publisher)], what="the recorder tells where it began")
+        wait_until(lambda: 1_001 in [p.begin for p in positions(publisher)], what="the recorder reports where it began")
         with pytest.raises(NotRecordedError, match=r"messages 1000 to 1001 .* given up.* began at 1001"):
             publisher.wait_recorded(SOON_S, by=2)
         publish_numbered(publisher, 1_002, 1)
@@ -151,7 +151,7 @@ def test_a_gap_holds_the_position_back_and_is_named(tmp_path: Path) -> None:
                 publish_numbered(publisher, at, 10)
                 at += 10
                 publisher.flush()
-                wait_until(lambda: is_told(at), what="the recorder tells of all, or that it lacks something")
+                wait_until(lambda: is_told(at), what="the recorder reports all, or a gap")
                 publisher.wait_recorded(SOON_S)
                 assert published(feed, tmp_path) == [*range(at)]
         whole = at - 10

@@ -1,4 +1,4 @@
-"""Memory does not grow with a day: each use, in a process of its own, of a day and of one five times as long."""
+"""Memory does not grow with a day: each use runs in its own process, with a short day and one five times longer."""
 
 from __future__ import annotations
 

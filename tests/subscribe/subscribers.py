@@ -26,9 +26,9 @@ def one_slice(**settings: Any) -> Feed:
 
 
 def error_of_start(make: Callable[[], Any], expected: str) -> Any:
-    """Start what `make` returns until the error tells what is `expected`: a busy machine may hear of it late.
+    """Start new subscribers until the error has the `expected` text; return the last one.
 
-    Returns the one that was told.
+    Each has more time than the one before: on a busy machine the reason may come late.
     """
     for seconds in (0.5, 5.0, 60.0):
         made = make()

@@ -67,7 +67,7 @@ def test_a_message_that_never_ends_costs_the_connection(caplog: pytest.LogCaptur
 
 def test_the_other_line_of_an_endless_message_goes_on() -> None:
     feed = Feed.local("floods", slices=1, lines=2)
-    feed = msgspec.structs.replace(feed, heartbeat_ns=3_600 * 10**9)  # a silent line would be connected anew
+    feed = msgspec.structs.replace(feed, heartbeat_ns=3_600 * 10**9)  # a silent line would reconnect
     one_line = Feed(name=feed.name, slices=(Slice(endpoints=feed.slices[0].endpoints[:1]),))
     subscriber, got = Subscriber(feed, hwm_blocks=16), Collector()
     subscriber.on(b"")(got.message)
