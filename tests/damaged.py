@@ -12,3 +12,10 @@ def damage_body(segment: Segment, block: int) -> None:
     data = bytearray(segment.path.read_bytes())
     data[segment.places[block][0] + _RECORD_HEAD_BYTES + 6] ^= 0x20
     segment.path.write_bytes(data)
+
+
+def damage_head(segment: Segment, block: int) -> None:
+    """Flip a bit of the head of a block's record, so that the record cannot be found."""
+    data = bytearray(segment.path.read_bytes())
+    data[segment.places[block][0] + 6] ^= 0x20
+    segment.path.write_bytes(data)

@@ -261,6 +261,12 @@ class Recording(Frames):
             deque(find_gaps(slice_id, blocks, reported, expected[slice_id], late, since), maxlen=0)
         return since, late
 
+    def has_good_heads(self, slice_id: int) -> bool:
+        """Return True if every record of a slice can be found. Reads the heads of records, but not their bodies."""
+        found: list[Damage] = []
+        deque(read_runs([self._segments.of_slice[slice_id]], self._all, found.append, bodies="stored"), maxlen=0)
+        return not found
+
     def marks(self, slices: Iterable[int] | None = None) -> Iterator[Mark]:
         """Yield what the journals say between their records, slice by slice: epochs, outages, what heartbeats told."""
         for _, segments in self.segments(slices):

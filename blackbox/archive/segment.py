@@ -106,7 +106,7 @@ class Segment(SegmentFile):
         Raises JournalError when it cannot be read, is not a segment, or is another one than expected.
         """
         self.damage: list[Damage] = []
-        self._key_bytes = key_bytes
+        self.key_bytes = key_bytes
         try:
             # The index first: records are appended before their entry is.
             index = _read(index_path(path), _SMALL_INDEX_BYTES + 4 * path.stat().st_size)
@@ -135,7 +135,7 @@ class Segment(SegmentFile):
         index_bytes = index.stat().st_size if index.exists() else 0
         if (size, index_bytes) == (len(self.memory), self._index_bytes):
             return self
-        return Segment(self.path, self.slice_id, self.number, self._key_bytes, self)
+        return Segment(self.path, self.slice_id, self.number, self.key_bytes, self)
 
     def _check_head(self) -> None:
         head = self.memory[:FILE_HEAD_BYTES].view(FILE_HEAD)[0]
@@ -204,7 +204,7 @@ class Segment(SegmentFile):
         table = numpy.zeros(_SCAN_ENTRIES, ENTRY)
         self.whole_bytes = start
         while at < stop:
-            count, at, why = scan(self.address, stop, at, table.ctypes.data, count, len(table), self._key_bytes)
+            count, at, why = scan(self.address, stop, at, table.ctypes.data, count, len(table), self.key_bytes)
             if why == NO_ROOM or (why != NO_RECORD and count == len(table)):
                 # The last entry stays: records may still belong to it.
                 found.append(_sealed(table[: count - 1]))
@@ -230,7 +230,7 @@ class Segment(SegmentFile):
         body = self._unpacked(at, head) if why == PACKED else None
         if body is not None:
             count, _ = note(
-                self.address + at, body.ctypes.data, at, table.ctypes.data, count, len(table), self._key_bytes
+                self.address + at, body.ctypes.data, at, table.ctypes.data, count, len(table), self.key_bytes
             )
             return count, following
         entry = numpy.zeros((), ENTRY)

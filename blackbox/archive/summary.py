@@ -184,7 +184,7 @@ class Since(NamedTuple):
 
 
 class Reported(NamedTuple):
-    """Numbers that marks name: a publisher reported them, and no record reached them then."""
+    """Numbers that marks and, without keys, index entries name. Records may lack them."""
 
     first: dict[tuple[int, bytes], int]
     """By epoch and key: the lowest, from which on the publisher was heard."""
@@ -195,7 +195,8 @@ class Reported(NamedTuple):
 
     @classmethod
     def of(cls, segments: Iterable[Segment]) -> Self:
-        """Return what the marks of a slice say."""
+        """Return what the marks and the indexes of a slice say."""
+        segments = list(segments)
         first: dict[tuple[int, bytes], int] = {}
         last: dict[tuple[int, bytes], tuple[int, int]] = {}
         shown: dict[tuple[int, bytes], list[tuple[int, Since]]] = {}
@@ -206,6 +207,14 @@ class Reported(NamedTuple):
                 first[name] = min(first.get(name, number), number)
                 last[name] = max(last.get(name, (0, 0)), (number, mark.ts_out))
                 insort(shown.setdefault(name, []), (number, since), key=itemgetter(0))
+        for segment in segments:
+            if segment.key_bytes:
+                continue
+            entries = segment.entries[segment.entries["records"] > 0]
+            for epoch, low, high, ts_out in entries[["epoch", "min_sequence", "max_sequence", "max_ts_out"]].tolist():
+                name = epoch, b""
+                first[name] = min(first.get(name, low), low)
+                last[name] = max(last.get(name, (0, 0)), (high + 1, ts_out))
         return cls(first, last, shown)
 
     def since(self, name: tuple[int, bytes], gap: Gap, before: Since) -> Since:

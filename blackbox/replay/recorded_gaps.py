@@ -115,7 +115,9 @@ class RecordedGaps:
             incomplete = [
                 slice_id
                 for slice_id, segments in played_slices
-                if recording.feed.key_bytes or not _is_complete(segments, reported[slice_id], expected[slice_id])
+                if recording.feed.key_bytes
+                or not _is_complete(segments, reported[slice_id], expected[slice_id])
+                or not recording.has_good_heads(slice_id)
             ]
             gaps, late = recording.gaps_and_late(incomplete, expected)
             self._read |= {

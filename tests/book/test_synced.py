@@ -26,7 +26,7 @@ from blackbox.book.books import Books
 from blackbox.book.unsure_keys import UnsureKeys
 from tests.book.applied import applied
 from tests.book.sessions import ITCH, gone, order
-from tests.damaged import damage_body
+from tests.damaged import damage_body, damage_head
 from tests.examples import examples
 from tests.feeds.build import itch, messages_of
 from tests.feeds.test_dbn_book import SNAPSHOT, mbo
@@ -330,6 +330,28 @@ def test_damaged_block_is_a_gap_of_its_messages(tmp_path: Path, by: str) -> None
     assert [each for each in found if isinstance(each, tuple)] == [(0, 1, 1, 1)]
     assert found[-2:] == [False, False]
     assert statistics.damaged == 1
+
+
+@pytest.mark.parametrize("by", ["sent", "event"])
+@pytest.mark.parametrize("block", [1, 3])
+def test_record_with_a_damaged_head_is_a_gap(tmp_path: Path, by: str, block: int) -> None:
+    """Such a record cannot be found. The index has its messages."""
+    day = Day(tmp_path, feed_of())
+    rows = [Row(b"A.A", order(n, b"B", 5), 10 * n) for n in range(1, 5)]
+    puts = [Put((row,), schema=ITCH, sequence=n, ts_out=n) for n, row in enumerate(rows)]
+    damage_head(day.put(0, *puts), block)
+    recording = Recording.open(tmp_path)
+    subscriber = Subscriber(recording.feed)
+    book = subscriber.book(b"", schema="itch50")
+    gaps: list[tuple[int, int]] = []
+    synced: list[bool] = []
+    subscriber.on(b"")(lambda message: synced.append(book.synced))
+    subscriber.on_gap(b"")(lambda gap: gaps.append((gap.sequence, gap.count)))
+    subscriber.replay(recording, order=by)
+    assert gaps == [(block, 1)]
+    assert synced == [n < block for n in range(4) if n != block]
+    assert not book.synced
+    assert not recording.book_at(40).synced
 
 
 def test_damaged_block_of_a_recording_with_gaps_is_told_once(tmp_path: Path) -> None:
