@@ -25,9 +25,10 @@ from tests.archive.archives import (
     archived_feed,
     numbers,
     publish_over_segments,
+    publish_parts,
     recorded,
 )
-from tests.archive.recorders import MIB, segments
+from tests.archive.recorders import MIB, segments, wait_recorded
 from tests.archive.recorders import days as days_of
 from tests.archive.written_days import EPOCHS, days, few, made
 from tests.cli.commands import Command
@@ -167,7 +168,10 @@ def test_many_ranges_are_one_request(tmp_path: Path) -> None:
 def test_an_index_is_looked_at_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a part holds nothing that is wanted: what stands behind it comes all the same."""
     feed = archived_feed()
-    recorded(tmp_path, feed, 40_000)
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path, segment_bytes=MIB) as recorder:
+        for count in range(2_000, 40_001, 2_000):  # blocks that come together have one time
+            publish_parts(publisher, count - 2_000, count)
+            wait_recorded(recorder, count)
     (day,) = days_of(tmp_path, feed)
     segment = Recording.open(day).segments([0])[0][1][0]
     late_ns = int(segment.entries["max_ts_recv"][-2]) + 1
