@@ -106,6 +106,8 @@ except KeyboardInterrupt:
 
 
 def test_an_interrupted_import_ends_and_leaves_no_day(tmp_path: Path) -> None:
+    compiled = feed_of("itch50")
+    import_days(compiled, tmp_path / "compiled", [Synthetic(1_000, date="2026-01-05")])  # so that the process need not
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'feeds'}"}
     process = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, str(tmp_path)], env=environment, stdout=subprocess.PIPE, text=True
