@@ -55,7 +55,10 @@ def ask(package: Path, **environment: str) -> tuple[int, bool, Path]:
         check=True,
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": paths, "XDG_CACHE_HOME": str(package.parent / "cache")} | environment,
+        # A byte-code file of a source that was changed within a second, to one of the same size, would be taken.
+        env=os.environ
+        | {"PYTHONPATH": paths, "XDG_CACHE_HOME": str(package.parent / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
+        | environment,
     ).stdout.split()
     return int(told[0]), told[1] == "1", Path(told[2])
 
