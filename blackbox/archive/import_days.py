@@ -17,13 +17,13 @@ import datetime
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, closing
 from itertools import chain, islice
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import msgspec
 import numpy
@@ -215,24 +215,37 @@ def _import(job: _Job, end: threading.Event) -> list[ImportedDay | _Empty]:
 
     try:
         with _Days(job) as days:
-            empty = [_Empty(what) for source, first in _in_order(job) if (what := days.read(source, first, go_on))]
+            empty = [_Empty(what) for begun in _in_order(job) if (what := days.read(begun, go_on))]
             return [*empty, *days.close(go_on)]
     except _NoMessageError as error:
         return [_Empty(f"{job.date} has no message: {error}")]
 
 
-def _in_order(job: _Job) -> list[tuple[Source, datetime.date | None]]:
-    """Return each source and the day of its first message, by the times of these; None: it has no message."""
+class _Begun(NamedTuple):
+    """A source whose first messages were looked at."""
+
+    source: Source
+    first: datetime.date | None
+    """The day of its first message; None: it has no message."""
+    chunks: Iterator[Chunk]
+    """All that it has."""
+
+
+def _in_order(job: _Job) -> list[_Begun]:
+    """Return the sources of a job by the times of their first messages."""
     if job.date is not None:
-        return [(source, job.date) for source in job.sources]
-    times = [(source, _first_ns(job.feed, source)) for source in job.sources]
-    times.sort(key=lambda each: float("inf") if each[1] is None else each[1])
-    firsts = [(source, None if time_ns is None else session_date(job.feed, time_ns)) for source, time_ns in times]
-    for _, first in firsts:
+        return [_Begun(source, job.date, source.chunks()) for source in job.sources]
+    peeked = [(source, *_peek(job.feed, source)) for source in job.sources]
+    peeked.sort(key=lambda each: float("inf") if each[1] is None else each[1])
+    begun: list[_Begun] = []
+    for source, first_ns, chunks in peeked:
+        first = None if first_ns is None else session_date(job.feed, first_ns)
         if first is not None:
             _check_is_free(job, first)
             check_is_new(job.directory, first, replace=job.replace)
-    return firsts
+        # Of several, each is opened again at its turn: a source that is open takes memory.
+        begun.append(_Begun(source, first, chunks if len(peeked) == 1 else source.chunks()))
+    return begun
 
 
 def _check_is_free(job: _Job, date: datetime.date) -> None:
@@ -244,16 +257,17 @@ def _check_is_free(job: _Job, date: datetime.date) -> None:
         )
 
 
-def _first_ns(feed: Feed, source: Source) -> int | None:
-    """Return the time of the first message with one; None: there is no message."""
-    earliest, messages = _earliest_ns(feed), 0
-    for chunk in islice(source.chunks(), _CHUNKS_WITHOUT_TIME):
+def _peek(feed: Feed, source: Source) -> tuple[int | None, Iterator[Chunk]]:
+    """Return the time of the first message with one, or None if there is no message, and all chunks of the source."""
+    earliest = _earliest_ns(feed)
+    chunks, seen = source.chunks(), list[Chunk]()
+    for chunk in islice(chunks, _CHUNKS_WITHOUT_TIME):
+        seen.append(chunk)
         timed = numpy.flatnonzero(chunk.ts_event >= earliest)
         if len(timed):
-            return int(chunk.ts_event[timed[0]])
-        messages += len(chunk.ts_event)
-    if not messages:
-        return None
+            return int(chunk.ts_event[timed[0]]), chain(seen, chunks)
+    if not any(len(chunk.ts_event) for chunk in seen):
+        return None, iter(seen)
     raise SourceError(f"{source!r} tells no date (its first messages have no time): give the date (--date)")
 
 
@@ -329,12 +343,13 @@ class _Days:
         self._read: tuple[Source, datetime.date] | None = None
         """The last source that was read, and the day of its first message."""
 
-    def read(self, source: Source, first: datetime.date | None, go_on: Callable[[], None]) -> str | None:
-        """Write the messages of a source. `first` is the day of its first message, or None if it has no message.
+    def read(self, begun: _Begun, go_on: Callable[[], None]) -> str | None:
+        """Write the messages of a source.
 
         Returns None, or a sentence that says that it has none. Raises SourceError when it cannot be read, or has
         messages that cannot go into a day.
         """
+        source, first = begun.source, begun.first
         if first is None:
             reasons = "; ".join([*([source.truncated] if source.truncated else []), *source.notes])
             return f"{source!r} has no message" + (f": {reasons}" if reasons else "")
@@ -344,7 +359,7 @@ class _Days:
         follows = self._read is not None and self._read[1] == first and source.follow(self._read[0])
         self._read = source, first
         outside = self._last.written.outside
-        with closing(read_ahead(source.chunks(), _CHUNKS_AHEAD)) as chunks:
+        with closing(read_ahead(begun.chunks, _CHUNKS_AHEAD)) as chunks:
             for chunk in chunks:
                 go_on()
                 for missing, run in chunk.runs():
