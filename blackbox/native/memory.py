@@ -15,6 +15,13 @@ def shared_array(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     return numpy.frombuffer(mmap.mmap(-1, size), dtype, int(numpy.prod(shape))).reshape(shape)
 
 
+def fresh_array(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """A zeroed array on pages of its own: what is not touched costs nothing. `numpy.zeros` may clear all of it."""
+    count = int(numpy.prod(shape))
+    size = max(1, count * numpy.dtype(dtype).itemsize)
+    return numpy.frombuffer(mmap.mmap(-1, size, mmap.MAP_PRIVATE), dtype, count).reshape(shape)
+
+
 class _Foreign:
     """What `numpy.asarray` asks for memory; the array keeps it, and it keeps the memory's owner."""
 

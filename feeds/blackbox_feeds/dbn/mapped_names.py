@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from blackbox.native.intrinsics import int32s_at, int64s_at
 from blackbox.native.jit import njit
+from blackbox.native.memory import fresh_array
 from blackbox.native.name_table import FULL, Numbering, NumberingAt, number_of
 from blackbox.native.records import Field, SharedRecord, record_at
 from blackbox_feeds.dbn.records import SCHEMA
@@ -81,10 +82,10 @@ class MappedNames:
     """The names in force. `at` is what compiled code takes; the object must outlive its use."""
 
     def __init__(self) -> None:
-        self._texts = Numbering(MAX_TOPICS, _SYMBOL_BYTES)
-        self._instruments = Numbering(MAX_TOPICS, 8)
-        self._mappings = numpy.zeros((MAX_TOPICS + 1) * _MAPPING_BYTES, numpy.uint8)
-        self._firsts = numpy.zeros((2, MAX_TOPICS + 1), numpy.int32)
+        self._texts = Numbering(MAX_TOPICS, _SYMBOL_BYTES, fresh_array)
+        self._instruments = Numbering(MAX_TOPICS, 8, fresh_array)
+        self._mappings = fresh_array(((MAX_TOPICS + 1) * _MAPPING_BYTES,), numpy.uint8)
+        self._firsts = fresh_array((2, MAX_TOPICS + 1), numpy.int32)
         self._used, self._key = numpy.zeros(1, numpy.int64), numpy.zeros(3, numpy.int64)
         self.at = MappedAt(
             self._texts.at,
