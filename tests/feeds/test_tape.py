@@ -442,11 +442,16 @@ def test_a_bad_row_is_named_and_the_others_are_delivered(tmp_path: Path, bad: by
     assert re.match(rf"{where}: line 3: {words}", source.truncated), source.truncated
 
 
+@pytest.mark.parametrize("window_bytes", [*range(1, 40), 1 << 16])
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
-def test_empty_rows_and_byte_order_marks_are_left_out(tmp_path: Path, end: bytes) -> None:
-    path = tmp_path / "bac_20131007_trade.csv"
+def test_empty_rows_and_byte_order_marks_are_left_out(
+    tmp_path: Path, end: bytes, window_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blackbox_feeds.tape.source, "_LEAST_BYTES", window_bytes)
+    monkeypatch.setattr(blackbox_feeds.tape.source, "_DAY_BYTES", window_bytes)
+    path = tmp_path / "bac_20131007_trade.csv.gz"
     rows = TRADES.replace(b"\n", end)
-    path.write_bytes(b"\xef\xbb\xbf" + rows + end + end + b"\xef\xbb\xbf" + rows + end + end)
+    path.write_bytes(gzip.compress(b"\xef\xbb\xbf" + rows + end + end + b"\xef\xbb\xbf" + rows + end + end))
     source = Tape(path)
     payloads = b"".join(payload for *_, payload in messages_of(source))
     records = numpy.frombuffer(payloads, SCHEMA.dtype("T"))

@@ -29,7 +29,7 @@ from blackbox.feed.symbol import MARKET_SYMBOL
 from blackbox.native.jit import njit
 from blackbox.native.name_table import FULL, NumberingAt, number_of
 from blackbox_feeds.io.columns import Columns, put_row
-from blackbox_feeds.io.lines import BAD, EMPTY, IS_SKIPPING, LINES, OWN, skip_filler, skip_line
+from blackbox_feeds.io.lines import BAD, EMPTY, IS_SKIPPING, LINES, OWN, is_cut_filler, skip_filler, skip_line
 from blackbox_feeds.io.losses import NAMED, Losses
 from blackbox_feeds.io.template import TopicForm
 from blackbox_feeds.io.topics import KeyedTopics
@@ -387,6 +387,8 @@ def read_lines(
             if behind > position:
                 position = behind
                 continue
+            if not last and is_cut_filler(data, position):
+                return n, position, PARTIAL
         received, happened, at, why = _read_line(data, position, last, digits, fields)
         number = 0
         if why == PARTIAL:

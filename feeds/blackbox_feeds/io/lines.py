@@ -55,6 +55,15 @@ def skip_filler(data: NDArray[numpy.uint8], at: int, state: NDArray[numpy.int64]
     return at
 
 
+@njit(nogil=True, cache=True)
+def is_cut_filler(data: NDArray[numpy.uint8], at: int) -> bool:
+    """Return whether the data ends within what may be a byte order mark or the end of an empty line."""
+    left = len(data) - at
+    if data[at] == _BOM_0:
+        return left == 1 or (left == 2 and data[at + 1] == _BOM_1)
+    return bool(left == 1 and data[at] == _CR)
+
+
 def losses(file: object, noun: str, good: int, bad: Losses, ends: Losses) -> Iterator[str]:
     """Yield what a file lost, a sentence each: bad lines, damaged places. `noun` is what its lines are called."""
     if bad.count and good:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from blackbox.native.jit import njit
 from blackbox_feeds.io.dates import LocalDay, local_day
 from blackbox_feeds.io.integers import put_little_32, put_little_64
-from blackbox_feeds.io.lines import BAD, EMPTY, IS_SKIPPING, LINES, OWN, losses, skip_filler, skip_line
+from blackbox_feeds.io.lines import BAD, EMPTY, IS_SKIPPING, LINES, OWN, is_cut_filler, losses, skip_filler, skip_line
 from blackbox_feeds.io.losses import NAMED, Losses
 from blackbox_feeds.io.window import FileWindow
 from blackbox_feeds.tape.files import TapeFile
@@ -36,17 +36,16 @@ _LINE_END_AT = 3
 
 
 @njit(nogil=True, cache=True)
-def _number(data: NDArray[numpy.uint8], at: int, largest: int, signed: bool) -> tuple[int, int, bool]:
-    """Return (the number that starts at `at`, where it ends, True if it is valid): digits without leading zeros."""
-    below = signed and at < len(data) and data[at] == _MINUS
-    start = at = at + below
+def _number(data: NDArray[numpy.uint8], at: int, largest: int) -> tuple[int, int]:
+    """Return (the number that starts at `at`, or -1, where it ends): digits, of which a 0 leads none."""
+    start = at
     value = 0
     while at < len(data) and _ZERO <= data[at] <= _NINE and at - start <= _MOST_DIGITS:
         value = value * 10 + (data[at] - _ZERO)
         at += 1
     digits = at - start
     good = 0 < digits <= _MOST_DIGITS and value <= largest and (digits == 1 or data[start] != _ZERO)
-    return (-value, at, good and value != 0) if below else (value, at, good)
+    return value if good else -1, at
 
 
 @njit(nogil=True, cache=True)
@@ -80,9 +79,12 @@ def _columns(
         offset, size, largest = layout[column, 1], layout[column, 2], layout[column, 3]
         start = at
         if layout[column, 0] != TEXT:
-            value, at, good = _number(data, at, largest, layout[column, 0] == SIGNED)
-            if not good:
+            below = layout[column, 0] == SIGNED and at < end and data[at] == _MINUS
+            value, at = _number(data, at + below, largest)
+            if value < below:  # -0 is not a number
                 return at, PARTIAL if at == end else MALFORMED
+            if below:
+                value = -value
             if size == 1:
                 records[target + offset] = value
             elif size == 4:
@@ -115,6 +117,54 @@ def _line_end(data: NDArray[numpy.uint8], at: int, last: bool) -> tuple[int, int
 
 
 @njit(nogil=True, cache=True)
+def _good_rows(
+    data: NDArray[numpy.uint8],
+    position: int,
+    last: bool,
+    layout: NDArray[numpy.int64],
+    template: NDArray[numpy.uint8],
+    day: tuple[int, int, int],
+    state: NDArray[numpy.int64],
+    records: NDArray[numpy.uint8],
+    ts_event: NDArray[numpy.int64],
+    places: NDArray[numpy.int64],
+) -> tuple[int, int, int]:
+    """Read as `read_rows`, up to the first row that is not a good one."""
+    midnight_ns, change_ns, shift_ns = day
+    size = len(template)
+    latest = state[_LATEST]
+    n, why = 0, END  # n from 0 on: no index can be below 0, and none is checked for that
+    while position < len(data):
+        if n == len(ts_event):
+            why = FILLED
+            break
+        target = n * size
+        for byte in range(size):
+            records[target + byte] = template[byte]
+        at, why = _columns(data, position, layout, records, target)
+        if why != END:
+            break
+        at, why, line_end = _line_end(data, at, last)
+        if why != END:
+            break
+        records[target + _LINE_END_AT] = line_end
+        since = 0
+        for byte in range(3, -1, -1):
+            since = since << 8 | numpy.int64(records[target + _TIME_AT + byte])
+        since *= 1_000_000
+        time = midnight_ns + since + (shift_ns if since >= change_ns else 0)
+        if time < latest:
+            state[_LATE] += 1
+        else:
+            latest = time
+        ts_event[n], places[n] = time, latest
+        position = at
+        n += 1
+    state[_LATEST] = latest
+    return n, position, why
+
+
+@njit(nogil=True, cache=True)
 def read_rows(
     data: NDArray[numpy.uint8],
     position: int,
@@ -134,46 +184,42 @@ def read_rows(
     start) of the first. `places` gets, for each row, the largest time up to it. Returns (rows, position, why it
     stopped).
     """
-    midnight_ns, change_ns, shift_ns = day
-    size = len(template)
     n = found = 0
     while position < len(data):
-        if n == len(ts_event):
-            return n, position, FILLED
-        if state[IS_SKIPPING] or not _ZERO <= data[position] <= _NINE:
-            behind = skip_filler(data, position, state)
-            if behind > position:
-                position = behind
-                continue
-        target = n * size
-        for byte in range(size):
-            records[target + byte] = template[byte]
-        at, why = _columns(data, position, layout, records, target)
+        behind = skip_filler(data, position, state)
+        if behind > position:
+            position = behind
+            continue
+        good, position, why = _good_rows(
+            data,
+            position,
+            last,
+            layout,
+            template,
+            day,
+            state,
+            records[n * len(template) :],
+            ts_event[n:],
+            places[n:],
+        )
+        state[LINES] += good
+        n += good
+        if why == FILLED or (why == PARTIAL and not last):
+            return n, position, why
         if why == END:
-            at, why, line_end = _line_end(data, at, last)
-        if why == PARTIAL and not last:
+            break
+        behind = skip_filler(data, position, state)
+        if behind > position:
+            position = behind
+            continue
+        if not last and is_cut_filler(data, position):
             return n, position, PARTIAL
         state[LINES] += 1
-        if why != END:
-            if found < len(bad):
-                bad[found, 0], bad[found, 1] = state[LINES], position
-                found += 1
-            state[BAD] += 1
-            position = skip_line(data, position, state)
-            continue
-        records[target + _LINE_END_AT] = line_end
-        since = 0
-        for byte in range(3, -1, -1):
-            since = since << 8 | numpy.int64(records[target + _TIME_AT + byte])
-        since *= 1_000_000
-        ts_event[n] = midnight_ns + since + (shift_ns if since >= change_ns else 0)
-        if ts_event[n] < state[_LATEST]:
-            state[_LATE] += 1
-        else:
-            state[_LATEST] = ts_event[n]
-        places[n] = state[_LATEST]
-        position = at
-        n += 1
+        if found < len(bad):
+            bad[found, 0], bad[found, 1] = state[LINES], position
+            found += 1
+        state[BAD] += 1
+        position = skip_line(data, position, state)
     return n, position, END
 
 
