@@ -106,24 +106,10 @@ class SchemaDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     breaks: tuple[BreakFields, ...] = ()
     json: str | None = None
 
-    @classmethod
-    def of(cls, schema: Schema) -> Self:
+    @staticmethod
+    def of(schema: Schema) -> SchemaDocument:
         """Describe a schema."""
-        names = {character: name for name, character in schema.names.items()}
-        return cls(
-            name=schema.name,
-            id=schema.schema_id,
-            type_offset=schema.type_offset,
-            types={
-                kind: TypeLayout(name=names.get(kind), bytes=dtype.itemsize, fields=_fields_of(dtype))
-                for kind, dtype in schema.records.items()
-            },
-            trades=schema.trades,
-            quotes=schema.quotes,
-            orders=schema.orders,
-            breaks=schema.breaks,
-            json=schema.json,
-        )
+        return _document_of(_Itself(schema))
 
     def layout(self, kind: str) -> tuple[object, ...]:
         """Return all that readers of one message type, given by its character, must know."""
@@ -133,6 +119,42 @@ class SchemaDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def schema(self) -> Schema:
         """Return the schema. Raises ConfigError naming what in it cannot be."""
         return _schema_of(msgspec.json.encode(self))
+
+
+class _Itself:
+    """A schema as a key that equals no other one's, even of the same name."""
+
+    __slots__ = ("schema",)
+
+    def __init__(self, schema: Schema) -> None:
+        self.schema = schema
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and other.schema is self.schema
+
+    def __hash__(self) -> int:
+        return id(self.schema)
+
+
+@lru_cache(64)
+def _document_of(key: _Itself) -> SchemaDocument:
+    """Describe a schema once: one of DBN takes milliseconds."""
+    schema = key.schema
+    names = {character: name for name, character in schema.names.items()}
+    return SchemaDocument(
+        name=schema.name,
+        id=schema.schema_id,
+        type_offset=schema.type_offset,
+        types={
+            kind: TypeLayout(name=names.get(kind), bytes=dtype.itemsize, fields=_fields_of(dtype))
+            for kind, dtype in schema.records.items()
+        },
+        trades=schema.trades,
+        quotes=schema.quotes,
+        orders=schema.orders,
+        breaks=schema.breaks,
+        json=schema.json,
+    )
 
 
 def _fields_of(dtype: numpy.dtype[Any]) -> tuple[FieldLayout, ...]:
