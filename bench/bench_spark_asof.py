@@ -149,7 +149,7 @@ def test_asof(benchmark: BenchmarkFixture, spark: SparkSession, recording: Path,
 
     def recorded(kind: str) -> DataFrame:
         names = ["symbol", "ts_event", "sequence", *(("price", "size") if kind == "T" else QUOTE)]
-        read = spark.read.format("blackbox").option("records", kind).option("prices", "long")
+        read = spark.read.format("blackbox").option("records", kind).option("prices", "integer")
         return read.load(str(recording)).select(names)
 
     def parquet(kind: str) -> DataFrame:
@@ -158,7 +158,7 @@ def test_asof(benchmark: BenchmarkFixture, spark: SparkSession, recording: Path,
     for kind in "TQ":
         recorded(kind).write.parquet(str(tmp_path / kind))
     contenders: dict[str, Any] = {
-        "asof_recorded": lambda: analysis.asof_recorded(spark, recording, "T", "Q", COLUMNS, prices="long"),
+        "asof_recorded": lambda: analysis.asof_recorded(spark, recording, "T", "Q", COLUMNS, prices="integer"),
         "union + window, recording": lambda: union_and_window(recorded("T"), recorded("Q")),
         "union + window, Parquet": lambda: union_and_window(parquet("T"), parquet("Q")),
         "asof_join, Parquet": lambda: analysis.asof_join(

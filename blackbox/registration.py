@@ -13,6 +13,7 @@ from blackbox.block.batch import Batch
 from blackbox.block.gap import Gap
 from blackbox.errors import ConfigError, SubscriberError
 from blackbox.feed.feed import Feed
+from blackbox.feed.prices import Prices, check_prices
 from blackbox.feed.schema import load_schema
 from blackbox.image.table import Puts, Table
 from blackbox.subscribe.callbacks import IN_SLICE, Callback, CompiledCallback
@@ -89,6 +90,7 @@ class Registration:
         *,
         fields: Iterable[str] | None = None,
         types: str | Iterable[str] | None = None,
+        prices: Prices | None = None,
         independent: bool = False,
         group: str | None = None,
     ) -> Callable[[AnyFunction], AnyFunction]:
@@ -98,7 +100,8 @@ class Registration:
         `@on(b"AAPL.", fields=("ts_event", "price", "shares"))` decorates `f(ts_event, price, shares)`. A field is one
         of the message's own (`topic`, `symbol`, `payload`, `sequence`, `epoch`, `slice_id`, `ts_event`, `ts_out`,
         `ts_in`, `ts_recv`), or of its record (see `Message.record`; `"record.sequence"` where both have it); None where
-        a message's type has no such field, or the venue gave no value. `types` names the message types that are wanted:
+        a message's type has no such field, or the venue gave no value. `prices`, for `fields`: "integer" (the default),
+        as the venue sent them; "float"; or "decimal", exact. `types` names the message types that are wanted:
         `"P"`, `"PQ"`, `("mbo", "trade")`. Names that no schema of the feed has are a ConfigError at `start` or
         `replay`.
 
@@ -108,6 +111,10 @@ class Registration:
         """
         check_prefix(prefix, "on")
         names = None if fields is None else names_of("fields", fields)
+        if prices is not None and names is None:
+            raise ValueError(f"prices was {prices!r} without fields, expected fields; `record.price_float` is a float")
+        form: Prices = "integer" if prices is None else prices
+        check_prices(form)
         wanted = types if types is None or (types and isinstance(types, str)) else names_of("types", types)
 
         def register(function: AnyFunction) -> AnyFunction:
@@ -116,7 +123,7 @@ class Registration:
             def make(worker: int) -> Callback:
                 if names is None:
                     return Callback("message", prefix, function, worker, independent, types=wanted)
-                return PlainCallback(names, prefix, function, worker, independent, types=wanted)
+                return PlainCallback(names, prefix, function, worker, independent, wanted, form)
 
             self._add(make, prefix, group)
             return function

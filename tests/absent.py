@@ -53,7 +53,7 @@ class Form(NamedTuple):
     """How a reader has prices and times."""
 
     prices: str
-    """"float", "decimal" of 18 digits, or "long"."""
+    """"float", "decimal" of 18 digits, or "integer"."""
     seconds: int = 1
     """Steps in a second of its times in seconds. They are in an int64."""
     nanoseconds: int = 1
@@ -109,7 +109,7 @@ def value(number: int, dtype: numpy.dtype[Any], form: Form) -> Any:
     told: Any = dtype.metadata or {}
     if number == told.get(ABSENT):
         return None
-    if DECIMALS in told and form.prices != "long":
+    if DECIMALS in told and form.prices != "integer":
         exact = Decimal(number).scaleb(-told[DECIMALS])
         if form.prices == "float":
             return float(exact)

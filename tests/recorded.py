@@ -10,7 +10,7 @@ import msgspec
 
 from blackbox import Feed, Publisher, Recorder, Recording, Source
 
-AS_SENT: Any = {"prices": "long", "times": "long"}
+AS_SENT: Any = {"prices": "integer", "times": "integer"}
 """Frames with the venue's integers."""
 
 

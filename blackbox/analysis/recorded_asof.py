@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import numpy
 import pyarrow
@@ -20,6 +20,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from blackbox.analysis.asof import joined_names
 from blackbox.errors import ConfigError, JournalError
+from blackbox.feed.prices import Prices
 from blackbox.feed.schema import ABSENT, Schema
 from blackbox.native.jit import njit
 from blackbox.spark.columns import BASE, PAYLOAD, RecordField, record_array, record_fields, table_schema
@@ -45,7 +46,7 @@ def asof_recorded(
     quotes: str,
     columns: Sequence[str] | None = None,
     tolerance_ns: int | None = None,
-    prices: Literal["decimal", "long"] = "decimal",
+    prices: Prices = "decimal",
     suffix: str = "_quote",
 ) -> DataFrame:
     """Each message of type `trades`, and beside it the last message of type `quotes` of its symbol before it.

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from blackbox.archive.recording import Recording
     from blackbox.block.batch import Batch
     from blackbox.feed.feed import Feed
+    from blackbox.feed.prices import Prices
     from blackbox.feed.schema import Schema
 
-Prices = Literal["float", "decimal", "long"]
-Times = Literal["timestamp", "long"]
+Times = Literal["timestamp", "integer"]
 
 _ROWS: Final = 1 << 20
 _FORM: Final = ("kind", "prices", "times", "zone", "broken")
@@ -36,11 +36,11 @@ class FrameOptions(Selection, total=False):
     """The message type, with its fields as columns in place of the payload. Of several types, all their messages in one
     frame, in their order: a column `kind` names the type, and a field is null where a type lacks it."""
     prices: Prices
-    """"float" (the default): float64. "decimal": exact, which pandas keeps as Python objects. "long": the integers that
-    the venue sent. All are null where the venue gave none; a decimal also where it would have more than 18 digits."""
+    """"float" (the default): float64. "decimal": exact, which pandas keeps as Python objects. "integer": as the
+    venue sent them. All are null where the venue gave none; a decimal also where it would have more than 18 digits."""
     times: Times
-    """"timestamp" (the default): of nanoseconds. "long": int64 ns since 1970. Both are null where the venue gave none,
-    but a message's own `ts_event` is then 0 in "long"."""
+    """"timestamp" (the default): of nanoseconds. "integer": int64 ns since 1970. Both are null where the venue gave
+    none, but a message's own `ts_event` is then 0 in "integer"."""
     zone: str | None
     """The time zone of the timestamps, such as "America/New_York"; by default the feed's."""
     broken: bool

@@ -55,8 +55,9 @@ from blackbox.feed.schema import RAW, load_schema, schema_of
 from blackbox.timestamps import MAX_NS, MIN_NS, check_unit, ns_of, parse_time
 
 if TYPE_CHECKING:
-    from blackbox.archive.export.parquet import Order, ParquetDay, Prices
+    from blackbox.archive.export.parquet import Order, ParquetDay
     from blackbox.book.books import Books
+    from blackbox.feed.prices import Prices
 
 _log = logging.getLogger(__name__)
 
@@ -349,7 +350,8 @@ class Recording(Frames):
             path: the directory; made if it is not there.
             prefix: of the topics.
             kind: the message type; not given: all messages, with their payloads.
-            prices: "long" for the integers that the venue sent; the file's metadata then tells the decimals.
+            prices: "decimal", exact; "float"; or "integer", as the venue sent them, with the number of decimals in the
+                file's metadata.
             order: "capture", as recorded: row groups of a million messages that cover a short time each. "topic":
                 each such million sorted by topic, in row groups an eighth as large: they cover few topics, too.
             progress: called with the number of messages so far.

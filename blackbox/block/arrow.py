@@ -112,6 +112,12 @@ def price_column(units: NDArray[Any], field: pyarrow.Field) -> pyarrow.Array:
     return pyarrow.Array.from_buffers(kind, len(units), [_validity(good), pyarrow.py_buffer(wide)])
 
 
+def float_column(units: NDArray[Any], field: pyarrow.Field) -> pyarrow.Array:
+    """Return a field of prices as float64, exact to the last bit up to 2^53 units. Null: no price."""
+    decimals = int(field.metadata[DECIMALS.encode()])
+    return pyarrow.array(units.astype(numpy.float64) / 10.0**decimals, mask=absent_in(units, field))
+
+
 def micros_column(values: NDArray[Any], field: pyarrow.Field) -> pyarrow.Array:
     """Return a field of times as timestamps of microseconds. Null: no time, or one that does not fit an int64."""
     numbers, absent = values.astype(numpy.int64), absent_in(values, field)

@@ -501,8 +501,9 @@ class Message(msgspec.Struct, gc=False):
         """Its payload as a record of the feed's schema, by its type: fields are attributes, e.g. `record.price`.
 
         It may be kept, and keeps the payloads of its batch with it; `copy.copy(record)` keeps its own bytes alone.
-        Prices are the venue's scaled integers. A field is None where it holds the integer that the schema declares as
-        absent; `Batch.records` has that integer. An integer of six bytes is `bytes`, for `int.from_bytes`.
+        A price `p` is the venue's scaled integer, and `p_float` is the price as a float. A field is None where it holds
+        the integer that the schema declares as absent; `Batch.records` has that integer. An integer of six bytes is
+        `bytes`, for `int.from_bytes`.
 
         Raises:
             ValueError: there is no schema, or the payload has another length than its type says.

@@ -25,7 +25,8 @@ class Prices(StrEnum):
     """How prices of records are written."""
 
     DECIMAL = "decimal"
-    LONG = "long"
+    FLOAT = "float"
+    INTEGER = "integer"
 
 
 class Order(StrEnum):
@@ -56,7 +57,8 @@ def export(
         typer.Option(metavar="TYPE", help="Parquet: only messages of this type, with their fields as columns."),
     ] = None,
     prices: Annotated[
-        Prices, typer.Option(help="Parquet with --records: prices as decimals, or as the venue's integers.")
+        Prices,
+        typer.Option(help="Parquet with --records: prices as exact decimals, as floats, or as the venue's integers."),
     ] = Prices.DECIMAL,
     order: Annotated[
         Order, typer.Option(help="Parquet: as captured; or by topic, within each million messages.")

@@ -22,7 +22,8 @@ import numpy
 
 from blackbox.arguments import did_you_mean
 from blackbox.errors import ConfigError
-from blackbox.feed.typed_record import NO_VALUE, record_type
+from blackbox.feed import field_meaning
+from blackbox.feed.typed_record import record_type
 
 if TYPE_CHECKING:
     import pyarrow
@@ -38,13 +39,13 @@ SCHEMA_GROUP = "blackbox.schemas"
 """The entry-point group in which schemas are registered."""
 
 # Keys of a field's `dtype.metadata`.
-DECIMALS = "decimals"
+DECIMALS = field_meaning.DECIMALS
 """Metadata key of a price: the integer is the price times 10 to the power of this."""
-UTC = "utc"
+UTC = field_meaning.UTC
 """Metadata key of a time since 1970-01-01 UTC: the unit, "ns" or "s"."""
-SINCE_MIDNIGHT = "since_midnight"
+SINCE_MIDNIGHT = field_meaning.SINCE_MIDNIGHT
 """Metadata key of a time of day: the time zone whose midnight it counts from. Unit: ns."""
-ABSENT = NO_VALUE
+ABSENT = field_meaning.ABSENT
 """Metadata key: the integer with which the venue says that the field has no value. Readers return null instead."""
 
 

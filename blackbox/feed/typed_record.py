@@ -9,9 +9,10 @@ from typing import Any, ClassVar, NoReturn
 import numpy
 
 from blackbox.errors import ConfigError
+from blackbox.feed.field_meaning import ABSENT, DECIMALS
 
-NO_VALUE = "absent"
-"""Key of a field's `dtype.metadata`: see `blackbox.feed.schema.ABSENT`."""
+FLOAT = "_float"
+"""Ends the name of the attribute that has a price as a float."""
 
 
 class TypedRecord(ctypes.Structure):
@@ -64,12 +65,23 @@ def _or_none(stored: Any, absent: int) -> property:
     return property(value)
 
 
+def _as_float(stored: Any, decimals: int) -> property:
+    """Return an attribute with a price as a float. `stored`: the attribute with the venue's integer."""
+    read, scale = stored.__get__, 10.0**decimals
+
+    def value(record: TypedRecord) -> float | None:
+        units = read(record)
+        return None if units is None else units / scale
+
+    return property(value)
+
+
 def record_type(name: str, dtype: numpy.dtype[Any]) -> Any:
     """Return a class whose instances are records laid out in memory as `dtype` says.
 
     Integers, floats and booleans are Python's, an integer that means "no value" None, texts `bytes` up to the first
     zero byte, subarrays of bytes and what has no counterpart `bytes`, other subarrays ctypes arrays, and records within
-    are records.
+    are records. A price `p` is the venue's integer, and `p_float` the price, unless a field has that name.
 
     Raises:
         ConfigError: fields lie over each other.
@@ -105,8 +117,11 @@ def record_type(name: str, dtype: numpy.dtype[Any]) -> Any:
         },
     )
     for label in dtype.names or ():
-        if (absent := (layout[label][0].metadata or {}).get(NO_VALUE)) is not None:
+        metadata = layout[label][0].metadata or {}
+        if (absent := metadata.get(ABSENT)) is not None:
             setattr(made, label, _or_none(getattr(made, label), absent))
+        if (decimals := metadata.get(DECIMALS)) is not None and label + FLOAT not in layout:
+            setattr(made, label + FLOAT, _as_float(getattr(made, label), decimals))
     return made
 
 

@@ -8,8 +8,9 @@ import pyarrow
 from numpy.typing import NDArray
 from pyspark.sql import types
 
-from blackbox.block.arrow import PRICE_DIGITS, micros_column, price_column, record_column
+from blackbox.block.arrow import PRICE_DIGITS, float_column, micros_column, price_column, record_column
 from blackbox.errors import ConfigError
+from blackbox.feed.prices import Prices
 from blackbox.feed.schema import DECIMALS, Schema
 
 BASE: Final = (
@@ -62,7 +63,7 @@ class RecordField(NamedTuple):
     """True if it may hold nulls: for an integer that means "no value", or one that the column cannot hold."""
 
 
-def record_fields(schema: Schema, message: str, prices: str) -> list[RecordField]:
+def record_fields(schema: Schema, message: str, prices: Prices) -> list[RecordField]:
     """Return the columns of a message type. Raises ConfigError when the schema has no such type."""
     found = []
     for field in schema.arrow(message):
@@ -74,8 +75,10 @@ def record_fields(schema: Schema, message: str, prices: str) -> list[RecordField
     return found
 
 
-def _kind_of(field: pyarrow.Field, prices: str) -> types.DataType:
+def _kind_of(field: pyarrow.Field, prices: Prices) -> types.DataType:
     metadata = field.metadata or {}
+    if DECIMALS.encode() in metadata and prices == "float":
+        return types.DoubleType()
     if DECIMALS.encode() in metadata and prices == "decimal":
         return types.DecimalType(PRICE_DIGITS, int(metadata[DECIMALS.encode()]))
     if pyarrow.types.is_timestamp(field.type):
@@ -121,6 +124,8 @@ def record_array(field: RecordField, records: NDArray[Any]) -> pyarrow.Array:
     values, kind = records[field.name], field.arrow.type
     if isinstance(field.kind, types.DecimalType):
         return price_column(values, field.arrow)
+    if isinstance(field.kind, types.DoubleType) and pyarrow.types.is_integer(kind):
+        return float_column(values, field.arrow)
     if pyarrow.types.is_timestamp(kind):
         return micros_column(values, field.arrow)
     column = record_column(values, field.arrow)

@@ -9,6 +9,7 @@ from typing import Final, Literal, NamedTuple
 
 from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import ConfigError
+from blackbox.feed.prices import Prices
 
 MEGABYTE: Final = 1 << 20
 _SIZE: Final = re.compile(r"0*([0-9]{1,19})(?:([kmgtp]?)b?|([kmgtp])ib)")
@@ -23,8 +24,8 @@ class Options(NamedTuple):
     """Days, feeds or roots of recordings, or patterns for them."""
     records: str | None = None
     """Read only messages of this type of the feed's schema, with its fields instead of the payload."""
-    prices: Literal["decimal", "long"] = "decimal"
-    """The column type of prices in `records`."""
+    prices: Prices = "decimal"
+    """The form of prices in `records`."""
     on_damage: Literal["error", "skip"] = "error"
     """What to do where a recording cannot be read."""
     partition_bytes: int = 64 * MEGABYTE
@@ -52,7 +53,7 @@ class Options(NamedTuple):
         return cls(
             _paths(given),
             given.get("records"),
-            _one_of(given, "prices", "decimal", "long"),  # type: ignore[arg-type]
+            _one_of(given, "prices", "decimal", "float", "integer"),  # type: ignore[arg-type]
             _one_of(given, "onDamage", "error", "skip"),  # type: ignore[arg-type]
             _size(given, "partitionBytes") or 64 * MEGABYTE,
             _directory(given, "metrics"),

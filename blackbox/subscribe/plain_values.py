@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from blackbox.arguments import did_you_mean
 from blackbox.block.batch import Batch, Message
 from blackbox.errors import ConfigError
-from blackbox.feed.schema import ABSENT, Schema
+from blackbox.feed.prices import Prices, in_form
+from blackbox.feed.schema import ABSENT, DECIMALS, Schema
 from blackbox.subscribe.callbacks import Callback, MisfitError
 
 RECORD: Final = "record."
@@ -55,9 +56,11 @@ class PlainCallback(Callback):
         worker: int,
         independent: bool = False,
         types: str | Sequence[str] | None = None,
+        prices: Prices = "integer",
     ) -> None:
         super().__init__("message", prefix, function, worker, independent, types=types)
         self.fields = tuple(fields)
+        self._prices = prices
         self._of_record = tuple(name.removeprefix(RECORD) for name in fields if name not in OWN)
 
     def check(self, schemas: Sequence[Schema | None]) -> None:
@@ -95,7 +98,7 @@ class PlainCallback(Callback):
         return [in_place(chain.from_iterable(column), order) for column in columns]
 
     def _columns_of_feed(self, batch: Batch) -> list[list[Any]]:
-        record = iter(record_columns(batch, self._of_record) if self._of_record else ())
+        record = iter(record_columns(batch, self._of_record, self._prices) if self._of_record else ())
         return [OWN[name](batch) if name in OWN else next(record) for name in self.fields]
 
     def _call(self, message: Message) -> object:
@@ -111,7 +114,7 @@ class PlainCallback(Callback):
             if name in OWN:
                 values.append(getattr(message, name))
             else:
-                values.append(getattr(record, field) if field in had else None)
+                values.append(_value(record, field, self._prices) if field in had else None)
         return self.function(*values)
 
 
@@ -122,17 +125,24 @@ def in_place(values: Iterable[Any], places: NDArray[Any]) -> list[Any]:
     return list(map(list(values).__getitem__, numpy.argsort(places).tolist()))
 
 
-def record_columns(batch: Batch, fields: Sequence[str]) -> list[list[Any]]:
+def _value(record: Any, field: str, prices: Prices) -> Any:
+    """Return a field's value, a price in the form asked for."""
+    value = getattr(record, field)
+    decimals = (record._dtype_[field].metadata or {}).get(DECIMALS)
+    return value if decimals is None else in_form([value], decimals, prices)[0]
+
+
+def record_columns(batch: Batch, fields: Sequence[str], prices: Prices = "integer") -> list[list[Any]]:
     """Return, for each field, its value in each message of a batch of one feed; None where its type has no such field.
 
-    The values are those of `Message.record`. Raises ValueError or ConfigError when a message is not of a type of the
-    schema, or a field's values are no plain ones: read it message by message.
+    The values are those of `Message.record`, prices in the form asked for. Raises ValueError or ConfigError when a
+    message is not of a type of the schema, or a field's values are no plain ones: read it message by message.
     """
     schema: Any = batch.schema
     if schema is None or batch.block.validity is not None:
         raise ValueError("there is no schema, or a message without a value")
     kinds = types_of(batch, schema)
-    if len(kinds) == 1 and (columns := _columns_of_one_type(batch, schema.dtype(kinds[0]), fields)):
+    if len(kinds) == 1 and (columns := _columns_of_one_type(batch, schema.dtype(kinds[0]), fields, prices)):
         return columns
     found = [(batch.indices(kind), kind) for kind in kinds]
     order = numpy.concatenate([places for places, _ in found])
@@ -142,18 +152,21 @@ def record_columns(batch: Batch, fields: Sequence[str]) -> list[list[Any]]:
     for places, kind in found:
         records = batch.records(kind)
         for column, name in zip(columns, fields, strict=True):
-            column.extend(values_of(records[name]) if name in (records.dtype.names or ()) else [None] * len(places))
+            has_field = name in (records.dtype.names or ())
+            column.extend(values_of(records[name], prices) if has_field else [None] * len(places))
     return [in_place(column, order) for column in columns]
 
 
-def _columns_of_one_type(batch: Batch, dtype: numpy.dtype[Any], fields: Sequence[str]) -> list[list[Any]]:
+def _columns_of_one_type(
+    batch: Batch, dtype: numpy.dtype[Any], fields: Sequence[str], prices: Prices
+) -> list[list[Any]]:
     """Return the values of fields, read where they lie, if all of the batch's messages are records of this type."""
     block = batch.block
     if not block.is_fixed or block.stride != dtype.itemsize:
         return []
     records, rows = block.payloads.view(dtype), batch.rows
     return [
-        values_of(records[name] if rows is None else records[name][rows])
+        values_of(records[name] if rows is None else records[name][rows], prices)
         if name in (dtype.names or ())
         else [None] * len(batch)
         for name in fields
@@ -178,15 +191,23 @@ def types_of(batch: Batch, schema: Schema) -> list[str]:
     return list(map(chr, characters.tolist()))
 
 
-def values_of(column: NDArray[Any]) -> list[Any]:
-    """Return a field's values as `Message.record` gives them. Raises ValueError where they are no plain ones."""
+def values_of(column: NDArray[Any], prices: Prices = "integer") -> list[Any]:
+    """Return a field's values as `Message.record` gives them, prices in the form asked for.
+
+    Raises ValueError where they are no plain ones.
+    """
     dtype = column.dtype
     if dtype.kind in "iufb" and column.ndim == 1:
-        values: list[Any] = column.astype(dtype.newbyteorder("="), copy=False).tolist()
-        if dtype.metadata is not None and (absent := dtype.metadata.get(ABSENT)) is not None:
+        metadata: Mapping[str, Any] = dtype.metadata or {}
+        decimals = None if prices == "integer" else metadata.get(DECIMALS)
+        if decimals is not None and prices == "float":
+            values: list[Any] = (column.astype(numpy.float64) / 10.0**decimals).tolist()
+        else:
+            values = column.astype(dtype.newbyteorder("="), copy=False).tolist()
+        if (absent := metadata.get(ABSENT)) is not None:
             for place in numpy.flatnonzero(column == dtype.type(absent)).tolist():
                 values[place] = None
-        return values
+        return in_form(values, decimals, prices) if decimals is not None and prices == "decimal" else values
     if dtype.kind == "S" and column.ndim == 1:
         texts: list[bytes] = column.tolist()
         return texts if b"".join(texts).find(0) < 0 else [text.partition(b"\0")[0] for text in texts]

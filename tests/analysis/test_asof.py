@@ -183,7 +183,7 @@ COLUMNS = ["symbol", "ts_event", "size", "price", "trade_id", "ts_event_quote", 
 
 @pytest.mark.long
 def test_recorded_trades_have_the_quote_before_them(spark: SparkSession, tops: Path, shared_data: Path) -> None:
-    found = asof_recorded(spark, tops, "T", "Q", columns=COLUMNS, prices="long").collect()
+    found = asof_recorded(spark, tops, "T", "Q", columns=COLUMNS, prices="integer").collect()
     expected = sorted(tops_trades(shared_data), key=repr)
     assert sorted((tuple(row) for row in found), key=repr) == expected
     assert len(found) == 6_390

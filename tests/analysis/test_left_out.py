@@ -63,7 +63,7 @@ def rows_of(frame: DataFrame | None, *columns: str) -> list[tuple[Any, ...]]:
 def same_as_frames(spark: SparkSession, recording: Recording, broken: bool = False) -> None:
     """Trades and quotes are the same in Spark and in the frames."""
     names = "symbol", "ts_event", "slice", "epoch", "sequence"
-    form: Any = {"prices": "decimal", "times": "long"}
+    form: Any = {"prices": "decimal", "times": "integer"}
     for found, ticks, own in (
         (recorded_trades(spark, recording.path, broken=broken), "trades", ("price", "size", "trade_id")),
         (recorded_quotes(spark, recording.path), "quotes", QUOTED),
@@ -134,7 +134,7 @@ def test_asof_recorded_has_both_sides_as_by_a_plain_loop(
         if isinstance(each, Deal) and each.kind == "T":
             own = [quote for quote in rows[:place] if isinstance(quote, Sides) and quote.symbol == each.symbol]
             expected.append((place, *(carried(own)[-1][1:] if own else (None,) * 4)))
-    found = asof_recorded(spark, path, "T", "Q", prices="long")
+    found = asof_recorded(spark, path, "T", "Q", prices="integer")
     assert rows_of(found, "sequence", "bid", "bid_size", "ask", "ask_size") == sorted(expected, key=repr)
     some_columns = asof_recorded(spark, path, "T", "Q", ["sequence", "ask_size"])
     assert rows_of(some_columns, "sequence", "ask_size") == sorted(((row[0], row[4]) for row in expected), key=repr)
@@ -146,7 +146,7 @@ def test_asof_recorded_of_the_tape_has_both_sides(spark: SparkSession, tmp_path:
     feed = record(tmp_path / "out", "tape", lambda: Tape(tmp_path), slices=1, time_zone="America/New_York")
     found = asof_recorded(spark, feed, "T", "Q")
     recording = Recording.open(day_of(feed))
-    quotes = recording.quotes.to_polars(prices="decimal", times="long")
+    quotes = recording.quotes.to_polars(prices="decimal", times="integer")
     trades = recording.to_polars(kind="T", **AS_SENT)
     last: dict[str, Any] = {}
     merged = [(row["sequence"], row) for frame in (quotes, trades) for row in frame.iter_rows(named=True)]
@@ -289,7 +289,7 @@ def test_results_of_several_days_are_those_of_each_day_alone(spark: SparkSession
     sides = rows_of(quotes, "date", "bid_price", "ask_price")
     assert [row[1:] for row in sides] == [(Decimal("0.01"), Decimal("0.03")), (None, Decimal("0.05"))]
     frames = Recordings.open(tmp_path)
-    form: Any = {"prices": "decimal", "times": "long"}
+    form: Any = {"prices": "decimal", "times": "integer"}
     for spark_rows, ticks in ((trades, frames.trades), (quotes, frames.quotes)):
         names = [name for name in spark_rows.columns if name != "epoch"]
         assert rows_of(spark_rows, *names) == sorted(ticks.to_polars(**form).select(names).rows(), key=repr)
@@ -300,7 +300,7 @@ def test_trades_of_feeds_of_several_schemas_have_columns_for_all(spark: SparkSes
     found = recorded_trades(spark, several.paths)
     assert found is not None
     names = "feed", "date", "symbol", "ts_event", "price", "size", "trade_id"
-    frame = several.trades.to_polars(times="long").select(names)
+    frame = several.trades.to_polars(times="integer").select(names)
     assert rows_of(found, *names) == sorted(frame.rows(), key=repr)
     assert len(frame) == 3
     bars = time_bars(found, "1m")

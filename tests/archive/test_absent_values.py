@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,9 +27,10 @@ from blackbox.feed.schema import ABSENT
 from tests.absent import FIELDS, I8, NOON, OTHER, SCHEMA, U8, Form, close, columns, raw, records, value, write_day
 from tests.cli.commands import invoke
 from tests.examples import examples
+from tests.journals import Day, Put, Row, feed_of
 from tests.recorded import recorded
 
-AS_SENT: dict[str, Any] = {"prices": "long", "times": "long"}
+AS_SENT: dict[str, Any] = {"prices": "integer", "times": "integer"}
 
 
 def plain(table: pyarrow.Table, name: str) -> list[Any]:
@@ -45,8 +47,8 @@ def assert_columns(table: pyarrow.Table, expected: dict[str, list[Any]]) -> None
         assert close(plain(table, name), values), name
 
 
-@pytest.mark.parametrize("prices", ["float", "decimal", "long"])
-@pytest.mark.parametrize("times", ["timestamp", "long"])
+@pytest.mark.parametrize("prices", ["float", "decimal", "integer"])
+@pytest.mark.parametrize("times", ["timestamp", "integer"])
 def test_absent_values_are_null_in_arrow(tmp_path: Path, prices: Any, times: Any) -> None:
     made = records()
     recording = Recording.open(write_day(tmp_path / "2026-11-20", made).path)
@@ -65,8 +67,8 @@ def test_absent_values_are_null_in_arrow(tmp_path: Path, prices: Any, times: Any
 def test_absent_values_are_null_where_types_are_read_together(tmp_path: Path) -> None:
     made, others = records(), [(255, 0, 7), (3, -1, 0)]
     recording = Recording.open(write_day(tmp_path / "2026-11-20", made, others).path)
-    table = recording.to_arrow(kind=["of all", "O"], prices="long")
-    expected = columns(made, Form("long"))
+    table = recording.to_arrow(kind=["of all", "O"], prices="integer")
+    expected = columns(made, Form("integer"))
     assert plain(table, "u1") == [*expected["u1"], 255, 3], "255 is absent in one type only"
     assert plain(table, "i4") == [*expected["i4"], None, -1]
     assert plain(table, "own") == [None] * len(made) + [None, 0]
@@ -104,7 +106,7 @@ def test_absent_values_are_null_in_polars(tmp_path: Path) -> None:
         assert close(found, expected), name
 
 
-@pytest.mark.parametrize("prices", ["decimal", "long"])
+@pytest.mark.parametrize("prices", ["decimal", "float", "integer"])
 def test_absent_values_are_null_in_parquet(tmp_path: Path, prices: Any) -> None:
     made = records()
     recording = Recording.open(write_day(tmp_path / "days" / "2026-11-20", made).path)
@@ -116,7 +118,7 @@ def test_absent_values_are_null_in_parquet(tmp_path: Path, prices: Any) -> None:
     assert polars.read_parquet(path)["time"].to_list() == expected["time"]
     for name in ("price", "time", "i4", "u1"):
         found = duckdb.execute(f"select {name} from '{path}'").fetchall()
-        assert [each for (each,) in found] == expected[name]
+        assert close((each for (each,) in found), expected[name])
         missing = duckdb.execute(f"select count(*) from '{path}' where {name} is null").fetchall()
         assert missing == [(expected[name].count(None),)]
     assert not table.schema.field("plain").nullable
@@ -137,15 +139,48 @@ def test_absent_values_are_none_in_records_of_messages(tmp_path: Path) -> None:
     assert of_batches == made.tobytes(), "records of numpy are unchanged"
 
 
-def test_absent_values_are_none_in_callbacks_of_fields(tmp_path: Path) -> None:
+PRICES = [name for name, dtype in FIELDS.items() if "decimals" in (dtype.metadata or {})]
+
+
+def money(record: Any, name: str, prices: str) -> Any:
+    """Return a price in one of the forms, exactly; None for the absent value."""
+    units = raw(int(record[name]), FIELDS[name])
+    if units is None or prices == "integer":
+        return units
+    exact = Decimal(units).scaleb(-FIELDS[name].metadata["decimals"])  # type: ignore[index]
+    return float(exact) if prices == "float" else exact
+
+
+@pytest.mark.parametrize("prices", [None, "integer", "float", "decimal"])
+def test_absent_values_are_none_in_callbacks_of_fields(tmp_path: Path, prices: Any) -> None:
     made = records()
     path = write_day(tmp_path / "2026-11-20", made, [(255, 0, 7), (3, -1, 0)]).path
     subscriber = Subscriber(Recording.open(path).feed)
     found: list[Any] = []
-    subscriber.on(b"", fields=("i4", "u1", "price"))(lambda *values: found.append(values))
+    subscriber.on(b"", fields=("i4", "u1", *PRICES), prices=prices)(lambda *values: found.append(values))
     subscriber.replay(Recording.open(path))
-    expected = [tuple(raw(int(record[name]), FIELDS[name]) for name in ("i4", "u1", "price")) for record in made]
-    assert found == [*expected, (None, 255, None), (-1, 3, None)]
+    none = (None,) * len(PRICES)
+    expected = [
+        (
+            *(raw(int(record[name]), FIELDS[name]) for name in ("i4", "u1")),
+            *(money(record, name, prices or "integer") for name in PRICES),
+        )
+        for record in made
+    ]
+    for mine, theirs in zip(found, [*expected, (None, 255, *none), (-1, 3, *none)], strict=True):
+        assert close(mine, theirs)
+        assert [*map(type, mine)] == [*map(type, theirs)]
+
+
+def test_a_record_of_a_message_has_its_prices_as_floats(tmp_path: Path) -> None:
+    made = records()
+    recording = Recording.open(write_day(tmp_path / "2026-11-20", made).path)
+    found = [message.record for batch in recording.batches() for message in batch]
+    assert len(PRICES) > 4
+    for name in PRICES:
+        assert close((getattr(each, f"{name}_float") for each in found), (money(each, name, "float") for each in made))
+        assert [getattr(each, name) for each in found] == [raw(int(each[name]), FIELDS[name]) for each in made]
+    assert not hasattr(found[0], "i4_float")
 
 
 def test_absent_values_are_null_in_json(tmp_path: Path) -> None:
@@ -164,7 +199,7 @@ def test_absent_values_are_null_in_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["to_arrow", "to_pandas", "to_polars"])
-@pytest.mark.parametrize("prices", ["decimal", "long"])
+@pytest.mark.parametrize("prices", ["decimal", "integer"])
 def test_nulls_of_a_table_are_stored_as_the_schema_says(tmp_path: Path, form: str, prices: Any) -> None:
     made = records()
     made["time"][2], made["i4"][3], made["price"][4] = U8, (1 << 31) - 1, I8
@@ -200,7 +235,7 @@ def test_any_integer_but_the_absent_one_is_a_value(rows: list[tuple[int, ...]]) 
         made[name] = numpy.array([row[place] for row in rows], unsigned).view(dtype)
     with TemporaryDirectory() as directory:
         recording = Recording.open(write_day(Path(directory) / "2026-11-20", made).path)
-        assert_columns(recording.to_arrow(kind="of all", **AS_SENT), columns(made, Form("long")))
+        assert_columns(recording.to_arrow(kind="of all", **AS_SENT), columns(made, Form("integer")))
         assert_columns(recording.to_arrow(kind="of all", prices="decimal"), columns(made, Form("decimal")))
         for batch in recording.batches():
             for record, message in zip(made, batch, strict=True):
@@ -250,3 +285,20 @@ def test_a_side_that_a_tape_quote_does_not_give_is_null() -> None:
     assert DBN.arrow("mbo").field("price").nullable
     assert OTHER["own"].metadata == {"absent": 7}
     assert Feed.local("absent", schema=SCHEMA).schema == SCHEMA
+
+
+@pytest.mark.parametrize("prices", ["integer", "float", "decimal"])
+def test_prices_in_a_block_with_a_message_without_a_value_have_the_same_form(tmp_path: Path, prices: Any) -> None:
+    made = records()
+    day = Day(tmp_path / "2026-11-20", feed_of(schema="absent"))
+    day.write_manifest(SCHEMA)
+    day.put(0, Put((Row(b"X.A", None, NOON), *(Row(b"X.A", record.tobytes(), NOON) for record in made))))
+    recording = Recording.open(day.path)
+    found: list[Any] = []
+    subscriber = Subscriber(recording.feed)
+    subscriber.on(b"", fields=PRICES, prices=prices)(lambda *values: found.append(values))
+    subscriber.replay(recording)
+    expected = [(None,) * len(PRICES), *(tuple(money(record, name, prices) for name in PRICES) for record in made)]
+    for mine, theirs in zip(found, expected, strict=True):
+        assert close(mine, theirs)
+        assert [*map(type, mine)] == [*map(type, theirs)]

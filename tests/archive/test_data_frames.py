@@ -75,14 +75,14 @@ BLOCKS = st.lists(st.lists(ROWS, min_size=1, max_size=8), max_size=5)
 
 def instant(ns: int, form: dict[str, Any]) -> Any:
     """A time as the frame should tell it."""
-    return ns if form.get("times") == "long" else pandas.Timestamp(ns, tz="UTC")
+    return ns if form.get("times") == "integer" else pandas.Timestamp(ns, tz="UTC")
 
 
 def money(units: int, decimals: int, form: dict[str, Any]) -> Any:
     prices = form.get("prices", "float")
     if units == 2**63 - 1 or (prices == "decimal" and abs(units) >= 10**18):
         return None
-    if prices == "long":
+    if prices == "integer":
         return units
     exact = Decimal(units).scaleb(-decimals)
     return exact if prices == "decimal" else float(exact)
@@ -97,7 +97,7 @@ def decoded(payload: bytes, form: dict[str, Any]) -> dict[str, Any]:
         kind, size, units, maker = QUOTE_STRUCT.unpack(payload)
         return {"kind": text(kind), "size": size, "price": money(units, 2, form), "maker": text(maker)}
     kind, units, fine, size, venue, at, day, clock, rate, good, number = TRADE_STRUCT.unpack(payload)
-    long = form.get("times") == "long"
+    long = form.get("times") == "integer"
     return {
         "kind": text(kind),
         "price": money(units, 4, form),
@@ -121,7 +121,7 @@ def reference(day: Day, kinds: str, form: dict[str, Any]) -> list[dict[str, Any]
             continue
         symbol, dot, kind = message.topic.rpartition(b".")
         names = [each.decode(errors="backslashreplace") for each in (message.topic, symbol if dot else kind, kind)]
-        event = None if message.ts_event == 0 and form.get("times") != "long" else instant(message.ts_event, form)
+        event = None if message.ts_event == 0 and form.get("times") != "integer" else instant(message.ts_event, form)
         base = {
             "slice": message.slice_id,
             "topic": names[0],
@@ -167,8 +167,8 @@ few = settings(max_examples=examples(60), suppress_health_check=[HealthCheck.fun
 FORMS = st.fixed_dictionaries(
     {},
     optional={
-        "prices": st.sampled_from(["float", "decimal", "long"]),
-        "times": st.sampled_from(["timestamp", "long"]),
+        "prices": st.sampled_from(["float", "decimal", "integer"]),
+        "times": st.sampled_from(["timestamp", "integer"]),
         "zone": st.sampled_from(["UTC", NEW_YORK, "Asia/Kolkata"]),
     },
 )
@@ -227,7 +227,7 @@ def test_frames_of_pandas_and_polars_are_typed(tmp_path: Path) -> None:
     assert frame["price"].isna().tolist() == [True, False]
     assert frame["price"][1] == 10.5
     assert frame["record_topic"].tolist() == [3, pandas.NA]
-    assert recording.to_pandas(kind="T", prices="long")["price"].tolist() == [pandas.NA]
+    assert recording.to_pandas(kind="T", prices="integer")["price"].tolist() == [pandas.NA]
     lean = recording.to_polars(kind=["T", "Q"], zone="Asia/Tokyo")
     schema = lean.schema
     assert (schema["topic"], schema["kind"]) == (polars.Categorical, polars.Categorical)
@@ -269,8 +269,8 @@ def test_several_days_are_one_frame_if_their_messages_have_the_same_fields(tmp_p
 @pytest.mark.parametrize(
     ("options", "error", "told"),
     [
-        ({"prices": "cents"}, ConfigError, "prices were 'cents', expected one of: float, decimal, long"),
-        ({"times": "ns"}, ConfigError, "times were 'ns', expected one of: timestamp, long"),
+        ({"prices": "cents"}, ConfigError, "prices was 'cents', expected one of: integer, float, decimal"),
+        ({"times": "ns"}, ConfigError, "times was 'ns', expected one of: timestamp, integer"),
         ({"zone": "New York"}, ConfigError, "time zone was 'New York', expected a name such as 'America/New_York'"),
         ({"kind": "X"}, ConfigError, "schema 'made': message type was 'X', expected one of: quote"),
         ({"kind": []}, ConfigError, "kind was [], expected a message type, or several, each once"),
@@ -368,7 +368,7 @@ print(len(whole), anonymous_kib() - before)
 
 def test_memory_of_chunks_does_not_grow_with_the_recording(tmp_path: Path) -> None:
     recording = recorded(tmp_path, lambda: Synthetic(1_500_000, seed=3), slices=1)
-    times = recording.to_arrow(kind="A", times="long")["ts_event"]
+    times = recording.to_arrow(kind="A", times="integer")["ts_event"]
     command = [sys.executable, "-c", PEAKS, str(recording.path), str(times[len(times) // 8])]
     done = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True, timeout=200)
     part, all_of_it, whole = ([*map(int, line.split())] for line in done.stdout.splitlines())

@@ -141,10 +141,10 @@ def test_a_selection_of_rows_of_a_block_has_the_sides_of_the_day(tmp_path: Path)
     day.put(0, Put(tuple(rows)))
     quotes = Recording.open(tmp_path).quotes
     expected = [(5, None), (5, 7), (6, 7), (6, 9)]
-    assert quotes.to_polars(b"A.", prices="long").select("bid_price", "ask_price").rows() == expected
-    found = quotes.to_polars(b"A.", prices="long", start=4 * SECOND, stop=6 * SECOND)
+    assert quotes.to_polars(b"A.", prices="integer").select("bid_price", "ask_price").rows() == expected
+    found = quotes.to_polars(b"A.", prices="integer", start=4 * SECOND, stop=6 * SECOND)
     assert found.select("bid_price", "ask_price").rows() == [expected[0], expected[2]]
-    assert quotes.to_polars(b"A.", prices="long", first_sequence=7)["bid_price"].to_list() == [6]
+    assert quotes.to_polars(b"A.", prices="integer", first_sequence=7)["bid_price"].to_list() == [6]
 
 
 def test_broken_trades_of_iex_are_left_out(tmp_path: Path, shared_data: Path) -> None:
@@ -256,7 +256,7 @@ def test_records_of_a_wrong_size_are_left_out_and_counted(tmp_path: Path) -> Non
     day.put(0, Put((Deal("A", "T", 1).row, *short, Deal("A", "T", 2).row, Sides("A", 5, 7).row)))
     recording = Recording.open(tmp_path)
     assert recording.trades.to_polars()["trade_id"].to_list() == [1, 2]
-    assert recording.quotes.to_polars(prices="long")["bid_price"].to_list() == [5]
+    assert recording.quotes.to_polars(prices="integer")["bid_price"].to_list() == [5]
     assert recording.trades.left_out().misfit == recording.quotes.left_out().misfit == 1
 
 
@@ -287,7 +287,7 @@ def test_trades_and_quotes_join_in_pandas_and_polars(tmp_path: Path, shared_data
     days = {name: recorded(tmp_path / name, make) for name, make in sources.items()}
     rows: list[Any] = [Deal("A", "T", 1, time=2), Deal("B", "T", 2, time=3), Sides("C", 1, 2), Sides("A", 3, None)]
     for name, recording in (days | {"deals": write_deals(tmp_path / "deals", rows)}).items():
-        forms: tuple[Any, ...] = ({}, {"times": "long", "prices": "long"})
+        forms: tuple[Any, ...] = ({}, {"times": "integer", "prices": "integer"})
         for form in forms:
             trades, quotes = (each.to_pandas(**form) for each in (recording.trades, recording.quotes))
             common = [column for column in trades if column in quotes]

@@ -125,9 +125,9 @@ def test_polars_duckdb_and_pandas_read_the_same(tops: Recording, tmp_path: Path)
 
 def test_orders_of_itch_have_their_fields(itch: Recording, tmp_path: Path) -> None:
     itch.to_parquet(tmp_path / "decimal", kind="A")
-    itch.to_parquet(tmp_path / "long", kind="A", prices="long")
+    itch.to_parquet(tmp_path / "integer", kind="A", prices="integer")
     told = slice_by_slice(itch, kind="A")
-    found, plain = whole(tmp_path / "decimal"), whole(tmp_path / "long")
+    found, plain = whole(tmp_path / "decimal"), whole(tmp_path / "integer")
     check_common(found, told, itch)
     assert found.num_rows == 4_758
     for name in ("message_type", "stock_locate", "timestamp", "buy_sell_indicator", "shares", "stock"):
@@ -137,7 +137,7 @@ def test_orders_of_itch_have_their_fields(itch: Recording, tmp_path: Path) -> No
     assert found["price"].type == pyarrow.decimal128(18, 4)
     assert found["price"].to_pylist() == [Decimal(price).scaleb(-4) for price in told["price"].to_pylist()]
     assert plain["price"].equals(told["price"])
-    metadata = files.read_metadata(tmp_path / f"long/date={itch.date}/slice=0/part-00000.parquet").metadata
+    metadata = files.read_metadata(tmp_path / f"integer/date={itch.date}/slice=0/part-00000.parquet").metadata
     assert metadata[b"blackbox.decimals"] == b'{"price": 4}'
     assert metadata[b"blackbox.schema"] == b"itch50"
 
@@ -213,8 +213,8 @@ def test_a_part_of_the_messages(tops: Recording, tmp_path: Path) -> None:
     assert {topic[0] for topic in whole(tmp_path / "out")["topic"].to_pylist()} == {"A"}
     with pytest.raises(ValueError, match="slices had 3, expected 0 to 2"):
         tops.to_parquet(tmp_path / "other", slices=[3])
-    with pytest.raises(ConfigError, match="prices were 'float', expected one of: decimal, long"):
-        tops.to_parquet(tmp_path / "other", prices="float")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="prices was 'long', expected one of: integer, float, decimal"):
+        tops.to_parquet(tmp_path / "other", prices="long")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="order was 'time', expected one of: capture, topic"):
         tops.to_parquet(tmp_path / "other", order="time")  # type: ignore[arg-type]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]

@@ -221,14 +221,14 @@ def test_trades_and_quotes_of_all_days_are_those_of_each(shared_data: Path, tmp_
             import_days(feed, tmp_path, [quotes])
     days = Recordings.open(tmp_path / "days")
     each = [
-        [{"feed": "days", "date": day.date, **row} for row in getattr(day, what).to_arrow(prices="long").to_pylist()]
+        [{"feed": "days", "date": day.date, **row} for row in getattr(day, what).to_arrow(prices="integer").to_pylist()]
         for day in days
     ]
     assert len(each) == 2
     assert all(each)
     ticks = getattr(days, what)
-    assert ticks.to_arrow(prices="long").to_pylist() == each[0] + each[1]
-    chunks = list(ticks.arrow_chunks(rows=100, prices="long"))
+    assert ticks.to_arrow(prices="integer").to_pylist() == each[0] + each[1]
+    chunks = list(ticks.arrow_chunks(rows=100, prices="integer"))
     assert [row for chunk in chunks for row in chunk.to_pylist()] == each[0] + each[1]
     assert max(map(len, chunks)) == 100
     told = [("days", row["date"]) for row in each[0] + each[1]]
@@ -301,7 +301,7 @@ def test_trades_of_feeds_of_several_schemas_have_columns_for_all(tmp_path: Path)
     exact = both.to_polars(prices="decimal").select(columns[:3]).rows()
     assert exact == [("stocks", Decimal("1.5"), 7), ("futures", Decimal("-0.000000001"), 8)]
     with pytest.raises(ConfigError, match="prices were 'long', but 'price' has several units: expected 'float' or"):
-        both.to_arrow(prices="long")
+        both.to_arrow(prices="integer")
     assert several.quotes.to_polars().columns[-4:] == ["bid_price", "bid_size", "ask_price", "ask_size"]
     with pytest.raises(ConfigError, match="'stocks' declares no quotes"):
         _ = Recordings.open(tmp_path / "stocks").quotes

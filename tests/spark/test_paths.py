@@ -87,7 +87,7 @@ def test_what_is_not_there_or_not_understood_is_named(
         ),
         (tmp_path / "empty", {}, f"'{tmp_path}/empty' holds no recorded day, expected a day, or a feed or root with"),
         (written.path, {"onDamage": "Ignore"}, "option 'onDamage' was 'ignore', expected one of: error, skip"),
-        (written.path, {"prices": "x"}, "option 'prices' was 'x', expected one of: decimal, long"),
+        (written.path, {"prices": "x"}, "option 'prices' was 'x', expected one of: decimal, float, integer"),
         (written.path, {"metrics": ""}, "option 'metrics' was '', expected a directory"),
         (
             written.path,

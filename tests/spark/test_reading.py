@@ -289,7 +289,7 @@ def test_schema_that_is_not_ours_is_refused(tmp_path: Path, schema: str, message
         ({}, r"there was no path, expected load\(path\)"),
         ({"path": "x", "onDamge": "skip"}, "option was 'ondamge', expected one of: path, .*did you mean 'onDamage'"),
         ({"path": "x", "onDamage": "sk"}, "option 'onDamage' was 'sk', expected one of: error, skip"),
-        ({"path": "x", "prices": "double"}, "option 'prices' was 'double', expected one of: decimal, long"),
+        ({"path": "x", "prices": "double"}, "option 'prices' was 'double', expected one of: decimal, float, integer"),
         ({"path": "x", "partitionBytes": "64q"}, "option 'partitionBytes' was '64q', expected bytes, such as 64m"),
         ({"path": "x", "partitionBytes": "\u00b2"}, "option 'partitionBytes' was '\u00b2', expected bytes"),
         ({"path": "x", "partitionBytes": "0"}, "option 'partitionBytes' was '0', expected bytes"),

@@ -13,6 +13,7 @@ import pytest
 
 from blackbox import Recording
 from blackbox.block.arrow import record_column
+from blackbox.feed.prices import FORMS
 from blackbox.feed.schema import Schema, price, utc_time
 from tests.journals import Day, Put, Row, feed_of
 from tests.recorded import AS_SENT
@@ -42,7 +43,11 @@ def test_both_engines_have_the_same_schema_and_rows(
 ) -> None:
     """Payloads, and records, of one type with prices of either form."""
     kinds = [kind for kind in KINDS[name] if kind is not None]
-    options = [{}, *({"records": kind} for kind in kinds), *({"records": kind, "prices": "long"} for kind in kinds[:1])]
+    options = [
+        {},
+        *({"records": kind} for kind in kinds),
+        *({"records": kind, "prices": prices} for kind in kinds[:1] for prices in FORMS),
+    ]
     found = 0
     for told in options:
         frame = load(spark, captured(name), "java", **told)
@@ -63,6 +68,8 @@ def expected(values: pyarrow.ChunkedArray, kind: Any, prices: str) -> list[Any]:
             return None
         if pyarrow.types.is_timestamp(kind.type):
             return value // 1_000 if kind.type.unit == "ns" else value * 1_000_000
+        if b"decimals" in metadata and prices == "float":
+            return float(value) / 10 ** int(metadata[b"decimals"])
         if b"decimals" in metadata and prices == "decimal":
             return decimal.Decimal(value).scaleb(-int(metadata[b"decimals"])) if abs(value) < 10**18 else None
         return value - (value >> 63 << 64) if pyarrow.types.is_uint64(kind.type) else value
@@ -130,7 +137,7 @@ def test_a_schema_of_every_kind_of_field(spark: SparkSession, tmp_path: Path) ->
     rows = tuple(Row(b"A.b", record.tobytes(), i + 1) for i, record in enumerate(records))
     day.put(0, *(Put(rows[i : i + 50], sequence=i) for i in range(0, 500, 50)))
     wanted = records[records["kind"] == b"Z"]
-    for prices in ("decimal", "long"):
+    for prices in ("decimal", "float", "integer"):
         frame = load(spark, day.path, "java", records="zed", prices=prices)
         told, table = by_python(day.path, records="Z", prices=prices)
         assert frame.schema == told

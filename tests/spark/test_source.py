@@ -129,7 +129,7 @@ def test_added_orders_of_itch_are_those_of_the_file(
     assert found["price"].tolist() == [Decimal(price).scaleb(-4) for price in reference["price"]]
     found["price"] = reference["price"]
     pandas.testing.assert_frame_equal(found, reference, check_dtype=False)
-    scaled = reader.option("prices", "long").load(str(itch)).orderBy("order_reference_number").select("price")
+    scaled = reader.option("prices", "integer").load(str(itch)).orderBy("order_reference_number").select("price")
     assert [row["price"] for row in scaled.collect()] == reference["price"].tolist()
 
 
@@ -226,7 +226,7 @@ def test_price_that_is_none_is_null(spark: SparkSession, tmp_path: Path, engine:
     found = [row["official_price"] for row in reader.load(str(day.path)).collect()]
     limit = Decimal(10**18 - 1).scaleb(-4)
     assert found == [limit, None, -limit, None, None, None, Decimal("-0.0001")]
-    scaled = [row["official_price"] for row in reader.option("prices", "long").load(str(day.path)).collect()]
+    scaled = [row["official_price"] for row in reader.option("prices", "integer").load(str(day.path)).collect()]
     assert tuple(scaled) == prices
 
 

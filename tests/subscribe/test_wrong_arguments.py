@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 import pytest
 
-from blackbox import Feed, Publisher, Recorder, SlowPolicy, Subscriber, SubscriberError
+from blackbox import ConfigError, Feed, Publisher, Recorder, SlowPolicy, Subscriber, SubscriberError
 from blackbox.testing import Collector
 from tests.subscribe.subscribers import nothing, one_slice
 
@@ -138,3 +138,13 @@ def test_every_buffer_is_sent_byte_for_byte() -> None:
             publisher.publish(b"T", payload)  # type: ignore[arg-type]
     subscriber.run(until_end=True)
     assert got.payloads == [b"ab", b"cd", numbers.tobytes(), large.tobytes(), numbers[::2].tobytes()]
+
+
+def test_a_form_of_prices_needs_fields_and_is_a_known_word() -> None:
+    subscriber = Subscriber(one_slice())
+    with pytest.raises(ValueError, match="prices was 'float' without fields, expected fields"):
+        subscriber.on(b"", prices="float")
+    for wrong in ("long", ""):
+        with pytest.raises(ConfigError, match=f"prices was '{wrong}', expected one of: integer, float, decimal"):
+            subscriber.on(b"", fields=("price",), prices=wrong)  # type: ignore[arg-type]
+    assert subscriber.callbacks == ()

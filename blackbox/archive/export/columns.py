@@ -6,16 +6,16 @@ import datetime
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy
 import pyarrow
 from numpy.typing import NDArray
 from pyarrow import compute
 
 from blackbox.archive.export.table import TEXT, Part, Pick, Picks, parts_of, texts
-from blackbox.block.arrow import PRICE_DIGITS, absent_in, price_column, record_column
+from blackbox.block.arrow import PRICE_DIGITS, float_column, price_column, record_column
 from blackbox.block.batch import Batch
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
+from blackbox.feed.prices import Prices, check_prices
 from blackbox.feed.schema import ABSENT, DECIMALS
 from blackbox.timestamps import zone_of
 
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     import pandas
     import polars
 
-    from blackbox.archive.data_frames import Prices, Times
+    from blackbox.archive.data_frames import Times
 
-_PRICES: Final = ("float", "decimal", "long")
-_TIMES: Final = ("timestamp", "long")
+_TIMES: Final = ("timestamp", "integer")
 _KIND: Final = "kind"
 _OF_DAY: Final = (
     pyarrow.field("feed", TEXT, nullable=False),
@@ -50,9 +49,9 @@ class Columns:
 
         Raises ConfigError when prices, times or zone are none, or columns of one name do not go together.
         """
-        for name, value, known in (("prices", prices, _PRICES), ("times", times, _TIMES)):
-            if value not in known:
-                raise ConfigError(f"{name} were {value!r}, expected one of: {', '.join(known)}")
+        check_prices(prices)
+        if times not in _TIMES:
+            raise ConfigError(f"times was {times!r}, expected one of: {', '.join(_TIMES)}")
         zone = feed.time_zone if zone is None else zone
         try:
             zone_of(zone)
@@ -141,7 +140,7 @@ class Columns:
         """The column of a field, in the form asked for."""
         kind, metadata = field.type, field.metadata or {}
         decimals = metadata.get(DECIMALS.encode())
-        if decimals is not None and self._prices != "long":
+        if decimals is not None and self._prices != "integer":
             price = pyarrow.float64() if self._prices == "float" else pyarrow.decimal128(PRICE_DIGITS, int(decimals))
             return pyarrow.field(self._name(field), price)
         nullable = field.nullable or ABSENT.encode() in metadata
@@ -153,15 +152,9 @@ class Columns:
         if pyarrow.types.is_decimal(kind):
             return price_column(values, column)
         if kind == pyarrow.float64() and pyarrow.types.is_integer(column.type):
-            return _as_floats(values, column)
+            return float_column(values, column)
         made = record_column(values, column)
         return made.cast(kind) if pyarrow.types.is_timestamp(column.type) else made
-
-
-def _as_floats(units: NDArray[Any], column: pyarrow.Field) -> pyarrow.Array:
-    """Prices as float64, each the nearest to its decimal number; null where there is none."""
-    decimals = int(column.metadata[DECIMALS.encode()])
-    return pyarrow.array(units.astype(numpy.float64) / 10**decimals, mask=absent_in(units, column))
 
 
 def _column(made: dict[str, pyarrow.Array], field: pyarrow.Field, rows: int) -> pyarrow.Array:

@@ -23,18 +23,16 @@ from pyarrow.parquet import ParquetWriter
 
 from blackbox.archive.day import as_journal_error, make_directory, sync_directory
 from blackbox.archive.export.table import PART_ROWS, TEXT, Part, Pick, parts_of, texts
-from blackbox.block.arrow import PRICE_DIGITS, micros_column, price_column, record_column
+from blackbox.block.arrow import PRICE_DIGITS, float_column, micros_column, price_column, record_column
 from blackbox.block.batch import Batch
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.feed import Feed
+from blackbox.feed.prices import Prices, check_prices
 from blackbox.feed.schema import DECIMALS, Schema
 
-Prices = Literal["decimal", "long"]
-"""How prices are written: as decimals, or as the integers that the venue sent."""
 Order = Literal["capture", "topic"]
 """How messages stand in a file: as they were captured; or, of each million of them, by topic."""
 
-_PRICES: Final = ("decimal", "long")
 _ORDERS: Final = ("capture", "topic")
 _GROUPS: Final = 8
 """Row groups of a part in the order of topics: few topics are in each."""
@@ -84,8 +82,7 @@ class Content(NamedTuple):
 
     def check(self) -> None:
         """Raise ConfigError when prices or order are none, or the schema has no such message type."""
-        if self.prices not in _PRICES:
-            raise ConfigError(f"prices were {self.prices!r}, expected one of: {', '.join(_PRICES)}")
+        check_prices(self.prices)
         if self.order not in _ORDERS:
             raise ConfigError(f"order was {self.order!r}, expected one of: {', '.join(_ORDERS)}")
         if self.kind is not None:
@@ -251,8 +248,10 @@ def _own_field(field: pyarrow.Field, prices: Prices) -> pyarrow.Field:
     """The column of a field. Spark reads neither timestamps in ns nor, as longs, unsigned ones of 64 bits."""
     name = f"record_{field.name}" if field.name in _TAKEN else field.name
     decimals = _decimals(field)
-    if decimals is not None and prices == "decimal":
-        return pyarrow.field(name, pyarrow.decimal128(PRICE_DIGITS, decimals))
+    if decimals is not None and prices != "integer":
+        return pyarrow.field(
+            name, pyarrow.float64() if prices == "float" else pyarrow.decimal128(PRICE_DIGITS, decimals)
+        )
     kind = field.type
     if kind in (pyarrow.uint64(), pyarrow.timestamp("ns", "UTC")):
         kind = pyarrow.int64()
@@ -266,6 +265,8 @@ def _own_field(field: pyarrow.Field, prices: Prices) -> pyarrow.Field:
 def _own_column(values: NDArray[Any], field: pyarrow.Field, kind: pyarrow.DataType) -> pyarrow.Array:
     if pyarrow.types.is_decimal(kind):
         return price_column(values, field)
+    if kind == pyarrow.float64() and pyarrow.types.is_integer(field.type):
+        return float_column(values, field)
     if kind == _MICROS:
         return micros_column(values, field)
     column = record_column(values, field)

@@ -28,7 +28,7 @@ final class Day implements Serializable {
     /** The routing of the feed's slices. Null in tasks, because planning has chosen the slices. */
     private transient JsonNode routing;
 
-    private Day(String path, JsonNode manifest, String records, boolean scaled) {
+    private Day(String path, JsonNode manifest, String records, String prices) {
         JsonNode settings = Json.of(manifest, "feed");
         this.path = path;
         this.feed = Json.text(settings, "name");
@@ -39,11 +39,11 @@ final class Day implements Serializable {
         this.symbolRule = SymbolRule.of(settings, Files.shown(path));
         this.schema = Json.text(settings, "schema");
         this.record = records == null ? null
-            : MessageType.of(Json.of(manifest, "schema"), records, scaled, Files.shown(path));
+            : MessageType.of(Json.of(manifest, "schema"), records, prices, Files.shown(path));
     }
 
     /** Read the manifest of a day. Throws when it is missing, damaged or of another format. */
-    static Day read(String directory, String records, boolean scaled, Configuration settings) throws IOException {
+    static Day read(String directory, String records, String prices, Configuration settings) throws IOException {
         String path = RecordingPaths.manifest(directory);
         long size = Files.size(path, settings);
         if (size < 0) {
@@ -71,7 +71,7 @@ final class Day implements Serializable {
             throw Errors.analysis(Files.shown(path) + " is damaged, or was changed by hand: checksum was '" + recorded
                 + "', expected '" + right + "'");
         }
-        return new Day(directory, manifest, records, scaled);
+        return new Day(directory, manifest, records, prices);
     }
 
     /** Throw unless the wanted message type has the same layout as in the first day. */

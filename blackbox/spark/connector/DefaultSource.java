@@ -58,7 +58,7 @@ public final class DefaultSource implements TableProvider {
             }
             Day first = null;
             for (int i = 0; i < days.size(); i++) {
-                Day day = Day.read((String) days.get(i), options.records, options.scaled, settings);
+                Day day = Day.read((String) days.get(i), options.records, options.prices, settings);
                 first = first == null ? day : first;
                 day.mustBeLike(first);
             }

@@ -15,6 +15,7 @@ final class Field implements Serializable {
     static final int RAW = 5;
     static final int FLOAT = 6;
     static final int BOOLEAN = 7;
+    static final int PRICE_FLOAT = 8;
 
     /** Spark keeps decimals of up to 18 digits in a long; longer ones are a slow BigDecimal. */
     static final int PRICE_DIGITS = 18;
@@ -28,6 +29,8 @@ final class Field implements Serializable {
     final boolean big;
     final boolean signed;
     final DataType type;
+    /** For a price as a float: 10 to the power of its decimals. */
+    final double scale;
     /** Whether one integer means that there is no value, and its bits. */
     private final boolean hasAbsent;
     private final long absent;
@@ -39,14 +42,16 @@ final class Field implements Serializable {
      * A field as the manifest describes it.
      *
      * `format` is numpy's, such as ">u4" or "|S8"; "|V6" with `sinceMidnight` is an integer of six bytes (ns).
+     * `prices` is "decimal", "float" or "integer".
      * `decimals` is -1 unless it is a price. `utc` is the unit of a time since 1970, else "".
      */
-    Field(String name, String format, int offset, int decimals, String utc, boolean sinceMidnight, boolean scaled,
+    Field(String name, String format, int offset, int decimals, String utc, boolean sinceMidnight, String prices,
             boolean hasAbsent, long absent) {
         this.hasAbsent = hasAbsent;
         this.absent = absent;
         this.name = name;
         this.offset = offset;
+        this.scale = decimals < 0 ? 1 : Double.parseDouble("1e" + decimals);
         this.size = Integer.parseInt(format.substring(2));
         char kind = format.charAt(1);
         boolean integer = kind == 'i' || kind == 'u' || sinceMidnight;
@@ -67,7 +72,10 @@ final class Field implements Serializable {
         } else if (utc.length() > 0) {
             this.meaning = utc.equals("s") ? SECONDS : NANOSECONDS;
             this.type = DataTypes.TimestampType;
-        } else if (decimals >= 0 && !scaled) {
+        } else if (decimals >= 0 && prices.equals("float")) {
+            this.meaning = PRICE_FLOAT;
+            this.type = DataTypes.DoubleType;
+        } else if (decimals >= 0 && prices.equals("decimal")) {
             this.meaning = PRICE;
             this.type = DataTypes.createDecimalType(PRICE_DIGITS, decimals);
         } else {

@@ -48,6 +48,8 @@ abstract class FieldColumn extends BlockColumn {
                 return new NanosColumn(field, block);
             case Field.SECONDS:
                 return new SecondsColumn(field, block);
+            case Field.PRICE_FLOAT:
+                return new PriceFloatColumn(field, block);
             default:
                 break;
         }
@@ -183,6 +185,25 @@ abstract class FieldColumn extends BlockColumn {
 
         public Decimal getDecimal(int i, int precision, int scale) {
             return Decimal.createUnsafe(any(block.place(i) + offset, size, big, signed), precision, scale);
+        }
+    }
+
+    /** Prices as floats, exact to the last bit up to 2^53 units. */
+    static final class PriceFloatColumn extends FieldColumn {
+        private final double scale;
+
+        PriceFloatColumn(Field field, Block block) {
+            super(field, block);
+            this.scale = field.scale;
+        }
+
+        public double getDouble(int i) {
+            long units = any(block.place(i) + offset, size, big, signed);
+            double exact = (double) units;
+            if (!signed && units < 0) {
+                exact = (double) (units >>> 1 | units & 1) * 2;
+            }
+            return exact / scale;
         }
     }
 

@@ -25,8 +25,8 @@ final class MessageType implements Serializable {
         this.layout = layout;
     }
 
-    /** Find a message type by name, else by character, in a manifest's schema. With `scaled`, prices stay integers. */
-    static MessageType of(JsonNode schema, String asked, boolean scaled, String day) {
+    /** Find a message type by name, else by character, in a manifest's schema. `prices` is an option's. */
+    static MessageType of(JsonNode schema, String asked, String prices, String day) {
         JsonNode types = (JsonNode) schema.path("types");
         JsonNode found = null;
         String kind = null;
@@ -64,7 +64,7 @@ final class MessageType implements Serializable {
                 Json.number(field, "decimals", -1),
                 field.has("utc") ? Json.text(field, "utc") : "",
                 field.has("since_midnight"),
-                scaled,
+                prices,
                 field.has("absent"),
                 field.has("absent") ? Json.bits(field, "absent") : 0);
         }

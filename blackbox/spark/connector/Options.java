@@ -16,8 +16,8 @@ import org.apache.spark.unsafe.types.UTF8String;
 final class Options implements Serializable {
     /** The wanted message type; null for raw payloads of all types. */
     final String records;
-    /** Whether prices stay integers. */
-    final boolean scaled;
+    /** The form of prices: "decimal", "float" or "integer". */
+    final String prices;
     /** Whether damage is skipped and counted. */
     final boolean skip;
     final boolean checksums;
@@ -40,7 +40,7 @@ final class Options implements Serializable {
         this.python = one(given, "engine", "java", "python");
         this.paths = pathsOf(given);
         this.records = given.get("records");
-        this.scaled = one(given, "prices", "decimal", "long");
+        this.prices = oneOf(given, "prices", new String[] {"decimal", "float", "integer"});
         this.skip = one(given, "onDamage", "error", "skip");
         this.checksums = !one(given, "checksums", "true", "false");
         this.partitionBytes = sizeOf(given, "partitionBytes", "64m");
@@ -94,12 +94,19 @@ final class Options implements Serializable {
 
     /** Return whether an option has the value `other`, not `usual`. Throws when it has neither. */
     private static boolean one(CaseInsensitiveStringMap given, String name, String usual, String other) {
-        String value = (given.containsKey(name) ? given.get(name) : usual).toLowerCase(Locale.ROOT);
-        if (!value.equals(usual) && !value.equals(other)) {
-            throw Errors.analysis(
-                "option '" + name + "' was '" + value + "', expected one of: " + usual + ", " + other);
+        return oneOf(given, name, new String[] {usual, other}).equals(other);
+    }
+
+    /** Return the value of an option; the first one is the default. Throws when it has none of them. */
+    private static String oneOf(CaseInsensitiveStringMap given, String name, String[] values) {
+        String value = (given.containsKey(name) ? given.get(name) : values[0]).toLowerCase(Locale.ROOT);
+        for (int i = 0; i < values.length; i++) {
+            if (value.equals(values[i])) {
+                return value;
+            }
         }
-        return value.equals(other);
+        throw Errors.analysis("option '" + name + "' was '" + value + "', expected one of: "
+            + String.join(", ", (CharSequence[]) values));
     }
 
     private static String[] pathsOf(CaseInsensitiveStringMap given) {
