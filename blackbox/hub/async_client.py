@@ -48,7 +48,7 @@ class AsyncClient:
         payload: bytes | None,
         id: bytes | None = None,  # noqa: A002
         *,
-        ts_event: int = 0,
+        ts_event: int | None = None,
         if_at: Place | None = None,
         ttl: float | None = None,
     ) -> Place:

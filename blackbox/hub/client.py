@@ -129,7 +129,7 @@ class Client:
         payload: bytes | None,
         id: bytes | None = None,  # noqa: A002
         *,
-        ts_event: int = 0,
+        ts_event: int | None = None,
         timeout: float = 10.0,
         if_at: Place | None = None,
         ttl: float | None = None,
@@ -140,7 +140,7 @@ class Client:
             topic: of the message.
             payload: of the message.
             id: the message is stored once, however often something is put with this.
-            ts_event: ns since 1970.
+            ts_event: when it happened, ns since 1970. None: now. 0: the time is not known.
             timeout: in seconds.
             if_at: store it only if the newest message of the topic is there, see `Table.revision`; NOWHERE: only if
                 the topic has no value. The hub judges that in the order of its puts; else it raises ConflictError.
@@ -166,7 +166,7 @@ class Client:
         payload: bytes | None,
         id: bytes | None = None,  # noqa: A002
         *,
-        ts_event: int = 0,
+        ts_event: int | None = None,
         timeout: float = 10.0,
         if_at: Place | None = None,
         ttl: float | None = None,
@@ -185,7 +185,7 @@ class Client:
         topic: bytes,
         payload: bytes | None,
         put_id: bytes,
-        ts_event: int,
+        ts_event: int | None,
         until: float,
         if_at: Place | None,
         ttl: float | None,
@@ -204,7 +204,9 @@ class Client:
                 for _, why in misfits(self._schema, numpy.array([0, len(payload)]), numpy.frombuffer(payload, "u1")):
                     raise ConfigError(why)
         _check_ids((put_id,))
-        if type(ts_event) is not int:
+        if ts_event is None:
+            ts_event = time.time_ns()
+        elif type(ts_event) is not int:
             ts_event = _as_integer(ts_event)
         if not -INT64 <= ts_event < INT64:
             raise ValueError(f"ts_event was {ts_event!r}, expected an int64")
@@ -242,7 +244,7 @@ class Client:
             topics: each once; `topic_index` tells of each message which is its own.
             topic_index: int[n].
             payloads: as of `Publisher.publish_many`, as `ts_event` and `offsets`.
-            ts_event: int64[n], ns since 1970.
+            ts_event: int64[n], ns since 1970, 0 where the time is not known; None: now for all.
             offsets: int64[n + 1].
             ids: of each message, as of `put`; b"" for none.
             timeout: in seconds.
@@ -271,9 +273,9 @@ class Client:
             raise ValueError(f"offsets were {stops[:1]} to {stops[-1:]}, expected {count + 1} within {len(flat)}")
         if count and (largest := int(numpy.diff(stops).max())) > MOST_BYTES:
             raise ConfigError(f"payload had {largest} bytes, expected at most {MOST_BYTES}")
-        times = None if ts_event is None else _as_times(ts_event)
+        times = numpy.full(count, time.time_ns(), numpy.int64) if ts_event is None else _as_times(ts_event)
         _check_ids(ids)
-        if (times is not None and len(times) != count) or len(ids) not in (0, count):
+        if len(times) != count or len(ids) not in (0, count):
             raise ValueError(f"ts_event and ids were of other lengths, expected {count}")
         expected, ttl_ns = as_if_at(if_at, count), as_ttl_ns(ttl, count)
         until = time.monotonic() + timeout
@@ -302,7 +304,7 @@ class Client:
         stops: NDArray[numpy.int64],
         part: slice,
         data: NDArray[numpy.uint8],
-        times: NDArray[numpy.int64] | None,
+        times: NDArray[numpy.int64],
         ids: Sequence[bytes],
         if_at: NDArray[Any] | None,
         ttl_ns: NDArray[numpy.int64] | None,
@@ -326,7 +328,7 @@ class Client:
             numbers[index].tobytes(),
             (offsets - offsets[0]).tobytes(),
             data[offsets[0] : offsets[-1]].tobytes(),
-            b"" if times is None else times[part].tobytes(),
+            times[part].tobytes(),
             b"",
             list(ids[part]),
             len(index),

@@ -41,7 +41,8 @@ class Put(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
     text: str | msgspec.UnsetType = msgspec.UNSET
     """In place of `payload`: it is stored in UTF-8."""
     id: str | None = None
-    ts_event: int = 0
+    ts_event: int | None = None
+    """When it happened, ns since 1970. Null: now. 0: the time is not known."""
     if_at: At | Literal["nowhere"] | None = None
     """Put it only if the newest message of the topic is there; "nowhere": only if the topic has no value."""
     ttl_s: float | None = None

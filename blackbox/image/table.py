@@ -43,7 +43,7 @@ class Puts(Protocol):
         payload: bytes | None,
         id: bytes | None,  # noqa: A002
         *,
-        ts_event: int,
+        ts_event: int | None,
         timeout: float,
         if_at: Place | None,
         ttl: float | None,
@@ -166,13 +166,14 @@ class Table(Frames, Mapping[bytes, bytes]):
         id: bytes | None = None,  # noqa: A002
         if_at: Place | None = None,
         ttl: float | None = None,
-        ts_event: int = 0,
+        ts_event: int | None = None,
         timeout: float = 10.0,
     ) -> Place:
         """Put a value through the hub, and return where it is; the table has it soon after: see `wait`.
 
         `if_at`: only if the topic's newest message is there, as `revision` told before you read the value; NOWHERE:
-        only if it has none. `ttl`: seconds until the hub deletes it, unless it is put anew. Put again with the same
+        only if it has none. `ttl`: seconds until the hub deletes it, unless it is put anew. `ts_event`: ns since
+        1970; None: now. Put again with the same
         `id`, as after NotStoredError, it is stored once. Raises as `Client.put`,
         ConflictError where another was first; ConfigError without a client, and for a topic without the prefix.
         """
@@ -187,7 +188,7 @@ class Table(Frames, Mapping[bytes, bytes]):
         timeout: float = 10.0,
     ) -> Place:
         """Take a topic out through the hub, by a message that has no value, as `put`; return where that is."""
-        return self._put(topic, None, id, if_at, None, 0, timeout)
+        return self._put(topic, None, id, if_at, None, None, timeout)
 
     def _put(
         self,
@@ -196,7 +197,7 @@ class Table(Frames, Mapping[bytes, bytes]):
         put_id: bytes | None,
         if_at: Place | None,
         ttl: float | None,
-        ts_event: int,
+        ts_event: int | None,
         timeout: float,
     ) -> Place:
         if self._client is None:

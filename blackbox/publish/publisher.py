@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
+from time import time_ns
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
@@ -307,17 +308,21 @@ class Publisher:
         nothing, shared = Stored(0, 0, 0, 0, 0), sender.guard.shared_at
         warm_up(put_stored, sender.ring.at, sender.origin, nothing, 0, sender.encoded, 0, shared, False)
 
-    def publish(self, topic: bytes, payload: bytes | None, ts_event: int = 0) -> None:
+    def publish(self, topic: bytes, payload: bytes | None, ts_event: int | None = None) -> None:
         """Publish one message. It is sent at once; where many come, they share blocks: see the feed's `linger_ns`.
+
+        `ts_event` is when it happened, in ns since 1970. None means now. 0 means that the time is not known.
 
         A payload of None says that the topic has no value any more. With `when_full="drop"` a message is mostly sent
         before this returns, and others' may be sent here, too.
 
         Raises ConfigError when no slice covers the topic, or the payload is no record of the feed's schema; nothing is
         published then. Raises PublisherError when the publisher is not running or its topic
-        table is full, ValueError when `ts_event` (ns since the epoch) is no int64. Bytes are the fastest payload; other
+        table is full, ValueError when `ts_event` is no int64. Bytes are the fastest payload; other
         buffers are copied once more.
         """
+        if ts_event is None:
+            ts_event = time_ns()
         try:
             _, topic_id, ring, shared, view = self._routes[topic]
             pack, size, payload_bytes, at, kinds = self._packers[len(payload)]  # type: ignore[arg-type]
@@ -385,7 +390,7 @@ class Publisher:
             topics: distinct topics; a tuple that is passed again is not looked up again.
             topic_index: int32[n], places in `topics`.
             payloads: uint8[n, size]; or one buffer, with `offsets`.
-            ts_event: int64[n], ns since the epoch; None: 0 for all.
+            ts_event: int64[n], ns since 1970, 0 where the time is not known; None: now for all.
             offsets: int[n + 1], payload i being `payloads[offsets[i]:offsets[i + 1]]`; or int[n] starts with `lengths`.
             lengths: int[n].
             valid: bool[n]; a message where it is False has no value, which deletes its topic. None: all have one.
@@ -397,6 +402,8 @@ class Publisher:
             PublisherError: as `publish`.
         """
         index = as_topic_index(topic_index, topics)
+        if ts_event is None:
+            ts_event = numpy.full(len(index), time_ns(), numpy.int64)
         rows, _alive = as_rows(payloads, ts_event, offsets, lengths, len(index), valid=valid)
         if checks_records and self._schema.records:
             row = first_misfit(rows, len(index), self._schema.type_offset, self._record_bytes)

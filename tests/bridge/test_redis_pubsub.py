@@ -88,7 +88,7 @@ def test_each_message_is_published_with_its_place(server: Server, listener: List
     with Publisher(feed) as publisher, RedisChannels(feed, url_of(server), b"A") as bridge:
         publisher.publish(b"A.x", b"one", 7)
         publisher.publish(b"B.x", b"is not asked for")
-        publisher.publish(b"A.\xff", None)
+        publisher.publish(b"A.\xff", None, 0)
         assert listener.take(2) == [
             (b"A.x", Fields(b"A.x", b"one", 7, 0, publisher.epoch, 0)),
             (b"A.\xff", Fields(b"A.\xff", None, 0, 0, publisher.epoch, 2)),

@@ -36,7 +36,7 @@ def test_each_message_is_an_entry_at_its_place(server: Server, there: redis.Redi
     with Publisher(feed) as publisher, RedisStreams(feed, server.url, b"A") as bridge:
         publisher.publish(b"A.x", b"one", 7)
         publisher.publish(b"B.x", b"is not asked for")
-        publisher.publish(b"A.x", None)
+        publisher.publish(b"A.x", None, 0)
         wait_until(lambda: bridge.statistics().added == 2)
     assert entries(there) == [
         (f"{publisher.epoch}-0", {b"topic": b"A.x", b"ts_event": b"7", b"payload": b"one"}),

@@ -16,7 +16,18 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blackbox import AsyncClient, Client, ConfigError, Feed, Hub, HubError, JournalError, NotStoredError, RefusedError
+from blackbox import (
+    AsyncClient,
+    Client,
+    ConfigError,
+    Feed,
+    Hub,
+    HubError,
+    JournalError,
+    NotStoredError,
+    Recording,
+    RefusedError,
+)
 from blackbox.feed.schema import load_schema
 from blackbox.hub import hub as hub_module
 from blackbox.hub.protocol import (
@@ -93,6 +104,29 @@ def test_a_put_is_where_its_answer_says(tmp_path: Path) -> None:
     expected = [(b"A.x", b"0"), (b"B.x", b"1"), (b"A.y", b"2"), (b"C.x", b"3"), (b"A.x", None)]
     assert [said[place] for place in places] == expected
     assert len(said) == 5
+
+
+def test_a_put_without_a_time_happened_now_and_0_is_not_known(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1)
+
+    async def put() -> None:
+        async with AsyncClient(feed) as client:
+            await client.put(b"A.x", b"")
+
+    before = time.time_ns()
+    with Hub(feed, tmp_path), Client(feed) as client:
+        client.put(b"A.x", b"")
+        client.put(b"A.x", None)
+        client.put_soon(b"A.x", b"").result(20)
+        client.put_many([b"A.x"], [0, 0], numpy.zeros((2, 1), "u1"))
+        asyncio.run(put())
+        client.put(b"A.x", b"", ts_event=0)
+        client.put_many([b"A.x"], [0, 0], numpy.zeros((2, 1), "u1"), [0, 7])
+    after = time.time_ns()
+    (manifest,) = (tmp_path / feed.name).glob("*/manifest.json")
+    times = [message.ts_event for batch in Recording.open(manifest.parent).batches() for message in batch]
+    assert all(before <= ts <= after for ts in times[:6])
+    assert times[6:] == [0, 0, 7]
 
 
 @settings(max_examples=15)

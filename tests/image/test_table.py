@@ -198,7 +198,7 @@ def live(directory: Path, *topics: bytes, **settings: int) -> Iterator[tuple[Pub
     feed = archived_feed(**settings)
     with Publisher(feed, when_full="wait") as publisher, Recorder(feed, directory, serve=True) as recorder:
         for topic in topics:
-            publisher.publish(topic, b"first " + topic)
+            publisher.publish(topic, b"first " + topic, ts_event=0)
         publisher.flush()
         wait_recorded(recorder, len(topics))
         subscriber = Subscriber(feed)
@@ -389,7 +389,7 @@ def test_it_is_a_frame_of_a_row_a_topic(tmp_path: Path) -> None:
         assert table.to_arrow().select([*wanted]).to_pydict() == wanted
         assert table.to_pandas()[[*wanted]].to_dict("list") == wanted
         assert table.to_polars()["topic"].to_list() == wanted["topic"]
-        assert table.to_arrow(b"A", times="long")["ts_event"].to_pylist() == [1_700_000_000_000_000_000]
+        assert table.to_arrow(b"A", times="integer")["ts_event"].to_pylist() == [1_700_000_000_000_000_000]
         assert table.to_arrow()["ts_event"].to_pylist()[0] is None
         with pytest.raises(ConfigError, match=r"options were \['epoch'\], expected none of these of a table"):
             table.to_arrow(epoch=1)

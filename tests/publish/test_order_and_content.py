@@ -19,7 +19,7 @@ def test_each_message_arrives_as_it_was_published() -> None:
     subscriber, got = collected(feed)
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
-        publisher.publish(b"A", b"")
+        publisher.publish(b"A", b"", ts_event=0)
         publisher.publish(b"A.b", b"payload", ts_event=-(2**63))
         publisher.publish(b"\xff\0", bytes(range(256)), ts_event=2**63 - 1)
         publisher.publish(b"A", bytearray(b"array"), 5)  # type: ignore[arg-type]

@@ -23,13 +23,14 @@ def test_columns_of_every_shape_arrive_as_rows() -> None:
     topics = (b"A", b"B", b"never", b"C")
     index = numpy.array([0, 1, 3, 1])
     text = b"xabcdefgh"
+    unknown = numpy.zeros(4, numpy.int64)
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
-        assert publisher.publish_many(topics, index, numpy.arange(12, dtype=numpy.uint8).reshape(4, 3)) == 4
+        assert publisher.publish_many(topics, index, numpy.arange(12, dtype=numpy.uint8).reshape(4, 3), unknown) == 4
         publisher.publish_many(topics, index, text, ts_event=[1, 2, 3, 4], offsets=[1, 1, 4, 6, 9])
-        publisher.publish_many(topics, index, text, offsets=[8, 0, 2, 2], lengths=[1, 3, 0, 5])
-        publisher.publish_many(list(topics), index.tolist(), bytearray(text), offsets=(0, 1, 2, 3, 9))
-        publisher.publish_many(topics, index[::-1], numpy.zeros((4, 0), numpy.uint8))
+        publisher.publish_many(topics, index, text, unknown, offsets=[8, 0, 2, 2], lengths=[1, 3, 0, 5])
+        publisher.publish_many(list(topics), index.tolist(), bytearray(text), [0] * 4, offsets=(0, 1, 2, 3, 9))
+        publisher.publish_many(topics, index[::-1], numpy.zeros((4, 0), numpy.uint8), unknown)
         assert publisher.publish_many(topics, [], EMPTY) == 0
     subscriber.run(until_end=True)
     rows = [(m.topic, m.payload, m.ts_event) for m in got.messages]
