@@ -135,7 +135,7 @@ class Recording(Frames):
         """
         from blackbox.archive.column_writer import ColumnWriter
         from blackbox.archive.fresh_day import FreshDays, check_whole, fresh_day
-        from blackbox.archive.user_columns import columns_of
+        from blackbox.block.user_columns import columns_of
 
         check_is_feed(feed)
         columns = columns_of(table, load_schema(feed.schema), kind)

@@ -23,6 +23,7 @@ import numpy
 from blackbox.arguments import did_you_mean
 from blackbox.errors import ConfigError
 from blackbox.feed import field_meaning
+from blackbox.feed.pack import RecordPacker, kind_in
 from blackbox.feed.typed_record import record_type
 
 if TYPE_CHECKING:
@@ -165,6 +166,7 @@ class Schema:
     """
 
     _record_types: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _packers: dict[str, RecordPacker] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.schema_id <= 0xFFFF:
@@ -295,6 +297,39 @@ class Schema:
             named = {character: name for name, character in self.names.items()}.get(type, type)
             found = self._record_types[type] = record_type(f"{self.name}_{named}", self.dtype(type))
         return found
+
+    def pack(self, record: object, message_type: str | None = None) -> bytes:
+        """Return the payload of a record: a dict, a dataclass, a msgspec Struct, a NamedTuple or a numpy record.
+
+        Each field of the message type must be given, but for the one that holds the type itself. An `int` in a price
+        field is the venue's integer. A float, a Decimal or a text is the price: a float is rounded to the nearest unit
+        and must be within 1e-9 of it, relative to the price, and a Decimal must be exact. A time is the venue's
+        integer, a datetime with a time zone, a `numpy.datetime64` (UTC), or a text (UTC unless it has an offset).
+        None or NaN in an integer field is its `ABSENT` value. Texts are Latin-1, padded with zeros.
+
+        Args:
+            record: the fields by name. A record that was read (`Message.record`) can be given, too.
+            message_type: a character or a name. It may be left out if the record has it, or the schema has one type.
+
+        Raises:
+            ConfigError: a field is missing, unknown, or has a value that does not fit; or the type is not known.
+            TypeError: `record` is none of these.
+        """
+        character = self.character(message_type or kind_in(record, self.type_offset, self.records) or self._only_type())
+        packer = self._packers.get(character)
+        if packer is None:
+            known = {character: name for name, character in self.names.items()}.get(character, character)
+            name = f"record of type {known!r} ({self.name})"
+            packer = RecordPacker(name, self.dtype(character), self.type_offset, character)
+            self._packers[character] = packer
+        return packer.pack(record)
+
+    def _only_type(self) -> str:
+        if len(self.records) == 1:
+            return next(iter(self.records))
+        known = " ".join(self.names or self.records)
+        wanted = f"one of: {known}" if known else "a schema with records: payloads of this one are plain bytes"
+        raise ConfigError(f"schema {self.name!r}: message_type was not given, expected {wanted}")
 
     def character(self, type: str) -> str:  # noqa: A002
         """Return the character that stands in the payloads of message type `type`, a character or a name.

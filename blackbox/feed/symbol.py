@@ -45,6 +45,12 @@ class SymbolRule:
         if len(self.separator) != 1 or not "\0" < self.separator < "\x80":
             raise ConfigError(f"separator was {self.separator!r}, expected one ASCII character other than zero")
 
+    @property
+    def topic(self) -> str:
+        """The template of a topic, such as "{symbol}.{type}"."""
+        separator = self.separator * (2 if self.separator in "{}" else 1)
+        return "{symbol}" if self.symbol == WHOLE else f"{{symbol}}{separator}{{type}}"
+
     def split(self, topic: bytes) -> tuple[bytes, bytes | None]:
         """Return the symbol and the type of a topic; a topic without a separator is its own symbol and has no type."""
         separator = self.separator.encode()

@@ -24,6 +24,7 @@ from blackbox.arguments import check_function
 from blackbox.block.block import as_rows, as_topic_index
 from blackbox.block.encode import NO_VALUE, Rows
 from blackbox.block.gap import shares_of
+from blackbox.block.user_columns import columns_of, parts_of
 from blackbox.errors import ConfigError, JournalError, NoSubscriberError, PublisherError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.schema import load_schema
@@ -411,6 +412,48 @@ class Publisher:
                 raise ConfigError(f"message {row}: {self._schema.misfit(payload_of(rows, row))}; none was published")
         self.publish_rows(topics, index, rows)
         return len(index)
+
+    def publish_record(
+        self, topic: bytes, record: object, message_type: str | None = None, ts_event: int | None = None
+    ) -> None:
+        """Publish one message, given as a record: a dict, a dataclass, a msgspec Struct or a numpy record.
+
+        `Schema.pack` describes the record, `message_type`, and how prices and times are given. `ts_event` is as in
+        `publish`. Raises as `Schema.pack` and `publish`. For many records `publish_table` is much faster.
+        """
+        self.publish(topic, self._schema.pack(record, message_type), ts_event)
+
+    def publish_table(self, table: Any, message_type: str | None = None, *, topic: str | None = None) -> int:
+        """Publish the rows of a table in their order; return how many there were.
+
+        Columns are converted as a whole, 131,072 rows at a time. They are:
+
+        - `topic` (text or bytes), or the columns that the template `topic` names. A table without a column `topic` uses
+          the feed's template, "{symbol}.{type}" by default: a column `symbol`, and `message_type` for `{type}`.
+        - `ts_event`: ns since 1970 or timestamps; 0 or null: the time is not known. Without this column it is now.
+        - The fields of `message_type`, by the rules of `Schema.pack` for prices, texts and nulls; the field of the type
+          itself may be left out. A field called `topic` or `ts_event` is the column `record_topic` or
+          `record_ts_event`. Without a message type: `payload` (bytes or text; null: the topic has no value).
+
+        The columns of `Recording.to_arrow`, `to_pandas` and `to_polars` fit.
+
+        Args:
+            table: a dict of numpy arrays or lists, an Arrow table, or a data frame of pandas or polars.
+            message_type: the message type of all rows; None: the table has payloads.
+            topic: a template, such as "{exchange}.{symbol}.{type}", with names of columns in braces.
+
+        Raises:
+            ConfigError: a column is missing, unknown or of the wrong type, or a value does not fit. Rows before the
+                131,072 that hold it were published.
+            PublisherError: as `publish`.
+        """
+        count = 0
+        for part in parts_of(table, WINDOW_ROWS):
+            columns = columns_of(part, self._schema, message_type, topic, self.feed.symbol_rule.topic, time_ns())
+            topics, index, payloads, times, offsets, valid = columns
+            is_checked = message_type is None
+            count += self.publish_many(topics, index, payloads, times, offsets, valid=valid, checks_records=is_checked)
+        return count
 
     def publish_rows(self, topics: Sequence[bytes], index: NDArray[numpy.int32], rows: Rows) -> None:
         """Do as `publish_many`, with columns that are known to be right, wherever they lie.

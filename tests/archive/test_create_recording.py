@@ -188,7 +188,7 @@ def test_a_schema_of_one_s_own_has_every_kind_of_field(tmp_path: Path) -> None:
     assert document["schema"]["name"] == "ticks"
 
 
-@given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1), st.sampled_from(["float", "decimal", "long"]))
+@given(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1), st.sampled_from(["float", "decimal", "integer"]))
 @settings(max_examples=30)
 def test_prices_in_money_become_the_units_they_were(units: list[int], prices: Any) -> None:
     columns: dict[str, Any] = {"topic": ["A"] * len(units), "ts_event": [NOON] * len(units), "price": units}
@@ -201,7 +201,7 @@ def test_prices_in_money_become_the_units_they_were(units: list[int], prices: An
 
 
 @pytest.mark.parametrize("form", ["to_arrow", "to_pandas", "to_polars"])
-@pytest.mark.parametrize("prices", ["float", "decimal", "long"])
+@pytest.mark.parametrize("prices", ["float", "decimal", "integer"])
 def test_a_price_that_is_none_stays_none(tmp_path: Path, form: str, prices: Any) -> None:
     sides = ("bid", price("<i8", 4, absent=2**63 - 1)), ("ask", price("<u8", 4, absent=2**64 - 1))
     quote = numpy.dtype([("type", "S1"), *sides])
@@ -232,7 +232,7 @@ FAR = numpy.array(["2026-01-05", "NaT", "9999-12-31", "2026-01-05"], "M8[D]")
     [
         (without("payload"), {}, ConfigError, "lacked column 'payload', expected: topic, ts_event, payload"),
         (without("ts_event"), {}, ConfigError, "lacked column 'ts_event'"),
-        ({**COLUMNS, "ts_evnet": [1] * 4}, {}, ConfigError, "had column 'ts_evnet', expected: topic"),
+        ({**COLUMNS, "ts_evnet": [1] * 4}, {}, ConfigError, "'ts_evnet' .did you mean 'ts_event'"),
         ({**COLUMNS, "ts_event": [NOON]}, {}, ConfigError, "column 'ts_event' had 1 values, expected 4 as 'topic'"),
         ({**COLUMNS, "ts_event": [0.5] * 4}, {}, ConfigError, "column ts_event held float64, expected integers"),
         ({**COLUMNS, "ts_event": FAR}, {}, ConfigError, "'ts_event' held a time that is none in ns: 9999-12-31"),

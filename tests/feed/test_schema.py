@@ -142,15 +142,15 @@ def test_a_third_party_registers_a_schema(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_package_of_the_documents_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    document = (ROOT / "docs" / "feeds.md").read_text()
-    (module,) = re.findall(r"```python\n(.*?)```", document, re.DOTALL)
+    document = (ROOT / "docs" / "own-format.md").read_text()
+    module, *_ = re.findall(r"```python\n(.*?)```", document, re.DOTALL)
     (project,) = re.findall(r"```toml\n(.*?)```", document, re.DOTALL)
     groups = tomllib.loads(project)["project"]["entry-points"]
     (tmp_path / "ticks.py").write_text(module)
     lines = [f"[{group}]\n" + "".join(f"{n} = {v}\n" for n, v in each.items()) for group, each in groups.items()]
     register(tmp_path, monkeypatch, "".join(lines), "blackbox-ticks")
     schema = load_schema("ticks")
-    assert (schema.schema_id, schema.dtype("t").names) == (1_000, ("type", "price", "size"))
+    assert (schema.schema_id, schema.dtype("trade").names) == (1_000, ("type", "symbol", "price", "size"))
     with pytest.raises(ConfigError, match=r"source 'ticks' of blackbox-ticks \(ticks:Ticks\) cannot be loaded"):
         open_source("ticks:x")  # the document has no source
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from decimal import Decimal
+from collections.abc import Iterator, Mapping
+from string import Formatter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
 
+from blackbox.arguments import did_you_mean
 from blackbox.block.block import as_integers
 from blackbox.errors import ConfigError
+from blackbox.feed.pack import type_field
+from blackbox.feed.prices import END_OF_INT64, NEAR, units_of
 from blackbox.feed.schema import ABSENT, DECIMALS, SINCE_MIDNIGHT, UTC, Schema
 
 if TYPE_CHECKING:
@@ -20,11 +23,8 @@ _GIVEN_BACK: Final = ("slice", "ts_out", "ts_recv", "epoch", "sequence")
 """Columns of `Recording.to_arrow` that a writer makes by itself."""
 _OF_TOPIC: Final = ("symbol", "type")
 """Parts of the topic, also there."""
-_TOPIC, _TIME, _PAYLOAD = "topic", "ts_event", "payload"
+_TOPIC, _TIME, _PAYLOAD, _TYPE = "topic", "ts_event", "payload", "type"
 _CLASHING: Final = "record_"
-_NEAR: Final = 1e-9
-"""How far a price as a float may be from a whole number of units, as a part of it."""
-_END_OF_INT64: Final = 1 << 63
 _LEAST_NS: Final = 10**16
 """April 1970: where all times are below it, they count microseconds, milliseconds or seconds."""
 
@@ -43,25 +43,47 @@ class Columns(NamedTuple):
     valid: NDArray[numpy.bool_] | None
 
 
-def columns_of(table: Any, schema: Schema, kind: str | None) -> Columns:
-    """Return a table's messages: see `Recording.create`.
+def columns_of(
+    table: Any,
+    schema: Schema,
+    kind: str | None,
+    topic: str | None = None,
+    default_topic: str | None = None,
+    default_ns: int | None = None,
+) -> Columns:
+    """Return a table's messages: see `Recording.create` and `Publisher.publish_table`.
+
+    Args:
+        table: the columns.
+        schema: that of the feed.
+        kind: the message type of all rows; None: there is a column of payloads.
+        topic: a template of the topics, such as "{symbol}.{type}": columns in braces. `{type}` is the message type.
+        default_topic: the template for a table without a column of topics; None: the column is needed.
+        default_ns: the time of all rows, if there is no column of times; None: the column is needed.
 
     Raises ConfigError naming the column that is missing, unknown or of the wrong type, or a value that does not fit.
     """
     found = _named_columns(table)
+    if topic is None and _TOPIC not in found:
+        topic = default_topic
+    pieces: list[tuple[bytes, str | None]] = [(b"", _TOPIC)] if topic is None else _pieces_of(topic, kind)
+    parts = [name for _, name in pieces if name is not None]
     fields = {} if kind is None else _fields_of(schema, kind, found)
-    needed = [_TOPIC, _TIME, *([_PAYLOAD] if kind is None else fields)]
-    unknown = [name for name in found if name not in (*needed, *_GIVEN_BACK, *_OF_TOPIC)]
-    filled = _type_field(schema, kind)
+    timed = [_TIME] if default_ns is None or _TIME in found else []
+    needed = list(dict.fromkeys([*parts, *timed, *([_PAYLOAD] if kind is None else fields)]))
+    unknown = [name for name in found if name not in (*needed, *_GIVEN_BACK, *_OF_TOPIC, _TOPIC)]
+    filled = None if kind is None else type_field(schema.dtype(kind), schema.type_offset)
     missing = [name for name in needed if name not in found and (filled is None or fields.get(name) != filled)]
     if unknown or missing:
         what = f"had column {unknown[0]!r}" if unknown else f"lacked column {missing[0]!r}"
-        raise ConfigError(f"the table {what}, expected: {', '.join(needed)}")
-    topics, index = _texts(found[_TOPIC], _TOPIC)
-    times = _times(found[_TIME], _TIME)
+        near = did_you_mean(str(unknown[0]), missing or needed) if unknown else ""
+        raise ConfigError(f"the table {what}{near}, expected: {', '.join(needed)}")
+    topics, index = _topics_by(pieces, found) if topic is not None else _texts(found[_TOPIC], _TOPIC)
+    first = needed[0]
     for name in needed:
         if name in found and len(found[name]) != len(index):
-            raise ConfigError(f"column {name!r} had {len(found[name])} values, expected {len(index)} as {_TOPIC!r}")
+            raise ConfigError(f"column {name!r} had {len(found[name])} values, expected {len(index)} as {first!r}")
+    times = _times(found[_TIME], _TIME) if timed else numpy.full(len(index), default_ns, numpy.int64)
     if kind is None:
         data, offsets, valid = _payloads(found[_PAYLOAD])
         return Columns(topics, index, data, times, offsets, valid)
@@ -72,6 +94,62 @@ def columns_of(table: Any, schema: Schema, kind: str | None) -> Columns:
         if name in found:
             records[field] = _field(found[name], name, records.dtype[field])
     return Columns(topics, index, data, times, None, None)
+
+
+def parts_of(table: Any, rows: int) -> Iterator[Any]:
+    """Yield a table in parts of at most `rows` rows, as views of its memory; at least one part."""
+    if isinstance(table, Mapping):
+        columns = {name: values if hasattr(values, "__len__") else list(values) for name, values in table.items()}
+        count = max(map(len, columns.values()), default=0)
+        for start in range(0, max(1, count), rows):
+            yield {name: values[start : start + rows] for name, values in columns.items()}
+        return
+    is_pandas = type(table).__module__.partition(".")[0] == "pandas"
+    if not is_pandas and not hasattr(table, "slice"):
+        raise _no_table(table)
+    for start in range(0, max(1, len(table)), rows):
+        yield table.iloc[start : start + rows] if is_pandas else table.slice(start, rows)
+
+
+def _no_table(table: object) -> TypeError:
+    return TypeError(f"table was {table!r:.80}, expected a dict of columns, an Arrow table or a data frame")
+
+
+def _pieces_of(template: str, kind: str | None) -> list[tuple[bytes, str | None]]:
+    """Return the pieces of a topic template: fixed text, and the name of the column after it, if there is one."""
+    expected = "expected text with columns in braces, such as '{symbol}.{type}'"
+    try:
+        parsed = list(Formatter().parse(template))
+    except ValueError as error:
+        raise ConfigError(f"topic was {template!r}, {expected}: {error}") from None
+    pieces: list[tuple[bytes, str | None]] = [(b"", None)]
+    for text, name, spec, conversion in parsed:
+        if spec or conversion or name == "":
+            raise ConfigError(f"topic was {template!r}, {expected}")
+        is_fixed = name == _TYPE and kind is not None
+        before = pieces.pop()[0] if pieces[-1][1] is None else b""
+        pieces.append((before + (text + (kind or "") * is_fixed).encode(), None if is_fixed else name))
+    if all(name is None for _, name in pieces):
+        raise ConfigError(f"topic was {template!r}, {expected}")
+    return pieces
+
+
+def _topics_by(
+    pieces: list[tuple[bytes, str | None]], found: Mapping[str, Any]
+) -> tuple[list[bytes], NDArray[numpy.int32]]:
+    """Return the distinct topics that a template makes, and the place of each row's among them."""
+    topics, index = [b""], numpy.zeros(len(found[next(name for _, name in pieces if name is not None)]), numpy.int64)
+    for text, name in pieces:
+        topics = [topic + text for topic in topics]
+        if name is None:
+            continue
+        more, places = _texts(found[name], name)
+        if len(places) != len(index):
+            raise ConfigError(f"column {name!r} had {len(places)} values, expected {len(index)} as the others")
+        used, index = numpy.unique(index * len(more) + places, return_inverse=True)
+        pairs = (divmod(pair, len(more)) for pair in used.tolist())
+        topics = [topics[before] + more[after].rstrip(b"\0 ") for before, after in pairs]
+    return topics, index.reshape(-1).astype(numpy.int32)
 
 
 def _named_columns(table: Any) -> dict[str, Any]:
@@ -86,7 +164,7 @@ def _named_columns(table: Any) -> dict[str, Any]:
     elif isinstance(table, Mapping):
         return {name: values if hasattr(values, "__len__") else list(values) for name, values in table.items()}
     elif library != "pyarrow":
-        raise TypeError(f"table was {table!r:.80}, expected a dict of columns, an Arrow table or a data frame")
+        raise _no_table(table)
     if hasattr(table, "schema") and not hasattr(table, "combine_chunks"):
         import pyarrow
 
@@ -98,15 +176,6 @@ def _fields_of(schema: Schema, kind: str, given: Mapping[str, Any]) -> dict[str,
     """Return the fields of a message type by the name of their column."""
     taken = {_TOPIC, _TIME, *_GIVEN_BACK, *(name for name in _OF_TOPIC if _CLASHING + name in given)}
     return {_CLASHING * (name in taken) + name: name for name in schema.dtype(kind).names or ()}
-
-
-def _type_field(schema: Schema, kind: str | None) -> str | None:
-    """Return the field that holds the type and nothing else: it need not be given."""
-    if kind is None:
-        return None
-    place = schema.type_offset, 1
-    fields: Mapping[str, Any] = schema.dtype(kind).fields or {}
-    return next((name for name, (each, at, *_) in fields.items() if (at, each.itemsize) == place), None)
 
 
 def _is_arrow(values: Any) -> bool:
@@ -297,16 +366,16 @@ def _money(values: Any) -> NDArray[Any] | None:
 
 
 def _units(money: NDArray[Any], name: str, decimals: int, base: numpy.dtype[Any]) -> NDArray[Any]:
-    """Return prices in money as the integers that a venue sends."""
+    """Return prices in money as the integers that a venue sends: see `blackbox.feed.prices`."""
     if money.dtype.kind == "O":
-        exact = [_whole_units(value, decimals) for value in money.tolist()]
+        exact = [_units_or_none(value, decimals) for value in money.tolist()]
         wrong = [value for value, units in zip(money.tolist(), exact, strict=True) if units is None]
         units = numpy.array([] if wrong else exact, numpy.int64)
     else:
         scaled = money.astype(numpy.float64) * 10.0**decimals
         near = numpy.rint(scaled)
-        is_whole = (numpy.abs(scaled) < _END_OF_INT64) & (
-            numpy.abs(scaled - near) <= _NEAR * numpy.maximum(1.0, numpy.abs(scaled))
+        is_whole = (numpy.abs(scaled) < END_OF_INT64) & (
+            numpy.abs(scaled - near) <= NEAR * numpy.maximum(1.0, numpy.abs(scaled))
         )
         wrong = money[~is_whole].tolist()
         units = near.astype(numpy.int64) if not wrong else numpy.empty(0, numpy.int64)
@@ -314,16 +383,23 @@ def _units(money: NDArray[Any], name: str, decimals: int, base: numpy.dtype[Any]
         raise ConfigError(
             f"column {name!r} held {wrong[0]!r}, expected a price with at most {decimals} decimals that fits int64"
         )
+    told: Mapping[str, Any] = base.metadata or {}
+    absent = told.get(ABSENT)
+    if absent is not None and (units == absent).any():
+        raise ConfigError(
+            f"column {name!r} held a price of {absent} units, expected null for no price: the schema has that value "
+            "for it"
+        )
     return _integers(units, name, base).astype(base)
 
 
-def _whole_units(price: object, decimals: int) -> int | None:
+def _units_or_none(price: object, decimals: int) -> int | None:
     """Return a price's integer; None when it has more decimals, or is none that fits."""
     try:
-        units = Decimal(str(price)).scaleb(decimals)
-        return int(units) if units % 1 == 0 and abs(units) < _END_OF_INT64 else None
-    except ArithmeticError:
+        units = units_of(price.item() if isinstance(price, numpy.generic) else price, decimals)
+    except ValueError:
         return None
+    return units if abs(units) < END_OF_INT64 else None
 
 
 def _instants(values: Any, name: str, unit: str, base: numpy.dtype[Any]) -> NDArray[Any]:
