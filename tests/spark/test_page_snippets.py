@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from blackbox_feeds.iex import Iex
 
+from blackbox import Recording
+from blackbox.cli.ui.status import Status
+from tests.cli.commands import invoke
 from tests.project.test_page_snippets import run, snippets
 from tests.recorded import record
 
@@ -65,6 +69,29 @@ def test_the_page_on_analysis(spark: SparkSession, shown: Callable[[str], list[s
     for name in ("bars", "priced", "bbo", "beside", "auctions"):
         names[name].count()
     assert names["trades"].count() > 0
+
+
+def test_the_page_on_a_format_of_one_s_own(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module, publish, bars = snippets("own-format.md")
+    (tmp_path / "ticks.py").write_text(module)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        names: dict[str, Any] = {}
+        run(publish, names)
+    finally:
+        sys.modules.pop("ticks", None)
+    assert names["seen"] == [189.98 * 100] * 600
+    run(bars, {})
+    assert capsys.readouterr().out.count("|189.9800|189.9800|  6000|    60|") == 10
+    (day,) = tmp_path.glob("recordings/ticks/*-*-*")
+    monkeypatch.setattr("blackbox.cli.ui.drawing._SETTINGS", {})
+    assert invoke("analyse", day, "--report", tmp_path / "day.html").status == Status.OK
+    assert "AAPL" in (tmp_path / "day.html").read_text()
+    (quote,) = Recording.open(day).quotes.to_arrow(prices="float").to_pylist()
+    assert (quote["bid_price"], quote["ask_price"]) == (189.97, None)
 
 
 def test_the_page_on_clusters(spark: SparkSession, shown: Callable[[str], list[str]], tmp_path: Path) -> None:
