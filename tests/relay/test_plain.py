@@ -199,7 +199,7 @@ def test_what_has_come_is_sent_before_it_closes_and_another_may_bind_the_endpoin
             relay.close()
             assert [int(payload) for _, _, payload in receive(sub, 5_000)] == list(range(5_000))
         with PlainRelay(feed, endpoint).start(PATIENCE_S), client(endpoint, publisher, b"B") as sub:
-            publisher.publish(b"B.t", b"1")
+            publisher.publish(b"B.t", b"1", 0)
             assert receive(sub, 1) == [[b"B.t", stamp(0), b"1"]]
     with pytest.raises(RelayError, match="start was called when closed"):
         relay.start()
@@ -210,7 +210,7 @@ def test_another_run_of_the_publisher_goes_on_at_the_same_endpoint() -> None:
     with Publisher(feed) as publisher:
         relay = PlainRelay(feed, endpoint).start(PATIENCE_S)
     with relay, Publisher(feed) as publisher, client(endpoint, publisher, b"A") as sub:
-        publisher.publish(b"A.t", b"1")
+        publisher.publish(b"A.t", b"1", 0)
         assert receive(sub, 1) == [[b"A.t", stamp(0), b"1"]]
 
 
@@ -253,11 +253,11 @@ def test_clients_of_an_encrypted_feed_need_an_allowed_key(tmp_path: Path) -> Non
         ):
             stranger.subscribe(b"")
             stranger.connect(endpoint)
-            publisher.publish(b"A", b"one")
+            publisher.publish(b"A", b"one", 0)
             assert receive(sub, 1) == [[b"A", stamp(0), b"one"]]
             assert not stranger.poll(0)
         with PlainRelay(feed, endpoint, in_the_clear=True), client(endpoint, publisher, b"A") as sub:
-            publisher.publish(b"A", b"two")
+            publisher.publish(b"A", b"two", 0)
             assert receive(sub, 1) == [[b"A", stamp(0), b"two"]]
 
 

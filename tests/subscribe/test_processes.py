@@ -64,7 +64,7 @@ def test_everything_is_delivered_and_counted_in_the_parent() -> None:
         assert len(children_of(subscriber)) == 2
         publisher.publish_many(topics, numpy.arange(10_000) % 20, numpy.zeros((10_000, 8), numpy.uint8), range(10_000))
         for topic in topics:
-            publisher.publish(topic, b"last")
+            publisher.publish(topic, b"last", ts_event=0)
     subscriber.run(until_end=True)
     statistics = subscriber.statistics()
     assert statistics.received.messages == 10_020
