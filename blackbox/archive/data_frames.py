@@ -181,7 +181,7 @@ class TicksOfDays(Frames):
     orders, ranks, ids, broken trades and sides of quotes are those of the day.
 
     Days may have several schemas: a column is then of a type that holds the values of all, and a schema that declares
-    no trades (or quotes) adds none. `prices="long"` needs prices of equal decimals.
+    no trades (or quotes) adds none. `prices="integer"` needs prices of equal decimals.
     """
 
     def __init__(self, days: Sequence[Recording], what: Literal["trades", "quotes"]) -> None:

@@ -6,6 +6,7 @@ import datetime
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy
 import pyarrow
 from numpy.typing import NDArray
 from pyarrow import compute
