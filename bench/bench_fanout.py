@@ -2,7 +2,7 @@
 
     PUB process, 50 messages a millisecond ==> 3 x SUB process ==> on_batch: check, note the delay
                     when_full="drop"       ==> 1 x SUB process ==> on_batch: the same, and sleep 50 ms a block
-                                               none slow | SlowPolicy("terminate"): it ends | "warn": it hangs on
+                                               none slow | SlowPolicy("raise"): it ends | "warn": it hangs on
     rival           pyzmq PUB, at its high-water mark it drops too --a message a frame--> 4 x SUB process, recv()
 
 Figures: p99 since a message was due, of the three that are not slow (their mean). A round in which one of the three
@@ -34,7 +34,7 @@ PAYLOAD_BYTES = 1_000
 HWM_BLOCKS = 200
 """Less than a run has, with what TCP and the receiver hold: a slow one that hangs on makes the publisher drop."""
 DROPS = "the publisher waits for nobody; the three lose nothing"
-OnSlow = Literal["terminate", "warn"] | None
+OnSlow = Literal["raise", "warn"] | None
 Sides = tuple[Child, Sequence[Child]]
 
 
@@ -46,7 +46,7 @@ def _p99(contest: Contest, name: str, sides: Sides, load: Load, form: Form, on_s
     for each in others:
         expect("why one that is not slow is void", each.lost, "")
         expect("messages of one that is not slow", each.messages, load.messages)
-    expect("the last one terminated", last.has_terminated, on_slow == "terminate")
+    expect("the last one terminated", last.has_terminated, on_slow == "raise")
     expect("the last one got all", last.messages == load.messages, on_slow is None)
     mean = {percent: float(numpy.mean([each.late_us[percent] for each in others])) for percent in others[0].late_us}
     contest.percentiles(name, mean)
@@ -64,7 +64,7 @@ def test_fanout(benchmark: BenchmarkFixture) -> None:
     )
     cases: tuple[tuple[str, OnSlow], ...] = (
         ("none slow", None),
-        ("one slow, which terminates", "terminate"),
+        ("one slow, which terminates", "raise"),
         ("one slow, which hangs on", "warn"),
     )
     plain = {"address": tcp(), "form": "late", "mark": HWM_BLOCKS * AT_ONCE, "drops": True}

@@ -66,7 +66,7 @@ with RawPublisher(feed):
 def grow(messages: int) -> None:
     """Publish and subscribe in one process: so many messages first, then what is ordered; answers how many MB more."""
     feed = Feed.local("memory", slices=1)
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=FOREVER_NS))
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=FOREVER_NS / 1e9))
     subscriber.on_batch(b"")(len)
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable
+from datetime import timedelta
 from difflib import get_close_matches
+from numbers import Real
 from pathlib import Path
+from typing import Final
+
+LONGEST_S: Final = 3_155_760_000.0
+"""Longest duration that an argument may have, in seconds: 100 years."""
 
 
 def check_integers(*settings: tuple[str, object, int, int]) -> None:
@@ -15,6 +22,26 @@ def check_integers(*settings: tuple[str, object, int, int]) -> None:
             raise TypeError(f"{name} was {value!r}, expected an integer from {low} to {high}")
         if not low <= value <= high:
             raise ValueError(f"{name} was {value}, expected {low} to {high}")
+
+
+def duration_ns(name: str, value: object, least_s: float, most_s: float = LONGEST_S) -> int:
+    """Return a duration in ns; `value` is a number of seconds or a `timedelta`, the limits are in seconds.
+
+    Raises TypeError for any other type, ValueError out of range.
+    """
+    expected = f"expected {least_s:g} to {most_s:g} seconds, as a number or a timedelta"
+    if isinstance(value, bool) or not isinstance(value, timedelta | Real):
+        raise TypeError(f"{name} was {value!r}, {expected}")
+    if isinstance(value, timedelta):
+        micros = (value.days * 86_400 + value.seconds) * 1_000_000 + value.microseconds
+        found = micros * 1_000
+    elif math.isfinite(value):
+        found = round(float(value) * 1e9)
+    else:
+        raise ValueError(f"{name} was {value!r}, {expected}")
+    if not round(least_s * 1e9) <= found <= round(most_s * 1e9):
+        raise ValueError(f"{name} was {value!r}, {expected}")
+    return found
 
 
 def check_prefix(prefix: object, decorator: str) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from numpy.typing import NDArray
 
-from blackbox.arguments import check_function, check_integers, check_prefix, names_of
+from blackbox.arguments import check_function, check_integers, check_prefix, duration_ns, names_of
 from blackbox.block.batch import Batch
 from blackbox.block.gap import Gap
 from blackbox.errors import ConfigError, SubscriberError
@@ -131,17 +132,21 @@ class Registration:
         return register
 
     def on_batch(
-        self, prefix: bytes, *, interval_ns: int | None = None, independent: bool = False, group: str | None = None
+        self,
+        prefix: bytes,
+        *,
+        interval: float | timedelta | None = None,
+        independent: bool = False,
+        group: str | None = None,
     ) -> Callable[[BatchFunction], BatchFunction]:
         """Decorate `f(batch)`, called once per block with the messages whose topics start with `prefix`, as columns.
 
         In a replay to several callbacks a batch ends where another one's turn begins, unless it is `independent`. With
-        `interval_ns` a batch also ends where `ts_event` passes a multiple of it (ns since 1970), as for bars; `at`
-        calls a function at such times. `group`: see `on`.
+        `interval` (seconds or a `timedelta`) a batch also ends where `ts_event` passes a multiple of it since 1970, as
+        for bars; `every` calls a function at such times. `group`: see `on`.
         """
         check_prefix(prefix, "on_batch")
-        if interval_ns is not None:
-            check_integers(("interval_ns", interval_ns, 1, 1 << 62))
+        interval_ns = None if interval is None else duration_ns("interval", interval, 1e-9)
 
         def register(function: BatchFunction) -> BatchFunction:
             check_function(function, "batch")
@@ -227,7 +232,7 @@ class Registration:
                 if stream in owner._streams:
                     owner._streams.remove(stream)
                     if owner.state in (SubscriberLife.NEW, SubscriberLife.RUNNING):
-                        owner.off(stream.put)
+                        owner.remove(stream.put)
 
         stream = Stream(prefix, limit, when_full, batches, self.feed.key_bytes, raise_failure, remove)
         with self._supervisor.lock:
@@ -290,10 +295,12 @@ class Registration:
             self._tables.append(table)
         return table
 
-    def at(
-        self, interval_ns: int, *, group: str | None = None
+    def every(
+        self, interval: float | timedelta, *, group: str | None = None
     ) -> Callable[[Callable[[int], object]], Callable[[int], object]]:
-        """Decorate `f(ts_ns)`, called at each multiple of `interval_ns` (ns since 1970), also when no message comes.
+        """Decorate `f(ts_ns)`, called at each multiple of `interval` since 1970, also when no message comes.
+
+        `interval` is in seconds, or a `timedelta`.
 
         In a replay it goes by market time, from the first message to the last: after all messages before that time,
         and before any of that time or later; times within a silence are called when it ends. Live it goes by this
@@ -301,13 +308,13 @@ class Registration:
         that worker is busy, only the last is called. When the clock is set back, times come again. Raises
         SubscriberError once it has started, or during a replay.
         """
-        check_integers(("interval_ns", interval_ns, 1, 1 << 62))
+        interval_ns = duration_ns("interval", interval, 1e-9)
 
         def register(function: Callable[[int], object]) -> Callable[[int], object]:
             check_function(function, "time")
             with self._supervisor.lock:
                 if self.state is not SubscriberLife.NEW or self._replay is not None:
-                    raise SubscriberError("at was called while running, expected it before start or replay")
+                    raise SubscriberError("every was called while running, expected it before start or replay")
                 self._timers.append(Timer(interval_ns, function, group))
             return function
 
@@ -372,7 +379,7 @@ class Registration:
             self._renew()
         return hook
 
-    def off(self, function: Callable[..., Any] | Callback) -> None:
+    def remove(self, function: Callable[..., Any] | Callback) -> None:
         """Remove a callback, everywhere it was registered. No new batch of it begins; one that runs is finished.
 
         A slice that nothing needs any more is released a second later, and comes back when a callback wants it.

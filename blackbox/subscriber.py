@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 _DEFAULT_POLICY = SlowPolicy()
 _ANSWER_S = 1.0
 """How long a subscriber that repairs waits for an archive's answer before it asks the next one."""
+_ARCHIVES_S = 10.0
+"""How long a start without a timeout waits for archives to answer."""
 
 
 def _client_of(feed: Feed, options: Options) -> ArchiveClient | None:
@@ -60,16 +63,18 @@ class Subscriber(Registration):
         on_error: Literal["stop", "log"] = "stop",
         queue_blocks: int = 16,
         hwm_blocks: int = 128,
-        line_wait_ns: int = 50_000_000,
+        line_wait: float | timedelta = 0.05,
         on_gap: Literal["tell", "stop", "repair"] = "tell",
-        repair_wait_ns: int = 2_000_000_000,
+        repair_wait: float | timedelta = 2.0,
         processes: bool = False,
         name: str | None = None,
         positions: str | os.PathLike[str] | None = None,
-        checkpoint_interval_ns: int | None = None,
-        name_wait_ns: int = 0,
+        checkpoint_interval: float | timedelta | None = None,
+        name_wait: float | timedelta = 0.0,
     ) -> None:
         """Settings; nothing is opened before `start`. Raises ValueError when one is out of range.
+
+        Durations are seconds or `timedelta`.
 
         Args:
             feed: what to subscribe to.
@@ -81,12 +86,12 @@ class Subscriber(Registration):
             queue_blocks: blocks that may wait for one worker. When full the slice waits, ZeroMQ queues, lag grows.
             hwm_blocks: blocks that ZeroMQ queues for a slice at the receiver; then it stops reading, and queues at the
                 publisher.
-            line_wait_ns: with two lines, how long a block waits for what the other line may still bring.
+            line_wait: with two lines, how long a block waits for what the other line may still bring.
             on_gap: messages that were lost: "tell" counts them, and tells callbacks in their place: see the method
                 `on_gap`; "stop" delivers what came before, then ends the subscriber: `run` and `stop` raise GapError.
                 "repair" fetches them from the feed's archives and delivers them in their place; what is behind waits,
                 up to `hwm_blocks` times the feed's `block_bytes`. What no archive has is told.
-            repair_wait_ns: how long what is behind a gap waits for archives, all of them together. With `since`: when
+            repair_wait: how long what is behind a gap waits for archives, all of them together. With `since`: when
                 archives have brought nothing more for this time, what they lack before live messages is a gap; when
                 none has answered for ten times as long, the subscriber ends.
             processes: run each slice in a process of its own, forked at `start`, so that Python callbacks of several
@@ -95,9 +100,9 @@ class Subscriber(Registration):
             name: a name for what this subscriber does, such as "strategy-1". At `start` it goes on from its last
                 checkpoint, with what the feed's archives recorded since. One process at a time has a name.
             positions: the directory where positions are kept by name.
-            checkpoint_interval_ns: time between checkpoints; the last is made at the end. What was delivered after the
+            checkpoint_interval: time between checkpoints; the last is made at the end. What was delivered after the
                 last one comes again: each message at least once. Default: only where you call `checkpoint`.
-            name_wait_ns: how long `start` waits for another process of this name to end.
+            name_wait: how long `start` waits for another process of this name to end.
         """
         check_is_feed(feed)
         check_integers(("workers", workers, 0, MAX_WORKERS))
@@ -107,15 +112,15 @@ class Subscriber(Registration):
             on_error=on_error,
             queue_blocks=queue_blocks,
             hwm_blocks=hwm_blocks,
-            line_wait_ns=line_wait_ns,
+            line_wait=line_wait,
             on_gap=on_gap,
-            repair_wait_ns=repair_wait_ns,
+            repair_wait=repair_wait,
         )
-        self._consumer = consumer_of(feed, name, positions, name_wait_ns, checkpoint_interval_ns)
+        self._consumer = consumer_of(feed, name, positions, name_wait, checkpoint_interval)
         self._client = _client_of(feed, options)
         super().__init__(feed, options, self._client, processes=processes)
 
-    def another(self) -> Subscriber:
+    def share(self) -> Subscriber:
         """Return a further subscriber of the feed that uses this one's sockets and threads: a publisher sees one.
 
         It has callbacks, streams, hooks, and a life of its own: messages come to it from its `start` until its `stop`,
@@ -124,17 +129,15 @@ class Subscriber(Registration):
         one, as of a callback with `on_error="stop"`, ends all: each `run` and `stop` raises it. All callbacks live on
         the same workers, so a slow one is lag of all.
 
-        What asks for the past, `start(since=...)` or `back`, and `at` are for the first one to start. `on_epoch` tells
-        only of epochs that begin after its start.
+        Only the first one to start may use `start(since=...)`, `back` and `every`. `on_epoch` reports only epochs that
+        begin after its start.
 
         Raises SubscriberError when this one has `processes` or a `name`, or the last one has ended.
         """
         if self._processes:
-            raise SubscriberError("another was called with processes=True, where callbacks cannot come and go")
+            raise SubscriberError("share was called with processes=True, where callbacks cannot come and go")
         if self._consumer is not None:
-            raise SubscriberError(
-                "another was called on a subscriber with a name, whose positions are of its callbacks"
-            )
+            raise SubscriberError("share was called on a subscriber with a name, whose positions are of its callbacks")
         other = object.__new__(Subscriber)
         other._consumer, other._client = None, self._client
         Registration.__init__(other, self.feed, self._options, self._client, processes=False, shares=self)
@@ -143,7 +146,9 @@ class Subscriber(Registration):
 
     # Life
 
-    def start(self, timeout: float = 10.0, *, since: Time | Positions | None = None, back: int | None = None) -> Self:
+    def start(
+        self, timeout: float | None = None, *, since: Time | Positions | None = None, back: int | None = None
+    ) -> Self:
         """Begin, and return when every publisher has confirmed the subscriptions: nothing sent after that is missed.
 
         With `since` or `back` it begins in the past, then goes over to what comes live, with nothing twice and nothing
@@ -151,8 +156,9 @@ class Subscriber(Registration):
         the slices that are not live yet. What archives bring does not count as lag.
 
         Args:
-            timeout: how long publishers may take to confirm, in seconds; with `back` or an image also archives, to
-                answer.
+            timeout: how long publishers may take to confirm, in seconds; None: without limit. After one second the log
+                says which slices it waits for. With `back` or an image it is also how long archives may take to answer,
+                10 seconds for None.
             since: with what the feed's archives recorded at this time or later: ns since 1970, a datetime, or text such
                 as "2019-12-30T14:30:00Z", "14:30" (of the session that goes on now, in the feed's time zone) or
                 "session", when that began. Or from the position of each slice on, as a `checkpoint` gave it; those
@@ -162,7 +168,8 @@ class Subscriber(Registration):
             back: with the last `back` messages of each slice that archives have recorded; more if some are recorded
                 meanwhile; with `key_bytes` also the rest of a block.
 
-        Of two lines one is enough, after `timeout` seconds (not counted: compiling, on the first start ever). Raises
+        Of two lines one is enough, after `timeout` seconds, or 10 for None (not counted: compiling, on the first start
+        ever). Ctrl-C ends the wait with KeyboardInterrupt, and everything is closed. Raises
         NotConfirmedError naming the slices without a publisher, EndpointError when a slice cannot connect.
         """
         self._begin_live()
@@ -181,7 +188,7 @@ class Subscriber(Registration):
         return self
 
     def _beginning(
-        self, since: Time | Positions | None, back: int | None, timeout: float
+        self, since: Time | Positions | None, back: int | None, timeout: float | None
     ) -> Callable[[int], Since | None] | None:
         """Return where each slice begins, as `beginning_of`. Raises as that does, ConfigError where no image may be."""
         if since in (IMAGE, BOOKS) and self._options.slow.action == "conflate":
@@ -189,7 +196,8 @@ class Subscriber(Registration):
         if self._tables and since != IMAGE:
             raise ConfigError(f"since was {since!r} with a table, expected 'image'")
         prefixes = [callback.prefix for callback in self._callbacks]
-        begin = beginning_of(self.feed, self._client, since, back, timeout, prefixes)
+        answer_s = _ARCHIVES_S if timeout is None else timeout
+        begin = beginning_of(self.feed, self._client, since, back, answer_s, prefixes)
         if since == BOOKS:
             self._expect_books(begin)
         for table in self._tables:
@@ -318,20 +326,23 @@ class Subscriber(Registration):
             player.close()  # first: its workers may still play, and another replay would share their tables
             self._replay = None
 
-    def wait_confirmed(self, timeout: float = 10.0, prefix: bytes = b"") -> None:
+    def wait_confirmed(self, timeout: float | None = None, prefix: bytes = b"") -> None:
         """Wait until publishers have confirmed all subscriptions, those of callbacks added while running included.
 
         With a `prefix`, those of slices that may hold such topics. Raises as `start`.
         """
         self._share.wait_confirmed(timeout, prefix)
 
-    def run(self, *, until_end: bool = False, timeout: float = 10.0, silence_timeout: float | None = None) -> None:
+    def run(
+        self, *, until_end: bool = False, timeout: float | None = None, silence_timeout: float | None = None
+    ) -> None:
         """Start (unless it runs), wait, stop. In the main thread signals stop it; a second one terminates.
 
         Ends when `stop` or `terminate` is called elsewhere; with `until_end` also when every publisher has closed and
         all it sent was delivered. A publisher that was killed never closes: `silence_timeout` says after how many
         seconds without a block or heartbeat from a slice to give up; None: never. After SIGTERM it raises
-        SystemExit(143), after SIGHUP SystemExit(129), once all that was received has been delivered.
+        SystemExit(143), after SIGHUP SystemExit(129), once all that was received has been delivered. Ctrl-C before it
+        has started raises KeyboardInterrupt.
 
         Raises SlowSubscriberError, CallbackError (the callback's exception is its cause), SilentPublisherError or
         SubscriberError when one of these ended it; SubscriberError when there are no callbacks. `timeout` is `start`'s.

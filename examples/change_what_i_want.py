@@ -31,7 +31,7 @@ with Publisher(feed) as publisher:
     publisher.publish(b"MSFT.trade", b"second")
     arrived.acquire()
 
-    subscriber.off(apple)  # no call of it begins after this
+    subscriber.remove(apple)  # no call of it begins after this
     publisher.publish(b"AAPL.trade", b"nobody gets this")
     publisher.publish(b"MSFT.trade", b"third")
 

@@ -13,7 +13,7 @@ def alert(text: str) -> None:  # called before the policy acts; or give an endpo
     released.set()
 
 
-subscriber = Subscriber(feed, slow=SlowPolicy("terminate", max_lag_ns=50_000_000, on_alert=alert))
+subscriber = Subscriber(feed, slow=SlowPolicy("raise", max_lag=0.05, on_alert=alert, start_grace=0))
 
 
 @subscriber.on(b"")

@@ -29,7 +29,7 @@ def main() -> None:
         feed = msgspec.structs.replace(Feed.local("counter", slices=1), archives=(f"ipc://{directory}/archive",))
         command = [sys.executable, __file__, msgspec.json.encode(feed).decode(), directory]
         heard: list[int] = []
-        subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=60_000_000_000, slow=SlowPolicy("warn"))
+        subscriber = Subscriber(feed, on_gap="repair", repair_wait=60, slow=SlowPolicy("warn"))
 
         @subscriber.on(b"COUNT")
         def count(message: Message) -> None:

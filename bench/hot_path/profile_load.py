@@ -140,7 +140,7 @@ def main(seconds: float, out: Path) -> None:
     before = _tids()
     with Publisher(feed, when_full="wait") as publisher:
         publishing = _tids() - before
-        subscriber = Subscriber(feed, workers=2, slow=SlowPolicy(max_lag_ns=FOREVER_NS))
+        subscriber = Subscriber(feed, workers=2, slow=SlowPolicy(max_lag=FOREVER_NS / 1e9))
         for prefix in PREFIXES:
             subscriber.on_compiled(prefix, state=numpy.zeros((TOPICS, 3), numpy.int64))(count_compiled)
         with subscriber:

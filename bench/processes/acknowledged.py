@@ -32,6 +32,6 @@ def publish(feed: Any) -> None:
 
 def record(feed: Any, directory: str, fsync: Any) -> None:
     """Record; answer each order with the messages recorded so far."""
-    with Recorder(msgspec.convert(feed, Feed), directory, fsync=fsync, fsync_interval_ns=1_000_000) as recorder:
+    with Recorder(msgspec.convert(feed, Feed), directory, fsync=fsync, fsync_interval=0.001) as recorder:
         for _ in orders():
             answer(messages=recorder.statistics().messages)

@@ -39,7 +39,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     prefixes: tuple[bytes, ...] = (b"",)
     workers: int = 1
     processes: bool = False
-    on_slow: Literal["terminate", "warn"] | None = None
+    on_slow: Literal["raise", "warn"] | None = None
     """It sleeps at everything it gets, and this is what it does about it. Not slow: None."""
     checkpoints_per_s: int = 0
     """How often a thread beside it makes a checkpoint."""

@@ -61,7 +61,11 @@ def receive() -> None:
 def _receive(order: Order, told: Iterator[Any]) -> Heard:
     load, work = order.load, order.work
     assert load.feed is not None
-    slow = SlowPolicy(work.on_slow, MAX_LAG_NS) if work.on_slow else SlowPolicy(max_lag_ns=FOREVER_NS)
+    slow = (
+        SlowPolicy(work.on_slow, MAX_LAG_NS / 1e9, start_grace=0)
+        if work.on_slow
+        else SlowPolicy(max_lag=FOREVER_NS / 1e9, start_grace=0)
+    )
     subscriber = Subscriber(load.feed, workers=work.workers, processes=work.processes, slow=slow)
     findings = FORMS[work.form](subscriber, order)
     due = wanted(load, work.prefixes)

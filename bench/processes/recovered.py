@@ -119,7 +119,7 @@ def repair(feed: Any, directory: str) -> None:
     one = msgspec.structs.replace(
         both, slices=tuple(msgspec.structs.replace(part, endpoints=part.lines[:1]) for part in both.slices)
     )
-    with RawPublisher(both) as publisher, Recorder(both, directory, serve=True, line_wait_ns=1_000_000):
+    with RawPublisher(both) as publisher, Recorder(both, directory, serve=True, line_wait=0.001):
         subscriber = Subscriber(one, on_gap="repair", workers=1)
         came: list[tuple[int, int]] = []
         subscriber.on_batch(b"")(lambda batch: came.append((int(batch.sequence[0]), time.monotonic_ns())))
@@ -151,7 +151,7 @@ def consume(feed: Any, messages: int) -> None:
                 workers=1,
                 name=f"consumer-{number}",
                 positions=positions,
-                checkpoint_interval_ns=100_000_000,
+                checkpoint_interval=0.1,
             )
             came: list[int] = []
             subscriber.on_batch(b"")(partial(_count, came))

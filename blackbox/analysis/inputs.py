@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions
 from pyspark.sql.types import LongType, TimestampType
 
+from blackbox.arguments import LONGEST_S, duration_ns
 from blackbox.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,17 +38,15 @@ _ADVICE: Final = {
     "float": "functions.timestamp_seconds takes seconds",
 }
 
-Length = str | int | timedelta
-"""A length of time: ns, a timedelta, or a text such as "500ms", "1s", "5m", "1h", "1d" (of 24 hours)."""
+Length = str | float | timedelta
+"""A length of time: seconds, a timedelta, or a text such as "500ms", "1s", "5m", "1h", "1d" (of 24 hours)."""
 
 
 def length_ns(length: Length, name: str) -> int:
     """A length of time in ns. Raises ConfigError unless it is one, and is above zero."""
     ns = 0
-    if isinstance(length, timedelta):
-        ns = 1_000 * (length // timedelta(microseconds=1))
-    elif isinstance(length, int):
-        ns = length
+    if not isinstance(length, str):
+        ns = duration_ns(name, length, -LONGEST_S)
     elif found := re.fullmatch(r"(\d+) ?(ns|us|ms|s|m|h|d)", length):
         ns = int(found[1]) * _UNITS[found[2]]
     if not 0 < ns < 1 << 63:

@@ -8,6 +8,7 @@ Rows go to Spark once, as the result: not trades and quotes apart, nor is anythi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
@@ -19,6 +20,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StructField, StructType
 
 from blackbox.analysis.asof import joined_names
+from blackbox.arguments import duration_ns
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.prices import Prices
 from blackbox.feed.schema import ABSENT, Schema
@@ -45,7 +47,7 @@ def asof_recorded(
     trades: str,
     quotes: str,
     columns: Sequence[str] | None = None,
-    tolerance_ns: int | None = None,
+    tolerance: float | timedelta | None = None,
     prices: Prices = "decimal",
     suffix: str = "_quote",
 ) -> DataFrame:
@@ -69,7 +71,7 @@ def asof_recorded(
         trades: a message type of the feed's schema, such as "T".
         quotes: another one, such as "Q".
         columns: which of the result's columns; not given: all. Fewer are faster.
-        tolerance_ns: a quote whose `ts_event` is so much before that of the trade, and more, is none.
+        tolerance: a quote older than this, by `ts_event`, does not count: in seconds, or a `timedelta`.
         prices: as the option of the data source.
         suffix: goes behind the names of quote columns that trades have too.
 
@@ -79,8 +81,7 @@ def asof_recorded(
     Raises ConfigError when an argument is not as said, JournalError when there is no such day; later, when a recording
     is damaged, or a symbol is too short for the keys.
     """
-    if tolerance_ns is not None and tolerance_ns < 0:
-        raise ConfigError(f"tolerance_ns was {tolerance_ns}, expected 0 or more")
+    tolerance_ns = _NO_TOLERANCE if tolerance is None else duration_ns("tolerance", tolerance, 0)
     days = days_of([str(path) for path in ([paths] if isinstance(paths, str | Path) else paths)])
     schema = schema_of_days(days, trades, quotes)
     if schema.character(trades) == schema.character(quotes):
@@ -101,7 +102,7 @@ def asof_recorded(
         tuple(field for field in right if names[field.column] in wanted),
         names,
         result,
-        _NO_TOLERANCE if tolerance_ns is None else tolerance_ns,
+        tolerance_ns,
         _Sides.of(schema, quotes),
     )
     many = len(join.slices)

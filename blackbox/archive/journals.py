@@ -8,6 +8,7 @@ import select
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -27,6 +28,7 @@ from blackbox.archive.journal_state import JournalState
 from blackbox.archive.journal_writer import WRITER_NEEDS, JournalWriter
 from blackbox.archive.retention import EVERYTHING, Deleter, Retention
 from blackbox.archive.serve.server import ArchiveStatistics, archive_of
+from blackbox.arguments import check_integers, duration_ns
 from blackbox.block.block_handler import BlockHandlerAt
 from blackbox.errors import BlackBoxError, JournalError
 from blackbox.feed.feed import Feed
@@ -78,7 +80,7 @@ class Journals:
         on_failure: Callable[[], object],
         *,
         fsync: Literal["never", "interval", "block"],
-        fsync_interval_ns: int,
+        fsync_interval: float | timedelta,
         segment_bytes: int = SEGMENT_BYTES,
         compression: Literal["none", "lz4", "zstd"] = "none",
         serve: bool | str = False,
@@ -91,12 +93,8 @@ class Journals:
         With `write_each` a block is with the system once its handler has returned.
         `acknowledge` gets slice and what its publisher is to be told of how far it is recorded.
         """
-        for name, value, low, high in (
-            ("segment_bytes", segment_bytes, 1 << 20, 1 << 40),
-            ("fsync_interval_ns", fsync_interval_ns, 1_000_000, 3_600 * 10**9),
-        ):
-            if not low <= value <= high:
-                raise ValueError(f"{name} was {value}, expected {low} to {high}")
+        check_integers(("segment_bytes", segment_bytes, 1 << 20, 1 << 40))
+        self._fsync_interval_s = duration_ns("fsync_interval", fsync_interval, 0.001, 3_600) / 1e9
         if fsync not in ("never", "interval", "block"):
             raise ValueError(f"fsync was {fsync!r}, expected never, interval or block")
         if compression not in ("none", "lz4", "zstd"):
@@ -108,7 +106,6 @@ class Journals:
         self.error: JournalError | None = None
         self._on_failure, self._acknowledge = on_failure, acknowledge
         self._fsync: Literal["never", "interval", "block"] = fsync
-        self._fsync_interval_s = fsync_interval_ns / 1e9
         self._segment_bytes, self._write_each = segment_bytes, write_each
         self._compression = compression
         self._deleter = Deleter(self.directory, feed, retention) if retention.is_bound else None

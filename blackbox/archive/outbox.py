@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -27,7 +28,7 @@ from blackbox.archive.retention import EVERYTHING, Retention
 from blackbox.archive.segment import Segment
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.server import ArchiveStatistics
-from blackbox.arguments import check_integers
+from blackbox.arguments import check_integers, duration_ns
 from blackbox.block.acknowledgement import Acknowledgement
 from blackbox.block.block import Block
 from blackbox.errors import BlackBoxError, ConfigError, JournalError
@@ -40,6 +41,7 @@ _BOOT: Final = "boot"
 """The file that says since which start of the system which epoch is written."""
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _ASK_S: Final = 0.5
+_LONGEST_WAIT_S: Final = 1_000_000.0
 _NOTHING: Final = -1
 
 
@@ -56,35 +58,35 @@ class Outbox:
         directory: str | os.PathLike[str],
         *,
         fsync: Literal["never", "interval", "block"] = "interval",
-        fsync_interval_ns: int = 1_000_000_000,
+        fsync_interval: float | timedelta = 1.0,
         segment_bytes: int = SEGMENT_BYTES,
         compression: Literal["none", "lz4", "zstd"] = "none",
         serve: bool | str = False,
         retention: Retention = EVERYTHING,
         again_bytes: int = 16 << 20,
-        again_wait_ns: int = 1_000_000_000,
+        again_wait: float | timedelta = 1.0,
         epoch: int = 0,
         are_told_before: bool = False,
     ) -> None:
-        """Settings; nothing is opened before the publisher starts.
+        """Settings; nothing is opened before the publisher starts. Durations are seconds or `timedelta`.
 
         Args:
             directory: where it is; made if it is missing. It has the form of a recording.
             fsync: as `Recorder`. Whatever it says, a block is with the system before it is sent.
-            fsync_interval_ns: as `Recorder`.
+            fsync_interval: as `Recorder`.
             segment_bytes: as `Recorder`.
             compression: as `Recorder`.
             serve: as `Recorder`: whether to answer who asks for what is in here.
             retention: as `Recorder`. A feed with keys keeps everything: it needs the last number of each key.
             again_bytes: so much is sent again at most, for each slice; what is before that is only in here.
-            again_wait_ns: how long a start waits for subscribers, if there is something to send again.
+            again_wait: how long a start waits for subscribers, if there is something to send again.
             epoch: go on in this one behind what is here of it, also where some was lost: whoever says so has the rest.
             are_told_before: numbers of messages are told before these are here. Then no epoch goes on over another
                 start of the system, whatever `fsync` says.
         """
-        check_integers(("again_bytes", again_bytes, 0, 1 << 40), ("again_wait_ns", again_wait_ns, 0, 1 << 50))
+        check_integers(("again_bytes", again_bytes, 0, 1 << 40))
         self.directory = Path(directory)
-        self.again_wait_s = again_wait_ns / 1e9
+        self.again_wait_s = duration_ns("again_wait", again_wait, 0, _LONGEST_WAIT_S) / 1e9
         self._again_bytes, self._epoch = again_bytes, epoch
         self._is_synced = fsync == "block" and not are_told_before
         self.is_whole = False
@@ -97,7 +99,7 @@ class Outbox:
                 directory,
                 lambda: None,  # the next block is refused, which ends the publisher
                 fsync=fsync,
-                fsync_interval_ns=fsync_interval_ns,
+                fsync_interval=fsync_interval,
                 segment_bytes=segment_bytes,
                 compression=compression,
                 serve=serve,

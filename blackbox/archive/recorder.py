@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from types import TracebackType
 from typing import Literal, Self
 
@@ -73,31 +74,31 @@ class Recorder:
         directory: str | os.PathLike[str],
         *,
         fsync: Literal["never", "interval", "block"] = "interval",
-        fsync_interval_ns: int = 1_000_000_000,
+        fsync_interval: float | timedelta = 1.0,
         segment_bytes: int = SEGMENT_BYTES,
         compression: Literal["none", "lz4", "zstd"] = "none",
-        max_lag_ns: int | None = None,
+        max_lag: float | timedelta | None = None,
         hwm_blocks: int = 128,
-        line_wait_ns: int = 50_000_000,
+        line_wait: float | timedelta = 0.05,
         serve: bool | str = False,
         retention: Retention = EVERYTHING,
     ) -> None:
-        """Settings; nothing is opened before `start`.
+        """Settings; nothing is opened before `start`. Durations are seconds or `timedelta`.
 
         Args:
             feed: what to record.
             directory: where recordings are; made if it is missing.
             fsync: how far a block is safe. A recorder that is killed loses only what it has not yet handed to the
                 system: under 1 MiB a slice, nothing once the line was idle. When the machine itself dies, "interval"
-                loses the last `fsync_interval_ns` at most; "block" nothing, and it waits for the disk at every block;
+                loses the last `fsync_interval` at most; "block" nothing, and it waits for the disk at every block;
                 "never" leaves it to the system, which takes some 30 s.
-            fsync_interval_ns: time between two syncs, of "interval".
+            fsync_interval: time between two syncs, of "interval".
             segment_bytes: size at which the next segment is begun, 1 MiB to 1 TiB.
             compression: of bodies. "none": replays use them as they are. "lz4", "zstd": smaller files, and the
                 interpreter once a block; `blackbox compact` does the same later, with larger blocks.
-            max_lag_ns: lag above which the recorder alerts; it records all the same. Default: the feed's.
+            max_lag: lag above which the recorder alerts; it records all the same. Default: the feed's.
             hwm_blocks: as `Subscriber`.
-            line_wait_ns: as `Subscriber`.
+            line_wait: as `Subscriber`.
             serve: whether to answer who asks for recorded blocks, in a thread of its own, at the feed's first archive,
                 or at this endpoint. Whoever can reach it may read all of the feed's recordings there.
             retention: how much of the feed's recordings to keep. What is over is deleted, once a minute, whole days,
@@ -107,7 +108,7 @@ class Recorder:
         self.feed = feed
         self._supervisor = Supervisor(
             feed,
-            Options(workers=0, slow=SlowPolicy("warn", max_lag_ns), hwm_blocks=hwm_blocks, line_wait_ns=line_wait_ns),
+            Options(workers=0, slow=SlowPolicy("warn", max_lag), hwm_blocks=hwm_blocks, line_wait=line_wait),
             whole_feed(feed),
             block_handler=self._block_handler,
         )
@@ -116,7 +117,7 @@ class Recorder:
             directory,
             self._supervisor.request_stop,
             fsync=fsync,
-            fsync_interval_ns=fsync_interval_ns,
+            fsync_interval=fsync_interval,
             segment_bytes=segment_bytes,
             compression=compression,
             serve=serve,
@@ -126,11 +127,12 @@ class Recorder:
         self.directory = self._journals.directory
         self._guard = threading.RLock()
 
-    def start(self, timeout: float = 10.0) -> Self:
+    def start(self, timeout: float | None = None) -> Self:
         """Begin, and return when every publisher has confirmed: nothing sent after that is missed.
 
-        Raises JournalError naming file and reason when the recording cannot be opened or another recorder has it, and
-        what `Subscriber.start` raises.
+        It waits without limit unless there is a `timeout` in seconds, and logs which slices it waits for. Raises
+        JournalError naming file and reason when the recording cannot be opened or another recorder has it, and what
+        `Subscriber.start` raises.
         """
         self._open()
         try:
@@ -141,7 +143,9 @@ class Recorder:
             raise
         return self
 
-    def run(self, *, until_end: bool = False, timeout: float = 10.0, silence_timeout: float | None = None) -> None:
+    def run(
+        self, *, until_end: bool = False, timeout: float | None = None, silence_timeout: float | None = None
+    ) -> None:
         """Start (unless it runs), record, close. In the main thread SIGINT, SIGTERM and SIGHUP end it, without loss.
 
         With `until_end` it also ends when every publisher has closed; `silence_timeout` is `Subscriber.run`'s. Raises

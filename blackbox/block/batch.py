@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,6 +12,7 @@ import msgspec
 import numpy
 from numpy.typing import NDArray
 
+from blackbox.arguments import duration_ns
 from blackbox.block.batch_rows import find_type, pick_payloads
 from blackbox.block.block import Block
 from blackbox.block.received_block import NO_FEED, NO_NUMBERS, BatchFeed, ReceivedBlock
@@ -74,11 +76,15 @@ class Batch:
     def __iter__(self) -> Iterator[Message]:
         return map(Message, self.payload_list(), repeat(self), range(len(self)))
 
-    def by_interval(self, interval_ns: int) -> list[Batch]:
-        """Cut it wherever `ts_event` passes a multiple of an interval, ns since 1970; in the order of its messages.
+    def by_interval(self, interval: float | timedelta) -> list[Batch]:
+        """Cut it wherever `ts_event` passes a multiple of an interval since 1970; in the order of its messages.
 
-        A message without a time stays with the one before it.
+        `interval` is in seconds, or a `timedelta`. A message without a time stays with the one before it.
         """
+        return self.by_interval_ns(duration_ns("interval", interval, 1e-9))
+
+    def by_interval_ns(self, interval_ns: int) -> list[Batch]:
+        """Do as `by_interval`, for an interval in ns."""
         times = self.ts_event
         timed = numpy.maximum.accumulate(numpy.where(times > 0, numpy.arange(len(times)), 0))
         number = times[timed] // interval_ns

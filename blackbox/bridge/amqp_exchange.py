@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from typing import Any, Final, Self
@@ -15,7 +16,7 @@ from blackbox.errors import BridgeError, ConfigError, SubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.subscribe.supervisor import SubscriberLife
 
-_CHECKPOINT_NS: Final = 1_000_000_000
+_CHECKPOINT_S: Final = 1.0
 _PATIENCE_S: Final = 1.0
 _PAUSE_S: Final = 0.05
 _PERSISTENT: Final = 2
@@ -60,9 +61,9 @@ class AmqpExchange(Carrier):
         Raises ConfigError.
         """
         self._address = Address.of(url, ca)
-        interval_ns = _CHECKPOINT_NS if name else None
+        interval = _CHECKPOINT_S if name else None
         super().__init__(
-            feed, self._address.shown, prefix, name=name, positions=positions, checkpoint_interval_ns=interval_ns
+            feed, self._address.shown, prefix, name=name, positions=positions, checkpoint_interval=interval
         )
         self.exchange = exchange or feed.name
         if transient not in (0, 1):
@@ -72,10 +73,10 @@ class AmqpExchange(Carrier):
         self._lines: dict[int, _Line] = {}
         """By slice, its connection; used by its worker."""
 
-    def start(self, timeout: float = 10.0) -> Self:
+    def start(self, timeout: float | None = None) -> Self:
         """As `Carrier.start`. With a name it is kept by then where to go on, whatever is killed."""
         super().start(timeout)
-        until = time.monotonic() + timeout
+        until = math.inf if timeout is None else time.monotonic() + timeout
         while self._keeps:
             try:
                 with self._subscriber.checkpoint(_PATIENCE_S):

@@ -25,7 +25,7 @@ from blackbox.subscriber import Subscriber
 
 log = logging.getLogger("blackbox")
 
-_REPAIR_WAIT_NS: Final = 10_000_000_000
+_REPAIR_WAIT_S: Final = 10.0
 _AGAIN_S: Final = 0.05
 _MOST_AGAIN_S: Final = 2.0
 _LAST_S: Final = 2.0
@@ -77,26 +77,27 @@ class Carrier(ABC):
             workers=1,
             slow=PATIENT,
             on_gap="repair" if feed.archives else "tell",
-            repair_wait_ns=_REPAIR_WAIT_NS,
+            repair_wait=_REPAIR_WAIT_S,
             **subscriber,
         )
         self._subscriber.on_batch(prefix)(self._add)
         self._subscriber.on_gap(prefix)(self._add_gap)
 
-    def start(self, timeout: float = 10.0) -> Self:
+    def start(self, timeout: float | None = None) -> Self:
         """Go on where it was, as soon as the other system and publishers are there.
 
         Raises BridgeError when the other system refuses, or is not there within `timeout` seconds; as
         `Subscriber.start`.
         """
-        until = time.monotonic() + timeout
+        until = math.inf if timeout is None else time.monotonic() + timeout
 
         def give_up(error: Away) -> None:
             if time.monotonic() >= until:
                 raise BridgeError(f"{self.url}: {error}") from error
 
         since = self._until_there(self._open, give_up)
-        self._subscriber.start(max(0.0, until - time.monotonic()), since=since or None)
+        left = None if timeout is None else max(0.0, until - time.monotonic())
+        self._subscriber.start(left, since=since or None)
         return self
 
     def run(self, *, until_end: bool = False) -> None:
@@ -106,7 +107,7 @@ class Carrier(ABC):
     def carry(self, say: Say) -> None:
         """Start as soon as publishers and the other system are there, and run until a signal: see `Bridge`."""
         say(f"feed {self.feed.name!r}: waits for its publishers, to carry it to {self.url}")
-        with self.start(math.inf):
+        with self.start():
             say(f"feed {self.feed.name!r} is carried to {self.url}")
             try:
                 self.run()

@@ -101,7 +101,7 @@ def unsubscribe(
 
 
 def subscribe_durably(
-    name: str, positions: Path, feed: str | None, prefixes: tuple[bytes, ...], timeout: float
+    name: str, positions: Path, feed: str | None, prefixes: tuple[bytes, ...], timeout: float | None
 ) -> None:
     """Have a durable client subscribe to prefixes: `get` has what is put from now on."""
     from blackbox.hub.client import Client

@@ -101,7 +101,7 @@ def record(
     until_end: Annotated[
         bool, typer.Option("--until-end", help="End when every publisher has closed and all it sent was recorded.")
     ] = False,
-    timeout: ConfirmTimeout = 60.0,
+    timeout: ConfirmTimeout = None,
     silence_timeout: SilenceTimeout = None,
 ) -> None:
     """Record a feed: every block as it came, one directory a day, one journal a slice.

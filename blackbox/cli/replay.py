@@ -141,7 +141,7 @@ def replay(
 
         recordings = _opened(recording)
         target = _target_of(feed, recordings)
-        controls = Controls(pace, None if max_silence is None else max(1, int(max_silence * 1e9)))
+        controls = Controls(pace, max_silence)
         try:
             played = Replay(
                 recordings,

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 class OnSlow(StrEnum):
     """What a subscriber does when its lag exceeds the limit."""
 
-    TERMINATE = "terminate"
+    EXIT_PROCESS = "exit_process"
+    RAISE = "raise"
     CONFLATE = "conflate"
     DROP = "drop"
     WARN = "warn"
@@ -49,7 +50,7 @@ def subscribe(
     show: Annotated[
         int, typer.Option(metavar="N", min=0, help="Print the first N messages, decoded by their schema.")
     ] = 0,
-    timeout: ConfirmTimeout = 60.0,
+    timeout: ConfirmTimeout = None,
     silence_timeout: SilenceTimeout = None,
     workers: Annotated[int, typer.Option(metavar="N", min=0, max=63, help="Threads per slice for callbacks.")] = 2,
     processes: Annotated[bool, typer.Option("--processes", help="Run each slice in a process of its own.")] = False,
@@ -65,11 +66,14 @@ def subscribe(
     on_slow: Annotated[
         OnSlow,
         typer.Option(
-            help="When too slow: `terminate` with status 3; `conflate` to the newest message per topic; `drop` late "
-            "blocks; or only `warn`. All of it is counted."
+            help="When too slow: end with status 3 (`exit_process`, also if a callback hangs, or `raise`); `conflate` "
+            "to the newest message per topic; `drop` late blocks; or only `warn`. All cases are counted."
         ),
-    ] = OnSlow.TERMINATE,
-    queue_blocks: Annotated[int, typer.Option(metavar="N", min=1, help="Blocks that may wait for one worker.")] = 64,
+    ] = OnSlow.EXIT_PROCESS,
+    queue_blocks: Annotated[int, typer.Option(metavar="N", min=1, help="Blocks that may wait for one worker.")] = 16,
+    start_grace: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0, help="Time after the start in which --on-slow does not apply.")
+    ] = 10.0,
     console: Annotated[
         str | None,
         typer.Option(
@@ -110,12 +114,11 @@ def subscribe(
         from blackbox.subscribe.slow_subscriber import SlowPolicy
         from blackbox.subscriber import Subscriber
 
-        limit_ns = None if max_lag is None else int(max_lag * 1e9)
         shape = load_feed(feed)
         subscriber = Subscriber(
             shape,
             workers=workers,
-            slow=SlowPolicy(on_slow.value, limit_ns, console=console),
+            slow=SlowPolicy(on_slow.value, max_lag, console=console, start_grace=start_grace),
             queue_blocks=queue_blocks,
             processes=processes,
         )

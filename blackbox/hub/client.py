@@ -356,10 +356,10 @@ class Client:
 
     # Get
 
-    def subscribe(self, prefix: bytes, timeout: float = 10.0) -> None:
+    def subscribe(self, prefix: bytes, timeout: float | None = None) -> None:
         """Have all that is put from now on under a prefix kept for `get`, until `unsubscribe`; again is fine.
 
-        Raises NotStoredError when the hub does not answer in time, ConfigError, PositionError.
+        Raises NotStoredError when the hub does not answer within `timeout` seconds, ConfigError, PositionError.
         """
         if prefix not in self._inboxes:
             if not self.feed.slices_for(prefix):
@@ -408,7 +408,7 @@ class Client:
             raise ConfigError(f"directory was None, expected one that keeps subscriptions of client {self.name!r}")
         return Inbox(self.feed, self._directory, self.name, prefix, self._queue)
 
-    def _ask(self, timeout: float, prefix: bytes | None = None) -> Welcome:
+    def _ask(self, timeout: float | None, prefix: bytes | None = None) -> Welcome:
         answer = self._sender.ask(prefix)
         try:
             return answer.result(timeout)

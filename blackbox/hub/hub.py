@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -158,7 +159,7 @@ class Hub:
         directory: str | os.PathLike[str],
         *,
         fsync: Literal["interval", "block"] = "interval",
-        fsync_interval_ns: int = 1_000_000_000,
+        fsync_interval: float | timedelta = 1.0,
         remember_puts: int = 100_000,
         remember_ids: int = 1_000_000,
         most_clients: int = 100_000,
@@ -189,7 +190,7 @@ class Hub:
             Outbox,
             directory,
             fsync=fsync,
-            fsync_interval_ns=fsync_interval_ns,
+            fsync_interval=fsync_interval,
             retention=retention,
             again_bytes=0,  # what a killed hub has not sent is asked of its archive
             are_told_before=True,

@@ -26,7 +26,7 @@ from blackbox.subscriber import Subscriber
 
 log = logging.getLogger("blackbox")
 
-_REPAIR_WAIT_NS: Final = 60_000_000_000
+_REPAIR_WAIT_S: Final = 60.0
 """How long a hub that is being started again is waited for, behind what it had written and not sent."""
 _START_S: Final = 10.0
 _MARGIN_HEARTBEATS: Final = 3
@@ -184,7 +184,7 @@ class Inbox:
             self._feed,
             workers=1,
             on_gap="repair",
-            repair_wait_ns=_REPAIR_WAIT_NS,
+            repair_wait=_REPAIR_WAIT_S,
             slow=PATIENT,
             name=self._file.name,
             positions=self._directory,

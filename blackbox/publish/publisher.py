@@ -631,7 +631,7 @@ class Publisher:
         self._demand.listen(function)
         return function
 
-    def wait_for_subscribers(self, prefix: bytes = b"", timeout: float = 10.0, count: int = 1) -> None:
+    def wait_for_subscribers(self, prefix: bytes = b"", timeout: float = 60.0, count: int = 1) -> None:
         """Wait until every slice that topics with `prefix` can fall into has `count` subscribers for them.
 
         Logs a warning after three seconds, and raises NoSubscriberError after `timeout` seconds; both name the slice

@@ -7,10 +7,11 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from blackbox.archive.consumer_positions import PositionFile, secret_of
-from blackbox.arguments import check_integers
+from blackbox.arguments import duration_ns
 from blackbox.block.position import Position, SlicePosition, is_before
 from blackbox.errors import BlackBoxError, ConfigError, PositionError
 from blackbox.feed.feed import Feed
@@ -29,6 +30,7 @@ Checkpoint = Callable[[float], AbstractContextManager[Mapping[int, SlicePosition
 _PATIENCE_S: Final = 10.0
 _TELL_S: Final = 5.0
 _ANSWER_S: Final = 1.0
+_LONGEST_INTERVAL_S: Final = 1_000_000.0
 
 
 class ConsumerLife(Life):
@@ -51,12 +53,11 @@ class Consumer:
     """
 
     def __init__(
-        self, feed: Feed, file: PositionFile, wait_ns: int, interval_ns: int | None, archives: ArchiveClient
+        self, feed: Feed, file: PositionFile, wait_s: float, interval_s: float | None, archives: ArchiveClient
     ) -> None:
-        """Settings. `wait_ns`: how long to wait for the process that has the name. `archives` are told of it."""
+        """Settings. `wait_s`: how long to wait for the process that has the name. `archives` are told of it."""
         self._feed, self._file = feed, file
-        self._wait_s = wait_ns / 1e9
-        self._interval_s = None if interval_ns is None else interval_ns / 1e9
+        self._wait_s, self._interval_s = wait_s, interval_s
         self._life = ConsumerLife.NEW
         self._over = threading.Event()
         self._guard = threading.Lock()
@@ -203,14 +204,18 @@ class Consumer:
 
 
 def consumer_of(
-    feed: Feed, name: str | None, positions: str | os.PathLike[str] | None, wait_ns: int, interval_ns: int | None
+    feed: Feed,
+    name: str | None,
+    positions: str | os.PathLike[str] | None,
+    name_wait: float | timedelta,
+    checkpoint_interval: float | timedelta | None,
 ) -> Consumer | None:
     """Return the consumer that settings name, if they do. Raises ConfigError or ValueError when one cannot be."""
-    check_integers(("name_wait_ns", wait_ns, 0, 1 << 60))
-    if interval_ns is not None:
-        check_integers(("checkpoint_interval_ns", interval_ns, 1_000_000, 1 << 50))
+    wait_s, interval_s = duration_ns("name_wait", name_wait, 0) / 1e9, None
+    if checkpoint_interval is not None:
+        interval_s = duration_ns("checkpoint_interval", checkpoint_interval, 0.001, _LONGEST_INTERVAL_S) / 1e9
     if name is None or positions is None:
-        if name is not None or positions is not None or interval_ns is not None:
+        if name is not None or positions is not None or interval_s is not None:
             raise ConfigError(f"name was {name!r} and positions {positions!r}, expected both or none of them")
         return None
     if not feed.archives:
@@ -218,7 +223,7 @@ def consumer_of(
     from blackbox.archive.serve.client import ArchiveClient
 
     archives = ArchiveClient(feed, timeout=_ANSWER_S)
-    return Consumer(feed, PositionFile(positions, name), wait_ns, interval_ns, archives)
+    return Consumer(feed, PositionFile(positions, name), wait_s, interval_s, archives)
 
 
 def _text(position: SlicePosition) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from contextlib import suppress
 from types import TracebackType
@@ -98,7 +97,7 @@ class PlainRelay:
         self._what = f"plain relay of feed {upstream.name!r}"
         self._thread = threading.Thread(target=self._run, name="blackbox-plain", daemon=True)
 
-    def start(self, timeout: float = 10.0) -> Self:
+    def start(self, timeout: float | None = None) -> Self:
         """Bind the endpoint, and return when every publisher has confirmed what it subscribed to.
 
         Messages pass as soon as they come. Raises EndpointError naming the endpoint when it cannot be bound, else as
@@ -122,7 +121,7 @@ class PlainRelay:
         The feed's publishers need not be there yet. Raises what ended it.
         """
         if self.state is RelayLife.NEW:
-            self.start(math.inf)
+            self.start()
         try:
             while self._thread.is_alive():
                 self._thread.join(_LOOK_S)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from datetime import timedelta
 from enum import Enum
 from operator import index
 from typing import Final
@@ -16,6 +17,7 @@ from typing import Final
 import msgspec
 import numpy
 
+from blackbox.arguments import duration_ns
 from blackbox.errors import ControlError
 from blackbox.life import Life
 from blackbox.native.histogram import BUCKETS, percentiles_ns, record_one
@@ -73,24 +75,24 @@ class Controls:
     """
 
     def __init__(
-        self, speed: float | None = None, max_silence_ns: int | None = None, clock: Clock | None = None
+        self, speed: float | None = None, max_silence: float | timedelta | None = None, clock: Clock | None = None
     ) -> None:
         """Settings.
 
         Args:
             speed: seconds of market time in a second; None: as fast as the consumer takes it.
-            max_silence_ns: market time that may pass between two messages; a longer silence is cut to this.
+            max_silence: market time that may pass between two messages, in seconds or a `timedelta`; a longer silence
+                is cut to this.
             clock: what paces it. Default: the machine's clock.
 
         Raises:
-            ValueError: `speed` is not a finite number above 0, or `max_silence_ns` is below 1.
+            ValueError: `speed` is not a finite number above 0, or `max_silence` is below 1 ns.
         """
         _check_speed(speed)
-        if max_silence_ns is not None and max_silence_ns < 1:
-            raise ValueError(f"max_silence_ns was {max_silence_ns}, expected 1 or more, or None to cut no silence")
+        max_silence_ns = NO_LIMIT if max_silence is None else duration_ns("max_silence", max_silence, 1e-9)
         self._clock = clock or Clock()
         self._changed = threading.Condition()
-        self._schedule = Schedule(speed, max_silence_ns or NO_LIMIT)
+        self._schedule = Schedule(speed, max_silence_ns)
         self._histogram = numpy.zeros(BUCKETS, numpy.int64)
         # What was asked for.
         self._command = ReplayState.PLAYING

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Generator, Iterable
 from contextlib import closing
+from datetime import timedelta
 from itertools import groupby
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
@@ -140,7 +141,7 @@ class Replay:
         slices: Iterable[int] | None = None,
         order: Literal["event", "sent"] | None = None,
         pace_by: Literal["ts_event", "ts_out"] | None = None,
-        max_silence_ns: int | None = None,
+        max_silence: float | timedelta | None = None,
         keep_gaps: bool = False,
         books: bool = False,
         loops: int = 1,
@@ -158,7 +159,7 @@ class Replay:
             order: "event": by the venue's time. "sent": block by block as they were sent, slices merged. Default: the
                 venue's time, if there is any and `pace_by` is not "ts_out".
             pace_by: which time is market time: the venue's, or the publisher's. Default: the venue's if there is any.
-            max_silence_ns: cut longer silences of market time to this.
+            max_silence: cut longer silences of market time to this, in seconds or a `timedelta`.
             keep_gaps: when publishing, skip the sequence numbers that are missing in the recording. Subscribers then
                 see the gaps that the recorder saw, and one where a time range leaves blocks out between others. By
                 default numbers are consecutive. Cannot be combined with a prefix, and means order "sent".
@@ -166,7 +167,7 @@ class Replay:
                 `Subscriber.book` from the beginning of the recordings (of each day, for a time of day). No other
                 callback gets these messages. A stop and a seek end it; paused, the replay stands still after it.
             loops: how many times, one after the other; 0: until it is stopped.
-            controls: controls of your own, instead of `speed` and `max_silence_ns`.
+            controls: controls of your own, instead of `speed` and `max_silence`.
 
         Raises:
             ConfigError: there is no recording, they do not fit together (see `Recordings`), or settings contradict.
@@ -194,9 +195,9 @@ class Replay:
         self.recordings = tuple(sorted(given, key=lambda recording: (recording.date, place(recording.feed.name))))
         if loops < 0:
             raise ValueError(f"loops was {loops}, expected 0 or more")
-        if controls is not None and (speed is not None or max_silence_ns is not None):
-            raise ValueError("controls were given beside a speed or max_silence_ns, expected one of the two")
-        self.controls = controls or Controls(speed, max_silence_ns)
+        if controls is not None and (speed is not None or max_silence is not None):
+            raise ValueError("controls were given beside a speed or max_silence, expected one of the two")
+        self.controls = controls or Controls(speed, max_silence)
         self.prefix = prefix
         _check_order(order, pace_by, keep_gaps)
         if keep_gaps:

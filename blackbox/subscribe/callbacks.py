@@ -142,7 +142,7 @@ class Callback:
         self, batch: Batch, on_error: Callable[[Callback, BaseException, Batch, int], bool], is_over: Callable[[], bool]
     ) -> int:
         taken = 0
-        pieces = [batch] if self.interval_ns is None else batch.by_interval(self.interval_ns)
+        pieces = [batch] if self.interval_ns is None else batch.by_interval_ns(self.interval_ns)
         for piece in chain.from_iterable(piece.by_feed() for piece in pieces):
             if taken and is_over():
                 break

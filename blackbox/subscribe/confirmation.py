@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import Final
 
 from blackbox.block.validate import FAULT_TEXT, Fault
 from blackbox.errors import NotConfirmedError
@@ -11,6 +12,44 @@ from blackbox.feed.feed import Feed
 from blackbox.subscribe.slice_thread import SliceThread
 
 log = logging.getLogger("blackbox")
+
+_REPORT_AFTER_S: Final = 1.0
+_REPORT_AGAIN_S: Final = 10.0
+_MOST_NAMED: Final = 4
+
+
+class WaitReport:
+    """Log what a start waits for: once, after a second, and again when what comes instead of a confirmation changes."""
+
+    def __init__(self, feed: Feed, started: float) -> None:
+        self._feed = feed
+        self._next = started + _REPORT_AFTER_S
+        self._last = ""
+
+    def update(self, slices: Mapping[int, SliceThread], now: float) -> None:
+        """Log a line if it is time and there is news; `now` is monotonic, in seconds."""
+        if now < self._next:
+            return
+        self._next = now + _REPORT_AFTER_S
+        text = self._text(slices)
+        if text and text != self._last:
+            if self._last:
+                self._next = now + _REPORT_AGAIN_S
+            log.warning("%s", text)
+            self._last = text
+
+    def _text(self, slices: Mapping[int, SliceThread]) -> str:
+        if any(not thread.is_ready for thread in slices.values()):
+            return ""  # it compiles, which is logged there
+        missing = {n: thread for n, thread in slices.items() if not thread.is_confirmed}
+        if not missing:
+            return ""
+        named = [
+            f"slice {slice_id} at {' or '.join(thread.feed_slice.lines)}{_heard(self._feed, thread)}"
+            for slice_id, thread in list(missing.items())[:_MOST_NAMED]
+        ]
+        more = f"; {len(missing) - _MOST_NAMED} more slices" if len(missing) > _MOST_NAMED else ""
+        return f"feed {self._feed.name!r}: waiting for the publisher of {'; '.join(named)}{more}"
 
 
 def check_lines(feed: Feed, slices: Mapping[int, SliceThread], timeout: float) -> None:

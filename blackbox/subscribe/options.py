@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Literal
 
 import msgspec
 
-from blackbox.arguments import check_integers
+from blackbox.arguments import check_integers, duration_ns
 from blackbox.feed.feed import Slice
 from blackbox.native.jit import WARM_UP_NEEDS
 from blackbox.native.limits import Needs
@@ -16,6 +17,8 @@ from blackbox.subscribe.repair import REPAIR_NEEDS
 from blackbox.subscribe.slow_subscriber import SlowPolicy
 from blackbox.transport.context import CONTEXT_NEEDS
 from blackbox.transport.wakeup import PIPE_NEEDS
+
+_LONGEST_WAIT_S = 1_000.0
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,24 +30,34 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     queue_blocks: int = 16
     hwm_blocks: int = 128
     on_error: Literal["stop", "log"] = "stop"
-    line_wait_ns: int = 50_000_000
+    line_wait: float | timedelta = 0.05
     on_gap: Literal["tell", "stop", "repair"] = "tell"
-    repair_wait_ns: int = 2_000_000_000
+    repair_wait: float | timedelta = 2.0
 
     def __post_init__(self) -> None:
         check_integers(
             ("workers", self.workers, 0, MAX_WORKERS),
             ("queue_blocks", self.queue_blocks, 1, 1 << 20),
             ("hwm_blocks", self.hwm_blocks, 1, 1 << 20),
-            ("line_wait_ns", self.line_wait_ns, 0, 1 << 40),
-            ("repair_wait_ns", self.repair_wait_ns, 1_000_000, 1 << 40),
         )
+        duration_ns("line_wait", self.line_wait, 0, _LONGEST_WAIT_S)
+        duration_ns("repair_wait", self.repair_wait, 0.001, _LONGEST_WAIT_S)
         if not isinstance(self.slow, SlowPolicy):
-            raise TypeError(f"slow was {self.slow!r}, expected a SlowPolicy, such as SlowPolicy('terminate')")
+            raise TypeError(f"slow was {self.slow!r}, expected a SlowPolicy, such as SlowPolicy('raise')")
         if self.on_error not in ("stop", "log"):
             raise ValueError(f"on_error was {self.on_error!r}, expected 'stop' or 'log'")
         if self.on_gap not in ("tell", "stop", "repair"):
             raise ValueError(f"on_gap was {self.on_gap!r}, expected 'tell', 'stop' or 'repair'")
+
+    @property
+    def line_wait_ns(self) -> int:
+        """`line_wait` in ns."""
+        return duration_ns("line_wait", self.line_wait, 0, _LONGEST_WAIT_S)
+
+    @property
+    def repair_wait_ns(self) -> int:
+        """`repair_wait` in ns."""
+        return duration_ns("repair_wait", self.repair_wait, 0.001, _LONGEST_WAIT_S)
 
 
 def needs_of(feed_slice: Slice, options: Options) -> tuple[Needs, ...]:

@@ -56,7 +56,7 @@ class Share:
         if self._supervisor.state not in _SHARED:
             raise SubscriberError("start was called after the last one that shares its slices had ended them")
 
-    def start(self, timeout: float, since: Callable[[int], Since | None] | None = None) -> None:
+    def start(self, timeout: float | None, since: Callable[[int], Since | None] | None = None) -> None:
         """Start the slices, or join where they run; return when what its callbacks need is confirmed.
 
         Raises what `Supervisor.start` does; SubscriberError where they run, for a beginning in the past and timers.
@@ -84,7 +84,7 @@ class Share:
         if since is not None:
             raise SubscriberError("start was called with since or back, but the slices that it shares run already")
         if self.registered.timers:
-            raise SubscriberError("at was called, but the slices that it shares run already: expected `start` before")
+            raise SubscriberError("every was called, but the shared slices run already, expected it before start")
         self._supervisor.begin_cut(self.registered.streams)
         self._supervisor.renew()
 
@@ -92,7 +92,7 @@ class Share:
         """Slices that are of no concern to it."""
         return self._sharers.only_others_need(self.registered, self._supervisor.feed)
 
-    def wait_confirmed(self, timeout: float, prefix: bytes = b"") -> None:
+    def wait_confirmed(self, timeout: float | None, prefix: bytes = b"") -> None:
         """Wait until publishers have confirmed what its callbacks need of slices for a prefix.
 
         Raises as `start`; once, what was refused of a prefix that has to do with this one.
@@ -123,7 +123,12 @@ class Share:
             yield positions
 
     def run(
-        self, start: Callable[[float], object], *, until_end: bool, timeout: float, silence_timeout: float | None
+        self,
+        start: Callable[[float | None], object],
+        *,
+        until_end: bool,
+        timeout: float | None,
+        silence_timeout: float | None,
     ) -> None:
         """Start, wait, stop: see `Supervisor.run`."""
         self._supervisor.run(start, until_end=until_end, timeout=timeout, silence_timeout=silence_timeout, who=self)

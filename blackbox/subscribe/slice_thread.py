@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy
 import zmq
 
+from blackbox.arguments import name_of
 from blackbox.block.block_handler import NO_HANDLER, BlockHandlerAt
 from blackbox.block.format import HEADER_BYTES
 from blackbox.block.position import Position, SlicePosition, Undone
@@ -37,6 +38,7 @@ from blackbox.subscribe.clocks import ClockState
 from blackbox.subscribe.conflation import NO_CONFLATION, Conflation
 from blackbox.subscribe.flood_guard import FloodGuard
 from blackbox.subscribe.gaps import forget_uncovered
+from blackbox.subscribe.hung_callbacks import running_function
 from blackbox.subscribe.join_state import JoinPhase, JoinState
 from blackbox.subscribe.log_warnings import CallbackErrors
 from blackbox.subscribe.match_table import Table, WorkerTable
@@ -118,6 +120,7 @@ class SliceThread:
         self.feed_slice = feed.slices[slice_id]
         self.counters = counters
         self.state = SliceState()
+        self.state.acts_from_ns = NO_LIMIT_NS
         if topics is None:
             topics = Numbering(feed.max_topics, _MEAN_TOPIC_BYTES, shared_array)
         self.topics = topics
@@ -163,7 +166,9 @@ class SliceThread:
                     f"those of its position, {sorted(since.prefixes)}"
                 )
         self._clock = ClockState()
-        self._subscription = Subscription(feed, slice_id, self.state, self._sequences, news, self._wake_pipe)
+        self._subscription = Subscription(
+            feed, slice_id, self.state, self._sequences, news, self._wake_pipe, options.slow.start_grace_ns
+        )
         self._conflation = Conflation(feed.max_topics) if options.slow.action == "conflate" else None
         self._set_of_topic = numpy.zeros(feed.max_topics, numpy.int32)
         self._hints = numpy.zeros(feed.max_topics * HINT_WORDS, numpy.uint64)
@@ -368,13 +373,32 @@ class SliceThread:
         A callback that is for so long in the slice thread is noticed here: that thread cannot.
         """
         busy_ns = self.busy_ns()
-        if busy_ns > self.options.slow.limit_ns(self.feed) and self.state.stopping != codes.TERMINATE:
+        acts = time.monotonic_ns() >= self.state.acts_from_ns and self.state.stopping != codes.TERMINATE
+        if acts and busy_ns > self.options.slow.limit_ns(self.feed):
             return busy_ns, 0
         if not self.state.alert:
             return 0, 0
         worst_ns = self.state.alert_lag_ns, self.state.alert_age_ns
         self.state.alert_lag_ns = self.state.alert_age_ns = self.state.alert = 0
         return worst_ns
+
+    def put_policy_off(self) -> None:
+        """Keep the slow-subscriber policy from acting for some time: this process compiles."""
+        if self.state.acts_from_ns != NO_LIMIT_NS:
+            self.state.acts_from_ns = max(
+                self.state.acts_from_ns, time.monotonic_ns() + self.options.slow.start_grace_ns
+            )
+
+    def running_callbacks(self) -> list[str]:
+        """Return a text for each callback that runs now: its name and for how long it has been running."""
+        found = []
+        for thread, place in ((self._thread, IN_SLICE), *((worker.thread, worker.number) for worker in self.workers)):
+            since_ns = self.counters.workers[place].busy_since_ns
+            if since_ns > 0:
+                names = [name_of(callback.function) for callback in self._table.workers[place].callbacks]
+                seconds = (time.monotonic_ns() - since_ns) / 1e9
+                found.append(f"callback {running_function(thread, names)} has been running for {seconds:.1f} s")
+        return found
 
     def busy_ns(self) -> int:
         """For how long a callback has been running in the slice thread; 0: none runs."""
@@ -550,7 +574,7 @@ class SliceThread:
             self.options.queue_blocks,
             self._conflation.at if self._conflation else NO_CONFLATION,
             self.options.slow.limit_ns(self.feed),
-            self.options.slow.max_age_ns or NO_LIMIT_NS,
+            self.options.slow.age_limit_ns,
             self.options.slow.grace_ns,
             self._handler,
             slice_callbacks.addresses(self._table),
@@ -660,15 +684,17 @@ class SliceThread:
         if self._repairer is not None:
             self._repairer.close()
             self._repairer = None
+        if self._guard is not None:
+            self._guard.close()
+            self._guard = None
+        for socket in sockets[1:]:  # a publisher must not queue blocks for it while callbacks return, or hang
+            socket.close()
         for worker in self.workers:
             worker.thread.join()
         if self._slice_callbacks is not None:
             self._slice_callbacks.close()
             self._slice_callbacks = None
         self._callback_errors.close()
-        if self._guard is not None:
-            self._guard.close()
-            self._guard = None
         for socket in sockets:
             socket.close()
         if context is not None:

@@ -6,13 +6,14 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Final, Literal
 
 import msgspec
 import numpy
 import zmq
 
-from blackbox.arguments import check_function, check_integers
+from blackbox.arguments import LONGEST_S, check_function, duration_ns
 from blackbox.errors import EndpointError, SlowSubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.native.intrinsics import inner
@@ -40,13 +41,15 @@ END: Final = 1
 CONFLATE: Final = 2
 DROP: Final = 3
 WARN: Final = 4
-ACTIONS = {"terminate": END, "conflate": CONFLATE, "drop": DROP, "warn": WARN}
+EXIT: Final = 5
+ACTIONS = {"raise": END, "exit_process": EXIT, "conflate": CONFLATE, "drop": DROP, "warn": WARN}
 
 EXIT_SLOW: Final = 3
 """Status with which a process ends itself, and with which the command line ends, when its subscriber was too slow."""
 _ALERT_S = 1.0
 """Time between two alerts of one slice, at least."""
 NO_LIMIT_NS: Final = (1 << 63) - 1
+_LONGEST_GRACE_S = 1_000_000.0
 _QUEUE_FRAMES = 100
 _LINGER_MS = 500
 
@@ -54,46 +57,72 @@ _LINGER_MS = 500
 class SlowPolicy(msgspec.Struct, frozen=True):
     """What a subscriber does when lag (now - `ts_out`) or age (now - `ts_in`) exceeds a limit.
 
-    Every case is counted, and alerted first.
+    Each case is counted, and an alert is sent before the action. Durations are seconds or `timedelta`.
 
-    Raises ValueError when a value is out of range.
+    Raises TypeError for a value of the wrong type, ValueError for one out of range.
     """
 
-    action: Literal["terminate", "conflate", "drop", "warn"] = "terminate"
-    """"terminate": end with SlowSubscriberError. "conflate": deliver only the newest message of each topic until it has
-    caught up. "drop": drop late blocks. "warn": deliver all the same."""
-    max_lag_ns: int | None = None
-    """Lag above which the action applies. Default: the feed's."""
-    grace_ns: int = 5_000_000_000
-    """Of "terminate", when a callback hangs: time until the process ends itself, with status 3."""
+    action: Literal["raise", "exit_process", "conflate", "drop", "warn"] = "raise"
+    """"raise": end the subscriber; `run`, `stop`, streams and waits raise SlowSubscriberError. "exit_process": the
+    same, but end the process with status 3 if a callback hangs. "conflate": deliver only the newest message of each
+    topic until the subscriber has caught up. "drop": drop late blocks. "warn": deliver them."""
+    max_lag: float | timedelta | None = None
+    """Lag above which the action applies. Default: `max_lag_ns` of the feed."""
+    grace: float | timedelta = 5.0
+    """Time that a running callback has to return after the subscriber has ended. Then "raise" leaves its thread behind,
+    and "exit_process" ends the process."""
     console: str | None = None
     """Endpoint (tcp or ipc) of an operator console: a PULL socket that gets the text of each alert as one frame."""
     on_alert: Callable[[str], object] | None = None
     """Called with the text of each alert, in the supervising thread, before the action."""
-    max_age_ns: int | None = None
-    """Age above which the action applies too, whoever made the messages wait: the publisher, or this subscriber by
-    holding it up. Default: none."""
+    max_age: float | timedelta | None = None
+    """Age above which the action applies too, whether the publisher or this subscriber made the messages wait.
+    Default: no limit."""
+    start_grace: float | timedelta = 10.0
+    """Time after a slice's publisher has confirmed in which the policy does not act, and after this process has
+    compiled. 0: it acts at once, and does not wait for compilations."""
 
     def __post_init__(self) -> None:
         if self.action not in ACTIONS:
             raise ValueError(f"action was {self.action!r}, expected one of {', '.join(ACTIONS)}")
-        check_integers(
-            ("max_lag_ns", 1 if self.max_lag_ns is None else self.max_lag_ns, 1, 1 << 62),
-            ("max_age_ns", 1 if self.max_age_ns is None else self.max_age_ns, 1, 1 << 62),
-            ("grace_ns", self.grace_ns, 0, 1 << 50),
-        )
+        if self.max_lag is not None:
+            duration_ns("max_lag", self.max_lag, 1e-9)
+        if self.max_age is not None:
+            duration_ns("max_age", self.max_age, 1e-9)
+        duration_ns("grace", self.grace, 0, _LONGEST_GRACE_S)
+        duration_ns("start_grace", self.start_grace, 0, _LONGEST_GRACE_S)
         if not isinstance(self.console, str | None):
             raise TypeError(f"console was {self.console!r}, expected an endpoint as text")
         if self.on_alert is not None:
             check_function(self.on_alert, "text")
 
     def limit_ns(self, feed: Feed) -> int:
-        """Return the lag above which the action applies to a subscriber of `feed`."""
-        return feed.max_lag_ns if self.max_lag_ns is None else self.max_lag_ns
+        """Return the lag in ns above which the action applies to a subscriber of `feed`."""
+        return feed.max_lag_ns if self.max_lag is None else duration_ns("max_lag", self.max_lag, 1e-9)
+
+    @property
+    def age_limit_ns(self) -> int:
+        """Age in ns above which the action applies."""
+        return NO_LIMIT_NS if self.max_age is None else duration_ns("max_age", self.max_age, 1e-9)
+
+    @property
+    def grace_ns(self) -> int:
+        """`grace` in ns."""
+        return duration_ns("grace", self.grace, 0, _LONGEST_GRACE_S)
+
+    @property
+    def start_grace_ns(self) -> int:
+        """`start_grace` in ns."""
+        return duration_ns("start_grace", self.start_grace, 0, _LONGEST_GRACE_S)
+
+    @property
+    def ends(self) -> bool:
+        """True if the subscriber ends when it is too slow."""
+        return self.action in ("raise", "exit_process")
 
 
-PATIENT: Final = SlowPolicy("warn", max_lag_ns=1 << 60)
-"""For who is to get everything, however late."""
+PATIENT: Final = SlowPolicy("warn", max_lag=LONGEST_S)
+"""Policy of a subscriber that receives every message, however late."""
 
 
 class Alerts:
@@ -140,11 +169,11 @@ class Alerts:
         limit_ns = self._policy.limit_ns(self._feed)
         how = f"lags {lag_ns / 1e9:.3f} s, limit {limit_ns / 1e9:.3f} s"
         if lag_ns <= limit_ns:
-            how = f"gets messages {age_ns / 1e9:.3f} s old, limit {(self._policy.max_age_ns or 0) / 1e9:.3f} s"
+            how = f"gets messages {age_ns / 1e9:.3f} s old, limit {self._policy.age_limit_ns / 1e9:.3f} s"
         self._next[slice_id] = time.monotonic() + _ALERT_S
         text = f"slow subscriber: feed {self._feed.name!r} slice {slice_id} {how}, policy {self._policy.action}"
         self._send(text)
-        return SlowSubscriberError(text) if self._policy.action == "terminate" else None
+        return SlowSubscriberError(text) if self._policy.ends else None
 
     def _send(self, text: str) -> None:
         log.critical(text)
@@ -209,25 +238,31 @@ def age_of(at: SliceAt, ts_in: int, now: int) -> int:
 
 @inner
 def act_on_lag(at: SliceAt, lag_ns: int, age_ns: int) -> int:
-    """Apply the policy: PROCEED if lag and age are within their limits, else the policy's action, after an alert.
+    """Apply the policy: PROCEED if lag and age are within their limits or in the first seconds, else its action.
 
-    END: the workers have been ended. What is delivered after that is only counted: see `dispatch`.
+    An alert comes first. END: the workers have been ended. What is delivered after that is only counted: see
+    `dispatch`.
     """
     if lag_ns <= at.max_lag_ns and age_ns <= at.max_age_ns:
         return PROCEED
     state = slice_state_at(at.state)
+    if monotonic_ns() < load_shared(state, "acts_from_ns"):
+        return PROCEED
     state.alert_lag_ns = max(state.alert_lag_ns, lag_ns)
     state.alert_age_ns = max(state.alert_age_ns, age_ns)
     if state.alert == 0:
         store_shared(state, "alert", 1)
         poke(at.news_fd, at.state)
-    if at.action == END:
-        _terminate_process(at)
+    if at.action == EXIT:
+        _await_release(at)
+        return END
+    while at.action == END and load_shared(state, "stopping") != TERMINATE:
+        wait_readable(numpy.int64(0), numpy.int64(0), at.wake_fd, numpy.int64(IDLE_MS), at.scratch)
     return at.action
 
 
 @inner
-def _terminate_process(at: SliceAt) -> None:
+def _await_release(at: SliceAt) -> None:
     """Wait for Python to end the workers; if it cannot within the grace time, end the process from here."""
     deadline = monotonic_ns() + at.grace_ns
     last_words = _LAST_WORDS

@@ -59,6 +59,8 @@ class SliceState(SharedRecord):
     """1 once the slow-subscriber policy has applied; written by the loop."""
     alert_lag_ns = Field()
     alert_age_ns = Field()
+    acts_from_ns = Field()
+    """Monotonic time from which on the slow-subscriber policy acts."""
     errno = Field()
     gap_epoch = Field()
     """Of the messages whose loss ends the subscriber; `gap_count` is 0 as long as there are none."""

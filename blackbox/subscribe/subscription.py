@@ -89,9 +89,17 @@ class Subscription:
     """
 
     def __init__(
-        self, feed: Feed, slice_id: int, state: SliceState, sequences: Sequences, news: Pipe, bell: Pipe
+        self,
+        feed: Feed,
+        slice_id: int,
+        state: SliceState,
+        sequences: Sequences,
+        news: Pipe,
+        bell: Pipe,
+        start_grace_ns: int,
     ) -> None:
-        """`bell` is rung by who writes to shared memory."""
+        """`bell` is rung by who writes to shared memory. `start_grace_ns`: of the slow-subscriber policy."""
+        self._start_grace_ns = start_grace_ns
         self._feed, self._slice_id = feed, slice_id
         self._feed_slice = feed.slices[slice_id]
         self._state, self._sequences, self._news = state, sequences, news
@@ -333,6 +341,7 @@ class Subscription:
             self._confirmed |= 1 << line
             self._sequences.set_all_told(True)
             if not self._was_confirmed:
+                self._state.acts_from_ns = time.monotonic_ns() + self._start_grace_ns
                 self.note_first()  # before the subscriber that starts hears of it
             self._was_confirmed = True
             self._accept(epoch, line)

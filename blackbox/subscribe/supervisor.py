@@ -24,7 +24,8 @@ from blackbox.life import Life
 from blackbox.native.limits import Needs, check_limits, start_thread
 from blackbox.subscribe.callbacks import Callback
 from blackbox.subscribe.checkpoint import Checkpoint
-from blackbox.subscribe.confirmation import check_lines
+from blackbox.subscribe.compiling import is_compiling
+from blackbox.subscribe.confirmation import WaitReport, check_lines
 from blackbox.subscribe.join_state import JoinPhase
 from blackbox.subscribe.log_warnings import LogWarnings
 from blackbox.subscribe.match_table import Table
@@ -37,7 +38,7 @@ from blackbox.subscribe.sharers import Registered, Sharers
 from blackbox.subscribe.slice_plan import Plan
 from blackbox.subscribe.slice_thread import SliceThread
 from blackbox.subscribe.slow_subscriber import Alerts, end_process
-from blackbox.subscribe.state import TERMINATE
+from blackbox.subscribe.state import TERMINATE, SliceLife
 from blackbox.subscribe.statistics import Counted, Counters, Statistics, statistics_of
 from blackbox.subscribe.stop_signals import stopping_at_signals
 from blackbox.subscribe.stream import Stream
@@ -53,6 +54,10 @@ _END_TICK_S = 0.01
 """The same while a publisher has said that it ends, and that has to settle."""
 _COMPILE_S = 300.0
 """How long the first start on a machine may take before its timeout begins to count."""
+_SECOND_LINE_S = 10.0
+"""How long a start without a timeout waits for the second line, once one of each slice is confirmed."""
+_COMPILING_END_S = 1.0
+"""How long `terminate` waits for a slice that compiles."""
 
 
 class SubscriberLife(Life):
@@ -74,6 +79,14 @@ def _stop_at_signal(who: Supervisor | Share, number: int) -> None:
         who.request_stop()
     else:
         who.ask_to_terminate()
+
+
+def _raise_signal(came: set[int]) -> None:
+    """Raise what a signal means that came during the start, if one came."""
+    if signal.SIGINT in came:
+        raise KeyboardInterrupt from None
+    for number in came:
+        raise SystemExit(128 + number) from None
 
 
 class Supervisor:
@@ -150,12 +163,13 @@ class Supervisor:
         if self._state is not SubscriberLife.NEW:
             raise SubscriberError(f"start was called when {self._state}; a subscriber is used once")
 
-    def start(self, timeout: float = 10.0, since: Callable[[int], Since | None] | None = None) -> None:
+    def start(self, timeout: float | None = None, since: Callable[[int], Since | None] | None = None) -> None:
         """Start the slices, and return when every publisher has confirmed their filters.
 
         `since` says where in the past each begins, if it does.
 
-        Of two lines one is enough, after `timeout` seconds (not counted: compiling, on the first start ever). Raises
+        Of two lines one is enough, after `timeout` seconds (not counted: compiling, on the first start ever), or 10
+        seconds if there is no timeout. Raises
         NotConfirmedError naming the slices without a publisher, or whose publisher has another `key_bytes`;
         EndpointError when a slice cannot connect.
         """
@@ -186,7 +200,7 @@ class Supervisor:
 
     def wait_confirmed(
         self,
-        timeout: float = 10.0,
+        timeout: float | None = None,
         leave_out: frozenset[int] = frozenset(),
         who: Share | None = None,
         check: Callable[[], None] = lambda: None,
@@ -200,7 +214,10 @@ class Supervisor:
                 "wait_confirmed was called by a callback in the slice's own thread, which takes in the confirmations; "
                 "expected another thread, or workers of at least 1"
             )
-        deadline = time.monotonic() + _COMPILE_S
+        started = time.monotonic()
+        deadline = float("inf") if timeout is None else started + _COMPILE_S
+        one_line_is_enough_from = float("inf")
+        report = WaitReport(self.feed, started)
         ready = False
         with self._changed:
             while True:
@@ -215,12 +232,18 @@ class Supervisor:
                     raise SubscriberError("the subscriber ended before its subscriptions were confirmed")
                 if not ready and not returning and all(thread.is_ready for thread in slices.values()):
                     ready = True
-                    deadline = time.monotonic() + timeout
+                    one_line_is_enough_from = time.monotonic() + _SECOND_LINE_S
+                    deadline = float("inf") if timeout is None else time.monotonic() + timeout
                 if time.monotonic() >= deadline:
                     if not ready:
                         raise SubscriberError(f"a slice was not ready after {_COMPILE_S:g} s: it may still compile")
-                    check_lines(self.feed, slices, timeout)
+                    check_lines(self.feed, slices, timeout or 0.0)
                     return
+                is_enough = timeout is None and time.monotonic() >= one_line_is_enough_from and not returning
+                if is_enough and all(thread.confirmed_lines for thread in slices.values()):
+                    check_lines(self.feed, slices, _SECOND_LINE_S)
+                    return
+                report.update(slices, time.monotonic())
                 self._changed.wait(_TICK_S)
 
     def wait_live(self, timeout: float) -> None:
@@ -309,10 +332,10 @@ class Supervisor:
 
     def run(
         self,
-        start: Callable[[float], object] | None = None,
+        start: Callable[[float | None], object] | None = None,
         *,
         until_end: bool = False,
-        timeout: float = 10.0,
+        timeout: float | None = None,
         silence_timeout: float | None = None,
         who: Share | None = None,
     ) -> None:
@@ -320,14 +343,18 @@ class Supervisor:
 
         Ends when `stop` or `terminate` is called elsewhere; with `until_end` also when every publisher has closed and
         all it sent was delivered. Raises what ended it; SilentPublisherError after `silence_timeout` seconds without
-        anything from a slice; SystemExit(143) after SIGTERM, (129) after SIGHUP. `timeout` is `start`'s. `who`: one
-        that shares it, which alone is then stopped.
+        anything from a slice; SystemExit(143) after SIGTERM, (129) after SIGHUP; KeyboardInterrupt after SIGINT before
+        it has started. `timeout` is `start`'s. `who`: one that shares it, which alone is then stopped.
         """
         self.check_process()
         runs = who or self
         with stopping_at_signals(partial(_stop_at_signal, runs), runs.ask_to_terminate) as came:
             if runs.state is SubscriberLife.NEW:
-                (start or self.start)(timeout)
+                try:
+                    (start or self.start)(timeout)
+                except SubscriberError:
+                    _raise_signal(came)  # it ended the start
+                    raise
             with self.lock:
                 self._stop_at_end = (*self._stop_at_end, *[runs] * until_end)
             try:
@@ -396,8 +423,16 @@ class Supervisor:
         self.request_stop()
         if self._thread.ident is None:
             self._end(_COMPILE_S)  # `start` was not called, or could not start all threads
-        elif not self.is_own_thread() and not self.wait_ended(timeout):
+        elif not self.is_own_thread():
+            first_s = min(timeout, _COMPILING_END_S)
+            if self.wait_ended(first_s) or self._still_compiles() or self.wait_ended(timeout - first_s):
+                return
             log.error("a callback did not return in %s s; its thread is left behind", timeout)
+
+    def _still_compiles(self) -> bool:
+        """Whether a slice compiles and has not connected yet. It then ends by itself."""
+        compiles = any(thread.life is SliceLife.OPENING for thread in self._slices.values())
+        return compiles and is_compiling()
 
     def check_process(self) -> None:
         """Refuse what a process that was forked from the subscriber's would do to it: its state is shared memory."""
@@ -591,6 +626,8 @@ class Supervisor:
             with self.lock:
                 threads = dict(self._slices)
             for slice_id, thread in threads.items():
+                if is_compiling():
+                    thread.put_policy_off()
                 self._look_at(slice_id, thread)
             # A callback in a slice's own process asks to stop through the memory that it shares with this one.
             asked = any(thread.state.stopping for thread in threads.values())
@@ -695,13 +732,27 @@ class Supervisor:
         return slice_id not in self._children and self._slices[slice_id].busy_ns() > 0
 
     def _end(self, timeout: float = 0.5) -> None:
-        for slice_id in self._slices:
-            if not self._runner(slice_id).release(timeout):
-                log.error("slice %d: a callback hangs; its thread is left behind, or its process killed", slice_id)
-                if isinstance(self._error, SlowSubscriberError) and self._hangs_here(slice_id):
+        for slice_id, thread in self._slices.items():
+            if self._runner(slice_id).release(timeout):
+                continue
+            if not thread.is_ready:
+                log.info("slice %d: it still compiles, and ends by itself after that", slice_id)
+            elif slice_id in self._children:
+                self._note_hung(slice_id, "a callback did not return, its process was killed")
+            else:
+                is_slow = isinstance(self._error, SlowSubscriberError)
+                if self._options.slow.action == "exit_process" and is_slow and self._hangs_here(slice_id):
                     end_process()
+                running = "; ".join(thread.running_callbacks()) or "a callback has not returned"
+                self._note_hung(slice_id, f"{running} and was left behind in its thread")
         for slice_id, thread in self._released.leaving.items():
             if not thread.release(timeout):
                 log.error("slice %d: a hook hangs; its thread is left behind", slice_id)
         self._alerts.close()
         self._enter(SubscriberLife.ENDED)
+
+    def _note_hung(self, slice_id: int, text: str) -> None:
+        """Log a callback that did not return; name it in the error too, if the subscriber was too slow."""
+        log.error("slice %d: %s", slice_id, text)
+        if isinstance(self._error, SlowSubscriberError):
+            self._error = SlowSubscriberError(f"{self._error}; {text}")

@@ -55,7 +55,7 @@ def published(feed: Feed, directory: Path) -> list[int]:
 def test_what_was_published_is_recorded_then_synced(tmp_path: Path, fsync: str, key_bytes: int) -> None:
     feed = feed_of(slices=2, lines=2, key_bytes=key_bytes)
     topics = [b"%c%c.t" % (65 + number % 5, 65 + number % 7) for number in range(300)]
-    settings = {"fsync": fsync, "fsync_interval_ns": 1_000_000}
+    settings = {"fsync": fsync, "fsync_interval": 0.001}
     with Publisher(feed) as publisher, Recorder(feed, tmp_path, **settings):  # type: ignore[arg-type]
         for wait in (publisher.wait_recorded, publisher.wait_synced) * 5:
             for topic in topics:
@@ -177,7 +177,7 @@ def test_a_line_that_loses_blocks_holds_nothing_back_beside_another(tmp_path: Pa
 
 def test_a_new_epoch_is_counted_anew(tmp_path: Path) -> None:
     feed = feed_of()
-    with Publisher(feed) as publisher, Recorder(feed, tmp_path, fsync_interval_ns=1_000_000):
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path, fsync_interval=0.001):
         for at in range(0, 500, 100):
             publish_numbered(publisher, at, 100)
             (publisher.wait_recorded if at % 200 else publisher.wait_synced)(60)
@@ -253,7 +253,7 @@ def test_what_is_synced_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest
     cuts: list[tuple[list[int], dict[str, int]]] = []
     with (
         Publisher(feed, when_full="wait") as publisher,
-        Recorder(feed, tmp_path / "now", fsync_interval_ns=1_000_000, segment_bytes=MIB),
+        Recorder(feed, tmp_path / "now", fsync_interval=0.001, segment_bytes=MIB),
     ):
         is_over = threading.Event()
 

@@ -81,7 +81,7 @@ def test_joining_while_the_feed_goes_on(tmp_path: Path, share: float, hwm_blocks
         thread = threading.Thread(target=publish)
         thread.start()
         wait_until(lambda: published > 20_000, 60)
-        subscriber = Subscriber(proxy.feed, on_gap="repair", hwm_blocks=hwm_blocks, repair_wait_ns=30_000_000_000)
+        subscriber = Subscriber(proxy.feed, on_gap="repair", hwm_blocks=hwm_blocks, repair_wait=30)
         heard = Heard(subscriber)
         subscriber.start(since=0, timeout=60)
         wait_until(lambda: subscriber.statistics().received.let_go > 0, 60)
@@ -268,7 +268,7 @@ def test_what_waits_of_a_run_is_not_taken_for_a_part_of_the_run_before(tmp_path:
     elsewhere = feed_of()
     with ArchiveServer(place, feed.archives), RawPublisher(feed) as publisher:
         publisher.epoch = first + 1
-        subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=60_000_000_000)
+        subscriber = Subscriber(feed, on_gap="repair", repair_wait=60)
         heard = Heard(subscriber)
         subscriber.start(since=0)
         wait_until(lambda: len(heard.numbers) == 33)
@@ -299,7 +299,7 @@ def test_what_a_run_has_sent_last_and_archives_lack_is_told(tmp_path: Path, is_l
         with Recorder(elsewhere, tmp_path) as recorder, ArchiveServer(tmp_path / feed.name, feed.archives):
             other.send(other.encode([(b"A.x", b"payload")] * 10))
             wait_recorded(recorder, 10)
-            subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=60_000_000_000)
+            subscriber = Subscriber(feed, on_gap="repair", repair_wait=60)
             heard = Heard(subscriber)
             ten = publisher.encode([(b"A.x", b"payload")] * 10)
             subscriber.start(since=0)
@@ -335,7 +335,7 @@ def test_it_is_not_live_with_a_silent_run_before_the_run_before_is_recorded(tmp_
         publisher.epoch = 1 << 40
         other.send(other.encode([(b"A.x", b"payload")] * 10))
         wait_recorded(recorder, 10)
-        subscriber = Subscriber(feed, repair_wait_ns=60_000_000_000)
+        subscriber = Subscriber(feed, repair_wait=60)
         heard = Heard(subscriber)
         subscriber.start(since=0)
         wait_until(lambda: len(heard.numbers) == 10)
@@ -359,7 +359,7 @@ def test_a_run_that_ends_before_an_archive_has_first_answered_comes_whole(tmp_pa
     feed, elsewhere = archived_feed(), feed_of()
     with RawPublisher(feed) as publisher, RawPublisher(elsewhere) as other:
         publisher.encode([(b"A.x", b"payload")] * 10)
-        subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=60_000_000_000)
+        subscriber = Subscriber(feed, on_gap="repair", repair_wait=60)
         heard = Heard(subscriber)
         subscriber.start(since={0: (publisher.epoch, 10)})
         subscriber.wait_live()
@@ -405,7 +405,7 @@ def test_what_archives_lack_before_it_is_live_is_told_as_a_gap(tmp_path: Path, b
     """They have an earlier run of the publisher, or nothing, and no recorder adds to it."""
     feed = archived_feed(heartbeat_ns=60_000_000_000)  # a line that is silent for longer would be connected anew
     recorded(tmp_path, feed, before)
-    subscriber = Subscriber(feed, repair_wait_ns=2_000_000_000)
+    subscriber = Subscriber(feed, repair_wait=2)
     heard = Heard(subscriber)
     with ArchiveServer(tmp_path / feed.name, feed.archives), RawPublisher(feed, epoch=time.time_ns()) as publisher:
         publisher.send(publisher.encode([(b"A", b"")] * 3))
@@ -420,7 +420,7 @@ def test_what_archives_lack_before_it_is_live_is_told_as_a_gap(tmp_path: Path, b
 
 
 def test_no_archive_ends_a_subscriber_that_cannot_catch_up() -> None:
-    subscriber = Subscriber(feed := archived_feed(), repair_wait_ns=400_000_000)
+    subscriber = Subscriber(feed := archived_feed(), repair_wait=0.4)
     subscriber.on(b"")(nothing)
     with (
         RawPublisher(feed),
@@ -443,7 +443,7 @@ def test_beginnings_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="time was 'yesterday', expected ns since 1970"):
         Subscriber(archived_feed()).start(since="yesterday")
     with pytest.raises(ArchiveError, match="did not answer"):
-        Subscriber(archived_feed(), repair_wait_ns=10_000_000).start(back=5, timeout=0.1)
+        Subscriber(archived_feed(), repair_wait=0.01).start(back=5, timeout=0.1)
 
 
 @pytest.mark.parametrize("is_down", [False, True])
@@ -466,7 +466,7 @@ def test_the_end_of_a_run_that_one_archive_lacks_another_one_brings(tmp_path: Pa
         if not is_down:
             stack.enter_context(rich)
         live.sequences = [{b"": 20}]
-        subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=60_000_000_000)
+        subscriber = Subscriber(feed, on_gap="repair", repair_wait=60)
         heard = Heard(subscriber)
         subscriber.start(since=0)
         wait_until(lambda: len(heard.numbers) >= 30, 60)

@@ -128,7 +128,7 @@ def test_joining_while_the_feed_goes_on(tmp_path: Path, share: float, hwm_blocks
     ):
         with Market(publisher) as market:
             wait_until(lambda: market.count > 20_000, 60)
-            subscriber = Subscriber(proxy.feed, on_gap="repair", hwm_blocks=hwm_blocks, repair_wait_ns=30_000_000_000)
+            subscriber = Subscriber(proxy.feed, on_gap="repair", hwm_blocks=hwm_blocks, repair_wait=30)
             heard = Heard(subscriber)
             subscriber.start(since=0, timeout=60)
             wait_until(lambda: subscriber.statistics().received.let_go > 0, 60)
@@ -150,7 +150,7 @@ def test_from_a_time_on_while_some_keys_are_quiet(tmp_path: Path) -> None:
         before = dict(market.published)
         since = time.time_ns()
         market.publish(range(30, 90), 500)
-        subscriber = Subscriber(feed, repair_wait_ns=60_000_000_000)
+        subscriber = Subscriber(feed, repair_wait=60)
         heard = Heard(subscriber)
         subscriber.start(since=since)
         subscriber.wait_live(60)
@@ -190,7 +190,7 @@ def test_a_moment_without_archives_while_it_looks_up_what_is_behind_ends_nothing
         stack.enter_context(ArchiveServer(tmp_path / feed.name, feed.archives))
         live = stack.enter_context(RawPublisher(feed, 5))
         live.sequences = [{b"K1": 15, b"K2": 3}]
-        subscriber = Subscriber(feed, repair_wait_ns=2_000_000_000)
+        subscriber = Subscriber(feed, repair_wait=2)
         heard = Heard(subscriber)
         subscriber.start(since=since)
         live.heartbeat()
@@ -205,7 +205,7 @@ def test_a_moment_without_archives_while_it_looks_up_what_is_behind_ends_nothing
 def test_each_of_many_quiet_keys_is_waited_for_from_when_it_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What the requests before took is none of its time: `repair_wait_ns` is less than all of them take."""
+    """What the requests before took is none of its time: `repair_wait` is less than all of them take."""
     feed, elsewhere = archived_feed(key_bytes=2), feed_of(key_bytes=2)
     keys = [b"%c%c" % (65 + number // 64, 65 + number % 64) for number in range(3_500)]
     asked: set[bytes] = set()
@@ -225,7 +225,7 @@ def test_each_of_many_quiet_keys_is_waited_for_from_when_it_is_asked_for(
         stack.enter_context(ArchiveServer(tmp_path / feed.name, feed.archives))
         live = stack.enter_context(RawPublisher(feed, 5))
         live.sequences = [dict.fromkeys(keys, 1) | {b"zz": 10}]
-        subscriber = Subscriber(feed, repair_wait_ns=4_500_000_000)
+        subscriber = Subscriber(feed, repair_wait=4.5)
         heard = Heard(subscriber)
         subscriber.start(since=since)
         live.heartbeat()
@@ -243,7 +243,7 @@ def test_only_the_keys_that_it_wants(tmp_path: Path) -> None:
         market = Market(publisher)
         market.publish(range(60), 2_000)
         wait_recorded(recorder, 2_000)
-        subscriber = Subscriber(feed, repair_wait_ns=60_000_000_000)
+        subscriber = Subscriber(feed, repair_wait=60)
         some, others = Heard(subscriber, b"1"), Heard(subscriber, b"42.x")
         subscriber.start(since=0)
         subscriber.wait_live(60)
@@ -259,7 +259,7 @@ def test_only_the_keys_that_it_wants(tmp_path: Path) -> None:
 def test_who_joins_waits_for_archives_that_have_long_brought_only_what_it_does_not_want(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That takes longer than `repair_wait_ns`; what is recorded then comes all the same, and is not told to be lost."""
+    """That takes longer than `repair_wait`; what is recorded then comes all the same, and is not told to be lost."""
     feed, elsewhere = archived_feed(key_bytes=2), feed_of(key_bytes=2)
     has_no_more, real = threading.Event(), Pieces.read
 
@@ -282,7 +282,7 @@ def test_who_joins_waits_for_archives_that_have_long_brought_only_what_it_does_n
             recorded.send(recorded.encode([(key, b"")] * 5))
         wait_recorded(recorder, 255)
         live.sequences = [{b"AA": 10}]
-        subscriber = Subscriber(feed, repair_wait_ns=2_000_000_000)
+        subscriber = Subscriber(feed, repair_wait=2)
         heard, _ = Heard(subscriber, b"AA"), Heard(subscriber, b"C")
         subscriber.start(since=0)
         live.heartbeat()
@@ -334,7 +334,7 @@ def test_a_number_of_messages_back_over_days(tmp_path: Path, back: int) -> None:
                 recorder.stop()
                 days(tmp_path, feed)[0].rename(tmp_path / feed.name / "2020-01-01")
             else:
-                subscriber = Subscriber(feed, repair_wait_ns=60_000_000_000)
+                subscriber = Subscriber(feed, repair_wait=60)
                 heard = Heard(subscriber)
                 subscriber.start(back=back)
                 subscriber.wait_live(60)
@@ -366,7 +366,7 @@ def test_a_publisher_that_has_sent_nothing_yet(tmp_path: Path) -> None:
 def test_a_callback_for_other_keys_is_refused_while_it_catches_up() -> None:
     feed = archived_feed(key_bytes=2)
     with RawPublisher(feed):
-        subscriber = Subscriber(feed, repair_wait_ns=60_000_000_000)
+        subscriber = Subscriber(feed, repair_wait=60)
         Heard(subscriber, b"1")
         subscriber.start(since=0)
         Heard(subscriber, b"12")
@@ -485,7 +485,7 @@ def test_whatever_is_lost_all_is_told_once(
     if archives == 1:
         blocks = [block._replace(archived=(block.archived[0], False)) for block in blocks]
     feed, which = archived_feed(archives, key_bytes=1), [not block.is_lost for block in blocks]
-    subscriber = Subscriber(feed, on_gap="repair" if repairs else "tell", repair_wait_ns=700_000_000)
+    subscriber = Subscriber(feed, on_gap="repair" if repairs else "tell", repair_wait=0.7)
     heard = Heard(subscriber)
     with ExitStack() as stack:
         for number in range(archives):

@@ -249,7 +249,7 @@ def test_who_joins_is_told_of_each_key_once_what_no_archive_has(tmp_path: Path, 
         live = stack.enter_context(RawPublisher(feed, publisher.epoch))
         live.sequences = [dict(publisher.sequences[0])]
         named: dict[str, Any] = {"name": "strategy-1", "positions": tmp_path} if begins == "named" else {}
-        subscriber = Subscriber(feed, repair_wait_ns=2 * SECOND, **named)
+        subscriber = Subscriber(feed, repair_wait=2, **named)
         told = Told(subscriber, prefix)
         subscriber.start(since={"position": {0: position}, "time": 0, "named": None}[begins])  # type: ignore[arg-type]
         live.heartbeat()

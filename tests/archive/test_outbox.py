@@ -78,7 +78,7 @@ def test_a_killed_publisher_goes_on_with_the_next_number(tmp_path: Path, key_byt
         publisher.publish_many(topics, [0, 0, 1, 2, 2, 2], numpy.zeros((6, 8), numpy.uint8))
         publisher.publish(b"A.x", b"alone")
         left = killed(publisher, tmp_path / "first", tmp_path / "left")
-    with Publisher(feed, outbox=Outbox(left, again_wait_ns=0)) as publisher:
+    with Publisher(feed, outbox=Outbox(left, again_wait=0)) as publisher:
         assert publisher.epoch == epoch
         publisher.publish_many(topics, [0, 1, 2], numpy.ones((3, 8), numpy.uint8))
         publisher.flush()
@@ -98,7 +98,7 @@ def test_a_silent_key_keeps_its_number_over_days(tmp_path: Path) -> None:
             day = next((place / feed.name).glob("*/manifest.json")).parent
             if turn == 1:  # as if that was yesterday: what is written from now on is another day's
                 day.rename(day.with_name("2019-12-30"))
-        with Publisher(feed, outbox=Outbox(place, again_wait_ns=0)) as publisher:
+        with Publisher(feed, outbox=Outbox(place, again_wait=0)) as publisher:
             publisher.publish(topic, b"%d" % turn)
             killed(publisher, place, tmp_path / f"{turn}-left")
     said = said_in(tmp_path / "3-left", feed)
@@ -131,7 +131,7 @@ def test_what_nobody_wants_is_kept_and_not_sent(tmp_path: Path) -> None:
 
 
 GO_ON = """
-with Publisher(feed, outbox=Outbox(input(), again_wait_ns=60_000_000_000)) as publisher:
+with Publisher(feed, outbox=Outbox(input(), again_wait=60)) as publisher:
     publisher.publish(b"A.t", b"after")
     publisher.flush()
     input()
@@ -192,7 +192,7 @@ def test_what_is_sent_again_is_bounded(tmp_path: Path) -> None:
 PUBLISH = """
 seed, directory, archive = input().split()
 chance = numpy.random.default_rng(int(seed))
-outbox = Outbox(directory, serve=archive, again_wait_ns=200_000_000)
+outbox = Outbox(directory, serve=archive, again_wait=0.2)
 with Publisher(feed, when_full="wait", outbox=outbox) as publisher:
     say("up", publisher.epoch)
     while True:
@@ -208,7 +208,7 @@ with Publisher(feed, when_full="wait", outbox=outbox) as publisher:
 def test_no_number_is_used_twice_and_nothing_is_missed_over_kills(tmp_path: Path, key_bytes: int) -> None:
     """Whoever was killed in the midst: what a subscriber heard under a number is what the outbox has under it."""
     feed = archived_feed(key_bytes=key_bytes)
-    subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=60_000_000_000, slow=PATIENT)
+    subscriber = Subscriber(feed, on_gap="repair", repair_wait=60, slow=PATIENT)
     heard, gaps = heard_by(subscriber)
     ends: list[bytes] = []
     for topic in (b"A.end", b"B.end"):
@@ -283,7 +283,7 @@ def test_after_a_restart_of_the_system_another_epoch_begins(tmp_path: Path, monk
     monkeypatch.setattr(outbox_module, "_BOOT_ID", tmp_path / "id")
     with Publisher(feed, outbox=copied) as publisher:
         assert publisher.epoch > epoch
-    with Publisher(feed, outbox=Outbox(again, fsync="block", again_wait_ns=0)) as publisher:
+    with Publisher(feed, outbox=Outbox(again, fsync="block", again_wait=0)) as publisher:
         assert publisher.epoch == epoch
 
 
@@ -293,7 +293,7 @@ def test_another_epoch_of_the_same_run_is_kept_too(tmp_path: Path) -> None:
         epoch = publisher.epoch
         publish_numbered(publisher, 0, 30)
         left = killed(publisher, tmp_path / "first", tmp_path / "left")
-    with Publisher(feed, outbox=Outbox(left, again_wait_ns=0)) as publisher:
+    with Publisher(feed, outbox=Outbox(left, again_wait=0)) as publisher:
         publish_numbered(publisher, 30, 10)
         publisher.new_epoch()
         publish_numbered(publisher, 0, 20)
@@ -364,7 +364,7 @@ def test_an_outbox_whose_keys_cannot_be_read_begins_another_epoch(tmp_path: Path
 
 def test_all_keys_that_a_slice_may_have_are_told_to_be_synced(tmp_path: Path) -> None:
     feed, count = msgspec.structs.replace(feed_of(key_bytes=8), heartbeat_ns=100_000_000), 70_000
-    outbox = Outbox(tmp_path, fsync_interval_ns=10_000_000)
+    outbox = Outbox(tmp_path, fsync_interval=0.01)
     with Publisher(feed, outbox=outbox) as publisher:
         topics = tuple(b"%08d" % number for number in range(count))
         publisher.publish_many(topics, numpy.arange(count), numpy.zeros((count, 1), numpy.uint8))

@@ -56,7 +56,7 @@ def test_repair_gives_up_nothing_that_a_slow_archive_has(
 ) -> None:
     feed = archived_feed(key_bytes=key_bytes)
     blocks = [Sent(b"A", 3, number in (2, 5, 6), True) for number in range(9)]
-    subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=100_000_000, slow=SlowPolicy("warn"))
+    subscriber = Subscriber(feed, on_gap="repair", repair_wait=0.1, slow=SlowPolicy("warn", start_grace=0))
     seen = listen(subscriber)
     with archive_of(feed, blocks), RawPublisher(feed) as publisher, hung_archive(monkeypatch) as (silences, answer):
         subscriber.start()
@@ -115,7 +115,7 @@ def test_more_than_may_wait_for_a_slow_archive_is_caught_up(
         LossyProxy(feed, 0.3) as proxy,
     ):
         subscriber = Subscriber(
-            proxy.feed, on_gap="repair", repair_wait_ns=2_000_000_000, slow=SlowPolicy("warn"), hwm_blocks=2
+            proxy.feed, on_gap="repair", repair_wait=2, slow=SlowPolicy("warn", start_grace=0), hwm_blocks=2
         )
         subscriber.on(b"")(lambda message: came[message.topic].append(message.payload))
         subscriber.on_gap(b"")(gaps.append)
@@ -149,7 +149,7 @@ def test_repair_after_a_night_of_pause_loses_nothing_that_the_archive_has(tmp_pa
         time.monotonic = lambda: monotonic() + passed[0]
         signal.signal(signal.SIGCONT, lambda *_: passed.__setitem__(0, passed[0] + {NIGHT_S}))
         numbers, gaps = [], []
-        subscriber = Subscriber(feed, on_gap="repair", slow=SlowPolicy("warn", max_lag_ns=1 << 60), hwm_blocks=4)
+        subscriber = Subscriber(feed, on_gap="repair", slow=SlowPolicy("warn", max_lag=1e9), hwm_blocks=4)
         subscriber.on_batch(b"")(lambda batch: numbers.extend(batch.sequence.tolist()))
         subscriber.on_gap(b"")(lambda gap: gaps.append((gap.sequence, gap.count)))
         subscriber.start()

@@ -18,7 +18,7 @@ from tests.journals import check_index
 def test_two_lines_with_random_loss_are_recorded_once(tmp_path: Path, seed: int) -> None:
     choice = random.Random(seed)
     feed = feed_of(lines=2, heartbeat_ns=60 * 10**9)
-    with RawPublisher(feed) as publisher, Recorder(feed, tmp_path, line_wait_ns=1 << 40) as recorder:
+    with RawPublisher(feed) as publisher, Recorder(feed, tmp_path, line_wait=1_000) as recorder:
         ways: list[list[Any]] = [[], []]
         expected: list[int] = []
         at = 0

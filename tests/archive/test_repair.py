@@ -107,7 +107,7 @@ blocks_strategy = st.lists(
 @given(blocks_strategy, st.sampled_from([0, 1]))
 def test_what_was_missed_comes_in_its_place_or_is_told(blocks: list[Sent], key_bytes: int) -> None:
     feed = archived_feed(key_bytes=key_bytes)
-    subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=60_000_000_000)
+    subscriber = Subscriber(feed, on_gap="repair", repair_wait=60)
     seen = listen(subscriber)
     with archive_of(feed, blocks), RawPublisher(feed) as publisher:
         subscriber.start()
@@ -127,7 +127,7 @@ def test_repair_without_archives_is_refused() -> None:
 
 def test_gaps_are_told_when_no_archive_answers(caplog: pytest.LogCaptureFixture) -> None:
     feed = archived_feed()
-    subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=300_000_000)
+    subscriber = Subscriber(feed, on_gap="repair", repair_wait=0.3)
     seen = listen(subscriber)
     blocks = [Sent(b"A", 2, lost, False) for lost in (False, True, False, True, False, True)]
     with RawPublisher(feed) as publisher:
@@ -142,7 +142,7 @@ def test_gaps_are_told_when_no_archive_answers(caplog: pytest.LogCaptureFixture)
 def test_the_next_archive_is_asked_when_the_first_does_not_answer() -> None:
     feed = archived_feed()
     two = msgspec.structs.replace(feed, archives=(free_endpoint(), *feed.archives))
-    subscriber = Subscriber(two, on_gap="repair", repair_wait_ns=6_000_000_000)
+    subscriber = Subscriber(two, on_gap="repair", repair_wait=6)
     seen = listen(subscriber)
     blocks = [Sent(b"A", 2, lost, True) for lost in (False, True, False)]
     with archive_of(feed, blocks), RawPublisher(two) as publisher:
@@ -157,7 +157,7 @@ def test_the_next_archive_is_asked_when_the_first_does_not_answer() -> None:
 def test_many_gaps_are_asked_for_at_once() -> None:
     """They all show in one heartbeat: a key each, of which nothing came."""
     feed = archived_feed(key_bytes=3, block_bytes=8_192)
-    subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=60_000_000_000)
+    subscriber = Subscriber(feed, on_gap="repair", repair_wait=60)
     seen = listen(subscriber)
     blocks = [Sent(b"%03d" % number, 2, True, True) for number in range(500)]
     with archive_of(feed, blocks) as archive, RawPublisher(feed) as publisher:
@@ -174,7 +174,7 @@ def test_many_gaps_are_asked_for_at_once() -> None:
 def test_what_one_archive_lacks_the_next_one_brings() -> None:
     feed, other = archived_feed(), archived_feed()
     two = msgspec.structs.replace(feed, archives=(*feed.archives, *other.archives))
-    subscriber = Subscriber(two, on_gap="repair", repair_wait_ns=60_000_000_000)
+    subscriber = Subscriber(two, on_gap="repair", repair_wait=60)
     seen = listen(subscriber)
     blocks = [Sent(b"A", 2, number % 2 == 1, number < 5) for number in range(9)]
     rest = [block._replace(is_archived=block.is_archived is False) for block in blocks]
@@ -190,7 +190,7 @@ def test_what_waits_for_archives_is_no_lag_and_ends_nobody() -> None:
     """The archive answers only once more than `max_lag_ns` has passed; the policy would end the subscriber."""
     limit_ns = 1_000_000_000
     feed = archived_feed(max_lag_ns=limit_ns)
-    subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=20_000_000_000, slow=SlowPolicy("terminate"))
+    subscriber = Subscriber(feed, on_gap="repair", repair_wait=20, slow=SlowPolicy("raise", start_grace=0))
     seen = listen(subscriber)
     blocks = [Sent(b"A", 2, lost, True) for lost in (False, True, *[False] * 40)]
     with RawPublisher(feed) as publisher:
@@ -211,7 +211,7 @@ def test_what_waits_for_archives_is_no_lag_and_ends_nobody() -> None:
 
 def test_more_than_may_wait_goes_on_with_a_gap() -> None:
     feed = archived_feed(block_bytes=4_096)
-    subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=30_000_000_000, hwm_blocks=1)
+    subscriber = Subscriber(feed, on_gap="repair", repair_wait=30, hwm_blocks=1)
     seen = listen(subscriber)
     blocks = [Sent(b"A", 4, lost, False) for lost in (False, True, *[False] * 60)]
     with RawPublisher(feed) as publisher:  # nobody answers
@@ -225,7 +225,7 @@ def test_more_than_may_wait_goes_on_with_a_gap() -> None:
 
 def test_a_subscriber_that_is_stopped_while_archives_are_asked_ends() -> None:
     feed = archived_feed()
-    subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=1_000_000_000)
+    subscriber = Subscriber(feed, on_gap="repair", repair_wait=1)
     subscriber.on(b"")(nothing)
     blocks = [Sent(b"A", 2, lost, False) for lost in (False, True, False)]
     with RawPublisher(feed) as publisher:  # nobody answers
@@ -247,7 +247,7 @@ def test_a_line_that_loses_blocks_loses_no_messages(tmp_path: Path, share: float
         Recorder(feed, tmp_path, serve=True),
         LossyProxy(feed, share) as proxy,
     ):
-        subscriber = Subscriber(proxy.feed, on_gap="repair", repair_wait_ns=30_000_000_000)
+        subscriber = Subscriber(proxy.feed, on_gap="repair", repair_wait=30)
         seen = listen(subscriber)
         subscriber.start()
         for number in range(600):
@@ -264,7 +264,7 @@ def test_a_line_that_loses_blocks_loses_no_messages(tmp_path: Path, share: float
 @pytest.mark.parametrize("lines_lost", [(0,), (0, 1)])
 def test_archives_bring_what_both_lines_have_lost(lines_lost: tuple[int, ...]) -> None:
     feed = msgspec.structs.replace(archived_feed(), slices=Feed.local("tape", slices=1, lines=2).slices)
-    subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=30_000_000_000)
+    subscriber = Subscriber(feed, on_gap="repair", repair_wait=30)
     seen = listen(subscriber)
     blocks = [Sent(b"A", 2, False, True)] * 9
     with archive_of(feed, blocks), RawPublisher(feed) as publisher:
@@ -280,7 +280,7 @@ def test_archives_bring_what_both_lines_have_lost(lines_lost: tuple[int, ...]) -
 
 def test_archives_are_asked_for_a_gap_between_blocks_of_which_each_came_on_one_line() -> None:
     feed = msgspec.structs.replace(archived_feed(), slices=Feed.local("tape", slices=1, lines=2).slices)
-    subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=30_000_000_000)
+    subscriber = Subscriber(feed, on_gap="repair", repair_wait=30)
     seen = listen(subscriber)
     blocks = [Sent(b"A", 2, False, True)] * 6
     lines: tuple[list[int], ...] = ([0, 1], [], [0, 1], [], [0], [1])
@@ -299,7 +299,7 @@ def test_archives_are_asked_for_a_gap_between_blocks_of_which_each_came_on_one_l
 def test_what_one_archive_lacks_amid_others_the_next_one_brings_in_its_place() -> None:
     feed, other = archived_feed(), archived_feed()
     two = msgspec.structs.replace(feed, archives=(*feed.archives, *other.archives))
-    subscriber = Subscriber(two, on_gap="repair", repair_wait_ns=60_000_000_000)
+    subscriber = Subscriber(two, on_gap="repair", repair_wait=60)
     seen = listen(subscriber)
     blocks = [Sent(b"A", 2, number not in (0, 9), number % 2 == 0) for number in range(10)]
     rest = [block._replace(is_archived=not block.is_archived) for block in blocks]
@@ -319,7 +319,7 @@ def test_more_than_may_wait_falls_back_to_the_archive(tmp_path: Path) -> None:
         Recorder(feed, tmp_path, serve=True),
         LossyProxy(feed, 0.3) as proxy,
     ):
-        subscriber = Subscriber(proxy.feed, on_gap="repair", repair_wait_ns=60_000_000_000, hwm_blocks=2)
+        subscriber = Subscriber(proxy.feed, on_gap="repair", repair_wait=60, hwm_blocks=2)
         numbers: list[int] = []
         subscriber.on_batch(b"")(lambda batch: numbers.extend(batch.sequence.tolist()))
         subscriber.start()
@@ -341,7 +341,7 @@ def test_what_was_lost_of_a_run_of_the_publisher_comes_before_the_next_run(tmp_p
     begun: list[tuple[int, int]] = []
     sent: list[tuple[int, int]] = []
     with LossyProxy(feed, 0.8) as proxy:
-        subscriber = Subscriber(proxy.feed, on_gap="repair", repair_wait_ns=20_000_000_000)
+        subscriber = Subscriber(proxy.feed, on_gap="repair", repair_wait=20)
         subscriber.on_batch(b"")(lambda batch: heard.extend((batch.block.epoch, n) for n in batch.sequence.tolist()))
         subscriber.on_epoch(lambda _slice_id, epoch: begun.append((epoch, len(heard))))
         for run in range(4):
@@ -368,7 +368,7 @@ def test_an_archive_that_is_down_is_asked_again_until_it_is_back(has_other: bool
     feed, other = archived_feed(), archived_feed()
     archives = (*other.archives, *feed.archives) if has_other else feed.archives
     several = msgspec.structs.replace(feed, archives=archives)
-    subscriber = Subscriber(several, on_gap="repair", repair_wait_ns=60_000_000_000)
+    subscriber = Subscriber(several, on_gap="repair", repair_wait=60)
     seen = listen(subscriber)
     blocks = [Sent(b"A", 2, number in (1, 3), number != 5) for number in range(8)]
     poor = [block._replace(is_archived=number not in (1, 5)) for number, block in enumerate(blocks)]
@@ -392,7 +392,7 @@ def test_an_archive_that_stays_down_is_waited_for_once() -> None:
     """What the other archive lacks is told once the wait is over; later gaps do not wait for who is silent."""
     feed = archived_feed()
     two = msgspec.structs.replace(feed, archives=(*feed.archives, free_endpoint()))
-    subscriber = Subscriber(two, on_gap="repair", repair_wait_ns=600_000_000)
+    subscriber = Subscriber(two, on_gap="repair", repair_wait=0.6)
     seen = listen(subscriber)
     blocks = [Sent(b"A", 2, number % 2 == 1, number == 3) for number in range(20)]
     with archive_of(feed, blocks), RawPublisher(two) as publisher:
@@ -409,7 +409,7 @@ def test_an_archive_that_stays_down_is_waited_for_once() -> None:
 
 def test_gaps_come_back_once_archives_answer_again(caplog: pytest.LogCaptureFixture) -> None:
     feed = archived_feed()
-    subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=300_000_000)
+    subscriber = Subscriber(feed, on_gap="repair", repair_wait=0.3)
     seen = listen(subscriber)
     blocks = [Sent(b"A", 2, number % 2 == 1, True) for number in range(10_000)]
     with RawPublisher(feed) as publisher:

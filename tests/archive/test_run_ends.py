@@ -356,7 +356,7 @@ def test_what_one_archive_knows_to_lack_at_the_end_of_a_run_another_one_brings(t
         RawPublisher(feed, SECOND_RUN) as live,
     ):
         live.sequences = [{b"": 3}]
-        subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=60 * SECOND)
+        subscriber = Subscriber(feed, on_gap="repair", repair_wait=60)
         heard = Order(subscriber)
         subscriber.start(since={0: (FIRST, 0)})
         subscriber.wait_live()
@@ -516,7 +516,7 @@ def test_who_joins_hears_what_a_plain_walk_finds(tmp_path: Path, seed: int) -> N
         with RawPublisher(feed, publisher.epoch) as live:
             live.sequences = [dict(publisher.sequences[0])]
             start = Position(FIRST, chance.randint(0, 5))
-            subscriber = Subscriber(feed, repair_wait_ns=2 * SECOND)
+            subscriber = Subscriber(feed, repair_wait=2)
             heard = Order(subscriber)
             subscriber.start(since={0: start})
             live.heartbeat()

@@ -526,7 +526,7 @@ def test_a_recorder_keeps_what_a_source_lacks(tmp_path: Path, key_bytes: int) ->
 
 def test_a_subscriber_that_repairs_does_not_wait_for_what_never_was(tmp_path: Path) -> None:
     feed = archived_feed()
-    subscriber, seen = events_of(feed, on_gap="repair", repair_wait_ns=60 * 10**9)
+    subscriber, seen = events_of(feed, on_gap="repair", repair_wait=60)
     with (
         Publisher(feed, when_full="wait") as publisher,
         Recorder(feed, tmp_path, serve=feed.archives[0]) as recorder,

@@ -137,7 +137,7 @@ def test_the_newest_of_each_topic_is_that_of_a_slow_loop_while_a_publisher_runs(
             for _ in range(joins):
                 at_least = told.published + 1_000
                 wait_until(lambda at_least=at_least: told.published > at_least, 60)  # type: ignore[misc]
-                subscriber = Subscriber(feed, hwm_blocks=hwm_blocks, on_gap="repair", repair_wait_ns=30_000_000_000)
+                subscriber = Subscriber(feed, hwm_blocks=hwm_blocks, on_gap="repair", repair_wait=30)
                 all_heard.append(Heard(subscriber, prefix))
                 subscribers.append(subscriber.start(since="image", timeout=60))
         finally:
@@ -280,7 +280,7 @@ def test_what_cannot_begin_with_an_image_is_refused(tmp_path: Path) -> None:
     Heard(without)
     with pytest.raises(ConfigError, match="had no archives"):
         without.start(since="image")
-    silent = Subscriber(feed, repair_wait_ns=100_000_000)
+    silent = Subscriber(feed, repair_wait=0.1)
     Heard(silent)
     with pytest.raises(ArchiveError, match="no archive of feed 'tape' answered"):
         silent.start(0.2, since="image")

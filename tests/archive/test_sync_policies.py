@@ -21,7 +21,7 @@ from tests.journals import Put, Row
 
 @pytest.mark.parametrize("fsync", ["never", "interval", "block"])
 def test_every_sync_policy_records_all(tmp_path: Path, fsync: Literal["never", "interval", "block"]) -> None:
-    with one_slice(tmp_path, fsync=fsync, fsync_interval_ns=1_000_000) as (feed, publisher, recorder):
+    with one_slice(tmp_path, fsync=fsync, fsync_interval=0.001) as (feed, publisher, recorder):
         for number in range(200):
             publisher.send(publisher.encode([(b"T", b"%d" % number), (b"T", bytes(20_000 * (number % 3)))]))
         wait_recorded(recorder, 400)

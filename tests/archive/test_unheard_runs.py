@@ -87,7 +87,7 @@ def scene(tmp_path: Path, archives: int) -> Iterator[Scene]:
         for number in range(archives):
             stack.callback(model.stop, number)
             model.begin(number)
-        subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=60 * SECOND)
+        subscriber = Subscriber(feed, on_gap="repair", repair_wait=60)
         begun: list[int] = []
         subscriber.on_epoch(lambda _slice_id, epoch: begun.append(epoch))
         found = Scene(model, publisher, live, subscriber, Told(subscriber), begun, {KEYS[0]: 2})
@@ -177,7 +177,7 @@ def test_nothing_that_comes_live_of_a_run_is_lost_where_nobody_records_it(tmp_pa
         send(publisher, b"AA", 3)
         wait_recorded(recorder, 3)
     with ArchiveServer(tmp_path / feed.name, feed.archives), RawPublisher(feed, FIRST) as live:
-        subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=SECOND)
+        subscriber = Subscriber(feed, on_gap="repair", repair_wait=1)
         facts: list[tuple[int, int]] = []
         subscriber.on(b"", fields=("epoch", "sequence"))(lambda epoch, number: facts.append((epoch, number)))
         gaps: list[object] = []
@@ -204,7 +204,7 @@ def test_a_run_does_not_wait_longer_for_an_archive_that_is_gone_than_a_gap_does(
         send(publisher, b"AA", 3)
         wait_recorded(recorder, 3)
     with RawPublisher(feed, FIRST) as live:
-        subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=3 * SECOND)
+        subscriber = Subscriber(feed, on_gap="repair", repair_wait=3)
         told = Told(subscriber)
         with ArchiveServer(tmp_path / feed.name, feed.archives):
             subscriber.start()

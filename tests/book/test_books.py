@@ -346,7 +346,7 @@ def test_books_are_emptied_when_a_replay_goes_back(session: Recording) -> None:
     symbols: list[int] = []
     subscriber.on_reset(lambda: symbols.append(len(book.symbols)))
 
-    @subscriber.at(60_000_000_000)
+    @subscriber.every(60)
     def _(ts_ns: int) -> None:
         if not symbols and book.counters()["messages"] > 10_000:
             replay.controls.seek(1)
@@ -416,7 +416,7 @@ def _every_top(payloads: list[bytes]) -> list[Best]:
 def test_books_that_are_removed_change_no_more(session: Recording) -> None:
     subscriber = Subscriber(session.feed)
     book = subscriber.book(b"", schema="itch50")
-    subscriber.off(book)
+    subscriber.remove(book)
     subscriber.on_batch(b"")(lambda batch: None)
     subscriber.replay(session)
     assert book.symbols == []

@@ -179,7 +179,7 @@ def test_seek_forward_and_back(tmp_path: Path) -> None:
         replay = Replay(recording)
         jumped: list[bool] = []
 
-        @subscriber.at(1_000)
+        @subscriber.every(1e-06)
         def _(ts_ns: int, to_ns: int = to_ns, replay: Replay = replay, jumped: list[bool] = jumped) -> None:
             if ts_ns == 20_000 and not jumped:
                 jumped.append(True)

@@ -119,14 +119,14 @@ def test_progress_is_lines_where_there_is_no_terminal(place: Place, monkeypatch:
 def test_slow_subscriber_exits_with_its_own_status(place: Place) -> None:
     with (
         Publisher(place.feed) as publisher,
-        Command("subscribe", "--feed", place.path, "--max-lag", "0.000001") as subscriber,
+        Command("subscribe", "--feed", place.path, "--max-lag", "0.000001", "--start-grace", "0") as subscriber,
     ):
         publisher.wait_for_subscribers(timeout=60)
         publisher.publish(b"AAPL.t", b"payload")
         ended = subscriber.end()
     assert ended.status == Status.SLOW
     assert ended.status == EXIT_SLOW
-    assert_one_line(ended, "slow subscriber: feed 'cli' slice . lags .* policy terminate")
+    assert_one_line(ended, "slow subscriber: feed 'cli' slice . lags .* policy exit_process")
 
 
 def test_lost_messages_have_their_own_status(place: Place) -> None:

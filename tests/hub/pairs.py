@@ -34,7 +34,7 @@ def work(role, directory, link, peer, silence_ns, when_cut="wait", alone=""):
     from blackbox.hub.paired_hub import PairedHub
     lives = ("starting", "passive", "armed", "active")
     pair = Pair(role=role, link=link, peer=peer, silence_ns=int(silence_ns), when_cut=when_cut)
-    hub = PairedHub(feed, directory, pair=pair, alone=bool(alone), fsync_interval_ns=20_000_000).start()
+    hub = PairedHub(feed, directory, pair=pair, alone=bool(alone), fsync_interval=0.02).start()
     while not notes[0] and not hub._over.is_set():
         told = hub.statistics()
         notes[2] = told.term

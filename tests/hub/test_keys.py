@@ -464,7 +464,7 @@ def test_either_of_two_hubs_goes_on_with_the_numbers_of_each_key(tmp_path: Path)
 def test_puts_leave_the_log_once_the_outbox_has_synced_them_of_every_key(tmp_path: Path) -> None:
     """A hub would end once too many wait."""
     feed = keyed(slices=2)
-    with Hub(feed, tmp_path, fsync_interval_ns=10_000_000) as hub, Client(feed) as client:
+    with Hub(feed, tmp_path, fsync_interval=0.01) as hub, Client(feed) as client:
         for topic in TOPICS:
             client.put(topic, b"x")
 

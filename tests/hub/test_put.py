@@ -492,7 +492,7 @@ def test_puts_in_asyncio_are_stored_in_order_and_got(tmp_path: Path) -> None:
 
 def test_what_the_outbox_has_synced_leaves_the_log(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
-    hub = Hub(feed, tmp_path, fsync_interval_ns=1_000_000)
+    hub = Hub(feed, tmp_path, fsync_interval=0.001)
     with hub, Client(feed, acknowledged="synced") as client:
 
         def is_dropped() -> bool:

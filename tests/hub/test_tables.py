@@ -44,7 +44,7 @@ def feed() -> Feed:
 def kept(feed: Feed, prefix: bytes = b"") -> Iterator[Table]:
     """A table that is synced, and written through a client of its own."""
     with Client(feed) as client:
-        subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=60 * 10**9)
+        subscriber = Subscriber(feed, on_gap="repair", repair_wait=60)
         table = subscriber.table(prefix, client=client)
         subscriber.start(60, since="image")
         assert table.wait_synced(60)

@@ -16,7 +16,7 @@ def one_slice(**settings: Any) -> Feed:
 
 
 def collected(feed: Feed, prefix: bytes = b"", **settings: Any) -> tuple[Subscriber, Collector]:
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9), **settings)
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600), **settings)
     got = Collector()
     subscriber.on_batch(prefix)(got.batch)
     return subscriber, got
@@ -24,9 +24,7 @@ def collected(feed: Feed, prefix: bytes = b"", **settings: Any) -> tuple[Subscri
 
 def held_up(feed: Feed, queue_blocks: int = 1, hwm_blocks: int = 1) -> tuple[Subscriber, Gate]:
     """Return a subscriber whose queues are short and whose callback is behind a gate."""
-    subscriber = Subscriber(
-        feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9), queue_blocks=queue_blocks, hwm_blocks=hwm_blocks
-    )
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600), queue_blocks=queue_blocks, hwm_blocks=hwm_blocks)
     gate = Gate()
     subscriber.on_batch(b"")(gate.batch)
     return subscriber, gate

@@ -20,7 +20,7 @@ from blackbox.publish.slice_sender import RING_BYTES, SliceSender
 
 
 def received(feed: Feed, batches: list[Batch]) -> Subscriber:
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9))
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600))
     subscriber.on_batch(b"")(batches.append)
     return subscriber
 
@@ -75,7 +75,7 @@ def test_waiting_for_room_makes_a_message_older() -> None:
     feed = Feed.local("age", slices=1)
     gate = threading.Event()
     batches: list[Batch] = []
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9), queue_blocks=1)
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600), queue_blocks=1)
 
     @subscriber.on_batch(b"")
     def hold(batch: Batch) -> None:

@@ -67,7 +67,7 @@ def test_wants_follows_callbacks(key_bytes: int) -> None:
             assert not publisher.wants(b"AAPL")
             later = subscriber.on(b"MSFT")(lambda _: None)
             wait_until(lambda: publisher.wants(b"MSFT.trade"), PATIENCE_S)
-            subscriber.off(later)
+            subscriber.remove(later)
             not_wanted(publisher, b"MSFT.trade")
             assert publisher.wants(b"AAPL.trade")
         not_wanted(publisher, b"AAPL.trade")

@@ -82,7 +82,7 @@ def test_close_tells_a_subscriber_whose_queue_was_full_that_it_was_the_end() -> 
 def test_close_says_when_a_subscriber_had_not_read_everything(caplog: pytest.LogCaptureFixture) -> None:
     feed = one_slice(block_bytes=4_096)
     gate = Gate()
-    subscriber = Subscriber(feed, workers=1, queue_blocks=1, slow=SlowPolicy(max_lag_ns=3_600 * 10**9))
+    subscriber = Subscriber(feed, workers=1, queue_blocks=1, slow=SlowPolicy(max_lag=3_600))
     subscriber.on_batch(b"")(gate.batch)
     publisher = Publisher(feed, when_full="wait", hwm_blocks=1_000).start()
     subscriber.start()
@@ -107,7 +107,7 @@ def test_close_loses_nothing_to_a_subscriber_that_never_stops_asking() -> None:
     def ask() -> None:
         while asking.is_set():
             subscriber.on(b"X")(ignore)
-            subscriber.off(ignore)
+            subscriber.remove(ignore)
 
     def ignore(message: Any) -> None:
         raise AssertionError

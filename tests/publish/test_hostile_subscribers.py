@@ -72,7 +72,7 @@ def test_a_forged_unsubscription_silences_nobody() -> None:
         got.wait(100)
         assert publisher.statistics().unwanted == 0
         subscriber.on_batch(b"MSFT.")(len)
-        subscriber.off(got.batch)
+        subscriber.remove(got.batch)
         wait_until(lambda: publisher._senders[0].subscriptions.subscribers(b"AAPL.") == 0, what="an honest change")
         publisher.publish(b"AAPL.x", b"")
         publisher.flush()

@@ -65,7 +65,7 @@ def test_all_kinds_of_callback_are_told_once_for_each_slice_and_lose_nothing(
 
 def test_slices_in_processes_of_their_own_go_back_too() -> None:
     feed = Feed.local("back", slices=2)
-    subscriber = Subscriber(feed, processes=True, slow=SlowPolicy(max_lag_ns=LAG_NS))
+    subscriber = Subscriber(feed, processes=True, slow=SlowPolicy(max_lag=LAG_NS / 1e9))
     counted = subscriber.on_compiled(b"", state=numpy.zeros(2, numpy.int64))(fingerprint)
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start(timeout=60)
@@ -79,7 +79,7 @@ def test_slices_in_processes_of_their_own_go_back_too() -> None:
 
 def test_hooks_run_between_the_messages_before_and_after_of_all_workers() -> None:
     feed = one_slice()
-    subscriber = Subscriber(feed, workers=2, slow=SlowPolicy(max_lag_ns=LAG_NS))
+    subscriber = Subscriber(feed, workers=2, slow=SlowPolicy(max_lag=LAG_NS / 1e9))
     told: list[bytes] = []
     may_go_on = threading.Event()
 
@@ -142,7 +142,7 @@ def test_subscribers_have_confirmed_the_new_epoch_when_it_begins() -> None:
 
 def test_what_other_threads_publish_meanwhile_is_in_one_epoch_or_the_other() -> None:
     feed = one_slice(key_bytes=1)
-    subscriber, got = Subscriber(feed, slow=SlowPolicy(max_lag_ns=LAG_NS)), Collector()
+    subscriber, got = Subscriber(feed, slow=SlowPolicy(max_lag=LAG_NS / 1e9)), Collector()
     subscriber.on_batch(b"")(got.batch)
     topics = tuple(b"%c.x" % (65 + number) for number in range(7))
     index, payloads = numpy.arange(700) % 7, numpy.zeros((700, 8), numpy.uint8)
@@ -166,7 +166,7 @@ def test_what_other_threads_publish_meanwhile_is_in_one_epoch_or_the_other() -> 
 
 def test_threads_that_go_back_at_the_same_time_do_so_one_after_the_other() -> None:
     feed = Feed.local("back", slices=2)
-    subscriber, got = Subscriber(feed, slow=SlowPolicy(max_lag_ns=LAG_NS)), Collector()
+    subscriber, got = Subscriber(feed, slow=SlowPolicy(max_lag=LAG_NS / 1e9)), Collector()
     subscriber.on_batch(b"")(got.batch)
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
@@ -192,7 +192,7 @@ def test_threads_that_go_back_at_the_same_time_do_so_one_after_the_other() -> No
 def test_a_recorder_notes_where_the_new_epoch_begins(tmp_path: Path) -> None:
     feed = one_slice()
     with Publisher(feed, when_full="wait") as publisher:
-        recorder = Recorder(feed, tmp_path, max_lag_ns=LAG_NS).start()
+        recorder = Recorder(feed, tmp_path, max_lag=LAG_NS / 1e9).start()
         first = publisher.epoch
         publish(publisher)
         publisher.new_epoch()

@@ -16,7 +16,7 @@ from tests.subscribe.subscribers import PATIENT
 @pytest.mark.parametrize("conflated", [False, True])
 def test_a_deleted_topic_is_no_empty_payload(conflated: bool) -> None:
     feed = Feed.local("null", slices=1)
-    slow = SlowPolicy("conflate", max_lag_ns=1 if conflated else 3_600 * 10**9)
+    slow = SlowPolicy("conflate", max_lag=(1 if conflated else 3_600 * 10**9) / 1e9, start_grace=0)
     subscriber = Subscriber(feed, slow=slow)
     messages: list[Message] = []
     subscriber.on(b"")(messages.append)

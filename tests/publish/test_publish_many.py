@@ -49,7 +49,7 @@ def test_columns_larger_than_a_window_keep_their_order() -> None:
     topics = tuple(b"S%d" % number for number in range(100))
     index = numpy.random.default_rng(1).integers(0, 100, rows)
     payloads = numpy.arange(rows, dtype=numpy.int64).view(numpy.uint8).reshape(rows, 8)
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9))
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600))
     parts: dict[tuple[int, bytes], list[Any]] = {}
 
     @subscriber.on_batch(b"")

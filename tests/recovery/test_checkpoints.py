@@ -98,7 +98,7 @@ def test_before_anything_was_sent_a_checkpoint_is_the_beginning() -> None:
 def test_tickers_wait_for_a_checkpoint() -> None:
     feed, subscriber = subscribed()
     calls: list[int] = []
-    subscriber.at(1_000_000)(calls.append)
+    subscriber.every(0.001)(calls.append)
     with Publisher(feed), subscriber:
         wait_until(lambda: len(calls) > 5)
         with subscriber.checkpoint():

@@ -67,7 +67,7 @@ def test_positions_are_kept_by_themselves_and_at_the_end(tmp_path: Path) -> None
         return 0 if found is None else found.slices[0].sequence
 
     with Publisher(feed, when_full="wait") as publisher:
-        subscriber, got = consumer(feed, tmp_path, checkpoint_interval_ns=10_000_000)
+        subscriber, got = consumer(feed, tmp_path, checkpoint_interval=0.01)
         subscriber.start()
         publish_numbered(publisher, 0, 500)
         wait_until(lambda: kept() == 500)
@@ -88,7 +88,7 @@ def test_a_killed_consumer_goes_on_exactly_once(tmp_path: Path) -> None:
         database.execute("CREATE TABLE IF NOT EXISTS positions (slice PRIMARY KEY, epoch INTEGER, next INTEGER)")
         since = {{s: (e, n) for s, e, n in database.execute("SELECT * FROM positions")}} or 0
         heard = []
-        subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=10**11), on_gap="repair", repair_wait_ns=10**10)
+        subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=100), on_gap="repair", repair_wait=10)
         subscriber.on(b"", fields=("payload",))(lambda payload: heard.append(int.from_bytes(payload[:8], "little")))
         subscriber.start(since=since)
         say("started")
@@ -190,10 +190,10 @@ def test_a_name_that_another_process_has_is_refused_or_waited_for(tmp_path: Path
         refused, _ = consumer(feed, tmp_path)
         with pytest.raises(PositionError, match=rf"'strategy-1' .* was process {script.process.pid}'s, expected"):
             refused.start()
-        waited, _ = consumer(feed, tmp_path, name_wait_ns=50_000_000)
+        waited, _ = consumer(feed, tmp_path, name_wait=0.05)
         with pytest.raises(PositionError, match=r"for 0\.05 s, expected no other"):
             waited.start()
-        patient, _ = consumer(feed, tmp_path, name_wait_ns=30_000_000_000)
+        patient, _ = consumer(feed, tmp_path, name_wait=30)
         script.tell("go")
         patient.start()
         patient.stop()
@@ -326,12 +326,12 @@ def test_settings_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="name was 'a' and positions None, expected both or none"):
         Subscriber(feed, name="a")
     with pytest.raises(ConfigError, match="name was None and positions None, expected both or none"):
-        Subscriber(feed, checkpoint_interval_ns=10**9)
+        Subscriber(feed, checkpoint_interval=1)
     with pytest.raises(ConfigError, match="had no archives"):
         Subscriber(Feed.local("tape", slices=1), name="a", positions=tmp_path)
     with pytest.raises(ConfigError, match=r"name was '\.\./a'"):
         Subscriber(feed, name="../a", positions=tmp_path)
-    with pytest.raises(ValueError, match="checkpoint_interval_ns was 1"):
-        Subscriber(feed, name="a", positions=tmp_path, checkpoint_interval_ns=1)
+    with pytest.raises(ValueError, match="checkpoint_interval was 1e-09"):
+        Subscriber(feed, name="a", positions=tmp_path, checkpoint_interval=1e-09)
     with suppress(PositionError):
         PositionFile(tmp_path, "none").forget()

@@ -37,7 +37,7 @@ def add(sent: dict[Run, list[int]], epoch: int, market: Market) -> None:
 
 
 def begun(feed: Feed, since: Any, **settings: Any) -> tuple[Subscriber, Heard]:
-    subscriber = Subscriber(feed, repair_wait_ns=30_000_000_000, **settings)
+    subscriber = Subscriber(feed, repair_wait=30, **settings)
     heard = Heard(subscriber)
     subscriber.start(timeout=60, since=since)
     return subscriber, heard
@@ -114,7 +114,7 @@ def test_archives_are_asked_for_nothing_of_keys_that_are_not_wanted(
     with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
         market, positions = Market(publisher), None
         for number in range(2):
-            subscriber = Subscriber(feed, repair_wait_ns=30_000_000_000)
+            subscriber = Subscriber(feed, repair_wait=30)
             heard = [Heard(subscriber, prefix) for prefix in (b"1", b"4")]
             subscriber.start(since=positions)
             market.publish(range(60), 1_000)
@@ -205,7 +205,7 @@ def test_who_began_live_goes_on_with_the_keys_that_it_wants(tmp_path: Path) -> N
         first.terminate()
         market.publish(range(5, 19), 500)
         wait_recorded(recorder, 1_500)
-        second = Subscriber(feed, repair_wait_ns=30_000_000_000)
+        second = Subscriber(feed, repair_wait=30)
         rest = Heard(second, b"1")
         second.start(since=positions)
         second.wait_live(60)
@@ -332,7 +332,7 @@ def test_a_killed_consumer_goes_on_exactly_once(tmp_path: Path) -> None:
                 positions, heard = msgspec.json.decode(
                     file.read(), type=tuple[dict[int, KeyPosition], list[tuple[str, int]]]
                 )
-        subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=10**11), on_gap="repair", repair_wait_ns=10**10)
+        subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=100), on_gap="repair", repair_wait=10)
         subscriber.on(b"", fields=("topic", "sequence"))(lambda topic, n: heard.append((topic[:2].decode(), n)))
         subscriber.start(since=positions)
         say("started")

@@ -64,7 +64,7 @@ def test_a_reader_behind_by_runs_goes_on_exactly_once(tmp_path: Path, seed: int)
     recorder = Recorder(feed, tmp_path, serve=True)
     with ExitStack() as last, ExitStack() as stack:
         for round_ in range(5):
-            subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=PATIENCE_NS)
+            subscriber = Subscriber(feed, on_gap="repair", repair_wait=PATIENCE_NS / 1e9)
             stream = subscriber.stream(b"", limit=1 << 20)
             for number in range(chance.randint(1, 3)):
                 stack.close()
@@ -93,7 +93,7 @@ def test_a_reader_behind_by_runs_goes_on_exactly_once(tmp_path: Path, seed: int)
             positions = kept(subscriber)
             assert behind(told, positions)
             subscriber.terminate()
-        subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=PATIENCE_NS)
+        subscriber = Subscriber(feed, on_gap="repair", repair_wait=PATIENCE_NS / 1e9)
         stream = subscriber.stream(b"", limit=1 << 20)
         subscriber.start(timeout=60, since=positions)
         subscriber.wait_live(60)
@@ -131,7 +131,7 @@ def test_of_each_key_the_stream_furthest_behind_counts() -> None:
 
 def test_what_a_stream_does_not_want_is_done_and_a_named_consumer_goes_on_behind_it(tmp_path: Path) -> None:
     feed = archived_feed(key_bytes=2, heartbeat_ns=50_000_000)
-    settings: Any = {"name": "strategy-1", "positions": tmp_path / "positions", "repair_wait_ns": PATIENCE_NS}
+    settings: Any = {"name": "strategy-1", "positions": tmp_path / "positions", "repair_wait": PATIENCE_NS / 1e9}
     with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path / "days", serve=True) as recorder:
         market = Market(publisher)
         market.publish(range(30), 500)

@@ -258,8 +258,8 @@ def test_a_named_consumer_never_keeps_more_than_its_reader_has_done(tmp_path: Pa
     """It keeps by itself every few milliseconds; its process is killed again and again."""
     feed = archived_feed(block_bytes=4_096)
     code = f"""
-        subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=10**11), on_gap="repair", repair_wait_ns=10**10,
-                                name="strategy-1", positions={str(tmp_path)!r}, checkpoint_interval_ns=2_000_000)
+        subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=100), on_gap="repair", repair_wait=10,
+                                name="strategy-1", positions={str(tmp_path)!r}, checkpoint_interval=0.002)
         stream = subscriber.stream(b"", limit=200)
         subscriber.start(since=None if os.path.exists({str(tmp_path / "strategy-1.positions")!r}) else 0)
         say("started")
@@ -306,7 +306,7 @@ def test_a_killed_reader_of_a_stream_goes_on_exactly_once(tmp_path: Path) -> Non
         database.execute("CREATE TABLE IF NOT EXISTS heard (number INTEGER)")
         database.execute("CREATE TABLE IF NOT EXISTS positions (slice PRIMARY KEY, epoch INTEGER, next INTEGER)")
         since = {{s: (e, n) for s, e, n in database.execute("SELECT * FROM positions")}} or 0
-        subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=10**11), on_gap="repair", repair_wait_ns=10**10)
+        subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=100), on_gap="repair", repair_wait=10)
         stream = subscriber.stream(b"", limit=100)
         heard = []
         subscriber.start(since=since)

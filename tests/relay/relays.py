@@ -49,7 +49,7 @@ def relayed(feeds: Sequence[Feed], **settings: Any) -> Iterator[list[Relay]]:
 
 
 def collected(feed: Feed, *prefixes: bytes, **settings: Any) -> tuple[Subscriber, Collector]:
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=_HOUR_NS), **settings)
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600), **settings)
     got = Collector()
     for prefix in prefixes or (b"",):
         subscriber.on_batch(prefix)(got.batch)

@@ -30,7 +30,7 @@ RELAY = """
     input()
 """
 READER = """
-    subscriber, seen = Subscriber(feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9)), 0
+    subscriber, seen = Subscriber(feed, slow=SlowPolicy(max_lag=3_600)), 0
     @subscriber.on_batch(b"")
     def count(batch):
         global seen
@@ -314,7 +314,7 @@ def test_a_subscriber_too_slow_in_memory_below_a_relay_is_told_its_lag() -> None
     """`ts_out` is the publisher's, so that lag is that of the whole way."""
     source, below = shm_chain()
     alerts: list[str] = []
-    subscriber = Subscriber(below, slow=SlowPolicy("warn", max_lag_ns=1, on_alert=alerts.append))
+    subscriber = Subscriber(below, slow=SlowPolicy("warn", max_lag=1e-09, on_alert=alerts.append, start_grace=0))
     subscriber.on_batch(b"")(lambda _: None)
     with Publisher(source) as publisher, Relay(source, below):
         subscriber.start(PATIENCE_S)

@@ -56,7 +56,7 @@ def play(
 ) -> list[Delivery]:
     """Play messages of these market times after START; at most 1,000 deliveries."""
     clock = ScriptedClock(script)
-    controls = clock.controls = Controls(speed, max_silence_ns, clock)
+    controls = clock.controls = Controls(speed, None if max_silence_ns is None else max_silence_ns / 1e9, clock)
     recording = [START + time for time in times]
     controls.begin(START, max(recording))
     deliveries: list[Delivery] = []

@@ -83,8 +83,8 @@ def test_callbacks_come_and_go_in_a_callback(tmp_path: Path) -> None:
     def first(message: Message) -> None:
         came.append(message.payload)
         if message.payload == b"10":
-            subscriber.off(first)
-            subscriber.off(compiled)
+            subscriber.remove(first)
+            subscriber.remove(compiled)
             subscriber.on(b"A.1")(lambda m: late.append(m.payload))
 
     subscriber.replay(Recording.open(tmp_path))

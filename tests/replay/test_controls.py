@@ -102,8 +102,8 @@ def test_wrong_speed(speed: float) -> None:
 
 
 def test_other_wrong_values() -> None:
-    with pytest.raises(ValueError, match="max_silence_ns was 0, expected 1 or more"):
-        Controls(max_silence_ns=0)
+    with pytest.raises(ValueError, match="max_silence was 0, expected 1e-09 to"):
+        Controls(max_silence=0)
     with pytest.raises(ValueError, match="messages was 0, expected 1 or more"):
         Controls().step(0)
     with pytest.raises(ValueError, match=f"stop_ns was {START - 1}, expected start_ns, {START}, or later"):

@@ -256,7 +256,7 @@ def test_a_compiled_callback_that_is_removed_in_its_turn_is_not_called_again(tmp
     def remove(message: Message) -> None:
         came.append(message.payload)
         if len(came) == 2:
-            subscriber.off(compiled)
+            subscriber.remove(compiled)
 
     subscriber.replay(recording)
     assert len(came) == 9

@@ -68,7 +68,7 @@ class Heard:
 def hear(feed: Feed, publish: Callable[[Publisher], object], prefix: bytes = b"") -> Heard:
     """Publish to a subscriber; it must not have lost, repeated or disbelieved anything, nor been late."""
     heard = Heard()
-    subscriber = Subscriber(feed, workers=1, slow=SlowPolicy(max_lag_ns=LAG_NS))
+    subscriber = Subscriber(feed, workers=1, slow=SlowPolicy(max_lag=LAG_NS / 1e9))
     subscriber.on_batch(prefix)(heard.take)
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
@@ -241,7 +241,7 @@ def test_batches_over_inproc_outlive_the_publisher(tmp_path: Path) -> None:
     feed = Feed(name="again", slices=(Slice(endpoints=("inproc://replayed",)),))
     day = gappy_day(tmp_path, feed, LEAST_STORED_BYTES)
     kept: list[Batch] = []
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=LAG_NS))
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=LAG_NS / 1e9))
     subscriber.on_batch(b"")(kept.append)
     publisher = Publisher(feed, when_full="wait").start()
     subscriber.start()
@@ -258,7 +258,7 @@ def test_batches_over_inproc_outlive_the_publisher(tmp_path: Path) -> None:
 
 def record(feed: Feed, directory: Path, publish: Callable[[Publisher], object]) -> Path:
     with Publisher(feed, when_full="wait") as publisher:
-        recorder = Recorder(feed, directory, max_lag_ns=LAG_NS).start()
+        recorder = Recorder(feed, directory, max_lag=LAG_NS / 1e9).start()
         publish(publisher)
     recorder.run(until_end=True)
     (day,) = (path.parent for path in directory.glob("*/*/manifest.json"))
@@ -311,7 +311,7 @@ def test_callbacks_get_the_same_live_and_replayed(tmp_path: Path) -> None:
     feed = feed_with(2, key_bytes=1)
     live, again = Audience(feed), Audience(feed)
     with Publisher(feed, when_full="wait") as publisher:
-        recorder = Recorder(feed, tmp_path, max_lag_ns=LAG_NS).start()
+        recorder = Recorder(feed, tmp_path, max_lag=LAG_NS / 1e9).start()
         live.subscriber.start()
         for i in range(3_000):
             publisher.publish(b"%c%d.x" % (65 + i % 5, i % 3), b"%d" % i, S + i)
@@ -338,7 +338,7 @@ def test_a_subscriber_that_waits_loses_nothing(tmp_path: Path) -> None:
     day = gappy_day(tmp_path, feed, LEAST_STORED_BYTES)
     heard = Heard()
     may_go_on = threading.Event()
-    subscriber = Subscriber(feed, workers=1, slow=SlowPolicy(max_lag_ns=LAG_NS), queue_blocks=1, hwm_blocks=1)
+    subscriber = Subscriber(feed, workers=1, slow=SlowPolicy(max_lag=LAG_NS / 1e9), queue_blocks=1, hwm_blocks=1)
 
     @subscriber.on_batch(b"")
     def take(batch: Batch) -> None:
@@ -371,7 +371,7 @@ def test_who_hears_a_replay_that_is_steered_back_is_told(tmp_path: Path, size: i
     assert len(resets) == 3
     audience = Audience(feed)
     with Publisher(feed, when_full="wait") as publisher:
-        recorder = Recorder(feed, tmp_path / "again", max_lag_ns=LAG_NS).start()
+        recorder = Recorder(feed, tmp_path / "again", max_lag=LAG_NS / 1e9).start()
         audience.subscriber.start()
         Replay(Recording.open(day.path), controls=Scripted(script), keep_gaps=keep_gaps).publish(publisher)
     audience.subscriber.run(until_end=True)

@@ -177,7 +177,7 @@ def test_callbacks_come_and_go_between_replays(tmp_path: Path) -> None:
     subscriber, first = compiled(day.feed)
     subscriber.replay(recording)
     second = subscriber.on_compiled(b"A", state=numpy.zeros(2, numpy.int64))(fingerprint)
-    subscriber.off(first)
+    subscriber.remove(first)
     subscriber.replay(recording)
     assert_got(first, day.told())
     assert_got(second, [m for m in day.told() if m.slice_id == 0])

@@ -13,7 +13,7 @@ from blackbox import Feed, NotConfirmedError, SlowPolicy
 from blackbox.testing import Collector
 
 _PATIENT_NS = 60_000_000_000
-PATIENT = SlowPolicy(max_lag_ns=_PATIENT_NS)
+PATIENT = SlowPolicy(max_lag=_PATIENT_NS / 1e9)
 """What stalls a busy machine ends no subscriber of a test that is not about lag."""
 
 

@@ -23,14 +23,14 @@ def old(publisher: RawPublisher, text: bytes, age_ns: int = LATE_NS) -> None:
 
 def test_an_old_block_ends_the_subscriber_though_it_does_not_lag() -> None:
     feed = one_slice(max_lag_ns=_FOREVER_NS)
-    subscriber, got = Subscriber(feed, slow=SlowPolicy(max_age_ns=LIMIT_NS)), Collector()
+    subscriber, got = Subscriber(feed, slow=SlowPolicy(max_age=LIMIT_NS / 1e9, start_grace=0)), Collector()
     subscriber.on(b"")(got.message)
     with RawPublisher(feed) as publisher:
         subscriber.start()
         old(publisher, b"young", age_ns=0)
         got.wait(1)
         old(publisher, b"old")
-        with pytest.raises(SlowSubscriberError, match=r"messages 5\d\d\.\d+ s old, limit 100\.000 s, policy terminate"):
+        with pytest.raises(SlowSubscriberError, match=r"messages 5\d\d\.\d+ s old, limit 100\.000 s, policy raise"):
             subscriber.run()
     assert got.payloads == [b"young"]
     assert subscriber.statistics().lag.slow_blocks == 1
@@ -39,7 +39,7 @@ def test_an_old_block_ends_the_subscriber_though_it_does_not_lag() -> None:
 def test_old_blocks_are_dropped_and_young_ones_are_not() -> None:
     feed = one_slice(max_lag_ns=_FOREVER_NS)
     alerts: list[str] = []
-    slow = SlowPolicy("drop", max_age_ns=LIMIT_NS, on_alert=alerts.append)
+    slow = SlowPolicy("drop", max_age=LIMIT_NS / 1e9, on_alert=alerts.append, start_grace=0)
     subscriber, got = Subscriber(feed, slow=slow), Collector()
     subscriber.on(b"")(got.message)
     with RawPublisher(feed) as publisher:
@@ -72,15 +72,15 @@ def test_without_a_limit_old_blocks_are_delivered() -> None:
 
 @pytest.mark.parametrize("value", [0, -1])
 def test_an_age_below_one_is_refused(value: int) -> None:
-    with pytest.raises(ValueError, match=f"max_age_ns was {value}"):
-        SlowPolicy(max_age_ns=value)
+    with pytest.raises(ValueError, match=f"max_age was {value}"):
+        SlowPolicy(max_age=value / 1e9, start_grace=0)
 
 
 def test_a_publisher_whose_ring_is_full_makes_age_grow_while_lag_stays_small() -> None:
     """Another subscriber holds the publisher up: what the quick one gets is old, but was sent just now."""
     feed = one_slice(max_lag_ns=_FOREVER_NS, block_bytes=65_536)
     alerts: list[str] = []
-    quick = Subscriber(feed, slow=SlowPolicy("warn", max_age_ns=_STALLED_NS, on_alert=alerts.append))
+    quick = Subscriber(feed, slow=SlowPolicy("warn", max_age=_STALLED_NS / 1e9, on_alert=alerts.append, start_grace=0))
     got = Collector()
     quick.on_batch(b"")(got.batch)
     slow, gate = held_up(feed)

@@ -14,7 +14,7 @@ from tests.subscribe.subscribers import one_slice
 
 def test_end_of_batch_marks_the_last_of_what_was_queued() -> None:
     feed = one_slice()
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9), workers=1)
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600), workers=1)
     marks: list[tuple[bytes, bool]] = []
     other_marks: list[tuple[bytes, bool]] = []
     gate = Gate()

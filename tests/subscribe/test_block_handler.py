@@ -93,7 +93,7 @@ def test_control_blocks_come_in_their_place(log: Log) -> None:
 def test_control_block_tells_what_still_waits_for_the_other_line(log: Log) -> None:
     local = Feed.local("handled", slices=1, lines=2)
     feed = msgspec.structs.replace(local, heartbeat_ns=60 * 10**9)
-    subscriber = handling(feed, log, line_wait_ns=1 << 40)
+    subscriber = handling(feed, log, line_wait=1_000)
     with RawPublisher(feed) as publisher:
         subscriber.start()
         blocks = [publisher.encode([(b"T", b"%d" % number)]) for number in range(3)]

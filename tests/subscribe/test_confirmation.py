@@ -110,7 +110,7 @@ def acceptances(publisher: RawPublisher) -> list[bytes]:
 
 def test_a_callback_added_while_the_queue_is_full_is_confirmed_in_the_end() -> None:
     feed = one_slice(heartbeat_ns=20_000_000)
-    subscriber = Subscriber(feed, hwm_blocks=1, queue_blocks=1, slow=SlowPolicy("warn", max_lag_ns=10**15))
+    subscriber = Subscriber(feed, hwm_blocks=1, queue_blocks=1, slow=SlowPolicy("warn", max_lag=1e6))
     hold, stop = threading.Event(), threading.Event()
     payloads = numpy.zeros((2_000, 100), numpy.uint8)
     index = numpy.zeros(2_000, numpy.int32)

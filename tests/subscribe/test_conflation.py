@@ -17,7 +17,7 @@ from tests.subscribe.late import LATE_NS, SECOND_NS, one_slice
 
 def test_conflate_delivers_the_newest_of_each_topic_and_counts_the_rest() -> None:
     feed = one_slice()
-    subscriber = Subscriber(feed, slow=SlowPolicy("conflate"))
+    subscriber = Subscriber(feed, slow=SlowPolicy("conflate", start_grace=0))
     batches: list[tuple[bool, list[tuple[bytes, bytes, int]]]] = []
     sequences: list[int] = []
 
@@ -48,7 +48,7 @@ def test_conflate_delivers_the_newest_of_each_topic_and_counts_the_rest() -> Non
 @pytest.mark.parametrize("transport", ["tcp", pytest.param("shm", marks=linux_only)])
 def test_conflate_keeps_a_blocked_subscriber_up_to_date(transport: Literal["tcp", "shm"]) -> None:
     feed = Feed.local("slow", slices=1, transport=transport)
-    subscriber = Subscriber(feed, slow=SlowPolicy("conflate"), queue_blocks=2)
+    subscriber = Subscriber(feed, slow=SlowPolicy("conflate", start_grace=0), queue_blocks=2)
     newest: dict[bytes, int] = {}
     order: dict[bytes, list[int]] = {}
     gate = Gate()
@@ -85,7 +85,7 @@ def test_conflate_keeps_a_blocked_subscriber_up_to_date(transport: Literal["tcp"
 def test_what_was_conflated_keeps_its_run_its_order_and_its_age() -> None:
     """Also where a new run of the publisher comes while messages of the one before it still wait."""
     feed = one_slice()
-    subscriber = Subscriber(feed, slow=SlowPolicy("conflate"), queue_blocks=2)
+    subscriber = Subscriber(feed, slow=SlowPolicy("conflate", start_grace=0), queue_blocks=2)
     batches: list[tuple[bool, int, int, list[tuple[int, bytes]]]] = []
     entered, open_ = threading.Event(), threading.Event()
 
@@ -126,7 +126,7 @@ def test_what_was_conflated_keeps_its_run_its_order_and_its_age() -> None:
 
 def test_conflate_with_payloads_that_fill_its_memory() -> None:
     feed = one_slice()
-    subscriber = Subscriber(feed, slow=SlowPolicy("conflate"))
+    subscriber = Subscriber(feed, slow=SlowPolicy("conflate", start_grace=0))
     sizes: list[tuple[bytes, int]] = []
     subscriber.on(b"")(lambda message: sizes.append((message.topic, len(message.payload))))
     with RawPublisher(feed) as publisher:
@@ -145,7 +145,7 @@ def test_conflate_with_payloads_that_fill_its_memory() -> None:
 
 def test_a_conflated_batch_is_of_one_key() -> None:
     feed = one_slice(key_bytes=1)
-    subscriber = Subscriber(feed, slow=SlowPolicy("conflate"), queue_blocks=1)
+    subscriber = Subscriber(feed, slow=SlowPolicy("conflate", start_grace=0), queue_blocks=1)
     batches: list[tuple[bool, list[tuple[bytes, int, bytes]]]] = []
     entered, open_ = threading.Event(), threading.Event()
 
@@ -175,7 +175,7 @@ def test_a_conflated_batch_is_of_one_key() -> None:
 
 def test_what_is_conflated_does_not_wait_for_a_worker_that_has_room_for_a_part() -> None:
     feed = one_slice(key_bytes=1)
-    subscriber = Subscriber(feed, slow=SlowPolicy("conflate", max_lag_ns=3_600 * SECOND_NS), queue_blocks=1, workers=1)
+    subscriber = Subscriber(feed, slow=SlowPolicy("conflate", max_lag=3_600, start_grace=0), queue_blocks=1, workers=1)
     calls, steps = threading.Semaphore(0), threading.Semaphore(0)
     newest: dict[bytes, list[bytes]] = {}
 

@@ -198,7 +198,7 @@ def test_every_compiled_callback_that_raises_in_a_burst_is_told_of(
     policy: Literal["stop", "log"], caplog: pytest.LogCaptureFixture
 ) -> None:
     feed = one_slice()
-    subscriber = Subscriber(feed, on_error=policy, workers=1, slow=SlowPolicy(max_lag_ns=3_600 * 10**9))
+    subscriber = Subscriber(feed, on_error=policy, workers=1, slow=SlowPolicy(max_lag=3_600))
     gate = Gate()
 
     @subscriber.on(b"gate")

@@ -119,7 +119,7 @@ def test_a_forgery_between_two_blocks_of_the_run_before_changes_nothing() -> Non
 def test_what_each_line_brings_first_of_a_run_is_delivered_in_order(lines: tuple[int, int]) -> None:
     """One line begins with the run's first message, the other with its third; both are doubted at first."""
     feed = Feed.local("forged", slices=1, lines=2)
-    subscriber, got = subscribed(feed, line_wait_ns=60 * 10**9)
+    subscriber, got = subscribed(feed, line_wait=60)
     with RawPublisher(feed, epoch=100) as publisher:
         subscriber.start()
         publisher.send(publisher.encode([(b"T", b"before")]), (0, 1))

@@ -18,7 +18,7 @@ def test_a_child_that_ends_an_inherited_subscriber_is_refused_and_the_parent_mis
             subscriber.terminate,
             subscriber.request_stop,
             subscriber.run,
-            lambda: subscriber.off(got.batch),
+            lambda: subscriber.remove(got.batch),
             lambda: subscriber.on(b"X")(print),
         ):
             assert in_child(work).startswith("SubscriberError: feed 'publisher': the subscriber is of process ")

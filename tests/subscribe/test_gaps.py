@@ -136,7 +136,7 @@ def test_what_happened_while_nobody_wanted_it_is_no_gap() -> None:
                 publisher.publish(b"COME.t", b"%d" % number)
                 publisher.publish(b"KEEP.t", b"%d" % number)
             assert [int(m.payload) for m in again.wait(100)] == list(range(100))
-            subscriber.off(again.message)
+            subscriber.remove(again.message)
             subscriber.wait_confirmed()
             for _ in range(100):
                 publisher.publish(b"COME.t", b"unseen")
@@ -345,7 +345,7 @@ def of_numbers(numbers: list[int]) -> Block:
 @pytest.mark.parametrize("lines", [1, 2])
 def test_numbers_that_a_block_leaves_out_are_neither_lost_nor_delivered_twice(lines: int) -> None:
     feed = Feed.local("gaps", slices=1, lines=lines)
-    subscriber = Subscriber(feed, slow=SlowPolicy("warn"), line_wait_ns=1 << 40)
+    subscriber = Subscriber(feed, slow=SlowPolicy("warn"), line_wait=1_000)
     got = Collector()
     subscriber.on(b"")(got.message)
     held = [[50, 60]] if lines == 2 else []

@@ -10,7 +10,7 @@ from tests.subscribe.late import LATE_NS, LIMIT_NS, SECOND_NS, late, one_slice
 
 def test_a_clock_ahead_is_estimated_and_taken_off_every_lag() -> None:
     feed = one_slice()
-    subscriber = Subscriber(feed, slow=SlowPolicy("warn", max_lag_ns=LIMIT_NS))
+    subscriber = Subscriber(feed, slow=SlowPolicy("warn", max_lag=LIMIT_NS / 1e9, start_grace=0))
     got = Collector()
     subscriber.on(b"")(got.message)
     ahead = LATE_NS
@@ -29,7 +29,7 @@ def test_a_clock_ahead_is_estimated_and_taken_off_every_lag() -> None:
 
 def test_one_block_stamped_ahead_leaves_a_healthy_subscriber_healthy() -> None:
     feed = one_slice()
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=LIMIT_NS))
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=LIMIT_NS / 1e9, start_grace=0))
     got = Collector()
     subscriber.on(b"")(got.message)
     with RawPublisher(feed) as publisher:
@@ -45,7 +45,7 @@ def test_one_block_stamped_ahead_leaves_a_healthy_subscriber_healthy() -> None:
 
 def test_a_clock_ahead_is_never_fatal() -> None:
     feed = one_slice()
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=LIMIT_NS))
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=LIMIT_NS / 1e9, start_grace=0))
     got = Collector()
     subscriber.on(b"")(got.message)
     with RawPublisher(feed) as publisher:
@@ -80,7 +80,7 @@ def test_a_negative_lag_is_counted_once_for_each_block_however_long_a_queue_is_f
 
 def test_lag_percentiles_are_those_of_the_messages() -> None:
     feed = one_slice()
-    subscriber = Subscriber(feed, slow=SlowPolicy("warn"))
+    subscriber = Subscriber(feed, slow=SlowPolicy("warn", start_grace=0))
     got = Collector()
     subscriber.on(b"")(got.message)
     with RawPublisher(feed) as publisher:

@@ -26,7 +26,7 @@ def two_line_feed(slices: int = 1, key_bytes: int = 0, heartbeat_ns: int = 10**9
 def test_random_loss_and_skew_of_two_lines_over_sockets(seed: int) -> None:
     choice = random.Random(seed)
     feed = two_line_feed(key_bytes=1, heartbeat_ns=60 * 10**9)  # no line is taken for dead on a busy machine
-    subscriber = Subscriber(feed, line_wait_ns=60 * 10**9, slow=SlowPolicy(max_lag_ns=3_600 * 10**9))
+    subscriber = Subscriber(feed, line_wait=60, slow=SlowPolicy(max_lag=3_600))
     got = Collector()
     subscriber.on(b"")(got.message)
     with RawPublisher(feed, epoch=time.time_ns()) as publisher:
@@ -83,7 +83,7 @@ def test_losing_either_line_loses_nothing() -> None:
 
 def test_what_the_living_line_lost_after_the_other_died_is_counted() -> None:
     feed = two_line_feed(heartbeat_ns=20_000_000)
-    subscriber = Subscriber(feed, line_wait_ns=5_000_000)
+    subscriber = Subscriber(feed, line_wait=0.005)
     got = Collector()
     subscriber.on(b"")(got.message)
     with RawPublisher(feed) as publisher:
@@ -100,7 +100,7 @@ def test_what_the_living_line_lost_after_the_other_died_is_counted() -> None:
 
 def test_a_held_block_waits_for_the_other_line_and_no_longer_than_told() -> None:
     feed = two_line_feed()
-    subscriber = Subscriber(feed, line_wait_ns=200_000_000)
+    subscriber = Subscriber(feed, line_wait=0.2)
     got = Collector()
     subscriber.on(b"")(got.message)
     with RawPublisher(feed) as publisher:
@@ -138,7 +138,7 @@ def test_a_subscriber_starts_on_one_line_when_the_other_has_no_publisher(caplog:
 
 def test_forgetting_a_key_while_one_of_its_blocks_is_held_counts_no_gap() -> None:
     feed = two_line_feed(key_bytes=1)
-    subscriber = Subscriber(feed, line_wait_ns=100_000_000)
+    subscriber = Subscriber(feed, line_wait=0.1)
     keep, drop = Collector(), Collector()
     subscriber.on(b"K")(keep.message)
     subscriber.on(b"L")(drop.message)
@@ -147,7 +147,7 @@ def test_forgetting_a_key_while_one_of_its_blocks_is_held_counts_no_gap() -> Non
         publisher.send(publisher.encode([(b"L", b"0")]), [A])
         publisher.send(publisher.encode([(b"L", b"500")], sequence=500), [A])
         wait_until(lambda: subscriber.statistics().received.held == 1)
-        subscriber.off(drop.message)
+        subscriber.remove(drop.message)
         subscriber.wait_confirmed()
         wait_until(lambda: subscriber.statistics().received.held == 0)
         subscriber.stop()

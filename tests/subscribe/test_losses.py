@@ -42,7 +42,7 @@ def terminate_behind(gate: Gate, subscriber: Subscriber) -> None:
 def test_terminate_counts_what_is_queued_at_every_place() -> None:
     """In a worker's hands, in its queue, in the slice thread's, and held for the other line."""
     feed = Feed.local("losses", slices=1, lines=2, key_bytes=1)
-    subscriber = Subscriber(feed, workers=1, slow=SlowPolicy(max_lag_ns=HOUR_NS), queue_blocks=4, line_wait_ns=1 << 40)
+    subscriber = Subscriber(feed, workers=1, slow=SlowPolicy(max_lag=3_600), queue_blocks=4, line_wait=1_000)
     gate = Gate()
     subscriber.on(b"A")(gate.message)
     subscriber.on_batch(b"")(gate.batch)
@@ -70,7 +70,7 @@ def test_a_slow_subscriber_that_dies_counts_what_it_did_not_deliver() -> None:
     feed = one_slice()
     gate = Gate()
     subscriber = Subscriber(
-        feed, slow=SlowPolicy(max_lag_ns=SECOND_NS // 5, on_alert=lambda _: gate.open.set()), queue_blocks=2
+        feed, slow=SlowPolicy(max_lag=0.2, on_alert=lambda _: gate.open.set(), start_grace=0), queue_blocks=2
     )
     subscriber.on(b"")(gate.message)
     with RawPublisher(feed) as publisher:
@@ -107,7 +107,7 @@ def test_a_late_block_that_ends_the_subscriber_is_counted() -> None:
 
 def test_terminate_while_conflating_counts_the_newest_that_were_not_delivered() -> None:
     feed = one_slice()
-    subscriber = Subscriber(feed, slow=SlowPolicy("conflate", max_lag_ns=HOUR_NS), queue_blocks=2)
+    subscriber = Subscriber(feed, slow=SlowPolicy("conflate", max_lag=3_600, start_grace=0), queue_blocks=2)
     gate = Gate()
     subscriber.on(b"")(gate.message)
     subscriber.on_batch(b"T")(gate.batch)
@@ -131,7 +131,7 @@ def test_terminate_while_conflating_counts_the_newest_that_were_not_delivered() 
 
 def test_an_error_counts_what_it_kept_from_being_delivered() -> None:
     feed = one_slice()
-    subscriber = Subscriber(feed, workers=1, slow=SlowPolicy(max_lag_ns=HOUR_NS))
+    subscriber = Subscriber(feed, workers=1, slow=SlowPolicy(max_lag=3_600))
     gate = Gate()
     subscriber.on(b"gate")(gate.message)
 
@@ -166,7 +166,7 @@ def test_an_error_counts_what_it_kept_from_being_delivered() -> None:
 
 def test_what_a_removed_callback_did_not_get_is_no_loss() -> None:
     feed = one_slice()
-    subscriber = Subscriber(feed, workers=1, slow=SlowPolicy(max_lag_ns=HOUR_NS))
+    subscriber = Subscriber(feed, workers=1, slow=SlowPolicy(max_lag=3_600))
     gate = Gate()
     stays, goes = Collector(), Collector()
     subscriber.on(b"gate")(gate.message)
@@ -183,8 +183,8 @@ def test_what_a_removed_callback_did_not_get_is_no_loss() -> None:
         gate.entered.wait(60)
         publisher.send(publisher.encode([(b"T", b"")] * 10))
         wait_until(lambda: subscriber.statistics().delivery.queue_blocks == 1)
-        subscriber.off(goes.message)
-        subscriber.off(goes_too)
+        subscriber.remove(goes.message)
+        subscriber.remove(goes_too)
         gate.open.set()
         publisher.heartbeat(end=True)
         subscriber.run(until_end=True)
@@ -196,7 +196,7 @@ def test_what_a_removed_callback_did_not_get_is_no_loss() -> None:
 
 def test_drop_counts_only_the_deliveries_of_the_worker_that_was_full() -> None:
     feed = one_slice()
-    subscriber = Subscriber(feed, slow=SlowPolicy("drop", max_lag_ns=SECOND_NS // 20), queue_blocks=2, workers=2)
+    subscriber = Subscriber(feed, slow=SlowPolicy("drop", max_lag=0.05, start_grace=0), queue_blocks=2, workers=2)
     gate, free = Gate(), Counter[bytes]()
 
     def count(prefix: bytes) -> Callable[[Batch], None]:
@@ -235,7 +235,7 @@ def test_drop_counts_only_the_deliveries_of_the_worker_that_was_full() -> None:
 
 def test_drop_counts_of_a_late_block_what_was_wanted() -> None:
     feed = one_slice()
-    subscriber = Subscriber(feed, slow=SlowPolicy("drop"))
+    subscriber = Subscriber(feed, slow=SlowPolicy("drop", start_grace=0))
     for prefix in (b"T", b"T1"):
         subscriber.on(prefix)(lambda message: None)
     with RawPublisher(feed) as publisher:
@@ -262,7 +262,7 @@ def test_drop_counts_of_a_late_block_what_was_wanted() -> None:
 @pytest.mark.parametrize("end", ["stop", "terminate"])
 def test_the_parent_of_processes_knows_what_was_discarded(end: Literal["stop", "terminate"]) -> None:
     feed = Feed.local("losses", slices=2, key_bytes=1)
-    subscriber = Subscriber(feed, processes=True, slow=SlowPolicy(max_lag_ns=HOUR_NS))
+    subscriber = Subscriber(feed, processes=True, slow=SlowPolicy(max_lag=3_600))
 
     @subscriber.on(b"")
     def slow(message: Message) -> None:

@@ -71,7 +71,7 @@ def test_wait_for_subscribers_after_a_restart_means_all_their_filters() -> None:
 def test_a_killed_subscriber_hurts_neither_publisher_nor_other_subscribers() -> None:
     feed = one_slice(block_bytes=4_096)
     code = """
-        subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9), queue_blocks=1, hwm_blocks=1)
+        subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600), queue_blocks=1, hwm_blocks=1)
         @subscriber.on(b"")
         def stuck(message):
             say("stuck")
@@ -79,7 +79,7 @@ def test_a_killed_subscriber_hurts_neither_publisher_nor_other_subscribers() -> 
         subscriber.start(timeout=60)
         subscriber.run()
     """
-    survivor = Subscriber(feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9))
+    survivor = Subscriber(feed, slow=SlowPolicy(max_lag=3_600))
     got = Collector()
     survivor.on_batch(b"")(got.batch)
     with Publisher(feed, when_full="wait", hwm_blocks=2) as publisher, Script(code, feed) as script:

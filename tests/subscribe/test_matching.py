@@ -59,7 +59,7 @@ class Pair:
     def __init__(self, key_bytes: int, slices: int) -> None:
         self.feed = Feed.local("matching", slices=slices, key_bytes=key_bytes)
         self.publisher = Publisher(self.feed, when_full="wait").start()
-        self.subscriber = Subscriber(self.feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9))
+        self.subscriber = Subscriber(self.feed, slow=SlowPolicy(max_lag=3_600))
         self.topics: list[bytes] = []
         self.past: list[tuple[Listener, range, dict[int, list[int]]]] = []
 
@@ -163,7 +163,7 @@ def test_each_callback_gets_each_matching_message_once_and_in_order(
         pair.check(listener, numbers, expected)
         pair.past.append((listener, numbers, expected))
     for function in functions:
-        pair.subscriber.off(function)
+        pair.subscriber.remove(function)
 
 
 @in_both_places

@@ -77,7 +77,7 @@ PUBLISHER = """
 """
 SUBSCRIBER = """
     from tests.process_state import resident_bytes
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9))
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600))
     seen = 0
     @subscriber.on_batch(b"")
     def note(batch):
@@ -127,7 +127,7 @@ KEEPER = """
     from tests.process_state import resident_bytes
     import gc
     gc.disable()  # what is dropped is to go by itself
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9))
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600))
     kept = []
     subscriber.on_batch(b"S")(kept.append)
     other = 0
@@ -172,7 +172,7 @@ def test_batches_that_are_kept_outlive_their_subscriber_and_go_when_they_are_dro
 def test_a_callback_left_behind_never_writes_to_a_file_of_others(tmp_path: Path) -> None:
     feed, others = one_slice(), set(threading.enumerate())
     began, may_end = threading.Event(), threading.Event()
-    subscriber = Subscriber(feed, workers=1, slow=SlowPolicy(grace_ns=100_000_000))
+    subscriber = Subscriber(feed, workers=1, slow=SlowPolicy(grace=0.1, start_grace=0))
 
     @subscriber.on(b"")
     def hang(_message: Message) -> None:

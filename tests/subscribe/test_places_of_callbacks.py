@@ -70,7 +70,7 @@ def test_a_compiled_callback_runs_in_the_slice_thread_unless_it_asks_for_a_worke
 @in_both_places
 def test_a_compiled_callback_that_takes_long_is_lag_that_is_told(worker: bool) -> None:
     heard: list[str] = []
-    policy = SlowPolicy("warn", max_lag_ns=50_000_000, on_alert=heard.append)
+    policy = SlowPolicy("warn", max_lag=0.05, on_alert=heard.append, start_grace=0)
     subscriber = Subscriber(feed := one_slice(), slow=policy)
     held = subscriber.on_compiled(b"", state=numpy.zeros(2, numpy.int64), worker=worker)(hold)
     with RawPublisher(feed) as publisher:
@@ -88,7 +88,7 @@ def test_a_compiled_callback_that_takes_long_is_lag_that_is_told(worker: bool) -
 
 @in_both_places
 def test_terminate_leaves_a_compiled_callback_that_hangs_behind(worker: bool, caplog: pytest.LogCaptureFixture) -> None:
-    policy = SlowPolicy(max_lag_ns=HOUR_NS, grace_ns=100_000_000)
+    policy = SlowPolicy(max_lag=3_600, grace=0.1, start_grace=0)
     subscriber = Subscriber(feed := one_slice(), slow=policy)
     held = subscriber.on_compiled(b"", state=numpy.zeros(2, numpy.int64), worker=worker)(hold)
     with RawPublisher(feed) as publisher:
@@ -103,7 +103,7 @@ def test_terminate_leaves_a_compiled_callback_that_hangs_behind(worker: bool, ca
 
 @in_both_places
 def test_compiled_callbacks_that_come_and_go_never_disturb_one_that_stays(worker: bool) -> None:
-    subscriber = Subscriber(feed := one_slice(), slow=SlowPolicy(max_lag_ns=HOUR_NS))
+    subscriber = Subscriber(feed := one_slice(), slow=SlowPolicy(max_lag=3_600))
     stays = subscriber.on_compiled(b"", state=numpy.zeros(1), worker=worker)(count)
     changes, stop = 0, threading.Event()
 
@@ -111,7 +111,7 @@ def test_compiled_callbacks_that_come_and_go_never_disturb_one_that_stays(worker
         nonlocal changes
         while not stop.is_set():
             other = subscriber.on_compiled(b"S1", state=numpy.zeros(1), worker=worker)(count)
-            subscriber.off(other)
+            subscriber.remove(other)
             changes += 1
 
     with Publisher(feed, when_full="wait") as publisher:
@@ -133,7 +133,7 @@ def test_compiled_callbacks_that_come_and_go_never_disturb_one_that_stays(worker
 
 @in_both_places
 def test_conflation_gives_a_compiled_callback_the_newest_of_each_topic(worker: bool) -> None:
-    policy = SlowPolicy("conflate", max_lag_ns=60 * 10**9)
+    policy = SlowPolicy("conflate", max_lag=60, start_grace=0)
     subscriber = Subscriber(feed := one_slice(), slow=policy)
     seen = subscriber.on_compiled(b"", state=numpy.zeros(2, numpy.int64), worker=worker)(newest)
     with RawPublisher(feed) as publisher:
@@ -182,7 +182,7 @@ def test_what_follows_an_error_is_not_delivered(worker: bool) -> None:
 
 @in_both_places
 def test_a_return_to_the_past_comes_between_the_messages_of_a_compiled_callback(worker: bool) -> None:
-    subscriber = Subscriber(feed := one_slice(), workers=2, slow=SlowPolicy(max_lag_ns=HOUR_NS))
+    subscriber = Subscriber(feed := one_slice(), workers=2, slow=SlowPolicy(max_lag=3_600))
     may_go_on, slow, at_reset = threading.Event(), [0], []
 
     @subscriber.on(b"A")

@@ -192,7 +192,7 @@ def test_a_callback_that_raises_in_its_process_is_an_error_with_its_traceback() 
 def test_a_slow_slice_alerts_in_the_parent_and_ends_all() -> None:
     feed = Feed.local("processes", slices=2)
     heard: list[str] = []
-    subscriber = Subscriber(feed, processes=True, slow=SlowPolicy(on_alert=heard.append))
+    subscriber = Subscriber(feed, processes=True, slow=SlowPolicy(on_alert=heard.append, start_grace=0))
     subscriber.on(b"")(lambda message: None)
     topic = next(b"S%d" % n for n in range(50) if feed.slice_of(b"S%d" % n) == 1)
     with RawPublisher(feed) as publisher:
@@ -206,7 +206,7 @@ def test_a_slow_slice_alerts_in_the_parent_and_ends_all() -> None:
 
 def test_a_callback_that_hangs_in_its_process_does_not_keep_the_parent() -> None:
     feed = Feed.local("processes", slices=2)
-    subscriber = Subscriber(feed, processes=True, slow=SlowPolicy(max_lag_ns=2_000_000_000, grace_ns=300_000_000))
+    subscriber = Subscriber(feed, processes=True, slow=SlowPolicy(max_lag=2, grace=0.3, start_grace=0))
     hangs = get_context("fork").Event()
 
     @subscriber.on(b"")
@@ -228,7 +228,7 @@ def test_a_callback_that_hangs_in_its_process_does_not_keep_the_parent() -> None
 @in_both_places
 def test_a_compiled_callback_that_hangs_in_its_process_does_not_keep_the_parent(worker: bool) -> None:
     feed = Feed.local("processes", slices=2)
-    subscriber = Subscriber(feed, processes=True, slow=SlowPolicy(max_lag_ns=200_000_000, grace_ns=300_000_000))
+    subscriber = Subscriber(feed, processes=True, slow=SlowPolicy(max_lag=0.2, grace=0.3, start_grace=0))
 
     @subscriber.on_compiled(b"", state=numpy.zeros(1), worker=worker)
     def hang(batch: Any, state: Any) -> None:
@@ -272,7 +272,7 @@ def test_a_callback_in_its_process_may_stop_the_subscriber() -> None:
 def test_a_callback_that_hangs_does_not_outlive_its_killed_parent() -> None:
     feed = Feed.local("processes", slices=1)
     code = """
-        subscriber = Subscriber(feed, processes=True, slow=SlowPolicy(grace_ns=300_000_000))
+        subscriber = Subscriber(feed, processes=True, slow=SlowPolicy(grace=0.3, start_grace=0))
         @subscriber.on(b"")
         def hang(message):
             say(os.getpid())
@@ -301,5 +301,5 @@ def test_callbacks_cannot_change_while_processes_run() -> None:
         with pytest.raises(SubscriberError, match="cannot be changed while running with processes=True"):
             subscriber.on(b"T")(lambda message: None)
         with pytest.raises(SubscriberError, match="cannot be changed while running with processes=True"):
-            subscriber.off(first)
+            subscriber.remove(first)
         assert len(subscriber.callbacks) == 1

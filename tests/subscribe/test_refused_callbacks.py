@@ -57,7 +57,7 @@ def test_a_refusal_at_the_start_and_of_the_last_callback_ends_the_subscriber(tmp
         last = Subscriber(below)
         last.on(b"AAPL")(nothing)
         last.start()
-        last.off(nothing)
+        last.remove(nothing)
         last.on(b"IBM.")(nothing)
         wait_until(lambda: last.is_finished, 60)
         with pytest.raises(RightsError, match="no right"):

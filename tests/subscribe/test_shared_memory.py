@@ -266,7 +266,7 @@ def test_new_prefixes_and_removed_ones_take_effect() -> None:
         for number in range(1, 100):
             publisher.publish(b"AB"[number % 2 :][:1], b"%d" % number)
         b.wait(50)
-        subscriber.off(b.message)
+        subscriber.remove(b.message)
         subscriber.wait_confirmed()
         publisher.publish(b"B", b"100")
         publisher.publish(b"A", b"101")

@@ -48,7 +48,7 @@ def topics_of_slices(feed: Feed) -> list[bytes]:
 def two(feed: Feed, **options: Any) -> tuple[Subscriber, Collector, Subscriber, Collector]:
     """Two that share, and want everything."""
     first = Subscriber(feed, **{"slow": PATIENT} | options)
-    second = first.another()
+    second = first.share()
     of_first, of_second = Collector(), Collector()
     first.on(b"")(of_first.message)
     second.on(b"")(of_second.message)
@@ -95,7 +95,7 @@ def test_each_gets_what_it_would_get_alone(
     alone = [Wanting(Subscriber(feed, slow=PATIENT), prefixes) for prefixes in wishes]
     owner = Subscriber(feed, slow=PATIENT)
     owner.on(b"S9")(nothing)
-    sharing = [Wanting(owner.another(), prefixes) for prefixes in wishes]
+    sharing = [Wanting(owner.share(), prefixes) for prefixes in wishes]
     with Publisher(feed, when_full="wait") as publisher:
         for each in (*alone, *sharing):
             each.subscriber.start()
@@ -134,7 +134,7 @@ def test_one_that_leaves_gets_all_up_to_a_point_and_the_others_miss_nothing(key_
         publishing.start()
         try:
             for _ in range(5):
-                goes, got = stays.another(), Collector()
+                goes, got = stays.share(), Collector()
                 goes.on(b"T")(got.message)
                 goes.on_gap(b"")(lost.append)
                 goes.start()
@@ -163,7 +163,7 @@ def test_a_later_one_misses_nothing_from_its_start_on() -> None:
             for number in range(100):
                 publisher.publish(b"S%d" % (number % 3), b"%d" % number)
             publisher.flush()
-            second, got = first.another(), Collector()
+            second, got = first.share(), Collector()
             second.on(b"S")(got.message)
             second.on_gap(b"")(lost.append)
             second.start()
@@ -213,7 +213,7 @@ def test_stop_delivers_what_its_callbacks_were_sent_and_terminate_does_not() -> 
     first.on(b"")(others.message)
     with RawPublisher(feed) as publisher, first:
         for end, expected in ((Subscriber.stop, 10), (Subscriber.terminate, 1)):
-            goes, got = first.another(), Collector()
+            goes, got = first.share(), Collector()
             came, go_on = threading.Event(), threading.Event()
 
             @goes.on(b"")
@@ -241,7 +241,7 @@ def test_stop_delivers_what_its_callbacks_were_sent_and_terminate_does_not() -> 
 def test_an_error_in_one_ends_all_that_are_there_with_it() -> None:
     feed = one_slice()
     first, _, second, _ = two(feed)
-    gone = first.another()
+    gone = first.share()
     gone.on(b"")(nothing)
     stream = first.stream(b"")
 
@@ -263,20 +263,20 @@ def test_an_error_in_one_ends_all_that_are_there_with_it() -> None:
             list(stream)
         gone.stop()
         with pytest.raises(SubscriberError, match="another was called|start was called after the last one"):
-            first.another()
+            first.share()
 
 
 def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:
     feed = one_slice()
     with pytest.raises(SubscriberError, match="another was called with processes=True"):
-        Subscriber(feed, processes=True).another()
+        Subscriber(feed, processes=True).share()
     archived = msgspec.structs.replace(feed, archives=("ipc:///tmp/blackbox-never-asked",))
     with pytest.raises(SubscriberError, match="another was called on a subscriber with a name"):
-        Subscriber(archived, name="mine", positions=tmp_path).another()
+        Subscriber(archived, name="mine", positions=tmp_path).share()
     first = Subscriber(archived, slow=PATIENT)
     first.on(b"")(nothing)
-    late, timed, unused = first.another(), first.another(), first.another()
-    timed.at(1_000_000_000)(nothing)
+    late, timed, unused = first.share(), first.share(), first.share()
+    timed.every(1)(nothing)
     with Publisher(archived), first:
         with pytest.raises(SubscriberError, match="start was called with since or back, but the slices"):
             late.start(since=10**18)
@@ -299,7 +299,7 @@ def test_one_whose_slice_has_no_publisher_leaves_the_others_alone() -> None:
     with RawPublisher(feed) as publisher:
         publisher.close_line(0, slice_id=1)
         first.start()
-        second, third = first.another(), first.another()
+        second, third = first.share(), first.share()
         second.on(topics[1])(nothing)
         third.on(topics[0])(got.message)
 
@@ -327,7 +327,7 @@ def test_run_until_the_end_waits_for_the_slices_that_it_needs() -> None:
     feed = sliced(2)
     topics = topics_of_slices(feed)
     first = Subscriber(feed, slow=PATIENT)
-    second, got = first.another(), Collector()
+    second, got = first.share(), Collector()
     first.on(topics[0])(got.message)
     second.on(topics[1])(got.message)
     with RawPublisher(feed) as publisher:
@@ -347,7 +347,7 @@ def test_run_until_the_end_waits_for_the_slices_that_it_needs() -> None:
 def test_gap_hooks_and_groups_are_of_one_subscriber_alone() -> None:
     feed = one_slice()
     first = Subscriber(feed, slow=PATIENT)
-    second = first.another()
+    second = first.share()
     told: list[Gap] = []
     first.on(b"", group="mine")(nothing)
     for _ in range(3):
@@ -371,7 +371,7 @@ def test_a_checkpoint_is_of_all_and_not_for_one_that_has_left() -> None:
     feed = one_slice()
     first, of_first, second, of_second = two(feed)
     stream = second.stream(b"")
-    left = first.another()
+    left = first.share()
     left.on(b"")(nothing)
     with Publisher(feed) as publisher:
         for each in (first, second, left):
@@ -400,10 +400,10 @@ def test_one_that_stops_in_a_callback_ends_by_itself_with_its_stream_and_timers(
     first = Subscriber(feed, slow=PATIENT)
     got, calls = Collector(), Collector()
     first.on(b"")(got.message)
-    second = first.another()
+    second = first.share()
     stream = second.stream(b"")
     ticks: list[int] = []
-    second.at(1_000_000)(ticks.append)
+    second.every(0.001)(ticks.append)
 
     @second.on(b"")
     def once(message: Message) -> None:
@@ -454,7 +454,7 @@ def test_hooks_come_and_go_with_their_subscriber() -> None:
 def test_a_forked_process_is_refused_all_of_them() -> None:
     feed = one_slice()
     first, got, second, _ = two(feed)
-    unused = first.another()
+    unused = first.share()
     unused.on(b"")(nothing)
     with Publisher(feed) as publisher:
         first.start()

@@ -103,7 +103,7 @@ def test_a_callback_removed_by_its_own_message_gets_no_more(workers: int) -> Non
     @subscriber.on(b"A")
     def once(message: Message) -> None:
         seen.append(message.payload)
-        subscriber.off(once)
+        subscriber.remove(once)
 
     subscriber.on(b"B")(lambda _: None)
     with RawPublisher(feed) as publisher:

@@ -16,7 +16,7 @@ from blackbox.feed.endpoint import free_endpoints
 from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.gate import Gate
-from tests.subscribe.late import LATE_NS, SECOND_NS, late, one_slice
+from tests.subscribe.late import LATE_NS, late, one_slice
 from tests.subscribe.subscribers import in_both_places, nothing
 from tests.support import Script
 
@@ -26,7 +26,9 @@ HUNG_STATUS = 3
 def test_a_late_block_ends_the_subscriber_and_the_alert_comes_first(caplog: pytest.LogCaptureFixture) -> None:
     feed = one_slice()
     heard: list[tuple[str, SubscriberLife]] = []
-    subscriber = Subscriber(feed, slow=SlowPolicy(on_alert=lambda text: heard.append((text, subscriber.state))))
+    subscriber = Subscriber(
+        feed, slow=SlowPolicy(on_alert=lambda text: heard.append((text, subscriber.state)), start_grace=0)
+    )
     got = Collector()
     subscriber.on(b"")(got.message)
     with RawPublisher(feed) as publisher:
@@ -38,7 +40,7 @@ def test_a_late_block_ends_the_subscriber_and_the_alert_comes_first(caplog: pyte
             subscriber.run()
     text = str(caught.value)
     assert text.startswith("slow subscriber: feed 'slow' slice 0 lags 50")
-    assert text.endswith("s, limit 100.000 s, policy terminate")
+    assert text.endswith("s, limit 100.000 s, policy raise")
     assert heard == [(text, SubscriberLife.RUNNING)]
     assert ("blackbox", logging.CRITICAL, text) in caplog.record_tuples
     assert got.payloads == [b"in time"]
@@ -53,7 +55,7 @@ def test_the_operator_console_gets_the_alert() -> None:
     [[endpoint]] = free_endpoints("tcp", "console", 1, 1)
     with zmq.Context() as context, context.socket(zmq.PULL) as console, RawPublisher(feed) as publisher:
         console.bind(endpoint)
-        subscriber = Subscriber(feed, slow=SlowPolicy(console=endpoint))
+        subscriber = Subscriber(feed, slow=SlowPolicy(console=endpoint, start_grace=0))
         subscriber.on(b"")(lambda message: None)
         subscriber.start()
         late(publisher, b"late")
@@ -70,7 +72,7 @@ def test_an_operator_who_is_not_there_delays_nothing() -> None:
     def broken(text: str) -> None:
         raise RuntimeError(text)
 
-    subscriber = Subscriber(feed, slow=SlowPolicy(console=endpoint, on_alert=broken))
+    subscriber = Subscriber(feed, slow=SlowPolicy(console=endpoint, on_alert=broken, start_grace=0))
     subscriber.on(b"")(lambda message: None)
     with RawPublisher(feed) as publisher:
         subscriber.start()
@@ -81,7 +83,7 @@ def test_an_operator_who_is_not_there_delays_nothing() -> None:
 
 def test_the_end_of_the_with_block_tells_that_the_subscriber_was_slow() -> None:
     feed = one_slice()
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed, slow=SlowPolicy(start_grace=0))
     subscriber.on(b"")(lambda message: None)
     with RawPublisher(feed) as publisher, pytest.raises(SlowSubscriberError), subscriber:
         late(publisher, b"late")
@@ -91,7 +93,7 @@ def test_the_end_of_the_with_block_tells_that_the_subscriber_was_slow() -> None:
 def test_a_subscriber_that_ended_as_too_slow_is_finished_and_says_why() -> None:
     """A loop on `is_finished` ends; what the program calls next raises."""
     feed = one_slice()
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed, slow=SlowPolicy(start_grace=0))
     subscriber.on(b"")(nothing)
     with RawPublisher(feed) as publisher:
         subscriber.start()
@@ -105,7 +107,7 @@ def test_a_subscriber_that_ended_as_too_slow_is_finished_and_says_why() -> None:
             subscriber.wait_live,
             lambda: subscriber.on(b"other")(nothing),
         ):
-            with pytest.raises(SlowSubscriberError, match="policy terminate"):
+            with pytest.raises(SlowSubscriberError, match="policy raise"):
                 ask()
         with pytest.raises(SlowSubscriberError), subscriber.checkpoint():
             pass
@@ -114,7 +116,7 @@ def test_a_subscriber_that_ended_as_too_slow_is_finished_and_says_why() -> None:
 
 def test_a_callback_that_is_too_slow_fills_the_queue_and_ends_the_subscriber() -> None:
     feed = one_slice()
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=SECOND_NS // 5), queue_blocks=2)
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=0.2, start_grace=0), queue_blocks=2)
     done = threading.Event()
 
     @subscriber.on(b"")
@@ -125,7 +127,7 @@ def test_a_callback_that_is_too_slow_fills_the_queue_and_ends_the_subscriber() -
         subscriber.start()
         for _ in range(60):
             publisher.send(publisher.encode([(b"T", b"")]))
-        with pytest.raises(SlowSubscriberError, match="policy terminate"):
+        with pytest.raises(SlowSubscriberError, match="policy raise"):
             subscriber.run()
     assert subscriber.statistics().delivery.waits > 0
 
@@ -133,7 +135,7 @@ def test_a_callback_that_is_too_slow_fills_the_queue_and_ends_the_subscriber() -
 def test_a_worker_that_is_stuck_is_noticed_without_new_blocks() -> None:
     feed = one_slice()
     let_go = threading.Event()
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=SECOND_NS // 5, on_alert=lambda text: let_go.set()))
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=0.2, on_alert=lambda text: let_go.set(), start_grace=0))
     entered = threading.Event()
 
     @subscriber.on(b"")
@@ -153,7 +155,7 @@ def test_a_worker_that_is_stuck_is_noticed_without_new_blocks() -> None:
 def test_one_slow_slice_ends_all() -> None:
     feed = Feed.local("slow", slices=3)
     topics = {feed.slice_of(b"S%d" % number): b"S%d" % number for number in range(50)}
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed, slow=SlowPolicy(start_grace=0))
     got = Collector()
     subscriber.on(b"")(got.message)
     with RawPublisher(feed) as publisher:
@@ -179,7 +181,7 @@ def test_a_process_whose_callback_hangs_ends_itself(how: str) -> None:
     feed = one_slice()
     [[endpoint]] = free_endpoints("tcp", "console", 1, 1)
     code = f"""
-        policy = SlowPolicy(max_lag_ns=3_000_000_000, grace_ns=300_000_000, console={endpoint!r})
+        policy = SlowPolicy("exit_process", max_lag=3, grace=0.3, console={endpoint!r}, start_grace=0)
         subscriber = Subscriber(feed, slow=policy)
         @subscriber.on(b"")
         def hang(message):
@@ -208,14 +210,14 @@ def test_a_process_whose_callback_hangs_ends_itself(how: str) -> None:
         assert status == HUNG_STATUS
         assert "a callback did not return in the grace time, the process ends itself" in errors
         if how != "with the interpreter":
-            assert "policy terminate" in console.recv().decode()
+            assert "policy exit_process" in console.recv().decode()
 
 
 @in_both_places
 def test_a_process_whose_compiled_callback_hangs_ends_itself(worker: bool) -> None:
     feed = one_slice()
     code = f"""
-        subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=200_000_000, grace_ns=300_000_000))
+        subscriber = Subscriber(feed, slow=SlowPolicy("exit_process", max_lag=0.2, grace=0.3, start_grace=0))
         @subscriber.on_compiled(b"", state=numpy.zeros(1), worker={worker})
         def hang(batch, state):
             while state[0] >= 0:
@@ -241,7 +243,7 @@ def test_a_process_whose_compiled_callback_hangs_ends_itself(worker: bool) -> No
 def test_a_callback_that_hangs_is_lag_while_what_its_worker_has_taken_waits(rows: int) -> None:
     """Nothing is left in the queue then: the worker took all that waited in one go."""
     feed = one_slice()
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=3 * SECOND_NS, grace_ns=60 * SECOND_NS))
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3, grace=60, start_grace=0))
     gates = {payload: Gate() for payload in (b"0", b"1", b"2")}
 
     @subscriber.on(b"")
@@ -267,7 +269,7 @@ def test_a_callback_that_hangs_is_lag_while_what_its_worker_has_taken_waits(rows
 
 def test_a_callback_that_returns_within_the_grace_time_lets_the_process_live() -> None:
     feed = one_slice()
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=2 * SECOND_NS, grace_ns=60 * SECOND_NS))
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=2, grace=60, start_grace=0))
     gate = Gate()
 
     @subscriber.on(b"")
@@ -288,7 +290,7 @@ def test_a_callback_that_returns_within_the_grace_time_lets_the_process_live() -
 def test_drop_drops_late_blocks_and_counts_them() -> None:
     feed = one_slice()
     heard: list[str] = []
-    subscriber = Subscriber(feed, slow=SlowPolicy("drop", on_alert=heard.append))
+    subscriber = Subscriber(feed, slow=SlowPolicy("drop", on_alert=heard.append, start_grace=0))
     got = Collector()
     subscriber.on(b"")(got.message)
     with RawPublisher(feed) as publisher:
@@ -308,7 +310,7 @@ def test_drop_drops_late_blocks_and_counts_them() -> None:
 
 def test_drop_gives_up_what_a_full_queue_has_no_room_for() -> None:
     feed = one_slice()
-    subscriber = Subscriber(feed, slow=SlowPolicy("drop", max_lag_ns=2 * SECOND_NS), queue_blocks=2)
+    subscriber = Subscriber(feed, slow=SlowPolicy("drop", max_lag=2, start_grace=0), queue_blocks=2)
     got = Collector()
     gate = Gate()
 
@@ -336,7 +338,7 @@ def test_drop_gives_up_what_a_full_queue_has_no_room_for() -> None:
 def test_warn_alerts_and_delivers_everything() -> None:
     feed = one_slice()
     heard: list[str] = []
-    subscriber = Subscriber(feed, slow=SlowPolicy("warn", on_alert=heard.append))
+    subscriber = Subscriber(feed, slow=SlowPolicy("warn", on_alert=heard.append, start_grace=0))
     got = Collector()
     subscriber.on(b"")(got.message)
     with RawPublisher(feed) as publisher:
@@ -351,10 +353,10 @@ def test_warn_alerts_and_delivers_everything() -> None:
     assert subscriber.statistics().delivery.dropped == 0
 
 
-@pytest.mark.parametrize("policy", ["terminate", "conflate", "drop", "warn"])
+@pytest.mark.parametrize("policy", ["raise", "exit_process", "conflate", "drop", "warn"])
 def test_a_subscriber_in_time_gets_everything_under_every_policy(policy: Any) -> None:
     feed = Feed.local("slow", slices=2)
-    subscriber = Subscriber(feed, slow=SlowPolicy(policy, max_lag_ns=3_600 * SECOND_NS), queue_blocks=4_096)
+    subscriber = Subscriber(feed, slow=SlowPolicy(policy, max_lag=3_600, start_grace=0), queue_blocks=4_096)
     counts: Counter[bytes] = Counter()
     got = Collector()
     subscriber.on_batch(b"")(got.batch)

@@ -24,7 +24,7 @@ def test_a_subscriber_goes_through_its_states_once() -> None:
         assert subscriber.state is SubscriberLife.ENDED
     with pytest.raises(SubscriberError, match="start was called when ended; a subscriber is used once"):
         subscriber.start()
-    for change in (lambda: subscriber.on(b"T")(nothing), lambda: subscriber.off(nothing)):
+    for change in (lambda: subscriber.on(b"T")(nothing), lambda: subscriber.remove(nothing)):
         with pytest.raises(SubscriberError, match="ended cannot be changed"):
             change()
     subscriber.stop()

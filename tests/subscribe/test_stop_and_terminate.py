@@ -17,7 +17,7 @@ from tests.subscribe.subscribers import nothing, numbers_of, one_slice
 def test_stop_delivers_what_was_received_and_terminate_does_not() -> None:
     for end, everything in ((Subscriber.stop, True), (Subscriber.terminate, False)):
         feed = one_slice()
-        subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9), queue_blocks=100)
+        subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600), queue_blocks=100)
         got = Collector()
         gate = Gate()
 
@@ -46,7 +46,7 @@ def test_stop_delivers_what_was_received_and_terminate_does_not() -> None:
 
 def test_stop_gives_up_on_a_callback_that_does_not_return() -> None:
     feed = one_slice()
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9))
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600))
     gate = Gate()
 
     @subscriber.on(b"")

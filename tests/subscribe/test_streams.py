@@ -107,7 +107,7 @@ def test_get_gives_up_after_its_time() -> None:
 
 
 def test_a_full_stream_that_waits_is_lag_and_ends_a_subscriber_that_may_not_be_slow() -> None:
-    policy = SlowPolicy("terminate", max_lag_ns=50_000_000)
+    policy = SlowPolicy("raise", max_lag=0.05, start_grace=0)
     subscriber = Subscriber(feed := one_slice(), slow=policy)
     stream = subscriber.stream(b"", limit=1)
     with RawPublisher(feed) as publisher:
@@ -192,7 +192,7 @@ def test_a_reader_in_another_thread_is_woken_by_the_end() -> None:
 
 @on_both_loops
 def test_asyncio_gets_all_messages_of_several_streams(loop: Any) -> None:
-    subscriber = Subscriber(feed := Feed.local("streams", slices=2), slow=SlowPolicy(max_lag_ns=60 * 10**9))
+    subscriber = Subscriber(feed := Feed.local("streams", slices=2), slow=SlowPolicy(max_lag=60, start_grace=0))
     names = (b"A", b"B", b"")
     streams = [subscriber.stream(name, limit=50) for name in names]
 

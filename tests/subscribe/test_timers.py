@@ -21,7 +21,7 @@ def test_ticks_come_in_silence_and_not_before_their_time() -> None:
     called: list[tuple[int, int, str]] = []
     enough = threading.Event()
 
-    @subscriber.at(20 * MS)
+    @subscriber.every(20 * MS / 1e9)
     def tick(ts_ns: int) -> None:
         called.append((ts_ns, time.time_ns(), threading.current_thread().name))
         if len(called) == 10:
@@ -31,7 +31,7 @@ def test_ticks_come_in_silence_and_not_before_their_time() -> None:
     with Publisher(feed), subscriber:
         assert enough.wait(ENOUGH_S)
         with pytest.raises(SubscriberError, match="at was called while running"):
-            subscriber.at(1)(print)
+            subscriber.every(1e-09)(print)
     assert called[0][0] > began_ns
     assert all(ts_ns % (20 * MS) == 0 and ts_ns <= now_ns for ts_ns, now_ns, _ in called)
     assert all(later[0] > earlier[0] for earlier, later in zip(called, called[1:], strict=False))
@@ -51,7 +51,7 @@ def test_ticks_live_on_the_worker_of_their_group() -> None:
 
     subscriber.on(b"A")(lambda message: None)
     subscriber.on(b"", group="mine")(lambda message: note("message"))
-    subscriber.at(5 * MS, group="mine")(lambda ts_ns: note("tick"))
+    subscriber.every(5 * MS / 1e9, group="mine")(lambda ts_ns: note("tick"))
     with Publisher(feed) as publisher, subscriber:
         publisher.publish(b"A.x", b"1")
         assert both.wait(ENOUGH_S)
@@ -72,7 +72,7 @@ def test_of_ticks_that_a_busy_worker_missed_the_last_is_called() -> None:
         assert go_on.wait(ENOUGH_S)
         busy_ns.append(time.time_ns())
 
-    @subscriber.at(10 * MS)
+    @subscriber.every(10 * MS / 1e9)
     def tick(ts_ns: int) -> None:
         called.append(ts_ns)
         if len(busy_ns) == 2:
@@ -99,7 +99,7 @@ def test_messages_have_their_turn_beside_ticks_that_are_always_due(workers: int)
     def take(message: Message) -> None:
         come.append(message.payload)
 
-    subscriber.at(1, group="mine")(ticks.append)  # the next one is due before a function can end
+    subscriber.every(1e-09, group="mine")(ticks.append)  # the next one is due before a function can end
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
         for number in range(100):
@@ -116,7 +116,7 @@ def test_a_tick_that_raises_ends_the_subscriber(workers: int) -> None:
     subscriber = Subscriber(feed, workers=workers)
     subscriber.on(b"")(lambda message: None)
 
-    @subscriber.at(MS)
+    @subscriber.every(MS / 1e9)
     def fail(ts_ns: int) -> None:
         raise RuntimeError("no")
 

@@ -235,7 +235,7 @@ def test_hooks_come_and_go_while_it_runs(workers: int) -> None:
         lose(publisher)
         send(publisher, b"1")
         wait_until(lambda: told)
-        subscriber.off(told.append)
+        subscriber.remove(told.append)
         subscriber.wait_confirmed()
         lose(publisher)
         send(publisher, b"2")

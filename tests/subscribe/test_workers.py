@@ -38,8 +38,8 @@ def test_a_new_callback_goes_to_the_worker_that_lost_one() -> None:
     for function in functions:
         subscriber.on(b"")(function)
     assert [callback.worker for callback in subscriber.callbacks] == [0, 1, 0, 1]
-    subscriber.off(functions[1])
-    subscriber.off(functions[3])
+    subscriber.remove(functions[1])
+    subscriber.remove(functions[3])
     for function in functions[1::2]:
         subscriber.on(b"")(function)
     assert [callback.worker for callback in subscriber.callbacks] == [0, 0, 1, 1]
@@ -47,7 +47,7 @@ def test_a_new_callback_goes_to_the_worker_that_lost_one() -> None:
 
 def test_a_full_worker_queue_is_bounded_and_loses_nothing() -> None:
     feed = one_slice(block_bytes=4_096)
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9), queue_blocks=4, hwm_blocks=8)
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600), queue_blocks=4, hwm_blocks=8)
     blocked, free = Collector(), Collector()
     gate = Gate()
 

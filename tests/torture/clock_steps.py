@@ -32,7 +32,7 @@ PUBLISH = f"""
 SUBSCRIBE = f"""
         {STEP_CLOCK.strip()}
         got = Collector()
-        subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=3600 * 10**9))
+        subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600))
         subscriber.on(b"")(got.message)
         subscriber.start(120)
         say("started")

@@ -22,7 +22,7 @@ AT_ONCE = 200
 def attack(random: Random, seconds: float) -> Outcome:
     """Forge one of many kinds, then send true blocks; every true message must come once and in order."""
     feed = msgspec.structs.replace(Feed.local("forged", slices=1, lines=2), heartbeat_ns=60 * 10**9)
-    subscriber, got = Subscriber(feed, slow=SlowPolicy(max_lag_ns=HOUR_NS)), Collector()
+    subscriber, got = Subscriber(feed, slow=SlowPolicy(max_lag=3_600)), Collector()
     subscriber.on(b"true")(got.message)
     forged = sent = 0
     with RawPublisher(feed, epoch=EPOCH) as publisher:

@@ -20,7 +20,7 @@ def attack(random: Random, seconds: float) -> Outcome:
     """Send damaged blocks between good ones; check others in a process that dies of one byte read too many."""
     found: list[str] = []
     feed = Feed.local("hostile-blocks", slices=1)
-    subscriber, got = Subscriber(feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9)), Collector()
+    subscriber, got = Subscriber(feed, slow=SlowPolicy(max_lag=3_600)), Collector()
     subscriber.on(b"good")(got.message)
     refused = sent = checked = 0
     with RawPublisher(feed) as publisher:

@@ -98,8 +98,8 @@ def work(shape, path, slow_s):
         feed,
         workers=1,
         on_gap="repair",
-        repair_wait_ns=20_000_000_000,
-        slow=SlowPolicy(max_lag_ns=1 << 60),
+        repair_wait=20,
+        slow=SlowPolicy(max_lag=1e9),
     )
     subscriber.on_batch(b"")(batch)
 

@@ -39,7 +39,7 @@ def prepare():
 """
 SERVE: Final = """
 def work(directory, fsync):
-    with Hub(feed, directory, fsync=fsync, fsync_interval_ns=20_000_000):
+    with Hub(feed, directory, fsync=fsync, fsync_interval=0.02):
         notes[0] = 1
         wait_until(lambda: notes[1], 3600)
     notes[2] = 1

@@ -39,7 +39,7 @@ def attack(random: Random, seconds: float) -> Outcome:
     near = Feed.local("killed-lines", slices=1, lines=2).slices[0].endpoints
     feed = msgspec.structs.replace(source, slices=(Slice(endpoints=near),))
     got = Numbers()
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=HOUR_NS), line_wait_ns=5 * 10**9)
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600), line_wait=5)
     subscriber.on_batch(b"")(got.batch)
     published = killed = 0
 

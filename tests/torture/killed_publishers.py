@@ -36,7 +36,7 @@ def attack_over(transport: Literal["tcp", "shm"], random: Random, seconds: float
     feed = Feed.local("killed-publishers", slices=1, transport=transport)
     feed = msgspec.structs.replace(feed, heartbeat_ns=50_000_000)
     got = Numbers()
-    subscriber = Subscriber(feed, workers=1, slow=SlowPolicy(max_lag_ns=HOUR_NS))
+    subscriber = Subscriber(feed, workers=1, slow=SlowPolicy(max_lag=3_600))
     subscriber.on_batch(b"")(got.batch)
     offered = runs = 0
     with Nursery(feed, PUBLISH, notes=1) as nursery:

@@ -48,7 +48,7 @@ def attack(random: Random, seconds: float) -> Outcome:
         for _ in range(len(ABOVE) + 1)
     ]
     got = {hears: Numbers() for hears in HEARS}
-    subscribers = {hears: Subscriber(feeds[hears], slow=SlowPolicy(max_lag_ns=HOUR_NS)) for hears in HEARS}
+    subscribers = {hears: Subscriber(feeds[hears], slow=SlowPolicy(max_lag=3_600)) for hears in HEARS}
     for hears, subscriber in subscribers.items():
         subscriber.on_batch(b"T")(got[hears].batch)
     outcome, published = Outcome(0, "killed relays"), 0

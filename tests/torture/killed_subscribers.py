@@ -19,7 +19,7 @@ def work(queue_blocks, hwm_blocks):
     from tests.torture.numbered import Numbers, numbers_of
     got = Numbers()
     subscriber = Subscriber(
-        feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9), queue_blocks=int(queue_blocks), hwm_blocks=int(hwm_blocks)
+        feed, slow=SlowPolicy(max_lag=3_600), queue_blocks=int(queue_blocks), hwm_blocks=int(hwm_blocks)
     )
 
     @subscriber.on_batch(b"")
@@ -40,7 +40,7 @@ def attack(random: Random, seconds: float) -> Outcome:
     """Run one subscriber after another beside one that lives on, each killed after a number of messages."""
     feed = msgspec.structs.replace(Feed.local("killed-subscribers", slices=1), block_bytes=8_192)
     got, ending, killed = Numbers(), threading.Event(), 0
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=HOUR_NS))
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600))
     subscriber.on_batch(b"")(got.batch)
     published = 0
 

@@ -100,7 +100,7 @@ def _run(random: Random, feed: Feed, directory: str, nursery: Nursery, outcome: 
             _begin(nursery, feed, directory)
         publisher.wait_for_subscribers(timeout=60)
         with LossyProxy(feed, share, random.randrange(1 << 30), lags) as proxy:
-            subscriber = Subscriber(proxy.feed, on_gap="repair", repair_wait_ns=20_000_000_000)
+            subscriber = Subscriber(proxy.feed, on_gap="repair", repair_wait=20)
             heard = Heard(subscriber)
             subscriber.start(timeout=60)
             while published < MESSAGES:

@@ -46,7 +46,7 @@ def work(name, seed):
     import random
     chance = random.Random(int(seed))
     client = Client(feed).start()
-    subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=60_000_000_000)
+    subscriber = Subscriber(feed, on_gap="repair", repair_wait=60)
     table = subscriber.table(b"", client=client)
     subscriber.start(120, since="image")
     table.wait_synced(120)
@@ -136,7 +136,7 @@ class House:
         """Have one more table."""
         until = monotonic() + _PATIENCE_S
         while True:
-            subscriber = Subscriber(self.feed, on_gap="repair", repair_wait_ns=60 * 10**9)
+            subscriber = Subscriber(self.feed, on_gap="repair", repair_wait=60)
             table = subscriber.table(b"")
             try:
                 subscriber.start(30, since="image")

@@ -25,7 +25,7 @@ from tests.torture.outcome import Outcome
 READ = """
 def work(workers, keep):
     from tests.torture.numbered import numbers_of
-    subscriber = Subscriber(feed, workers=int(workers), slow=SlowPolicy(max_lag_ns=3_600 * 10**9))
+    subscriber = Subscriber(feed, workers=int(workers), slow=SlowPolicy(max_lag=3_600))
     kept = []
 
     def check(batch):
@@ -71,7 +71,7 @@ def _attack_readers(random: Random, seconds: float, wait: bool) -> Outcome:
     feed = Feed.local("killed-readers", slices=1, transport="shm")
     feed = msgspec.structs.replace(feed, block_bytes=4_096, heartbeat_ns=50_000_000)
     got, ending, published, tried = Numbers(), threading.Event(), [0], 0
-    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9))
+    subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600))
     subscriber.on_batch(b"")(got.batch)
     publisher = Publisher(feed, when_full="wait" if wait else "drop", hwm_blocks=random.choice((4, 16, 256)))
 

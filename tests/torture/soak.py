@@ -58,7 +58,7 @@ def attack(random: Random, seconds: float) -> Outcome:
     topics = tuple(b"%02d.T%d" % (number % 50, number) for number in range(random.randrange(1, 1_000)))
     size = random.choice((1, 24, 100))
     sent, got = Digests(), Digests()
-    subscriber = Subscriber(feed, workers=random.choice((1, 2)), slow=SlowPolicy(max_lag_ns=HOUR_NS))
+    subscriber = Subscriber(feed, workers=random.choice((1, 2)), slow=SlowPolicy(max_lag=3_600))
 
     @subscriber.on_batch(b"")
     def receive(batch: Batch) -> None:

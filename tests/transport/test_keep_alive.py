@@ -44,7 +44,7 @@ def a_guard() -> tuple[Guard, WantedKeys]:
 @needs_namespaces
 def test_a_vanished_subscriber_holds_up_a_waiting_publisher_for_seconds_only() -> None:
     code = """
-        subscriber, got = Subscriber(feed, slow=SlowPolicy(max_lag_ns=3_600 * 10**9)), Collector()
+        subscriber, got = Subscriber(feed, slow=SlowPolicy(max_lag=3_600)), Collector()
         subscriber.on_batch(b"")(got.batch)
         more_than_fits = numpy.zeros((60_000, 1_000), numpy.uint8)
         with Publisher(feed, when_full="wait", hwm_blocks=2) as publisher:
@@ -112,7 +112,7 @@ def test_a_publisher_that_is_killed_does_not_end_a_subscriber_whose_queues_are_f
     feed = one_slice(block_bytes=4_096, heartbeat_ns=100_000_000)
     code = """
         subscriber = Subscriber(
-            feed, workers=1, queue_blocks=1, hwm_blocks=1, slow=SlowPolicy(max_lag_ns=3_600 * 10**9)
+            feed, workers=1, queue_blocks=1, hwm_blocks=1, slow=SlowPolicy(max_lag=3_600)
         )
         opened = threading.Event()
         @subscriber.on_batch(b"")

@@ -33,7 +33,7 @@ PACE: Final = 10.0
 _PACED_S: Final = 2.0
 _LEAST_PACED_S: Final = 1.0
 """A paced run that is shorter than this tells how long it took to begin, not its pace."""
-_NO_LIMIT_NS: Final = 600 * 10**9
+_NO_LIMIT_S: Final = 600.0
 _START_S: Final = 240.0
 """How long the other process may take to confirm: it may have to compile first."""
 
@@ -178,7 +178,7 @@ class Runs:
     def record(self, storage: Storage) -> Run:
         """Let the other process publish to a recorder in this one."""
         self._say(RECORDED, 0)
-        recorder = Recorder(self._feed, storage.directory, max_lag_ns=_NO_LIMIT_NS, hwm_blocks=QUEUE_BLOCKS)
+        recorder = Recorder(self._feed, storage.directory, max_lag=_NO_LIMIT_S, hwm_blocks=QUEUE_BLOCKS)
 
         def show() -> None:
             self._say(RECORDED, recorder.statistics().messages)
@@ -227,7 +227,7 @@ class Runs:
         subscriber = Subscriber(
             feed,
             workers=1,
-            slow=SlowPolicy("warn", max_lag_ns=_NO_LIMIT_NS),
+            slow=SlowPolicy("warn", max_lag=_NO_LIMIT_S),
             queue_blocks=QUEUE_BLOCKS,
             hwm_blocks=QUEUE_BLOCKS,
         )

@@ -44,7 +44,13 @@ SourceOptions = Annotated[
     ),
 ]
 ConfirmTimeout = Annotated[
-    float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for the publishers to confirm.")
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        min=0,
+        help="How long to wait for the publishers to confirm. Default: without limit.",
+        show_default=False,
+    ),
 ]
 SilenceTimeout = Annotated[
     float | None,
