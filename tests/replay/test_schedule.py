@@ -154,7 +154,7 @@ def test_silence_is_cut_once_whatever_commands_come() -> None:
 
 def test_late_player_is_not_let_beyond_a_silence_that_is_to_be_cut() -> None:
     clock = ManualClock(automatic=True)
-    controls = Controls(1.0, 100, clock)
+    controls = Controls(1.0, 100 / 1e9, clock)
     controls.begin(START, START + S)
     controls.wait(START)
     clock.advance(1_000)

@@ -262,16 +262,16 @@ def test_an_error_in_one_ends_all_that_are_there_with_it() -> None:
         with pytest.raises(CallbackError, match="raised KeyError"):
             list(stream)
         gone.stop()
-        with pytest.raises(SubscriberError, match="another was called|start was called after the last one"):
+        with pytest.raises(SubscriberError, match="share was called|start was called after the last one"):
             first.share()
 
 
 def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:
     feed = one_slice()
-    with pytest.raises(SubscriberError, match="another was called with processes=True"):
+    with pytest.raises(SubscriberError, match="share was called with processes=True"):
         Subscriber(feed, processes=True).share()
     archived = msgspec.structs.replace(feed, archives=("ipc:///tmp/blackbox-never-asked",))
-    with pytest.raises(SubscriberError, match="another was called on a subscriber with a name"):
+    with pytest.raises(SubscriberError, match="share was called on a subscriber with a name"):
         Subscriber(archived, name="mine", positions=tmp_path).share()
     first = Subscriber(archived, slow=PATIENT)
     first.on(b"")(nothing)
@@ -280,7 +280,7 @@ def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:
     with Publisher(archived), first:
         with pytest.raises(SubscriberError, match="start was called with since or back, but the slices"):
             late.start(since=10**18)
-        with pytest.raises(SubscriberError, match="at was called, but the slices that it shares run already"):
+        with pytest.raises(SubscriberError, match="every was called, but the slices that it shares run already"):
             timed.start()
         assert late.state is timed.state is SubscriberLife.ENDED
         assert first.state is SubscriberLife.RUNNING

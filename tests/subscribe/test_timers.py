@@ -30,7 +30,7 @@ def test_ticks_come_in_silence_and_not_before_their_time() -> None:
     began_ns = time.time_ns()
     with Publisher(feed), subscriber:
         assert enough.wait(ENOUGH_S)
-        with pytest.raises(SubscriberError, match="at was called while running"):
+        with pytest.raises(SubscriberError, match="every was called while running"):
             subscriber.every(1e-09)(print)
     assert called[0][0] > began_ns
     assert all(ts_ns % (20 * MS) == 0 and ts_ns <= now_ns for ts_ns, now_ns, _ in called)
