@@ -280,7 +280,7 @@ def test_what_cannot_be_shared_is_refused(tmp_path: Path) -> None:
     with Publisher(archived), first:
         with pytest.raises(SubscriberError, match="start was called with since or back, but the slices"):
             late.start(since=10**18)
-        with pytest.raises(SubscriberError, match="every was called, but the slices that it shares run already"):
+        with pytest.raises(SubscriberError, match="every was called, but the shared slices run already"):
             timed.start()
         assert late.state is timed.state is SubscriberLife.ENDED
         assert first.state is SubscriberLife.RUNNING
