@@ -80,7 +80,7 @@ def test_a_fetch_that_makes_progress_is_not_given_up(monkeypatch: pytest.MonkeyP
     """Each block comes in time, all of them together take several times as long."""
     feed = archived_feed(key_bytes=key_bytes)
     blocks = [Sent(b"A", 3, 0 < number < 9, True) for number in range(10)]
-    subscriber = Subscriber(feed, on_gap="repair", repair_wait_ns=100_000_000, slow=SlowPolicy("warn"))
+    subscriber = Subscriber(feed, on_gap="repair", repair_wait=0.1, slow=SlowPolicy("warn"))
     seen = listen(subscriber)
     answer, clock, answers = ArchiveServer._answer, [1.0], list[int]()
 
