@@ -394,7 +394,7 @@ class SliceThread:
         found = []
         for thread, place in ((self._thread, IN_SLICE), *((worker.thread, worker.number) for worker in self.workers)):
             since_ns = self.counters.workers[place].busy_since_ns
-            if since_ns > 0:
+            if thread is not None and since_ns > 0:
                 names = [name_of(callback.function) for callback in self._table.workers[place].callbacks]
                 seconds = (time.monotonic_ns() - since_ns) / 1e9
                 found.append(f"callback {running_function(thread, names)} has been running for {seconds:.1f} s")
