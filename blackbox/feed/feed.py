@@ -1,9 +1,11 @@
 """Feeds and their slices: the configuration that publisher and subscriber share."""
 
+import logging
 import os
 import re
 import string
 import tomllib
+from collections.abc import Mapping
 from datetime import time
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +23,7 @@ from blackbox.feed.endpoint import (
     free_endpoints,
     transport_of,
 )
+from blackbox.feed.environment import override
 from blackbox.feed.routing import PrefixRouting, ShareRouting, check_prefix, check_topic
 from blackbox.feed.schema import Schema
 from blackbox.feed.security import Security, path_in
@@ -28,6 +31,8 @@ from blackbox.feed.symbol import SymbolRule
 from blackbox.feed.toml import check_ranges, check_types, from_document
 from blackbox.regular_file import read_regular
 from blackbox.timestamps import zone_of
+
+log = logging.getLogger("blackbox")
 
 MAX_LINES = 2
 SPIN_NS = 2_000_000
@@ -311,13 +316,19 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ConfigError(f"feed {self.name!r}: {error}") from None
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], schema: Schema | None = None) -> Self:
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        schema: Schema | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Self:
         """Read a feed from a TOML file; each setting is a key, each slice a `[[slices]]` table.
 
-        `schema` is the one that the file names, for one that is not registered.
+        `schema` is the one that the file names, for one that is not registered. Variables `BLACKBOX_FEED_...` of
+        `environment`, by default of the process, override settings: `BLACKBOX_FEED_SLICES_0_ENDPOINTS`.
 
         Raises:
-            ConfigError: the file cannot be read or is not TOML, a key is unknown, a setting
+            ConfigError: the file cannot be read or is not TOML, a key or variable is unknown, a setting
                 is wrong, or the file names another schema. The text names the file, the key and the value.
         """
         try:
@@ -329,12 +340,17 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ConfigError(f"feed file {os.fspath(path)!r} cannot be read: {error.strerror}") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(f"{os.fspath(path)} is not TOML: {error}") from error
+        overridden: list[str] = []
         try:
+            overridden = override(document, cls, os.environ if environment is None else environment)
             feed = from_document(document, cls)
             _check_schema(feed.schema, schema)
             feed = feed._with_paths_in(Path(path).parent)
         except ConfigError as error:
-            raise ConfigError(f"{os.fspath(path)}: {error}") from None
+            note = f" (settings from the environment: {', '.join(overridden)})" if overridden else ""
+            raise ConfigError(f"{os.fspath(path)}: {error}{note}") from None
+        if overridden:
+            log.info("%s: settings from the environment: %s", os.fspath(path), ", ".join(overridden))
         return feed if schema is None else msgspec.structs.replace(feed, schema=schema)
 
     @classmethod

@@ -20,7 +20,9 @@ def load_hub(path: str | os.PathLike[str], *, alone: bool = False) -> Hub:
     """
     settings = msgspec.structs.asdict(HubSettings.load(path))
     feed, directory, pair = Feed.load(settings.pop("feed")), settings.pop("directory"), settings.pop("pair")
-    settings["peers"] = [(Feed.load(peer.feed), Feed.load(peer.here)) for peer in settings["peers"]]
+    settings["peers"] = [
+        (Feed.load(peer.feed, environment={}), Feed.load(peer.here, environment={})) for peer in settings["peers"]
+    ]  # the environment is about the hub's own feed
     settings["fsync_interval"] = settings.pop("fsync_interval_ns") / 1e9
     if pair is None and (alone or feed.hub_backup):
         what = "--alone was given" if alone else f"feed {feed.name!r} had a hub_backup"

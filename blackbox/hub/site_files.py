@@ -61,7 +61,7 @@ class SiteFiles:
     def load(self) -> list[Feeds]:
         """Return what is there already. Raises ConfigError naming a file that is damaged."""
         theirs = sorted((self._directory / _THERE).glob("*.toml"))
-        return [Feeds(Feed.load(path), Feed.load(self.path(path.stem))) for path in theirs]
+        return [Feeds(_load(path), _load(self.path(path.stem))) for path in theirs]
 
     def write(self, site: Site, feed: Feed) -> Feeds:
         """Write the files of a found site, and return what is in them; ports stay if its slices do.
@@ -84,7 +84,7 @@ class SiteFiles:
     def _endpoints_before(self, feed: Feed) -> list[str]:
         """Return what readers here may have loaded already."""
         with suppress(ConfigError):
-            before = Feed.load(self.path(feed.name)).slices
+            before = _load(self.path(feed.name)).slices
             if len(before) == len(feed.slices):
                 return [part.endpoints[0] for part in before]
         return []
@@ -126,6 +126,11 @@ class SiteFiles:
         _write(path, f'metadata\ncurve\n    public-key = "{key}"\n')
         load_public(str(path))  # which names what is wrong
         return str(path.absolute())
+
+
+def _load(path: Path) -> Feed:
+    """Load a file that a hub wrote: the environment is about the hub's own feed."""
+    return Feed.load(path, environment={})
 
 
 def _write(path: Path, text: str) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from blackbox.errors import ConfigError, SourceError
+from blackbox.feed.environment import override
 from blackbox.feed.feed import Feed, Slice
 from blackbox.feed.schema import RAW
 from blackbox.feed.source import Source, open_source, options_of, source_kind
+from blackbox.feed.toml import from_document
 from blackbox.report.numbers import counted
 
 LOCAL = Feed(
@@ -65,8 +68,11 @@ SilenceTimeout = Annotated[
 
 
 def load_feed(path: str | None) -> Feed:
-    """Load a feed file; without one return `LOCAL`."""
-    return LOCAL if path is None else Feed.load(path)
+    """Load a feed file; without one return `LOCAL`. The environment overrides settings of both."""
+    if path is not None:
+        return Feed.load(path)
+    document = msgspec.json.decode(msgspec.json.encode(LOCAL))
+    return from_document(document, Feed) if override(document, Feed, os.environ) else LOCAL
 
 
 def open_with_options(spec: str, texts: list[str] | None, feed: Feed, date: str | None = None) -> Source:
