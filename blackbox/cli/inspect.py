@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import msgspec
 import typer
 from rich.table import Table
 
-from blackbox.cli.ui.days import damage_text, days_of, local_time, open_day, without_warnings
+from blackbox.cli.ui.days import (
+    damage_objects,
+    damage_text,
+    days_of,
+    gap_objects,
+    local_time,
+    open_day,
+    without_warnings,
+)
+from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.progress import reading
 from blackbox.cli.ui.status import exit_statuses, warn
-from blackbox.cli.ui.terminal import bad_if, columns_table, say, stdout, titled, values_table
+from blackbox.cli.ui.terminal import bad_if, columns_table, print_json, say, stdout, titled, values_table
 from blackbox.report.numbers import byte_size, count, counted
 
 if TYPE_CHECKING:
@@ -44,16 +54,22 @@ def inspect(
     topics: Annotated[
         int, typer.Option(metavar="N", min=0, help="Show the N busiest topics; 0: do not count them.")
     ] = 10,
+    as_json: JsonOption = False,
 ) -> None:
     """Show what is in a recorded day: how much, from when to when, what is missing, what is damaged, which topics.
 
     Reads the whole day. Damage and gaps do not change the exit status: `blackbox verify` is for that.
+
+    JSON is one object for a day, with all gaps and damaged parts, and an array of objects for a feed's directory. Times
+    are ns since 1970, null where there is none.
 
     For example:
 
     blackbox inspect recordings/nasdaq                       its days
 
     blackbox inspect recordings/nasdaq/2026-11-20            one of them
+
+    blackbox inspect recordings/nasdaq/2026-11-20 --json     for a script
 
     blackbox inspect recordings/nasdaq/2026-11-20 --topics 50 --picture day.svg
     """
@@ -73,18 +89,56 @@ def inspect(
                 raise typer.BadParameter(
                     f"{recording} holds {counted(len(days), 'day')}, expected one of them", param_hint="--picture"
                 )
-            _print_days(recording, days)
+            if as_json:
+                print_json([_summary_object(open_day(path)) for path in days])
+            else:
+                _print_days(recording, days)
             return
         day = open_day(recording)
         with reading(f"reading {recording}", day.file_bytes) as progress:
             damage, gaps, begins = day.examine(progress)
-        _print_day(day, damage, gaps, begins)
+        counts = Counter[bytes]()
         if topics:
             with reading(f"counting the topics of {recording}", day.file_bytes):
-                _print_topics(day, topics)
+                counts = Counter(day.counts())
+        if as_json:
+            print_json(_day_object(day, damage, gaps, begins, counts.most_common(topics)))
+        else:
+            _print_day(day, damage, gaps, begins)
+            if topics:
+                _print_topics(counts, topics)
         if picture is not None:
             draw(Chart.of(day, gaps), picture)
             say(f"drew {picture}")
+
+
+def _summary_object(day: Recording) -> dict[str, Any]:
+    feed, total = day.feed, msgspec.structs.asdict(day.summary())
+    total["slices"] = [
+        {"slice" if name == "slice_id" else name: value for name, value in msgspec.structs.asdict(each).items()}
+        for each in total["slices"]
+    ]
+    return {
+        "recording": str(day.path),
+        "feed": feed.name,
+        "date": str(day.date),
+        "schema": feed.schema_name,
+        "time_zone": feed.time_zone,
+        **total,
+        "damage": damage_objects(day, day.damage),
+    }
+
+
+def _day_object(
+    day: Recording, damage: list[Damage], gaps: list[Gap], begins: list[KeyBegin], topics: list[tuple[bytes, int]]
+) -> dict[str, Any]:
+    return _summary_object(day) | {
+        "damage": damage_objects(day, damage),
+        "missing": sum(gap.count for gap in gaps),
+        "gaps": gap_objects(gaps),
+        "not_heard": sum(begin.sequence for begin in begins),
+        "topics": [{"topic": topic.decode(errors="backslashreplace"), "messages": many} for topic, many in topics],
+    }
 
 
 def _print_days(feed: Path, days: list[Path]) -> None:
@@ -225,8 +279,7 @@ def _health_table(total: Summary, damage: list[Damage], gaps: list[Gap]) -> Tabl
     return table
 
 
-def _print_topics(day: Recording, many: int) -> None:
-    counts = Counter(day.counts())
+def _print_topics(counts: Counter[bytes], many: int) -> None:
     total = sum(counts.values())
     table = columns_table(("topic", "messages", "share"))
     for topic, messages in counts.most_common(many):

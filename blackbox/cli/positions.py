@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from blackbox.block.position import KeyPosition, Position, SlicePosition
+from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.status import exit_statuses
-from blackbox.cli.ui.terminal import columns_table, say, stdout
+from blackbox.cli.ui.terminal import columns_table, print_json, say, stdout
 from blackbox.errors import ConfigError, PositionError
 from blackbox.timestamps import clock_text, date_of
 
@@ -30,6 +31,7 @@ def positions(
         ),
     ] = None,
     forget: Annotated[str | None, typer.Option(metavar="NAME", help="The consumer to forget.")] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """List what named consumers have done up to, or move one, or forget it.
 
@@ -37,9 +39,14 @@ def positions(
     messages again; one that is forgotten begins anew. A consumer that runs cannot be changed. Of a feed with keys each
     key has a number: give KEY to move it, and where EPOCH is another one all other keys begin with 0.
 
+    JSON is an array of one object per consumer: `consumer`, `feed`, `kept_ns` (ns since 1970), and `slices` with
+    `slice`, `epoch`, and `sequence`, or `keys`, the number of each key.
+
     For example:
 
     blackbox positions positions
+
+    blackbox positions positions --json
 
     blackbox positions positions --move strategy-1 --to 0:1795510000000000000:1000
 
@@ -57,7 +64,12 @@ def positions(
         elif move is not None:
             _change(_file(directory, move), to or [])
         else:
-            _list([(name, file.read()) for name, file in owned_consumers(directory).items()])
+            found = {name: file.read() for name, file in owned_consumers(directory).items()}
+            known = {name: kept for name, kept in found.items() if kept is not None}
+            if as_json:
+                print_json([_object(name, kept) for name, kept in known.items()])
+            else:
+                _list(known)
 
 
 def _file(directory: Path, name: str) -> PositionFile:
@@ -69,11 +81,21 @@ def _file(directory: Path, name: str) -> PositionFile:
     return PositionFile(directory / owner, plain) if is_place else PositionFile(directory, name)
 
 
-def _list(found: list[tuple[str, Kept | None]]) -> None:
+def _object(name: str, kept: Kept) -> dict[str, Any]:
+    slices = []
+    for slice_id, position in sorted(kept.positions.items()):
+        if isinstance(position, Position):
+            there: dict[str, Any] = {"sequence": position.sequence}
+        else:
+            following = position.following.items()
+            there = {"keys": {key.decode(errors="backslashreplace"): number for key, number in following}}
+        slices.append({"slice": slice_id, "epoch": position.epoch, **there})
+    return {"consumer": name, "feed": kept.feed, "kept_ns": kept.kept_ns, "slices": slices}
+
+
+def _list(known: dict[str, Kept]) -> None:
     table = columns_table(("consumer", "feed", "kept", "slice", "epoch", "next message"), left=3)
-    for name, kept in found:
-        if kept is None:
-            continue
+    for name, kept in known.items():
         when = f"{date_of(kept.kept_ns, _ZONE)} {clock_text(kept.kept_ns, _ZONE, 0)} {_ZONE}"
         for slice_id, position in sorted(kept.positions.items()):
             table.add_row(name, kept.feed, when, str(slice_id), str(position.epoch), _text(position))

@@ -5,12 +5,7 @@ What needs numba is imported inside of each command, so that `--help` is quick.
 
 from __future__ import annotations
 
-import logging
-import re
-import sys
-from collections.abc import Callable
-from inspect import cleandoc
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -38,6 +33,8 @@ from blackbox.cli.replay import replay
 from blackbox.cli.serve import serve
 from blackbox.cli.stat import stat
 from blackbox.cli.subscribe import subscribe
+from blackbox.cli.ui.log import Format, begin_log, set_log
+from blackbox.cli.ui.options import FormatOption, LevelOption, help_of, with_log_options
 from blackbox.cli.ui.status import STATUS_HELP
 from blackbox.cli.verify import verify
 
@@ -46,46 +43,26 @@ app = typer.Typer(
     help="Market data over ZeroMQ: publish a feed in slices, dispatch it to callbacks by topic prefix.",
     epilog=STATUS_HELP,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-def _help_of(command: Callable[..., None]) -> str:
-    """Return a command's docstring with each paragraph on one line, for the terminal to wrap."""
-    return re.sub(r"(?<!\n)\n(?!\n)", " ", cleandoc(command.__doc__ or ""))
+_PANELS: Final = {
+    "Live": (demo, publish, subscribe, relay, bridge, stat),
+    "Recordings": (record, import_, replay, control, serve, positions, inspect, verify, repair, dump, export, compact),
+    "Hub": (hub, put, get, unsubscribe, client),
+    "Analysis": (analyse,),
+    "Setup": (keys,),
+}
+"""The commands by task."""
 
-
-for _command in (
-    demo,
-    publish,
-    subscribe,
-    relay,
-    hub,
-    put,
-    get,
-    unsubscribe,
-    client,
-    bridge,
-    record,
-    import_,
-    replay,
-    serve,
-    positions,
-    inspect,
-    verify,
-    repair,
-    dump,
-    export,
-    compact,
-    analyse,
-    stat,
-    control,
-    keys,
-):
-    app.command(_command.__name__.rstrip("_"), help=_help_of(_command), epilog=STATUS_HELP)(_command)
+for _panel, _commands in _PANELS.items():
+    for _command in _commands:
+        app.command(_command.__name__.rstrip("_"), help=help_of(_command), epilog=STATUS_HELP, rich_help_panel=_panel)(
+            with_log_options(_command)
+        )
 
 
 def _print_version(asked: bool) -> None:
@@ -96,25 +73,16 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[
+    _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    log_level: LevelOption = None,
+    log_format: FormatOption = None,
 ) -> None:
-    pass
-
-
-class _OneLine(logging.Formatter):
-    """`warning: text`, as the errors of the command line look."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return f"{record.levelname.lower()}: {record.getMessage()}"
+    set_log(log_level, log_format or Format.TEXT)
 
 
 def run() -> None:
     """Run the command that the arguments name."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_OneLine())
-    log = logging.getLogger("blackbox")
-    log.addHandler(handler)
-    log.propagate = False
+    begin_log()
     app()

@@ -8,15 +8,19 @@ from rich.table import Table
 
 from blackbox.cli.ui.days import (
     RecordingArgument,
+    damage_objects,
     damage_text,
+    file_of,
+    gap_objects,
     local_time,
     lose_what_is_wrong,
     open_day,
     without_warnings,
 )
+from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.progress import reading
 from blackbox.cli.ui.status import exit_statuses
-from blackbox.cli.ui.terminal import say, stdout, titled
+from blackbox.cli.ui.terminal import print_json, say, stdout, titled
 from blackbox.report.numbers import byte_size, count
 
 if TYPE_CHECKING:
@@ -27,11 +31,13 @@ if TYPE_CHECKING:
 _GAPS_SHOWN = 20
 
 
-def verify(recording: RecordingArgument) -> None:
+def verify(recording: RecordingArgument, as_json: JsonOption = False) -> None:
     """Read a recorded day and check all of it: checksums, structure, sequence numbers.
 
     Prints each damaged part (file, offset, bytes, messages) and each gap in the sequence numbers. Exits with status 4
     if there is any. Changes nothing. A day that is still being recorded may end in a half-written block.
+
+    JSON has `recording`, `file_bytes`, `missing` (messages), and all of `damage` and `gaps`.
 
     For example:
 
@@ -40,14 +46,26 @@ def verify(recording: RecordingArgument) -> None:
     blackbox verify recordings/nasdaq/2026-11-20 && rm 12302019.NASDAQ_ITCH50.gz
 
     for day in recordings/nasdaq/*/; do blackbox verify "$day"; done
+
+    blackbox verify recordings/nasdaq/2026-11-20 --json | jq .gaps
     """
     with exit_statuses(), without_warnings():
         day = open_day(recording)
         with reading(f"reading {recording}", day.file_bytes) as progress:
             damage, gaps, _ = day.examine(progress)
-        if damage:
+        if as_json:
+            print_json(
+                {
+                    "recording": str(recording),
+                    "file_bytes": day.file_bytes,
+                    "missing": sum(gap.count for gap in gaps),
+                    "damage": damage_objects(day, damage),
+                    "gaps": gap_objects(gaps),
+                }
+            )
+        if damage and not as_json:
             stdout.print(titled("damage", damage_table(day, damage)))
-        if gaps:
+        if gaps and not as_json:
             stdout.print(titled("missing", gaps_table(day, gaps)))
         lose_what_is_wrong(recording, damage_text(damage), [gap.count for gap in gaps])
         say(f"{recording}: {byte_size(day.file_bytes)}, nothing is damaged, nothing is missing")
@@ -59,9 +77,12 @@ def damage_table(day: Recording, damage: list[Damage]) -> Table:
     for name in ("file", "offset", "bytes", "messages", "what is wrong"):
         table.add_column(name, justify="right" if name in {"offset", "bytes", "messages"} else "left", overflow="fold")
     for each in damage:
-        path = each.path.relative_to(day.path) if each.path.is_relative_to(day.path) else each.path
         table.add_row(
-            str(path), count(each.offset), count(each.size), count(each.messages) if each.messages else "?", each.what
+            str(file_of(day, each)),
+            count(each.offset),
+            count(each.size),
+            count(each.messages) if each.messages else "?",
+            each.what,
         )
     return table
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -21,13 +23,26 @@ from tests.cli.days import recorded_day
 from tests.journals import Day
 
 PROGRAM = typer.main.get_command(app)
-COMMANDS = sorted(PROGRAM.commands)  # type: ignore[attr-defined]
+COMMANDS = sorted(
+    f"{name} {inner}".strip()
+    for name, command in PROGRAM.commands.items()  # type: ignore[attr-defined]
+    for inner in getattr(command, "commands", [""])
+)
+"""All of them, `feed new` as two words."""
 DATE = "2026-11-20"
+
+
+def command_of(words: str) -> Any:
+    """The command that a name of one word or two stands for."""
+    found: Any = PROGRAM
+    for word in words.split():
+        found = found.commands[word]
+    return found
 
 
 def examples_of(command: str) -> list[list[str]]:
     """The words behind `blackbox` in each example of a command's help, without what a shell does with them."""
-    text = inspect.cleandoc(PROGRAM.commands[command].help or "").partition("For example")[2]  # type: ignore[attr-defined]
+    text = inspect.cleandoc(command_of(command).help or "").partition("For example")[2]
     found = []
     for line in re.findall(rf"^(?:for .*? do )?blackbox ({command}\b.*)$", text, re.MULTILINE):
         shell, _, _ = re.split(r"(;|&&|\||  )", line + ";", maxsplit=1)
@@ -100,7 +115,7 @@ def test_wrong_usage_is_status_2(day: Day, words: list[str]) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_teaches_by_examples_and_names_the_exit_statuses(command: str) -> None:
-    ended = invoke(command, "--help")
+    ended = invoke(*command.split(), "--help")
     assert ended.status == 0
     text = " ".join(re.sub(r"[│╭╮╰╯─]", " ", ended.out).split())
     assert "For example" in text
@@ -111,7 +126,7 @@ def test_help_teaches_by_examples_and_names_the_exit_statuses(command: str) -> N
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_paragraphs_of_the_help_are_wrapped_by_the_terminal(command: str) -> None:
-    paragraphs = (PROGRAM.commands[command].help or "").split("\n\n")  # type: ignore[attr-defined]
+    paragraphs = (command_of(command).help or "").split("\n\n")
     assert not [text for text in paragraphs if "\n" in text]
 
 
@@ -119,8 +134,8 @@ def test_paragraphs_of_the_help_are_wrapped_by_the_terminal(command: str) -> Non
 def test_every_example_of_the_help_is_a_right_command_line(command: str) -> None:
     examples = examples_of(command)
     assert len(examples) >= 2
-    for _, *words in examples:
-        PROGRAM.commands[command].make_context(command, words)  # type: ignore[attr-defined]
+    for words in examples:
+        command_of(command).make_context(command, words[len(command.split()) :])
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify", "dump", "export", "compact"])
@@ -134,8 +149,41 @@ def test_every_example_about_a_recording_runs(command: str, tmp_path: Path, monk
 
 
 def test_the_program_lists_its_commands_and_version() -> None:
-    assert all(command in invoke("--help").out for command in COMMANDS)
+    assert all(command.split()[0] in invoke("--help").out for command in COMMANDS)
     assert re.fullmatch(r"blackbox \d+\.\d+\.\d+\n", invoke("--version").out)
+
+
+def test_the_help_groups_every_command_by_task() -> None:
+    panels = ("Live", "Recordings", "Hub", "Analysis", "Setup")
+    assert {command_of(name.split()[0]).rich_help_panel for name in COMMANDS} == set(panels)
+    places = [invoke("--help").out.index(f"─ {panel} ─") for panel in panels]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize(("words", "expected"), [("blackbox ins", "inspect"), ("blackbox inspect --top", "--topics")])
+def test_a_shell_completes_commands_and_options(words: str, expected: str) -> None:
+    variables = {
+        "_BLACKBOX_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    script = "import sys; sys.argv = ['blackbox']; from blackbox.cli import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | variables, cwd=ROOT, capture_output=True, text=True
+    )
+    assert ended.stdout.split() == [expected], ended.stderr
+
+
+def test_completion_is_installed_for_a_shell(tmp_path: Path) -> None:
+    script = "import sys; sys.argv = ['blackbox', '--install-completion', 'bash'];from blackbox.cli import main; main()"
+    variables = {"HOME": str(tmp_path), "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    ended = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | variables, cwd=ROOT, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    (file,) = (tmp_path / ".bash_completions").iterdir()
+    assert "_BLACKBOX_COMPLETE" in file.read_text()
+    assert str(file) in (tmp_path / ".bashrc").read_text()
 
 
 def test_help_needs_nothing_heavy() -> None:

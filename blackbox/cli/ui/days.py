@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -18,6 +18,7 @@ from blackbox.timestamps import clock_text, date_of
 if TYPE_CHECKING:
     from blackbox.archive.recording import Recording
     from blackbox.archive.segment import Damage
+    from blackbox.block.gap import Gap
 
 RecordingArgument = Annotated[
     Path,
@@ -87,6 +88,40 @@ def without_warnings() -> Iterator[None]:
         yield
     finally:
         log.setLevel(before)
+
+
+def damage_objects(day: Recording, damage: Sequence[Damage]) -> list[dict[str, Any]]:
+    """Return the damaged parts for JSON; paths are relative to the day's directory, unknown counts null."""
+    return [
+        {
+            "file": str(file_of(day, each)),
+            "offset": each.offset,
+            "bytes": each.size,
+            "messages": each.messages or None,
+            "what": each.what,
+        }
+        for each in damage
+    ]
+
+
+def file_of(day: Recording, damage: Damage) -> Path:
+    """Return the path of a damaged part's file, relative to the day's directory."""
+    return damage.path.relative_to(day.path) if damage.path.is_relative_to(day.path) else damage.path
+
+
+def gap_objects(gaps: Sequence[Gap]) -> list[dict[str, Any]]:
+    """Return gaps for JSON; `ts_out` in ns since 1970, of the first block after the gap."""
+    return [
+        {
+            "slice": gap.slice_id,
+            "epoch": gap.epoch,
+            "key": gap.key.decode(errors="backslashreplace"),
+            "sequence": gap.sequence,
+            "messages": gap.count,
+            "ts_out": gap.ts_out,
+        }
+        for gap in gaps
+    ]
 
 
 def damage_text(damage: Sequence[Damage]) -> str:

@@ -15,6 +15,7 @@ from typing import NoReturn, TextIO
 import typer
 
 from blackbox.cli.interrupts import TEXT, raised
+from blackbox.cli.ui.log import Level, is_shown
 from blackbox.cli.ui.terminal import say
 from blackbox.errors import BlackBoxError, LimitError, SlowSubscriberError
 from blackbox.native.limits import LOAD_NEEDS, MEMORY, check_limits
@@ -107,20 +108,21 @@ def _drop_output(*streams: TextIO) -> None:
 
 def lose(text: str) -> NoReturn:
     """Print what was lost, and exit with `Status.LOST`."""
-    say(f"lost: {text}", "bold red")
+    say(text, Level.ERROR, before="lost: ")
     raise typer.Exit(Status.LOST)
 
 
 def warn(text: str) -> None:
-    """Print a warning and continue."""
-    say(f"warning: {text}", "yellow")
+    """Print a warning, unless only errors are to be shown, and continue."""
+    if is_shown(Level.WARNING):
+        say(text, Level.WARNING, before="warning: ")
 
 
 def _fail(error: BlackBoxError, status: Status) -> NoReturn:
     lines = str(error).strip().splitlines() or [
         type(error).__name__
     ]  # the error of another process is a whole traceback
-    say(f"error: {lines[-1]}", "bold red")
+    say(lines[-1], Level.ERROR, before="error: ")
     raise typer.Exit(status) from error
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
+import msgspec
+import typer
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+from blackbox.cli.ui.log import Level, is_json, json_line
 
 _FILE_COLUMNS: Final = 140
 Shown = str | Text
@@ -32,9 +37,21 @@ AGE: Final = "age: the same, from when it was handed to the publisher"
 """The explanation that every table with a lag gives."""
 
 
-def say(text: str, style: str | None = None) -> None:
-    """Print a line of plain text on stderr, however long."""
-    stderr.print(text, style=style, highlight=False, soft_wrap=True)
+_STYLES: Final = {Level.ERROR: "bold red", Level.WARNING: "yellow"}
+
+
+def say(text: str, level: Level = Level.INFO, *, before: str = "") -> None:
+    """Print a line on stderr, however long: `before` and the text; with `--log-format json` an object."""
+    if is_json():
+        line = json_line(level, text, "blackbox.cli", time.time())
+        stderr.out(line, highlight=False)
+    else:
+        stderr.print(f"{before}{text}", style=_STYLES.get(level), highlight=False, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """Print a result as one line of JSON."""
+    typer.echo(msgspec.json.encode(value).decode())
 
 
 def values_table(values: Iterable[tuple[str, Shown] | tuple[str, Shown, str]]) -> Table:

@@ -1,0 +1,83 @@
+"""What a command writes on stderr: its log and its own lines, as text or as JSON, one object a line."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+_NAME: Final = "blackbox"
+
+
+class Level(StrEnum):
+    """The least level of log records that are shown."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class Format(StrEnum):
+    """How lines on stderr look."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class _Form(logging.Formatter):
+    """`warning: text`, as the errors of the command line look; or JSON."""
+
+    as_json = False
+
+    def format(self, record: logging.LogRecord) -> str:
+        if not self.as_json:
+            return f"{record.levelname.lower()}: {record.getMessage()}"
+        failure = "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else None
+        return json_line(record.levelname.lower(), record.getMessage(), record.name, record.created, failure)
+
+
+_FORM: Final = _Form()
+
+
+def begin_log() -> None:
+    """Send the log of this package to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_FORM)
+    log = logging.getLogger(_NAME)
+    log.addHandler(handler)
+    log.propagate = False
+
+
+def set_log(level: Level | None, form: Format | None) -> None:
+    """Set the least level and the format, for the log and for the command's own lines; None: as it is."""
+    if level is not None:
+        logging.getLogger(_NAME).setLevel(level.upper())
+    if form is not None:
+        _FORM.as_json = form is Format.JSON
+
+
+def is_json() -> bool:
+    """Return True if lines on stderr are JSON."""
+    return _FORM.as_json
+
+
+def is_shown(level: Level) -> bool:
+    """Return True if log records of a level are shown."""
+    return logging.getLogger(_NAME).isEnabledFor(logging.getLevelNamesMapping()[level.upper()])
+
+
+def json_line(level: str, message: str, logger: str, seconds: float, failure: str | None = None) -> str:
+    """Return a line of the log as a JSON object; `seconds` since 1970."""
+    shown = {
+        "time": datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+        "level": level,
+        "logger": logger,
+        "message": message,
+    }
+    return msgspec.json.encode(shown | ({"traceback": failure} if failure else {})).decode()

@@ -1,0 +1,72 @@
+"""Options that several commands have: how much a command logs, how, and whether its results are JSON."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, cleandoc
+from typing import Annotated, Any, Final
+
+import typer
+
+from blackbox.cli.ui.log import Format, Level, set_log
+
+LEVEL_VARIABLE: Final = "BLACKBOX_LOG_LEVEL"
+FORMAT_VARIABLE: Final = "BLACKBOX_LOG_FORMAT"
+_PANEL: Final = "Log"
+_LEVEL_HELP: Final = "Least level of log lines on stderr."
+_FORMAT_HELP: Final = "Lines on stderr as text, or as JSON objects."
+
+LevelOption = Annotated[
+    Level | None,
+    typer.Option(
+        "--log-level", envvar=LEVEL_VARIABLE, rich_help_panel=_PANEL, help=_LEVEL_HELP, show_default="warning"
+    ),
+]
+FormatOption = Annotated[
+    Format | None,
+    typer.Option(
+        "--log-format", envvar=FORMAT_VARIABLE, rich_help_panel=_PANEL, help=_FORMAT_HELP, show_default="text"
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object, instead of tables.")]
+# The log's options behind a command's name, where only the command line counts: the environment is read before.
+_OWN: Final = (
+    Parameter(
+        "log_level",
+        Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[
+            Level | None, typer.Option("--log-level", rich_help_panel=_PANEL, help=_LEVEL_HELP, show_default=False)
+        ],
+    ),
+    Parameter(
+        "log_format",
+        Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[
+            Format | None, typer.Option("--log-format", rich_help_panel=_PANEL, help=_FORMAT_HELP, show_default=False)
+        ],
+    ),
+)
+
+
+def with_log_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that also takes `--log-level` and `--log-format`."""
+
+    @wraps(command)
+    def logged(*, log_level: Level | None, log_format: Format | None, **arguments: Any) -> None:
+        set_log(log_level, log_format)
+        command(**arguments)
+
+    own = inspect.signature(command, eval_str=True)
+    parameters = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in own.parameters.values()]
+    logged.__signature__ = own.replace(parameters=[*parameters, *_OWN])  # type: ignore[attr-defined]  # typer reads it
+    return logged
+
+
+def help_of(command: Callable[..., None]) -> str:
+    """Return a command's docstring with each paragraph on one line, for the terminal to wrap."""
+    return re.sub(r"(?<!\n)\n(?!\n)", " ", cleandoc(command.__doc__ or ""))
