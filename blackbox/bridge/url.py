@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Final, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from blackbox.errors import ConfigError
 
@@ -48,3 +48,19 @@ class Url(NamedTuple):
         user, _, password = who.partition(":")
         port = None if found[2] is None else int(found[2])
         return cls(scheme, unquote(user), unquote(password), found[1].strip("[]"), port, unquote(path), shown)
+
+
+def has_password(url: str) -> bool:
+    """Return True if an URL has a password."""
+    return ":" in url.partition("://")[2].rpartition("@")[0]
+
+
+def with_password(url: str, password: str) -> str:
+    """Return an URL with a password that came another way. Raises ConfigError when it has one; shows neither."""
+    scheme, colon, rest = url.partition("://")
+    if not colon:
+        raise ConfigError("URL had no scheme, expected one such as redis://USER@127.0.0.1:6379/0")
+    if has_password(url):
+        raise ConfigError(f"URL of {scheme}:// had a password and another one was given, expected one of them")
+    who, _, where = rest.rpartition("@")
+    return f"{scheme}://{who}:{quote(password, safe='')}@{where}"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from blackbox import ConfigError, Feed
 from blackbox.bridge.amqp import Address
 from blackbox.bridge.bridge import open_bridge
 from blackbox.bridge.redis_connection import redis_url
-from blackbox.bridge.url import Url
+from blackbox.bridge.url import Url, has_password, with_password
 
 PASSWORDS = ["a/b", "a#b", "a?b", "a@b", "a:b", "a%2Fb#c/d@e?f", "p/ss#w@rd?:", "[::1", "7/0?#"]
 REDIS = ("redis", "rediss", "redis+pubsub", "rediss+pubsub")
@@ -75,3 +77,24 @@ def test_ca_needs_an_encrypted_scheme() -> None:
             match=rf"option was ca=x.pem, expected none with {scheme}.*: {secure}:// is".replace("+", r"\+"),
         ):
             open_bridge(feed, f"{scheme}://127.0.0.1:1", ca="x.pem")
+
+
+@given(st.text(st.characters(codec="utf-8"), min_size=1), st.sampled_from(["", "desk"]))
+def test_a_password_that_came_another_way_is_the_one_that_is_sent(password: str, user: str) -> None:
+    at = f"{user}@" * bool(user)
+    url = with_password(f"redis://{at}redis.example:6380/3", password)
+    found = redis_url(url)
+    assert (found.user, found.password, found.host, found.port, found.path) == (
+        *(user, password),
+        *("redis.example", 6380, "3"),
+    )
+    assert found.shown == "redis://redis.example:6380/3"
+    assert has_password(url)
+
+
+def test_two_passwords_are_an_error_that_shows_neither() -> None:
+    with pytest.raises(ConfigError) as caught:
+        with_password("amqp://desk:FIRST@host/", "SECOND")
+    assert str(caught.value) == "URL of amqp:// had a password and another one was given, expected one of them"
+    with pytest.raises(ConfigError, match="URL had no scheme"):
+        with_password("host", "SECOND")

@@ -124,3 +124,35 @@ def test_a_feed_is_carried_to_redis_until_ctrl_c(tmp_path: Path) -> None:
         ended = bridge.interrupt()
     assert (ended.status, "Traceback" in ended.errors) == (130, False), ended.errors
     assert "1 messages added, 0 known before, 0 missing" in ended.errors
+
+
+@pytest.mark.parametrize("way", ["file", "environment"])
+def test_a_password_comes_from_a_file_or_the_environment(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    monkeypatch.setattr("blackbox.bridge.bridge.open_bridge", lambda _feed, url, *_, **_options: made.append(url))
+    words: tuple[object, ...] = ()
+    if way == "file":
+        (tmp_path / "secret").write_text("p@ss:w/rd\n")
+        words = ("--password-file", tmp_path / "secret")
+    else:
+        monkeypatch.setenv("BLACKBOX_BRIDGE_PASSWORD", "p@ss:w/rd")
+    with pytest.raises(AttributeError):  # what it makes here carries nothing
+        invoke("bridge", "redis://desk@127.0.0.1:1/0", *words)
+    assert made == ["redis://desk:p%40ss%3Aw%2Frd@127.0.0.1:1/0"]
+
+
+@pytest.mark.parametrize("text", [b"", b"\n", b"one\ntwo\n", b"x" * 5_000, b"\xff\n"])
+def test_a_file_that_is_no_password_is_one_clear_error(text: bytes, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(text)
+    ended = invoke("bridge", "redis://desk@127.0.0.1:1/0", "--password-file", tmp_path / "secret")
+    assert_one_line(ended, re.escape(f"{tmp_path}/secret ") + ".*expected")
+    missing = invoke("bridge", "redis://desk@127.0.0.1:1/0", "--password-file", tmp_path / "none")
+    assert_one_line(missing, re.escape(f"{tmp_path}/none: No such file or directory"))
+
+
+def test_a_password_on_the_command_line_is_warned_of_and_not_shown() -> None:
+    ended = invoke("bridge", "redis://desk:SECRET@127.0.0.1:1/0/wrong")
+    assert "warning: every user of this host can read the password in URL: use --password-file" in ended.errors
+    assert "SECRET" not in ended.errors
