@@ -16,8 +16,11 @@ from blackbox.cli.client import client
 from blackbox.cli.compact import compact
 from blackbox.cli.control import control
 from blackbox.cli.demo import demo
+from blackbox.cli.doctor import doctor
 from blackbox.cli.dump import dump
 from blackbox.cli.export import export
+from blackbox.cli.feed_check import check
+from blackbox.cli.feed_new import new
 from blackbox.cli.get import get, unsubscribe
 from blackbox.cli.hub import hub
 from blackbox.cli.import_ import import_
@@ -54,7 +57,7 @@ _PANELS: Final = {
     "Recordings": (record, import_, replay, control, serve, positions, inspect, verify, repair, dump, export, compact),
     "Hub": (hub, put, get, unsubscribe, client),
     "Analysis": (analyse,),
-    "Setup": (keys,),
+    "Setup": (doctor, keys),
 }
 """The commands by task."""
 
@@ -63,6 +66,12 @@ for _panel, _commands in _PANELS.items():
         app.command(_command.__name__.rstrip("_"), help=help_of(_command), epilog=STATUS_HELP, rich_help_panel=_panel)(
             with_log_options(_command)
         )
+
+
+_feed = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", epilog=STATUS_HELP)
+for _command in (new, check):
+    _feed.command(_command.__name__, help=help_of(_command), epilog=STATUS_HELP)(with_log_options(_command))
+app.add_typer(_feed, name="feed", help="Write a feed file, or check one.", rich_help_panel="Setup")
 
 
 def _print_version(asked: bool) -> None:

@@ -1,0 +1,191 @@
+"""`blackbox feed new` and `feed check`."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blackbox import Feed, Publisher
+from blackbox.cli.feed_new import Transport, _text
+from blackbox.cli.ui.feed_check import endpoints_of, warnings_of
+from blackbox.cli.ui.listeners import use_of
+from blackbox.cli.ui.status import Status
+from blackbox.feed.endpoint import free_endpoints
+from tests.cli.commands import assert_one_line, invoke, write_feed
+from tests.process_state import linux_only
+
+pytestmark = linux_only
+
+
+@given(
+    st.integers(1, 9),
+    st.integers(1, 2),
+    st.sampled_from(Transport),
+    st.integers(0, 8),
+    st.booleans(),
+    st.sampled_from(["127.0.0.1", "::1", "md.example"]),
+)
+def test_a_new_file_is_the_feed_that_was_asked_for(
+    slices: int, lines: int, transport: Transport, key_bytes: int, archive: bool, host: str
+) -> None:
+    import tomllib
+
+    file = Path("made.toml")
+    text = "".join(_text(file, "made", slices, "itch50", key_bytes, transport, host, 6_000, lines, archive))
+    feed = msgspec.convert(tomllib.loads(text), Feed)
+    assert (feed.name, feed.schema, feed.key_bytes, len(feed.slices)) == ("made", "itch50", key_bytes, slices)
+    assert [part.share for part in feed.slices] == [(number, slices) for number in range(slices)]
+    assert all(len(part.lines) == lines for part in feed.slices)
+    assert all(bool(part.shared_memory) == (transport is Transport.SHM) for part in feed.slices)
+    assert len(feed.archives) == archive
+    addresses = [each for part in feed.slices for each in part.lines] + list(feed.archives)
+    assert len(set(addresses)) == len(addresses)
+    if transport is not Transport.IPC:
+        assert [int(each.rpartition(":")[2]) for each in addresses] == list(range(6_000, 6_000 + len(addresses)))
+
+
+def test_every_setting_behind_a_hash_is_one_with_its_default(tmp_path: Path) -> None:
+    file = tmp_path / "feed.toml"
+    assert invoke("feed", "new", file).status == 0
+    plain = Feed.load(file)
+    lines = file.read_text().splitlines()
+    settings = [line.removeprefix("# ") for line in lines if line.startswith("# ") and " = " in line]
+    known = [line for line in settings if line.split(" = ")[0] in Feed.__struct_fields__ and "key" not in line]
+    assert len(known) == 5
+    place = next(number for number, line in enumerate(lines) if line.startswith("key_bytes")) + 1
+    file.write_text("\n".join([*lines[:place], *known, *lines[place:]]))
+    assert Feed.load(file) == plain
+
+
+def test_a_file_that_exists_is_not_changed(tmp_path: Path) -> None:
+    file = tmp_path / "feed.toml"
+    assert invoke("feed", "new", file).status == 0
+    text = file.read_text()
+    ended = invoke("feed", "new", file, "--slices", 4)
+    assert ended.status == Status.ERROR
+    assert_one_line(ended, "exists already, expected another name: no file is overwritten")
+    assert file.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("words", "pattern"),
+    [
+        (["--schema", "nothing"], "schema was 'nothing', expected one of"),
+        (["--name", "a b"], "name was 'a b', expected 1 to 64 letters"),
+        (["--host", "0.0.0.0"], "host of endpoint 'tcp://0.0.0.0:17901' was '0.0.0.0', expected the one address"),
+        (["--port", "65535"], "port was 65535 and 2 are needed, expected at most 65534"),
+    ],
+)
+def test_what_cannot_be_a_feed_is_not_written(words: list[str], pattern: str, tmp_path: Path) -> None:
+    ended = invoke("feed", "new", tmp_path / "feed.toml", *words)
+    assert ended.status == Status.ERROR
+    assert_one_line(ended, pattern)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_process_at_each_endpoint_is_named(tmp_path: Path) -> None:
+    feed = Feed.local("checked", transport="shm")
+    file = write_feed(feed, tmp_path / "feed.toml")
+    assert {each["state"] for each in json.loads(invoke("feed", "check", file, "--json").out)["endpoints"]} == {"free"}
+    with Publisher(feed):
+        ended = invoke("feed", "check", file, "--json")
+    found = json.loads(ended.out)
+    assert ended.status == 0
+    assert [(each["what"], each["endpoint"], each["takes"]) for each in found["endpoints"]] == [
+        (f"slice {number} {what}", endpoint, f"share {number} of 2")
+        for number, part in enumerate(feed.slices)
+        for what, endpoint in zip(("line A", "shared memory"), part.endpoints, strict=True)
+    ]
+    assert {each["pid"] for each in found["endpoints"]} == {os.getpid()}
+    assert f"(PID {os.getpid()})" in found["endpoints"][0]["state"]
+    assert (found["feed"], found["schema"], found["warnings"]) == ("checked", "raw", [])
+
+
+def test_a_unix_socket_is_in_use_while_a_process_listens(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/0"
+    assert use_of(endpoint).text == "free"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{tmp_path}/0")
+        listener.listen()
+        assert use_of(endpoint).pid == os.getpid()
+    assert use_of(endpoint).text == "free"  # the file is there, and no process
+    assert use_of(f"ipc://{tmp_path}/none/0").text == f"{tmp_path}/none is no directory"
+
+
+@pytest.mark.parametrize(("bound", "asked"), [("0.0.0.0", "127.0.0.1"), ("127.0.0.1", "*"), ("127.0.0.1", "0.0.0.0")])
+def test_a_port_is_in_use_at_every_address_that_a_listener_covers(bound: str, asked: str) -> None:
+    with socket.create_server((bound, 0)) as server:
+        port = server.getsockname()[1]
+        assert use_of(f"tcp://{asked}:{port}").pid == os.getpid()
+        assert use_of(f"tcp://127.0.0.2:{port}").is_used is (bound == "0.0.0.0")
+
+
+def test_an_address_of_another_host_and_an_unknown_name_are_told() -> None:
+    assert use_of("tcp://192.0.2.1:5000").text == "on another host"
+    assert use_of("tcp://no-such-host.invalid:5000").text == "no-such-host.invalid is no name that this host knows"
+
+
+def test_a_listener_of_a_process_that_cannot_be_seen_is_in_use(tmp_path: Path) -> None:
+    (tmp_path / "net").mkdir()
+    line = "0: 0100007F:1388 00000000:0000 0A 00000000:00000000 00:00000000 00000000 1001 0 77 1 x"
+    (tmp_path / "net" / "tcp").write_text(f"sl local_address\n{line}\n")
+    found = use_of("tcp://127.0.0.1:5000", tmp_path)
+    assert (found.text, found.is_used, found.pid) == ("in use by another user's process", True, None)
+    assert use_of("tcp://127.0.0.1:5001", tmp_path).text == "free"
+
+
+def test_risks_are_warned_of(tmp_path: Path) -> None:
+    (tmp_path / "range").write_text("32768\t60999\n")
+    feed = Feed.load(_written(tmp_path, "tcp://192.0.2.1:40000"))
+    first, second = warnings_of(feed, endpoints_of(feed), tmp_path / "range")
+    assert "tcp://192.0.2.1:40000 is neither encrypted nor asks who connects" in first
+    assert "one of those that the system gives to outgoing connections (32768 to 60999)" in second
+    local = Feed.load(_written(tmp_path, "tcp://127.0.0.1:17101"))
+    assert warnings_of(local, endpoints_of(local), tmp_path / "range") == []
+    ended = invoke("feed", "check", _written(tmp_path, "tcp://192.0.2.1:17101"))
+    assert ended.status == 0
+    assert "warning: tcp://192.0.2.1:17101 is neither encrypted" in ended.errors
+    assert "on another host" in ended.out
+
+
+def _written(directory: Path, endpoint: str) -> Path:
+    file = directory / "feed.toml"
+    file.write_text(f'name = "x"\n[[slices]]\nendpoints = ["{endpoint}"]\n')
+    return file
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern"),
+    [
+        ("", "key 'name' was missing"),
+        ('name = "x"\nslice = 1', "unknown key 'slice', did you mean 'slices'"),
+        (
+            'name = "x"\nschema = "no"\n[[slices]]\nendpoints = ["tcp://127.0.0.1:1"]',
+            "schema was 'no', expected one of",
+        ),
+        (
+            'name = "x"\n[security]\nkey = "none"\n[[slices]]\nendpoints = ["tcp://127.0.0.1:1"]',
+            "secret key file .*none.* was not found",
+        ),
+    ],
+)
+def test_a_file_that_is_wrong_is_status_1(text: str, pattern: str, tmp_path: Path) -> None:
+    (tmp_path / "feed.toml").write_text(text)
+    ended = invoke("feed", "check", tmp_path / "feed.toml")
+    assert ended.status == Status.ERROR
+    assert_one_line(ended, pattern)
+
+
+def test_settings_from_the_environment_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint = free_endpoints("tcp", "x", 1, 1)[0][0]
+    monkeypatch.setenv("BLACKBOX_FEED_SLICES_0_ENDPOINTS", endpoint)
+    found = json.loads(invoke("feed", "check", _written(tmp_path, "tcp://192.0.2.1:5"), "--json").out)
+    assert found["environment"] == ["BLACKBOX_FEED_SLICES_0_ENDPOINTS"]
+    assert [each["endpoint"] for each in found["endpoints"]] == [endpoint]
