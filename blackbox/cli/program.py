@@ -40,6 +40,7 @@ from blackbox.cli.ui.log import Format, begin_log, set_log
 from blackbox.cli.ui.options import FormatOption, LevelOption, help_of, with_log_options
 from blackbox.cli.ui.status import STATUS_HELP
 from blackbox.cli.verify import verify
+from blackbox.cli.warmup import warmup
 
 app = typer.Typer(
     name="blackbox",
@@ -57,7 +58,7 @@ _PANELS: Final = {
     "Recordings": (record, import_, replay, control, serve, positions, inspect, verify, repair, dump, export, compact),
     "Hub": (hub, put, get, unsubscribe, client),
     "Analysis": (analyse,),
-    "Setup": (doctor, keys),
+    "Setup": (doctor, warmup, keys),
 }
 """The commands by task."""
 

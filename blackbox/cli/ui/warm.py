@@ -1,0 +1,202 @@
+"""Compile what commands and callbacks run: small feeds, recordings and files of this process's own, part by part."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import Any, Final
+
+import msgspec
+import numpy
+from numba.core.dispatcher import Dispatcher
+from numba.core.event import Event, Listener
+
+from blackbox.archive.compact import compact
+from blackbox.archive.export.source_file import export
+from blackbox.archive.import_days import import_days
+from blackbox.archive.recorder import Recorder
+from blackbox.archive.recording import Recording
+from blackbox.book.book import warm_up_book
+from blackbox.errors import ConfigError
+from blackbox.feed.endpoint import free_endpoints
+from blackbox.feed.feed import Feed
+from blackbox.feed.source import open_source
+from blackbox.hub.client import Client
+from blackbox.hub.hub import Hub
+from blackbox.publish.publisher import Publisher
+from blackbox.relay.plain import PlainRelay
+from blackbox.relay.relay import Relay
+from blackbox.replay.replay import Replay
+from blackbox.subscriber import Subscriber
+
+_PATIENCE_S: Final = 600.0
+"""For what compiles meanwhile in another thread, on a busy machine."""
+_MESSAGES: Final = 5_000
+_START_NS: Final = 1_767_571_200_000_000_000
+_DATE: Final = "2026-01-05"
+
+
+class Compiled(Listener):  # type: ignore[misc]  # numba has no types
+    """Count kernels that are compiled and cached, and call `show` with the name of each as it begins."""
+
+    def __init__(self, show: Callable[[str], object]) -> None:
+        self.count = 0
+        self._show, self._lock = show, Lock()
+
+    def on_start(self, event: Event) -> None:
+        """Count a kernel, unless it is part of others alone."""
+        kernel = event.data["dispatcher"]
+        if kernel.stats.cache_path is None:
+            return
+        with self._lock:
+            self.count += 1
+        self._show(f"{kernel.py_func.__module__}.{kernel.py_func.__name__}")
+
+    def on_end(self, event: Event) -> None:
+        """Do nothing: it was counted when it began."""
+
+
+def count_loaded() -> int:
+    """Return how many kernels this process has loaded from the cache."""
+    kernels = [each for each in gc.get_objects() if isinstance(each, Dispatcher)]
+    return sum(sum(kernel.stats.cache_hits.values()) for kernel in kernels)
+
+
+def _deliver(feed: Feed) -> None:
+    """From a publisher to callbacks of each kind, with each kind of publishing."""
+    subscriber = Subscriber(feed, queue_blocks=64)
+    state = numpy.zeros(1)
+    subscriber.on(b"")(_ignore)
+    subscriber.on_batch(b"")(_ignore)
+    subscriber.on_compiled(b"", state=state)(_count)
+    topics, index = [b"A.x", b"B.x"], numpy.arange(1_000, dtype=numpy.int32) % 2
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start(timeout=_PATIENCE_S)
+        publisher.publish(b"A.x", b"1", ts_event=_START_NS)
+        payloads = numpy.zeros((1_000, 2), numpy.uint8)
+        publisher.publish_many(topics, index, payloads, numpy.full(1_000, _START_NS))
+    subscriber.run(until_end=True, timeout=_PATIENCE_S)
+
+
+def _ignore(_message: Any) -> None:
+    pass
+
+
+def _count(batch: Any, state: Any) -> None:
+    state[0] += len(batch.rows)
+
+
+def live(_place: Path) -> None:
+    """Publish and subscribe, also with keys and on two lines."""
+    for key_bytes, lines in ((0, 1), (2, 2)):
+        _deliver(Feed.local("warmup", slices=2, key_bytes=key_bytes, lines=lines))
+
+
+def shared_memory(_place: Path) -> None:
+    """Publish and subscribe in shared memory."""
+    with suppress(ConfigError):  # not Linux
+        _deliver(Feed.local("warmup", slices=1, transport="shm"))
+
+
+def imported(place: Path) -> None:
+    """Import a made-up session, write it as the venue's own file, and import that."""
+    feed = msgspec.structs.replace(Feed.local("warmup", slices=2), schema="itch50")
+    for part in ("first", "second"):
+        source = f"synthetic:{_MESSAGES}" if part == "first" else f"itch50:{place / 'day.itch'}"
+        options: dict[str, Any] = {"symbols": 10} if part == "first" else {"date": _DATE}
+        (day,) = import_days(feed, place / part, [open_source(source, **options)], date=None)
+        if part == "first":
+            export(Recording.open(day.path), place / "day.itch")
+
+
+def recorded(place: Path) -> None:
+    """Record a feed, read the day in every way, and rewrite it."""
+    feed = Feed.local("recorded", slices=2)
+    with Publisher(feed, when_full="wait") as publisher:
+        recorder = Recorder(feed, place)
+        recorder.start(timeout=_PATIENCE_S)
+        for number in range(100):
+            publisher.publish(b"%c.x" % (65 + number % 5), b"%d" % number, ts_event=_START_NS + number)
+        publisher.flush()
+    recorder.run(until_end=True, timeout=_PATIENCE_S)
+    _read(next((place / feed.name).glob("*/manifest.json")).parent, place / "compacted")
+    for day in (place / "first").glob("*/*/manifest.json"):
+        _read(day.parent, place / "rewritten")
+
+
+def _read(path: Path, out: Path) -> None:
+    day = Recording.open(path)
+    day.examine(lambda _: None)
+    day.counts()
+    day.rate()
+    for batch in day.batches(b"A"):
+        list(batch)
+    for _ in day.newest():
+        pass
+    compact(day, out)
+    with suppress(ImportError):  # without pyarrow
+        day.to_parquet(out.with_name(f"{out.name}-parquet"))
+
+
+def replayed(place: Path) -> None:
+    """Replay to callbacks, and to the wire."""
+    days = [Recording.open(path.parent) for path in (place / "first").glob("*/*/manifest.json")]
+    subscriber = Subscriber(days[0].feed)
+    subscriber.on(b"")(_ignore)
+    subscriber.on_batch(b"")(_ignore)
+    subscriber.on_compiled(b"", state=numpy.zeros(1))(_count)
+    subscriber.replay(days)
+    feed = msgspec.structs.replace(Feed.local("replayed", slices=2), schema="itch50")
+    receiver = Subscriber(feed, queue_blocks=64)
+    receiver.on_batch(b"")(_ignore)
+    with Publisher(feed, when_full="wait") as publisher:
+        receiver.start(timeout=_PATIENCE_S)
+        Replay(days).publish(publisher)
+    receiver.run(until_end=True, timeout=_PATIENCE_S)
+
+
+def books(place: Path) -> None:
+    """Order books of a recorded day."""
+    warm_up_book()
+    for path in (place / "first").glob("*/*/manifest.json"):
+        Recording.open(path.parent).book_at("23:59")
+
+
+def relayed(_place: Path) -> None:
+    """Relays of both kinds."""
+    above, below = Feed.local("relayed", slices=1), Feed.local("relayed", slices=1)
+    with Publisher(above), Relay(above, below):
+        subscriber = Subscriber(below)
+        subscriber.on(b"")(_ignore)
+        subscriber.start(timeout=_PATIENCE_S)
+        with PlainRelay(above, free_endpoints("tcp", "plain", 1, 1)[0][0]):
+            pass
+        subscriber.stop()
+
+
+def hub(place: Path) -> None:
+    """Put to a hub, and get from it."""
+    feed = Feed.local("hub", slices=1)
+    archive, at = (each[0] for each in free_endpoints("tcp", "hub", 2, 1))
+    feed = msgspec.structs.replace(feed, archives=(archive,), hub=at)
+    with Hub(feed, place / "hub"), Client(feed, "warmup", place / "positions") as client:
+        client.subscribe(b"A", _PATIENCE_S)
+        client.put(b"A.x", b"1", timeout=_PATIENCE_S)
+        client.get(b"A", _PATIENCE_S)
+        client.commit()
+
+
+PARTS: Final[dict[str, Callable[[Path], None]]] = {
+    "publish and subscribe": live,
+    "shared memory": shared_memory,
+    "import and export": imported,
+    "record and read": recorded,
+    "replay": replayed,
+    "order books": books,
+    "relays": relayed,
+    "hub": hub,
+}
+"""What is run, in this order: later parts read what earlier ones have written."""

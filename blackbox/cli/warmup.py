@@ -1,0 +1,118 @@
+"""`blackbox warmup`: compile all that runs later, now."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated
+
+import typer
+
+from blackbox.cli.ui.feeds import SourceOptions, feed_for, open_with_options
+from blackbox.cli.ui.options import JsonOption
+from blackbox.cli.ui.progress import LINE_EVERY_S, at_most_every
+from blackbox.cli.ui.status import exit_statuses
+from blackbox.cli.ui.terminal import print_json, say, stderr
+from blackbox.errors import ConfigError
+from blackbox.feed.feed import Feed
+from blackbox.report.numbers import counted, duration
+
+
+def warmup(
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SOURCE...]",
+            help="Sources to import, NAME:ARGUMENT, so that their decoders are compiled, too.",
+            show_default=False,
+        ),
+    ] = None,
+    option: SourceOptions = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compile the kernels of live feeds, recordings, replays, relays and hubs now, and keep them in the cache.
+
+    Run it when an image is built, or first in CI: no later start compiles these. It publishes, records and replays
+    a little in a temporary directory, on free ports of 127.0.0.1. Takes minutes the first time, seconds when all are
+    cached. Decoders of other formats than ITCH are compiled if a SOURCE of theirs is given. Exits with status 1 if the
+    cache cannot be written.
+
+    JSON has `cache`, `compiled`, `from_cache` (kernels) and `seconds`.
+
+    For example:
+
+    blackbox warmup
+
+    blackbox warmup dbn:sample.dbn.zst --json
+
+    XDG_CACHE_HOME=/opt/cache blackbox warmup    in a Dockerfile, with the same variable when the image runs
+    """
+    with exit_statuses():
+        from numba.core.event import install_listener
+
+        from blackbox.cli.ui import warm
+        from blackbox.native.kernel_cache import cache_root
+
+        _check_cache(cache_root())
+        began = time.monotonic()
+        with TemporaryDirectory(prefix="blackbox-warmup-") as directory, stderr.status("compiling") as shown:
+
+            def show(kernel: str) -> None:
+                shown.update(f"compiling {kernel}")
+                say_some(f"compiling {kernel}, {counted(compiled.count, 'kernel')} so far")
+
+            say_some = at_most_every(LINE_EVERY_S, _quiet if stderr.is_terminal else say)
+            compiled = warm.Compiled(show)
+            with install_listener("numba:compile", compiled):
+                for name, part in warm.PARTS.items():
+                    before = compiled.count, warm.count_loaded()
+                    part(Path(directory))
+                    new, loaded = compiled.count - before[0], warm.count_loaded() - before[1]
+                    say(f"{name}: {counted(new, 'kernel')} compiled, {loaded} from the cache")
+                for number, spec in enumerate(sources or ()):
+                    _import(spec, option, Path(directory) / f"source-{number}")
+        seconds, loaded = time.monotonic() - began, warm.count_loaded()
+        if as_json:
+            print_json(
+                {
+                    "cache": str(cache_root()),
+                    "compiled": compiled.count,
+                    "from_cache": loaded,
+                    "seconds": round(seconds, 3),
+                }
+            )
+        say(
+            f"{counted(compiled.count, 'kernel')} compiled, {loaded} from the cache, in {duration(seconds * 1e9)}: "
+            f"{cache_root()}"
+        )
+
+
+def _check_cache(cache: Path) -> None:
+    """Raise ConfigError unless compiled kernels can be kept."""
+    try:
+        with TemporaryDirectory(dir=_made(cache)):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"compiled kernels cannot be kept: {cache} cannot be written ({error.strerror}); set XDG_CACHE_HOME to a "
+            "directory that can"
+        ) from None
+
+
+def _made(cache: Path) -> Path:
+    cache.mkdir(parents=True, exist_ok=True)
+    return cache
+
+
+def _import(spec: str, options: list[str] | None, out: Path) -> None:
+    from blackbox.archive.import_days import import_days
+
+    feed = Feed.local("warmup", slices=2)
+    source = open_with_options(spec, options, feed)
+    done = import_days(feed_for(feed, source, spec), out, [source], date=None)
+    say(f"{spec}: {counted(sum(day.messages for day in done), 'message')} imported")
+
+
+def _quiet(_text: str) -> None:
+    """Say nothing: a terminal shows each kernel in place."""
