@@ -38,8 +38,8 @@ _SECURITY: Final = """
 # Encryption of tcp, and who may connect. `blackbox keys new me` makes a pair. Paths are relative to this file.
 # [security]
 # key = "keys/me.key_secret"           # of the side that reads this file
-# server_keys = ["keys/exchange.key"]  # public keys of what this side connects to
-# allowed_keys = "allowed"             # directory of public keys that may connect to what this side binds
+# server_keys = ["keys/exchange.key"]  # public keys of the servers
+# allowed_keys = "allowed"             # directory of the public keys of clients
 """
 
 
@@ -142,6 +142,6 @@ def _text(
         yield f"archives = {json.dumps([endpoint('archive')])}  # where `blackbox record --serve` answers\n"
     yield _SETTINGS
     yield _SECURITY
-    yield "\n# Each slice has a socket and threads of its own. `share = [index, of]` spreads symbols by a hash.\n"
+    yield "\n# Each slice has its own socket and threads. `share = [index, of]` spreads symbols by a hash.\n"
     yield '# bind = "tcp://0.0.0.0:PORT" in a slice: where the publisher listens, if not at `endpoints`.\n'
     yield from parts

@@ -70,8 +70,8 @@ for _panel, _commands in _PANELS.items():
 
 
 _feed = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", epilog=STATUS_HELP)
-for _command in (new, check):
-    _feed.command(_command.__name__, help=help_of(_command), epilog=STATUS_HELP)(with_log_options(_command))
+for _part in (new, check):
+    _feed.command(_part.__name__, help=help_of(_part), epilog=STATUS_HELP)(with_log_options(_part))
 app.add_typer(_feed, name="feed", help="Write a feed file, or check one.", rich_help_panel="Setup")
 
 

@@ -23,9 +23,9 @@ class Endpoint(msgspec.Struct, frozen=True):
     what: str
     """`slice 0 line A`, `slice 0 shared memory`, `archive 0` or `hub`."""
     endpoint: str
-    """Where others connect."""
+    """Address that others connect to."""
     bind: str
-    """Where it is bound."""
+    """Address that is bound."""
     takes: str
     """Which topics fall into the slice; empty for archives and hubs."""
     state: str

@@ -1,4 +1,4 @@
-"""What a command writes on stderr: its log and its own lines, as text or as JSON, one object a line."""
+"""Lines on stderr: the log and a command's own lines, as text or as JSON, one object a line."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _LEAST_MEMORY: Final = 512 << 20
 _FAIR_MEMORY: Final = 1 << 30
 _LEAST_DESCRIPTORS: Final = 1_024
 _DESCRIPTORS_OF_SLICE: Final = 40
-"""Of a publisher or subscriber with a few connections; docs/operations.md has the exact numbers."""
+"""Descriptors of a publisher or subscriber with a few connections; docs/operations.md has the exact numbers."""
 _LEAST_SHM: Final = 1 << 20
 _STEP_NS: Final = 10_000_000
 _UNSYNCHRONISED: Final = 0x40
@@ -55,7 +55,7 @@ class Check(msgspec.Struct, frozen=True):
     found: str
     """The value that was found."""
     advice: str = ""
-    """What to do; empty if it is fine."""
+    """Remedy; empty if the state is ok."""
 
 
 def ok(name: str, found: str) -> Check:

@@ -113,7 +113,7 @@ def lose(text: str) -> NoReturn:
 
 
 def warn(text: str) -> None:
-    """Print a warning, unless only errors are to be shown, and continue."""
+    """Print a warning if the log level shows warnings, and continue."""
     if is_shown(Level.WARNING):
         say(text, Level.WARNING, before="warning: ")
 

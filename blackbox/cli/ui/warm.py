@@ -199,4 +199,4 @@ PARTS: Final[dict[str, Callable[[Path], None]]] = {
     "relays": relayed,
     "hub": hub,
 }
-"""What is run, in this order: later parts read what earlier ones have written."""
+"""The parts, in the order in which they run: later ones read what earlier ones have written."""
