@@ -113,7 +113,7 @@ def _deaths(outcomes: Sequence[Outcome]) -> Iterator[str]:
         for outcome in outcomes
         for death in outcome.deaths
     ]
-    head = ["relays by level", "its level", "prefixes asked anew", "changes above", "at the source", "seconds"]
+    head = ["relays by level", "its level", "prefixes repeated", "changes above", "at the source", "seconds"]
     yield from table(head, rows)
 
 
