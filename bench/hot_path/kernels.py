@@ -289,10 +289,10 @@ class Subject:
                 "topics to numbers and callbacks",
                 lambda n: _match(self.at, table, trie, head, body, envelope, n),
             ),
-            Kernel("group", "rows by who wants them", lambda n: _group(table, head, body, envelope, n)),
+            Kernel("group", "rows by callback", lambda n: _group(table, head, body, envelope, n)),
             Kernel(
                 "hand over",
-                "to a worker's queue and out of it, in one thread",
+                "into a worker's queue and out, in one thread",
                 lambda n: _hand_over(*sockets, scratch, envelope, self.envelope.nbytes, message, n),
             ),
             Kernel(

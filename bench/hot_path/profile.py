@@ -165,16 +165,16 @@ def page(costs: dict[str, float], steps: list[tuple[Kernel, float]], how: str, r
     total = sum(costs.values())
     yield from ("# Where each nanosecond goes", "")
     yield (
-        f"Made by `make profile` on {machine['cpu_model']}, {machine['cpus']} CPUs, {machine['system']}: publisher and"
-        f" subscriber in one process, over loopback TCP, compiled callbacks that count, digest and sum, two"
-        f" workers. {number(rate)} M messages/s of 100 bytes while it was looked at; {number(total)} ns of CPU a"
-        f" message, all threads together. Stacks by {how}."
+        f"`make profile` on {machine['cpu_model']}, {machine['cpus']} CPUs, {machine['system']}. Publisher and"
+        " subscriber run in one process over loopback TCP, with two workers and compiled callbacks that count, digest and sum."
+        f" During the profile: {number(rate)} M messages/s of 100 bytes, {number(total)} ns of CPU for each message"
+        f" in all threads together. Stacks by {how}."
     )
-    yield from ("", "![flame graph](profile.svg)", "", "## By thread, as the scheduler counted", "")
+    yield from ("", "![flame graph](profile.svg)", "", "## By thread, from the scheduler", "")
     rows = [[name, number(cost), f"{cost / total:.0%}"] for name, cost in sorted(costs.items(), key=lambda i: -i[1])]
-    yield from table(["thread", "ns a message", "share"], [row for row in rows if float(costs[row[0]]) > _LEAST_NS])
+    yield from table(["thread", "ns per message", "share"], [row for row in rows if float(costs[row[0]]) > _LEAST_NS])
     yield from ("## By step", "")
-    yield "A step by itself: the fastest of many runs on one block in the caches; in a thread it also waits for memory."
+    yield "Each step alone: the fastest of many runs on one block in the caches. In a thread it also waits for memory."
     yield ""
     known = {kernel.name: ns for kernel, ns in steps}
     made = [[kernel.name, kernel.what, _STEPS[kernel.name], number(ns)] for kernel, ns in steps]
@@ -193,7 +193,7 @@ def page(costs: dict[str, float], steps: list[tuple[Kernel, float]], how: str, r
     ]
     made.append(["rest of the slice thread", "receiving, memory, waiting", "slice", number(slices - in_slice)])
     made.append(["rest of the workers", "receiving, memory, waiting", "workers", number(workers - known["callback"])])
-    yield from table(["step", "what", "thread", "ns a message"], made)
+    yield from table(["step", "purpose", "thread", "ns per message"], made)
 
 
 def main(out: Path) -> None:
