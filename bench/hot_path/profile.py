@@ -166,8 +166,8 @@ def page(costs: dict[str, float], steps: list[tuple[Kernel, float]], how: str, r
     yield from ("# Where each nanosecond goes", "")
     yield (
         f"`make profile` on {machine['cpu_model']}, {machine['cpus']} CPUs, {machine['system']}. Publisher and"
-        " subscriber run in one process over loopback TCP, with two workers and compiled callbacks that count, digest and sum."
-        f" During the profile: {number(rate)} M messages/s of 100 bytes, {number(total)} ns of CPU for each message"
+        " subscriber run in one process over loopback TCP, with two workers and compiled callbacks that count, digest and"
+        f" sum. During the profile: {number(rate)} M messages/s of 100 bytes, {number(total)} ns of CPU for each message"
         f" in all threads together. Stacks by {how}."
     )
     yield from ("", "![flame graph](profile.svg)", "", "## By thread, from the scheduler", "")
