@@ -165,10 +165,10 @@ def page(costs: dict[str, float], steps: list[tuple[Kernel, float]], how: str, r
     total = sum(costs.values())
     yield from ("# Where each nanosecond goes", "")
     yield (
-        f"`make profile` on {machine['cpu_model']}, {machine['cpus']} CPUs, {machine['system']}. Publisher and"
-        " subscriber run in one process over loopback TCP, with two workers and compiled callbacks that count, digest and"
-        f" sum. During the profile: {number(rate)} M messages/s of 100 bytes, {number(total)} ns of CPU for each message"
-        f" in all threads together. Stacks by {how}."
+        f"`make profile` on {machine['cpu_model']}, {machine['cpus']} CPUs, {machine['system']}."
+        " Publisher and subscriber run in one process over loopback TCP, with two workers and compiled callbacks that"
+        f" count, digest and sum. During the profile: {number(rate)} M messages/s of 100 bytes,"
+        f" {number(total)} ns of CPU for each message in all threads together. Stacks by {how}."
     )
     yield from ("", "![flame graph](profile.svg)", "", "## By thread, from the scheduler", "")
     rows = [[name, number(cost), f"{cost / total:.0%}"] for name, cost in sorted(costs.items(), key=lambda i: -i[1])]
