@@ -20,7 +20,9 @@ from blackbox import ArchiveClient, Feed, Publisher, Recorder, Recording, Subscr
 from blackbox.archive.serve.protocol import Gone
 from blackbox.block.gap import Gap
 from blackbox.cli.program import app
+from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.rights import RIGHTS_FILE, load_rights
+from blackbox.relay.plain import PlainRelay
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import publish_numbered, wait_recorded
@@ -140,6 +142,33 @@ def test_the_stream_of_the_page_is_read_to_its_end(session: Recording) -> None:
     asyncio.run(names["read"](subscriber))
     thread.join()
     assert subscriber.statistics().delivery.delivered > 0
+
+
+def test_the_programs_of_the_page_on_pyzmq_print_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    plain, ours, _ = snippets("from-pyzmq.md")
+    ((endpoint,),) = free_endpoints("tcp", "plain", 1, 1)
+    run(plain.replace("tcp://127.0.0.1:17201", endpoint), {})
+    assert capsys.readouterr().out == "b'AAPL.trade' b'189.98'\n"
+    run(ours, {})
+    assert capsys.readouterr().out == "b'AAPL.trade' b'189.98'\n"
+
+
+def test_the_plain_client_of_the_page_reads_a_message_of_a_plain_relay() -> None:
+    *_, code = snippets("from-pyzmq.md")
+    ((endpoint,),) = free_endpoints("tcp", "plain", 1, 1)
+    feed = Feed.local("page", slices=1)
+    names: dict[str, Any] = {}
+    client = threading.Thread(target=run, args=(code.replace("tcp://127.0.0.1:6000", endpoint), names), daemon=True)
+    with Publisher(feed) as publisher, PlainRelay(feed, endpoint):
+        client.start()
+
+        def has_come() -> bool:  # nothing confirms a plain subscription
+            publisher.publish(b"AAPL.trade", b"189.98", ts_event=17)
+            return "payload" in names
+
+        wait_until(has_come, 30)
+    client.join()
+    assert (names["topic"], names["payload"], names["ts_event"]) == (b"AAPL.trade", b"189.98", b"\x11" + bytes(7))
 
 
 @pytest.fixture
