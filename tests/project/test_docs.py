@@ -176,8 +176,8 @@ def test_exit_statuses_are_documented_in_operations_and_in_help() -> None:
     assert {int(number) for number in re.findall(r"\b\d+\b", STATUS_HELP)} == {*map(int, Status), 129, 143}
 
 
-def test_requests_of_the_operations_page_are_understood() -> None:
-    requests = re.findall(r"`(\{\"do\".*?\})`", (DOCS / "operations.md").read_text())
+def test_requests_of_the_page_on_replays_are_understood() -> None:
+    requests = re.findall(r"`(\{\"do\".*?\})`", (DOCS / "recorders.md").read_text())
     assert len(requests) == 7
     controls = Controls()
     socket = ControlSocket(controls, "tcp://127.0.0.1:1")

@@ -52,7 +52,7 @@ def test_a_command_of_a_page_is_a_right_command_line(page: str, line: str) -> No
     PROGRAM.commands[name].make_context(name, words)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("page", ["archive-protocol.md", "operations.md", "shared-memory.md"])
+@pytest.mark.parametrize("page", ["archive-protocol.md", "containers.md", "security.md", "shared-memory.md"])
 def test_settings_of_a_page_load(page: str, tmp_path: Path) -> None:
     text, *_ = snippets(page, "toml")
     slices = "" if "[[slices]]" in text else '\n[[slices]]\nendpoints = ["tcp://127.0.0.1:17201"]\n'
@@ -62,13 +62,13 @@ def test_settings_of_a_page_load(page: str, tmp_path: Path) -> None:
 
 
 def test_rights_of_the_page_load(tmp_path: Path) -> None:
-    _, text, _ = snippets("operations.md", "toml")
+    _, text = snippets("security.md", "toml")
     (tmp_path / RIGHTS_FILE).write_text(text)
     assert load_rights(str(tmp_path), 8) == {"desk": (b"AAPL.", b"MSFT."), "intern": (), "*": (b"INDEX.",)}
 
 
 def test_the_addresses_to_bind_of_the_page_load(tmp_path: Path) -> None:
-    *_, text = snippets("operations.md", "toml")
+    (text,) = snippets("containers.md", "toml")
     (tmp_path / "feed.toml").write_text(f'name = "quotes"\n{text}')
     (part,) = Feed.load(tmp_path / "feed.toml").slices
     assert (part.lines, part.bound) == (("tcp://md.example:17801",), ("tcp://0.0.0.0:17801",))
