@@ -1,4 +1,4 @@
-"""What the two hubs of a feed say to each other, and how they are set: see "Two hubs" in docs/hub.md.
+"""What the two hubs of a feed say to each other, and how they are set: see "Two hubs" in docs/hub-pairs-and-sites.md.
 
 Each asks the other again and again by `Follow`; the answer is a `Lead`. Both tell how its sender stands. The answers of
 the active one carry what was put, and what follows the passive one has it: that is the only way in which it is told.

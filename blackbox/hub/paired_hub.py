@@ -1,7 +1,7 @@
 """One of the two hubs of a feed: it leads, or it follows the one that leads and takes over from it.
 
-See "Two hubs" in docs/hub.md for the rules. Nothing here rests on clocks but how long a failover takes: while a passive
-hub may take over, the active one says nothing to anybody that the passive one has not in its log.
+See "Two hubs" in docs/hub-pairs-and-sites.md for the rules. Only the duration of a failover depends on clocks: while a
+passive hub may take over, the active hub answers only what the passive one has in its log.
 """
 
 from __future__ import annotations

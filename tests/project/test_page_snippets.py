@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 import shlex
 import textwrap
 import threading
@@ -12,17 +13,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 import typer
 from blackbox_feeds.synthetic import Synthetic
 
-from blackbox import ArchiveClient, Feed, Publisher, Recorder, Recording, Subscriber
+from blackbox import ArchiveClient, Client, Feed, Hub, NotStoredError, Publisher, Recorder, Recording, Subscriber
 from blackbox.archive.serve.protocol import Gone
 from blackbox.block.gap import Gap
 from blackbox.cli.program import app
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.rights import RIGHTS_FILE, load_rights
-from blackbox.relay.plain import PlainRelay
+from blackbox.hub.settings import HubSettings
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import publish_numbered, wait_recorded
@@ -228,6 +230,36 @@ def test_the_checkpoint_of_a_stream_of_the_page_is_behind_what_was_read(
         names["keep_in_one_transaction"] = lambda _, positions: kept.append((len(applied), dict(positions)))
         run(code, names)
     assert kept == [(count, {0: (publisher.epoch, count)}) for count in range(10, 101, 10)]
+
+
+def test_the_hub_of_the_page_takes_what_the_page_puts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings, hub_settings = snippets("hub.md", "toml")
+    for number in ("17110", "17111", "17112"):
+        settings = settings.replace(f"tcp://127.0.0.1:{number}", f"ipc://{tmp_path}/{number}")
+    (tmp_path / "feed.toml").write_text(settings)
+    (tmp_path / "hub.toml").write_text(hub_settings)
+    put, columns, table, counter = snippets("hub.md")
+    feed = Feed.load("feed.toml")
+    with Hub(feed, HubSettings.load("hub.toml").directory):
+        names: dict[str, Any] = {}
+        run(put, names)
+        assert names["message"].payload == b"buy 100 AAPL"
+        with Client(feed, "columns") as client:
+            names = {"client": client, "numpy": numpy}
+            run(columns, names)
+        assert names["places"]["sequence"].tolist() == [10_001, 10_002]
+        names = {"secrets": secrets, "NotStoredError": NotStoredError}
+        run(table, names)
+        run(counter, names)
+        subscriber = Subscriber(feed, on_gap="repair")
+        with Client(feed, "counter") as client:
+            counts = subscriber.table(b"count", client=client)
+            with subscriber.start(since="image"):
+                counts.wait_synced()
+                for _ in range(3):
+                    counts.wait(names["raise_by_one"](counts, b"count"), topic=b"count")
+                assert dict(counts) == {b"count": b"3"}
 
 
 def test_the_archive_answers_what_the_page_asks(archived: tuple[Feed, Publisher, Recorder]) -> None:
