@@ -18,7 +18,7 @@ import pytest
 import typer
 from blackbox_feeds.synthetic import Synthetic
 
-from blackbox import ArchiveClient, Client, Feed, Hub, NotStoredError, Publisher, Recorder, Recording, Subscriber
+from blackbox import ArchiveClient, Batch, Client, Feed, Hub, NotStoredError, Publisher, Recorder, Recording, Subscriber
 from blackbox.archive.serve.protocol import Gone
 from blackbox.block.gap import Gap
 from blackbox.cli.program import app
@@ -260,6 +260,44 @@ def test_the_hub_of_the_page_takes_what_the_page_puts(tmp_path: Path, monkeypatc
                 for _ in range(3):
                     counts.wait(names["raise_by_one"](counts, b"count"), topic=b"count")
                 assert dict(counts) == {b"count": b"3"}
+
+
+def test_settings_of_pairs_and_sites_load(tmp_path: Path) -> None:
+    pair_feed, pair, peers, site, join = snippets("hub-pairs-and-sites.md", "toml")
+    hub = tmp_path / "hub.toml"
+    (tmp_path / "feed.toml").write_text(f'name = "page"\n{pair_feed}')
+    assert len(Feed.load(tmp_path / "feed.toml").slices[0].lines) == 2
+    hub.write_text(f'feed = "feed.toml"\ndirectory = "kept"\n{pair}{join}')
+    loaded = HubSettings.load(hub)
+    assert loaded.pair is not None
+    assert loaded.join is not None
+    assert (loaded.pair.role, loaded.join.ports) == ("primary", (17_200, 17_299))
+    hub.write_text(peers)
+    assert [Path(each.here).name for each in HubSettings.load(hub).peers] == ["ldn-here.toml"]
+    (tmp_path / "ldn.toml").write_text(site)
+    assert Feed.load(tmp_path / "ldn.toml").hub == "tcp://127.0.0.1:17210"
+
+
+def test_images_and_tables_of_the_page_begin_with_what_was_recorded(
+    archived: tuple[Feed, Publisher, Recorder],
+) -> None:
+    feed, publisher, recorder = archived
+    image, _books, table = snippets("images.md")
+    publisher.publish(b"AAPL.price", b"100", ts_event=1)
+    publisher.publish(b"AAPL.price", b"101", ts_event=2)
+    publisher.flush()
+    wait_recorded(recorder, 2)
+    got: list[tuple[bytes, bool]] = []
+    code = image.replace("...  #", "got.extend((message.payload, batch.is_recorded) for message in batch)  #")
+    names: dict[str, Any] = {"feed": feed, "Subscriber": Subscriber, "Batch": Batch, "got": got}
+    run(code, names)
+    with names["subscriber"]:
+        wait_until(lambda: got != [], 10)
+    assert got == [(b"101", True)]
+    names = {"subscriber": Subscriber(feed)}
+    run(table, names)
+    names["subscriber"].stop()
+    assert names["price"] == b"101"
 
 
 def test_the_archive_answers_what_the_page_asks(archived: tuple[Feed, Publisher, Recorder]) -> None:
