@@ -17,6 +17,8 @@ from blackbox.image.table import Table
 
 PATIENCE_S: Final = 60.0
 MAX_LAG_NS: Final = 60_000_000_000
+UNCHANGED: Final[dict[Any, inspect.Signature]] = {}
+"""The signatures whose defaults were raised, as they were."""
 _LEFT_ALONE: Final = ("ArchiveClient", "close", "stop", "terminate")
 """Tests let these run out of time, with their defaults."""
 
@@ -32,6 +34,7 @@ def be_patient() -> None:
 
 
 def _raise_timeout(function: Any) -> None:
+    UNCHANGED.setdefault(function, inspect.signature(function))
     names = [each.name for each in inspect.signature(function).parameters.values() if each.kind != each.KEYWORD_ONLY]
     defaults = function.__defaults__ or ()
     function.__defaults__ = tuple(

@@ -42,11 +42,19 @@ Length = str | float | timedelta
 """A length of time: seconds, a timedelta, or a text such as "500ms", "1s", "5m", "1h", "1d" (of 24 hours)."""
 
 
+def seconds_ns(name: str, value: float | timedelta, least_s: float) -> int:
+    """A number of seconds or a timedelta in ns. Raises ConfigError unless it is one, and at least `least_s`."""
+    try:
+        return duration_ns(name, value, least_s)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(str(error)) from None
+
+
 def length_ns(length: Length, name: str) -> int:
     """A length of time in ns. Raises ConfigError unless it is one, and is above zero."""
     ns = 0
     if not isinstance(length, str):
-        ns = duration_ns(name, length, -LONGEST_S)
+        ns = seconds_ns(name, length, -LONGEST_S)
     elif found := re.fullmatch(r"(\d+) ?(ns|us|ms|s|m|h|d)", length):
         ns = int(found[1]) * _UNITS[found[2]]
     if not 0 < ns < 1 << 63:

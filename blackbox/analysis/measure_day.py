@@ -235,7 +235,12 @@ _Counted = dict[tuple[int, str], int]
 
 
 def _counted(frame: DataFrame, step: int, clock: str) -> _Counted:
-    rows = message_mix(frame, step, time=clock).select("start", "type", "messages").dropna(subset=["start"]).collect()
+    rows = (
+        message_mix(frame, step / 1e9, time=clock)
+        .select("start", "type", "messages")
+        .dropna(subset=["start"])
+        .collect()
+    )
     return {(start, kind or ""): messages for start, kind, messages in rows}
 
 
@@ -321,7 +326,7 @@ def _busiest(frame: DataFrame | None, most: int) -> tuple[str, ...]:
 def _bars(trades: DataFrame, step: int) -> dict[str, list[Bar]]:
     found: dict[str, list[Bar]] = {}
     trades = trades.withColumns({name: functions.col(name).cast("double") for name in ("price", "size")})
-    for row in time_bars(trades, step).orderBy("symbol", "start").collect():
+    for row in time_bars(trades, step / 1e9).orderBy("symbol", "start").collect():
         prices = row["open"], row["high"], row["low"], row["close"]
         found.setdefault(row["symbol"], []).append(Bar(row["start"], *prices, float(row["volume"]), row["trades"]))
     return found

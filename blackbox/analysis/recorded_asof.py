@@ -20,7 +20,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StructField, StructType
 
 from blackbox.analysis.asof import joined_names
-from blackbox.arguments import duration_ns
+from blackbox.analysis.inputs import seconds_ns
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.prices import Prices
 from blackbox.feed.schema import ABSENT, Schema
@@ -81,7 +81,7 @@ def asof_recorded(
     Raises ConfigError when an argument is not as said, JournalError when there is no such day; later, when a recording
     is damaged, or a symbol is too short for the keys.
     """
-    tolerance_ns = _NO_TOLERANCE if tolerance is None else duration_ns("tolerance", tolerance, 0)
+    tolerance_ns = _NO_TOLERANCE if tolerance is None else seconds_ns("tolerance", tolerance, 0)
     days = days_of([str(path) for path in ([paths] if isinstance(paths, str | Path) else paths)])
     schema = schema_of_days(days, trades, quotes)
     if schema.character(trades) == schema.character(quotes):

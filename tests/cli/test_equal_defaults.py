@@ -18,6 +18,7 @@ from blackbox.cli.program import app
 from blackbox.hub.client import Client
 from blackbox.monitor.heartbeats import Heartbeats
 from blackbox.replay.control_socket import ask
+from tests.patience import UNCHANGED
 
 SETS: Final[dict[str, tuple[Callable[..., Any], ...]]] = {
     "subscribe": (Subscriber, Subscriber.start, Subscriber.run, SlowPolicy, Client.subscribe),
@@ -58,7 +59,8 @@ def differences(command: str) -> set[str]:
     for option, default in options_of(command).items():
         argument = ALIASES.get((command, option), option)
         for function in SETS[command]:
-            parameter = inspect.signature(function).parameters.get(argument)
+            signature = UNCHANGED.get(inspect.unwrap(function)) or inspect.signature(function)
+            parameter = signature.parameters.get(argument)
             if parameter is None or parameter.default is inspect.Parameter.empty:
                 continue
             if not same(plain(parameter.default), default):

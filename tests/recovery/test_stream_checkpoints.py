@@ -328,11 +328,11 @@ def test_a_killed_reader_of_a_stream_goes_on_exactly_once(tmp_path: Path) -> Non
         for round_ in range(5):
             with Script(code, feed) as script:
                 script.expect("started")
-                for _ in range(20):
+                for step in range(20):
                     publish_numbered(publisher, published, 25)
                     published += 25
                     publisher.flush()
-                    if round_ % 2:
+                    if round_ % 2 and step % 2:  # of 50 more, at least 37 can be kept
                         script.read()
                 if round_ == 4:
                     wait_recorded(recorder, published)

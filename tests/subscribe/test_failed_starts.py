@@ -23,6 +23,7 @@ from blackbox import (
     SubscriberError,
 )
 from blackbox.subscribe import supervisor
+from blackbox.subscribe.slice_thread import SliceThread
 from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.testing import Collector, wait_until
 from tests.process_state import held, linux_only
@@ -239,10 +240,11 @@ def test_a_slice_that_is_not_ready_in_time_is_not_told_as_a_publisher_that_is_mi
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(supervisor, "_COMPILE_S", 0.0)
+    monkeypatch.setattr(SliceThread, "is_ready", False)
     subscriber = Subscriber(Feed.local("slow-start"))
     subscriber.on(b"")(nothing)
     with pytest.raises(SubscriberError, match="a slice was not ready after 0 s: it may still compile"):
-        subscriber.start()
+        subscriber.start(timeout=10)
     wait_until(lambda: subscriber.is_done)
 
 

@@ -92,7 +92,7 @@ def test_a_slow_subscriber_that_dies_counts_what_it_did_not_deliver() -> None:
 
 def test_a_late_block_that_ends_the_subscriber_is_counted() -> None:
     feed = one_slice()
-    subscriber = Subscriber(feed)
+    subscriber = Subscriber(feed, slow=SlowPolicy(start_grace=0))
     subscriber.on(b"T")(lambda message: None)
     with RawPublisher(feed) as publisher:
         subscriber.start()

@@ -109,7 +109,7 @@ def test_a_notebook_cell_that_holds_the_interpreter_ends_the_subscriber_and_not_
 def test_a_process_that_was_stopped_for_a_minute_survives() -> None:
     feed = one_slice()
     code = """
-        subscriber = Subscriber(feed, slow=SlowPolicy(start_grace=0))
+        subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=1, start_grace=0))
         subscriber.on(b"")(lambda message: None)
         subscriber.start()
         say("started")

@@ -298,7 +298,11 @@ def test_what_two_lines_have_lost_both_is_told_once(worker: bool) -> None:
 @in_both_places
 def test_what_the_policy_drops_is_told_before_the_next_messages(worker: bool) -> None:
     feed = one_slice(max_lag_ns=100_000_000_000)
-    subscriber, got, told = Subscriber(feed, slow=SlowPolicy("drop")), Collector(), list[tuple[int, Gap]]()
+    subscriber, got, told = (
+        Subscriber(feed, slow=SlowPolicy("drop", start_grace=0)),
+        Collector(),
+        list[tuple[int, Gap]](),
+    )
     subscriber.on(b"", group="same")(got.message)
     group = "same" if worker else None
     counted = subscriber.on_compiled(b"", state=numpy.zeros(100, numpy.int64), group=group)(log_batch)

@@ -69,7 +69,7 @@ def work(shape, directory, most_bytes):
     feed = msgspec.json.decode(shape, type=Feed)
     logging.disable()  # full disks are no news here
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(most_bytes), resource.RLIM_INFINITY))
-    with suppress(JournalError), Recorder(feed, directory, serve=True, max_lag_ns=1 << 60) as recorder:
+    with suppress(JournalError), Recorder(feed, directory, serve=True, max_lag=1e9) as recorder:
         notes[0] = 1
         recorder.run()
     notes[0] = 2

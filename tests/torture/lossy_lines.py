@@ -21,7 +21,7 @@ from tests.torture.outcome import Outcome
 RECORD = """
 def work(shape, directory):
     feed = msgspec.json.decode(shape, type=Feed)
-    with Recorder(feed, directory, serve=True, max_lag_ns=1 << 60) as recorder:
+    with Recorder(feed, directory, serve=True, max_lag=1e9) as recorder:
         notes[0] = 1
         wait_until(lambda: False, 3600)
 """

@@ -71,7 +71,7 @@ def load_feed(path: str | None) -> Feed:
     """Load a feed file; without one return `LOCAL`. The environment overrides settings of both."""
     if path is not None:
         return Feed.load(path)
-    document = msgspec.json.decode(msgspec.json.encode(LOCAL))
+    document = msgspec.to_builtins(LOCAL)
     return from_document(document, Feed) if override(document, Feed, os.environ) else LOCAL
 
 
