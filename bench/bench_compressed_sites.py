@@ -1,7 +1,7 @@
 """A site behind `ssh -C`: how fast it brings what is put there, what crosses, and what ssh costs. Real messages.
 
-    direct     Client ==puts==> hub "ldn" ==========================> hub "ams" ==> SUB, this process
-    ssh -C     Client ==puts==> hub "ldn" ==> sshd ==packed==> ssh ==> hub "ams" ==> SUB, this process
+    direct     HubClient ==puts==> hub "ldn" ==========================> hub "ams" ==> SUB, this process
+    ssh -C     HubClient ==puts==> hub "ldn" ==> sshd ==packed==> ssh ==> hub "ams" ==> SUB, this process
 
 All over TCP loopback, on the same two cores: no line between the sites is slow here. A client puts one call after the
 other, each a block; so blocks of one come at the pace of single puts. Bytes of `direct` are those of bodies and

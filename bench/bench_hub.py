@@ -1,6 +1,6 @@
 """Putting to a hub and waiting until it has all, a call at a time; every message has 100 bytes.
 
-ours        Client ==requests of columns, TCP loopback==> hub process ==one transaction for all that wait==> put log
+ours        HubClient ==requests of columns, TCP loopback==> hub process ==one transaction for all that wait==> put log
 JetStream   nats-py ==a message each, TCP loopback==> nats-server ==write==> files; acknowledgements, one a message
 limit       a DEALER ==a message, TCP loopback==> a ROUTER that answers, and stores nothing
 Redis       redis-py ==XADD in a pipeline, TCP loopback==> redis-server ==write==> append-only file

@@ -1,7 +1,7 @@
 """Two sites with a hub each: what it costs to read the other site's feed, and what crosses. Messages of 100 bytes.
 
-    direct    Client ==puts==> hub "ldn" =====================================> SUB process
-    ours      Client ==puts==> hub "ldn" ==what is wanted==> hub "ams" =======> SUB process
+    direct    HubClient ==puts==> hub "ldn" =====================================> SUB process
+    ours      HubClient ==puts==> hub "ldn" ==what is wanted==> hub "ams" =======> SUB process
     nats      nats-py process --> nats-server --------------------------------> nats-py process
     leaf      nats-py process --> nats-server ==> nats-server, its leaf node ----> nats-py process
 

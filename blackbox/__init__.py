@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from blackbox.feed.feed import Feed
     from blackbox.feed.schema import Schema
     from blackbox.feed.source import Source
-    from blackbox.hub.async_client import AsyncClient
-    from blackbox.hub.client import Client
+    from blackbox.hub.async_client import AsyncHubClient
+    from blackbox.hub.client import HubClient
     from blackbox.hub.hub import Hub
     from blackbox.publish.publisher import Publisher
     from blackbox.relay.plain import PlainRelay
@@ -65,14 +65,13 @@ __all__ = [
     "NOWHERE",
     "ArchiveClient",
     "ArchiveError",
-    "AsyncClient",
+    "AsyncHubClient",
     "Batch",
     "BlackBoxError",
     "Block",
     "BlockError",
     "BridgeError",
     "CallbackError",
-    "Client",
     "ConfigError",
     "ConflictError",
     "ControlError",
@@ -82,6 +81,7 @@ __all__ = [
     "Gap",
     "GapError",
     "Hub",
+    "HubClient",
     "HubError",
     "JournalError",
     "LimitError",
@@ -119,10 +119,10 @@ __all__ = [
 _MODULE_OF = {
     "NOWHERE": "block.position",
     "ArchiveClient": "archive.serve.client",
-    "AsyncClient": "hub.async_client",
+    "AsyncHubClient": "hub.async_client",
     "Batch": "block.batch",
     "Block": "block.block",
-    "Client": "hub.client",
+    "HubClient": "hub.client",
     "Controls": "replay.controls",
     "Feed": "feed.feed",
     "Gap": "block.gap",

@@ -272,8 +272,8 @@ class Registration:
     def table(self, prefix: bytes, *, client: Puts | None = None, group: str | None = None) -> Table:
         """Return a `Table` of the newest payload of each topic that starts with `prefix`; it needs an image at `start`.
 
-        `client`: the `Client` of the feed's hub that `put` and `delete` of the table go through. Raises ConfigError for
-        one of another feed; SubscriberError with `processes=True`, and once it has started.
+        `client`: the `HubClient` of the feed's hub for `put` and `delete` of the table. Raises ConfigError for one
+        of another feed; SubscriberError with `processes=True`, and once it has started.
         """
         if self._processes:
             raise SubscriberError("table was called with processes=True, where callbacks run in other processes")

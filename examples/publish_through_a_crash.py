@@ -18,7 +18,7 @@ def publish(feed: Feed, directory: str) -> None:
     with Publisher(feed, outbox=Outbox(directory, serve=True)) as publisher:
         publisher.wait_for_subscribers(timeout=60)
         publisher.flush()  # what is sent again
-        for number in range(publisher.numbered(), COUNT):
+        for number in range(publisher.published_count(), COUNT):
             publisher.publish(b"COUNT", b"%d" % number)
             time.sleep(0.0005)
 

@@ -5,7 +5,7 @@ import threading
 
 import msgspec
 
-from blackbox import NOWHERE, Client, ConflictError, Feed, Hub, Subscriber
+from blackbox import NOWHERE, ConflictError, Feed, Hub, HubClient, Subscriber
 
 
 def main() -> None:
@@ -16,7 +16,7 @@ def main() -> None:
             hub=f"ipc://{directory}/hub",
             archives=(f"ipc://{directory}/archive",),
         )
-        with Hub(feed, directory), Client(feed, "desk-1") as one, Client(feed, "desk-2") as two:
+        with Hub(feed, directory), HubClient(feed, "desk-1") as one, HubClient(feed, "desk-2") as two:
             subscribers = Subscriber(feed, on_gap="repair"), Subscriber(feed, on_gap="repair")
             first = subscribers[0].table(b"", client=one)
             second = subscribers[1].table(b"", client=two)

@@ -14,7 +14,7 @@ from bench.processes.child import answer, orders
 from bench.processes.pair import Order
 from bench.workload.captures import calls_of
 from bench.workload.load import LEAD_NS, Load, column_rows, due_ns, many, singles, when_due
-from blackbox import Client, Feed, Hub
+from blackbox import Feed, Hub, HubClient
 from blackbox.block.format import HEADER_BYTES
 
 _COLUMNS: Final = 10_000
@@ -37,19 +37,19 @@ def serve(feed: Any, directory: str, peers: Any = ()) -> None:
 
 def send(feed: Any) -> None:
     """Put what is ordered, in columns or, at a rate, one by one; the hub has all of it when this is answered."""
-    with Client(msgspec.convert(feed, Feed)) as client:
+    with HubClient(msgspec.convert(feed, Feed)) as client:
         for said in orders():
             load = msgspec.convert(said, Order).load
             before = time.process_time()
             began = _send_singly(client, load) if load.rate else _send_columns(client, load)
             ended = time.time_ns()
             client.flush()
-            client.numbered(60.0)  # which is answered once all before it is published
+            client.published_count(60.0)  # which is answered once all before it is published
             cpu_s = None if load.rate else time.process_time() - before
             answer(began=began, ended=ended, flushed=time.time_ns(), cpu_s=cpu_s)
 
 
-def _send_columns(client: Client, load: Load) -> int:
+def _send_columns(client: HubClient, load: Load) -> int:
     pool, began = load.pool, time.time_ns()
     for start, rows in column_rows(load, _COLUMNS):
         times = pool.ts_event[: rows.stop - rows.start] + (start + 1)
@@ -57,7 +57,7 @@ def _send_columns(client: Client, load: Load) -> int:
     return began
 
 
-def _send_singly(client: Client, load: Load) -> int:
+def _send_singly(client: HubClient, load: Load) -> int:
     messages = list(many(singles(load), load.messages))
     began = time.time_ns() + LEAD_NS
     for due, (topic, payload, _) in when_due((due_ns(load) + began).tolist(), messages):
@@ -67,7 +67,7 @@ def _send_singly(client: Client, load: Load) -> int:
 
 def put_captured(feed: Any) -> None:
     """Put messages of a capture, `at_once` a call."""
-    with Client(msgspec.convert(feed, Feed)) as client:
+    with HubClient(msgspec.convert(feed, Feed)) as client:
         for order in orders():
             calls, began = calls_of(order["capture"], order["messages"], order["at_once"]), time.time_ns()
             for call in calls:
@@ -77,7 +77,7 @@ def put_captured(feed: Any) -> None:
 
 def put(feed: Any, acknowledged: Any) -> None:
     """Put `calls` times `at_once` messages, waiting each time until all are acknowledged; answer how long each took."""
-    with Client(msgspec.convert(feed, Feed), acknowledged=acknowledged) as client:
+    with HubClient(msgspec.convert(feed, Feed), acknowledged=acknowledged) as client:
         data, topic = os.urandom(PAYLOAD_BYTES), b"AAPL.trade"
         for order in orders():
             at_once = order["at_once"]

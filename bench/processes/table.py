@@ -11,7 +11,7 @@ import numpy
 
 from bench.measure.contest import expect
 from bench.processes.child import answer, orders
-from blackbox import Client, Feed, Place, Subscriber
+from blackbox import Feed, HubClient, Place, Subscriber
 
 PAYLOAD_BYTES = 100
 _AT_ONCE = 10_000
@@ -25,7 +25,7 @@ def topics_of(count: int) -> list[bytes]:
 def put(feed: Any, topics: Any) -> None:
     """Put `updates` messages, over all topics in turn; answer when that began, and where the last ones are."""
     names = topics_of(topics)
-    with Client(msgspec.convert(feed, Feed)) as client:
+    with HubClient(msgspec.convert(feed, Feed)) as client:
         for order in orders():
             rows = numpy.full((order["updates"], PAYLOAD_BYTES), order["value"], numpy.uint8)
             index = numpy.arange(_AT_ONCE, dtype=numpy.int32)

@@ -25,7 +25,7 @@ def source_of(name: str) -> Source:
 
 
 class Call(NamedTuple):
-    """What `Client.put_many` is given."""
+    """What `HubClient.put_many` is given."""
 
     topics: tuple[bytes, ...]
     topic_index: list[int]

@@ -60,7 +60,7 @@ class Keys:
         """Return the key of a number."""
         return self._names.name(number)
 
-    def following(self) -> dict[bytes, int]:
+    def next_sequences(self) -> dict[bytes, int]:
         """Return the next number of each key, as far as it is known."""
         names = self._names.names()
         return {key: number for key, number in zip(names, self._following.tolist(), strict=False) if number >= 0}
@@ -221,7 +221,7 @@ def next_numbers(runs: Iterable[RecordRun], key_bytes: int, most_keys: int) -> d
     for run in runs:
         first_rows = run.heads["first_row"].astype(numpy.int64)
         _note_keys(keys.at, run.headers, run.bodies, first_rows, key_bytes)
-    return keys.following()
+    return keys.next_sequences()
 
 
 @njit(nogil=True, cache=True)

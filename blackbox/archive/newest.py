@@ -323,9 +323,9 @@ class Newest(NewestRows):
         """The largest `ts_out` of that run."""
         return self._reached.ts_out
 
-    def following(self) -> dict[bytes, int]:
+    def next_sequences(self) -> dict[bytes, int]:
         """Return the next number of each key of that run."""
-        return self._keys.following()
+        return self._keys.next_sequences()
 
     def places(self) -> dict[bytes, tuple[int, int]]:
         """Return the run and number of the newest message of each topic, of those that have a value."""

@@ -63,9 +63,9 @@ class NewestBooks:
         """The largest `ts_out` of that run."""
         return self._newest.ts_out
 
-    def following(self) -> dict[bytes, int]:
+    def next_sequences(self) -> dict[bytes, int]:
         """Return the next number of each key of that run."""
-        return self._newest.following()
+        return self._newest.next_sequences()
 
     def begin_day(self) -> None:
         """Learn that records of another day follow: the first run of a day begins with empty books."""
@@ -189,7 +189,7 @@ class BooksBlocks:
         of_key = dict[bytes, list[_Part]]()
         for part in parts:
             of_key.setdefault(part.last.topic[:key_bytes], []).append(part)
-        following = books.following()
+        following = books.next_sequences()
         for key, mine in of_key.items():
             self._plan(key, mine, following[key])
         self.count = others.count + len(self._planned)

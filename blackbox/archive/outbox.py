@@ -142,7 +142,7 @@ class Outbox:
         note = _Note(journals.directory, self._epoch or before.epoch)
         is_whole = self._is_synced or note.is_there
         goes_on = before.epoch == self._epoch if self._epoch else is_whole and before.epoch and not before.is_ended
-        following = [before.following(each) if goes_on else {} for each in slices]
+        following = [before.next_sequences(each) if goes_on else {} for each in slices]
         self.is_whole = is_whole and not before.is_damaged  # which is known behind that
         again: list[list[Block]] = [[] for _ in slices]
         if self._epoch:
@@ -254,7 +254,7 @@ class _Before:
         """Whether something was found that cannot be read."""
         return any(day.damage for day in self._days)
 
-    def following(self, slice_id: int) -> dict[bytes, int]:
+    def next_sequences(self, slice_id: int) -> dict[bytes, int]:
         """Return the number that follows what was written of each key."""
         found: dict[bytes, int] = {}
         for _, segment in self._segments(slice_id):

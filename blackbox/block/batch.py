@@ -112,7 +112,7 @@ class Batch:
         batch_of = map([part for _, part in parts].__getitem__, part_of.tolist())
         return map(Message, self._each_payload(), batch_of, map(own_places.tolist().__getitem__, places))
 
-    def feeds_apart(self) -> list[tuple[NDArray[numpy.int64], Batch]]:
+    def split_by_feed(self) -> list[tuple[NDArray[numpy.int64], Batch]]:
         """Return a batch of each feed, and the places of its messages in this one; itself, where all are of one."""
         feeds = self._feed_numbers()
         return [(numpy.arange(len(self)), self)] if feeds is None else self._parts(feeds)
@@ -132,7 +132,7 @@ class Batch:
         rows = self._all_rows()
         found = [
             rows[places[part.indices(kind)]]
-            for places, part in self.feeds_apart()
+            for places, part in self.split_by_feed()
             if part.schema is not None
             for kind in dict.fromkeys(map(part.schema.character, part.schema.types_in(types)))  # one has two names
         ]

@@ -36,7 +36,7 @@ class KeyPosition(NamedTuple):
 
     epoch: Number
     """The run of its publisher; 0: archives have brought nothing yet."""
-    following: dict[_Key, Number]
+    next_sequences: dict[_Key, Number]
     """By key the number of the next message; other keys begin with 0."""
     prefixes: list[_Key]
     """What keys begin with that are wanted; nothing is said of others."""
@@ -51,7 +51,7 @@ class Undone(NamedTuple):
 
     epoch: int
     """The run of the first message with which it is not done."""
-    following: dict[bytes, int]
+    next_sequences: dict[bytes, int]
     """By key the number of the first one in that run."""
     sent_ns: int
     """What was sent before, in that run, by the publisher's clock, is none of these."""
@@ -73,7 +73,7 @@ def is_before(position: SlicePosition, other: SlicePosition) -> bool:
     if position.epoch != other.epoch:
         return position.epoch < other.epoch
     if isinstance(position, KeyPosition) and isinstance(other, KeyPosition):
-        return any(position.following.get(key, 0) < sequence for key, sequence in other.following.items())
+        return any(position.next_sequences.get(key, 0) < sequence for key, sequence in other.next_sequences.items())
     return isinstance(position, Position) and isinstance(other, Position) and position < other
 
 
@@ -84,8 +84,8 @@ def merged(one: Undone, other: Undone) -> Undone:
     """
     if one.epoch != other.epoch:
         return min(one, other, key=lambda each: each.epoch)
-    for key, first in other.following.items():
-        one.following[key] = min(first, one.following.get(key, first))
+    for key, first in other.next_sequences.items():
+        one.next_sequences[key] = min(first, one.next_sequences.get(key, first))
     return one._replace(sent_ns=min(one.sent_ns, other.sent_ns))
 
 

@@ -14,7 +14,7 @@ from blackbox.bridge.carrier import Away
 from blackbox.bridge.inlet import Inlet
 from blackbox.errors import BridgeError, ConfigError, HubError, NotStoredError, RefusedError
 from blackbox.feed.feed import Feed
-from blackbox.hub.client import Client
+from blackbox.hub.client import HubClient
 from blackbox.hub.protocol import MOST_ID_BYTES
 
 IN_FLIGHT: Final = 1_000
@@ -43,7 +43,7 @@ class HubInlet(Inlet):
     def __init__(self, feed: Feed, url: str, prefix: bytes) -> None:
         """Settings; nothing is opened. Raises ConfigError."""
         super().__init__(feed, url, prefix)
-        self._client = Client(feed)
+        self._client = HubClient(feed)
         self._on_their_way: deque[Put] = deque()
         """In the order in which they came."""
         self._counts = {"messages put": 0, "unwanted": 0, **self._counts}

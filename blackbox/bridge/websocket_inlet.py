@@ -15,7 +15,7 @@ from blackbox.bridge.door import ConnectionClosed, Door, ServerConnection, addre
 from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import BlackBoxError, BridgeError, ConfigError, HubError, NotStoredError
 from blackbox.feed.feed import Feed
-from blackbox.hub.client import Client
+from blackbox.hub.client import HubClient
 from blackbox.hub.json_form import MOST_ASKED_BYTES, Put, error_as_json, number_of, place_as_json
 
 IN_FLIGHT: Final = 1_000
@@ -69,7 +69,7 @@ class WebSocketInlet:
         Raises ConfigError.
         """
         self.feed, self._prefix = feed, prefix
-        self._client = Client(feed)
+        self._client = HubClient(feed)
         self._door = Door(host, port, [*origins, None], most_clients)
         self._put = self._failed = 0
 

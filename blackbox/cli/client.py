@@ -37,11 +37,11 @@ def client(
     """
     with exit_statuses():
         from blackbox.cli.ui.event_loop import run_in_loop
-        from blackbox.hub.async_client import AsyncClient
+        from blackbox.hub.async_client import AsyncHubClient
         from blackbox.hub.driven_client import DrivenClient
 
         known = load_feed(feed)
-        driven = AsyncClient(known, name, positions, acknowledged="synced" if synced else "recorded")
+        driven = AsyncHubClient(known, name, positions, acknowledged="synced" if synced else "recorded")
 
         async def serve() -> None:
             async with driven:

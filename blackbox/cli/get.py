@@ -50,9 +50,9 @@ def get(
     blackbox get orders. --name desk-1 --feed feed.toml --count 10 --timeout 5
     """
     with exit_statuses():
-        from blackbox.hub.client import Client
+        from blackbox.hub.client import HubClient
 
-        client, got = Client(load_feed(feed), name, positions).start(), 0
+        client, got = HubClient(load_feed(feed), name, positions).start(), 0
         try:
             while got < enough or not enough:
                 print_message(client.get(prefix.encode(), timeout))
@@ -90,9 +90,9 @@ def unsubscribe(
     blackbox unsubscribe --name desk-1 --feed feed.toml --positions /var/lib/desk-1
     """
     with exit_statuses():
-        from blackbox.hub.client import Client
+        from blackbox.hub.client import HubClient
 
-        client = Client(load_feed(feed), name, positions).start()
+        client = HubClient(load_feed(feed), name, positions).start()
         try:
             client.unsubscribe(prefix.encode())
             say(f"{name} is not subscribed to {prefix!r} any more")
@@ -104,9 +104,9 @@ def subscribe_durably(
     name: str, positions: Path, feed: str | None, prefixes: tuple[bytes, ...], timeout: float | None
 ) -> None:
     """Have a durable client subscribe to prefixes: `get` has what is put from now on."""
-    from blackbox.hub.client import Client
+    from blackbox.hub.client import HubClient
 
-    client = Client(load_feed(feed), name, positions).start()
+    client = HubClient(load_feed(feed), name, positions).start()
     try:
         for prefix in prefixes:
             client.subscribe(prefix, timeout)

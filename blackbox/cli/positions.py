@@ -87,7 +87,7 @@ def _object(name: str, kept: Kept) -> dict[str, Any]:
         if isinstance(position, Position):
             there: dict[str, Any] = {"sequence": position.sequence}
         else:
-            following = position.following.items()
+            following = position.next_sequences.items()
             there = {"keys": {key.decode(errors="backslashreplace"): number for key, number in following}}
         slices.append({"slice": slice_id, "epoch": position.epoch, **there})
     return {"consumer": name, "feed": kept.feed, "kept_ns": kept.kept_ns, "slices": slices}
@@ -121,7 +121,7 @@ def _change(file: PositionFile, to: list[str] | None) -> None:
 def _text(position: SlicePosition) -> str:
     if isinstance(position, Position):
         return str(position.sequence)  # as `--to` takes it
-    return f"of {len(position.following)} keys"
+    return f"of {len(position.next_sequences)} keys"
 
 
 def _moved(positions: dict[int, SlicePosition], to: list[str]) -> dict[int, SlicePosition]:
@@ -140,7 +140,7 @@ def _moved(positions: dict[int, SlicePosition], to: list[str]) -> dict[int, Slic
             raise ConfigError(f"to was {text!r}, expected {'a' if not keys else 'no'} KEY before the sequence number")
         if isinstance(known, KeyPosition):
             same = known.epoch == run
-            following = {**(known.following if same else {}), keys[0].encode(): number}
+            following = {**(known.next_sequences if same else {}), keys[0].encode(): number}
             # Nothing is said any more of what need not be looked for.
             moved[place] = KeyPosition(run, following, known.prefixes, 0, known.since_ns if same else 0)
         else:

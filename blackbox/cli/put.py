@@ -17,7 +17,7 @@ from blackbox.errors import ConfigError, HubError
 
 if TYPE_CHECKING:
     from blackbox.block.position import Place
-    from blackbox.hub.client import Client
+    from blackbox.hub.client import HubClient
 
 PutTimeout = Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long the hub may take to answer.")]
 
@@ -53,15 +53,15 @@ def put(
     blackbox put orders.new - --feed feed.toml --name desk-1    each line of stdin
     """
     with exit_statuses():
-        from blackbox.hub.client import Client
+        from blackbox.hub.client import HubClient
 
         lines = payload == "-"
         if (name is not None and not lines) or (put_id is not None and lines):
             raise ConfigError(f"name was {name!r} and id {put_id!r}, expected a name with `-` and an id without")
-        client = Client(load_feed(feed), name, acknowledged="synced" if synced else "recorded").start()
+        client = HubClient(load_feed(feed), name, acknowledged="synced" if synced else "recorded").start()
         try:
             if lines:
-                _put_lines(client, topic, timeout, 0 if name is None else client.numbered(timeout))
+                _put_lines(client, topic, timeout, 0 if name is None else client.published_count(timeout))
             else:
                 told = os.fsencode(put_id) if put_id is not None else None
                 place = client.put(os.fsencode(topic), os.fsencode(payload), told, timeout=timeout)
@@ -84,7 +84,7 @@ class _Refused:
                 self.first, self.why = line, str(error)
 
 
-def _put_lines(client: Client, topic: str, timeout: float, known: int) -> None:
+def _put_lines(client: HubClient, topic: str, timeout: float, known: int) -> None:
     """Put each line of stdin behind those that are known, and say how many are stored."""
     refused, number = _Refused(), 0
     for number, line in enumerate(sys.stdin.buffer, 1):

@@ -1,4 +1,4 @@
-"""A client of a hub in asyncio: the verbs of `Client`, awaited."""
+"""A client of a hub in asyncio: the verbs of `HubClient`, awaited."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from blackbox.block.batch import Message
 from blackbox.block.position import Place
 from blackbox.errors import NotStoredError, SubscriberError
 from blackbox.feed.feed import Feed
-from blackbox.hub.client import Client
+from blackbox.hub.client import HubClient
 
 _LOOK_S: Final = 1.0
 
 
-class AsyncClient:
-    """As `Client`, in `async with`, without times to wait: give those by `asyncio.timeout`. `client` is what it drives.
+class AsyncHubClient:
+    """As `HubClient`, in `async with`, without times to wait: give those by `asyncio.timeout`. It drives `client`.
 
     Any task may put; each subscription has one task that gets, and that commits.
     """
@@ -30,8 +30,8 @@ class AsyncClient:
         directory: str | os.PathLike[str] | None = None,
         **settings: Any,
     ) -> None:
-        """As `Client`."""
-        self.client = Client(feed, name, directory, **settings)
+        """As `HubClient`."""
+        self.client = HubClient(feed, name, directory, **settings)
 
     async def __aenter__(self) -> Self:
         self.client.start()
@@ -52,7 +52,7 @@ class AsyncClient:
         if_at: Place | None = None,
         ttl: float | None = None,
     ) -> Place:
-        """As `Client.put`. One that is cancelled stays on its way."""
+        """As `HubClient.put`. One that is cancelled stays on its way."""
         while True:
             try:
                 future = self.client.put_soon(topic, payload, id, ts_event=ts_event, timeout=0, if_at=if_at, ttl=ttl)
@@ -62,7 +62,7 @@ class AsyncClient:
                 return await asyncio.wrap_future(future)
 
     async def flush(self) -> None:
-        """As `Client.flush`."""
+        """As `HubClient.flush`."""
         while True:
             try:
                 return await asyncio.to_thread(self.client.flush, _LOOK_S)
@@ -70,7 +70,7 @@ class AsyncClient:
                 continue
 
     async def subscribe(self, prefix: bytes) -> None:
-        """As `Client.subscribe`."""
+        """As `HubClient.subscribe`."""
         while True:
             try:
                 return await asyncio.to_thread(self.client.subscribe, prefix, _LOOK_S)
@@ -78,11 +78,11 @@ class AsyncClient:
                 continue
 
     async def unsubscribe(self, prefix: bytes) -> None:
-        """As `Client.unsubscribe`."""
+        """As `HubClient.unsubscribe`."""
         await asyncio.to_thread(self.client.unsubscribe, prefix)
 
     async def get(self, prefix: bytes) -> Message:
-        """As `Client.get`."""
+        """As `HubClient.get`."""
         inbox = self.client.inbox(prefix)
         while True:
             try:
@@ -98,5 +98,5 @@ class AsyncClient:
             return message
 
     async def commit(self) -> None:
-        """As `Client.commit`; it holds the loop up for as long as a file takes to be synced."""
+        """As `HubClient.commit`; it holds the loop up for as long as a file takes to be synced."""
         self.client.commit()

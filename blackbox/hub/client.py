@@ -41,7 +41,7 @@ from blackbox.hub.sender import Columns, Sender
 from blackbox.hub.settings import feed_of_hub
 
 
-class Client:
+class HubClient:
     """Put to a hub, and get from it. Any thread may put; each subscription has one reader.
 
     A put is stored once, however often it is sent, and whoever is killed. One that has an `id` is stored once, too,
@@ -62,8 +62,8 @@ class Client:
 
         Args:
             feed: of the hub, or the hub file.
-            name: of the client: `numbered` then goes on where the process before was. One process has it at a time; a
-                later one takes it over. Default: a new one.
+            name: of the client: `published_count` then continues where the last process stopped. One process has it at
+                a time; a later one takes it over. Default: a new one.
             directory: where subscriptions are kept, of clients with a name.
             acknowledged: what a put waits for: the hub has it in the page cache ("recorded"), so that it survives
                 whatever is killed; or on its disk ("synced"), so that it survives a power cut, too.
@@ -119,7 +119,7 @@ class Client:
             self.end()
 
     def __repr__(self) -> str:
-        return f"Client({self.feed!r}, {self.name!r})"
+        return f"HubClient({self.feed!r}, {self.name!r})"
 
     # Put
 
@@ -346,7 +346,7 @@ class Client:
         """
         self._sender.flush(time.monotonic() + timeout)
 
-    def numbered(self, timeout: float = 10.0) -> int:
+    def published_count(self, timeout: float = 10.0) -> int:
         """Return how many puts of this client's name the hub has had, of all processes that had it, in their order.
 
         So one that was killed sees how far it came, and goes on with the next one. Call it before you put.

@@ -18,7 +18,7 @@ from blackbox.documents import DecodeError
 from blackbox.errors import BlackBoxError, ConfigError, NotStoredError
 from blackbox.feed.endpoint import check_endpoint, transport_of
 from blackbox.feed.security import is_loopback
-from blackbox.hub.async_client import AsyncClient
+from blackbox.hub.async_client import AsyncHubClient
 from blackbox.hub.json_form import (
     ASKED,
     MOST_ASKED_BYTES,
@@ -49,7 +49,7 @@ class DrivenClient:
     Requests are done beside each other, those of one subscription one after the other.
     """
 
-    def __init__(self, client: AsyncClient, endpoint: str) -> None:
+    def __init__(self, client: AsyncHubClient, endpoint: str) -> None:
         """Raises ConfigError unless the endpoint is one that this host alone reaches: who asks there is the client."""
         check_endpoint(endpoint)
         if transport_of(endpoint) != "ipc" and not is_loopback(endpoint):

@@ -401,7 +401,7 @@ class Hub:
         """Find the newest message of every topic, once some put asks where that is."""
         if self._conditions.ask_for_days(puts):
             self._publisher.flush()  # so that all is in the days
-            self._conditions.read(self.epoch, self._numbers.following(), self._pause)
+            self._conditions.read(self.epoch, self._numbers.next_sequences(), self._pause)
 
     def _pause(self) -> None:
         """Do what cannot wait while days are read: nothing."""
@@ -518,7 +518,7 @@ class Hub:
         following: Sequence[Mapping[bytes, int]] = ()
         if request.prefix is not None:
             keys = self._numbers.keys
-            following = self._numbers.following() if keys is None else keys.under(request.prefix)
+            following = self._numbers.next_sequences() if keys is None else keys.under(request.prefix)
             if (rights := self._may_read(key)) is not None:
                 start = self.feed.subscription_of(request.prefix)
                 may_some = any(start.startswith(right) or right.startswith(start) for right in rights)

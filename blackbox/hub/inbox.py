@@ -100,9 +100,9 @@ class Inbox:
 
     def subscribe(self, welcome: Welcome) -> None:
         """Begin where the hub has said that it is, durably. Raises PositionError, RightsError."""
-        if not welcome.following:
+        if not welcome.next_sequences:
             raise RightsError(f"the key has no right to topics that begin with {self.prefix!r}")
-        positions = {each: self._position(welcome, each) for each in range(len(welcome.following))}
+        positions = {each: self._position(welcome, each) for each in range(len(welcome.next_sequences))}
         self._file.own(0)
         try:
             self._file.keep(self._feed.name, positions)
@@ -110,7 +110,7 @@ class Inbox:
             self._file.close()
 
     def _position(self, welcome: Welcome, slice_id: int) -> SlicePosition:
-        following = welcome.following[slice_id]
+        following = welcome.next_sequences[slice_id]
         if not self._feed.key_bytes:
             return Position(welcome.epoch, following[b""])
         margin_ns = _MARGIN_HEARTBEATS * self._feed.heartbeat_ns

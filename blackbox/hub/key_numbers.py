@@ -18,7 +18,7 @@ class KeyNumbers:
     def __init__(self, feed: Feed) -> None:
         """No key is known."""
         self._feed = feed
-        self.following: list[dict[bytes, int]] = [{} for _ in feed.slices]
+        self.next_sequences: list[dict[bytes, int]] = [{} for _ in feed.slices]
         """By slice and key, the number of its next message; keys that are not in it begin with 0."""
         self._before: dict[tuple[int, bytes], int] | None = None
         """Of keys that were numbered since `trying` began, what they were."""
@@ -26,11 +26,11 @@ class KeyNumbers:
     def under(self, prefix: bytes) -> list[dict[bytes, int]]:
         """Return, by slice, the next number of each key that topics with a prefix may have."""
         start = self._feed.subscription_of(prefix)
-        return [{key: each for key, each in keys.items() if key.startswith(start)} for keys in self.following]
+        return [{key: each for key, each in keys.items() if key.startswith(start)} for keys in self.next_sequences]
 
     def has_room(self, slice_id: int, topic: bytes, most: int) -> bool:
         """Whether a slice may have a topic's key, as one of `most`; it is known from then on."""
-        keys, key = self.following[slice_id], self._feed.key_of(topic)
+        keys, key = self.next_sequences[slice_id], self._feed.key_of(topic)
         if key not in keys:
             if len(keys) >= most:
                 return False
@@ -39,7 +39,7 @@ class KeyNumbers:
 
     def next(self, slice_id: int, topic: bytes, count: int = 1) -> int:
         """Give the next messages of a topic's key their numbers; return the first."""
-        keys, key = self.following[slice_id], self._feed.key_of(topic)
+        keys, key = self.next_sequences[slice_id], self._feed.key_of(topic)
         first = keys.get(key, 0)
         if self._before is not None:
             self._before.setdefault((slice_id, key), first)
@@ -75,7 +75,7 @@ class KeyNumbers:
             yield
         except BaseException:
             for (slice_id, key), number in self._before.items():
-                self.following[slice_id][key] = number
+                self.next_sequences[slice_id][key] = number
             raise
         finally:
             self._before = None

@@ -35,14 +35,14 @@ class Numbers:
         """Go on where a publisher is, which has begun, as far as its outbox told."""
         slices = range(len(self._feed.slices))
         self.epoch = publisher.epoch
-        self._following = numpy.array([publisher.numbered(each) for each in slices])
+        self._following = numpy.array([publisher.published_count(each) for each in slices])
         if self.keys is not None:
-            self.keys.following = [publisher.following(each) for each in slices]
-        self._begun = [dict(each) for each in self.following()]
+            self.keys.next_sequences = [publisher.next_sequences(each) for each in slices]
+        self._begun = [dict(each) for each in self.next_sequences()]
 
-    def following(self) -> Sequence[Mapping[bytes, int]]:
+    def next_sequences(self) -> Sequence[Mapping[bytes, int]]:
         """Return by slice and key (b"" where there are none) the number of the next message."""
-        return [{b"": each} for each in self._following.tolist()] if self.keys is None else self.keys.following
+        return [{b"": each} for each in self._following.tolist()] if self.keys is None else self.keys.next_sequences
 
     def has_any(self) -> bool:
         """Whether the epoch has a message."""

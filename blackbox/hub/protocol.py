@@ -116,7 +116,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     epoch: int
     at_ns: int
     """What is put from now on is published later, by the hub's clock."""
-    following: list[dict[bytes, int]]
+    next_sequences: list[dict[bytes, int]]
     """By slice and key (b"" where the feed has none) the number of the next message, of those that were asked for.
     Empty if the client's key has no right to any of them."""
 

@@ -54,7 +54,7 @@ class Revisions:
                 raise HubError(f"day {path} was damaged, expected to know what each topic had: {day.damage[0]}")
         for slice_id, keys in enumerate(following):
             newest = slices.get(slice_id)
-            reached = newest.following() if newest is not None and newest.epoch == epoch else {}
+            reached = newest.next_sequences() if newest is not None and newest.epoch == epoch else {}
             for key, number in keys.items():
                 if (found := reached.get(key, 0)) != number:
                     of_key = f", key {key!r}," if key else ""

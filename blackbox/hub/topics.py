@@ -103,7 +103,7 @@ class Topics:
         if not new:
             return True  # at once, as in most requests: there may be many slices
         size = sum(map(len, new))
-        if self._keys is not None and max(map(len, self._keys.following)) + len(new) > self._most:
+        if self._keys is not None and max(map(len, self._keys.next_sequences)) + len(new) > self._most:
             return False
         return max(self._counts) + len(new) <= self._most and max(self._bytes) + size <= self._most_bytes
 

@@ -33,7 +33,7 @@ _SIZES: Final = struct.Struct("<QQ")
 
 
 class Puts(Protocol):
-    """What a table is written through: a `Client` of the feed's hub."""
+    """What a table is written through: a `HubClient` of the feed's hub."""
 
     feed: Feed
 
@@ -48,7 +48,7 @@ class Puts(Protocol):
         if_at: Place | None,
         ttl: float | None,
     ) -> Place:
-        """Put a message; see `Client.put`."""
+        """Put a message; see `HubClient.put`."""
 
 
 class Table(Frames, Mapping[bytes, bytes]):
@@ -174,7 +174,7 @@ class Table(Frames, Mapping[bytes, bytes]):
         `if_at`: only if the topic's newest message is there, as `revision` told before you read the value; NOWHERE:
         only if it has none. `ttl`: seconds until the hub deletes it, unless it is put anew. `ts_event`: ns since
         1970; None: now. Put again with the same
-        `id`, as after NotStoredError, it is stored once. Raises as `Client.put`,
+        `id`, as after NotStoredError, it is stored once. Raises as `HubClient.put`,
         ConflictError where another was first; ConfigError without a client, and for a topic without the prefix.
         """
         return self._put(topic, payload, id, if_at, ttl, ts_event, timeout)
@@ -272,7 +272,7 @@ class Table(Frames, Mapping[bytes, bytes]):
                 self._left += sum(topic.startswith(self.prefix) for block in blocks for topic in block.topics)
                 self._at |= {
                     (slice_id, key): Position(since.epoch, number)
-                    for key, number in since.following.items()
+                    for key, number in since.next_sequences.items()
                     if key.startswith(self.prefix[: self.feed.key_bytes])
                 }
         with self._changed:

@@ -21,14 +21,14 @@ class OutboxSlice(NamedTuple):
     """What takes its blocks."""
     failure: Callable[[], str]
     """Says why it takes no more."""
-    following: dict[bytes, int]
+    next_sequences: dict[bytes, int]
     """The next number of each key, after all that was written of the epoch that goes on."""
     again: list[Block]
     """Those of its last blocks that no archive has, as far as is known: they are sent again, as they are."""
 
     def begins(self) -> dict[bytes, int]:
         """Return the number of each key from which sending begins, again or for the first time."""
-        return self.following | {block.key: block.sequence for block in reversed(self.again)}
+        return self.next_sequences | {block.key: block.sequence for block in reversed(self.again)}
 
 
 class Again(NamedTuple):
@@ -51,7 +51,7 @@ class Again(NamedTuple):
             rows.append((headers.ctypes.data + header_bytes * number, block.body.ctypes.data, absent))
             keys.append(block.key)
             following[block.key] = block.sequence + block.count
-        for key, end in box.following.items():
+        for key, end in box.next_sequences.items():
             if following[key] < end:
                 rows.append((0, 0, end - following[key]))
                 keys.append(key)

@@ -714,7 +714,7 @@ class Publisher:
             for sender in self._senders:
                 sender.flush(deadline, self.epoch)
 
-    def numbered(self, slice_id: int = 0) -> int:
+    def published_count(self, slice_id: int = 0) -> int:
         """Return how many messages of a slice have their numbers in this epoch, over all keys.
 
         After `flush` that is all that were published. With an outbox those before a kill count, too: so a publisher
@@ -722,9 +722,9 @@ class Publisher:
         """
         return self._running()[slice_id].position
 
-    def following(self, slice_id: int = 0) -> dict[bytes, int]:
-        """Return the next number of each key of a slice, as `numbered`; without `key_bytes` there is one key, b""."""
-        return self._running()[slice_id].following()
+    def next_sequences(self, slice_id: int = 0) -> dict[bytes, int]:
+        """Return the next sequence number of each key of a slice; without `key_bytes` there is one key, b""."""
+        return self._running()[slice_id].next_sequences()
 
     def statistics(self) -> PublisherStatistics:
         """Return a snapshot of the counters."""

@@ -153,7 +153,7 @@ class SliceSender:
         self._kept = numpy.zeros(self._max_keys, numpy.int64)
         for key, begin in outbox.begins().items():
             number = self.add_key(key)
-            self._kept[number], self.next_sequence[number] = outbox.following[key], begin
+            self._kept[number], self.next_sequence[number] = outbox.next_sequences[key], begin
         self.guard = Guard(slice_id, self.subscriptions, self.sent, self.ring.wake, drop=not wait)
         self._gate: Gate | None = None
 
@@ -310,7 +310,7 @@ class SliceSender:
         """How many messages have their numbers in the present epoch, over all keys."""
         return int(self.next_sequence[: len(self.keys)].sum())
 
-    def following(self) -> dict[bytes, int]:
+    def next_sequences(self) -> dict[bytes, int]:
         """Return the number of the next message of each key in the present epoch."""
         return dict(zip(self.keys, self.next_sequence[: len(self.keys)].tolist(), strict=True))
 

@@ -227,5 +227,5 @@ def consumer_of(
 
 
 def _text(position: SlicePosition) -> str:
-    where = position.sequence if isinstance(position, Position) else f"{len(position.following)} keys"
+    where = position.sequence if isinstance(position, Position) else f"{len(position.next_sequences)} keys"
     return f"{where} of epoch {position.epoch}"

@@ -81,18 +81,18 @@ def positions_of(feed: Feed, since: Positions) -> dict[int, SlicePosition]:
 
 def position_of(feed: Feed, since: Since) -> SlicePosition | None:
     """Return the position at which a slice begins; None: it begins with an image, or at a time, so it has none."""
-    if since.image is not None or since.epoch == 0 or (not feed.key_bytes and b"" not in since.following):
+    if since.image is not None or since.epoch == 0 or (not feed.key_bytes and b"" not in since.next_sequences):
         return None
     if not feed.key_bytes:
-        return Position(since.epoch, since.following[b""])
+        return Position(since.epoch, since.next_sequences[b""])
     prefixes = [b""] if since.prefixes is None else list(since.prefixes)
-    return KeyPosition(since.epoch, dict(since.following), prefixes, since.done_ns, since.start_ns)
+    return KeyPosition(since.epoch, dict(since.next_sequences), prefixes, since.done_ns, since.start_ns)
 
 
 def _since(position: SlicePosition) -> Since:
     if isinstance(position, Position):
         return Since(position.epoch, {b"": position.sequence}, 0)
-    return Since(position.epoch, position.following, position.since_ns, position.done_ns, position.prefixes)
+    return Since(position.epoch, position.next_sequences, position.since_ns, position.done_ns, position.prefixes)
 
 
 def _ns_of(feed: Feed, since: Time | None) -> int:
@@ -122,7 +122,7 @@ def _image(archives: ArchiveClient, of: ImageOf, prefixes: Collection[bytes], ti
         asked = wanted if len(wanted) <= MOST_PREFIXES else {common_prefix(wanted)}
         # What the key may not have is not put in force either, and told.
         image = archives.image(slice_id, asked, of=of, timeout=timeout, may_narrow=True)
-        since = Since(image.epoch, image.following, 0, image=deque(image.blocks), is_unsure=image.is_unsure)
+        since = Since(image.epoch, image.next_sequences, 0, image=deque(image.blocks), is_unsure=image.is_unsure)
         if feed.key_bytes:
             margin_ns = _MARGIN_HEARTBEATS * feed.heartbeat_ns * len(feed.slices[slice_id].lines)
             keys = sorted(set(map(feed.subscription_of, wanted)))

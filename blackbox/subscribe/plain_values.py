@@ -90,7 +90,7 @@ class PlainCallback(Callback):
         return map(self.function, left, *others), left
 
     def _columns(self, batch: Batch) -> list[list[Any]]:
-        parts = batch.feeds_apart()
+        parts = batch.split_by_feed()
         if len(parts) == 1:
             return self._columns_of_feed(batch)
         order = numpy.concatenate([places for places, _ in parts])

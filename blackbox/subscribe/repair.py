@@ -116,7 +116,7 @@ class Since(NamedTuple):
 
     epoch: int
     """0: at a time."""
-    following: Mapping[bytes, int]
+    next_sequences: Mapping[bytes, int]
     """By key the number of the first message; b"" where the feed has no keys. Other keys begin at 0."""
     start_ns: int
     """ns since 1970, by the recorder's clock. With an epoch, not 0: other keys begin there."""

@@ -247,9 +247,9 @@ class Sequences:
         """
         epoch, _, sent_ns = undone
         if epoch == position.epoch:
-            following, done_ns = position.following | undone.following, min(position.done_ns, sent_ns)
-            return position._replace(following=following, done_ns=done_ns)
-        following = self._following_in(epoch) | undone.following
+            following, done_ns = position.next_sequences | undone.next_sequences, min(position.done_ns, sent_ns)
+            return position._replace(next_sequences=following, done_ns=done_ns)
+        following = self._following_in(epoch) | undone.next_sequences
         is_open = self._join.opens and epoch == self._join.open_epoch
         return KeyPosition(epoch, following, position.prefixes, sent_ns, since_ns if is_open else 0)
 

@@ -159,7 +159,9 @@ class SliceThread:
             is_open = since.epoch == 0 or since.start_ns != 0
             self.join.opens = int(is_open)
             self.join.open_epoch = since.epoch if is_open else 0
-            self._sequences.begin_at(since.epoch, since.following, since.done_ns, has_image=since.image is not None)
+            self._sequences.begin_at(
+                since.epoch, since.next_sequences, since.done_ns, has_image=since.image is not None
+            )
             if since.prefixes is not None and not _cover(since.prefixes, table.upstream):
                 raise PositionError(
                     f"slice {slice_id}: callbacks wanted keys that begin with {sorted(table.upstream)}, expected only "
@@ -306,7 +308,7 @@ class SliceThread:
         Raises SubscriberError when it is so far behind that nobody knows.
         """
         if isinstance(position, Position):
-            return min(position, Position(undone.epoch, undone.following[b""]))
+            return min(position, Position(undone.epoch, undone.next_sequences[b""]))
         return self._sequences.back_to(position, undone, self._since_ns)
 
     def come_to(self, checkpoint: Checkpoint) -> None:

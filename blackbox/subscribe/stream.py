@@ -181,7 +181,7 @@ class Stream:
                 known = found.get(slice_id)
                 if known is None:
                     found[slice_id] = self._undone(batch, 0)
-                elif known.epoch == batch.block.epoch and self._key_of(batch) not in known.following:
+                elif known.epoch == batch.block.epoch and self._key_of(batch) not in known.next_sequences:
                     found[slice_id] = merged(known, self._undone(batch, 0))
         return found
 

@@ -95,7 +95,7 @@ def begun_with(books: NewestBooks, feed: Feed) -> Applied:
         late.begin(books.epoch)
         late.books.lose_sync(0)
     for block in blocks:
-        assert (block.epoch, block.number_of(-1)) < (books.epoch, books.following()[block.key])
+        assert (block.epoch, block.number_of(-1)) < (books.epoch, books.next_sequences()[block.key])
         late.take(block, is_image=True)
         rows += 1
     assert rows == blocks.count
@@ -273,7 +273,7 @@ def test_a_day_of_another_schema_begins_new_books(tmp_path: Path) -> None:
     written.put(0, Put((Row(b"AAPL.A", itch("A", 7)),), epoch=2, schema=load_schema("itch50").schema_id))
     time.sleep(0.11)  # who asks sooner gets the same image
     answer, (block,) = answer_of(images, ask)
-    assert (answer.epoch, answer.following, block.topics) == (2, {b"": 1}, [b"AAPL.A"])
+    assert (answer.epoch, answer.next_sequences, block.topics) == (2, {b"": 1}, [b"AAPL.A"])
 
 
 def test_a_feed_without_books_has_no_image_of_them(tmp_path: Path) -> None:

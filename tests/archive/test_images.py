@@ -38,7 +38,7 @@ class Told:
 
     def __init__(self, key_bytes: int, seed: int = 1) -> None:
         self.newest: dict[bytes, tuple[int, int, bytes]] = {}
-        self.following: dict[bytes, int] = {}
+        self.next_sequences: dict[bytes, int] = {}
         self.published = 0
         self._key_bytes = key_bytes
         self._random = numpy.random.default_rng(seed)
@@ -54,8 +54,8 @@ class Told:
         for topic, payload, is_valid in zip(index.tolist(), payloads, valid.tolist(), strict=True):
             name = names[topic]
             key = name[: self._key_bytes]
-            number = self.following.get(key, 0)
-            self.following[key] = number + 1
+            number = self.next_sequences.get(key, 0)
+            self.next_sequences[key] = number + 1
             self.newest.pop(name, None)
             if is_valid:
                 self.newest[name] = publisher.epoch, number, payload.tobytes()
@@ -63,7 +63,7 @@ class Told:
 
     def new_run(self) -> None:
         """Numbers begin again."""
-        self.following = {}
+        self.next_sequences = {}
 
 
 def newest_of(image: SliceImage) -> dict[bytes, tuple[int, int, bytes]]:
@@ -107,7 +107,7 @@ def test_an_image_is_the_newest_of_every_topic_at_its_position(tmp_path: Path, k
     with published(tmp_path, key_bytes, runs) as (feed, told):
         image = ArchiveClient(feed).image(0)
     assert newest_of(image) == told.newest
-    assert image.following == told.following
+    assert image.next_sequences == told.next_sequences
     assert image.epoch == max(epoch for epoch, _, _ in told.newest.values())
 
 
@@ -119,7 +119,7 @@ def test_an_image_of_a_subtree_has_its_topics_alone(tmp_path: Path, key_bytes: i
         assert newest_of(ArchiveClient(feed).image(0, [b"nothing"])) == {}
     assert newest_of(image) == {topic: each for topic, each in told.newest.items() if topic.startswith(prefixes)}
     keys = tuple(prefix[:key_bytes] for prefix in prefixes)
-    assert image.following == {key: number for key, number in told.following.items() if key.startswith(keys)}
+    assert image.next_sequences == {key: number for key, number in told.next_sequences.items() if key.startswith(keys)}
 
 
 def test_who_asks_within_a_moment_gets_the_same_image_and_later_a_new_one(tmp_path: Path) -> None:
@@ -133,9 +133,9 @@ def test_who_asks_within_a_moment_gets_the_same_image_and_later_a_new_one(tmp_pa
         wait_recorded(recorder, 2_000)
         again, _ = images.answer(AskImage(slice_id=0, prefixes=[b""], image=first.image))
         assert again == first
-        wait_until(lambda: answer_of(images, b"")[0].following == {b"": 2_000}, 60)
+        wait_until(lambda: answer_of(images, b"")[0].next_sequences == {b"": 2_000}, 60)
         assert answer_of(images, b"")[0].image != first.image
-    assert first.following == {b"": 1_000}
+    assert first.next_sequences == {b"": 1_000}
 
 
 def test_an_image_in_many_pieces_is_of_one_position(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ def test_days_that_are_replaced_or_of_another_layout_do_not_mix(tmp_path: Path) 
     images = Images(Pieces(tmp_path / feed.name))
     answer, blocks = answer_of(images, b"")
     assert answer.epoch == 2
-    assert sorted(newest_of(SliceImage(blocks, 2, answer.following, 0))) == [b"A", b"B2"]
+    assert sorted(newest_of(SliceImage(blocks, 2, answer.next_sequences, 0))) == [b"A", b"B2"]
 
 
 def test_what_cannot_be_asked_for_is_refused_by_name(tmp_path: Path) -> None:
@@ -254,14 +254,18 @@ def _block(**fields: Any) -> Block:
 @pytest.mark.parametrize(
     ("image", "frames", "match"),
     [
-        (Image(image=1, blocks=1, epoch=1, following={b"": 4}), lambda f: f[:2], "was no image, or lacked a part"),
-        (Image(image=1, blocks=1, epoch=1, following={b"": 4}), lambda f: [f[0], f[1][:-1], f[2]], "is damaged"),
-        (Image(image=1, blocks=1, epoch=1, following={b"": 4}), lambda f: [*f[:2], bytes(len(f[2]))], "is damaged"),
-        (Image(image=1, blocks=1, epoch=1, following={b"": 3}), lambda f: f, "which cannot be in it"),
+        (Image(image=1, blocks=1, epoch=1, next_sequences={b"": 4}), lambda f: f[:2], "was no image, or lacked a part"),
+        (Image(image=1, blocks=1, epoch=1, next_sequences={b"": 4}), lambda f: [f[0], f[1][:-1], f[2]], "is damaged"),
+        (
+            Image(image=1, blocks=1, epoch=1, next_sequences={b"": 4}),
+            lambda f: [*f[:2], bytes(len(f[2]))],
+            "is damaged",
+        ),
+        (Image(image=1, blocks=1, epoch=1, next_sequences={b"": 3}), lambda f: f, "which cannot be in it"),
         (Image(image=1, blocks=1, epoch=1), lambda f: f, "which cannot be in it"),
-        (Image(image=1, blocks=1, epoch=0, following={b"": 4}), lambda f: f, "which cannot be in it"),
-        (Image(image=1, blocks=1, epoch=1, following={b"": 4}), lambda f: f * 2, "had 2 blocks, expected 1"),
-        (Image(image=1, blocks=2, epoch=1, following={b"": 4}), lambda f: [], "was not whole in time"),
+        (Image(image=1, blocks=1, epoch=0, next_sequences={b"": 4}), lambda f: f, "which cannot be in it"),
+        (Image(image=1, blocks=1, epoch=1, next_sequences={b"": 4}), lambda f: f * 2, "had 2 blocks, expected 1"),
+        (Image(image=1, blocks=2, epoch=1, next_sequences={b"": 4}), lambda f: [], "was not whole in time"),
         (Image(image=0), lambda f: [], "was not whole in time"),
         (AskAbout(), lambda f: f, "did not answer as an archive does"),
     ],
@@ -312,12 +316,12 @@ def test_images_while_the_feed_runs_at_full_speed_hold_nothing_up(tmp_path: Path
 
         thread = threading.Thread(target=publish)
         thread.start()
-        reached = [ArchiveClient(feed).image(0, timeout=60).following.get(b"", 0) for _ in range(30)]
+        reached = [ArchiveClient(feed).image(0, timeout=60).next_sequences.get(b"", 0) for _ in range(30)]
         over.set()
         thread.join()
         wait_recorded(recorder, told.published)
         deadline = time.monotonic() + 30
-        while (image := ArchiveClient(feed).image(0)).following != told.following:
+        while (image := ArchiveClient(feed).image(0)).next_sequences != told.next_sequences:
             assert time.monotonic() < deadline
         assert newest_of(image) == told.newest
         statistics = recorder.statistics()

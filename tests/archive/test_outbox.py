@@ -171,7 +171,7 @@ def test_only_what_no_archive_has_is_sent_again(tmp_path: Path) -> None:
         wait_until(lambda: len(said_in(tmp_path / "recorded", feed)) == 1_000)
         copied = killed(publisher, tmp_path / "outbox", tmp_path / "copied")
         found = Outbox(copied).open(feed)
-        assert found.slices[0].following == {b"": 1_000}
+        assert found.slices[0].next_sequences == {b"": 1_000}
         assert found.slices[0].again == []
     recorder.stop()
 
@@ -369,4 +369,4 @@ def test_all_keys_that_a_slice_may_have_are_told_to_be_synced(tmp_path: Path) ->
         topics = tuple(b"%08d" % number for number in range(count))
         publisher.publish_many(topics, numpy.arange(count), numpy.zeros((count, 1), numpy.uint8))
         wait_until(lambda: outbox.synced(0) == (publisher.epoch, count), 60)
-        assert publisher.following(0) == dict.fromkeys(topics, 1)
+        assert publisher.next_sequences(0) == dict.fromkeys(topics, 1)

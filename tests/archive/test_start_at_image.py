@@ -77,7 +77,7 @@ def check(heard: Heard, told: Told, epoch: int, prefix: bytes = b"") -> None:
         numbers.setdefault(key, []).append(number)
     if not prefix:
         for key, found in numbers.items():
-            assert found == list(range(found[0], told.following[key]))
+            assert found == list(range(found[0], told.next_sequences[key]))
 
 
 @pytest.mark.parametrize("key_bytes", [0, 1, 3])
@@ -225,7 +225,7 @@ def test_amid_an_image_there_is_no_position(tmp_path: Path) -> None:
         go_on.set()
         subscriber.wait_live()
         with subscriber.checkpoint() as positions:
-            assert (len(positions[0].following), sum(numbers)) == (400, 400)
+            assert (len(positions[0].next_sequences), sum(numbers)) == (400, 400)
         subscriber.stop()
 
 
@@ -266,7 +266,7 @@ def test_a_reader_amid_an_image_has_no_position(tmp_path: Path) -> None:
             pass
         assert stream.get(60).topic == b"001.t"
         with subscriber.checkpoint() as positions:
-            assert positions[0].following == {b"000": 1, b"001": 1}
+            assert positions[0].next_sequences == {b"000": 1, b"001": 1}
         subscriber.stop()
 
 

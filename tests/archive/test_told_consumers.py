@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from blackbox import ArchiveClient, ArchiveError, Client, Feed, Hub, Retention, RightsError
+from blackbox import ArchiveClient, ArchiveError, Feed, Hub, HubClient, Retention, RightsError
 from blackbox.archive.consumer_positions import owned_consumers, secret_of
 from blackbox.archive.consumer_store import CONSUMERS, MOST_NAMES, MOST_NEW_OF_HOST, ConsumerStore, Owner
 from blackbox.archive.retention import Deleter
@@ -180,15 +180,15 @@ def test_a_hub_tells_no_counts_of_what_a_key_may_not_read(tmp_path: Path) -> Non
     feed = hub_feed(slices=1, key_bytes=4)
     with Hub(ring.feed(feed, "hub"), tmp_path / "days"):
 
-        def client(name: str) -> Client:
-            return Client(ring.feed(feed, name, "hub"), name, directory=tmp_path / name)
+        def client(name: str) -> HubClient:
+            return HubClient(ring.feed(feed, name, "hub"), name, directory=tmp_path / name)
 
         with client("desk") as desk, client("other") as other, client("stranger") as stranger:
             for topic in (b"OTHE.x", b"MINE.x"):
                 desk.put(topic, b"1")
-            assert desk._ask(10, b"").following == [{b"OTHE": 1, b"MINE": 1}]
-            assert other._ask(10, b"").following == [{b"OTHE": 1}]
-            assert other._ask(10, b"MINE").following == []
-            assert stranger._ask(10, b"").following == []
+            assert desk._ask(10, b"").next_sequences == [{b"OTHE": 1, b"MINE": 1}]
+            assert other._ask(10, b"").next_sequences == [{b"OTHE": 1}]
+            assert other._ask(10, b"MINE").next_sequences == []
+            assert stranger._ask(10, b"").next_sequences == []
             with pytest.raises(RightsError, match="no right to topics that begin with b'MINE'"):
                 other.subscribe(b"MINE")

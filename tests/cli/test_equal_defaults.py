@@ -15,19 +15,19 @@ from blackbox import Publisher, Recorder, Relay, Replay, SlowPolicy, Subscriber
 from blackbox.archive.compact import compact
 from blackbox.archive.retention import Retention
 from blackbox.cli.program import app
-from blackbox.hub.client import Client
+from blackbox.hub.client import HubClient
 from blackbox.monitor.heartbeats import Heartbeats
 from blackbox.replay.control_socket import ask
 from tests.patience import UNCHANGED
 
 SETS: Final[dict[str, tuple[Callable[..., Any], ...]]] = {
-    "subscribe": (Subscriber, Subscriber.start, Subscriber.run, SlowPolicy, Client.subscribe),
+    "subscribe": (Subscriber, Subscriber.start, Subscriber.run, SlowPolicy, HubClient.subscribe),
     "record": (Recorder, Recorder.start, Recorder.run, Retention),
     "publish": (Publisher, Publisher.wait_for_subscribers),
     "relay": (Relay,),
     "replay": (Replay, Publisher.wait_for_subscribers),
-    "put": (Client, Client.put),
-    "get": (Client, Client.get),
+    "put": (HubClient, HubClient.put),
+    "get": (HubClient, HubClient.get),
     "compact": (compact,),
     "control": (ask,),
     "stat": (Heartbeats,),

@@ -12,7 +12,7 @@ import pytest
 
 from bench.processes.ssh_tunnel import SshTunnel
 from bench.rivals.servers import Missing
-from blackbox import Client, Feed, Hub
+from blackbox import Feed, Hub, HubClient
 from blackbox.block.position import Place
 from blackbox.relay.relay import RelayStatistics
 from blackbox.testing import wait_until
@@ -39,8 +39,8 @@ class Sites:
             seen: Feed = here(self.tunnel.feed)
             stack.enter_context(Hub(ldn, directory / "ldn"))
             self.hub = stack.enter_context(Hub(ams, directory / "ams", peers=[(self.tunnel.feed, seen)]))
-            self.putting = stack.enter_context(Client(ldn))
-            self.reading = stack.enter_context(Client(seen, "reader", directory / "reader"))
+            self.putting = stack.enter_context(HubClient(ldn))
+            self.reading = stack.enter_context(HubClient(seen, "reader", directory / "reader"))
             self.reading.subscribe(b"")
             wait_until(self._is_wanted, WAIT_S)
             self.close = stack.pop_all().close
@@ -85,7 +85,7 @@ def test_what_is_put_at_a_site_behind_ssh_comes_once_in_order_in_fewer_bytes(sit
 class Putting:
     """A client of London that puts on and on in a `with` block; `put`: where, and what."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: HubClient) -> None:
         self.put = list[tuple[Place, bytes | None]]()
         self._client, self._over, self._thread = client, threading.Event(), threading.Thread(target=self._put_all)
 

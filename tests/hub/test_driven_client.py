@@ -15,7 +15,7 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from blackbox import AsyncClient, ConfigError, Feed, Hub
+from blackbox import AsyncHubClient, ConfigError, Feed, Hub
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.hub.driven_client import DrivenClient
 from blackbox.testing import wait_until
@@ -28,7 +28,7 @@ import asyncio
 from blackbox.hub.driven_client import DrivenClient
 def work(directory, endpoint):
     async def serve():
-        async with AsyncClient(feed, "desk", directory) as client:
+        async with AsyncHubClient(feed, "desk", directory) as client:
             def count():
                 notes[0] += 1
             await DrivenClient(client, endpoint).serve(count)
@@ -175,7 +175,7 @@ def test_more_requests_than_it_does_at_once_are_told(tmp_path: Path, context: zm
 @pytest.mark.parametrize("endpoint", ["tcp://0.0.0.0:5600", "tcp://10.0.0.1:5600", "inproc://here"])
 def test_an_endpoint_that_others_reach_is_refused(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="expected"):
-        DrivenClient(AsyncClient(hub_feed()), endpoint)
+        DrivenClient(AsyncHubClient(hub_feed()), endpoint)
 
 
 def test_an_endpoint_in_use_is_told(tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]]) -> None:
@@ -184,7 +184,7 @@ def test_an_endpoint_in_use_is_told(tmp_path: Path, context: zmq.Context[zmq.Soc
         taken.bind(endpoint)
 
         async def serve() -> None:
-            async with AsyncClient(hub_feed()) as client:
+            async with AsyncHubClient(hub_feed()) as client:
                 await DrivenClient(client, endpoint).serve()
 
         with pytest.raises(OSError, match=f"endpoint {endpoint} is in use"):
@@ -241,7 +241,7 @@ def test_no_answer_is_dropped_for_who_reads_late(tmp_path: Path) -> None:
 
     async def drive() -> set[int]:
         bound = asyncio.Event()
-        client = AsyncClient(hub_feed(), "desk", tmp_path)
+        client = AsyncHubClient(hub_feed(), "desk", tmp_path)
         serves = asyncio.ensure_future(DrivenClient(client, endpoint).serve(bound.set))
         await bound.wait()
         with zmq.asyncio.Context() as context, context.socket(zmq.DEALER) as socket:
@@ -299,7 +299,7 @@ def test_no_request_ends_a_driven_client(tmp_path: Path, context: zmq.Context[zm
             driver.close()
 
     async def run() -> list[Any]:
-        async with AsyncClient(feed, "desk", tmp_path / "positions") as client:
+        async with AsyncHubClient(feed, "desk", tmp_path / "positions") as client:
             serves = asyncio.ensure_future(DrivenClient(client, endpoint).serve())
             answers = await asyncio.to_thread(ask_all)
             assert not serves.done(), serves.exception()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox import BlackBoxError, Client, ConfigError, Feed, Hub, HubError
+from blackbox import BlackBoxError, ConfigError, Feed, Hub, HubClient, HubError
 from blackbox.hub.inbox import name_of, prefix_of
 from blackbox.testing import wait_until
 from tests.hub.hubs import hub_feed
@@ -20,18 +20,18 @@ from tests.support import Script
 WAIT_S = 60.0
 
 
-def numbers(client: Client, prefix: bytes, count: int) -> list[int]:
+def numbers(client: HubClient, prefix: bytes, count: int) -> list[int]:
     return [int(client.get(prefix, WAIT_S).payload) for _ in range(count)]
 
 
-def put_numbers(client: Client, begin: int, stop: int, topic: bytes = b"A.x") -> None:
+def put_numbers(client: HubClient, begin: int, stop: int, topic: bytes = b"A.x") -> None:
     for number in range(begin, stop):
         client.put_soon(topic, b"%d" % number)
     client.flush()
 
 
-def reader(feed: Feed, place: Path) -> Client:
-    return Client(feed, "reader", place / "reader")
+def reader(feed: Feed, place: Path) -> HubClient:
+    return HubClient(feed, "reader", place / "reader")
 
 
 def test_all_that_is_put_after_subscribe_is_got_once(tmp_path: Path) -> None:
@@ -121,9 +121,9 @@ def test_who_asks_again_and_again_for_a_moment_gets_all_the_same(tmp_path: Path)
     assert got == [b"0"]
 
 
-@pytest.mark.parametrize(("end", "left"), [(Client.end, [b""]), (lambda client: client.unsubscribe(b""), [])])
+@pytest.mark.parametrize(("end", "left"), [(HubClient.end, [b""]), (lambda client: client.unsubscribe(b""), [])])
 def test_a_subscription_that_is_being_started_can_be_ended(
-    tmp_path: Path, end: Callable[[Client], None], left: list[bytes]
+    tmp_path: Path, end: Callable[[HubClient], None], left: list[bytes]
 ) -> None:
     feed = hub_feed(slices=1)
     with Hub(feed, tmp_path / "hub"), reader(feed, tmp_path) as client:
@@ -156,9 +156,9 @@ def test_a_get_behind_the_end_of_its_client_begins_nothing(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("is_there", [True, False])
 @pytest.mark.parametrize("timeout", [None, 0.0, 0.01])
-@pytest.mark.parametrize("end", [Client.end, lambda client: client.unsubscribe(b"")])
+@pytest.mark.parametrize("end", [HubClient.end, lambda client: client.unsubscribe(b"")])
 def test_who_gets_while_the_client_is_closed_hears_of_it_and_begins_nothing(
-    tmp_path: Path, end: Callable[[Client], None], timeout: float | None, is_there: bool
+    tmp_path: Path, end: Callable[[HubClient], None], timeout: float | None, is_there: bool
 ) -> None:
     feed = hub_feed(slices=1)
     raised = list[BlackBoxError]()
@@ -193,7 +193,7 @@ def test_who_gets_while_the_client_is_closed_hears_of_it_and_begins_nothing(
                 with pytest.raises(HubError, match="was closed"):
                     again()
         client.end()
-        Client(feed, "reader", tmp_path / "reader").start().end()
+        HubClient(feed, "reader", tmp_path / "reader").start().end()
         assert not [each for each in threading.enumerate() if each.name in ("blackbox-inbox", "blackbox-consumer")]
 
 
@@ -220,7 +220,7 @@ def test_unsubscribe_is_durable_and_subscribe_begins_anew(tmp_path: Path) -> Non
 def test_a_client_killed_behind_subscribe_is_still_subscribed(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
     code = f"""
-    client = Client(feed, "reader", {str(tmp_path / "reader")!r}).start()
+    client = HubClient(feed, "reader", {str(tmp_path / "reader")!r}).start()
     client.subscribe(b"A")
     say("subscribed")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -237,8 +237,8 @@ def test_a_client_killed_behind_subscribe_is_still_subscribed(tmp_path: Path) ->
 def test_a_client_without_a_name_or_directory_cannot_subscribe(tmp_path: Path) -> None:
     feed = hub_feed()
     with pytest.raises(ConfigError, match="expected both to subscribe"):
-        Client(feed, directory=tmp_path)
-    with Client(feed, "desk") as client, pytest.raises(ConfigError, match="directory was None"):
+        HubClient(feed, directory=tmp_path)
+    with HubClient(feed, "desk") as client, pytest.raises(ConfigError, match="directory was None"):
         client.subscribe(b"A")
 
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import zmq
 
-from blackbox import Client, ConfigError, Feed, Hub
+from blackbox import ConfigError, Feed, Hub, HubClient
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.security import Security
 from blackbox.hub.join import Join
@@ -85,7 +85,7 @@ def say_site(hub: Feed, site: Site, keys: ClientKeys | None = None) -> FoundSite
 
 def assert_comes(feed: Feed, seen: Feed, directory: Path) -> None:
     """What is put to a feed's hub comes to who reads it elsewhere."""
-    with Client(seen, "reader", directory) as reading, Client(feed) as putting:
+    with HubClient(seen, "reader", directory) as reading, HubClient(feed) as putting:
         reading.subscribe(b"A.")
         for number in range(3):
             place = putting.put(b"A.x", b"%d" % number)

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 from blackbox import (
     NOWHERE,
-    Client,
     ConfigError,
     ConflictError,
     Feed,
     Gap,
     Hub,
+    HubClient,
     NotStoredError,
     Place,
     RefusedError,
@@ -92,7 +92,7 @@ def test_puts_of_all_kinds_have_the_places_of_a_plain_reference(tmp_path: Path, 
     feed, random = keyed(slices=slices), Random(7)
     said: dict[Place, list[tuple[bytes, bytes]]] = defaultdict(list)
     epochs = []
-    with Nursery(feed, HUB, 1) as hub, Client(feed, "desk") as client:
+    with Nursery(feed, HUB, 1) as hub, HubClient(feed, "desk") as client:
         hub.begin((tmp_path,))
         plain, newest = Plain(feed), dict[bytes, Place]()
 
@@ -126,10 +126,10 @@ def test_puts_of_all_kinds_have_the_places_of_a_plain_reference(tmp_path: Path, 
         assert len(set(epochs)) == 1
         wait_until(lambda: hub.notes[0] == 4, 60)
         hub.kill()
-    with Hub(feed, tmp_path), Client(feed) as client:  # it publishes what was not yet published, and ends in order
+    with Hub(feed, tmp_path), HubClient(feed) as client:  # it publishes what was not yet published, and ends in order
         for topic in TOPICS:
             note(topic, b"end", client.put(topic, b"end"))
-    with Hub(feed, tmp_path), Client(feed) as client:
+    with Hub(feed, tmp_path), HubClient(feed) as client:
         assert {client.put(topic, b"").sequence for topic in (b"S00.x", b"S01.x", b"T.a")} == {0}
     found = defaultdict(list)
     for epoch, slice_id, sequence, topic, payload in published(tmp_path, feed):
@@ -155,14 +155,14 @@ def test_what_was_answered_and_not_published_is_published_once_by_the_next_hub(
 
     with monkeypatch.context() as patch:
         patch.setattr(Hub, "_publish", dies)
-        with Hub(feed, tmp_path / "hub") as hub, Client(feed) as client:
+        with Hub(feed, tmp_path / "hub") as hub, HubClient(feed) as client:
             places = [client.put(topic, b"%d" % number, b"id-%d" % number) for number, topic in enumerate(topics)]
             hub._publisher.flush()
             shutil.copytree(tmp_path / "hub", tmp_path / "left")
     left = tmp_path / "left"
     if is_power_cut:
         (left / feed.name / "boot").write_text("another start of the system\n")
-    with Hub(feed, left) as hub, Client(feed) as client:
+    with Hub(feed, left) as hub, HubClient(feed) as client:
         again = [client.put(topic, b"", b"id-%d" % number) for number, topic in enumerate(topics)]
         assert hub.statistics().stored == 0
         assert (again == places) == (not is_power_cut)
@@ -174,7 +174,7 @@ def test_what_was_answered_and_not_published_is_published_once_by_the_next_hub(
 
 def test_a_durable_subscription_begins_behind_each_key_and_has_new_keys_from_the_first(tmp_path: Path) -> None:
     feed = keyed(slices=2)
-    with Hub(feed, tmp_path / "hub"), Client(feed, "desk", tmp_path / "positions") as client:
+    with Hub(feed, tmp_path / "hub"), HubClient(feed, "desk", tmp_path / "positions") as client:
         for number in range(3):
             client.put(b"S01.x", b"before %d" % number)
         client.subscribe(b"S0")
@@ -196,7 +196,7 @@ def test_what_was_got_and_not_committed_comes_again_of_each_key(tmp_path: Path) 
     feed, topics = keyed(slices=1), [b"S%02d.x" % (number % 5) for number in range(100)]
     with Nursery(feed, HUB, 1) as hub:
         hub.begin((tmp_path / "hub",))
-        with Client(feed, "desk", tmp_path / "positions") as client:
+        with HubClient(feed, "desk", tmp_path / "positions") as client:
             client.subscribe(b"S")
             for number, topic in enumerate(topics):
                 client.put(topic, b"%d" % number)
@@ -205,7 +205,7 @@ def test_what_was_got_and_not_committed_comes_again_of_each_key(tmp_path: Path) 
             again = {client.get(b"S", WAIT_S).payload for _ in range(20)}
         hub.kill()
         hub.begin((tmp_path / "hub",))
-        with Client(feed, "desk", tmp_path / "positions") as client:
+        with HubClient(feed, "desk", tmp_path / "positions") as client:
             rest = [client.get(b"S", WAIT_S).payload for _ in range(40)]
             assert again < set(rest)
         assert sorted(int(each or b"") for each in done + rest) == list(range(100))
@@ -225,11 +225,11 @@ class Pair:
     def hub_ams(self) -> Hub:
         return Hub(self.ams, self._place / "ams", peers=[(self.ldn, self.here)])
 
-    def reader(self, name: str = "reader") -> Client:
-        return Client(self.here, name, self._place / name)
+    def reader(self, name: str = "reader") -> HubClient:
+        return HubClient(self.here, name, self._place / name)
 
 
-def begin(client: Client, prefix: bytes) -> None:
+def begin(client: HubClient, prefix: bytes) -> None:
     client.subscribe(prefix)
     with pytest.raises(TimeoutError):
         client.get(prefix, 0.01)
@@ -237,7 +237,7 @@ def begin(client: Client, prefix: bytes) -> None:
 
 def test_only_the_keys_that_somebody_wants_cross_from_the_first_who_does_to_the_last(tmp_path: Path) -> None:
     sites = Pair(tmp_path)
-    with sites.hub_ldn(), sites.hub_ams() as ams, Client(sites.ldn) as putting:
+    with sites.hub_ldn(), sites.hub_ams() as ams, HubClient(sites.ldn) as putting:
         (peer,) = ams.peers
 
         def put_all(turn: int) -> list[tuple[bytes, bytes, Place]]:
@@ -289,7 +289,7 @@ def test_a_reader_at_the_other_site_gets_each_key_once_in_order_whatever_is_kill
 
         def put_all() -> None:
             random = Random(3)
-            with Client(sites.ldn, "desk") as client:
+            with HubClient(sites.ldn, "desk") as client:
                 for number in range(count):
                     topic = random.choice(TOPICS)
                     place = client.put(topic, b"%d" % number, timeout=WAIT_S)
@@ -334,7 +334,7 @@ def test_a_loss_is_told_of_the_keys_that_are_wanted_and_of_no_others(tmp_path: P
         got.append(payload)
 
     subscriber.on_gap(b"S03.")(gaps.append)
-    with sites.hub_ldn(), Client(sites.ldn) as putting:
+    with sites.hub_ldn(), HubClient(sites.ldn) as putting:
         putting.put(b"S03.x", b"known")
         with sites.hub_ams():
             subscriber.start()
@@ -362,7 +362,7 @@ def test_a_table_at_the_other_site_reads_its_writes_and_ends_the_same(tmp_path: 
         (peer,) = stack.enter_context(sites.hub_ams()).peers
         tables = []
         for feed in (sites.ldn, sites.here):
-            client = stack.enter_context(Client(feed))
+            client = stack.enter_context(HubClient(feed))
             before = client.put(topics[0], b"there before")
             subscriber = Subscriber(feed, on_gap="repair")
             tables.append(subscriber.table(b"S0", client=client))
@@ -386,7 +386,7 @@ def test_a_table_at_the_other_site_reads_its_writes_and_ends_the_same(tmp_path: 
 def test_keys_of_an_epoch_have_bounds_and_too_many_end_no_hub(tmp_path: Path) -> None:
     """A hub that was killed counts topics anew, but the keys of its epoch stay."""
     feed = msgspec.structs.replace(keyed(slices=1), max_topics=3)
-    with Nursery(feed, HUB, 1) as hub, Client(feed) as client:
+    with Nursery(feed, HUB, 1) as hub, HubClient(feed) as client:
         hub.begin((tmp_path,))
         for topic in (b"S00.x", b"S01.x"):
             client.put(topic, b"1", timeout=WAIT_S)
@@ -418,7 +418,7 @@ def test_either_of_two_hubs_goes_on_with_the_numbers_of_each_key(tmp_path: Path)
     said: list[tuple[Place, bytes, bytes]] = []
     with Hubs(feed) as hubs:
         hubs.begin_both(tmp_path)
-        with Client(feed, "desk") as client, Client(feed, "reader", tmp_path / "reader") as reader:
+        with HubClient(feed, "desk") as client, HubClient(feed, "reader", tmp_path / "reader") as reader:
             reader.subscribe(b"S0", PATIENCE_S)
             for turn in range(4):
                 texts = [(TOPICS[number % 25], b"%d %d" % (turn, number)) for number in range(200)]
@@ -436,7 +436,7 @@ def test_either_of_two_hubs_goes_on_with_the_numbers_of_each_key(tmp_path: Path)
             leads = hubs.wait_for_step()
             line = ROLES.index(leads)
             cut_off = msgspec.structs.replace(feed, hub=(feed.hub, feed.hub_backup)[line], hub_backup="")
-            near = Client(cut_off).start()
+            near = HubClient(cut_off).start()
             near.put(TOPICS[0], b"near", b"near", timeout=PATIENCE_S)
             hubs.cable.cut()
             with pytest.raises(NotStoredError):
@@ -464,7 +464,7 @@ def test_either_of_two_hubs_goes_on_with_the_numbers_of_each_key(tmp_path: Path)
 def test_puts_leave_the_log_once_the_outbox_has_synced_them_of_every_key(tmp_path: Path) -> None:
     """A hub would end once too many wait."""
     feed = keyed(slices=2)
-    with Hub(feed, tmp_path, fsync_interval=0.01) as hub, Client(feed) as client:
+    with Hub(feed, tmp_path, fsync_interval=0.01) as hub, HubClient(feed) as client:
         for topic in TOPICS:
             client.put(topic, b"x")
 

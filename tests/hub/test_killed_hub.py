@@ -12,7 +12,7 @@ import numpy
 import pytest
 import zmq
 
-from blackbox import Client, Feed, Hub, HubError, Publisher
+from blackbox import Feed, Hub, HubClient, HubError, Publisher
 from blackbox.archive import outbox as outbox_module
 from blackbox.hub.hub import Answer, _Fresh
 from blackbox.hub.large_requests import LARGE_BYTES
@@ -36,7 +36,7 @@ def feed() -> Feed:
 def test_a_killed_hub_goes_on_and_what_was_put_meanwhile_is_stored_once(
     tmp_path: Path, feed: Feed, acknowledged: str
 ) -> None:
-    with Nursery(feed, HUB, 1) as hub, Client(feed, "desk", acknowledged=acknowledged) as client:  # type: ignore[arg-type]
+    with Nursery(feed, HUB, 1) as hub, HubClient(feed, "desk", acknowledged=acknowledged) as client:  # type: ignore[arg-type]
         hub.begin((tmp_path,))
         futures = []
         for number in range(3_000):
@@ -48,7 +48,7 @@ def test_a_killed_hub_goes_on_and_what_was_put_meanwhile_is_stored_once(
         client.flush(60)
         assert [future.result().sequence for future in futures] == list(range(3_000))
         assert len({future.result().epoch for future in futures}) == 1
-        assert client.numbered() == 3_000
+        assert client.published_count() == 3_000
         wait_until(lambda: hub.notes[0] == 4, 60)
         hub.kill()
     with Hub(feed, tmp_path):
@@ -74,7 +74,7 @@ def dying_at(
     with monkeypatch.context() as patch:
         patch.setattr(Hub, "_publish", dies)
         with Hub(feed, place / "hub") as hub:
-            with Client(feed) as client:
+            with HubClient(feed) as client:
                 for number in range(10):
                     client.put(b"A.x", b"%d" % number, b"id-%d" % number if has_ids else None)
             hub._publisher.flush()
@@ -87,7 +87,7 @@ def test_what_was_answered_and_not_published_is_published_by_the_next_hub(
     tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch, taken: int
 ) -> None:
     left = dying_at(feed, tmp_path, monkeypatch, lambda number: number >= taken)
-    with Hub(feed, left), Client(feed) as client:
+    with Hub(feed, left), HubClient(feed) as client:
         again = client.put(b"A.x", b"9", b"id-9")
         assert again.sequence == 9
         assert {again.epoch} == {each[0] for each in published(tmp_path / "left", feed)}
@@ -122,11 +122,11 @@ def test_a_hub_killed_again_and_again_while_it_publishes_what_was_left_publishes
 
 
 def test_a_hub_killed_behind_its_first_answer_goes_on_in_its_epoch(tmp_path: Path, feed: Feed) -> None:
-    with Hub(feed, tmp_path / "hub") as hub, Client(feed) as client:
+    with Hub(feed, tmp_path / "hub") as hub, HubClient(feed) as client:
         place = client.put(b"A.x", b"1", b"id")
         shutil.copytree(tmp_path / "hub", tmp_path / "left")
         epoch = hub.epoch
-    with Hub(feed, tmp_path / "left") as hub, Client(feed) as client:
+    with Hub(feed, tmp_path / "left") as hub, HubClient(feed) as client:
         assert hub.epoch == epoch
         assert client.put(b"A.x", b"1", b"id") == place
 
@@ -139,7 +139,7 @@ def test_after_a_power_cut_what_the_outbox_lost_is_published_in_the_next_epoch_o
     boot = tmp_path / "boot_id"
     boot.write_text("another start of the system")
     monkeypatch.setattr(outbox_module, "_BOOT_ID", boot)
-    with Hub(feed, left) as hub, Client(feed) as client:
+    with Hub(feed, left) as hub, HubClient(feed) as client:
         epoch = hub.epoch
         if has_ids:
             again = client.put(b"A.x", b"8", b"id-8")
@@ -154,7 +154,7 @@ def test_after_a_power_cut_what_the_outbox_lost_is_published_in_the_next_epoch_o
 def test_what_was_answered_as_synced_is_published_once_however_often_power_is_cut(tmp_path: Path, feed: Feed) -> None:
     chance, place = random.Random(5), tmp_path / "hub"
     make_disk(place)
-    with Nursery(feed, KEEP + HUB, 1) as hub, Client(feed, "desk", acknowledged="synced") as client:
+    with Nursery(feed, KEEP + HUB, 1) as hub, HubClient(feed, "desk", acknowledged="synced") as client:
         hub.begin((place,))
         for number in range(120):
             if number % 10 == 5:  # as large as those that the put log has in other files
@@ -170,7 +170,7 @@ def test_what_was_answered_as_synced_is_published_once_however_often_power_is_cu
         cut_power(place, chance)
         hub.begin((place,))
         assert client.put(b"A.x", b"1", b"id-1", timeout=60)
-        assert client.numbered() == 121
+        assert client.published_count() == 121
         hub.kill()
     with Hub(feed, place):
         pass
@@ -180,7 +180,7 @@ def test_what_was_answered_as_synced_is_published_once_however_often_power_is_cu
 def test_what_nothing_follows_is_on_the_disk_soon(tmp_path: Path, feed: Feed) -> None:
     place = tmp_path / "hub"
     make_disk(place)
-    with Nursery(feed, KEEP + HUB, 1) as hub, Client(feed) as client:
+    with Nursery(feed, KEEP + HUB, 1) as hub, HubClient(feed) as client:
         hub.begin((place,))
         client.put(b"A.x", b"1", b"order-17", timeout=60)
         wait_until(lambda: has_on_disk(place, b"order-17"), 60)
@@ -189,15 +189,15 @@ def test_what_nothing_follows_is_on_the_disk_soon(tmp_path: Path, feed: Feed) ->
 
 def test_a_hub_that_ended_in_order_begins_an_epoch_and_publishes_nothing_again(tmp_path: Path, feed: Feed) -> None:
     for run in range(3):
-        with Hub(feed, tmp_path), Client(feed, "desk") as client:
-            assert client.numbered() == 5 * run
+        with Hub(feed, tmp_path), HubClient(feed, "desk") as client:
+            assert client.published_count() == 5 * run
             for number in range(5):
                 assert client.put(b"A.x", b"%d" % (5 * run + number)).sequence == number
     assert payloads(tmp_path, feed) == [b"%d" % number for number in range(15)]
 
 
 def test_a_hub_that_has_lost_what_it_had_is_told_by_its_clients(tmp_path: Path, feed: Feed) -> None:
-    client = Client(feed, "desk").start()
+    client = HubClient(feed, "desk").start()
     with Hub(feed, tmp_path / "first"):
         client.put(b"A.x", b"1")
     with Hub(feed, tmp_path / "second"), pytest.raises(HubError, match="client 'desk' was not known"):
@@ -219,7 +219,7 @@ def work(directory):
     except HubError as error:
         print(error, flush=True)
 """
-    with Nursery(feed, full, 1) as hub, Client(feed) as client:
+    with Nursery(feed, full, 1) as hub, HubClient(feed) as client:
         hub.begin((tmp_path,))
         futures = [client.put_soon(b"A.x", b"%d" % number * 5_000, timeout=60) for number in range(300)]
         status, said = hub.wait()
@@ -243,7 +243,7 @@ def test_a_put_that_was_known_is_no_message_of_the_epoch_and_what_follows_keeps_
     tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hub is killed right behind the answer to the first put that is new in its epoch."""
-    with Hub(feed, tmp_path / "hub"), Client(feed) as client:
+    with Hub(feed, tmp_path / "hub"), HubClient(feed) as client:
         client.put(b"A.x", b"0", b"id-0")
     send, left = Hub._send, tmp_path / "left"
 
@@ -254,10 +254,10 @@ def test_a_put_that_was_known_is_no_message_of_the_epoch_and_what_follows_keeps_
 
     with monkeypatch.context() as patch:
         patch.setattr(Hub, "_send", sends)
-        with Hub(feed, tmp_path / "hub"), Client(feed) as client:
+        with Hub(feed, tmp_path / "hub"), HubClient(feed) as client:
             client.put(b"A.x", b"0", b"id-0")
             place = client.put(b"A.x", b"1", b"id-1")
-    with Hub(feed, left), Client(feed) as client:
+    with Hub(feed, left), HubClient(feed) as client:
         assert client.put(b"A.x", b"1", b"id-1") == place
 
 
@@ -266,7 +266,7 @@ def test_topics_that_are_published_again_are_counted_and_too_many_end_no_hub(
 ) -> None:
     feed = msgspec.structs.replace(hub_feed(slices=1), max_topics=2)
     left = dying_at(feed, tmp_path, monkeypatch, lambda number: number >= 1)
-    with Hub(feed, left), Client(feed) as client:
+    with Hub(feed, left), HubClient(feed) as client:
         client.put(b"B", b"")
         with pytest.raises(HubError, match="b'C' was refused: slice 0 had 2 topics, its max_topics, and it is new"):
             client.put(b"C", b"")

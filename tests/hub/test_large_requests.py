@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox import Client, Feed, Hub, HubError, JournalError
+from blackbox import Feed, Hub, HubClient, HubError, JournalError
 from blackbox.archive import outbox as outbox_module
 from blackbox.errors import ConfigError
 from blackbox.hub import large_requests
@@ -37,7 +37,7 @@ def feed() -> Feed:
     return hub_feed(slices=1)
 
 
-def put(client: Client, value: int, ids: bool = False) -> Places:
+def put(client: HubClient, value: int, ids: bool = False) -> Places:
     """Put a request that is large: a message of each topic."""
     rows = numpy.full((ROWS, SIZE), value, numpy.uint8)
     assert rows.nbytes > LARGE_BYTES
@@ -65,7 +65,7 @@ def dying_at(feed: Feed, place: Path, monkeypatch: pytest.MonkeyPatch, published
     with monkeypatch.context() as patch:
         patch.setattr(Hub, "_publish", dies)
         with Hub(feed, place / "hub") as hub:
-            with Client(feed, "desk") as client:
+            with HubClient(feed, "desk") as client:
                 for value in range(1, 6):
                     put(client, value, ids)
             hub._publisher.flush()
@@ -102,14 +102,14 @@ def test_large_puts_of_a_killed_hub_are_published_by_the_next_one(
     tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = dying_at(feed, tmp_path, monkeypatch, 2)
-    with Hub(feed, left), Client(feed, "desk") as client:
-        assert client.numbered() == 5 * ROWS
+    with Hub(feed, left), HubClient(feed, "desk") as client:
+        assert client.published_count() == 5 * ROWS
         assert put(client, 6)["sequence"].tolist() == list(range(5 * ROWS, 6 * ROWS))
     assert values(left, feed) == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_hub_killed_while_large_and_small_puts_come_stores_each_once(tmp_path: Path, feed: Feed) -> None:
-    with Nursery(feed, HUB, 1) as hub, Client(feed) as client:
+    with Nursery(feed, HUB, 1) as hub, HubClient(feed) as client:
         hub.begin((tmp_path,))
         for value in range(1, 61):
             places = put(client, value)
@@ -132,8 +132,8 @@ def test_a_power_cut_that_damaged_a_request_loses_that_and_those_behind_it(
     damage(left, 1)  # the outbox has it
     damage(left, 4)
     cut_power(monkeypatch, tmp_path)
-    with Hub(feed, left), Client(feed, "desk") as client:
-        assert client.numbered() == 3 * ROWS
+    with Hub(feed, left), HubClient(feed, "desk") as client:
+        assert client.published_count() == 3 * ROWS
         again = [put(client, value, ids) for value in (3, 4, 5)]
     assert caplog.text.count(f"{ROWS} puts were lost in a power cut") == 2
     if ids:
@@ -153,7 +153,7 @@ def test_what_other_clients_have_put_behind_a_damaged_request_stays(
     with monkeypatch.context() as patch:  # the journal of the first slice has lost its end
         patch.setattr(Hub, "_publish", lambda self, fresh: publish(self, fresh) if len(fresh.rows) == 1 else None)
         with Hub(feed, tmp_path / "hub") as hub:
-            with Client(feed, "one") as one, Client(feed, "two") as two:
+            with HubClient(feed, "one") as one, HubClient(feed, "two") as two:
                 two.put(here[0], b"begin")
                 one.put_many(here, numpy.arange(len(here)), rows)
                 two.put(there[0], b"kept", b"order-17")
@@ -162,8 +162,8 @@ def test_what_other_clients_have_put_behind_a_damaged_request_stays(
             shutil.copytree(tmp_path / "hub", left := tmp_path / "left")
     damage(left, 2)
     cut_power(monkeypatch, tmp_path)
-    with Hub(feed, left), Client(feed, "one") as one, Client(feed, "two") as two:
-        assert (one.numbered(), two.numbered()) == (0, 2)
+    with Hub(feed, left), HubClient(feed, "one") as one, HubClient(feed, "two") as two:
+        assert (one.published_count(), two.published_count()) == (0, 2)
         two.put(there[0], b"kept", b"order-17")
         one.put(there[0], b"of one", b"order-18")
     assert [message[-1] for message in published(left, feed)] == [b"begin", b"kept", b"of one"]
@@ -172,7 +172,7 @@ def test_what_other_clients_have_put_behind_a_damaged_request_stays(
 def test_the_log_of_a_feed_with_keys_has_all_in_one_file(tmp_path: Path) -> None:
     """Nothing else tells which keys the puts of a damaged request have."""
     feed = hub_feed(slices=1, key_bytes=2)
-    with Hub(feed, tmp_path), Client(feed) as client:
+    with Hub(feed, tmp_path), HubClient(feed) as client:
         put(client, 1)
     assert [(tmp_path / f"hub.puts.{each}").stat().st_size for each in "ab"] == [0, 0]
 
@@ -180,7 +180,7 @@ def test_the_log_of_a_feed_with_keys_has_all_in_one_file(tmp_path: Path) -> None
 def test_a_client_whose_answered_puts_a_power_cut_has_lost_is_told(
     tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = Client(feed, "desk").start()
+    client = HubClient(feed, "desk").start()
     publish, left = Hub._publish, tmp_path / "left"
     monkeypatch.setattr(Hub, "_publish", lambda self, fresh: publish(self, fresh) if left.exists() else None)
     with Hub(feed, tmp_path / "hub"):
@@ -217,9 +217,9 @@ def test_a_synced_large_put_survives_a_power_cut(tmp_path: Path, feed: Feed, mon
         patch.setattr(os, "fdatasync", noting)
         patch.setattr(Hub, "_publish", lambda self, fresh: None)
         with Hub(feed, tmp_path / "hub"):
-            with Client(feed) as client:
+            with HubClient(feed) as client:
                 put(client, 1)
-            with Client(feed, acknowledged="synced") as client:
+            with HubClient(feed, acknowledged="synced") as client:
                 put(client, 2)
             shutil.copytree(tmp_path / "hub", tmp_path / "left")
     for name in ("hub.puts.a", "hub.puts.b"):

@@ -13,7 +13,7 @@ from types import FrameType
 
 import pytest
 
-from blackbox import Client, Feed, Hub
+from blackbox import Feed, Hub, HubClient
 from blackbox.errors import HubError, NotStoredError
 from blackbox.hub.sender import Sender
 from blackbox.testing import wait_until
@@ -29,9 +29,9 @@ def handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def begun(feed: Feed, directory: Path) -> Client:
+def begun(feed: Feed, directory: Path) -> HubClient:
     """Return a client which has put a message to a hub that has ended since: nothing is on its way."""
-    client = Client(feed)
+    client = HubClient(feed)
     with Hub(feed, directory):
         client.start()
         client.put(b"A.x", b"0")
@@ -39,7 +39,7 @@ def begun(feed: Feed, directory: Path) -> Client:
     return client
 
 
-def once_it_waits(client: Client, do: Callable[[], None]) -> threading.Thread:
+def once_it_waits(client: HubClient, do: Callable[[], None]) -> threading.Thread:
     """Do something in another thread once a put is on its way."""
 
     def run() -> None:
@@ -107,7 +107,7 @@ def test_a_signal_s_handler_may_close_the_client_whose_put_waits(tmp_path: Path)
 @pytest.mark.own_process
 def test_a_process_that_was_forked_does_not_use_the_socket_of_the_other_one(tmp_path: Path) -> None:
     feed = hub_feed()
-    with Hub(feed, tmp_path), Client(feed) as client:
+    with Hub(feed, tmp_path), HubClient(feed) as client:
         client.put(b"A.x", b"0")
         wait_until(lambda: not client._sender._has_driver)
         child = os.fork()
@@ -128,7 +128,7 @@ def test_a_put_that_ctrl_c_has_left_without_a_driver_makes_room_for_the_next_one
         raise KeyboardInterrupt
 
     feed = hub_feed()
-    with Hub(feed, tmp_path), Client(feed, in_flight=1) as client:
+    with Hub(feed, tmp_path), HubClient(feed, in_flight=1) as client:
         client.put(b"A.x", b"0")
         wait_until(lambda: not client._sender._has_driver)
         with monkeypatch.context() as patch:
@@ -143,7 +143,7 @@ def test_questions_that_nobody_waits_for_are_not_asked_again(tmp_path: Path) -> 
     client = begun(hub_feed(), tmp_path)
     for _ in range(5):
         with pytest.raises(NotStoredError):
-            client.numbered(0.01)
+            client.published_count(0.01)
     assert not client._sender._asked
     client.end()
 
@@ -151,10 +151,10 @@ def test_questions_that_nobody_waits_for_are_not_asked_again(tmp_path: Path) -> 
 def test_a_client_that_another_process_takes_over_hears_of_it_in_its_put(tmp_path: Path) -> None:
     feed = hub_feed()
     with Hub(feed, tmp_path):
-        first = Client(feed, "desk").start()
+        first = HubClient(feed, "desk").start()
         first.put(b"A.x", b"0")
         wait_until(lambda: not first._sender._has_driver)
-        with Client(feed, "desk") as second:
+        with HubClient(feed, "desk") as second:
             second.put(b"A.x", b"1")
             for _ in range(2):
                 with pytest.raises(HubError, match="was begun elsewhere"):
@@ -182,14 +182,14 @@ def test_an_error_raised_by_a_signal_amid_a_put_ends_the_client_and_all_hear_of_
 def test_puts_of_many_threads_at_once_are_stored_once_and_each_thread_s_in_its_order(tmp_path: Path) -> None:
     feed, threads, count = hub_feed(slices=1), 5, 200
 
-    def put(client: Client, thread: int) -> None:
+    def put(client: HubClient, thread: int) -> None:
         for number in range(count):
             if thread == 0:
                 client.put_soon(b"A.0", b"%d" % number)
             else:
                 client.put(b"A.%d" % thread, b"%d" % number)
 
-    with Hub(feed, tmp_path), Client(feed) as client, ThreadPoolExecutor(threads) as pool:
+    with Hub(feed, tmp_path), HubClient(feed) as client, ThreadPoolExecutor(threads) as pool:
         for done in [pool.submit(put, client, thread) for thread in range(threads)]:
             done.result(60.0)
         client.flush()

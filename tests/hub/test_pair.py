@@ -13,7 +13,7 @@ import msgspec
 import numpy
 import pytest
 
-from blackbox import Client, Feed, HubError, NotStoredError
+from blackbox import Feed, HubClient, HubError, NotStoredError
 from blackbox.block.position import Place
 from blackbox.hub.large_requests import LARGE_BYTES
 from blackbox.testing import wait_until
@@ -39,7 +39,7 @@ class Writer:
 
     def _run(self) -> None:
         try:
-            with Client(self._feed, self._name, acknowledged=self._acknowledged) as client:
+            with HubClient(self._feed, self._name, acknowledged=self._acknowledged) as client:
                 number = 0
                 while not self._is_over.is_set():
                     puts = []
@@ -57,7 +57,7 @@ class Writer:
                     client.flush(PATIENCE_S)
                     self.answered += [(at(future.result()), data) for data, future in puts]
                     self._is_over.wait(0.03)
-                assert client.numbered() == number
+                assert client.published_count() == number
         except BaseException as error:  # noqa: BLE001 - for `end`
             self.error = error
 
@@ -74,7 +74,7 @@ def test_a_killed_hub_is_taken_over_from_again_and_again_and_nothing_answered_is
 ) -> None:
     chance = random.Random(7)
     hubs.begin_both(tmp_path)
-    with Client(hubs.feed, "reader", tmp_path / "reader") as reader:
+    with HubClient(hubs.feed, "reader", tmp_path / "reader") as reader:
         reader.subscribe(b"", PATIENCE_S)
         writers = [Writer(hubs, name) for name in ("one", "two")]
         for _ in range(4):
@@ -99,7 +99,7 @@ def test_a_killed_hub_is_taken_over_from_again_and_again_and_nothing_answered_is
 
 def test_a_paused_hub_that_wakes_up_answers_nothing_and_follows(tmp_path: Path, hubs: Hubs) -> None:
     hubs.begin_both(tmp_path)
-    with Client(hubs.feed, "desk") as client:
+    with HubClient(hubs.feed, "desk") as client:
         first = client.put(b"A", b"1", b"id", timeout=PATIENCE_S)
         hubs.signal("primary", signal.SIGSTOP)
         second = client.put(b"A", b"2", timeout=PATIENCE_S)
@@ -116,7 +116,7 @@ def test_a_paused_hub_that_wakes_up_answers_nothing_and_follows(tmp_path: Path, 
 
 def test_a_link_that_is_cut_while_clients_reach_both_leaves_one_that_answers(tmp_path: Path, hubs: Hubs) -> None:
     hubs.begin_both(tmp_path)
-    with Client(hubs.feed, "desk") as client:
+    with HubClient(hubs.feed, "desk") as client:
         puts = [(client.put(b"A", b"1", timeout=PATIENCE_S), b"1")]
         hubs.cable.cut()
         puts.append((client.put(b"A", b"2", timeout=PATIENCE_S), b"2"))
@@ -135,12 +135,12 @@ def test_two_that_went_on_alone_are_found_out_and_the_lower_claim_ends(
 ) -> None:
     monkeypatch.setattr(hubs, "_silence_ns", 2_000_000_000)  # a busy machine is not to look like a cut
     hubs.begin_both(tmp_path, "go_on")
-    with Client(hubs.feed, "desk") as client:
+    with HubClient(hubs.feed, "desk") as client:
         client.put(b"A", b"1", timeout=PATIENCE_S)
     hubs.cable.cut()
-    with Client(feed_of(hubs, "backup"), "far") as far:
+    with HubClient(feed_of(hubs, "backup"), "far") as far:
         far.put(b"A", b"2", timeout=PATIENCE_S)
-    with Client(feed_of(hubs, "primary"), "near") as near:
+    with HubClient(feed_of(hubs, "primary"), "near") as near:
         near.put(b"A", b"3", timeout=PATIENCE_S)
     hubs.wait_for(primary="active", backup="active")
     hubs.cable.cut(False)
@@ -160,7 +160,7 @@ def feed_of(hubs: Hubs, role: str) -> Feed:
 
 def test_a_backup_that_is_behind_does_not_take_over(tmp_path: Path, hubs: Hubs) -> None:
     hubs.begin_both(tmp_path)
-    with Client(hubs.feed, "desk") as client:
+    with HubClient(hubs.feed, "desk") as client:
         client.put(b"A", b"1", timeout=PATIENCE_S)
         hubs.kill("backup")
         with pytest.raises(NotStoredError):
@@ -187,7 +187,7 @@ def test_a_hub_that_follows_has_room_for_the_topics_of_who_leads(tmp_path: Path)
     topics = [b"%d" % number for number in range(12)]
     with Hubs(feed) as hubs:
         hubs.begin_both(tmp_path)
-        with Client(feed, "desk") as client:
+        with HubClient(feed, "desk") as client:
             for topic in topics[:4]:
                 client.put(topic, b"x", timeout=PATIENCE_S)
             hubs.kill("backup")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from blackbox import NOWHERE, Client, ConflictError, HubError, NotStoredError, Place
+from blackbox import NOWHERE, ConflictError, HubClient, HubError, NotStoredError, Place
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.hub.revisions import Revisions
 from blackbox.hub.sender import Sender
@@ -21,7 +21,7 @@ from tests.hub.test_pair import OTHER, feed_of
 from tests.hub.test_pair_rules import hub_of
 
 
-def found(client: Client, topic: bytes) -> Place:
+def found(client: HubClient, topic: bytes) -> Place:
     """Where the hub says that the newest message of a topic is."""
     with pytest.raises(ConflictError) as refused:
         client.put(topic, b"not there", if_at=Place(0, 1, 10**6), timeout=PATIENCE_S)
@@ -35,7 +35,7 @@ def ends(hubs: Hubs, role: str) -> list[bytes]:
 
 def test_who_takes_over_judges_by_what_the_other_one_has_answered(tmp_path: Path, hubs: Hubs) -> None:
     hubs.begin_both(tmp_path)
-    with Client(hubs.feed, "desk") as client:
+    with HubClient(hubs.feed, "desk") as client:
         places = {
             b"%d" % number: client.put(b"%d" % number, b"x", if_at=NOWHERE, timeout=PATIENCE_S) for number in range(20)
         }
@@ -69,7 +69,7 @@ def test_a_verdict_that_was_lost_on_its_way_is_the_same_by_who_takes_over(
 
     monkeypatch.setattr(Sender, "_answered", loses)
     hubs.begin_both(tmp_path)
-    with Client(hubs.feed, "desk") as client, Client(hubs.feed) as other:
+    with HubClient(hubs.feed, "desk") as client, HubClient(hubs.feed) as other:
         first = client.put(b"A", b"1", if_at=NOWHERE, timeout=PATIENCE_S)
         refused = client.put_soon(b"A", b"2", if_at=NOWHERE, timeout=PATIENCE_S)
         wait_until(lambda: 2 in lost, PATIENCE_S)
@@ -93,7 +93,7 @@ def test_a_verdict_that_was_lost_on_its_way_is_the_same_by_who_takes_over(
 
 def test_a_deadline_is_acted_on_once_by_who_has_taken_over(tmp_path: Path, hubs: Hubs) -> None:
     hubs.begin_both(tmp_path)
-    with Client(hubs.feed) as client:
+    with HubClient(hubs.feed) as client:
         for topic in (b"due", b"anew", b"stays"):
             client.put_soon(topic, b"1", ttl=2.0)
         client.flush()
@@ -112,7 +112,7 @@ def test_a_deadline_is_acted_on_once_by_who_has_taken_over(tmp_path: Path, hubs:
 
 def test_a_passive_hub_acts_on_no_deadline_and_a_paused_one_that_wakes_up_neither(tmp_path: Path, hubs: Hubs) -> None:
     hubs.begin_both(tmp_path)
-    with Client(hubs.feed) as client:
+    with HubClient(hubs.feed) as client:
         for number in range(50):
             client.put_soon(b"%d" % number, b"x", ttl=0.5)
         client.flush()
@@ -131,7 +131,7 @@ def test_a_deadline_that_could_not_be_agreed_on_is_acted_on_once_when_the_link_h
     tmp_path: Path, hubs: Hubs
 ) -> None:
     hubs.begin_both(tmp_path)
-    with Client(hubs.feed) as client:
+    with HubClient(hubs.feed) as client:
         client.put(b"due", b"1", ttl=0.5)
         before = client.put(b"kept", b"1", if_at=NOWHERE, timeout=PATIENCE_S)
         hubs.cable.cut()
@@ -152,9 +152,9 @@ def test_a_deadline_that_could_not_be_agreed_on_is_acted_on_once_when_the_link_h
 
 def test_what_a_hub_had_judged_and_gave_up_is_not_in_what_it_judges_by_later(tmp_path: Path, hubs: Hubs) -> None:
     hubs.begin_both(tmp_path)
-    with Client(hubs.feed) as client:
+    with HubClient(hubs.feed) as client:
         first = client.put(b"A", b"1", if_at=NOWHERE, timeout=PATIENCE_S)
-        near = Client(feed_of(hubs, "primary")).start()
+        near = HubClient(feed_of(hubs, "primary")).start()
         kept = near.put(b"C", b"1", timeout=PATIENCE_S)
         hubs.cable.cut()
         with pytest.raises(NotStoredError):  # the primary takes it, and waits for the backup
@@ -194,7 +194,7 @@ def test_reading_the_days_does_not_look_like_silence(tmp_path: Path, monkeypatch
     with hub_of(feed, tmp_path, links) as primary, hub_of(feed, tmp_path, links, "backup") as backup:
         wait_until(lambda: {primary.statistics().life, backup.statistics().life} == {"active", "armed"}, PATIENCE_S)
         term = primary.statistics().term
-        with Client(feed) as client:
+        with HubClient(feed) as client:
             place = client.put(b"A", b"1", if_at=NOWHERE, timeout=PATIENCE_S)
             assert found(client, b"A") == place
         assert sorted(reading) == ["backup", "primary"]
@@ -203,7 +203,7 @@ def test_reading_the_days_does_not_look_like_silence(tmp_path: Path, monkeypatch
 
 def test_two_hubs_whose_days_cannot_be_read_refuse_conditions_and_go_on(tmp_path: Path, hubs: Hubs) -> None:
     hubs.begin_both(tmp_path)
-    with Client(hubs.feed) as client:
+    with HubClient(hubs.feed) as client:
         for number in range(100):
             client.put(b"A", b"%d" % number)
     hubs.end_both()
@@ -211,7 +211,7 @@ def test_two_hubs_whose_days_cannot_be_read_refuse_conditions_and_go_on(tmp_path
         damage_days(tmp_path / role)
     for role in ("primary", "backup"):
         hubs.begin(role)
-    with Client(hubs.feed) as client:
+    with HubClient(hubs.feed) as client:
         for leads in ("primary", "backup"):
             with pytest.raises(HubError, match=r"if_at cannot be judged: .* was damaged"):
                 client.put(b"A", b"x", if_at=NOWHERE, timeout=PATIENCE_S)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from blackbox import Client
+from blackbox import HubClient
 from blackbox.archive.format import FILE_HEAD_BYTES
 from blackbox.hub.large_requests import LARGE_BYTES
 from blackbox.testing import wait_until
@@ -91,7 +91,7 @@ def test_a_hub_whose_disk_has_damaged_a_large_request_fetches_it(tmp_path: Path,
     """What is in the log is there, but not what lies beside it: the system writes in any order."""
     hubs.begin_both(tmp_path)
     answered = list[tuple[tuple[int, int, int], bytes]]()
-    with Client(hubs.feed, "desk") as client:
+    with HubClient(hubs.feed, "desk") as client:
         for number in range(10):
             row = numpy.frombuffer((b"%d" % number).ljust(LARGE_BYTES), numpy.uint8)[None]
             (place,) = client.put_many((b"A",), numpy.zeros(1, int), row, timeout=PATIENCE_S).tolist()

@@ -11,7 +11,7 @@ import numpy
 import pytest
 import zmq
 
-from blackbox import Client, ConfigError, Feed, Hub, HubError, NotStoredError
+from blackbox import ConfigError, Feed, Hub, HubClient, HubError, NotStoredError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.hub.load import load_hub
 from blackbox.hub.pair import LEADS, Follow, Lead, Pair, Standing
@@ -92,7 +92,7 @@ def test_a_late_word_of_a_process_that_has_ended_does_not_let_the_active_one_ans
     with hub_of(feed, tmp_path, links, alone=True) as hub, Backup(feed, links[0]) as backup:
         in_step = backup.ask(7, backup.ask(7))
         assert in_step.is_in_step
-        client = Client(feed, "desk").start()
+        client = HubClient(feed, "desk").start()
         backup.say(6)  # it has ended before 7 began
         with pytest.raises(NotStoredError):
             client.put(b"A", b"1", timeout=1.0)
@@ -108,7 +108,7 @@ def test_what_is_no_word_of_a_hub_on_the_link_ends_no_hub(tmp_path: Path, feed: 
         for wrong in (b"", b"\xff", word[:-1], word.replace(b"pair", b"\xff\xff\xff\xff")):
             backup._asks.send(wrong)
         assert backup.ask(7).standing.role == "primary"
-        with Client(feed) as client:
+        with HubClient(feed) as client:
             client.put(b"A", b"1", timeout=60)
 
 
@@ -127,7 +127,7 @@ def test_a_backup_that_lacks_more_than_the_log_has_is_refused_and_a_copy_follows
 
     monkeypatch.setattr(paired_log, "MOST_KEPT_BYTES", 0)
     with hub_of(feed, tmp_path, links, alone=True) as hub:
-        with Client(feed) as client:
+        with HubClient(feed) as client:
             place = client.put(b"A", b"1", b"id")
             wait_until(lambda: hub._pair_log.outbox > 0, 60)
         backup = hub_of(feed, tmp_path, links, "backup").start()
@@ -139,7 +139,7 @@ def test_a_backup_that_lacks_more_than_the_log_has_is_refused_and_a_copy_follows
         with hub_of(feed, tmp_path, links) as hub:
             wait_until(lambda: backup.statistics().life == "armed", 60)
             assert hub.statistics().life == "active"
-        with Client(feed) as client:
+        with HubClient(feed) as client:
             assert client.put(b"A", b"1", b"id", timeout=60) == place
             assert client.put(b"A", b"2", timeout=60).sequence == 1
         assert backup.statistics().life == "active"
@@ -153,13 +153,13 @@ def test_two_hubs_with_keys_and_rights(tmp_path: Path, feed: Feed, links: tuple[
         (tmp_path / f"allowed-by-{role}" / "put_rights.toml").write_text('desk = ["A"]\n')
     of = {each: ring.feed(feed, each, "primary", "backup") for each in ("primary", "backup", "desk")}
     with hub_of(of["backup"], tmp_path, links, "backup") as backup:
-        with hub_of(of["primary"], tmp_path, links), Client(of["desk"]) as client:
+        with hub_of(of["primary"], tmp_path, links), HubClient(of["desk"]) as client:
             client.put(b"A", b"1", timeout=60)
             wait_until(lambda: backup.statistics().life == "armed", 60)
             client.put(b"A", b"2", timeout=60)
             with pytest.raises(HubError, match="b'B' was refused: the key has no right to it"):
                 client.put(b"B", b"2")
-        with Client(of["desk"]) as client:
+        with HubClient(of["desk"]) as client:
             assert client.put(b"A", b"3", timeout=60).sequence == 2
             with pytest.raises(HubError, match="b'B' was refused: the key has no right to it"):
                 client.put(b"B", b"3")
@@ -278,10 +278,10 @@ def test_a_topic_that_is_to_end_does_so_when_one_hub_becomes_two_and_two_become_
 ) -> None:
     lines = (msgspec.structs.replace(feed.slices[0], endpoints=feed.slices[0].endpoints[:1]),)
     single = msgspec.structs.replace(feed, hub_backup="", archives=feed.archives[:1], slices=lines)
-    with Hub(single, tmp_path / "primary"), Client(single) as client:
+    with Hub(single, tmp_path / "primary"), HubClient(single) as client:
         client.put(b"A", b"1", ttl=0.1)
         client.put(b"B", b"1", ttl=3_600)
-    with hub_of(feed, tmp_path, links, alone=True) as hub, Client(feed) as client:
+    with hub_of(feed, tmp_path, links, alone=True) as hub, HubClient(feed) as client:
         wait_until(lambda: hub.statistics().ended == 1, 60)
         client.put(b"B", b"2", ttl=0.1, timeout=60)
     with Hub(single, tmp_path / "primary") as left:

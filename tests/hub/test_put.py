@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blackbox import (
-    AsyncClient,
-    Client,
+    AsyncHubClient,
     ConfigError,
     Feed,
     Hub,
+    HubClient,
     HubError,
     JournalError,
     NotStoredError,
@@ -93,12 +93,12 @@ def refused_of(answer: Any) -> list[bool]:
 
 def test_a_put_is_where_its_answer_says(tmp_path: Path) -> None:
     feed = hub_feed()
-    with Hub(feed, tmp_path) as hub, Client(feed) as client:
+    with Hub(feed, tmp_path) as hub, HubClient(feed) as client:
         places = [
             client.put(topic, b"%d" % at, ts_event=at) for at, topic in enumerate([b"A.x", b"B.x", b"A.y", b"C.x"])
         ]
         places.append(client.put(b"A.x", None))
-        assert client.numbered() == 5
+        assert client.published_count() == 5
         assert hub.statistics().stored == 5
     said = {(each[1], each[0], each[2]): each[3:] for each in published(tmp_path, feed)}
     expected = [(b"A.x", b"0"), (b"B.x", b"1"), (b"A.y", b"2"), (b"C.x", b"3"), (b"A.x", None)]
@@ -110,11 +110,11 @@ def test_a_put_without_a_time_happened_now_and_0_is_not_known(tmp_path: Path) ->
     feed = hub_feed(slices=1)
 
     async def put() -> None:
-        async with AsyncClient(feed) as client:
+        async with AsyncHubClient(feed) as client:
             await client.put(b"A.x", b"")
 
     before = time.time_ns()
-    with Hub(feed, tmp_path), Client(feed) as client:
+    with Hub(feed, tmp_path), HubClient(feed) as client:
         client.put(b"A.x", b"")
         client.put(b"A.x", None)
         client.put_soon(b"A.x", b"").result(20)
@@ -146,7 +146,7 @@ def test_columns_and_single_puts_are_stored_in_their_order(
 ) -> None:
     feed, place = hub_feed(), tmp_path_factory.mktemp("hub")
     found = []
-    with Hub(feed, place), Client(feed) as client:
+    with Hub(feed, place), HubClient(feed) as client:
         for part, (is_columns, puts) in enumerate(parts):
             if is_columns:  # these have no form for what has no value
                 puts = [(topic, data or b"") for topic, data in puts]  # noqa: PLW2901
@@ -177,7 +177,7 @@ def test_columns_and_single_puts_are_stored_in_their_order(
 
 def test_ten_thousand_are_on_their_way_and_none_is_lost(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
-    with Hub(feed, tmp_path), Client(feed) as client:
+    with Hub(feed, tmp_path), HubClient(feed) as client:
         futures = [client.put_soon(b"A.x", b"%d" % number) for number in range(10_000)]
         client.flush()
         assert [future.result().sequence for future in futures] == list(range(10_000))
@@ -190,7 +190,7 @@ def test_ten_thousand_are_on_their_way_and_none_is_lost(tmp_path: Path) -> None:
 
 def test_an_id_is_stored_once_by_whoever_puts_it_again(tmp_path: Path) -> None:
     feed = hub_feed()
-    with Hub(feed, tmp_path), Client(feed) as one, Client(feed) as other:
+    with Hub(feed, tmp_path), HubClient(feed) as one, HubClient(feed) as other:
         place = one.put(b"A.x", b"1", b"order-1")
         assert one.put(b"A.x", b"1", b"order-1") == place == other.put(b"A.x", b"1", b"order-1")
         ids = [b"order-1", b"order-2", b"order-2", b""]
@@ -202,7 +202,7 @@ def test_an_id_is_stored_once_by_whoever_puts_it_again(tmp_path: Path) -> None:
 
 def test_ids_and_requests_are_remembered_as_long_as_it_says(tmp_path: Path) -> None:
     feed = hub_feed()
-    with Hub(feed, tmp_path, remember_ids=3, remember_puts=2), Client(feed) as client, Peer(feed) as peer:
+    with Hub(feed, tmp_path, remember_ids=3, remember_puts=2), HubClient(feed) as client, Peer(feed) as peer:
         peer.hello()
         first = peer.puts(1, b"first")
         assert isinstance(peer.ask(first), Stored)
@@ -218,7 +218,7 @@ def test_ids_and_requests_are_remembered_as_long_as_it_says(tmp_path: Path) -> N
 
 def test_a_hub_that_is_away_is_a_clear_error_and_the_same_id_later_is_stored_once(tmp_path: Path) -> None:
     feed = hub_feed()
-    client = Client(feed).start()
+    client = HubClient(feed).start()
     with pytest.raises(NotStoredError, match=rf"hub {feed.hub} did not answer in time that it has the put of b'A.x'"):
         client.put(b"A.x", b"1", b"id", timeout=0.3)
     with pytest.raises(NotStoredError, match="1 puts"):
@@ -231,7 +231,7 @@ def test_a_hub_that_is_away_is_a_clear_error_and_the_same_id_later_is_stored_onc
 
 def test_what_was_put_while_the_hub_was_away_is_stored_in_order_when_it_comes(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
-    with Client(feed, in_flight=50) as client:
+    with HubClient(feed, in_flight=50) as client:
         for number in range(50):
             client.put_soon(b"A.x", b"%d" % number)
         with pytest.raises(NotStoredError, match="the 50 puts that are on their way, so that there is room"):
@@ -242,7 +242,7 @@ def test_what_was_put_while_the_hub_was_away_is_stored_in_order_when_it_comes(tm
 
 
 def test_a_client_that_ends_says_what_was_not_stored() -> None:
-    client = Client(hub_feed()).start()
+    client = HubClient(hub_feed()).start()
     future = client.put_soon(b"A.x", b"1")
     with pytest.raises(NotStoredError):
         client.close(0.1)
@@ -255,14 +255,14 @@ def test_a_client_that_ends_says_what_was_not_stored() -> None:
 def test_a_later_process_takes_a_name_over_and_the_one_before_is_told(tmp_path: Path) -> None:
     feed = hub_feed()
     with Hub(feed, tmp_path):
-        before = Client(feed, "desk").start()
+        before = HubClient(feed, "desk").start()
         before.put(b"A.x", b"1")
-        with Client(feed, "desk") as after:
-            assert after.numbered() == 1
+        with HubClient(feed, "desk") as after:
+            assert after.published_count() == 1
             with pytest.raises(HubError, match="client 'desk' was begun elsewhere since"):
                 before.put(b"A.x", b"2")
             after.put(b"A.x", b"3")
-            assert after.numbered() == 2
+            assert after.published_count() == 2
         with pytest.raises(HubError):
             before.close()
     assert [each[-1] for each in published(tmp_path, feed)] == [b"1", b"3"]
@@ -273,13 +273,13 @@ def test_a_client_whose_clock_is_behind_takes_its_name_all_the_same(
 ) -> None:
     feed = hub_feed()
     with Hub(feed, tmp_path):
-        with Client(feed, "desk") as before:
+        with HubClient(feed, "desk") as before:
             before.put(b"A.x", b"1")
-        after = Client(feed, "desk")
+        after = HubClient(feed, "desk")
         monkeypatch.setattr(after._sender, "_session", 5)
         with after:
             after.put(b"A.x", b"2", timeout=60)
-            assert after.numbered() == 2
+            assert after.published_count() == 2
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_offsets_that_wrap_around_are_refused_and_end_no_hub(tmp_path: Path) -> 
 
 def test_what_cannot_be_read_or_is_of_nobody_is_answered_and_harms_nobody(tmp_path: Path) -> None:
     feed = hub_feed()
-    with Hub(feed, tmp_path) as hub, Peer(feed) as peer, Client(feed) as client:
+    with Hub(feed, tmp_path) as hub, Peer(feed) as peer, HubClient(feed) as client:
         assert "not understood" in peer.ask(b"\xff\xff").why
         peer.socket.send_multipart([b"1", b"2", b"3"])
         assert peer.answer().why == "request had 3 frames, expected 1"
@@ -341,7 +341,7 @@ def test_what_cannot_be_read_or_is_of_nobody_is_answered_and_harms_nobody(tmp_pa
 def test_a_payload_that_is_no_record_of_the_schema_is_refused(tmp_path: Path) -> None:
     feed = hub_feed(schema="itch50")
     size = load_schema("itch50").dtype("P").itemsize
-    with Hub(feed, tmp_path), Client(feed) as client:
+    with Hub(feed, tmp_path), HubClient(feed) as client:
         client.put(b"AAPL.P", b"P" + bytes(size - 1))
         client.put(b"AAPL.P", None)
         wrong = {
@@ -360,7 +360,7 @@ def test_a_payload_that_is_no_record_of_the_schema_is_refused(tmp_path: Path) ->
 def test_a_payload_that_is_no_record_fails_no_put_that_would_share_its_request(tmp_path: Path) -> None:
     feed = hub_feed(schema="itch50")
     record = b"P" + bytes(load_schema("itch50").dtype("P").itemsize - 1)
-    with Client(feed) as client:
+    with HubClient(feed) as client:
         first = client.put_soon(b"AAPL.P", record)
         with pytest.raises(ConfigError, match="payload had 3 bytes"):
             client.put_soon(b"AAPL.P", b"bad")
@@ -371,7 +371,7 @@ def test_a_payload_that_is_no_record_fails_no_put_that_would_share_its_request(t
 
 def test_what_a_client_sees_itself_is_refused_before_it_is_sent() -> None:
     feed = hub_feed()
-    client = Client(feed)
+    client = HubClient(feed)
     with pytest.raises(ConfigError, match=f"payload had {MOST_BYTES + 1} bytes, expected at most {MOST_BYTES}"):
         client.put(b"A.x", bytes(MOST_BYTES + 1))
     with pytest.raises(TypeError, match="payload was 'text', expected bytes"):
@@ -385,14 +385,14 @@ def test_what_a_client_sees_itself_is_refused_before_it_is_sent() -> None:
     with pytest.raises(ValueError, match="offsets were"):
         client.put_many((b"A.x",), [0], b"1", None, [0, 2])
     with pytest.raises(ConfigError, match="name was 'a_b'"):
-        Client(feed, "a_b")
+        HubClient(feed, "a_b")
     with pytest.raises(ConfigError, match="had no hub"):
-        Client(Feed.local("none"))
+        HubClient(Feed.local("none"))
 
 
 def test_more_topics_than_a_slice_may_have_are_refused_and_the_hub_goes_on(tmp_path: Path) -> None:
     feed = msgspec.structs.replace(hub_feed(slices=1), max_topics=2)
-    with Hub(feed, tmp_path), Client(feed) as client:
+    with Hub(feed, tmp_path), HubClient(feed) as client:
         client.put(b"A", b"")
         client.put(b"B", b"")
         with pytest.raises(RefusedError, match="topic b'C' was refused: slice 0 had 2 topics, its max_topics, and"):
@@ -402,7 +402,7 @@ def test_more_topics_than_a_slice_may_have_are_refused_and_the_hub_goes_on(tmp_p
 
 def test_a_hub_that_starts_with_less_room_than_its_log_needs_names_the_topic(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
-    with Hub(feed, tmp_path), Client(feed) as client:
+    with Hub(feed, tmp_path), HubClient(feed) as client:
         client.put(b"A", b"", ttl=3_600)
         client.put(b"B", b"", ttl=3_600)
     with pytest.raises(ConfigError, match="topic b'B' is in the put log: slice 0 had 1 topics, its max_topics"):
@@ -411,7 +411,7 @@ def test_a_hub_that_starts_with_less_room_than_its_log_needs_names_the_topic(tmp
 
 def test_longer_topics_than_a_slice_has_room_for_are_refused_and_the_hub_goes_on(tmp_path: Path) -> None:
     feed = msgspec.structs.replace(hub_feed(slices=1), max_topics=64)
-    with Hub(feed, tmp_path), Client(feed) as client:
+    with Hub(feed, tmp_path), HubClient(feed) as client:
         client.put(b"A" * 1_024, b"")
         client.put(b"B" * 1_000, b"")
         with pytest.raises(RefusedError, match="slice 0 had topics of 3024 bytes with it, expected at most max_topics"):
@@ -425,7 +425,7 @@ def test_a_client_that_reads_no_answers_holds_nobody_up(tmp_path: Path, monkeypa
     by_slice = {feed.slice_of(b"%d" % each): b"%d" % each for each in range(99)}
     topics = [by_slice[0], by_slice[1]]
     index = numpy.tile(numpy.arange(2, dtype=numpy.int32), 2_048).tobytes()
-    with Hub(feed, tmp_path) as hub, Peer(feed) as peer, Client(feed) as client:
+    with Hub(feed, tmp_path) as hub, Peer(feed) as peer, HubClient(feed) as client:
         peer.hello()
         payloads = [b""] * 4_096  # an answer has 28 bytes for each, as their slices take turns
         for number in range(100):
@@ -453,7 +453,7 @@ def test_a_hub_whose_endpoint_is_taken_says_so(tmp_path: Path) -> None:
         taken.listen()
         with pytest.raises(OSError, match=f"hub endpoint {feed.hub} is in use"):
             Hub(feed, tmp_path).start()
-    with Hub(feed, tmp_path), Client(feed) as client:  # all that the first one held is free again
+    with Hub(feed, tmp_path), HubClient(feed) as client:  # all that the first one held is free again
         client.put(b"A.x", b"")
 
 
@@ -472,7 +472,7 @@ def test_puts_in_asyncio_are_stored_in_order_and_got(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
 
     async def run() -> list[bytes]:
-        async with AsyncClient(feed, "desk", tmp_path / "desk", in_flight=20) as client, asyncio.timeout(60):
+        async with AsyncHubClient(feed, "desk", tmp_path / "desk", in_flight=20) as client, asyncio.timeout(60):
             await client.subscribe(b"A")
             places = await asyncio.gather(*(client.put(b"A.x", b"%d" % number) for number in range(20)))
             assert [place.sequence for place in places] == list(range(20))
@@ -493,7 +493,7 @@ def test_puts_in_asyncio_are_stored_in_order_and_got(tmp_path: Path) -> None:
 def test_what_the_outbox_has_synced_leaves_the_log(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
     hub = Hub(feed, tmp_path, fsync_interval=0.001)
-    with hub, Client(feed, acknowledged="synced") as client:
+    with hub, HubClient(feed, acknowledged="synced") as client:
 
         def is_dropped() -> bool:
             client.put(b"A.x", bytes(100_000))
@@ -516,7 +516,7 @@ def test_arguments_of_a_wrong_type_are_refused_before_they_are_on_their_way(
     tmp_path: Path, wrong: dict[str, Any], why: str
 ) -> None:
     feed = hub_feed()
-    with Hub(feed, tmp_path), Client(feed) as client:
+    with Hub(feed, tmp_path), HubClient(feed) as client:
         putting: tuple[Callable[..., object], ...] = (client.put, client.put_soon)
         for put in putting:
             with pytest.raises(TypeError, match=why):
@@ -534,5 +534,5 @@ def test_a_prefix_of_no_slice_is_refused_when_it_is_subscribed_to(tmp_path: Path
     feed = msgspec.structs.replace(
         hub_feed(slices=1), slices=(msgspec.structs.replace(part, prefixes=("A",), share=None),)
     )
-    with Client(feed, "desk", tmp_path) as client, pytest.raises(ConfigError, match="no slice can hold topics"):
+    with HubClient(feed, "desk", tmp_path) as client, pytest.raises(ConfigError, match="no slice can hold topics"):
         client.subscribe(b"Z")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from blackbox import Client, ConfigError, Feed, Hub, HubError, NotStoredError, RefusedError
+from blackbox import ConfigError, Feed, Hub, HubClient, HubError, NotStoredError, RefusedError
 from blackbox.testing import wait_until
 from tests.hub.hubs import hub_feed
 from tests.keyring import Keyring
@@ -36,11 +36,11 @@ def hub(keys: Keyring, feed: Feed, tmp_path: Path) -> Iterator[Hub]:
         yield hub
 
 
-def client(keys: Keyring, feed: Feed, name: str) -> Client:
-    return Client(keys.feed(feed, name, "hub"), name)
+def client(keys: Keyring, feed: Feed, name: str) -> HubClient:
+    return HubClient(keys.feed(feed, name, "hub"), name)
 
 
-def may_put(client: Client) -> bool:
+def may_put(client: HubClient) -> bool:
     try:
         client.put(b"orders.x", b"1")
     except NotStoredError:

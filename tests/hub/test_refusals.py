@@ -14,7 +14,7 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blackbox import NOWHERE, Client, ConflictError, Feed, Hub, Place, RefusedError
+from blackbox import NOWHERE, ConflictError, Feed, Hub, HubClient, Place, RefusedError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.schema import load_schema
 from blackbox.hub.protocol import ANYWHERE, CONDITION, REFUSED, Passive, Put, Stored, unpack_places
@@ -40,7 +40,7 @@ def payloads(count: int) -> Any:
 def test_a_topic_too_many_fails_no_put_of_others_that_share_its_request(tmp_path: Path) -> None:
     """All come in one request, as the hub is away."""
     feed = narrow(hub_feed(slices=1))
-    with Client(feed) as client:
+    with HubClient(feed) as client:
         futures = [client.put_soon(topic, b"%d" % at) for at, topic in enumerate((b"A", b"B", b"C", b"A", b"D", b"B"))]
         with Hub(feed, tmp_path) as hub:
             client.flush(60)
@@ -59,7 +59,7 @@ def test_a_topic_too_many_fails_no_put_of_others_that_share_its_request(tmp_path
 def test_a_payload_that_is_no_record_fails_no_other_row_of_its_columns(tmp_path: Path) -> None:
     feed = hub_feed(slices=1, schema="itch50")
     rows, size = [GOOD, b"bad", GOOD], len(GOOD)
-    with Hub(feed, tmp_path), Client(feed) as client:
+    with Hub(feed, tmp_path), HubClient(feed) as client:
         with pytest.raises(
             RefusedError, match="1 of 3 puts were refused, the first: topic b'B' .* had 3 byt"
         ) as refused:
@@ -101,7 +101,7 @@ def test_what_is_stored_is_never_said_to_be_refused(tmp_path: Path) -> None:
 
 def test_a_request_has_at_most_a_hundred_reasons(tmp_path: Path) -> None:
     feed = hub_feed(slices=1, schema="itch50")
-    with Hub(feed, tmp_path), Client(feed) as client:
+    with Hub(feed, tmp_path), HubClient(feed) as client:
         rows = [bytes(size) for size in range(100, 300)]
         offsets = numpy.cumsum([0, *map(len, rows)])
         with pytest.raises(RefusedError, match="200 of 200 puts were refused") as refused:
@@ -113,21 +113,21 @@ def test_a_request_has_at_most_a_hundred_reasons(tmp_path: Path) -> None:
 
 def test_a_condition_that_cannot_be_judged_fails_no_other_row(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
-    with Hub(feed, tmp_path), Client(feed) as client:
+    with Hub(feed, tmp_path), HubClient(feed) as client:
         for number in range(100):
             client.put_soon(b"A", b"%d" % number)
     damage_days(tmp_path)
-    with Hub(feed, tmp_path), Client(feed) as client:
+    with Hub(feed, tmp_path), HubClient(feed) as client:
         with pytest.raises(RefusedError, match=r"b'B' was refused: if_at cannot be judged: .* was damaged") as refused:
             client.put_many((b"A", b"B"), [0, 1, 0], payloads(3), if_at=[None, NOWHERE, None])
         assert refused.value.places is not None
         assert (refused.value.places["is_refused"] != 0).tolist() == [False, True, False]
-        assert client.numbered() == 3, "the one that was refused has used its number up"
+        assert client.published_count() == 3, "the one that was refused has used its number up"
 
 
 def test_conflicts_and_refusals_of_one_call_tell_of_the_first(tmp_path: Path) -> None:
     feed = narrow(hub_feed(slices=1))
-    with Hub(feed, tmp_path), Client(feed) as client:
+    with Hub(feed, tmp_path), HubClient(feed) as client:
         taken = client.put(b"A", b"")
         with pytest.raises(ConflictError, match="2 of 4 puts were refused, the first: topic b'A' was at") as conflict:
             client.put_many((b"A", b"B", b"C"), [0, 1, 2, 1], payloads(4), if_at=[NOWHERE, NOWHERE, NOWHERE, None])
@@ -146,7 +146,7 @@ def test_columns_of_many_requests_tell_the_reason_of_the_first_that_is_refused(t
     rows = [GOOD] * 5_000
     rows[4_500], rows[4_900] = b"P", b"longer"
     offsets = numpy.cumsum([0, *map(len, rows)])
-    with Hub(feed, tmp_path), Client(feed) as client:
+    with Hub(feed, tmp_path), HubClient(feed) as client:
         with pytest.raises(RefusedError, match="2 of 5000 puts .* payload had 1 bytes") as refused:
             client.put_many((b"A",), [0] * 5_000, b"".join(rows), None, offsets)
         assert refused.value.places is not None
@@ -156,7 +156,7 @@ def test_columns_of_many_requests_tell_the_reason_of_the_first_that_is_refused(t
 
 def test_what_is_refused_takes_no_room_of_others(tmp_path: Path) -> None:
     feed = narrow(hub_feed(slices=1), 1)
-    with Hub(feed, tmp_path), Client(feed) as client:
+    with Hub(feed, tmp_path), HubClient(feed) as client:
         with pytest.raises(ConflictError):
             client.put(b"A", b"1", if_at=Place(0, 1, 1))
         client.put(b"B", b"2")
@@ -167,11 +167,11 @@ def test_what_is_refused_takes_no_room_of_others(tmp_path: Path) -> None:
 
 def test_an_id_that_was_refused_is_judged_anew(tmp_path: Path) -> None:
     feed = narrow(hub_feed(slices=1), 1)
-    with Hub(feed, tmp_path), Client(feed) as client:
+    with Hub(feed, tmp_path), HubClient(feed) as client:
         client.put(b"A", b"1", b"first")
         with pytest.raises(RefusedError):
             client.put(b"B", b"2", b"second")
-    with Hub(narrow(feed), tmp_path), Client(feed) as client:
+    with Hub(narrow(feed), tmp_path), HubClient(feed) as client:
         place = client.put(b"B", b"2", b"second", timeout=60)
         assert client.put(b"B", b"2", b"second") == place
     assert [row[3:] for row in published(tmp_path, feed)] == [(b"A", b"1"), (b"B", b"2")]
@@ -217,7 +217,7 @@ def test_a_verdict_that_was_not_heard_is_the_same_by_who_takes_over(tmp_path: Pa
     index = numpy.arange(3, dtype=numpy.int32).tobytes()
     with Hubs(feed) as hubs:
         hubs.begin_both(tmp_path)
-        with Client(feed) as client:
+        with HubClient(feed) as client:
             client.put(b"A", b"", timeout=PATIENCE_S)
         with Peer(feed) as peer:
             peer.hello()

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from blackbox import Client, ConfigError, Hub, Retention
+from blackbox import ConfigError, Hub, HubClient, Retention
 from blackbox.archive.consumer_store import ConsumerStore, Owner
 from blackbox.block.position import Position
 from blackbox.hub.settings import HubSettings
@@ -21,7 +21,7 @@ def test_old_days_go_but_for_what_a_durable_client_needs(tmp_path: Path) -> None
     alone = msgspec.structs.replace(feed, hub="")
     days = [aged(tmp_path, alone, ago) for ago in (9, 8, 7)]
     ConsumerStore(tmp_path / feed.name).note(Owner.of_key("desk"), "desk-1", {0: Position(days[1][1], 500)})
-    with Hub(feed, tmp_path, retention=Retention(days=5)) as hub, Client(feed, "desk-2") as client:
+    with Hub(feed, tmp_path, retention=Retention(days=5)) as hub, HubClient(feed, "desk-2") as client:
         wait_until(lambda: days[0][0] not in days_of(tmp_path / feed.name))
         client.put(b"T", b"today")
         assert hub.statistics().stored == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from blackbox import Client, ConfigError, EndpointError, Feed, Hub, Relay, RelayError
+from blackbox import ConfigError, EndpointError, Feed, Hub, HubClient, Relay, RelayError
 from blackbox.block.position import Place
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.hub.load import load_hub
@@ -51,7 +51,7 @@ def passes_on(peer: Relay) -> bool:
     return all(line.filters_above and line.is_confirmed for line in peer.statistics().lines)
 
 
-def got(client: Client, count: int, prefix: bytes = b"") -> list[tuple[Place, bytes | None]]:
+def got(client: HubClient, count: int, prefix: bytes = b"") -> list[tuple[Place, bytes | None]]:
     found = []
     for _ in range(count):
         message = client.get(prefix, WAIT_S)
@@ -66,7 +66,7 @@ def test_in_a_mesh_of_four_each_reader_gets_all_once_in_the_order_of_its_origin(
     with ExitStack() as stack:
         hubs = {site: stack.enter_context(mesh.hub(site, tmp_path)) for site in SITES}
         clients = {
-            (site, origin): stack.enter_context(Client(feed, f"{site}-reader", tmp_path / f"{site}-{origin}"))
+            (site, origin): stack.enter_context(HubClient(feed, f"{site}-reader", tmp_path / f"{site}-{origin}"))
             for site in readers
             for origin, feed in mesh.seen_from(site).items()
         }
@@ -77,7 +77,7 @@ def test_in_a_mesh_of_four_each_reader_gets_all_once_in_the_order_of_its_origin(
         wait_until(lambda: all(passes_on(peer) for site in readers for peer in hubs[site].peers), WAIT_S)
 
         def put_all(site: str) -> None:
-            with Client(mesh.feeds[site]) as client:
+            with HubClient(mesh.feeds[site]) as client:
                 for number in range(count):
                     payload = b"%s %d" % (site.encode(), number)
                     put[site].append((client.put(b"A.x", payload), payload))
@@ -97,9 +97,9 @@ def test_in_a_mesh_of_four_each_reader_gets_all_once_in_the_order_of_its_origin(
 
 def test_what_nobody_wants_any_more_is_not_sent_to_a_site(tmp_path: Path) -> None:
     mesh = Mesh(SITES[:2])
-    with mesh.hub("ams", tmp_path) as hub, mesh.hub("ldn", tmp_path), Client(mesh.feeds["ldn"]) as putting:
+    with mesh.hub("ams", tmp_path) as hub, mesh.hub("ldn", tmp_path), HubClient(mesh.feeds["ldn"]) as putting:
         (peer,) = hub.peers
-        with Client(mesh.here["ams"]["ldn"], "reader", tmp_path / "reader") as reading:
+        with HubClient(mesh.here["ams"]["ldn"], "reader", tmp_path / "reader") as reading:
             reading.subscribe(b"A.")
             with pytest.raises(TimeoutError):
                 reading.get(b"A.", 0.01)
@@ -112,7 +112,7 @@ def test_what_nobody_wants_any_more_is_not_sent_to_a_site(tmp_path: Path) -> Non
         wait_until(lambda: all(line.filters_above == 0 for line in peer.statistics().lines), 60)
         messages = peer.statistics().messages
         putting.put_many([b"A.x"], [0] * 1_000, bytes(1_000), offsets=range(1_001))
-        with Client(mesh.here["ams"]["ldn"], "reader", tmp_path / "reader") as reading:
+        with HubClient(mesh.here["ams"]["ldn"], "reader", tmp_path / "reader") as reading:
             assert reading.get(b"A.", WAIT_S).payload == b"\0"  # from the archive of ldn
         assert messages == 1
 
@@ -125,9 +125,9 @@ def test_a_killed_hub_of_another_site_is_waited_for(tmp_path: Path) -> None:
             hub.run()
     """
     put = []
-    with mesh.hub("ams", tmp_path), Client(mesh.here["ams"]["ldn"], "reader", tmp_path / "reader") as reading:
+    with mesh.hub("ams", tmp_path), HubClient(mesh.here["ams"]["ldn"], "reader", tmp_path / "reader") as reading:
         for run in range(3):
-            with Script(code, mesh.feeds["ldn"]) as script, Client(mesh.feeds["ldn"]) as putting:
+            with Script(code, mesh.feeds["ldn"]) as script, HubClient(mesh.feeds["ldn"]) as putting:
                 script.expect("started")
                 if run == 0:
                     reading.subscribe(b"")

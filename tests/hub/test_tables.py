@@ -15,11 +15,11 @@ import pytest
 
 from blackbox import (
     NOWHERE,
-    Client,
     ConfigError,
     ConflictError,
     Feed,
     Hub,
+    HubClient,
     HubError,
     Place,
     Subscriber,
@@ -43,7 +43,7 @@ def feed() -> Feed:
 @contextmanager
 def kept(feed: Feed, prefix: bytes = b"") -> Iterator[Table]:
     """A table that is synced, and written through a client of its own."""
-    with Client(feed) as client:
+    with HubClient(feed) as client:
         subscriber = Subscriber(feed, on_gap="repair", repair_wait=60)
         table = subscriber.table(prefix, client=client)
         subscriber.start(60, since="image")
@@ -68,7 +68,7 @@ def test_what_is_put_and_deleted_is_in_every_table(tmp_path: Path, feed: Feed) -
 
 
 def test_a_put_whose_condition_does_not_hold_is_refused_with_what_is_there(tmp_path: Path, feed: Feed) -> None:
-    with Hub(feed, tmp_path) as hub, Client(feed) as client:
+    with Hub(feed, tmp_path) as hub, HubClient(feed) as client:
         first = client.put(b"A", b"1", if_at=NOWHERE)
         with pytest.raises(ConflictError, match=r"topic b'A' was at Place\(.*\), expected it without a") as refused:
             client.put(b"A", b"2", if_at=NOWHERE)
@@ -88,7 +88,7 @@ def test_a_put_whose_condition_does_not_hold_is_refused_with_what_is_there(tmp_p
 
 
 def test_a_row_of_put_many_says_where_a_topic_is(tmp_path: Path, feed: Feed) -> None:
-    with Hub(feed, tmp_path), Client(feed) as client:
+    with Hub(feed, tmp_path), HubClient(feed) as client:
         rows = client.put_many((b"A", b"B"), [0, 1], numpy.zeros((2, 1), numpy.uint8))
         second = client.put(b"A", b"2", if_at=rows[0])
         again = client.put_many((b"A", b"B"), [0, 1], numpy.zeros((2, 1), numpy.uint8), if_at=[second, rows[1]])
@@ -107,7 +107,7 @@ def test_a_table_stores_a_put_with_an_id_once(tmp_path: Path, feed: Feed) -> Non
 
 
 def test_puts_that_share_a_request_are_judged_one_after_the_other(tmp_path: Path, feed: Feed) -> None:
-    with Hub(feed, tmp_path) as hub, Client(feed) as client:
+    with Hub(feed, tmp_path) as hub, HubClient(feed) as client:
         client.put(b"A", b"0")
         hub_is_busy = [client.put_soon(b"B", b"%d" % number) for number in range(2_000)]
         futures = [client.put_soon(b"C.%d" % (number % 50), b"%d" % number, if_at=NOWHERE) for number in range(100)]
@@ -124,20 +124,20 @@ def test_puts_that_share_a_request_are_judged_one_after_the_other(tmp_path: Path
 
 
 def test_a_put_with_an_id_is_judged_once_however_often_it_is_put(tmp_path: Path, feed: Feed) -> None:
-    with Hub(feed, tmp_path), Client(feed) as client, Client(feed) as other:
+    with Hub(feed, tmp_path), HubClient(feed) as client, HubClient(feed) as other:
         place = client.put(b"A", b"1", b"id", if_at=NOWHERE)
         assert other.put(b"A", b"1", b"id", if_at=NOWHERE) == place
         with pytest.raises(ConflictError):
             client.put(b"A", b"2", b"later", if_at=NOWHERE)
         client.put(b"A", None)
         assert other.put(b"A", b"2", b"later", if_at=NOWHERE).sequence == place.sequence + 2, "it was not stored"
-    with Hub(feed, tmp_path), Client(feed) as client:
+    with Hub(feed, tmp_path), HubClient(feed) as client:
         assert client.put(b"A", b"1", b"id", if_at=NOWHERE) == place
 
 
 @pytest.mark.parametrize("ends", ["killed", "in order"])
 def test_the_next_hub_knows_the_revisions_of_all_that_was_there(tmp_path: Path, feed: Feed, ends: str) -> None:
-    with Hub(feed, tmp_path / "hub") as hub, Client(feed) as client:
+    with Hub(feed, tmp_path / "hub") as hub, HubClient(feed) as client:
         places = {b"%d" % number: client.put(b"%d" % number, b"x") for number in range(20)}
         places[b"7"] = client.put(b"7", b"again")
         client.put(b"8", None)
@@ -146,7 +146,7 @@ def test_the_next_hub_knows_the_revisions_of_all_that_was_there(tmp_path: Path, 
             shutil.copytree(tmp_path / "hub", tmp_path / "left")
     left = tmp_path / ("left" if ends == "killed" else "hub")
     for run in range(2):
-        with Hub(feed, left), Client(feed) as client:
+        with Hub(feed, left), HubClient(feed) as client:
             client.put(b"other", b"%d" % run)
             for topic, place in places.items():
                 with pytest.raises(ConflictError) as refused:
@@ -160,7 +160,7 @@ def test_what_was_answered_and_not_published_is_known_to_who_judges(
 ) -> None:
     feed = hub_feed(slices=1)
     left = dying_at(feed, tmp_path, monkeypatch, lambda number: number >= 4)
-    with Hub(feed, left), Client(feed) as client, pytest.raises(ConflictError) as refused:
+    with Hub(feed, left), HubClient(feed) as client, pytest.raises(ConflictError) as refused:
         client.put(b"A.x", b"10", if_at=NOWHERE)
     assert refused.value.found.sequence == 9
 
@@ -173,7 +173,7 @@ def test_after_a_power_cut_the_revision_is_where_the_message_went(
     boot = tmp_path / "boot_id"
     boot.write_text("another start of the system")
     monkeypatch.setattr(outbox_module, "_BOOT_ID", boot)
-    with Hub(feed, left) as hub, Client(feed) as client:
+    with Hub(feed, left) as hub, HubClient(feed) as client:
         with pytest.raises(ConflictError) as refused:
             client.put(b"A.x", b"10", if_at=NOWHERE)
         assert refused.value.found == Place(0, hub.epoch, 3)
@@ -181,11 +181,11 @@ def test_after_a_power_cut_the_revision_is_where_the_message_went(
 
 
 def test_days_that_cannot_be_read_refuse_conditions_and_end_no_hub(tmp_path: Path, feed: Feed) -> None:
-    with Hub(feed, tmp_path), Client(feed) as client:
+    with Hub(feed, tmp_path), HubClient(feed) as client:
         for number in range(100):
             client.put(b"A", b"%d" % number)
     damage_days(tmp_path)
-    with Hub(feed, tmp_path), Client(feed) as client:
+    with Hub(feed, tmp_path), HubClient(feed) as client:
         for _ in range(2):
             with pytest.raises(HubError, match=r"if_at cannot be judged: .* was damaged"):
                 client.put(b"A", b"x", if_at=NOWHERE)
@@ -204,7 +204,7 @@ def test_a_put_that_is_sent_again_gets_the_verdict_that_it_had(
             answered(self, first, result)
 
     monkeypatch.setattr(Sender, "_answered", loses)
-    with Hub(feed, tmp_path) as hub, Client(feed, "desk") as client, Client(feed) as other:
+    with Hub(feed, tmp_path) as hub, HubClient(feed, "desk") as client, HubClient(feed) as other:
         first = client.put(b"A", b"1", if_at=NOWHERE)
         refused = client.put_soon(b"A", b"2", if_at=NOWHERE)
         wait_until(lambda: lost, 60)
@@ -266,7 +266,7 @@ def test_a_topic_with_a_ttl_ends_by_itself_unless_it_is_put_anew(
 
 
 def test_a_deadline_outlives_the_hub_and_ends_no_later_value(tmp_path: Path, feed: Feed) -> None:
-    with Nursery(feed, HUB, 1) as hub, Client(feed) as client:
+    with Nursery(feed, HUB, 1) as hub, HubClient(feed) as client:
         hub.begin((tmp_path,))
         client.put(b"due", b"1", ttl=3.0, timeout=60)
         client.put(b"later", b"1", ttl=3.0)
@@ -285,7 +285,7 @@ def test_a_deadline_outlives_the_hub_and_ends_no_later_value(tmp_path: Path, fee
 
 
 def test_many_topics_end_at_once(tmp_path: Path, feed: Feed) -> None:
-    with Hub(feed, tmp_path) as hub, Client(feed) as client:
+    with Hub(feed, tmp_path) as hub, HubClient(feed) as client:
         for number in range(5_000):
             client.put_soon(b"%d" % number, b"x", ttl=0.001)
         client.flush()
@@ -297,7 +297,7 @@ def test_many_topics_end_at_once(tmp_path: Path, feed: Feed) -> None:
 
 def test_columns_are_judged_message_by_message(tmp_path: Path, feed: Feed) -> None:
     topics, index, payloads = (b"A", b"B", b"C"), [0, 1, 2], numpy.frombuffer(b"abc", numpy.uint8).reshape(3, 1)
-    with Hub(feed, tmp_path) as hub, Client(feed) as client:
+    with Hub(feed, tmp_path) as hub, HubClient(feed) as client:
         taken = client.put(b"B", b"before")
         with pytest.raises(ConflictError, match="1 of 3 puts were refused, the first: topic b'B' was at") as refused:
             client.put_many(topics, index, payloads, if_at=NOWHERE)
@@ -324,7 +324,7 @@ def test_columns_are_judged_message_by_message(tmp_path: Path, feed: Feed) -> No
 
 def test_a_topic_that_columns_name_twice_is_judged_by_its_last_message(tmp_path: Path, feed: Feed) -> None:
     rows = numpy.frombuffer(b"abc", numpy.uint8).reshape(3, 1)
-    with Hub(feed, tmp_path) as hub, Client(feed) as client, kept(feed) as table:
+    with Hub(feed, tmp_path) as hub, HubClient(feed) as client, kept(feed) as table:
         client.put(b"B", b"", if_at=NOWHERE)  # from now on the hub knows where each topic is
         places = client.put_many((b"A", b"A"), [1, 1, 0], rows, ttl=[3_600, 3_600, 0.5])
         newest = Place(*places[2][["slice", "epoch", "sequence"]].tolist())
@@ -338,7 +338,7 @@ def test_a_topic_that_columns_name_twice_is_judged_by_its_last_message(tmp_path:
 def test_columns_of_many_requests_are_all_judged(tmp_path: Path, feed: Feed) -> None:
     topics = [b"%d" % number for number in range(10_000)]
     rows, ids = numpy.arange(10_000).view(numpy.uint8).reshape(-1, 8), [b"id-%d" % number for number in range(10_000)]
-    with Hub(feed, tmp_path) as hub, Client(feed) as client:
+    with Hub(feed, tmp_path) as hub, HubClient(feed) as client:
         client.put_many(topics[::3], numpy.arange(len(topics[::3])), rows[::3])
         with pytest.raises(ConflictError, match="3334 of 10000") as refused:
             client.put_many(topics, numpy.arange(10_000), rows, if_at=NOWHERE, ids=ids)
@@ -356,7 +356,7 @@ def test_columns_of_many_requests_are_all_judged(tmp_path: Path, feed: Feed) -> 
 
 def test_columns_have_a_time_to_live_for_all_or_for_each(tmp_path: Path, feed: Feed) -> None:
     rows = numpy.zeros((3, 1), numpy.uint8)
-    with Hub(feed, tmp_path) as hub, Client(feed) as client:
+    with Hub(feed, tmp_path) as hub, HubClient(feed) as client:
         client.put_many((b"A", b"B", b"C"), [0, 1, 2], rows, ttl=0.05)
         wait_until(lambda: hub.statistics().ended == 3, 60)
         client.put_many((b"A", b"B", b"C"), [0, 1, 2], rows, ttl=[None, 0.05, 3_600])
@@ -380,7 +380,7 @@ def test_columns_that_no_conditions_or_deadlines_can_be_are_refused(
     feed: Feed, settings: dict[str, Any], error: type[Exception], why: str
 ) -> None:
     with pytest.raises(error, match=why):
-        Client(feed).put_many((b"A", b"B"), [0, 1], numpy.zeros((2, 1), numpy.uint8), **settings)
+        HubClient(feed).put_many((b"A", b"B"), [0, 1], numpy.zeros((2, 1), numpy.uint8), **settings)
 
 
 @pytest.mark.parametrize(
@@ -400,13 +400,13 @@ def test_what_no_condition_or_deadline_can_be_is_refused(
     feed: Feed, settings: dict[str, object], error: type[Exception], why: str
 ) -> None:
     with pytest.raises(error, match=why):
-        Client(feed).put(b"A", **{"payload": b"x"} | settings)  # type: ignore[arg-type]
+        HubClient(feed).put(b"A", **{"payload": b"x"} | settings)  # type: ignore[arg-type]
 
 
 def test_a_table_without_a_client_or_of_another_prefix_or_feed_is_not_written(feed: Feed) -> None:
     with pytest.raises(ConfigError, match="table b'A' had no client, expected one"):
         Subscriber(feed).table(b"A").put(b"A", b"1")
     with pytest.raises(ConfigError, match="topic was b'B', expected one of table b'A'"):
-        Subscriber(feed).table(b"A", client=Client(feed)).delete(b"B")
+        Subscriber(feed).table(b"A", client=HubClient(feed)).delete(b"B")
     with pytest.raises(ConfigError, match="client was of feed 'other', expected one of 'hub'"):
-        Subscriber(feed).table(b"A", client=Client(hub_feed("other")))
+        Subscriber(feed).table(b"A", client=HubClient(hub_feed("other")))

@@ -58,7 +58,7 @@ def test_a_table_is_the_newest_of_each_topic_at_all_times(tmp_path: Path, key_by
         assert table.get(b"none") is None
         assert all(table[topic] == table.get(topic) for topic in table)
         if not prefix:
-            at = {(0, key): Position(publisher.epoch, number) for key, number in told.following.items()}
+            at = {(0, key): Position(publisher.epoch, number) for key, number in told.next_sequences.items()}
             wait_until(lambda: table.at == at, 60)
         subscriber.stop()
 

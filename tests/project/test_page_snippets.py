@@ -18,7 +18,18 @@ import pytest
 import typer
 from blackbox_feeds.synthetic import Synthetic
 
-from blackbox import ArchiveClient, Batch, Client, Feed, Hub, NotStoredError, Publisher, Recorder, Recording, Subscriber
+from blackbox import (
+    ArchiveClient,
+    Batch,
+    Feed,
+    Hub,
+    HubClient,
+    NotStoredError,
+    Publisher,
+    Recorder,
+    Recording,
+    Subscriber,
+)
 from blackbox.archive.serve.protocol import Gone
 from blackbox.block.gap import Gap
 from blackbox.cli.program import app
@@ -246,7 +257,7 @@ def test_the_hub_of_the_page_takes_what_the_page_puts(tmp_path: Path, monkeypatc
         names: dict[str, Any] = {}
         run(put, names)
         assert names["message"].payload == b"buy 100 AAPL"
-        with Client(feed, "columns") as client:
+        with HubClient(feed, "columns") as client:
             names = {"client": client, "numpy": numpy}
             run(columns, names)
         assert names["places"]["sequence"].tolist() == [10_001, 10_002]
@@ -254,7 +265,7 @@ def test_the_hub_of_the_page_takes_what_the_page_puts(tmp_path: Path, monkeypatc
         run(table, names)
         run(counter, names)
         subscriber = Subscriber(feed, on_gap="repair")
-        with Client(feed, "counter") as client:
+        with HubClient(feed, "counter") as client:
             counts = subscriber.table(b"count", client=client)
             with subscriber.start(since="image"):
                 counts.wait_synced()

@@ -172,7 +172,7 @@ def test_the_position_at_the_start_is_kept(tmp_path: Path, key_bytes: int, past:
     assert kept is not None
     position = kept.positions[0]
     assert position.epoch == publisher.epoch
-    first = position.following[b"A.t"] if isinstance(position, KeyPosition) else position.sequence
+    first = position.next_sequences[b"A.t"] if isinstance(position, KeyPosition) else position.sequence
     assert first == (40 if past else 100)
 
 

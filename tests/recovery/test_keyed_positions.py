@@ -256,7 +256,7 @@ def test_keys_of_new_callbacks_have_no_position_until_their_publisher_has_told_i
 
         wait_until(is_confirmed)
         with subscriber.checkpoint() as positions:
-            assert positions[0].following == {b"K1": 60, b"K2": 100}
+            assert positions[0].next_sequences == {b"K1": 60, b"K2": 100}
             assert positions[0].prefixes == [b"K1", b"K2"]
         subscriber.terminate()
 

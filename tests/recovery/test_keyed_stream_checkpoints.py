@@ -35,7 +35,7 @@ class Done:
         for message in messages:
             self.numbers[message.batch.block.epoch, message.topic[: self._size]].append(message.sequence)
 
-    def following(self, epoch: int) -> dict[bytes, int]:
+    def next_sequences(self, epoch: int) -> dict[bytes, int]:
         return {key: numbers[-1] + 1 for (of, key), numbers in self.numbers.items() if of == epoch}
 
 
@@ -49,7 +49,7 @@ def behind(told: dict[int, KeyPosition], done: dict[int, KeyPosition]) -> bool:
     """Whether positions are not ahead of others in any key."""
     return all(
         (each.epoch < done[slice_id].epoch)
-        or all(done[slice_id].following.get(key, 0) >= number for key, number in each.following.items())
+        or all(done[slice_id].next_sequences.get(key, 0) >= number for key, number in each.next_sequences.items())
         for slice_id, each in told.items()
     )
 
@@ -124,9 +124,9 @@ def test_of_each_key_the_stream_furthest_behind_counts() -> None:
                 expected = {}
                 for key, stop in market.published.items():
                     wanted = [each for each, stream in zip(done, streams, strict=True) if key.startswith(stream.prefix)]
-                    least = min(each.following(publisher.epoch).get(key, 0) for each in wanted)
+                    least = min(each.next_sequences(publisher.epoch).get(key, 0) for each in wanted)
                     expected[key] = min(stop, least)
-                assert kept(subscriber)[0].following == expected
+                assert kept(subscriber)[0].next_sequences == expected
 
 
 def test_what_a_stream_does_not_want_is_done_and_a_named_consumer_goes_on_behind_it(tmp_path: Path) -> None:

@@ -486,7 +486,7 @@ def test_an_archive_gives_images_of_what_a_key_has_a_right_to(ring: Keyring, tmp
                 client.image(0, prefixes, timeout=0.5)
         narrowed = client.image(0, may_narrow=True, timeout=PATIENCE_S)
         assert [block.topics for block in narrowed.blocks] == [[b"AAPL.x"], [b"MSFT.x"]]
-        assert narrowed.following.keys() == {b"AAPL", b"MSFT"}
+        assert narrowed.next_sequences.keys() == {b"AAPL", b"MSFT"}
         subscriber, got = collected(desk, b"AAPL.", b"MSFT.")
         subscriber.start(PATIENCE_S, since="image")
         assert {bytes(each.payload) for each in got.wait(2, PATIENCE_S)} == {b"87", b"88"}

@@ -476,7 +476,7 @@ def test_a_named_consumer_keeps_where_it_was_when_it_was_released(tmp_path: Path
     settings: dict[str, Any] = {"name": "strategy", "positions": tmp_path / "positions", "slow": PATIENT}
 
     def number_of(position: Any) -> int:
-        return sum(position.following.values()) if isinstance(position, KeyPosition) else int(position[1])
+        return sum(position.next_sequences.values()) if isinstance(position, KeyPosition) else int(position[1])
 
     with Publisher(feed, when_full="wait") as publisher:
         recorder = Recorder(feed, tmp_path / "days", serve=True).start()

@@ -42,9 +42,9 @@ def work(shape, seed, directory, doubted, *before):
     with Publisher(feed, when_full="wait", outbox=outbox) as publisher:
         publisher.wait_for_subscribers(timeout=60, count=1)
         publisher.flush()
-        if publisher.numbered():  # it goes on
+        if publisher.published_count():  # it goes on
             sent[:] = [int(each) for each in before]
-            sent[int(doubted)] += publisher.numbered() - sent.sum()
+            sent[int(doubted)] += publisher.published_count() - sent.sum()
             begun[:] = sent
         notes[EPOCH] = publisher.epoch
         while not notes[ENDS]:

@@ -1,6 +1,6 @@
 """Kill, stop and end a hub and its clients: each put is published once, in its client's order, and got once.
 
-One client goes on by `numbered`, another one gives ids and puts again from the last that was acknowledged. What a
+One client continues from `published_count`, another one gives ids and repeats from the last acknowledged put. What a
 reader gets goes to a file of its own, with the place of each message, before it commits.
 """
 
@@ -30,7 +30,7 @@ def prepare():
     logging.disable()
     with tempfile.TemporaryDirectory() as place:
         feed = hub_feed("warm")
-        with Hub(feed, place) as hub, Client(feed, "warm", place + "/reader") as client:
+        with Hub(feed, place) as hub, HubClient(feed, "warm", place + "/reader") as client:
             client.subscribe(b"", 60)
             client.put(b"A", b"1", b"id", timeout=60)
             client.put_many((b"A",), numpy.zeros(10, int), numpy.zeros((10, 8), numpy.uint8))
@@ -49,8 +49,8 @@ def work(name, seed, acknowledged):
     import random, struct
     chance = random.Random(int(seed))
     has_ids = name.startswith("ids")
-    client = Client(feed, None if has_ids else name, acknowledged=acknowledged).start()
-    number = notes[ACKED] if has_ids else client.numbered(600)
+    client = HubClient(feed, None if has_ids else name, acknowledged=acknowledged).start()
+    number = notes[ACKED] if has_ids else client.published_count(600)
     going = []
     while True:
         while going and (going[0][1].done() or len(going) > 200):
@@ -73,7 +73,7 @@ def work(directory, path, seed):
     with open(path, "rb") as file:
         got = msgspec.json.decode(file.read(), type=list[tuple[int, str, int, int]])
     last = {place[:2]: place for place in got}
-    client = Client(feed, "reader", directory).start()
+    client = HubClient(feed, "reader", directory).start()
     if b"" not in client.subscriptions:
         client.subscribe(b"", 600)
     notes[0] = 1

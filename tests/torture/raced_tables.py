@@ -31,7 +31,7 @@ def prepare():
     logging.disable()
     with tempfile.TemporaryDirectory() as place:
         feed = hub_feed("warm")
-        with Hub(feed, place), Client(feed) as client:
+        with Hub(feed, place), HubClient(feed) as client:
             subscriber = Subscriber(feed, on_gap="repair")
             table = subscriber.table(b"", client=client)
             subscriber.start(60, since="image")
@@ -45,7 +45,7 @@ WRITE: Final = """
 def work(name, seed):
     import random
     chance = random.Random(int(seed))
-    client = Client(feed).start()
+    client = HubClient(feed).start()
     subscriber = Subscriber(feed, on_gap="repair", repair_wait=60)
     table = subscriber.table(b"", client=client)
     subscriber.start(120, since="image")

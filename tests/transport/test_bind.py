@@ -10,11 +10,11 @@ import zmq
 
 from blackbox import (
     ArchiveClient,
-    Client,
     ConfigError,
     EndpointError,
     Feed,
     Hub,
+    HubClient,
     PlainRelay,
     Publisher,
     Recorder,
@@ -95,7 +95,7 @@ def test_an_archive_and_a_hub_bind_where_their_feed_says(tmp_path: Path) -> None
         hub=f"tcp://localhost:{port_of(hub)}",
         hub_bind=everywhere(hub),
     )
-    with Hub(feed, tmp_path / "hub"), Client(feed) as client:
+    with Hub(feed, tmp_path / "hub"), HubClient(feed) as client:
         assert client.put(b"A.x", b"1", timeout=PATIENCE_S).slice_id == 0
         assert ArchiveClient(feed, timeout=PATIENCE_S).answers()
     recorded = msgspec.structs.replace(feed, hub="", hub_bind="")

@@ -74,7 +74,7 @@ class SliceImage(NamedTuple):
     What rests in books comes last; its messages have the numbers before the position, and stand for all of them."""
     epoch: int
     """The last run of the publisher; 0: nothing is recorded."""
-    following: dict[bytes, int]
+    next_sequences: dict[bytes, int]
     """By key the number of what follows in that run; other keys begin with 0. Where the feed has no keys, of b""."""
     ts_out: int
     """When the last block of that run was sent, ns since 1970."""
@@ -271,14 +271,14 @@ class ArchiveClient:
     def _checked(self, endpoint: str, slice_id: int, answer: Image, blocks: list[Block]) -> SliceImage:
         """Return an image whose blocks are all before its position; warn where its archive could not read all."""
         for block in blocks:
-            behind = (block.epoch, block.number_of(-1)) >= (answer.epoch, answer.following.get(block.key, 0))
+            behind = (block.epoch, block.number_of(-1)) >= (answer.epoch, answer.next_sequences.get(block.key, 0))
             if behind or (block.slice_id, block.key_bytes) != (slice_id, self.feed.key_bytes):
                 raise ArchiveError(f"{endpoint}: image of slice {slice_id} held {block!r}, which cannot be in it")
         if len(blocks) != answer.blocks:
             raise ArchiveError(f"{endpoint}: image had {len(blocks)} blocks, expected {answer.blocks}")
         if answer.unreadable:
             log.warning("%s: %d places of its files could not be read for an image", endpoint, answer.unreadable)
-        return SliceImage(blocks, answer.epoch, answer.following, answer.ts_out, answer.is_unsure)
+        return SliceImage(blocks, answer.epoch, answer.next_sequences, answer.ts_out, answer.is_unsure)
 
     def blocks(
         self,
@@ -354,7 +354,7 @@ class ArchiveClient:
         Raises ArchiveError naming the archives that have not noted it.
         """
         slices, keys = split(dict(positions))
-        keys = {n: each._replace(following={}, prefixes=[]) for n, each in keys.items()}
+        keys = {n: each._replace(next_sequences={}, prefixes=[]) for n, each in keys.items()}
         told = TellConsumer(name=name, secret=secret, slices=slices, keys=keys)
         failures: list[str] = []
         for endpoint in self._order:
@@ -466,8 +466,8 @@ class ArchiveClient:
         none answers.
         """
         rows = self._beginning(slice_id, since, prefixes)
-        wanted = {key: sequence for key, sequence in since.following.items() if rows.wants(key)}
-        seen = Seen(since._replace(following=wanted), bool(self.feed.key_bytes))
+        wanted = {key: sequence for key, sequence in since.next_sequences.items() if rows.wants(key)}
+        seen = Seen(since._replace(next_sequences=wanted), bool(self.feed.key_bytes))
         heard, failures = awake_s(), list[str]()
         while not is_over():
             has_more, has_ended = False, True
@@ -500,7 +500,7 @@ class ArchiveClient:
     def _beginning(self, slice_id: int, since: Since, prefixes: Collection[bytes]) -> Rows:
         """Return what is wanted of archives from a beginning on."""
         start_ns = None if since.epoch and not since.start_ns else since.start_ns
-        following = {key: Position(since.epoch, sequence) for key, sequence in since.following.items()}
+        following = {key: Position(since.epoch, sequence) for key, sequence in since.next_sequences.items()}
         if self.feed.key_bytes:
             # What the key may not have was not put in force either, and told.
             ask = AskBlocks(

@@ -174,7 +174,7 @@ class Seen:
         self._is_end_told = False
         self._asks_ends = since.asks_ends or not has_keys
         self.epoch = since.epoch
-        self.following = dict(since.following)
+        self.next_sequences = dict(since.next_sequences)
         """The next number of each key, in that run."""
         self._is_open = since.epoch == 0 or since.start_ns != 0
         """Whether keys begin in this run where archives bring them: it begins at a time."""
@@ -235,17 +235,17 @@ class Seen:
         block, key, epoch = found.block, found.block.key, found.block.epoch
         lacks, self._is_end_told = list[Missing](), False
         first = block.number_of(found.first_row)
-        begin = self.following.get(key, first if self._is_open else 0)
+        begin = self.next_sequences.get(key, first if self._is_open else 0)
         if self.has_keys and begin < first:  # without keys the archive says so
             lacks.append(Missing(key, epoch, begin, first))
-        self.following[key] = block.number_of(found.stop_row - 1) + 1
+        self.next_sequences[key] = block.number_of(found.stop_row - 1) + 1
         return [*ends, lacks]
 
     def lacking_at_end(self, told: RunEnds) -> list[list[Missing]]:
         """Return what no archive has brought of the run that was seen last, and of later ones, once all have ended."""
         last = max(told, default=self.epoch)
         lacks = [*self._ends_before(last, told), self._end_of(last, told)]
-        self.following |= {each.key: each.stop for each in lacks[-1]}
+        self.next_sequences |= {each.key: each.stop for each in lacks[-1]}
         return lacks
 
     def _lacking_of_gone(self, gone: Gone) -> list[Missing]:
@@ -254,7 +254,7 @@ class Seen:
         lacks, stop = list[Missing](), gone.first + gone.count
         if not self.has_keys and 0 < self.epoch <= gone.epoch:
             lacks = [each for ends in self._ends_before(gone.epoch, {}) for each in ends]
-            self.following[gone.key] = max(stop, self.following.get(gone.key, 0))
+            self.next_sequences[gone.key] = max(stop, self.next_sequences.get(gone.key, 0))
         return [*lacks, Missing(gone.key, gone.epoch, gone.first, stop)]
 
     def _ends_before(self, epoch: int, told: RunEnds) -> Iterator[list[Missing]]:
@@ -262,18 +262,18 @@ class Seen:
         for run in (self.epoch, *sorted(each for each in told if each > self.epoch)):
             if run >= epoch:
                 return
-            following = {} if epoch == self._asked_before or not self._asks_ends else self.following
+            following = {} if epoch == self._asked_before or not self._asks_ends else self.next_sequences
             yield [Missing(each, run, sequence, NO_END) for each, sequence in following.items()]
             yield self._end_of(run, told)
             self._is_open &= self.epoch == 0
-            self.epoch, self.following = epoch, {} if self.has_keys else {b"": 0}
+            self.epoch, self.next_sequences = epoch, {} if self.has_keys else {b"": 0}
 
     def _end_of(self, run: int, told: RunEnds) -> list[Missing]:
         """Return what has not come of a run as far as is told; in the first one nobody may know where keys begin."""
         return [
             Missing(key, run, at, stop)
             for key, stop in told.get(run, {}).items()
-            if (at := self.following.get(key, stop if self._is_open else 0)) < stop
+            if (at := self.next_sequences.get(key, stop if self._is_open else 0)) < stop
         ]
 
 
@@ -283,7 +283,7 @@ class RowsOfRuns:
     def __init__(self, rows: Rows, seen: Seen, stop: int) -> None:
         self._rows, self._epoch, self._stop = rows, seen.epoch, stop
         self._has_keys = seen.has_keys
-        self._following = dict(seen.following)
+        self._following = dict(seen.next_sequences)
         self._is_past = False
 
     def begin(self, endpoint: str) -> AskBlocks:

@@ -184,14 +184,14 @@ def _make(scan: _Scan, asked: _Asked) -> _Made:
     keys = tuple(prefix[:key_bytes] for prefix in prefixes)
     following = {
         key: number
-        for key, number in newest.following().items()
+        for key, number in newest.next_sequences().items()
         if key.startswith(keys) and (rights is None or key.startswith(rights))
     }
     image = Image(
         image=secrets.randbits(62) + 1,
         blocks=blocks.count,
         epoch=newest.epoch,
-        following=following,
+        next_sequences=following,
         ts_out=newest.ts_out,
         unreadable=scan.unreadable,
         is_unsure=blocks.is_unsure or scan.unreadable > 0,

@@ -277,7 +277,7 @@ class Pieces:
             if not is_here and not self.made(name):
                 continue  # it was deleted meanwhile
             marks = self._marks_of(name, day if is_here else self.fresh(name, slice_id), slice_id)
-            told = marks.following(key, before if is_here else EVERYWHERE)
+            told = marks.next_sequences(key, before if is_here else EVERYWHERE)
             for epoch, following in told.items():
                 found[epoch] = max(following, found.get(epoch, 0))
             if any(epoch <= since for epoch in told):

@@ -190,7 +190,7 @@ class Image(msgspec.Struct, frozen=True, tag_field="is", tag="image", kw_only=Tr
     """How many there are in all."""
     epoch: Number = 0
     """The last run of the publisher that is recorded; 0: none is."""
-    following: dict[_Name, Number] = {}
+    next_sequences: dict[_Name, Number] = {}
     """By key, what follows the image in that run; others begin there. Where the feed has no keys, of b""."""
     ts_out: int = 0
     """The largest `ts_out` of that run."""

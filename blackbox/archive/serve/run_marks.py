@@ -92,7 +92,7 @@ class RunMarks:
         if is_first or mark.kind in _RECORDERS:
             self._turns.append(_Turn(mark.kind, place, mark.ts, before_ns))
 
-    def following(self, key: bytes, before: Place = EVERYWHERE) -> dict[int, int]:
+    def next_sequences(self, key: bytes, before: Place = EVERYWHERE) -> dict[int, int]:
         """Return by run the largest next number of a key that its publisher has told; 0: none.
 
         Only of runs of which marks before a place tell.

@@ -286,7 +286,7 @@ class ArchiveServer:
                 f"consumer {request.name!r} came without a key and with a secret of {len(request.secret)} bytes, "
                 f"expected {SECRET_BYTES}: another process must not move it"
             )
-        keys = {n: each._replace(following={}, prefixes=[]) for n, each in request.keys.items()}
+        keys = {n: each._replace(next_sequences={}, prefixes=[]) for n, each in request.keys.items()}
         positions: dict[int, SlicePosition] = {**request.slices, **keys}
         reader.pieces.check_positions(positions)
         reader.consumers.note(owner, request.name, positions)

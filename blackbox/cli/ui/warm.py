@@ -24,7 +24,7 @@ from blackbox.errors import ConfigError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.feed import Feed
 from blackbox.feed.source import open_source
-from blackbox.hub.client import Client
+from blackbox.hub.client import HubClient
 from blackbox.hub.hub import Hub
 from blackbox.publish.publisher import Publisher
 from blackbox.relay.plain import PlainRelay
@@ -182,7 +182,7 @@ def hub(place: Path) -> None:
     feed = Feed.local("hub", slices=1)
     archive, at = (each[0] for each in free_endpoints("tcp", "hub", 2, 1))
     feed = msgspec.structs.replace(feed, archives=(archive,), hub=at)
-    with Hub(feed, place / "hub"), Client(feed, "warmup", place / "positions") as client:
+    with Hub(feed, place / "hub"), HubClient(feed, "warmup", place / "positions") as client:
         client.subscribe(b"A", _PATIENCE_S)
         client.put(b"A.x", b"1", timeout=_PATIENCE_S)
         client.get(b"A", _PATIENCE_S)
