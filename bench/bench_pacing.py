@@ -15,7 +15,8 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from bench.measure.contest import Contest, expect
 from bench.workload.recorded import record
-from blackbox import Controls, Feed, Publisher, Recording, Replay, Subscriber
+from blackbox import Feed, Publisher, Recording, Replay, Subscriber
+from blackbox.replay.controls import Controls
 
 MESSAGES = 1_000
 """Ten of them are later than p99."""

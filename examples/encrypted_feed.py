@@ -7,7 +7,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from blackbox import Feed, Message, NotConfirmedError, Publisher, RightsError, Subscriber
+from blackbox import Feed, Message, Publisher, Subscriber
+from blackbox.errors import NotConfirmedError, RightsError
 
 logging.disable()  # the publisher also says in its log whom it refuses
 

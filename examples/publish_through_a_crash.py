@@ -8,7 +8,8 @@ import time
 
 import msgspec
 
-from blackbox import Feed, Message, Outbox, Publisher, SlowPolicy, Subscriber
+from blackbox import Feed, Message, Publisher, SlowPolicy, Subscriber
+from blackbox.archive.outbox import Outbox
 
 COUNT = 3_000
 

@@ -5,7 +5,9 @@ import threading
 
 import msgspec
 
-from blackbox import NOWHERE, ConflictError, Feed, Hub, HubClient, Subscriber
+from blackbox import Feed, Hub, HubClient, Subscriber
+from blackbox.block.position import NOWHERE
+from blackbox.errors import ConflictError
 
 
 def main() -> None:

@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from blackbox import Block, Feed
+from blackbox import Feed
+from blackbox.block.block import Block
 from blackbox.block.format import CONFIRM_KEY
 from blackbox.testing import RawPublisher
 

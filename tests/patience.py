@@ -13,20 +13,19 @@ import msgspec
 
 import blackbox
 from blackbox import Feed
-from blackbox.image.table import Table
 
 PATIENCE_S: Final = 60.0
 MAX_LAG_NS: Final = 60_000_000_000
 UNCHANGED: Final[dict[Any, inspect.Signature]] = {}
 """The signatures whose defaults were raised, as they were."""
-_LEFT_ALONE: Final = ("ArchiveClient", "close", "stop", "terminate")
+_LEFT_ALONE: Final = ("close", "stop", "terminate")
 """Tests let these run out of time, with their defaults."""
 
 
 def be_patient() -> None:
     """Raise the defaults of `timeout` of all public classes, and of the lag that feeds of `Feed.local` allow."""
-    for public in (Table, *(getattr(blackbox, name) for name in blackbox.__all__)):
-        if inspect.isclass(public) and public.__name__ not in _LEFT_ALONE:
+    for public in (getattr(blackbox, name) for name in blackbox.__all__):
+        if inspect.isclass(public):
             for function in vars(public).values():
                 if inspect.isfunction(function) and function.__name__ not in _LEFT_ALONE:
                     _raise_timeout(inspect.unwrap(function))

@@ -21,8 +21,7 @@ _PATIENCE_S = 150.0
 _PRELUDE = """\
 import os, signal, sys, threading, time
 import msgspec, numpy
-from blackbox import *
-from blackbox.testing import *
+from tests.script_names import *
 from tests.patience import be_patient
 be_patient()
 feed = msgspec.json.decode(sys.argv[1], type=Feed)

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from bench.workload.messages import TOPICS, make_pool
 from bench.workload.tally import tally
-from blackbox import Block
-from blackbox.block.block import as_rows, distinct_scratch, topic_table
+from blackbox.block.block import Block, as_rows, distinct_scratch, topic_table
 from blackbox.block.block_handler import NO_HANDLER
 from blackbox.block.encode import (
     Distinct,

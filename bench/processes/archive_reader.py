@@ -10,8 +10,10 @@ import msgspec
 
 from bench.measure.contest import Lost, expect
 from bench.processes.child import answer, has_order, orders
-from blackbox import ArchiveClient, ArchiveError, Feed
+from blackbox import Feed
+from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.connection import Fetched
+from blackbox.errors import ArchiveError
 
 _PATIENCE_S: Final = 1.0
 

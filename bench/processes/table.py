@@ -11,7 +11,8 @@ import numpy
 
 from bench.measure.contest import expect
 from bench.processes.child import answer, orders
-from blackbox import Feed, HubClient, Place, Subscriber
+from blackbox import Feed, HubClient, Subscriber
+from blackbox.block.position import Place
 
 PAYLOAD_BYTES = 100
 _AT_ONCE = 10_000

@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib import import_module
 from itertools import islice
 from time import time_ns
 from types import TracebackType
@@ -175,9 +176,9 @@ os.register_at_fork(after_in_child=_forget_topics)
 
 def _outbox_of(outbox: PublisherOutbox | str | os.PathLike[str] | None) -> PublisherOutbox | None:
     if isinstance(outbox, str | os.PathLike):
-        from blackbox import Outbox  # it writes as recorders do, in a room behind this one
-
-        return Outbox(outbox)
+        # An outbox writes as recorders do, in a room after this one: imported only where a directory is given.
+        made: PublisherOutbox = import_module("blackbox.archive.outbox").Outbox(outbox)
+        return made
     return outbox
 
 

@@ -17,8 +17,9 @@ from polars.testing import assert_frame_equal
 from pyspark.errors import PySparkException
 from pyspark.sql import functions
 
-from blackbox import ConfigError, JournalError
+from blackbox import ConfigError
 from blackbox.analysis import asof_join, asof_recorded
+from blackbox.errors import JournalError
 from tests.analysis.tape import from_spark, tape, to_spark
 from tests.damaged import damage_body
 from tests.feeds.build import messages_of

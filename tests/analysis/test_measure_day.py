@@ -11,10 +11,11 @@ import pytest
 from blackbox_feeds.iex import Iex
 from blackbox_feeds.itch50 import Itch50
 
-from blackbox import ConfigError, JournalError, Recording
+from blackbox import ConfigError, Recording
 from blackbox.analysis.measure_day import measure_day
 from blackbox.cli.ui.drawing import draw
 from blackbox.cli.ui.status import Status
+from blackbox.errors import JournalError
 from blackbox.report.page import page
 from tests.cli.commands import Command, assert_one_line, invoke
 from tests.damaged import damage_body

@@ -13,10 +13,11 @@ import msgspec
 import numpy
 import pytest
 
-from blackbox import Feed, NotRecordedError, Publisher, Recording
+from blackbox import Feed, Publisher, Recording
 from blackbox.archive.recorder import Recorder
 from blackbox.block.acknowledgement import Acknowledgement
 from blackbox.block.format import RECORDED_KEY
+from blackbox.errors import NotRecordedError
 from blackbox.publish.acknowledgements import RecorderPosition
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.recorders import MIB, days, feed_of, numbers_of, payloads, publish_numbered, records, segments

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from blackbox import ArchiveClient, Publisher, Recording
+from blackbox import Publisher, Recording
 from blackbox.archive.recorder import Recorder
 from blackbox.archive.serve import piece_reading
+from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.connection import Fetched
 from blackbox.archive.serve.pieces import Pieces
 from blackbox.archive.serve.protocol import AskBlocks, Gone, Piece, Range

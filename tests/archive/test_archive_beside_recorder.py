@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
-from blackbox import ArchiveClient, ArchiveError, Publisher
+from blackbox import Publisher
 from blackbox.archive.recorder import Recorder
 from blackbox.archive.serve import piece_reading
+from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.connection import Fetched
 from blackbox.archive.serve.server import ArchiveServer
+from blackbox.errors import ArchiveError
 from blackbox.testing import wait_until
 from tests.archive.archives import (
     PART,

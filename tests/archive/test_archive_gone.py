@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from blackbox import ArchiveClient, Publisher
+from blackbox import Publisher
 from blackbox.archive.format import RECORD_HEAD_BYTES
 from blackbox.archive.recorder import Recorder
 from blackbox.archive.serve import piece_reading
+from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.connection import Fetched
 from blackbox.archive.serve.pieces import Pieces
 from blackbox.archive.serve.protocol import AskBlocks, Gone

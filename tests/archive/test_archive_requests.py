@@ -10,12 +10,14 @@ import numpy
 import pytest
 import zmq
 
-from blackbox import ArchiveClient, ArchiveError, ConfigError, EndpointError, Publisher
+from blackbox import ConfigError, Publisher
 from blackbox.archive.recorder import Recorder
+from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.pieces import Pieces
 from blackbox.archive.serve.protocol import ANSWERS, ENCODER, AskAbout, AskBlocks, Piece, Range, Refusal
 from blackbox.archive.serve.server import ArchiveServer, ArchiveStatistics
 from blackbox.block.position import Position
+from blackbox.errors import ArchiveError, EndpointError
 from blackbox.testing import wait_until
 from tests.archive.archives import (
     all_numbers,

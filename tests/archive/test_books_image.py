@@ -17,10 +17,11 @@ from blackbox_feeds.itch50 import Itch50
 from blackbox_feeds.itch50.messages import SCHEMA
 from blackbox_feeds.synthetic import Synthetic
 
-from blackbox import ArchiveClient, ArchiveError, Feed, JournalError, Publisher, Recorder, Source, Subscriber
+from blackbox import Feed, Publisher, Recorder, Source, Subscriber
 from blackbox.archive.newest_books import NewestBooks
 from blackbox.archive.reader import RecordRun, blocks_of
 from blackbox.archive.recording import Recording
+from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.images import Images
 from blackbox.archive.serve.pieces import Pieces
 from blackbox.archive.serve.protocol import AskImage, Image
@@ -28,6 +29,7 @@ from blackbox.block.batch import Batch
 from blackbox.block.block import Block
 from blackbox.block.received_block import BatchFeed, ReceivedBlock
 from blackbox.book.books import Books
+from blackbox.errors import ArchiveError, JournalError
 from blackbox.feed.schema import load_schema
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox import JournalError, Recording
+from blackbox import Recording
 from blackbox.archive import codec as codecs
+from blackbox.errors import JournalError
 from tests.journals import Day, Put, Row, feed_of
 
 

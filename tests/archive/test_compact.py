@@ -15,10 +15,11 @@ from blackbox_feeds.itch50 import Itch50
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blackbox import JournalError, Recording
+from blackbox import Recording
 from blackbox.archive import merge_blocks
 from blackbox.archive.compact import Compacted, compact
 from blackbox.archive.digest import Digest
+from blackbox.errors import JournalError
 from tests.archive.test_export import ITCH
 from tests.archive.written_days import days, made, told
 from tests.examples import examples

@@ -21,8 +21,9 @@ from blackbox_feeds.itch50 import Itch50
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blackbox import ConfigError, Feed, JournalError, Recording, Schema, Source
+from blackbox import ConfigError, Feed, Recording, Schema, Source
 from blackbox.archive.import_days import import_days
+from blackbox.errors import JournalError
 from blackbox.feed.schema import price
 from tests.examples import examples
 from tests.ticks import TICK, TICK_ROWS, TICKS

@@ -11,8 +11,9 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blackbox import JournalError, Recording
+from blackbox import Recording
 from blackbox.archive.segment import Damage
+from blackbox.errors import JournalError
 from tests import wire
 from tests.archive.written_days import told
 from tests.examples import examples

@@ -19,11 +19,12 @@ from blackbox_feeds.itch50 import Itch50
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blackbox import ConfigError, JournalError, Recording, Source
+from blackbox import ConfigError, Recording, Source
 from blackbox.archive.export import time_order as by_time
 from blackbox.archive.export.source_file import Exported, export, load_exporter
 from blackbox.archive.export.time_order import Order, in_order_of_time
 from blackbox.archive.filter import Filter
+from blackbox.errors import JournalError
 from tests.examples import examples
 from tests.journals import Day, Put, Row, feed_of
 from tests.recorded import recorded

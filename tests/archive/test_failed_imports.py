@@ -17,10 +17,11 @@ import pytest
 from blackbox_feeds.binance import Binance
 from blackbox_feeds.synthetic import Synthetic
 
-from blackbox import ConfigError, JournalError, Recording, SourceError
+from blackbox import ConfigError, Recording
 from blackbox.archive.column_writer import ColumnWriter
 from blackbox.archive.day import recorded_days
 from blackbox.archive.import_days import import_days
+from blackbox.errors import JournalError, SourceError
 from blackbox.feed.source import Chunk
 from blackbox.testing import wait_until
 from tests.archive.imports import DAY, DAY_NS, NOON, Made, feed_of, told
@@ -235,7 +236,8 @@ def test_a_day_gets_its_name_back_when_its_replacement_was_killed_between_two_na
 FULL = """
 import errno, os, resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-from blackbox import Feed, JournalError
+from blackbox import Feed
+from blackbox.errors import JournalError
 from blackbox.archive.import_days import import_days
 from blackbox_feeds.synthetic import Synthetic
 import msgspec

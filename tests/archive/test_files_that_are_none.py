@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from blackbox import ConfigError, Feed, JournalError, Recording
+from blackbox import ConfigError, Feed, Recording
 from blackbox.archive.crash_recovery import recover_day
+from blackbox.errors import JournalError
 from tests.cli.commands import assert_one_line, invoke
 from tests.journals import Day, Put, Row, feed_of
 

@@ -13,9 +13,11 @@ from typing import Any
 import numpy
 import pytest
 
-from blackbox import Block, Feed, JournalError, Publisher, Recording, Replay, Subscriber
+from blackbox import Feed, Publisher, Recording, Replay, Subscriber
 from blackbox.archive.crash_recovery import recover_day
 from blackbox.archive.mapping import Mapping
+from blackbox.block.block import Block
+from blackbox.errors import JournalError
 from blackbox.publish.batcher import Stored
 from tests.journals import Day, Put, Row, feed_of
 
@@ -98,7 +100,8 @@ def test_a_segment_that_shrinks_while_it_is_replayed_costs_what_is_gone(tmp_path
 
 SEND = """
     import json, os, sys, threading
-    from blackbox import Feed, JournalError, Publisher, Recording, Replay, SlowPolicy, Subscriber
+    from blackbox import Feed, Publisher, Recording, Replay, SlowPolicy, Subscriber
+    from blackbox.errors import JournalError
     from blackbox.testing import wait_until
     day, segment, kept = sys.argv[1], sys.argv[2], int(sys.argv[3])
     feed = Feed.local("again", slices=1)
@@ -140,7 +143,8 @@ def test_a_segment_that_shrinks_while_it_is_sent_ends_the_replay_with_an_error(t
 
 QUEUED = """
     import json, os, sys, threading
-    from blackbox import Feed, JournalError, Publisher, Recording, Replay, SlowPolicy, Subscriber
+    from blackbox import Feed, Publisher, Recording, Replay, SlowPolicy, Subscriber
+    from blackbox.errors import JournalError
     from blackbox.testing import wait_until
     day, segment, kept = sys.argv[1], sys.argv[2], int(sys.argv[3])
     feed = Feed.local("again", slices=1)

@@ -16,16 +16,17 @@ import pytest
 import zmq
 from blackbox_feeds.synthetic import Synthetic
 
-from blackbox import ArchiveClient, ArchiveError, ConfigError, Feed, Publisher
+from blackbox import ConfigError, Feed, Publisher
 from blackbox.archive import newest
 from blackbox.archive.newest import Newest, warm_up_images
 from blackbox.archive.recorder import Recorder
-from blackbox.archive.serve.client import SliceImage
+from blackbox.archive.serve.client import ArchiveClient, SliceImage
 from blackbox.archive.serve.images import Images
 from blackbox.archive.serve.pieces import Pieces, StaleCursorError
 from blackbox.archive.serve.protocol import ENCODER, REQUESTS, About, AskAbout, AskImage, Image
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.block import Block
+from blackbox.errors import ArchiveError
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import feed_of, wait_recorded

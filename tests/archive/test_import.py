@@ -20,7 +20,7 @@ from blackbox_feeds.itch50 import Itch50
 from blackbox_feeds.synthetic import Synthetic
 from blackbox_feeds.tape import Tape
 
-from blackbox import Feed, JournalError, Recorder, Recording, Source, SourceError
+from blackbox import Feed, Recorder, Recording, Source
 from blackbox.archive import column_writer
 from blackbox.archive.column_writer import ColumnWriter
 from blackbox.archive.compact import compact
@@ -28,6 +28,7 @@ from blackbox.archive.day import recorded_days, session_date
 from blackbox.archive.export.source_file import export
 from blackbox.archive.import_days import import_days
 from blackbox.archive.marks import MarkKind
+from blackbox.errors import JournalError, SourceError
 from tests.archive.imports import DAY, DAY_NS, NOON, Made, feed_of, told
 from tests.feeds import build
 from tests.feeds.test_dbn import START as DBN_START

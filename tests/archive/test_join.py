@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import zmq
 
-from blackbox import ArchiveError, Batch, CallbackError, ConfigError, Publisher, Recorder, Subscriber, SubscriberError
+from blackbox import Batch, CallbackError, ConfigError, Publisher, Recorder, Subscriber
 from blackbox.archive.serve.server import ArchiveServer
+from blackbox.errors import ArchiveError, SubscriberError
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import archived_feed, recorded
 from tests.archive.recorders import MIB, feed_of, publish_numbered, wait_recorded

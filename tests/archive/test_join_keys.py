@@ -17,11 +17,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blackbox import ArchiveClient, ArchiveError, Batch, Feed, Publisher, Recorder, Subscriber, SubscriberError
+from blackbox import Batch, Feed, Publisher, Recorder, Subscriber
 from blackbox.archive.serve import piece_reading
+from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.pieces import Pieces
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.block import Block
+from blackbox.errors import ArchiveError, SubscriberError
 from blackbox.subscribe.repair import Later, Missing, Since
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import archived_feed

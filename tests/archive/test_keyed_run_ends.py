@@ -17,9 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox import ArchiveClient, Feed, Recorder, Subscriber
+from blackbox import Feed, Recorder, Subscriber
 from blackbox.archive.consumer_positions import PositionFile
 from blackbox.archive.serve import pieces
+from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.fetch_progress import Rows
 from blackbox.archive.serve.pieces import Pieces
 from blackbox.archive.serve.protocol import AskBlocks, AskEnds

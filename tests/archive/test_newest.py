@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox import JournalError
 from blackbox.archive.recording import Recording
+from blackbox.errors import JournalError
 from tests.archive.written_days import days, few, made, told
 from tests.archive.written_journals import block
 from tests.journals import Day, Put, Row, Told, feed_of

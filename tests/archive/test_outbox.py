@@ -12,20 +12,11 @@ import msgspec
 import numpy
 import pytest
 
-from blackbox import (
-    ConfigError,
-    Feed,
-    Gap,
-    JournalError,
-    Message,
-    Outbox,
-    Publisher,
-    Recorder,
-    Recording,
-    Retention,
-    Subscriber,
-)
+from blackbox import ConfigError, Feed, Gap, Message, Publisher, Recorder, Recording, Subscriber
 from blackbox.archive import outbox as outbox_module
+from blackbox.archive.outbox import Outbox
+from blackbox.archive.retention import Retention
+from blackbox.errors import JournalError
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import feed_of, numbered, publish_numbered, wait_recorded

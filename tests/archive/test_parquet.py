@@ -24,10 +24,11 @@ from pyarrow import compute, dataset
 from pyarrow import parquet as files
 from typer.testing import CliRunner
 
-from blackbox import ConfigError, JournalError, Recording
+from blackbox import ConfigError, Recording
 from blackbox.archive.export import parquet
 from blackbox.cli.program import app
 from blackbox.cli.ui.status import Status
+from blackbox.errors import JournalError
 from tests.damaged import damage_body
 from tests.journals import Day, Put, Row, feed_of
 from tests.recorded import AS_SENT, recorded

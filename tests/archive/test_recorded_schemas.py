@@ -13,18 +13,8 @@ import numpy
 import pytest
 import xxhash
 
-from blackbox import (
-    ConfigError,
-    Feed,
-    JournalError,
-    Message,
-    Publisher,
-    Recording,
-    Recordings,
-    Replay,
-    Schema,
-    Subscriber,
-)
+from blackbox import ConfigError, Feed, Message, Publisher, Recording, Recordings, Replay, Schema, Subscriber
+from blackbox.errors import JournalError
 from blackbox.feed.schema import load_schema
 from blackbox.feed.schema_document import SchemaDocument
 from tests.journals import Day, Put, Row, feed_of

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from blackbox import ConfigError, JournalError, Recording
+from blackbox import ConfigError, Recording
+from blackbox.errors import JournalError
 from tests.archive.written_days import many
 from tests.journals import Day, feed_of
 

@@ -14,8 +14,9 @@ import pytest
 from blackbox_feeds.iex import Iex
 from blackbox_feeds.itch50 import Itch50
 
-from blackbox import ConfigError, Feed, JournalError, Message, Recording, Recordings, Replay, Schema, Subscriber
+from blackbox import ConfigError, Feed, Message, Recording, Recordings, Replay, Schema, Subscriber
 from blackbox.archive.import_days import import_days
+from blackbox.errors import JournalError
 from blackbox.feed.schema import QuoteFields, TradeFields, price
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.controls import Controls

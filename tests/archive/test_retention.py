@@ -13,23 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blackbox import (
-    ArchiveClient,
-    ArchiveError,
-    ConfigError,
-    Feed,
-    Publisher,
-    Recorder,
-    Recording,
-    Retention,
-)
+from blackbox import ConfigError, Feed, Publisher, Recorder, Recording
 from blackbox.archive.consumer_positions import PositionFile, owned_consumers, secret_of
 from blackbox.archive.consumer_store import CONSUMERS, ConsumerStore, Owner
 from blackbox.archive.day import MANIFEST, Manifest, session_date
-from blackbox.archive.retention import Deleted, Deleter
+from blackbox.archive.retention import Deleted, Deleter, Retention
+from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.protocol import Gone
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.position import KeyPosition, Position
+from blackbox.errors import ArchiveError
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed, recorded
 from tests.archive.recorders import publish_numbered, wait_recorded

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from blackbox import ArchiveClient, Recorder, Subscriber
+from blackbox import Recorder, Subscriber
 from blackbox.archive.consumer_positions import PositionFile
 from blackbox.archive.serve import piece_reading
+from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.fetch_progress import NO_END, Seen
 from blackbox.archive.serve.pieces import Pieces
 from blackbox.archive.serve.protocol import AskBlocks, Gone, Outage, Range, RunAbout

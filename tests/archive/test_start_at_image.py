@@ -12,18 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blackbox import (
-    ArchiveError,
-    Batch,
-    CallbackError,
-    ConfigError,
-    Publisher,
-    Recorder,
-    SlowPolicy,
-    Subscriber,
-    SubscriberError,
-)
+from blackbox import Batch, CallbackError, ConfigError, Publisher, Recorder, SlowPolicy, Subscriber
 from blackbox.archive.serve.server import ArchiveServer
+from blackbox.errors import ArchiveError, SubscriberError
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import feed_of, wait_recorded

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from blackbox import ArchiveClient, ArchiveError, Feed, Hub, HubClient, Retention, RightsError
+from blackbox import Feed, Hub, HubClient
 from blackbox.archive.consumer_positions import owned_consumers, secret_of
 from blackbox.archive.consumer_store import CONSUMERS, MOST_NAMES, MOST_NEW_OF_HOST, ConsumerStore, Owner
-from blackbox.archive.retention import Deleter
+from blackbox.archive.retention import Deleter, Retention
+from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.position import KeyPosition, Position, SlicePosition
+from blackbox.errors import ArchiveError, RightsError
 from tests.archive.archives import archived_feed, recorded
 from tests.archive.test_retention import COUNT, aged, days_of
 from tests.hub.hubs import hub_feed

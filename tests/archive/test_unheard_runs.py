@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from blackbox import ArchiveClient, Recorder, Subscriber
+from blackbox import Recorder, Subscriber
+from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.fetch_progress import NO_END
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.testing import RawPublisher, wait_until

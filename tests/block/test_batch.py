@@ -14,7 +14,8 @@ import pyarrow
 import pytest
 from blackbox_feeds.itch50 import SCHEMA
 
-from blackbox import Batch, Block, ConfigError, Feed, Message, Publisher, Subscriber
+from blackbox import Batch, ConfigError, Feed, Message, Publisher, Subscriber
+from blackbox.block.block import Block
 from blackbox.feed.source import open_source
 from blackbox.feed.typed_record import record_type
 from blackbox.testing import RawPublisher

@@ -9,8 +9,10 @@ import msgspec
 import numpy
 import pytest
 
-from blackbox import Block, BlockError, Feed, Subscriber
+from blackbox import Feed, Subscriber
+from blackbox.block.block import Block
 from blackbox.block.validate import Fault
+from blackbox.errors import BlockError
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests import wire
 from tests.damage import Frames, cases, damaged, valid

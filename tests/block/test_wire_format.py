@@ -11,9 +11,11 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox import Block, BlockError, Feed, Publisher, Subscriber
+from blackbox import Feed, Publisher, Subscriber
 from blackbox.block import format as places
+from blackbox.block.block import Block
 from blackbox.block.format import BodyLayout, body_layout
+from blackbox.errors import BlockError
 from blackbox.native.xxh3 import xxh3
 from blackbox.testing import RawPublisher, wait_until
 from tests import wire

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from blackbox import BridgeError, Hub
+from blackbox import Hub
 from blackbox.bridge.redis_group import RedisGroup
+from blackbox.errors import BridgeError
 from tests.hub.hubs import hub_feed
 
 

@@ -11,10 +11,11 @@ import pytest
 import redis
 
 from bench.rivals.servers import Server
-from blackbox import BridgeError, ConfigError, Feed, Publisher
+from blackbox import ConfigError, Feed, Publisher
 from blackbox.bridge import redis_connection
 from blackbox.bridge.redis_group import RedisGroup
 from blackbox.bridge.redis_streams import RedisStreams
+from blackbox.errors import BridgeError
 from blackbox.feed.schema import load_schema
 from blackbox.hub.hub import Hub
 from blackbox.testing import wait_until

@@ -14,9 +14,10 @@ import pytest
 import redis
 
 from bench.rivals.servers import Server
-from blackbox import BridgeError, CallbackError, ConfigError, Feed, Publisher, Recorder
+from blackbox import CallbackError, ConfigError, Feed, Publisher, Recorder
 from blackbox.bridge import redis_connection
 from blackbox.bridge.redis_streams import RedisStreams
+from blackbox.errors import BridgeError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.recorders import wait_recorded

@@ -10,8 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from blackbox import Feed, Publisher, RightsError
+from blackbox import Feed, Publisher
 from blackbox.bridge.websocket import WebSocketBridge
+from blackbox.errors import RightsError
 from tests.bridge.test_websocket import ask, client, payloads, serving, told, until
 from tests.keyring import Keyring
 

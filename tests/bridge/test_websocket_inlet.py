@@ -16,9 +16,10 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from blackbox import BridgeError, ConfigError, Feed, Hub
+from blackbox import ConfigError, Feed, Hub
 from blackbox.bridge import door, websocket_inlet
 from blackbox.bridge.websocket_inlet import WebSocketInlet
+from blackbox.errors import BridgeError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.testing import wait_until
 from tests.cli.commands import Command, write_feed

@@ -23,7 +23,7 @@ from blackbox_feeds.iex import Iex
 from blackbox_feeds.itch50 import Itch50
 from blackbox_feeds.synthetic import Synthetic
 
-from blackbox import BlackBoxError, ConfigError, Feed, JournalError, Publisher, Recording, Source, Subscriber
+from blackbox import BlackBoxError, ConfigError, Feed, Publisher, Recording, Source, Subscriber
 from blackbox.archive.day import session_date
 from blackbox.cli.demo.callbacks import DemoCallbacks
 from blackbox.cli.demo.command import check
@@ -33,6 +33,7 @@ from blackbox.cli.demo.session import SessionSummary, watched_symbols
 from blackbox.cli.demo.storage import Storage
 from blackbox.cli.demo.trades import MAX_TOPICS
 from blackbox.cli.ui.status import Status
+from blackbox.errors import JournalError
 from blackbox.feed.symbol import SymbolRule
 from blackbox.report.numbers import long_time
 from blackbox.testing import wait_until

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox import BlackBoxError, ConfigError, Feed, Hub, HubClient, HubError
+from blackbox import BlackBoxError, ConfigError, Feed, Hub, HubClient
+from blackbox.errors import HubError
 from blackbox.hub.inbox import name_of, prefix_of
 from blackbox.testing import wait_until
 from tests.hub.hubs import hub_feed

@@ -17,20 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox import (
-    NOWHERE,
-    ConfigError,
-    ConflictError,
-    Feed,
-    Gap,
-    Hub,
-    HubClient,
-    NotStoredError,
-    Place,
-    RefusedError,
-    Retention,
-    Subscriber,
-)
+from blackbox import ConfigError, Feed, Gap, Hub, HubClient, Subscriber
+from blackbox.archive.retention import Retention
+from blackbox.block.position import NOWHERE, Place
+from blackbox.errors import ConflictError, NotStoredError, RefusedError
 from blackbox.hub.hub import _Fresh
 from blackbox.hub.key_numbers import KeyNumbers
 from blackbox.hub.protocol import PLACE

@@ -12,8 +12,9 @@ import numpy
 import pytest
 import zmq
 
-from blackbox import Feed, Hub, HubClient, HubError, Publisher
+from blackbox import Feed, Hub, HubClient, Publisher
 from blackbox.archive import outbox as outbox_module
+from blackbox.errors import HubError
 from blackbox.hub.hub import Answer, _Fresh
 from blackbox.hub.large_requests import LARGE_BYTES
 from blackbox.hub.protocol import Stored
@@ -232,7 +233,7 @@ def work(directory):
 
 
 def test_no_other_publisher_can_use_the_outbox_of_a_hub(tmp_path: Path, feed: Feed) -> None:
-    from blackbox import JournalError
+    from blackbox.errors import JournalError
 
     other = msgspec.structs.replace(hub_feed("hub", slices=1), archives=())
     with Hub(feed, tmp_path), pytest.raises(JournalError):

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox import Feed, Hub, HubClient, HubError, JournalError
+from blackbox import Feed, Hub, HubClient
 from blackbox.archive import outbox as outbox_module
-from blackbox.errors import ConfigError
+from blackbox.errors import ConfigError, HubError, JournalError
 from blackbox.hub import large_requests
 from blackbox.hub.hub import _Fresh
 from blackbox.hub.large_requests import LARGE_BYTES

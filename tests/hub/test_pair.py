@@ -13,8 +13,9 @@ import msgspec
 import numpy
 import pytest
 
-from blackbox import Feed, HubClient, HubError, NotStoredError
+from blackbox import Feed, HubClient
 from blackbox.block.position import Place
+from blackbox.errors import HubError, NotStoredError
 from blackbox.hub.large_requests import LARGE_BYTES
 from blackbox.testing import wait_until
 from tests.hub.pairs import PATIENCE_S, Hubs, pair_feed, places_once

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from blackbox import NOWHERE, ConflictError, HubClient, HubError, NotStoredError, Place
+from blackbox import HubClient
+from blackbox.block.position import NOWHERE, Place
+from blackbox.errors import ConflictError, HubError, NotStoredError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.hub.revisions import Revisions
 from blackbox.hub.sender import Sender

@@ -11,7 +11,8 @@ import numpy
 import pytest
 import zmq
 
-from blackbox import ConfigError, Feed, Hub, HubClient, HubError, NotStoredError
+from blackbox import ConfigError, Feed, Hub, HubClient
+from blackbox.errors import HubError, NotStoredError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.hub.load import load_hub
 from blackbox.hub.pair import LEADS, Follow, Lead, Pair, Standing

@@ -16,18 +16,8 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blackbox import (
-    AsyncHubClient,
-    ConfigError,
-    Feed,
-    Hub,
-    HubClient,
-    HubError,
-    JournalError,
-    NotStoredError,
-    Recording,
-    RefusedError,
-)
+from blackbox import AsyncHubClient, ConfigError, Feed, Hub, HubClient, Recording
+from blackbox.errors import HubError, JournalError, NotStoredError, RefusedError
 from blackbox.feed.schema import load_schema
 from blackbox.hub import hub as hub_module
 from blackbox.hub.protocol import (

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from blackbox import ConfigError, Feed, Hub, HubClient, HubError, NotStoredError, RefusedError
+from blackbox import ConfigError, Feed, Hub, HubClient
+from blackbox.errors import HubError, NotStoredError, RefusedError
 from blackbox.testing import wait_until
 from tests.hub.hubs import hub_feed
 from tests.keyring import Keyring

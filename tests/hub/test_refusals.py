@@ -14,7 +14,9 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blackbox import NOWHERE, ConflictError, Feed, Hub, HubClient, Place, RefusedError
+from blackbox import Feed, Hub, HubClient
+from blackbox.block.position import NOWHERE, Place
+from blackbox.errors import ConflictError, RefusedError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.schema import load_schema
 from blackbox.hub.protocol import ANYWHERE, CONDITION, REFUSED, Passive, Put, Stored, unpack_places

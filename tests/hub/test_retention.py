@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from blackbox import ConfigError, Hub, HubClient, Retention
+from blackbox import ConfigError, Hub, HubClient
 from blackbox.archive.consumer_store import ConsumerStore, Owner
+from blackbox.archive.retention import Retention
 from blackbox.block.position import Position
 from blackbox.hub.settings import HubSettings
 from blackbox.testing import wait_until

@@ -9,8 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from blackbox import ConfigError, EndpointError, Feed, Hub, HubClient, Relay, RelayError
+from blackbox import ConfigError, Feed, Hub, HubClient, Relay
 from blackbox.block.position import Place
+from blackbox.errors import EndpointError, RelayError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.hub.load import load_hub
 from blackbox.testing import wait_until

@@ -13,18 +13,10 @@ from typing import Any
 import numpy
 import pytest
 
-from blackbox import (
-    NOWHERE,
-    ConfigError,
-    ConflictError,
-    Feed,
-    Hub,
-    HubClient,
-    HubError,
-    Place,
-    Subscriber,
-)
+from blackbox import ConfigError, Feed, Hub, HubClient, Subscriber
 from blackbox.archive import outbox as outbox_module
+from blackbox.block.position import NOWHERE, Place
+from blackbox.errors import ConflictError, HubError
 from blackbox.hub.deadlines import Deadlines
 from blackbox.hub.protocol import CONDITION
 from blackbox.hub.sender import Sender

@@ -13,19 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blackbox import (
-    Batch,
-    Block,
-    CallbackError,
-    ConfigError,
-    Feed,
-    Publisher,
-    Recorder,
-    Recording,
-    Subscriber,
-    SubscriberError,
-)
+from blackbox import Batch, CallbackError, ConfigError, Feed, Publisher, Recorder, Recording, Subscriber
+from blackbox.block.block import Block
 from blackbox.block.position import NOWHERE, Place, Position
+from blackbox.errors import SubscriberError
 from blackbox.image.table import Table
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from blackbox import Block, Feed
+from blackbox import Feed
+from blackbox.block.block import Block
 from blackbox.block.format import HEARTBEAT_KEY, MAX_BODY_BYTES
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.feed import Slice

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from blackbox import Block
 from blackbox.block import format as layout
 from blackbox.block.acknowledgement import Acknowledgement
+from blackbox.block.block import Block
 from blackbox.block.format import HEARTBEAT_KEY, body_layout
 from blackbox.cli.ui.status import STATUS_HELP, Status
 from blackbox.feed.schema import QuoteFields, TradeFields, load_schema

@@ -18,21 +18,12 @@ import pytest
 import typer
 from blackbox_feeds.synthetic import Synthetic
 
-from blackbox import (
-    ArchiveClient,
-    Batch,
-    Feed,
-    Hub,
-    HubClient,
-    NotStoredError,
-    Publisher,
-    Recorder,
-    Recording,
-    Subscriber,
-)
+from blackbox import Batch, Feed, Hub, HubClient, Publisher, Recorder, Recording, Subscriber
+from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.protocol import Gone
 from blackbox.block.gap import Gap
 from blackbox.cli.program import app
+from blackbox.errors import NotStoredError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.rights import RIGHTS_FILE, load_rights
 from blackbox.hub.settings import HubSettings

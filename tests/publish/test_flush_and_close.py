@@ -9,7 +9,8 @@ from typing import Any
 import numpy
 import pytest
 
-from blackbox import Publisher, PublisherError, SlowPolicy, Subscriber
+from blackbox import Publisher, SlowPolicy, Subscriber
+from blackbox.errors import PublisherError
 from blackbox.testing import wait_until
 from tests.gate import Gate
 from tests.publish.subscribers import collected, held_up, one_slice

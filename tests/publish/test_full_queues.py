@@ -13,8 +13,9 @@ import numpy
 import pytest
 import zmq
 
-from blackbox import Feed, NotConfirmedError, Publisher, PublisherError
+from blackbox import Feed, Publisher
 from blackbox.block.format import CONFIRM_KEY
+from blackbox.errors import NotConfirmedError, PublisherError
 from blackbox.publish import answers
 from blackbox.testing import wait_until
 from tests.publish.subscribers import collected

@@ -16,8 +16,9 @@ import numpy
 import pytest
 import zmq
 
-from blackbox import Feed, NoSubscriberError, Publisher
+from blackbox import Feed, Publisher
 from blackbox.block.format import CONFIRM_KEY, HEARTBEAT_KEY
+from blackbox.errors import NoSubscriberError
 from blackbox.publish import peer_guard
 from blackbox.testing import wait_until
 from tests.publish.hostile import (

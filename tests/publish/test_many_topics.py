@@ -6,7 +6,8 @@ import msgspec
 import numpy
 import pytest
 
-from blackbox import Batch, Feed, Publisher, PublisherError, SlowPolicy, Subscriber
+from blackbox import Batch, Feed, Publisher, SlowPolicy, Subscriber
+from blackbox.errors import PublisherError
 from blackbox.testing import Collector
 from tests.publish.subscribers import collected, one_slice
 

@@ -10,18 +10,9 @@ import msgspec
 import numpy
 import pytest
 
-from blackbox import (
-    CallbackError,
-    Feed,
-    Message,
-    Publisher,
-    PublisherError,
-    Recorder,
-    Recording,
-    SlowPolicy,
-    Subscriber,
-)
+from blackbox import CallbackError, Feed, Message, Publisher, Recorder, Recording, SlowPolicy, Subscriber
 from blackbox.archive.marks import MarkKind, marks_of
+from blackbox.errors import PublisherError
 from blackbox.testing import Collector, wait_until
 from tests.publish.subscribers import collected, one_slice
 from tests.replay.audience import Audience, fingerprint

@@ -11,8 +11,9 @@ from contextlib import ExitStack, contextmanager
 import pytest
 import zmq
 
-from blackbox import Feed, Publisher, RightsError, Subscriber
+from blackbox import Feed, Publisher, Subscriber
 from blackbox.block.format import CONFIRM_KEY, FLAG_REFUSED
+from blackbox.errors import RightsError
 from blackbox.publish.line_socket import open_xpub
 from blackbox.publish.peers import MOST_SHOWN_PEERS, PeerStatistics, most_of
 from blackbox.publish.subscription_reader import SubscriptionReader

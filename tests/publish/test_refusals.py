@@ -9,7 +9,8 @@ import msgspec
 import numpy
 import pytest
 
-from blackbox import ConfigError, EndpointError, Feed, Publisher, PublisherError
+from blackbox import ConfigError, Feed, Publisher
+from blackbox.errors import EndpointError, PublisherError
 from blackbox.publish.publisher import PublisherLife
 from blackbox.publish.slice_sender import SenderLife
 from tests.publish.subscribers import collected, one_slice

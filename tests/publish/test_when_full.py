@@ -7,7 +7,8 @@ import threading
 import numpy
 import pytest
 
-from blackbox import Publisher, PublisherError
+from blackbox import Publisher
+from blackbox.errors import PublisherError
 from blackbox.testing import wait_until
 from tests.publish.subscribers import collected, held_up, one_slice
 

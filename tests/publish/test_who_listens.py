@@ -7,7 +7,8 @@ import threading
 import numpy
 import pytest
 
-from blackbox import Feed, NoSubscriberError, Publisher
+from blackbox import Feed, Publisher
+from blackbox.errors import NoSubscriberError
 from blackbox.publish import publisher as publisher_module
 from blackbox.testing import wait_until
 from tests.publish.subscribers import collected, one_slice

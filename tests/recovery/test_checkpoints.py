@@ -8,7 +8,8 @@ from typing import Any
 import numpy
 import pytest
 
-from blackbox import Batch, Feed, Message, Publisher, SlowPolicy, Subscriber, SubscriberError
+from blackbox import Batch, Feed, Message, Publisher, SlowPolicy, Subscriber
+from blackbox.errors import SubscriberError
 from blackbox.testing import wait_until
 from tests.gate import Gate
 from tests.subscribe.subscribers import PATIENT, nothing

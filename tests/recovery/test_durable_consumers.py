@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from blackbox import ConfigError, Feed, PositionError, Publisher, Recorder, Subscriber, SubscriberError
+from blackbox import ConfigError, Feed, Publisher, Recorder, Subscriber
 from blackbox.archive.consumer_positions import PositionFile
 from blackbox.block.position import KeyPosition, Position
+from blackbox.errors import PositionError, SubscriberError
 from blackbox.recovery.consumer import ConsumerLife
 from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.testing import wait_until

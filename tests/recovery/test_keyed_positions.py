@@ -11,18 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from blackbox import (
-    ArchiveClient,
-    Feed,
-    NotConfirmedError,
-    PositionError,
-    Publisher,
-    Recorder,
-    Subscriber,
-    SubscriberError,
-)
+from blackbox import Feed, Publisher, Recorder, Subscriber
 from blackbox.archive.consumer_positions import PositionFile
+from blackbox.archive.serve.client import ArchiveClient
 from blackbox.block.position import KeyPosition
+from blackbox.errors import NotConfirmedError, PositionError, SubscriberError
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import feed_of, wait_recorded

@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from blackbox import Feed, Message, Publisher, Recorder, Subscriber, SubscriberError
+from blackbox import Feed, Message, Publisher, Recorder, Subscriber
 from blackbox.block.position import KeyPosition
+from blackbox.errors import SubscriberError
 from blackbox.subscribe.sequences import MOST_LEFT
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import archived_feed

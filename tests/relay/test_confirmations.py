@@ -6,7 +6,8 @@ from typing import Literal
 
 import pytest
 
-from blackbox import NotConfirmedError, Publisher
+from blackbox import Publisher
+from blackbox.errors import NotConfirmedError
 from blackbox.relay import upstream
 from blackbox.relay.upstream import Upstream
 from blackbox.testing import RawPublisher, wait_until

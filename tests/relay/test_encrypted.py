@@ -12,17 +12,9 @@ from typing import Literal
 import msgspec
 import pytest
 
-from blackbox import (
-    ArchiveClient,
-    ArchiveError,
-    ConfigError,
-    Feed,
-    NotConfirmedError,
-    Publisher,
-    Recorder,
-    Relay,
-    Subscriber,
-)
+from blackbox import ConfigError, Feed, Publisher, Recorder, Relay, Subscriber
+from blackbox.archive.serve.client import ArchiveClient
+from blackbox.errors import ArchiveError, NotConfirmedError
 from blackbox.feed.feed import Slice
 from blackbox.monitor.heartbeats import Heartbeats
 from blackbox.testing import Collector, wait_until

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy
 import pytest
 
-from blackbox import Feed, NotRecordedError, Publisher, Recorder, Relay
+from blackbox import Feed, Publisher, Recorder, Relay
+from blackbox.errors import NotRecordedError
 from blackbox.testing import wait_until
 from tests.gate import Gate
 from tests.publish.hostile import MORE, Peer, confirmation, frame, subscription, unsubscription

@@ -11,15 +11,9 @@ import numpy
 import pytest
 import zmq
 
-from blackbox import (
-    Block,
-    ConfigError,
-    EndpointError,
-    Feed,
-    NotConfirmedError,
-    Publisher,
-    RelayError,
-)
+from blackbox import ConfigError, Feed, Publisher
+from blackbox.block.block import Block
+from blackbox.errors import EndpointError, NotConfirmedError, RelayError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.relay import plain
 from blackbox.relay.plain import PlainRelay

@@ -10,17 +10,10 @@ import numpy
 import pytest
 import zmq
 
-from blackbox import (
-    Block,
-    ConfigError,
-    EndpointError,
-    Feed,
-    Publisher,
-    Relay,
-    RelayError,
-    Subscriber,
-)
+from blackbox import ConfigError, Feed, Publisher, Relay, Subscriber
+from blackbox.block.block import Block
 from blackbox.block.format import HEARTBEAT_KEY
+from blackbox.errors import EndpointError, RelayError
 from blackbox.relay.relay import RelayLife
 from blackbox.relay.slice_relay import SliceRelayLife
 from blackbox.relay.upstream import UpstreamLife

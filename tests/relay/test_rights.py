@@ -10,11 +10,13 @@ import msgspec
 import pytest
 import zmq
 
-from blackbox import ArchiveClient, ArchiveError, ConfigError, Feed, Publisher, Recorder, Relay, RightsError
+from blackbox import ConfigError, Feed, Publisher, Recorder, Relay
+from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.connection import Fetched
 from blackbox.archive.serve.protocol import Gone
 from blackbox.block.block import Block
 from blackbox.block.format import CONFIRM_KEY, FLAG_REFUSED, HEARTBEAT_KEY, SHARED_KEY, WANT_KEY
+from blackbox.errors import ArchiveError, RightsError
 from blackbox.publish.subscriptions import UNSUBSCRIBE
 from blackbox.testing import wait_until
 from blackbox.transport.curve import keys_of_line, use_keys

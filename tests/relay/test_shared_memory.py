@@ -11,7 +11,8 @@ import msgspec
 import numpy
 import pytest
 
-from blackbox import Batch, ConfigError, EndpointError, Feed, Publisher, Relay, SlowPolicy, Subscriber
+from blackbox import Batch, ConfigError, Feed, Publisher, Relay, SlowPolicy, Subscriber
+from blackbox.errors import EndpointError
 from blackbox.testing import wait_until
 from tests.process_state import linux_only
 from tests.relay.relays import BEAT_NS, PATIENCE_S

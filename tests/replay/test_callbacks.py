@@ -8,7 +8,8 @@ from typing import Any
 import numpy
 import pytest
 
-from blackbox import CallbackError, Feed, Message, Recording, Replay, Subscriber, SubscriberError
+from blackbox import CallbackError, Feed, Message, Recording, Replay, Subscriber
+from blackbox.errors import SubscriberError
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.controls import Controls
 from tests.journals import Day, Put, Row, feed_of

@@ -14,7 +14,8 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox import ConfigError, ControlError, EndpointError, Feed
+from blackbox import ConfigError, Feed
+from blackbox.errors import ControlError, EndpointError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.control_socket import (

@@ -12,19 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from blackbox import (
-    Batch,
-    ConfigError,
-    Feed,
-    Publisher,
-    PublisherError,
-    Recorder,
-    Recording,
-    Replay,
-    SlowPolicy,
-    Subscriber,
-)
+from blackbox import Batch, ConfigError, Feed, Publisher, Recorder, Recording, Replay, SlowPolicy, Subscriber
 from blackbox.archive.marks import MarkKind, marks_of
+from blackbox.errors import PublisherError
 from blackbox.feed.feed import Slice
 from blackbox.feed.source import open_source
 from blackbox.replay.to_wire import LEAST_STORED_BYTES

@@ -29,7 +29,8 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from blackbox import ConfigError, JournalError
+from blackbox import ConfigError
+from blackbox.errors import JournalError
 from blackbox.feed.symbol import RULES
 from blackbox.spark import options
 from blackbox.spark.columns import table_schema

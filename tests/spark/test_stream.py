@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
-from blackbox import ConfigError, JournalError
+from blackbox import ConfigError
+from blackbox.errors import JournalError
 from blackbox.spark.python_engine import DefaultSource
 from blackbox.spark.stream import StreamReader
 from tests.journals import Day, Put, Row, Segment, feed_of

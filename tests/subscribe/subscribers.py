@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from blackbox import Feed, NotConfirmedError, SlowPolicy
+from blackbox import Feed, SlowPolicy
+from blackbox.errors import NotConfirmedError
 from blackbox.testing import Collector
 
 _PATIENT_NS = 60_000_000_000

@@ -8,8 +8,9 @@ import msgspec
 import numpy
 import pytest
 
-from blackbox import Batch, Feed, NotConfirmedError, Publisher, SlowPolicy, Subscriber
+from blackbox import Batch, Feed, Publisher, SlowPolicy, Subscriber
 from blackbox.block.format import ACCEPT_KEY
+from blackbox.errors import NotConfirmedError
 from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.late_answers import late_answers

@@ -12,16 +12,8 @@ from typing import Any
 import pytest
 import zmq
 
-from blackbox import (
-    BlackBoxError,
-    EndpointError,
-    Feed,
-    LimitError,
-    Publisher,
-    SlowPolicy,
-    Subscriber,
-    SubscriberError,
-)
+from blackbox import BlackBoxError, Feed, Publisher, SlowPolicy, Subscriber
+from blackbox.errors import EndpointError, LimitError, SubscriberError
 from blackbox.subscribe import supervisor
 from blackbox.subscribe.slice_thread import SliceThread
 from blackbox.subscribe.supervisor import SubscriberLife

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 import zmq
 
-from blackbox import Feed, Subscriber, SubscriberError
+from blackbox import Feed, Subscriber
+from blackbox.errors import SubscriberError
 from blackbox.feed.feed import Slice
 from blackbox.subscribe.flood_guard import FloodGuard
 from blackbox.subscribe.state import SliceCounters

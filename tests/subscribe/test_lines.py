@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import njit
 
-from blackbox import Block
+from blackbox.block.block import Block
 from blackbox.native.prefix_trie import Trie, build_trie
 from blackbox.subscribe.doubt import PLAUSIBLE_JUMP, keep_doubted, refute_all
 from blackbox.subscribe.gaps import (

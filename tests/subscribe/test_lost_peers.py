@@ -12,8 +12,9 @@ import numpy
 import pytest
 import zmq
 
-from blackbox import Feed, Publisher, SlowPolicy, Subscriber, SubscriberError
+from blackbox import Feed, Publisher, SlowPolicy, Subscriber
 from blackbox.block.format import ACCEPT_KEY, CONFIRM_KEY
+from blackbox.errors import SubscriberError
 from blackbox.feed.feed import Slice
 from blackbox.subscribe import subscription
 from blackbox.subscribe.subscription import Subscription

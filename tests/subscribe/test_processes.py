@@ -13,7 +13,8 @@ from typing import Any
 import numpy
 import pytest
 
-from blackbox import Batch, Feed, Message, Publisher, SlowPolicy, SlowSubscriberError, Subscriber, SubscriberError
+from blackbox import Batch, Feed, Message, Publisher, SlowPolicy, SlowSubscriberError, Subscriber
+from blackbox.errors import SubscriberError
 from blackbox.subscribe.compiled_callback import little_endian, payload
 from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.testing import RawPublisher, wait_until

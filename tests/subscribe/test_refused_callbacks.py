@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from blackbox import Feed, Publisher, RightsError, Subscriber
+from blackbox import Feed, Publisher, Subscriber
+from blackbox.errors import RightsError
 from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.testing import Collector, wait_until
 from tests.keyring import Keyring

@@ -16,17 +16,9 @@ import msgspec
 import numpy
 import pytest
 
-from blackbox import (
-    Feed,
-    LimitError,
-    Message,
-    Publisher,
-    Recorder,
-    SlowPolicy,
-    Subscriber,
-    SubscriberError,
-)
+from blackbox import Feed, Message, Publisher, Recorder, SlowPolicy, Subscriber
 from blackbox.block.position import KeyPosition
+from blackbox.errors import LimitError, SubscriberError
 from blackbox.subscribe import released_slices
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.archive.archives import free_endpoint

@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from blackbox import Batch, EndpointError, Feed, Publisher, Recorder, Recording, Subscriber
+from blackbox import Batch, Feed, Publisher, Recorder, Recording, Subscriber
+from blackbox.errors import EndpointError
 from blackbox.feed.feed import Slice
 from blackbox.testing import Collector, wait_until
 from blackbox.transport.shared_memory import LARGE_PLACES

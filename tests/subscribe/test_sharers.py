@@ -13,16 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blackbox import (
-    CallbackError,
-    Feed,
-    Gap,
-    Message,
-    NotConfirmedError,
-    Publisher,
-    Subscriber,
-    SubscriberError,
-)
+from blackbox import CallbackError, Feed, Gap, Message, Publisher, Subscriber
+from blackbox.errors import NotConfirmedError, SubscriberError
 from blackbox.subscribe.callbacks import CompiledCallback
 from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.testing import Collector, RawPublisher, wait_until

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from blackbox import Feed, Recorder, Recording, SilentPublisherError, Subscriber
+from blackbox import Feed, Recorder, Recording, Subscriber
+from blackbox.errors import SilentPublisherError
 from blackbox.testing import Collector, RawPublisher
 from tests.subscribe.subscribers import one_slice
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from blackbox import Publisher, Subscriber, SubscriberError
+from blackbox import Publisher, Subscriber
+from blackbox.errors import SubscriberError
 from blackbox.subscribe.state import SliceLife
 from blackbox.subscribe.stream import StreamLife
 from blackbox.subscribe.supervisor import SubscriberLife

@@ -7,7 +7,8 @@ from typing import Literal
 
 import pytest
 
-from blackbox import Batch, Feed, Message, Publisher, SlowPolicy, Subscriber, SubscriberError
+from blackbox import Batch, Feed, Message, Publisher, SlowPolicy, Subscriber
+from blackbox.errors import SubscriberError
 from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.gate import Gate

@@ -14,16 +14,8 @@ import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blackbox import (
-    CallbackError,
-    Feed,
-    Publisher,
-    Recording,
-    SlowPolicy,
-    SlowSubscriberError,
-    Subscriber,
-    SubscriberError,
-)
+from blackbox import CallbackError, Feed, Publisher, Recording, SlowPolicy, SlowSubscriberError, Subscriber
+from blackbox.errors import SubscriberError
 from blackbox.subscribe.stream import Stream
 from blackbox.testing import RawPublisher, wait_until
 from tests.journals import Day, Put, Row, feed_of

@@ -9,7 +9,8 @@ from typing import Any
 import numpy
 import pytest
 
-from blackbox import ConfigError, Feed, Publisher, Recorder, SlowPolicy, Subscriber, SubscriberError
+from blackbox import ConfigError, Feed, Publisher, Recorder, SlowPolicy, Subscriber
+from blackbox.errors import SubscriberError
 from blackbox.testing import Collector
 from tests.subscribe.subscribers import nothing, one_slice
 

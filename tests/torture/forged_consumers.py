@@ -10,11 +10,13 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from blackbox import ArchiveClient, ArchiveError, Feed, Publisher, Recorder
+from blackbox import Feed, Publisher, Recorder
 from blackbox.archive.consumer_positions import owned_consumers
 from blackbox.archive.consumer_store import CONSUMERS
+from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.position import KeyPosition, Position, SlicePosition
+from blackbox.errors import ArchiveError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.testing import wait_until
 from tests.torture.outcome import Outcome

@@ -24,8 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _PRELUDE = """
 import os, sys, threading
 import msgspec, numpy
-from blackbox import *
-from blackbox.testing import *
+from tests.script_names import *
 feed, path = msgspec.json.decode(sys.argv[1], type=Feed), sys.argv[2]
 notes = numpy.memmap(path, numpy.int64, "r+")
 warm = Feed.local("warm", slices=1, key_bytes=feed.key_bytes)

@@ -14,9 +14,9 @@ from random import Random
 from time import monotonic
 from typing import Final
 
-from blackbox import Feed, NotConfirmedError, Subscriber
+from blackbox import Feed, Subscriber
 from blackbox.block.position import Position
-from blackbox.errors import ArchiveError
+from blackbox.errors import ArchiveError, NotConfirmedError
 from blackbox.image.table import Table
 from blackbox.testing import wait_until
 from tests.hub.hubs import HUB, hub_feed, published

@@ -8,20 +8,11 @@ import msgspec
 import pytest
 import zmq
 
-from blackbox import (
-    ArchiveClient,
-    ConfigError,
-    EndpointError,
-    Feed,
-    Hub,
-    HubClient,
-    PlainRelay,
-    Publisher,
-    Recorder,
-    Relay,
-    Subscriber,
-)
+from blackbox import ConfigError, Feed, Hub, HubClient, Publisher, Recorder, Relay, Subscriber
+from blackbox.archive.serve.client import ArchiveClient
+from blackbox.errors import EndpointError
 from blackbox.feed.endpoint import free_endpoints
+from blackbox.relay.plain import PlainRelay
 from blackbox.testing import Collector, wait_until
 
 PATIENCE_S = 60.0

@@ -11,9 +11,10 @@ import amqp
 import msgspec
 import pytest
 
-from blackbox import BridgeError, CallbackError, ConfigError, Feed, Publisher, Recorder
+from blackbox import CallbackError, ConfigError, Feed, Publisher, Recorder
 from blackbox.bridge.amqp import Address, content_of, headers_of
 from blackbox.bridge.amqp_exchange import AmqpExchange
+from blackbox.errors import BridgeError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.recorders import wait_recorded

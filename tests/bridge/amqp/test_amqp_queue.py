@@ -12,11 +12,12 @@ import msgspec
 import pytest
 
 from bench.rivals.servers import Missing
-from blackbox import BridgeError, ConfigError, Feed, Publisher
+from blackbox import ConfigError, Feed, Publisher
 from blackbox.bridge.amqp import Address, hang_up, message_of
 from blackbox.bridge.amqp_exchange import AmqpExchange
 from blackbox.bridge.amqp_queue import AmqpQueue, amqp_inlet
 from blackbox.bridge.amqp_source import AmqpSource
+from blackbox.errors import BridgeError
 from blackbox.hub.hub import Hub
 from blackbox.testing import RawPublisher, wait_until
 from tests.bridge.amqp.rabbitmq import RabbitMq

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from bench.rivals.servers import Missing
-from blackbox import RightsError, Subscriber
+from blackbox import Subscriber
 from blackbox.bridge.amqp import Address, hang_up
 from blackbox.bridge.amqp_source import AmqpSource
+from blackbox.errors import RightsError
 from tests.bridge.amqp.rabbitmq import RabbitMq
 from tests.bridge.amqp.test_amqp_source import feed_of, put, wanting
 

@@ -7,11 +7,12 @@ from pathlib import Path
 import amqp
 import pytest
 
-from blackbox import BridgeError, ConfigError, Publisher
+from blackbox import ConfigError, Publisher
 from blackbox.bridge.amqp import Address
 from blackbox.bridge.amqp_exchange import AmqpExchange
 from blackbox.bridge.amqp_queue import AmqpQueue
 from blackbox.bridge.amqp_source import AmqpSource
+from blackbox.errors import BridgeError
 from blackbox.hub.hub import Hub
 from blackbox.testing import wait_until
 from tests.bridge.amqp.rabbitmq import RabbitMq
