@@ -232,13 +232,13 @@ class Registration:
                 if stream in owner._streams:
                     owner._streams.remove(stream)
                     if owner.state in (SubscriberLife.NEW, SubscriberLife.RUNNING):
-                        owner.remove(stream.put)
+                        owner.remove(stream._put)
 
         stream = Stream(prefix, limit, when_full, batches, self.feed.key_bytes, raise_failure, remove)
         with self._supervisor.lock:
             self._share.add_stream(stream)  # before anything comes to it
             try:
-                self.on_batch(prefix, group=group)(stream.put)
+                self.on_batch(prefix, group=group)(stream._put)
             except BaseException:
                 self._streams.remove(stream)
                 raise
@@ -291,7 +291,7 @@ class Registration:
             if self.state is not SubscriberLife.NEW:
                 raise SubscriberError("table was called while running, expected it before start")
             table = Table(self.feed, prefix, client, check_life)
-            self.on_batch(prefix, group=group)(table.take)
+            self.on_batch(prefix, group=group)(table._take)
             self._tables.append(table)
         return table
 

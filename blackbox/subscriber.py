@@ -201,7 +201,9 @@ class Subscriber(Registration):
         if since == BOOKS:
             self._expect_books(begin)
         for table in self._tables:
-            table.begin({slice_id: begin(slice_id) for slice_id in self.feed.slices_for(table.prefix)} if begin else {})
+            table._begin(
+                {slice_id: begin(slice_id) for slice_id in self.feed.slices_for(table.prefix)} if begin else {}
+            )
         return begin
 
     def _expect_books(self, begin: Callable[[int], Since | None] | None) -> None:
@@ -314,15 +316,15 @@ class Subscriber(Registration):
         try:
             self._check(self._callbacks)
             for stream in tuple(self._streams):
-                stream.begin()
+                stream._begin()
             return replay.run(player, player.timers)
         except BaseException as error:
             for stream in tuple(self._streams):
-                stream.end(failure=error)
+                stream._end(failure=error)
             raise
         finally:
             for stream in tuple(self._streams):
-                stream.end()
+                stream._end()
             player.close()  # first: its workers may still play, and another replay would share their tables
             self._replay = None
 
@@ -357,7 +359,7 @@ class Subscriber(Registration):
         finally:
             self._leave()
 
-    def check_silence(self, silence_timeout: float | None) -> None:
+    def _check_silence(self, silence_timeout: float | None) -> None:
         """Raise SilentPublisherError when a slice that has not ended has brought nothing for so many seconds."""
         self._share.check_silence(silence_timeout)
 
@@ -392,7 +394,7 @@ class Subscriber(Registration):
         if replay is not None:
             replay.controls.stop()
             for stream in tuple(self._streams):
-                stream.end(at_once=False)
+                stream._end(at_once=False)
         return replay is not None
 
     def __enter__(self) -> Self:

@@ -117,7 +117,7 @@ def _write_and_compare(
     def read(source: Recording, slice_id: int, digest: Digest) -> Iterator[Recorded]:
         nonlocal done
         key_bytes = source.feed.key_bytes
-        for run in read_runs(source.streams(b"", [slice_id]), Filter(key_bytes), source.note):
+        for run in read_runs(source._streams(b"", [slice_id]), Filter(key_bytes), source._note):
             seen.append(run)
             for recorded in blocks_of(run, key_bytes):
                 digest.add(recorded)
@@ -127,7 +127,7 @@ def _write_and_compare(
 
     blocks_before = blocks_after = 0
     manifest = Manifest.read(recording.path)
-    for slice_id, _ in recording.segments():
+    for slice_id, _ in recording._segments_of():
         chain = chain_start(manifest.created_ns, slice_id)
         writer = _Writer(fresh, slice_id, recording.feed.key_bytes, compression, chain)
         try:
@@ -182,7 +182,7 @@ def _write_slice(
 def _kept_marks(recording: Recording, slice_id: int) -> deque[tuple[SegmentFile, Mark]]:
     """Return the marks that are not about segments. They keep their times, and their places among the records."""
     found: deque[tuple[SegmentFile, Mark]] = deque()
-    for _, segments in recording.segments([slice_id]):
+    for _, segments in recording._segments_of([slice_id]):
         for segment in segments:
             found += [(segment, mark) for mark in marks_of([segment]) if mark.kind not in _ABOUT_SEGMENTS]
     return found

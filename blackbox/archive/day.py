@@ -15,7 +15,7 @@ from blackbox import __version__
 from blackbox.archive.format import FORMAT_VERSION
 from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import ConfigError, JournalError
-from blackbox.feed.feed import Feed
+from blackbox.feed.feed import Feed, as_recorded
 from blackbox.feed.schema import load_schema
 from blackbox.feed.schema_document import SchemaDocument
 from blackbox.native.file_lock import FileLock, OwnedError
@@ -91,7 +91,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """The manifest of a day that begins now. Raises ConfigError when the feed's schema is not known here."""
         return cls(
             format=FORMAT_VERSION,
-            feed=feed.as_recorded(),
+            feed=as_recorded(feed),
             schema=SchemaDocument.of(load_schema(feed.schema)),
             date=day,
             created_ns=now_ns,

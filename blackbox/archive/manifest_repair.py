@@ -33,7 +33,7 @@ from blackbox.archive.recording import Recording
 from blackbox.archive.segment import Segment
 from blackbox.archive.summary import topic_counts
 from blackbox.errors import ConfigError, JournalError
-from blackbox.feed.feed import Feed
+from blackbox.feed.feed import Feed, as_recorded
 from blackbox.feed.schema import RAW, load_schema, schema_of
 from blackbox.feed.schema_document import SchemaDocument
 from blackbox.native.jit import njit
@@ -118,7 +118,7 @@ def _repair(day: Path, feed: Feed | None, found: _Found) -> Repaired:
         kept = path.rename(day / f"{MANIFEST}.damaged")
     made = Manifest(
         format=FORMAT_VERSION,
-        feed=feed.as_recorded(),
+        feed=as_recorded(feed),
         schema=schema,
         date=date,
         created_ns=created_ns,
@@ -203,7 +203,7 @@ def _described(day: Path, feed: Feed, found: _Found, near: Manifest | None) -> S
 def _check_topics(day: Recording) -> int:
     """Return how many messages there are. Raises JournalError when one is where the feed's rule does not put it."""
     feed, messages = day.feed, 0
-    for slice_id, _ in day.segments():
+    for slice_id, _ in day._segments_of():
         blocks = (each for run in day.runs(slices=[slice_id]) for each in blocks_of(run, feed.key_bytes))
         for topic, count in topic_counts(blocks).items():
             messages += count

@@ -155,7 +155,7 @@ class NewestRows:
 
     def take_batch(self, batch: Batch) -> None:
         """Take messages that follow all that was taken before. Raises JournalError as `make_room`."""
-        header, body, origins = batch.received.addresses
+        header, body, origins = batch._received_block.addresses
         rows = _ALL_ROWS if batch.rows is None else read_only(batch.rows)
         while not _take_batch(self._kept.address, header, body, origins, rows):
             self.make_room()

@@ -32,7 +32,7 @@ from blackbox.arguments import check_integers, duration_ns
 from blackbox.block.acknowledgement import Acknowledgement
 from blackbox.block.block import Block
 from blackbox.errors import BlackBoxError, ConfigError, JournalError
-from blackbox.feed.feed import Feed
+from blackbox.feed.feed import Feed, with_archive
 from blackbox.publish.outbox import OpenOutbox, OutboxSlice
 
 log = logging.getLogger("blackbox")
@@ -197,7 +197,7 @@ class Outbox:
             if endpoint == own:
                 continue
             try:
-                about = ArchiveClient(feed.with_archive(endpoint), timeout=_ASK_S).about()
+                about = ArchiveClient(with_archive(feed, endpoint), timeout=_ASK_S).about()
             except ConfigError as error:
                 log.warning("archive %s cannot be asked what it has, all is sent again: %s", endpoint, error)
                 continue
@@ -297,6 +297,6 @@ class _Before:
 
     def _segments(self, slice_id: int | None = None) -> Iterator[tuple[int, Segment]]:
         for day in self._days:
-            for number, segments in day.segments():
+            for number, segments in day._segments_of():
                 if slice_id in (None, number):
                     yield from ((number, segment) for segment in segments)

@@ -171,7 +171,7 @@ class Recorder:
         """Where it is in its life."""
         return self._supervisor.state
 
-    def check_silence(self, silence_timeout: float | None) -> None:
+    def _check_silence(self, silence_timeout: float | None) -> None:
         """Raise SilentPublisherError when a slice that has not ended has brought nothing for so many seconds."""
         self._supervisor.check_silence(silence_timeout)
 

@@ -85,7 +85,7 @@ class Recording(Frames):
         self.schema = manifest.schema.schema()
         if not manifest.has_registered_schema():
             self.feed = msgspec.structs.replace(self.feed, schema=self.schema)
-        self._segments = Segments(path, len(self.feed.slices), self.feed.key_bytes, self.note)
+        self._segments = Segments(path, len(self.feed.slices), self.feed.key_bytes, self._note)
         self.refresh()
         if self.schema is RAW:
             self._take_schema_of_blocks()
@@ -169,7 +169,7 @@ class Recording(Frames):
         or head rule out are skipped; rows are not chosen.
         """
         wanted = self._filter(prefix, selection)
-        return read_runs(self.streams(prefix, selection.get("slices")), wanted, self.note, bodies=bodies, ahead=ahead)
+        return read_runs(self._streams(prefix, selection.get("slices")), wanted, self._note, bodies=bodies, ahead=ahead)
 
     def batches(self, prefix: bytes = b"", **selection: Unpack[Selection]) -> Iterator[Batch]:
         """Yield the messages whose topic starts with `prefix`, and that the `Selection` takes, block by block.
@@ -184,12 +184,7 @@ class Recording(Frames):
         is none, JournalError when the library that unpacks a body is not installed.
         """
         wanted = self._filter(prefix, selection)
-        return self._batches(wanted, self.streams(prefix, selection.get("slices")))
-
-    def lower_bound(self, slice_id: int, key: bytes, epoch: int, sequence: int) -> Iterator[Batch]:
-        """Yield the messages of one key and one run of the publisher, from a sequence number on."""
-        wanted = self._filter(key, {"epoch": epoch, "first_sequence": sequence})._replace(key=key)
-        return self._batches(wanted, self.streams(key, [slice_id]))
+        return self._batches(wanted, self._streams(prefix, selection.get("slices")))
 
     def newest(self, prefix: bytes = b"", until: Time | None = None) -> Iterator[Batch]:
         """Yield the newest message of each topic that starts with `prefix`: as it was at a time, or at the end.
@@ -245,9 +240,9 @@ class Recording(Frames):
 
         What was published before a key was heard of is not known, and no gap.
         """
-        return list(self.gaps_and_late(slices, defaultdict(dict))[0])
+        return list(self._gaps_and_late(slices, defaultdict(dict))[0])
 
-    def gaps_and_late(
+    def _gaps_and_late(
         self, slices: Iterable[int] | None, expected: Mapping[int, dict[tuple[int, bytes], int]]
     ) -> tuple[dict[Gap, Since], set[tuple[int, int, bytes]]]:
         """Return what `gaps` does, each with the latest times before it, and which keys began late.
@@ -257,12 +252,12 @@ class Recording(Frames):
         `expected`: by slice, what `find_gaps` takes: the numbers that follow those of earlier recordings.
         """
         late, since = set[tuple[int, int, bytes]](), dict[Gap, Since]()
-        for slice_id, segments in self.segments(slices):
+        for slice_id, segments in self._segments_of(slices):
             reported, blocks = Reported.of(segments), self._blocks_of(slice_id)
             deque(find_gaps(slice_id, blocks, reported, expected[slice_id], late, since), maxlen=0)
         return since, late
 
-    def has_good_heads(self, slice_id: int) -> bool:
+    def _has_good_heads(self, slice_id: int) -> bool:
         """Return True if every record of a slice can be found. Reads the heads of records, but not their bodies."""
         found: list[Damage] = []
         deque(read_runs([self._segments.of_slice[slice_id]], self._all, found.append, bodies="stored"), maxlen=0)
@@ -270,18 +265,18 @@ class Recording(Frames):
 
     def marks(self, slices: Iterable[int] | None = None) -> Iterator[Mark]:
         """Yield what the journals say between their records, slice by slice: epochs, outages, what heartbeats told."""
-        for _, segments in self.segments(slices):
+        for _, segments in self._segments_of(slices):
             yield from marks_of(segments)
 
     def summary(self) -> Summary:
         """Return how much is here, and from when to when. Reads the heads of all records, but not their bodies."""
-        return summarise(self._segments.of_slice, self._all, self.damage, self.note)
+        return summarise(self._segments.of_slice, self._all, self.damage, self._note)
 
     def rate(self, bins: int = 60) -> Rate:
         """Messages over time: from the first to the last `ts_out`, in `bins` parts of equal length."""
         if bins < 1:
             raise ValueError(f"bins were {bins}, expected at least 1")
-        return message_rate(self._segments.of_slice, self._all, bins, self.note)
+        return message_rate(self._segments.of_slice, self._all, bins, self._note)
 
     def verify(self, progress: Callable[[int], object] | None = None) -> list[Damage]:
         """Read everything, check every checksum, and return all that is unreadable or missing, by file and place.
@@ -300,20 +295,20 @@ class Recording(Frames):
         before = 0
         closed, damaged = self._closed
         if damaged is not None:
-            self.note(damaged)
-        for slice_id, segments in self.segments():
+            self._note(damaged)
+        for slice_id, segments in self._segments_of():
             audit = IndexAudit(self.feed.key_bytes, segments)
             numbers = NumberAudit()
             reported = Reported.of(segments)
             gaps += find_gaps(slice_id, self._audited_blocks(segments, audit, numbers, before, progress), reported, {})
             begins += numbers.begins(slice_id, reported.first)
             totals = closed.get(slice_id, ClosedSlice()).totals
-            audit_marks(self.path, self._created_ns, slice_id, audit, totals, self.note)
-            audit.report(self.damage, self.note)
+            audit_marks(self.path, self._created_ns, slice_id, audit, totals, self._note)
+            audit.report(self.damage, self._note)
             before += sum(len(segment.memory) for segment in segments)
             for last in open_end(segments):
                 if last.torn_bytes:
-                    self.note(Damage(last.path, last.whole_bytes, last.torn_bytes, "torn tail: no whole record"))
+                    self._note(Damage(last.path, last.whole_bytes, last.torn_bytes, "torn tail: no whole record"))
         if progress is not None:
             progress(before)
         return Examined(sorted(self.damage), gaps, begins)
@@ -364,7 +359,7 @@ class Recording(Frames):
         content = parquet.Content(self.feed, str(self.date), self.schema, kind, prices, order)
         wanted = self._filter(prefix, selection)
         ids = self._wanted_slices(prefix, selection.get("slices"))
-        batches = {slice_id: self._batches(wanted, self.streams(prefix, [slice_id])) for slice_id in ids}
+        batches = {slice_id: self._batches(wanted, self._streams(prefix, [slice_id])) for slice_id in ids}
         day: ParquetDay = parquet.write_day(Path(path), content, batches, progress)
         return day
 
@@ -409,12 +404,12 @@ class Recording(Frames):
         return Filter(self.feed.key_bytes)
 
     def _blocks_of(self, slice_id: int) -> Iterator[Recorded]:
-        for run in read_runs([self._segments.of_slice[slice_id]], self._all, self.note):
+        for run in read_runs([self._segments.of_slice[slice_id]], self._all, self._note):
             yield from blocks_of(run, self.feed.key_bytes)
 
     def _take_schema_of_blocks(self) -> None:
         """Take the schema that the blocks name, where the feed names none, and all of them the same."""
-        ids = {int(run.heads["schema"][0]) for _, each in self.segments() for run in self._first_run(each)}
+        ids = {int(run.heads["schema"][0]) for _, each in self._segments_of() for run in self._first_run(each)}
         schema = schema_of(ids.pop()) if len(ids) == 1 else RAW
         if schema is not RAW and self.feed.schema_name == RAW.name:
             self.schema = schema
@@ -434,11 +429,11 @@ class Recording(Frames):
     ) -> Iterator[Recorded]:
         """Yield all blocks that are there, whatever the indexes say."""
         key_bytes = self.feed.key_bytes
-        for run in read_spans([whole_spans(segments)], self._all.records, key_bytes, self.note):
+        for run in read_spans([whole_spans(segments)], self._all.records, key_bytes, self._note):
             audit.add(run)
             for place, recorded in enumerate(blocks_of(run, key_bytes)):
                 if many := numbers.add(recorded):
-                    self.note(run.damage(place, "these messages were recorded before", many))
+                    self._note(run.damage(place, "these messages were recorded before", many))
                 yield recorded
             before += run.stored_bytes
             if progress is not None:
@@ -453,10 +448,8 @@ class Recording(Frames):
     def _batches(self, wanted: Filter, slices: list[list[Segment]]) -> Iterator[Batch]:
         feed = BatchFeed(self.feed.name, self.schema if self.schema.records else None, self.feed.symbol_rule)
         select = RowFilter(wanted)
-        for run in read_runs(slices, wanted, self.note):
+        for run in read_runs(slices, wanted, self._note):
             for block, ts_recv, first_row, header, body in blocks_of(run, wanted.key_bytes):
-                if wanted.key is not None and block.key != wanted.key:
-                    continue
                 rows = select.rows(block, first_row, header, body)
                 if rows is None or len(rows):
                     yield Batch(block, rows, ReceivedBlock.of_block(block, feed, ts_recv))
@@ -484,7 +477,7 @@ class Recording(Frames):
             selection.get("first_sequence"),
         )
 
-    def streams(self, prefix: bytes, slices: Iterable[int] | None) -> list[list[Segment]]:
+    def _streams(self, prefix: bytes, slices: Iterable[int] | None) -> list[list[Segment]]:
         """Return the segments of each slice that may hold such topics."""
         return [self._segments.of_slice[i] for i in self._wanted_slices(prefix, slices) if i in self._segments.of_slice]
 
@@ -494,7 +487,7 @@ class Recording(Frames):
             raise ValueError(f"slices had {unknown[0]}, expected 0 to {len(self.feed.slices) - 1}")
         return [i for i in self.feed.slices_for(prefix) if i in wanted]
 
-    def segments(self, slices: Iterable[int] | None = None) -> list[tuple[int, list[Segment]]]:
+    def _segments_of(self, slices: Iterable[int] | None = None) -> list[tuple[int, list[Segment]]]:
         """Return (slice, its segments in order) for each of those slices, or of all, that has any."""
         known = self._segments.of_slice
         return [(slice_id, known[slice_id]) for slice_id in (known if slices is None else slices) if slice_id in known]
@@ -503,7 +496,7 @@ class Recording(Frames):
         """Return the least time above 0 and the largest of all messages, by the indexes, ns; (0, -1) if none is."""
         return self._segments.time_range(by)
 
-    def note(self, damage: Damage) -> None:
+    def _note(self, damage: Damage) -> None:
         """Keep and report that something cannot be read."""
         if damage not in self._reported:
             self._reported.add(damage)

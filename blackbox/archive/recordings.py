@@ -248,9 +248,9 @@ def _chosen(
     recordings = tuple(recordings)
     key_bytes = key_bytes_of(recordings)
     chosen = None if slices is None else tuple(slices)
-    streams = [stream for recording in recordings for stream in recording.streams(prefix, chosen)]
+    streams = [stream for recording in recordings for stream in recording._streams(prefix, chosen)]
 
     def report(damage: Damage) -> None:
-        next(r for r in recordings if damage.path.is_relative_to(r.path)).note(damage)
+        next(r for r in recordings if damage.path.is_relative_to(r.path))._note(damage)
 
     return streams, Filter(key_bytes, prefix, None, start, stop, by), report

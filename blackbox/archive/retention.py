@@ -201,7 +201,7 @@ def _ends_of(day: Path) -> dict[int, list[_End]]:
         recording = Recording.open(day)
     except JournalError:
         return ends  # nobody can read it
-    for slice_id, segments in recording.segments():
+    for slice_id, segments in recording._segments_of():
         last: dict[int, tuple[int, int, int]] = {}
         for segment in segments:
             for entry in segment.entries[segment.entries["records"] > 0]:

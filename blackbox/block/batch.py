@@ -81,9 +81,9 @@ class Batch:
 
         `interval` is in seconds, or a `timedelta`. A message without a time stays with the one before it.
         """
-        return self.by_interval_ns(duration_ns("interval", interval, 1e-9))
+        return self._by_interval_ns(duration_ns("interval", interval, 1e-9))
 
-    def by_interval_ns(self, interval_ns: int) -> list[Batch]:
+    def _by_interval_ns(self, interval_ns: int) -> list[Batch]:
         """Do as `by_interval`, for an interval in ns."""
         times = self.ts_event
         timed = numpy.maximum.accumulate(numpy.where(times > 0, numpy.arange(len(times)), 0))
@@ -134,7 +134,7 @@ class Batch:
             rows[places[part.indices(kind)]]
             for places, part in self.split_by_feed()
             if part.schema is not None
-            for kind in dict.fromkeys(map(part.schema.character, part.schema.types_in(types)))  # one has two names
+            for kind in dict.fromkeys(map(part.schema.character, part.schema._types_in(types)))  # one has two names
         ]
         return Batch(self.block, numpy.sort(numpy.concatenate([rows[:0], *found])), self._received, self.end_of_batch)
 
@@ -186,7 +186,7 @@ class Batch:
         return self._received is not None and self._received.is_image
 
     @property
-    def received(self) -> ReceivedBlock:
+    def _received_block(self) -> ReceivedBlock:
         """The block, and what is known of it beside its bytes."""
         return ReceivedBlock.of_block(self.block, NO_FEED, 0) if self._received is None else self._received
 

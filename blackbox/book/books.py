@@ -285,7 +285,7 @@ class Books:
     def __call__(self, batch: Batch, start: int, count: int) -> None:
         """Apply `count` messages of a batch from `start` on: for callers that give messages in turn."""
         rows = _ALL_ROWS if batch.rows is None else read_only(batch.rows)
-        received, last = batch.received, start + count
+        received, last = batch._received_block, start + count
         with self._lock:
             if received.feeds is not self._feeds and received.feeds != self._feeds:  # each recorded batch has a tuple
                 self._choose(received.feeds)

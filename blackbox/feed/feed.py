@@ -396,21 +396,6 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         )
         return msgspec.structs.replace(self, security=self.security.in_directory(directory), slices=slices)
 
-    def as_recorded(self) -> Self:
-        """Return what recordings keep of this feed: its schema by name, and nothing of `[security]`."""
-        slices = tuple(msgspec.structs.replace(part, allowed_keys="", bind=()) for part in self.slices)
-        binds: dict[str, Any] = {"archives_bind": (), "hub_bind": "", "hub_backup_bind": ""}
-        return msgspec.structs.replace(self, schema=self.schema_name, security=None, slices=slices, **binds)
-
-    def with_archive(self, endpoint: str) -> Self:
-        """Return this feed with one of its archives alone."""
-        security = self.security
-        if security is not None and len(security.archive_keys) > 1:
-            key = security.key_of_archive(self.archives.index(endpoint))
-            security = msgspec.structs.replace(security, archive_keys=(key,))
-        bind = self.bound(endpoint)
-        return msgspec.structs.replace(self, archives=(endpoint,), archives_bind=bind, security=security)
-
     def bound(self, endpoint: str) -> str:
         """Return where to bind what archives and hubs are reached at."""
         pairs = [
@@ -590,3 +575,20 @@ def _check_endpoints_differ(slices: tuple[Slice, ...]) -> None:
                     f"slice {slice_of[endpoint]}, expected each endpoint once"
                 )
             slice_of[endpoint] = slice_id
+
+
+def as_recorded(feed: Feed) -> Feed:
+    """Return what recordings keep of a feed: its schema by name, and nothing of `[security]`."""
+    slices = tuple(msgspec.structs.replace(part, allowed_keys="", bind=()) for part in feed.slices)
+    binds: dict[str, Any] = {"archives_bind": (), "hub_bind": "", "hub_backup_bind": ""}
+    return msgspec.structs.replace(feed, schema=feed.schema_name, security=None, slices=slices, **binds)
+
+
+def with_archive(feed: Feed, endpoint: str) -> Feed:
+    """Return a feed with one of its archives alone."""
+    security = feed.security
+    if security is not None and len(security.archive_keys) > 1:
+        key = security.key_of_archive(feed.archives.index(endpoint))
+        security = msgspec.structs.replace(security, archive_keys=(key,))
+    bind = feed.bound(endpoint)
+    return msgspec.structs.replace(feed, archives=(endpoint,), archives_bind=bind, security=security)

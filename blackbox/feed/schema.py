@@ -342,7 +342,7 @@ class Schema:
             raise self._unknown(type)
         return found
 
-    def types_in(self, types: str | Iterable[str]) -> list[str]:
+    def _types_in(self, types: str | Iterable[str]) -> list[str]:
         """Return those of some types that this schema has. A text is one type, or a character for each of several."""
         known = {*self.names, *self.records}
         each = [types] if isinstance(types, str) and types in known else types

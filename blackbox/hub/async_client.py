@@ -83,7 +83,7 @@ class AsyncHubClient:
 
     async def get(self, prefix: bytes) -> Message:
         """As `HubClient.get`."""
-        inbox = self.client.inbox(prefix)
+        inbox = self.client._inbox(prefix)
         while True:
             try:
                 stream = await asyncio.to_thread(inbox.open, time.monotonic() + _LOOK_S)

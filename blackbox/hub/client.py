@@ -90,7 +90,7 @@ class HubClient:
         """Connect, also while the hub is away. Raises EndpointError, ConfigError, LimitError, PositionError."""
         if not self._is_started:
             for prefix in prefixes_of(self._directory, self.name) if self._directory is not None else ():
-                self._inboxes[prefix] = self._inbox(prefix)
+                self._inboxes[prefix] = self._new_inbox(prefix)
             self._sender.start()
             self._is_started = True
         return self
@@ -364,13 +364,13 @@ class HubClient:
         if prefix not in self._inboxes:
             if not self.feed.slices_for(prefix):
                 raise ConfigError(f"feed {self.feed.name!r}: no slice can hold topics that start with {prefix!r}")
-            inbox = self._inbox(prefix)
+            inbox = self._new_inbox(prefix)
             inbox.subscribe(self._ask(timeout, prefix))
             self._inboxes[prefix] = inbox
 
     def unsubscribe(self, prefix: bytes) -> None:
         """End a subscription, and forget where it was. Raises HubError when there is none, PositionError."""
-        self.inbox(prefix).unsubscribe()
+        self._inbox(prefix).unsubscribe()
         del self._inboxes[prefix]
 
     @property
@@ -386,7 +386,7 @@ class HubClient:
         Raises TimeoutError when none came in `timeout` seconds (None: no bound), HubError when it is not subscribed to,
         or the client has ended, SubscriberError for what ended it: the next call begins anew at the last commit.
         """
-        return self.inbox(prefix).get(timeout)
+        return self._inbox(prefix).get(timeout)
 
     def commit(self, timeout: float = 10.0) -> None:
         """Say that all that was got is done with, of all subscriptions: it does not come again, whatever crashes.
@@ -397,13 +397,13 @@ class HubClient:
         for inbox in self._inboxes.values():
             inbox.commit(timeout)
 
-    def inbox(self, prefix: bytes) -> Inbox:
+    def _inbox(self, prefix: bytes) -> Inbox:
         """Return a subscription. Raises HubError when there is none of this prefix."""
         if prefix not in self._inboxes:
             raise not_subscribed(prefix, self.subscriptions)
         return self._inboxes[prefix]
 
-    def _inbox(self, prefix: bytes) -> Inbox:
+    def _new_inbox(self, prefix: bytes) -> Inbox:
         if self._directory is None:
             raise ConfigError(f"directory was None, expected one that keeps subscriptions of client {self.name!r}")
         return Inbox(self.feed, self._directory, self.name, prefix, self._queue)

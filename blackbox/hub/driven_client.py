@@ -125,7 +125,7 @@ class DrivenClient:
             return place_as_json(place)
         if isinstance(asked, Subscribe | Unsubscribe | Get):
             if not isinstance(asked, Subscribe):
-                client.client.inbox(asked.prefix.encode())  # raises, so that none is kept in mind that is not there
+                client.client._inbox(asked.prefix.encode())  # raises, so that none is kept in mind that is not there
             async with self._turns[asked.prefix]:
                 if isinstance(asked, Get):
                     return as_object(await client.get(asked.prefix.encode()), None)

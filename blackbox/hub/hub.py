@@ -558,7 +558,7 @@ class Hub:
             )
             numbers = self._topics.numbers(topics) if numbers is None else numbers
             slices, routes = self._topics.routes(topics, numbers, self._publisher)
-            self._publisher.publish_routed(slices, routes, columns.index[rows], columns_of_rows)
+            self._publisher._publish_routed(slices, routes, columns.index[rows], columns_of_rows)
 
     # What is in the log, and perhaps not in the outbox.
 

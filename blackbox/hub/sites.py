@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import BlackBoxError, ConfigError
-from blackbox.feed.feed import Feed
+from blackbox.feed.feed import Feed, as_recorded
 from blackbox.hub.join import Join
 from blackbox.hub.protocol import ENCODER, FOUND, MOST_FEED_BYTES, MOST_SITES, Ended, FindSites, FoundSites, Site
 from blackbox.hub.settings import feed_of_hub
@@ -402,7 +402,7 @@ def _site_of(feed: Feed) -> Site:
 
 def _told_of(feed: Feed) -> Feed:
     """Return what of a feed holds at other sites, too."""
-    feed = feed.as_recorded()
+    feed = as_recorded(feed)
     slices = tuple(replace(part, cpus=(), io_cpus=(), interface="") for part in feed.slices)
     return replace(feed, slices=slices)
 

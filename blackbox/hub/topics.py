@@ -95,7 +95,7 @@ class Topics:
         `numbers`: as `numbers` returns. `publisher`: the one of this feed, each time the same.
         """
         for at in numpy.flatnonzero((numbers >= 0) & (self._routes[1][numbers] < 0)).tolist():
-            self._routes[:, numbers[at]] = publisher.route(topics[at])
+            self._routes[:, numbers[at]] = publisher._route(topics[at])
         return self._routes.take(numbers, axis=1)
 
     def has_room(self, new: Sequence[bytes]) -> bool:

@@ -261,7 +261,7 @@ class Table(Frames, Mapping[bytes, bytes]):
             f"{type(self).__name__}({self.prefix!r}, {len(self)} topics, {'synced' if self.synced else 'not synced'})"
         )
 
-    def begin(self, images: Mapping[int, Since | None]) -> None:
+    def _begin(self, images: Mapping[int, Since | None]) -> None:
         """Be empty, and expect the image of each slice, before any of it comes."""
         with self._changed:
             self._rows.clear()
@@ -278,7 +278,7 @@ class Table(Frames, Mapping[bytes, bytes]):
         with self._changed:
             self._look()
 
-    def take(self, batch: Batch) -> None:
+    def _take(self, batch: Batch) -> None:
         """Take messages in: the callback. Raises SubscriberError when there are more than a table may have."""
         block = batch.block
         last = block.count - 1 if batch.rows is None else int(batch.rows[-1])
@@ -313,4 +313,4 @@ def _newest_of(batch: Batch) -> Batch:
     last = numpy.full(len(batch.topics), -1, numpy.int64)
     last[batch.topic_index] = numpy.arange(len(batch))  # of equal places the last one stays
     places = numpy.sort(last[last >= 0]).astype(numpy.int32)
-    return Batch(batch.block, places if batch.rows is None else batch.rows[places], batch.received)
+    return Batch(batch.block, places if batch.rows is None else batch.rows[places], batch._received_block)

@@ -304,8 +304,8 @@ class Publisher:
         warm_up(first_misfit, rows, 0, 0, self._record_bytes)
         warm_up(put_blocks, sender.ring.at, encoder, 0, rows, 0, sender.encoded, 0)
 
-    def warm_up_stored(self) -> None:
-        """Compile what `publish_stored` runs, before there is something to send."""
+    def _warm_up_stored(self) -> None:
+        """Compile what `_publish_stored` runs, before there is something to send."""
         sender = self._running()[0]
         nothing, shared = Stored(0, 0, 0, 0, 0), sender.guard.shared_at
         warm_up(put_stored, sender.ring.at, sender.origin, nothing, 0, sender.encoded, 0, shared, False)
@@ -411,7 +411,7 @@ class Publisher:
             row = first_misfit(rows, len(index), self._schema.type_offset, self._record_bytes)
             if row >= 0:
                 raise ConfigError(f"message {row}: {self._schema.misfit(payload_of(rows, row))}; none was published")
-        self.publish_rows(topics, index, rows)
+        self._publish_columns(topics, index, rows)
         return len(index)
 
     def publish_record(
@@ -456,21 +456,21 @@ class Publisher:
             count += self.publish_many(topics, index, payloads, times, offsets, valid=valid, checks_records=is_checked)
         return count
 
-    def publish_rows(self, topics: Sequence[bytes], index: NDArray[numpy.int32], rows: Rows) -> None:
+    def _publish_columns(self, topics: Sequence[bytes], index: NDArray[numpy.int32], rows: Rows) -> None:
         """Do as `publish_many`, with columns that are known to be right, wherever they lie.
 
         Payloads are not checked by the schema: recorded messages are published as they are.
         """
         self._publish_rows(self._resolve(topics), index, rows)
 
-    def route(self, topic: bytes) -> tuple[int, int]:
-        """Return a topic's slice, and its number there, for `publish_routed`. Raises as `publish`."""
+    def _route(self, topic: bytes) -> tuple[int, int]:
+        """Return a topic's slice, and its number there, for `_publish_routed`. Raises as `publish`."""
         return self._routes[topic][:2]
 
-    def publish_routed(
+    def _publish_routed(
         self, slices: NDArray[numpy.int32], numbers: NDArray[numpy.int32], index: NDArray[numpy.int32], rows: Rows
     ) -> None:
-        """Do as `publish_rows`, with what `route` has returned of each topic in place of topics."""
+        """Do as `_publish_columns`, with what `_route` has returned of each topic in place of topics."""
         self._publish_rows(_Resolved((), slices, numbers, numpy.unique(slices).tolist()), index, rows)
 
     def _publish_rows(self, resolved: _Resolved, index: NDArray[numpy.int32], rows: Rows) -> None:
@@ -480,7 +480,7 @@ class Publisher:
             for slice_id in resolved.distinct_slices:
                 self._put(slice_id, resolved, index, rows, start, stop, ts_in)
 
-    def publish_stored(self, slice_id: int, keys: Sequence[bytes], stored: Stored) -> None:
+    def _publish_stored(self, slice_id: int, keys: Sequence[bytes], stored: Stored) -> None:
         """Publish blocks that are encoded already, as they are but for their headers, which are stamped anew.
 
         Args:

@@ -139,7 +139,7 @@ class PlainRelay:
         self._enter(RelayLife.CLOSED)
         with suppress(BlackBoxError):  # the thread gets it from the stream
             self._subscriber.stop()
-        self._stream.end()
+        self._stream._end()
         if self._thread.ident is not None:
             self._thread.join()
 
@@ -209,7 +209,7 @@ class PlainRelay:
             self.error = RelayError(f"{self._what} failed: {error}")
             self.error.__cause__ = error
         finally:
-            self._stream.end()  # a slice may wait for room in it
+            self._stream._end()  # a slice may wait for room in it
             close_messages(self._scratch.ctypes.data, 1)
             self._close_socket()
 

@@ -109,7 +109,7 @@ class RecordedGaps:
         for recording in recordings:
             first = feeds.first_slice(recording)
             asked = range(len(recording.feed.slices)) if slices is None else slices
-            played_slices = recording.segments(sorted(set(recording.feed.slices_for(prefix)).intersection(asked)))
+            played_slices = recording._segments_of(sorted(set(recording.feed.slices_for(prefix)).intersection(asked)))
             expected = {slice_id: following[slice_id + first] for slice_id, _ in played_slices}
             reported = {slice_id: Reported.of(segments) for slice_id, segments in played_slices}
             incomplete = [
@@ -117,11 +117,11 @@ class RecordedGaps:
                 for slice_id, segments in played_slices
                 if recording.feed.key_bytes
                 or not _is_complete(segments, reported[slice_id], expected[slice_id])
-                or not recording.has_good_heads(slice_id)
+                or not recording._has_good_heads(slice_id)
             ]
-            gaps, late = recording.gaps_and_late(incomplete, expected)
+            gaps, late = recording._gaps_and_late(incomplete, expected)
             self._read |= {
-                segment.path.parent for _, of_slice in recording.segments(incomplete) for segment in of_slice
+                segment.path.parent for _, of_slice in recording._segments_of(incomplete) for segment in of_slice
             }
             for slice_id, segments in played_slices:
                 spans = _spans(segments)

@@ -365,7 +365,7 @@ class Replay:
         for recordings, start, stop in spans:
             for recording in recordings:
                 first = self.feeds.first_slice(recording)
-                for slice_id, segments in recording.segments():
+                for slice_id, segments in recording._segments_of():
                     for segment in segments:
                         entries = segment.entries[segment.entries["records"] > 0]
                         low, high = (entries[f"{name}_{self._pace_by}"] for name in ("min", "max"))
@@ -491,7 +491,7 @@ class Replay:
             self._damaged += damage.messages
             for recording in self.recordings:
                 if damage.path.is_relative_to(recording.path):
-                    recording.note(damage)
+                    recording._note(damage)
                     break
 
 

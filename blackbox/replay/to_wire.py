@@ -177,7 +177,7 @@ class PublisherPlayer:
         self._expected: dict[tuple[int, int, bytes], int] | None = {} if keep_gaps else None
         self._numbering = Numbering(theirs.max_topics * len(theirs.slices), _MEAN_TOPIC_BYTES)
         self._topics: tuple[bytes, ...] = ()
-        publisher.warm_up_stored()
+        publisher._warm_up_stored()
         warm_up(gather, NO_BLOCKS, self._numbering.at, Columns(0, 0, 0, 0))
         warm_up(find_keys, NO_BLOCKS, 0, 0)
 
@@ -258,7 +258,7 @@ class PublisherPlayer:
         keys = self._keys(blocks)
         _check_files(blocks)  # or what was read for them, and is lost, is not seen to be
         stored = Stored(headers.ctypes.data, bodies.ctypes.data, 0, skips.ctypes.data, len(keys))
-        self._publisher.publish_stored(slice_id, keys, stored)
+        self._publisher._publish_stored(slice_id, keys, stored)
 
     def _keys(self, blocks: BlockTable) -> list[bytes]:
         """Return the key of each block."""
@@ -312,7 +312,7 @@ class PublisherPlayer:
         if len(self._topics) != len(self._numbering):
             self._topics = tuple(self._numbering.names())
         rows = Rows(ts_event.ctypes.data, 0, starts.ctypes.data, lengths.ctypes.data, 0, 0)
-        self._publisher.publish_rows(self._topics, topics, rows)
+        self._publisher._publish_columns(self._topics, topics, rows)
 
 
 def _check_files(table: BlockTable) -> None:

@@ -100,7 +100,7 @@ class Callback:
         if self.types is None:
             return
         known = [schema for schema in schemas if schema is not None]
-        found = {type_ for schema in known for type_ in schema.types_in(self.types)}
+        found = {type_ for schema in known for type_ in schema._types_in(self.types)}
         for type_ in (self.types,) if self.types in found else self.types:
             if type_ not in found:
                 names = {name for schema in known for name in schema.names or schema.records}
@@ -142,7 +142,7 @@ class Callback:
         self, batch: Batch, on_error: Callable[[Callback, BaseException, Batch, int], bool], is_over: Callable[[], bool]
     ) -> int:
         taken = 0
-        pieces = [batch] if self.interval_ns is None else batch.by_interval_ns(self.interval_ns)
+        pieces = [batch] if self.interval_ns is None else batch._by_interval_ns(self.interval_ns)
         for piece in chain.from_iterable(piece.by_feed() for piece in pieces):
             if taken and is_over():
                 break

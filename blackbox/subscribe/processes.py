@@ -88,7 +88,7 @@ def _run_child(thread: SliceThread, parent: int, prepare: Callable[[], None]) ->
             log.error("slice %d: the parent process has gone", thread.slice_id)
             thread.ask_to_terminate()
         if thread.state.stopping == TERMINATE:
-            deadline = min(deadline, time.monotonic() + thread.options.slow.grace_ns / 1e9)
+            deadline = min(deadline, time.monotonic() + thread.options.slow._grace_ns / 1e9)
             if thread.release(_TICK_S):
                 break
             if time.monotonic() >= deadline:

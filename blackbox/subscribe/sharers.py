@@ -41,9 +41,9 @@ class Registered:
         self.callbacks.remove(callback)
         self._refusals.append((callback.prefix, error))
         for stream in tuple(self.streams):
-            if stream.prefix == callback.prefix and callback.function == stream.put:
+            if stream.prefix == callback.prefix and callback.function == stream._put:
                 self.streams.remove(stream)
-                stream.end(failure=error)
+                stream._end(failure=error)
                 return
         log.error("%s: callback %s was removed", error, callback.name)
 
@@ -90,7 +90,7 @@ class Sharers:
         for timer in registered.timers:
             timer.active = False
         for stream in registered.streams:
-            stream.end()
+            stream._end()
         self.count(registered.callbacks, -1)
 
     def count(self, callbacks: Iterable[Callback], by: int) -> None:

@@ -169,7 +169,7 @@ class SliceThread:
                 )
         self._clock = ClockState()
         self._subscription = Subscription(
-            feed, slice_id, self.state, self._sequences, news, self._wake_pipe, options.slow.start_grace_ns
+            feed, slice_id, self.state, self._sequences, news, self._wake_pipe, options.slow._start_grace_ns
         )
         self._conflation = Conflation(feed.max_topics) if options.slow.action == "conflate" else None
         self._set_of_topic = numpy.zeros(feed.max_topics, numpy.int32)
@@ -376,7 +376,7 @@ class SliceThread:
         """
         busy_ns = self.busy_ns()
         acts = time.monotonic_ns() >= self.state.acts_from_ns and self.state.stopping != codes.TERMINATE
-        if acts and busy_ns > self.options.slow.limit_ns(self.feed):
+        if acts and busy_ns > self.options.slow._limit_ns(self.feed):
             return busy_ns, 0
         if not self.state.alert:
             return 0, 0
@@ -388,7 +388,7 @@ class SliceThread:
         """Keep the slow-subscriber policy from acting for some time: this process compiles."""
         if self.state.acts_from_ns != NO_LIMIT_NS:
             self.state.acts_from_ns = max(
-                self.state.acts_from_ns, time.monotonic_ns() + self.options.slow.start_grace_ns
+                self.state.acts_from_ns, time.monotonic_ns() + self.options.slow._start_grace_ns
             )
 
     def running_callbacks(self) -> list[str]:
@@ -575,9 +575,9 @@ class SliceThread:
             ACTIONS[self.options.slow.action],
             self.options.queue_blocks,
             self._conflation.at if self._conflation else NO_CONFLATION,
-            self.options.slow.limit_ns(self.feed),
-            self.options.slow.age_limit_ns,
-            self.options.slow.grace_ns,
+            self.options.slow._limit_ns(self.feed),
+            self.options.slow._age_limit_ns,
+            self.options.slow._grace_ns,
             self._handler,
             slice_callbacks.addresses(self._table),
             self._table.workers[IN_SLICE].at,

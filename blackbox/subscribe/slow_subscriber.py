@@ -96,27 +96,27 @@ class SlowPolicy(msgspec.Struct, frozen=True):
         if self.on_alert is not None:
             check_function(self.on_alert, "text")
 
-    def limit_ns(self, feed: Feed) -> int:
+    def _limit_ns(self, feed: Feed) -> int:
         """Return the lag in ns above which the action applies to a subscriber of `feed`."""
         return feed.max_lag_ns if self.max_lag is None else duration_ns("max_lag", self.max_lag, 1e-9)
 
     @property
-    def age_limit_ns(self) -> int:
+    def _age_limit_ns(self) -> int:
         """Age in ns above which the action applies."""
         return NO_LIMIT_NS if self.max_age is None else duration_ns("max_age", self.max_age, 1e-9)
 
     @property
-    def grace_ns(self) -> int:
+    def _grace_ns(self) -> int:
         """`grace` in ns."""
         return duration_ns("grace", self.grace, 0, _LONGEST_GRACE_S)
 
     @property
-    def start_grace_ns(self) -> int:
+    def _start_grace_ns(self) -> int:
         """`start_grace` in ns."""
         return duration_ns("start_grace", self.start_grace, 0, _LONGEST_GRACE_S)
 
     @property
-    def ends(self) -> bool:
+    def _ends(self) -> bool:
         """True if the subscriber ends when it is too slow."""
         return self.action in ("raise", "exit_process")
 
@@ -166,14 +166,14 @@ class Alerts:
         lag_ns, age_ns = take_worst_ns()
         if not lag_ns and not age_ns:
             return None
-        limit_ns = self._policy.limit_ns(self._feed)
+        limit_ns = self._policy._limit_ns(self._feed)
         how = f"lags {lag_ns / 1e9:.3f} s, limit {limit_ns / 1e9:.3f} s"
         if lag_ns <= limit_ns:
-            how = f"gets messages {age_ns / 1e9:.3f} s old, limit {self._policy.age_limit_ns / 1e9:.3f} s"
+            how = f"gets messages {age_ns / 1e9:.3f} s old, limit {self._policy._age_limit_ns / 1e9:.3f} s"
         self._next[slice_id] = time.monotonic() + _ALERT_S
         text = f"slow subscriber: feed {self._feed.name!r} slice {slice_id} {how}, policy {self._policy.action}"
         self._send(text)
-        return SlowSubscriberError(text) if self._policy.ends else None
+        return SlowSubscriberError(text) if self._policy._ends else None
 
     def _send(self, text: str) -> None:
         log.critical(text)

@@ -103,7 +103,7 @@ class Stream:
 
     # In the threads of callbacks.
 
-    def put(self, batch: Batch) -> None:
+    def _put(self, batch: Batch) -> None:
         """Take a batch from the subscriber. Raises SubscriberError when there is no room and `when_full` is "stop"."""
         with self._changed:
             # No limit while the subscriber ends, or waits for a checkpoint: its queues bound what still comes, and
@@ -149,18 +149,18 @@ class Stream:
 
     # Checkpoints, made by the subscriber.
 
-    def begin_cut(self) -> None:
-        """Take what still comes without a limit, until `end_cut`: all that was handed over is to come here."""
+    def _begin_cut(self) -> None:
+        """Take what still comes without a limit, until `_end_cut`: all that was handed over is to come here."""
         with self._changed:
             self._is_cut = True
             self._changed.notify_all()
 
-    def end_cut(self) -> None:
+    def _end_cut(self) -> None:
         """Keep to the limit again."""
         with self._changed:
             self._is_cut = False
 
-    def undone(self, by_reader: bool) -> dict[int, Undone]:
+    def _undone(self, by_reader: bool) -> dict[int, Undone]:
         """Return by slice, and there by key, the first of the messages here with which the reader is not done.
 
         There is none of other slices. Of a slice those of the run of the first one are told.
@@ -175,17 +175,17 @@ class Stream:
                 is_done = by_reader and self._reader == _Reader.now()
                 first = items - length_hint(self._left) - (not is_done)
                 if first < items:
-                    found[taking.block.slice_id] = self._undone(taking, max(0, first))
+                    found[taking.block.slice_id] = self._undone_from(taking, max(0, first))
             for batch in self._waiting:
                 slice_id = batch.block.slice_id
                 known = found.get(slice_id)
                 if known is None:
-                    found[slice_id] = self._undone(batch, 0)
+                    found[slice_id] = self._undone_from(batch, 0)
                 elif known.epoch == batch.block.epoch and self._key_of(batch) not in known.next_sequences:
-                    found[slice_id] = merged(known, self._undone(batch, 0))
+                    found[slice_id] = merged(known, self._undone_from(batch, 0))
         return found
 
-    def _undone(self, batch: Batch, item: int) -> Undone:
+    def _undone_from(self, batch: Batch, item: int) -> Undone:
         if batch.is_image:
             raise SubscriberError(f"the reader of a stream of {self.prefix!r} was not done with the image yet")
         following = {self._key_of(batch): int(batch.sequence[item])}
@@ -196,13 +196,13 @@ class Stream:
 
     # Life, told by the subscriber.
 
-    def begin(self) -> None:
+    def _begin(self) -> None:
         """Messages may come: another replay begins."""
         with self._changed:
             self._enter(StreamLife.OPEN)
             self._failure = None
 
-    def end(self, *, at_once: bool = True, failure: BaseException | None = None) -> None:
+    def _end(self, *, at_once: bool = True, failure: BaseException | None = None) -> None:
         """End, with the `failure` of the subscriber, if any. Not `at_once`: the rest comes first, without a limit."""
         with self._changed:
             if at_once:
@@ -266,7 +266,7 @@ class Stream:
 
     def close(self) -> None:
         """End the stream and remove its callback; what waits is gone."""
-        self.end()
+        self._end()
         self._remove(self)
         with self._changed:
             self._waiting.clear()

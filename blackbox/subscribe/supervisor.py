@@ -156,7 +156,7 @@ class Supervisor:
         with self.lock:
             self._state = self._state.enter(state, f"subscriber of feed {self.feed.name!r}")
             for stream in self.sharers.streams() if state in (SubscriberLife.STOPPING, SubscriberLife.ENDED) else ():
-                stream.end(at_once=state is SubscriberLife.ENDED)
+                stream._end(at_once=state is SubscriberLife.ENDED)
 
     def check_new(self) -> None:
         """Raise SubscriberError unless it can be started."""
@@ -268,7 +268,7 @@ class Supervisor:
     def checkpoint(self, timeout: float, by_reader: bool = False) -> Iterator[dict[int, SlicePosition]]:
         """Let no callback run, and yield what each slice will deliver next; where it has ended, would have.
 
-        Or what the reader of a stream is not done with; see `Stream.undone` for `by_reader`.
+        Or what the reader of a stream is not done with; see `Stream._undone` for `by_reader`.
 
         Raises TimeoutError when callbacks do not return in time, SubscriberError when it is not known what was
         delivered; what ended it.
@@ -303,19 +303,19 @@ class Supervisor:
             with self.lock:
                 self._cutting = 0
                 for stream in self.sharers.streams():
-                    stream.end_cut()
+                    stream._end_cut()
             checkpoint.release()
             self._one_cut.release()
 
     def begin_cut(self, streams: Iterable[Stream]) -> None:
         """Have a checkpoint that is being made look at these streams, too. Call with `lock` held."""
         for stream in streams if self._cutting else ():
-            stream.begin_cut()
+            stream._begin_cut()
 
     def _undone(self, by_reader: bool) -> dict[int, Undone]:
         """Return by slice where the reader that is furthest behind is; of each key, where they are in the same run."""
         found: dict[int, Undone] = {}
-        for each in [stream.undone(by_reader) for stream in self.sharers.streams()]:
+        for each in [stream._undone(by_reader) for stream in self.sharers.streams()]:
             for slice_id, undone in each.items():
                 found[slice_id] = merged(found.get(slice_id, undone), undone)
         return found
@@ -725,7 +725,7 @@ class Supervisor:
             return False
         if self._terminated_at == 0.0:
             self._terminated_at = time.monotonic()
-        return time.monotonic() > self._terminated_at + self._options.slow.grace_ns / 1e9
+        return time.monotonic() > self._terminated_at + self._options.slow._grace_ns / 1e9
 
     def _hangs_here(self, slice_id: int) -> bool:
         """Whether a slice thread of this process is in a callback: it cannot end the process itself."""

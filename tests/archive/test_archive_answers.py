@@ -174,7 +174,7 @@ def test_an_index_is_looked_at_a_part_at_a_time(tmp_path: Path, monkeypatch: pyt
             publish_parts(publisher, count - 2_000, count)
             wait_recorded(recorder, count)
     (day,) = days_of(tmp_path, feed)
-    segment = Recording.open(day).segments([0])[0][1][0]
+    segment = Recording.open(day)._segments_of([0])[0][1][0]
     late_ns = int(segment.entries["max_ts_recv"][-2]) + 1
     assert len(segment.entries) > 4
     monkeypatch.setattr(piece_reading, "_ENTRIES", 2)

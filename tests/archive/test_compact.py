@@ -93,10 +93,10 @@ def test_the_same_messages_are_there_before_and_after(day: Any, compression: Any
         )
         assert files_of(written.path) == before
         # The index that was written is the one that is found from the records.
-        entries = [segment.entries for stream in again.streams(b"", None) for segment in stream]
+        entries = [segment.entries for stream in again._streams(b"", None) for segment in stream]
         for index in out.glob("slice-*/*.index"):
             index.unlink()
-        found = [segment.entries for stream in Recording.open(out).streams(b"", None) for segment in stream]
+        found = [segment.entries for stream in Recording.open(out)._streams(b"", None) for segment in stream]
         assert all((a == b).all() for a, b in zip(entries, found, strict=True))
 
 

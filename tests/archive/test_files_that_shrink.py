@@ -189,14 +189,14 @@ def test_a_file_that_shrinks_within_its_last_page_while_it_is_sent_is_told_at_th
 ) -> None:
     day = Day(tmp_path, feed_of())
     day.put(0, Put((Row(b"A", b"1" * BODY, 1),), 0, 0, 0))
-    segment, put = day.segments[0].path, Publisher.publish_rows
+    segment, put = day.segments[0].path, Publisher._publish_columns
 
     def shrink(*arguments: Any) -> None:
         with segment.open("r+b") as file:
             file.truncate(segment.stat().st_size - 8)
         put(*arguments)
 
-    monkeypatch.setattr(Publisher, "publish_rows", shrink)
+    monkeypatch.setattr(Publisher, "_publish_columns", shrink)
     with Publisher(Feed.local("again", slices=1)) as publisher, Subscriber(publisher.feed) as subscriber:
         subscriber.on(b"")(lambda message: None)
         publisher.wait_for_subscribers()
@@ -216,7 +216,7 @@ def test_nothing_is_published_of_what_a_mapped_file_has_lost(tmp_path: Path, for
     with Publisher(Feed.local("shrinks", slices=1)) as publisher, Subscriber(publisher.feed) as subscriber:
         subscriber.on(b"")(lambda message: None)
         publisher.wait_for_subscribers()
-        publisher.warm_up_stored()
+        publisher._warm_up_stored()
         header = numpy.frombuffer(block.header, numpy.uint8).copy()
         heads, bodies, skips = (numpy.array([at]) for at in (header.ctypes.data, memory.ctypes.data, 0))
         stored = Stored(heads.ctypes.data, bodies.ctypes.data, 0, skips.ctypes.data, 1)
@@ -224,7 +224,7 @@ def test_nothing_is_published_of_what_a_mapped_file_has_lost(tmp_path: Path, for
             if form == "messages":
                 publisher.publish_many((b"T",), [0], memory, offsets=[0, len(memory)])
             else:
-                publisher.publish_stored(0, [b""], stored)
+                publisher._publish_stored(0, [b""], stored)
         publisher.flush()
         assert publisher.statistics().messages == 0
 
@@ -238,12 +238,12 @@ def test_no_header_is_published_that_a_mapped_file_has_lost(tmp_path: Path) -> N
     with Publisher(Feed.local("shrinks", slices=1)) as publisher, Subscriber(publisher.feed) as subscriber:
         subscriber.on(b"")(lambda message: None)
         publisher.wait_for_subscribers()
-        publisher.warm_up_stored()
+        publisher._warm_up_stored()
         body = mapping.address + len(block.header)
         heads, bodies, skips = (numpy.array([at]) for at in (mapping.address, body, 0))
         stored = Stored(heads.ctypes.data, bodies.ctypes.data, 0, skips.ctypes.data, 1)
         with pytest.raises(JournalError, match="slice 0: a recording's file shrank while its messages were published"):
-            publisher.publish_stored(0, [b""], stored)
+            publisher._publish_stored(0, [b""], stored)
         publisher.flush()
         assert publisher.statistics().blocks == 0
 
@@ -254,7 +254,7 @@ def test_a_torn_tail_that_is_cut_off_leaves_its_readers_alive(tmp_path: Path) ->
     with segment.path.open("ab") as file:
         file.write(b"\1" * 50_000)
     recording = Recording.open(tmp_path)
-    ((_, (known,)),) = recording.segments()
+    ((_, (known,)),) = recording._segments_of()
     assert len(known.memory) == size + 50_000
     assert recover_day(tmp_path) == 50_000
     assert not known.memory[-4096:].any()

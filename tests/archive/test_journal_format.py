@@ -180,7 +180,7 @@ def test_the_index_is_what_the_records_say(tmp_path: Path, indexed: bool) -> Non
         Put((rows[i % 3],), sequence=i, ts_out=100 - i, ts_recv=i * i, epoch=1 + i // 7, codec=i % 3) for i in range(40)
     ]
     segment = Day(tmp_path, feed_of(key_bytes=2)).put(0, *puts, index=indexed)
-    ((_, (indexed_segment,)),) = Recording.open(tmp_path).segments()
+    ((_, (indexed_segment,)),) = Recording.open(tmp_path)._segments_of()
     found = indexed_segment.entries
     assert len(found) > 5
     assert found.tobytes() == b"".join(segment.entries())

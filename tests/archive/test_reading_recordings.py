@@ -96,23 +96,6 @@ def test_a_filter_takes_what_plain_python_takes(
         assert [tuple(row[name] for name in names) for row in rows] == wanted
 
 
-@few
-@given(days(), st.sampled_from(EPOCHS), st.integers(0, 12))
-def test_lower_bounds_are_those_of_one_key(day: Any, epoch: int, sequence: int) -> None:
-    with TemporaryDirectory() as path:
-        written = made(path, day)
-        recording = Recording.open(path)
-        keys = {(m.slice_id, m.topic[: day[1]]) for m in written.told()}
-        for slice_id, key in keys:
-            found = told(recording.lower_bound(slice_id, key, epoch, sequence))
-            assert found == [
-                message
-                for message in written.told()
-                if (message.slice_id, message.epoch, message.topic[: day[1]]) == (slice_id, epoch, key)
-                and message.sequence >= sequence
-            ]
-
-
 def test_slices_are_merged_by_the_time_of_sending(tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of(3))
     for slice_id in (2, 0, 1):
@@ -190,7 +173,7 @@ def test_reading_a_large_recording_takes_little_memory(tmp_path: Path) -> None:
     for batch in recording.batches():
         batch.payloads().sum()
         highest = max(highest, resident_bytes())
-    assert sum(len(segment.memory) for segment in dict(recording.segments())[0]) > 110 << 20
+    assert sum(len(segment.memory) for segment in dict(recording._segments_of())[0]) > 110 << 20
     assert highest - before < 40 << 20
 
 

@@ -135,14 +135,14 @@ def test_a_reader_sees_what_was_recorded_while_it_is_recorded(tmp_path: Path) ->
         for first in range(0, count, 10_000):
             publish_numbered(publisher, first, 10_000)
             recording.refresh()
-            now = sum(int(segment.entries["messages"].sum()) for segment in dict(recording.segments()).get(0, []))
+            now = sum(int(segment.entries["messages"].sum()) for segment in dict(recording._segments_of()).get(0, []))
             assert now >= seen
             seen = now
     wait_recorded(recorder, count)
 
     def all_seen() -> bool:
         recording.refresh()
-        return sum(int(segment.entries["messages"].sum()) for segment in dict(recording.segments())[0]) == count
+        return sum(int(segment.entries["messages"].sum()) for segment in dict(recording._segments_of())[0]) == count
 
     wait_until(all_seen, what="the reader saw all")
     recorder.run(until_end=True)

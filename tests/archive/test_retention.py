@@ -123,7 +123,7 @@ def test_what_remains_is_what_a_plain_rule_says(
 def test_of_a_consumer_with_keys_times_say_what_it_needs(house: tuple[Feed, Path, list[int]], by_time: bool) -> None:
     feed, recordings, epochs = house
     for place, name in enumerate(days_of(recordings)[:-1]):
-        (_, segments) = Recording.open(recordings / name).segments()[0]
+        (_, segments) = Recording.open(recordings / name)._segments_of()[0]
         column = "max_ts_recv" if by_time else "max_ts_out"
         last_ns = max(int(entry[column]) for each in segments for entry in each.entries)
         for at_ns, gone in ((last_ns, place), (last_ns + 1, place + 1)):

@@ -287,8 +287,8 @@ def test_conflated_block_marks_only_the_books_of_its_symbols(tmp_path: Path) -> 
     book = Books("itch50")
     book.apply(whole)
     assert book.synced
-    assert conflated.received is not None
-    conflated.received.conflated = True
+    assert conflated._received_block is not None
+    conflated._received_block.conflated = True
     book.apply(conflated)
     assert not book.synced
     assert (book.counters(b"A")["unsynced"], book.counters(b"B")["unsynced"]) == (1, 0)

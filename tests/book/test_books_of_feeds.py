@@ -74,7 +74,7 @@ def test_books_applied_by_hand_choose_their_feed_once(tmp_path: Path, monkeypatc
     for number in range(3):
         day.put(0, Put((Row(b"A.A", order(number, b"B", 5)),), sequence=number, schema=ITCH, ts_out=number))
     batches = list(Recording.open(tmp_path).batches())
-    assert len({id(batch.received.feeds) for batch in batches}) == len(batches) > 1
+    assert len({id(batch._received_block.feeds) for batch in batches}) == len(batches) > 1
     chosen: list[Any] = []
     choose = Books._choose
 

@@ -11,7 +11,7 @@ import pytest
 
 from blackbox import ConfigError, Feed
 from blackbox.feed import security
-from blackbox.feed.feed import Slice
+from blackbox.feed.feed import Slice, as_recorded, with_archive
 from blackbox.feed.security import Security, is_loopback, warn_if_open
 
 FILE = 'name = "quotes"\n[[slices]]\nendpoints = ["tcp://10.0.0.1:17001"]\n[security]\n'
@@ -36,7 +36,7 @@ def test_a_slice_has_readers_of_its_own(tmp_path: Path) -> None:
     path.write_text(FILE.replace("[security]", 'allowed_keys = "few"\n[security]\nkey = "me.key_secret"'))
     feed = Feed.load(path)
     assert feed.slices[0].allowed_keys == str(tmp_path / "few")
-    assert "few" not in str(msgspec.to_builtins(feed.as_recorded()))
+    assert "few" not in str(msgspec.to_builtins(as_recorded(feed)))
 
 
 def test_readers_of_a_slice_without_keys_are_refused(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_one_archive_of_a_feed_keeps_its_key() -> None:
         archives=("tcp://10.0.0.1:17100", "tcp://10.0.0.2:17100"),
         security=Security(key="me", archive_keys=("x", "y")),
     )
-    alone = feed.with_archive(feed.archives[1])
+    alone = with_archive(feed, feed.archives[1])
     assert alone.archives == feed.archives[1:]
     assert alone.security is not None
     assert alone.security.key_of_archive(0) == "y"

@@ -232,7 +232,7 @@ def test_whatever_comes_it_is_as_a_dict_kept_message_by_message(blocks: Messages
             sequence=sequence,
         )
         wanted = [row for row in range(len(block)) if not is_part or row % 3 != 1]
-        table.take(Batch(made, numpy.array(wanted, numpy.int32) if is_part else None))
+        table._take(Batch(made, numpy.array(wanted, numpy.int32) if is_part else None))
         last: dict[bytes, bytes | None] = {}
         for row in wanted:
             topic, time, payload = block[row]
@@ -258,7 +258,7 @@ def test_payloads_that_grow_move_and_none_is_mixed_up() -> None:
     table, topics = Table(Feed.local("table", slices=1), b""), [b"%03d.t" % number for number in range(500)]
     for size in (1, 40, 200, 3, 1_000):
         payloads = numpy.arange(500 * size).astype(numpy.uint8).reshape(500, size)
-        table.take(Batch(Block.encode(topics, numpy.arange(500), payloads)))
+        table._take(Batch(Block.encode(topics, numpy.arange(500), payloads)))
         assert dict(table) == dict(zip(topics, map(bytes, payloads), strict=True))
 
 
@@ -268,12 +268,12 @@ def test_more_topics_or_bytes_than_it_may_have_are_an_error() -> None:
         Block.encode([b"%d" % number for number in range(5)], numpy.arange(5), numpy.zeros((5, 8), numpy.uint8))
     )
     with pytest.raises(SubscriberError, match=r"table b'' had more than 4 topics, .*\(max_topics\)"):
-        Table(feed, b"").take(many)
+        Table(feed, b"")._take(many)
     large = Batch(Block.encode([b"A"], [0], numpy.zeros((1, 1 << 17), numpy.uint8)))
     table = Table(feed, b"")
     table._rows._most_bytes = 1 << 16
     with pytest.raises(SubscriberError, match="had newest messages of 131072 bytes or more, expected at most 65536"):
-        table.take(large)
+        table._take(large)
 
 
 def test_it_tells_what_has_changed_the_image_first_and_then_each_block(tmp_path: Path) -> None:
@@ -394,7 +394,7 @@ def test_records_of_a_schema_are_columns() -> None:
     records = numpy.zeros(2, dtype)
     payloads = records.view(numpy.uint8).reshape(2, -1)
     payloads[:, table.schema.type_offset] = ord(kind)
-    table.take(Batch(Block.encode([b"A", b"B"], [0, 1], payloads)))
+    table._take(Batch(Block.encode([b"A", b"B"], [0, 1], payloads)))
     frame = table.to_arrow(kind=kind)
     assert frame["topic"].to_pylist() == ["A", "B"]
     assert {field.name for field in table.schema.arrow(kind)} - {"payload"} <= {

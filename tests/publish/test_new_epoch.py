@@ -191,7 +191,7 @@ def test_a_recorder_notes_where_the_new_epoch_begins(tmp_path: Path) -> None:
     recorder.run(until_end=True)
     (day,) = (path.parent for path in tmp_path.glob("*/*/manifest.json"))
     recording = Recording.open(day)
-    ((_, segments),) = recording.segments()
+    ((_, segments),) = recording._segments_of()
     marks = [mark for mark in marks_of(segments) if mark.kind is MarkKind.EPOCH_BEGIN]
     assert [mark.epoch for mark in marks] == [first, first + 1]
     assert [batch.block.epoch for batch in recording.batches()].count(first + 1) > 0

@@ -169,7 +169,7 @@ def test_a_reader_that_is_too_many_runs_behind_is_told(tmp_path: Path) -> None:
                 publisher.heartbeat()
                 many = 4 if epoch == 1 else 2 * epoch + 2
                 wait_until(lambda n=many: subscriber.statistics().delivery.delivered == n)  # type: ignore[misc]
-                first = stream.undone(by_reader=True)[0].sent_ns
+                first = stream._undone(by_reader=True)[0].sent_ns
                 if epoch == MOST_LEFT + 1:
                     assert kept(subscriber) == {0: KeyPosition(1, {b"A": 0, b"B": 0}, [b""], first, 0)}
             with pytest.raises(SubscriberError, match="left more than 8 runs ago"):

@@ -232,7 +232,7 @@ def test_what_is_undone_is_what_plain_lists_say(
             batch = come.pop(0)
             items = [(batch, number) for number in batch.sequence.tolist()]
             waits += [items] if batches else [[item] for item in items]
-            stream.put(batch)
+            stream._put(batch)
         elif step == "take" and waits:
             stream.get(ENOUGH_S)
             took = waits.pop(0)
@@ -241,8 +241,8 @@ def test_what_is_undone_is_what_plain_lists_say(
                 stream.get(0)
             took = []
         left = [item for items in waits for item in items]
-        assert stream.undone(by_reader=True) == first_of(left)
-        assert stream.undone(by_reader=False) == first_of([*took, *left])
+        assert stream._undone(by_reader=True) == first_of(left)
+        assert stream._undone(by_reader=False) == first_of([*took, *left])
 
 
 def kept_number(file: PositionFile) -> int:

@@ -377,7 +377,7 @@ def test_who_hears_a_replay_that_is_steered_back_is_told(tmp_path: Path, size: i
     assert (received.gaps, received.duplicates, received.stale, received.implausible) == (0, 0, 0, 0)
     (path,) = (each.parent for each in (tmp_path / "again").glob("*/*/manifest.json"))
     recording = Recording.open(path)
-    ((_, segments),) = recording.segments()
+    ((_, segments),) = recording._segments_of()
     begun = [mark.epoch for mark in marks_of(segments) if mark.kind is MarkKind.EPOCH_BEGIN]
     assert begun == [publisher.epoch - 3 + n for n in range(4)]
     assert payloads([message for batch in recording.batches() for message in told_of(batch)]) == payloads(expected)

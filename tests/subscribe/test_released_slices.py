@@ -128,7 +128,7 @@ def test_all_go_and_come_back() -> None:
         wait_released(subscriber)
         subscriber.wait_confirmed()
         subscriber.wait_live()
-        subscriber.check_silence(0.0)
+        subscriber._check_silence(0.0)
         with subscriber.checkpoint() as positions:
             assert positions == {}
         assert not subscriber.is_finished
@@ -454,10 +454,10 @@ def test_nothing_late_or_silent_of_a_slice_that_is_gone_ends_the_subscriber(
             publisher.send(publisher.encode([(first, b"%d" % number)]))
             got.wait(number + 1)
             publisher.heartbeat(slice_id=0)
-            subscriber.check_silence(30.0)
+            subscriber._check_silence(30.0)
         assert (subscriber.state.value, alerts) == ("running", [])
         monkeypatch.setattr(subscriber._supervisor._slices[0], "silence_s", lambda: 0.1)
-        subscriber.check_silence(0.2)  # of the other one nothing has come for longer
+        subscriber._check_silence(0.2)  # of the other one nothing has come for longer
         subscriber.stop()
 
 

@@ -305,7 +305,7 @@ def test_one_whose_slice_has_no_publisher_leaves_the_others_alone() -> None:
         starting.start()
         wait_until(lambda: second.state is not SubscriberLife.NEW)
         third.start()  # what it needs is confirmed
-        third.check_silence(60.0)
+        third._check_silence(60.0)
         starting.join(ENOUGH_S)
         assert refused.is_set()
         assert second.state is SubscriberLife.ENDED

@@ -12,6 +12,7 @@ from blackbox import ConfigError, Feed, Hub, HubClient, Publisher, Recorder, Rel
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.errors import EndpointError
 from blackbox.feed.endpoint import free_endpoints
+from blackbox.feed.feed import as_recorded
 from blackbox.relay.plain import PlainRelay
 from blackbox.testing import Collector, wait_until
 
@@ -111,7 +112,7 @@ def test_a_feed_file_says_where_to_bind(tmp_path: Path) -> None:
         ("tcp://0.0.0.0:17802", "tcp://[::]:17803"),
     ]
     assert feed.bound("tcp://md.example:17800") == "tcp://0.0.0.0:17800"
-    assert feed.as_recorded().slices[0].bound == feed.slices[0].lines
+    assert as_recorded(feed).slices[0].bound == feed.slices[0].lines
 
 
 @pytest.mark.parametrize(

@@ -607,7 +607,7 @@ def _records_of(batch: Batch, schema: Schema, kind: str) -> tuple[NDArray[numpy.
     if fits.all():
         return rows, batch.records(kind), 0
     good = rows[fits]
-    part = Batch(batch.block, _block_rows(batch, good).astype(numpy.int32), batch.received)
+    part = Batch(batch.block, _block_rows(batch, good).astype(numpy.int32), batch._received_block)
     return good, part.records(kind), len(rows) - len(good)
 
 

@@ -157,7 +157,7 @@ class _Scan:
     def _take(self, day: Recording, segment: Segment, start: int, stop: int) -> None:
         def report(damage: Damage) -> None:
             self.unreadable += 1
-            day.note(damage)
+            day._note(damage)
 
         everything = Filter(day.feed.key_bytes).records
         for run in read_spans([[Span(segment, start, stop)]], everything, day.feed.key_bytes, report):

@@ -372,7 +372,7 @@ def segments_of(day: Recording, slice_id: int) -> list[Segment]:
     """Return the segments of a slice that hold something. Raises ArchiveError when the day has no such slice."""
     if slice_id >= len(day.feed.slices):
         raise ArchiveError(f"slice was {slice_id}, expected 0 to {len(day.feed.slices) - 1}")
-    return [each for _, segments in day.segments([slice_id]) for each in segments if len(each.entries)]
+    return [each for _, segments in day._segments_of([slice_id]) for each in segments if len(each.entries)]
 
 
 def _end_of(day: Recording, slice_id: int) -> _End | None:
@@ -391,11 +391,11 @@ def _end_of(day: Recording, slice_id: int) -> _End | None:
 
 def _is_begun(day: Recording, slice_id: int) -> bool:
     """Whether a recorder has begun a segment that holds nothing yet: when it ends, it removes it."""
-    return any(not len(segments[-1].entries) for _, segments in day.segments([slice_id]) if segments)
+    return any(not len(segments[-1].entries) for _, segments in day._segments_of([slice_id]) if segments)
 
 
 def _with_entries(day: Recording) -> list[tuple[int, list[Segment]]]:
-    found = [(slice_id, segments_of(day, slice_id)) for slice_id, _ in day.segments()]
+    found = [(slice_id, segments_of(day, slice_id)) for slice_id, _ in day._segments_of()]
     return [(slice_id, segments) for slice_id, segments in found if segments]
 
 

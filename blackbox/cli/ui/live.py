@@ -34,7 +34,7 @@ class Running(Protocol):
     def is_finished(self) -> bool:
         """Whether every publisher has closed."""
 
-    def check_silence(self, silence_timeout: float | None) -> None:
+    def _check_silence(self, silence_timeout: float | None) -> None:
         """Raise SilentPublisherError when nothing has come for so many seconds."""
 
     def stop(self) -> None:
@@ -107,7 +107,7 @@ def follow(
         while running.state is SubscriberLife.RUNNING and not is_enough() and not (until_end and running.is_finished):
             pause.wait(_LOOK_EVERY_S)
             show()
-            running.check_silence(silence_timeout)
+            running._check_silence(silence_timeout)
     except (KeyboardInterrupt, SilentPublisherError):
         running.stop()
         raise

@@ -1,0 +1,121 @@
+"""The page of names: it lists every public member, and the module of every type in a public signature."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+import pytest
+
+import blackbox
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text()
+MODULE_OF = {
+    name: module
+    for module, names in re.findall(r"^\| `(blackbox\.[\w.]+)` \| (.*) \|$", PAGE, re.MULTILINE)
+    for name in re.findall(r"\w+", names)
+}
+MEMBERS = {
+    name: re.findall(r"`(\w+)`", text)
+    for name, text in re.findall(r"^- `(\w+)`: (.*?)\.$", PAGE, re.MULTILINE | re.DOTALL)
+}
+CLASSES = {
+    name: value
+    for name in blackbox.__all__
+    if inspect.isclass(value := getattr(blackbox, name)) and not issubclass(value, Exception)
+}
+MADE_BY_OTHERS = {"Batch", "Message", "Gap", "Stream", "Table", "Recording", "Recordings"}
+"""Classes that users do not construct: they come from methods."""
+
+
+def own_bases(cls: type) -> list[type]:
+    return [base for base in cls.__mro__ if base.__module__.startswith("blackbox")]
+
+
+def imports_of(tree: ast.Module) -> dict[str, str]:
+    """By name the module that a source imports it from, for types alone or not."""
+    return {
+        alias.asname or alias.name: node.module or ""
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+
+def annotations_of(body: ast.ClassDef, has_constructor: bool) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the annotations of public members, each with the member's name."""
+    for node in body.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id[0] != "_":
+            yield node.target.id, node.annotation
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (
+            node.name[0] != "_" or (has_constructor and node.name == "__init__")
+        ):
+            given = node.args
+            parameters = [*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg]
+            yield from ((node.name, each.annotation) for each in parameters if each is not None and each.annotation)
+            if node.returns is not None:
+                yield node.name, node.returns
+
+
+def types_of(name: str) -> Iterator[tuple[str, str, Any]]:
+    """Yield member, name and value of every type of this package in the public signatures of a class."""
+    constructed = next((base for base in own_bases(CLASSES[name]) if "__init__" in vars(base)), None)
+    for base in own_bases(CLASSES[name]):
+        module = import_module(base.__module__)
+        tree = ast.parse(inspect.getsource(module))
+        imported = imports_of(tree)
+        (body,) = (each for each in ast.walk(tree) if isinstance(each, ast.ClassDef) and each.name == base.__name__)
+        for member, annotation in annotations_of(body, base is constructed and name not in MADE_BY_OTHERS):
+            for node in ast.walk(annotation):
+                if isinstance(node, ast.Name):
+                    source = imported.get(node.id, base.__module__)
+                    if source.startswith("blackbox") and hasattr(import_module(source), node.id):
+                        yield f"{name}.{member}", node.id, getattr(import_module(source), node.id)
+
+
+def test_the_page_names_what_is_at_the_top() -> None:
+    named = re.findall(r"`(\w+)`", PAGE.split("works for these 25 names:")[1].split("All errors")[0])
+    assert sorted(named) == sorted(set(blackbox.__all__) - {"__version__"})
+    assert len(named) == 25
+
+
+def test_every_module_of_the_table_has_its_names() -> None:
+    assert len(MODULE_OF) > 40
+    assert [name for name, module in MODULE_OF.items() if not hasattr(import_module(module), name)] == []
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_type_in_a_public_signature_can_be_imported_from_a_listed_module(name: str) -> None:
+    missing = set()
+    for member, type_name, value in types_of(name):
+        if isinstance(value, TypeVar | ModuleType):
+            continue
+        public = getattr(blackbox, type_name, None) if type_name in blackbox.__all__ else None
+        if type_name in MODULE_OF:
+            public = getattr(import_module(MODULE_OF[type_name]), type_name)
+        if public != value:
+            missing.add(f"{type_name} of {member}")
+    assert missing == set()
+
+
+def test_a_type_that_is_listed_nowhere_is_found() -> None:
+    assert ("Subscriber.statistics", "Statistics") in {(member, name) for member, name, _ in types_of("Subscriber")}
+    assert ("Publisher.__init__", "PublisherOutbox") in {(member, name) for member, name, _ in types_of("Publisher")}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_page_lists_exactly_the_public_members_of_each_class(name: str) -> None:
+    members = {member for base in own_bases(CLASSES[name]) for member in vars(base) if member[0] != "_"}
+    assert MEMBERS[name] == sorted(members)
+
+
+def test_described_members_exist() -> None:
+    described = re.findall(r"^\| `([A-Z]\w+)\.(\w+)\b", PAGE, re.MULTILINE)
+    assert len(described) > 10
+    assert [(name, member) for name, member in described if member not in MEMBERS[name]] == []
