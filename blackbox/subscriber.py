@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from blackbox.arguments import check_integers
 from blackbox.errors import ConfigError, SubscriberError
@@ -25,7 +25,7 @@ from blackbox.subscribe.supervisor import SubscriberLife
 if TYPE_CHECKING:
     from blackbox.archive.recording import Recording
     from blackbox.archive.serve.client import ArchiveClient
-    from blackbox.replay.replay import Replay, ReplayStatistics
+    from blackbox.replay.replay import Replay, ReplaySettings, ReplayStatistics
 
 _DEFAULT_POLICY = SlowPolicy()
 _ANSWER_S = 1.0
@@ -265,7 +265,9 @@ class Subscriber(Registration):
                 self._player = None  # what it counts from here on is live
                 self._check(self._callbacks)
 
-    def replay(self, recordings: Recording | Iterable[Recording] | Replay, **settings: Any) -> ReplayStatistics:
+    def replay(
+        self, recordings: Recording | Iterable[Recording] | Replay, **settings: Unpack[ReplaySettings]
+    ) -> ReplayStatistics:
         """Drive the callbacks from recordings, without sockets, instead of `start`; Python ones in this thread.
 
         Each message reaches all callbacks that want it, in the order in which they were registered, before the next

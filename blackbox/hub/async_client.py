@@ -6,13 +6,13 @@ import asyncio
 import os
 import time
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self, Unpack
 
 from blackbox.block.batch import Message
 from blackbox.block.position import Place
 from blackbox.errors import NotStoredError, SubscriberError
 from blackbox.feed.feed import Feed
-from blackbox.hub.client import HubClient
+from blackbox.hub.client import HubClient, HubClientSettings
 
 _LOOK_S: Final = 1.0
 
@@ -28,7 +28,7 @@ class AsyncHubClient:
         feed: Feed | str | os.PathLike[str],
         name: str | None = None,
         directory: str | os.PathLike[str] | None = None,
-        **settings: Any,
+        **settings: Unpack[HubClientSettings],
     ) -> None:
         """As `HubClient`."""
         self.client = HubClient(feed, name, directory, **settings)

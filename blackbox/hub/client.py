@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypedDict
 
 import numpy
 from numpy.typing import NDArray
@@ -39,6 +39,14 @@ from blackbox.hub.protocol import (
 )
 from blackbox.hub.sender import Columns, Sender
 from blackbox.hub.settings import feed_of_hub
+
+
+class HubClientSettings(TypedDict, total=False):
+    """Keywords of `HubClient`, which `AsyncHubClient` takes, too."""
+
+    acknowledged: Literal["recorded", "synced"]
+    in_flight: int
+    queue: int
 
 
 class HubClient:

@@ -12,7 +12,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal, NamedTuple, Self
+from typing import Final, Literal, NamedTuple, Self, TypedDict
 
 import msgspec
 import numpy
@@ -145,6 +145,19 @@ class _Mark(NamedTuple):
     """Their bytes."""
     needs: dict[int, int]
     """By slice, how many messages must be synced."""
+
+
+class HubKeywords(TypedDict, total=False):
+    """Keywords of `Hub`, which a hub that has a peer takes, too."""
+
+    fsync: Literal["interval", "block"]
+    fsync_interval: float | timedelta
+    remember_puts: int
+    remember_ids: int
+    most_clients: int
+    retention: Retention
+    peers: Sequence[tuple[Feed, Feed]]
+    join: Join | None
 
 
 class Hub:

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self, Unpack
 
 import msgspec
 import numpy
@@ -21,7 +21,7 @@ from blackbox.archive.day import make_directory
 from blackbox.errors import ConfigError, HubError, JournalError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.feed import Feed
-from blackbox.hub.hub import Hub, HubStatistics, _Fresh, _Mark, request_of
+from blackbox.hub.hub import Hub, HubKeywords, HubStatistics, _Fresh, _Mark, request_of
 from blackbox.hub.link import Link
 from blackbox.hub.pair import Entry, Follow, Lead, Pair, Standing, next_term
 from blackbox.hub.paired_log import PairedLog, TooFarBehindError
@@ -68,7 +68,13 @@ class PairedHub(Hub):
     """
 
     def __init__(
-        self, feed: Feed, directory: str | os.PathLike[str], *, pair: Pair, alone: bool = False, **settings: Any
+        self,
+        feed: Feed,
+        directory: str | os.PathLike[str],
+        *,
+        pair: Pair,
+        alone: bool = False,
+        **settings: Unpack[HubKeywords],
     ) -> None:
         super().__init__(feed, directory, **settings)
         pair.check_feed(self.feed)

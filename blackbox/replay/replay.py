@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import time
 from collections.abc import Generator, Iterable
 from contextlib import closing
 from datetime import timedelta
 from itertools import groupby
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol, TypedDict
 
 import msgspec
 import numpy
@@ -108,6 +107,23 @@ class ReplayStatistics(msgspec.Struct, frozen=True, kw_only=True):
     def times_faster(self) -> float:
         """Market time divided by the time that it took."""
         return self.market_seconds / self.seconds if self.seconds else 0.0
+
+
+class ReplaySettings(TypedDict, total=False):
+    """Keywords of `Replay`, which `Subscriber.replay` takes, too."""
+
+    speed: float | None
+    start: Time | None
+    stop: Time | None
+    prefix: bytes
+    slices: Iterable[int] | None
+    order: Literal["event", "sent"] | None
+    pace_by: Literal["ts_event", "ts_out"] | None
+    max_silence: float | timedelta | None
+    keep_gaps: bool
+    books: bool
+    loops: int
+    controls: Controls | None
 
 
 class _Span(NamedTuple):
@@ -500,7 +516,7 @@ def check_settings(recordings: object, settings: Iterable[str]) -> None:
     if isinstance(recordings, Replay):
         for name in settings:
             raise TypeError(f"{name} was given beside a Replay, expected it where the Replay was made")
-    check_options(settings, list(inspect.signature(Replay).parameters)[1:])
+    check_options(settings, ReplaySettings.__optional_keys__)
 
 
 def _measure_some(table: BlockTable, start: int) -> int:

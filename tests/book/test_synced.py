@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import numpy
 import pytest
@@ -319,7 +319,7 @@ def test_books_lose_sync_at_the_place_of_a_damaged_block(tmp_path: Path, clears:
 
 
 @pytest.mark.parametrize("by", ["sent", "event"])
-def test_damaged_block_is_a_gap_of_its_messages(tmp_path: Path, by: str) -> None:
+def test_damaged_block_is_a_gap_of_its_messages(tmp_path: Path, by: Literal["sent", "event"]) -> None:
     recording = damaged_day(tmp_path)
     subscriber = Subscriber(recording.feed)
     book = subscriber.book(b"", schema="itch50")
@@ -334,7 +334,7 @@ def test_damaged_block_is_a_gap_of_its_messages(tmp_path: Path, by: str) -> None
 
 @pytest.mark.parametrize("by", ["sent", "event"])
 @pytest.mark.parametrize("block", [1, 3])
-def test_record_with_a_damaged_head_is_a_gap(tmp_path: Path, by: str, block: int) -> None:
+def test_record_with_a_damaged_head_is_a_gap(tmp_path: Path, by: Literal["sent", "event"], block: int) -> None:
     """Such a record cannot be found. The index has its messages."""
     day = Day(tmp_path, feed_of())
     rows = [Row(b"A.A", order(n, b"B", 5), 10 * n) for n in range(1, 5)]
@@ -465,7 +465,9 @@ def test_a_run_of_a_publisher_over_two_days(tmp_path: Path, number: int, synced:
 
 @pytest.mark.parametrize("by", ["sent", "event"])
 @pytest.mark.parametrize("slices", [1, 2])
-def test_orders_of_yesterday_do_not_rest_in_the_book_of_today(tmp_path: Path, by: str, slices: int) -> None:
+def test_orders_of_yesterday_do_not_rest_in_the_book_of_today(
+    tmp_path: Path, by: Literal["sent", "event"], slices: int
+) -> None:
     """Two imported days are two runs: the books begin anew."""
     days = []
     for epoch, date in ((1, "2026-01-05"), (2, "2026-01-06")):

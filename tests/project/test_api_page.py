@@ -14,6 +14,10 @@ from typing import Any, TypeVar
 import pytest
 
 import blackbox
+from blackbox import Hub, HubClient, Replay
+from blackbox.hub.client import HubClientSettings
+from blackbox.hub.hub import HubKeywords
+from blackbox.replay.replay import ReplaySettings
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text()
 MODULE_OF = {
@@ -119,3 +123,25 @@ def test_described_members_exist() -> None:
     described = re.findall(r"^\| `([A-Z]\w+)\.(\w+)\b", PAGE, re.MULTILINE)
     assert len(described) > 10
     assert [(name, member) for name, member in described if member not in MEMBERS[name]] == []
+
+
+@pytest.mark.parametrize(
+    ("made", "keywords"), [(Replay, ReplaySettings), (HubClient, HubClientSettings), (Hub, HubKeywords)]
+)
+def test_typed_keywords_are_those_of_the_class(made: Any, keywords: Any) -> None:
+    parameters = inspect.signature(made).parameters.values()
+    expected = {each.name: each.annotation for each in parameters if each.kind is each.KEYWORD_ONLY}
+    assert {name: value.__forward_arg__ for name, value in keywords.__annotations__.items()} == expected
+
+
+@pytest.mark.parametrize("name", sorted(set(CLASSES) - {"Source"}))  # each format has options of its own
+def test_no_public_member_takes_keywords_of_any_name(name: str) -> None:
+    members = {member: each for base in own_bases(CLASSES[name]) for member, each in vars(base).items()}
+    loose = [
+        member
+        for member, each in members.items()
+        if (member[0] != "_" or member == "__init__") and inspect.isfunction(each)
+        for parameter in inspect.signature(each).parameters.values()
+        if parameter.kind is parameter.VAR_KEYWORD and "Unpack[" not in str(parameter.annotation)
+    ]
+    assert loose == []

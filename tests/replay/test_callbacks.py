@@ -132,7 +132,7 @@ def test_a_misspelt_setting_of_a_replay_names_the_nearest(tmp_path: Path) -> Non
     with pytest.raises(
         TypeError, match=r"option was 'spede', expected one of: books, controls, .*did you mean 'speed'\?"
     ):
-        subscriber.replay(Recording.open(tmp_path), spede=10.0)
+        subscriber.replay(Recording.open(tmp_path), spede=10.0)  # type: ignore[call-arg]
 
 
 def test_a_setting_beside_a_replay_is_refused_as_the_replay_has_its_own(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy
@@ -73,7 +73,7 @@ def expected(blocks: list[Sent], key_bytes: int, slices: int = 2) -> dict[tuple[
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(sent_strategy, st.sampled_from([0, 1]), st.sampled_from(["event", "sent"]), st.sampled_from(["on", "batch"]))
 def test_gaps_come_between_the_messages_before_and_after(
-    blocks: list[Sent], key_bytes: int, order: str, kind: str
+    blocks: list[Sent], key_bytes: int, order: Literal["event", "sent"], kind: str
 ) -> None:
     with TemporaryDirectory() as directory:
         blocks = [(0, b"A", 1, 0, False), *blocks]

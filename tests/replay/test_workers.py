@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import numpy
 import pytest
@@ -68,7 +68,7 @@ def two_slices(path: Path, blocks: int = 6, **settings: Any) -> Day:
 @few
 @given(days(least_time=1), PREFIXES, TIMES, TIMES, st.sampled_from(["ts_event", "ts_out"]))
 def test_each_slice_gets_what_plain_python_takes(
-    day: Any, prefix: bytes, start: int | None, stop: int | None, by: str
+    day: Any, prefix: bytes, start: int | None, stop: int | None, by: Literal["ts_event", "ts_out"]
 ) -> None:
     assume(start is None or stop is None or start <= stop)
     with TemporaryDirectory() as path:
