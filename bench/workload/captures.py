@@ -25,7 +25,7 @@ def source_of(name: str) -> Source:
 
 
 class Call(NamedTuple):
-    """What `HubClient.put_many` is given."""
+    """Arguments of `HubClient.put_many`."""
 
     topics: tuple[bytes, ...]
     topic_index: list[int]

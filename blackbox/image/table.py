@@ -33,7 +33,7 @@ _SIZES: Final = struct.Struct("<QQ")
 
 
 class Puts(Protocol):
-    """What a table is written through: a `HubClient` of the feed's hub."""
+    """The writer of a table: a `HubClient` of the feed's hub."""
 
     feed: Feed
 

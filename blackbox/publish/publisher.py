@@ -470,7 +470,7 @@ class Publisher:
     def _publish_routed(
         self, slices: NDArray[numpy.int32], numbers: NDArray[numpy.int32], index: NDArray[numpy.int32], rows: Rows
     ) -> None:
-        """Do as `_publish_columns`, with what `_route` has returned of each topic in place of topics."""
+        """Do as `_publish_columns`, with the slice and number of each topic, as `_route` returned them."""
         self._publish_rows(_Resolved((), slices, numbers, numpy.unique(slices).tolist()), index, rows)
 
     def _publish_rows(self, resolved: _Resolved, index: NDArray[numpy.int32], rows: Rows) -> None:

@@ -134,7 +134,7 @@ def test_typed_keywords_are_those_of_the_class(made: Any, keywords: Any) -> None
     assert {name: value.__forward_arg__ for name, value in keywords.__annotations__.items()} == expected
 
 
-@pytest.mark.parametrize("name", sorted(set(CLASSES) - {"Source"}))  # each format has options of its own
+@pytest.mark.parametrize("name", sorted(set(CLASSES) - {"Source"}))  # options depend on the format
 def test_no_public_member_takes_keywords_of_any_name(name: str) -> None:
     members = {member: each for base in own_bases(CLASSES[name]) for member, each in vars(base).items()}
     loose = [

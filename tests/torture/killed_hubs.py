@@ -1,7 +1,7 @@
 """Kill, stop and end a hub and its clients: each put is published once, in its client's order, and got once.
 
-One client continues from `published_count`, another one gives ids and repeats from the last acknowledged put. What a
-reader gets goes to a file of its own, with the place of each message, before it commits.
+One client continues from `published_count`, another one gives ids and repeats from the last acknowledged put. The
+reader writes each message with its place to a separate file before it commits.
 """
 
 from __future__ import annotations
