@@ -6,7 +6,7 @@ Players take tables one after the other, row by row. These here are in the order
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Self
 
 import numpy
@@ -25,13 +25,19 @@ END: Final = (1 << 63) - 1
 
 
 class Selection:
-    """Which messages are played: those of a prefix, whose time, by a clock, is in `[start, stop)`."""
+    """The messages that are played: with one of the prefixes, and a time, by a clock, in `[start, stop)`."""
 
-    def __init__(self, key_bytes: int, prefix: bytes, by: Clock, start: int = BEGINNING, stop: int = END) -> None:
+    def __init__(
+        self, key_bytes: int, prefixes: Sequence[bytes], by: Clock, start: int = BEGINNING, stop: int = END
+    ) -> None:
         self.by = by
         self.start, self.stop = start, stop
-        self._prefix = numpy.frombuffer(prefix or b"\0", numpy.uint8)
-        self.wanted = Wanted(key_bytes, self._prefix.ctypes.data, len(prefix), int(by == "ts_event"))
+        named = () if b"" in prefixes else prefixes
+        self._prefixes = numpy.frombuffer(b"".join(named) + b"\0", numpy.uint8)
+        self._ends = numpy.cumsum([0, *map(len, named)])[1:].astype(numpy.int64)
+        self.wanted = Wanted(
+            key_bytes, self._prefixes.ctypes.data, self._ends.ctypes.data, len(named), int(by == "ts_event")
+        )
 
     @property
     def is_limited(self) -> bool:

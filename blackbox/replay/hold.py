@@ -7,7 +7,6 @@ from typing import Final, NamedTuple
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.archive.rows import starts_with
 from blackbox.block.format import FLAG_FIXED, FLAG_NULLS, FLAG_SEQUENCES, Header, layout_of, read_header
 from blackbox.native.intrinsics import bytes_at, inner, int32s_at, int64s_at, unsigned
 from blackbox.native.jit import njit
@@ -15,7 +14,7 @@ from blackbox.native.name_table import FULL, NumberingAt, number_of
 from blackbox.native.records import Field, Fields, SharedRecord, record_at
 from blackbox.replay.block_table import BEGINNING, END
 from blackbox.replay.feeds import ONE_FEED
-from blackbox.replay.measure_blocks import BLOCK_ROW_BYTES, BlockRow, BlockTableAt, Wanted, block_row_at
+from blackbox.replay.measure_blocks import BLOCK_ROW_BYTES, BlockRow, BlockTableAt, Wanted, block_row_at, is_wanted
 
 NO_ROOM: Final = -1
 FEED_MARK_BYTES: Final = 2
@@ -194,7 +193,7 @@ def _number_topics(
         size = numpy.int64(offsets[topic + 1]) - start
         text = body + layout.topics + start
         numbers[topic] = -1
-        if starts_with(text, size, wanted.prefix, wanted.prefix_bytes):
+        if is_wanted(text, size, wanted):
             if feed == ONE_FEED:
                 number = number_of(numbering, text, size)
             else:

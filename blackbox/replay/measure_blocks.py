@@ -38,7 +38,7 @@ class BlockRow(SharedRecord):
     fault = Field()
     """UNCHECKED, or its `Fault`. Only valid blocks are played."""
     count = Field()
-    """How many of the rows are played: those whose topic has the prefix."""
+    """Number of rows that are played: those whose topic has one of the prefixes."""
     next_ns = Field()
     """Time of the first of them."""
     low_ns = Field()
@@ -56,9 +56,12 @@ class Wanted(NamedTuple):
 
     key_bytes: int
     """Of the feed."""
-    prefix: int
-    """Address of what their topics start with."""
-    prefix_bytes: int
+    prefixes: int
+    """Address of the prefixes of their topics, one after another."""
+    prefix_ends: int
+    """Address of int64[prefix_count]: where each prefix ends in these bytes."""
+    prefix_count: int
+    """0: all topics."""
     by_event: int
     """1: each message has its own time, its `ts_event`; 0: one time, already in the row, holds for the whole block."""
 
@@ -72,7 +75,21 @@ class BlockTableAt(NamedTuple):
     wanted: Wanted
 
 
-NO_BLOCKS: Final = BlockTableAt(0, 0, Wanted(0, 0, 0, 0))
+NO_BLOCKS: Final = BlockTableAt(0, 0, Wanted(0, 0, 0, 0, 0))
+
+
+@inner
+def is_wanted(text: int, size: int, wanted: Wanted) -> bool:
+    """Return True if a topic starts with one of the prefixes, or all topics are wanted."""
+    if wanted.prefix_count == 0:
+        return True
+    ends = int64s_at(wanted.prefix_ends, wanted.prefix_count)
+    start = numpy.int64(0)
+    for each in range(numpy.uint64(wanted.prefix_count)):
+        if starts_with(text, size, wanted.prefixes + start, ends[each] - start):
+            return True
+        start = ends[each]
+    return False
 
 
 @inner
@@ -84,7 +101,7 @@ def _mark_topics(header_at: int, body: int, wanted: Wanted, marks: NDArray[numpy
     for topic in range(numpy.uint64(header.topics)):
         start = numpy.int64(offsets[topic])
         size = numpy.int64(offsets[topic + numpy.uint64(1)]) - start
-        marks[topic] = starts_with(body + layout.topics + start, size, wanted.prefix, wanted.prefix_bytes)
+        marks[topic] = is_wanted(body + layout.topics + start, size, wanted)
 
 
 @inner
@@ -95,7 +112,7 @@ def _measure(address: int, wanted: Wanted) -> None:
     first, stop = block.first_row, block.stop_row
     ts_event = int64s_at(block.body, header.count)
     next_ns, low_ns, high_ns = _LATEST, _LATEST, -_LATEST
-    if wanted.prefix_bytes == 0:
+    if wanted.prefix_count == 0:
         found = stop - first
         if found > 0:
             next_ns = ts_event[first]

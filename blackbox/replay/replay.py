@@ -28,6 +28,7 @@ from blackbox.archive.recordings import (
     runs_of,
 )
 from blackbox.errors import ConfigError
+from blackbox.feed.prefixes import Prefixes, common_prefix, covering
 from blackbox.replay.block_table import BEGINNING, END, BlockTable, Selection, block_tables, warm_up_tables
 from blackbox.replay.controls import Action, Controls, Grant
 from blackbox.replay.feeds import ReplayedFeeds
@@ -153,7 +154,7 @@ class Replay:
         speed: float | None = None,
         start: Time | None = None,
         stop: Time | None = None,
-        prefix: bytes = b"",
+        prefix: Prefixes = b"",
         slices: Iterable[int] | None = None,
         order: Literal["event", "sent"] | None = None,
         pace_by: Literal["ts_event", "ts_out"] | None = None,
@@ -170,7 +171,7 @@ class Replay:
             speed: seconds of market time in a second; None: as fast as it is taken. Change it by `controls.speed`.
             start: the first time to play, by `pace_by`; see `Recording.time`. A time of day holds for each day.
             stop: the time to stop before, likewise.
-            prefix: only messages whose topics start with it.
+            prefix: only messages whose topics start with it, or with one of several.
             slices: only these.
             order: "event": by the venue's time. "sent": block by block as they were sent, slices merged. Default: the
                 venue's time, if there is any and `pace_by` is not "ts_out".
@@ -189,8 +190,9 @@ class Replay:
             ConfigError: there is no recording, they do not fit together (see `Recordings`), or settings contradict.
             ValueError: a value is out of its range.
         """
-        if keep_gaps and prefix:
-            raise ConfigError(f"keep_gaps was set beside prefix {prefix!r}: what is left out would look like gaps too")
+        self.prefixes = covering(prefix)
+        if keep_gaps and any(self.prefixes):
+            raise ConfigError(f"keep_gaps was set with prefix {prefix!r}: other messages would look like gaps too")
         given = (recordings,) if isinstance(recordings, Recording) else tuple(recordings)
         for each in given:
             if not isinstance(each, Recording):
@@ -214,7 +216,8 @@ class Replay:
         if controls is not None and (speed is not None or max_silence is not None):
             raise ValueError("controls were given beside a speed or max_silence, expected one of the two")
         self.controls = controls or Controls(speed, max_silence)
-        self.prefix = prefix
+        self.prefix = common_prefix(self.prefixes)
+        """The longest text that all prefixes start with."""
         _check_order(order, pace_by, keep_gaps)
         if keep_gaps:
             order = "sent"
@@ -407,7 +410,7 @@ class Replay:
     def _tables_of(self, player: Player, span: _Span, out_of_order: OutOfOrder) -> Generator[BlockTable, None, None]:
         recordings, start, stop = span
         by = self._pace_by
-        selection = Selection(self._key_bytes, self.prefix, by, start, stop)
+        selection = Selection(self._key_bytes, self.prefixes, by, start, stop)
         wanted = self.prefix, None if start == BEGINNING else start, None if stop == END else stop, self.slices
         if self._order == "event":
             ordered = by_time(recordings, *wanted)

@@ -9,7 +9,6 @@ from typing import Any, Final, NamedTuple
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.archive.rows import starts_with
 from blackbox.block.encode import NO_VALUE, Rows
 from blackbox.block.format import (
     FLAG_FIXED,
@@ -30,7 +29,7 @@ from blackbox.native.name_table import FULL, Numbering, NumberingAt, number_of
 from blackbox.publish.batcher import Stored
 from blackbox.publish.publisher import Publisher
 from blackbox.replay.block_table import BEGINNING, BlockTable
-from blackbox.replay.measure_blocks import BLOCK_ROW_BYTES, NO_BLOCKS, BlockTableAt, block_row_at
+from blackbox.replay.measure_blocks import BLOCK_ROW_BYTES, NO_BLOCKS, BlockTableAt, block_row_at, is_wanted
 
 LEAST_STORED_BYTES: Final = 16 << 10
 """Bodies below this are gathered: the cost of a block is paid once for many of them."""
@@ -71,7 +70,7 @@ def gather(blocks: BlockTableAt, numbering: NumberingAt, to: Columns) -> int:
             size = numpy.int64(offsets[topic + 1]) - start
             text = body + layout.topics + start
             numbers[topic] = -1
-            if starts_with(text, size, wanted.prefix, wanted.prefix_bytes):
+            if is_wanted(text, size, wanted):
                 number = number_of(numbering, text, size)
                 if number == FULL:
                     return FULL

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from blackbox.archive.format import OFFSET_BLOCK_HEADER, RECORD, RECORD_HEAD_BYTES
 from blackbox.archive.reader import UNCHECKED
 from blackbox.block.validate import Fault
-from blackbox.replay.measure_blocks import BlockRow, BlockTableAt, Wanted, due_rows, measure, next_in_range
+from blackbox.replay.block_table import Selection
+from blackbox.replay.measure_blocks import BlockRow, BlockTableAt, due_rows, measure, next_in_range
 from tests.journals import Put, Row, record_of
 
 ROWS = st.lists(
@@ -22,17 +24,19 @@ ROWS = st.lists(
     min_size=1,
     max_size=30,
 )
-PREFIXES = st.sampled_from([b"", b"A", b"AB", b"ABC", b"Z.quote", b"Z.quotes", b"x"])
+PREFIXES = st.lists(
+    st.sampled_from([b"", b"A", b"AB", b"ABC", b"Z.quote", b"Z.quotes", b"x"]), min_size=1, max_size=3, unique=True
+).map(tuple)
 
 
 class Measured:
     """Rows `[first, stop)` of one recorded block, in a table."""
 
     def __init__(
-        self, record: bytes, first: int = 0, stop: int = 1, prefix: bytes = b"", *, by_event: bool = True
+        self, record: bytes, first: int = 0, stop: int = 1, prefixes: Sequence[bytes] = (b"",), *, by_event: bool = True
     ) -> None:
         self.memory = numpy.frombuffer(bytearray(record), numpy.uint8)
-        self.text = numpy.frombuffer(prefix + b"\0", numpy.uint8)
+        self.selection = Selection(0, prefixes, "ts_event" if by_event else "ts_out")
         address = self.memory.ctypes.data
         self.table: Any = numpy.zeros(1, BlockRow.dtype)
         self.row = self.table[0]
@@ -42,8 +46,7 @@ class Measured:
         self.row["first_row"], self.row["stop_row"] = first, stop
         self.row["fault"] = UNCHECKED
         self.row["next_ns"] = self.row["low_ns"] = self.row["high_ns"] = 77
-        wanted = Wanted(0, self.text.ctypes.data, len(prefix), int(by_event))
-        self.at = BlockTableAt(self.table.ctypes.data, 1, wanted)
+        self.at = BlockTableAt(self.table.ctypes.data, 1, self.selection.wanted)
         measure(self.at)
 
     @property
@@ -61,10 +64,10 @@ def bounds_in(rows: list[Row], data: st.DataObject) -> tuple[int, int]:
 
 
 @given(ROWS, PREFIXES, st.booleans(), st.data())
-def test_a_block_is_measured(rows: list[Row], prefix: bytes, by_event: bool, data: st.DataObject) -> None:
+def test_a_block_is_measured(rows: list[Row], prefixes: tuple[bytes, ...], by_event: bool, data: st.DataObject) -> None:
     first, stop = bounds_in(rows, data)
-    measured = Measured(record_of(Put(tuple(rows)), 0), first, stop, prefix, by_event=by_event)
-    times = [row.ts_event for row in rows[first:stop] if row.topic.startswith(prefix)]
+    measured = Measured(record_of(Put(tuple(rows)), 0), first, stop, prefixes, by_event=by_event)
+    times = [row.ts_event for row in rows[first:stop] if row.topic.startswith(prefixes)]
     assert measured.found == (0, len(times))
     if not by_event:
         assert measured.times == [77] * 3
@@ -111,14 +114,16 @@ def test_rows_in_a_time_range(rows: list[Row], start: int, stop: int, data: st.D
 
 
 @given(ROWS, PREFIXES, st.integers(0, 9), st.integers(1, 5), st.data())
-def test_rows_that_are_due(rows: list[Row], prefix: bytes, until: int, most: int, data: st.DataObject) -> None:
+def test_rows_that_are_due(
+    rows: list[Row], prefixes: tuple[bytes, ...], until: int, most: int, data: st.DataObject
+) -> None:
     first, stop = bounds_in(rows, data)
     expected, left = first, most
     while expected < stop:
-        if rows[expected].topic.startswith(prefix):
+        if rows[expected].topic.startswith(prefixes):
             if rows[expected].ts_event > until or not left:
                 break
             left -= 1
         expected += 1
-    measured = Measured(record_of(Put(tuple(rows)), 0), first, stop, prefix)
+    measured = Measured(record_of(Put(tuple(rows)), 0), first, stop, prefixes)
     assert due_rows(measured.at, until, most) == expected

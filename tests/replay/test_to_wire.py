@@ -151,6 +151,15 @@ def test_a_prefix_sends_only_its_topics(tmp_path: Path, prefix: bytes, size: int
 
 
 @pytest.mark.parametrize("size", [1, LEAST_STORED_BYTES])
+@pytest.mark.parametrize("prefixes", [(b"A", b"B"), (b"B", b"zz"), (b"A", b""), (b"zz", b"z")])
+def test_several_prefixes_send_only_their_topics(tmp_path: Path, prefixes: tuple[bytes, ...], size: int) -> None:
+    feed = feed_with(key_bytes=1)
+    day = gappy_day(tmp_path, feed, size)
+    wanted = [sent for sent in sent_of(day, b"") if sent[0].startswith(prefixes)]
+    assert replayed(tmp_path, feed, prefix=prefixes).by_topic == by_topic(wanted)
+
+
+@pytest.mark.parametrize("size", [1, LEAST_STORED_BYTES])
 def test_a_time_range_cuts_blocks(tmp_path: Path, size: int) -> None:
     feed = feed_with()
     day = gappy_day(tmp_path, feed, size)
@@ -386,7 +395,7 @@ def test_who_hears_a_replay_that_is_steered_back_is_told(tmp_path: Path, size: i
 
 def test_gaps_cannot_be_kept_beside_a_prefix(tmp_path: Path) -> None:
     Day(tmp_path, feed_with()).put(0, Put((Row(b"A", b"1", S),)))
-    with pytest.raises(ConfigError, match="keep_gaps was set beside prefix b'A'"):
+    with pytest.raises(ConfigError, match="keep_gaps was set with prefix b'A'"):
         Replay(Recording.open(tmp_path), prefix=b"A", keep_gaps=True)
 
 
