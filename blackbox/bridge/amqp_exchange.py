@@ -14,6 +14,7 @@ from blackbox.bridge.amqp import SOCKET_S, Address, hang_up, message_of, routing
 from blackbox.bridge.carrier import GAP_TOPIC, MOST_AT_ONCE, Away, Carrier
 from blackbox.errors import BridgeError, ConfigError, SubscriberError
 from blackbox.feed.feed import Feed
+from blackbox.feed.prefixes import Prefixes
 from blackbox.subscribe.supervisor import SubscriberLife
 
 _CHECKPOINT_S: Final = 1.0
@@ -38,7 +39,7 @@ class AmqpExchange(Carrier):
         self,
         feed: Feed,
         url: str,
-        prefix: bytes = b"",
+        prefix: Prefixes = b"",
         *,
         exchange: str | None = None,
         transient: int = 0,

@@ -22,6 +22,7 @@ from blackbox.bridge.carrier import GAP_TOPIC, Away
 from blackbox.bridge.hub_inlet import IN_FLIGHT, HubInlet, Put
 from blackbox.errors import BridgeError, ConfigError
 from blackbox.feed.feed import Feed
+from blackbox.feed.prefixes import Prefixes
 
 
 class AmqpQueue(HubInlet):
@@ -35,7 +36,7 @@ class AmqpQueue(HubInlet):
         self,
         feed: Feed,
         url: str,
-        prefix: bytes = b"",
+        prefix: Prefixes = b"",
         *,
         queue: str | None = None,
         exchange: str | None = None,
@@ -104,7 +105,7 @@ class AmqpQueue(HubInlet):
         channel.auto_decode = False
         if self.exchange is not None:
             channel.exchange_declare(self.exchange, "topic", durable=True, auto_delete=False)
-            for key in (binding_key(self._prefix), GAP_TOPIC.decode()):
+            for key in (*map(binding_key, self._prefixes), GAP_TOPIC.decode()):
                 channel.queue_bind(self.queue, self.exchange, key)
         return channel
 
@@ -125,7 +126,7 @@ class AmqpQueue(HubInlet):
 def amqp_inlet(
     feed: Feed,
     url: str,
-    prefix: bytes = b"",
+    prefix: Prefixes = b"",
     *,
     exchange: str | None = None,
     queue: str | None = None,

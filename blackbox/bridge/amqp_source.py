@@ -20,6 +20,7 @@ from blackbox.bridge.amqp import (
 from blackbox.bridge.inlet import Inlet
 from blackbox.errors import ConfigError, RightsError
 from blackbox.feed.feed import Feed
+from blackbox.feed.prefixes import Prefixes
 from blackbox.publish.publisher import Publisher
 
 _WAIT_S: Final = 1.0
@@ -34,7 +35,7 @@ class AmqpSource(Inlet):
     """
 
     def __init__(
-        self, feed: Feed, url: str, prefix: bytes = b"", *, exchange: str | None = None, ca: str | None = None
+        self, feed: Feed, url: str, prefix: Prefixes = b"", *, exchange: str | None = None, ca: str | None = None
     ) -> None:
         """Settings; nothing is opened.
 
@@ -81,22 +82,24 @@ class AmqpSource(Inlet):
 
     def _want(self, prefix: bytes, is_wanted: bool) -> None:
         """Change what is bound, and wait until it is: its subscribers are confirmed then. In the publisher's thread."""
-        if self._prefix.startswith(prefix):
-            prefix = self._prefix
-        elif not prefix.startswith(self._prefix):
+        within = [each for each in self._prefixes if each.startswith(prefix)]
+        if not within and prefix.startswith(self._prefixes):
+            within = [prefix]
+        if not within:
             return
+        keys = list(map(binding_key, within))
         with self._changed:
-            key = binding_key(prefix)
-            self._wanted[key] += 1 if is_wanted else -1
-            if not self._wanted[key]:
-                del self._wanted[key]
+            for key in keys:
+                self._wanted[key] += 1 if is_wanted else -1
+                if not self._wanted[key]:
+                    del self._wanted[key]
             self._version += 1
             self._pipe.poke()
             version = self._version
             while self._bound_version < version and not self._over.is_set():
                 self._changed.wait(_WAIT_S)
-            if is_wanted and key in self._refused:
-                raise RightsError(f"{self.url} refused to bind {key!r} to exchange {self.exchange!r}")
+            if is_wanted and (refused := sorted(self._refused.intersection(keys))):
+                raise RightsError(f"{self.url} refused to bind {refused[0]!r} to exchange {self.exchange!r}")
 
     # In the thread.
 
@@ -141,7 +144,7 @@ class AmqpSource(Inlet):
             self._note_missing(count)
             return
         topic, payload = content_of(message)
-        if not topic.startswith(self._prefix) or not self._publisher.wants(topic):
+        if not topic.startswith(self._prefixes) or not self._publisher.wants(topic):
             self._counts["unwanted"] += 1  # a binding has whole words only
             return
         time_ns = headers_of(message).get("ts_event")

@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol, cast
 
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
+from blackbox.feed.prefixes import Prefixes, covering
 from blackbox.feed.schema import load_registered
 
 OUT_GROUP: Final = "blackbox.bridges"
@@ -19,7 +20,10 @@ Say = Callable[[str], None]
 
 
 class Bridge(Protocol):
-    """What an entry point makes, called with a feed, a URL, a prefix, and options by name. It raises ConfigError."""
+    """Made by an entry point, which is called with a feed, a URL, a tuple of prefixes, and options by name.
+
+    The entry point raises ConfigError. No prefix covers another one; `(b"",)` means all topics.
+    """
 
     def carry(self, say: Say) -> Coroutine[None, None, None] | None:
         """Carry until a signal; `say` once it does, and at the end what it did. Or return a coroutine that does so.
@@ -28,7 +32,7 @@ class Bridge(Protocol):
         """
 
 
-def open_bridge(feed: Feed, url: str, prefix: bytes = b"", *, into: bool = False, **options: Any) -> Bridge:
+def open_bridge(feed: Feed, url: str, prefix: Prefixes = b"", *, into: bool = False, **options: Any) -> Bridge:
     """Return the bridge that a URL names; `into`: the one that carries into the feed. Nothing is opened.
 
     Raises ConfigError: no bridge has the scheme, or it takes no such option.
@@ -47,4 +51,4 @@ def open_bridge(feed: Feed, url: str, prefix: bytes = b"", *, into: bool = False
             raise ConfigError(f"option was {name}={value}, expected a number, such as {name}=1000")
         if "str" in wanted:  # a name of digits was read as a number
             options[name] = str(value)
-    return kind(feed, url, prefix, **options)
+    return kind(feed, url, covering(prefix), **options)

@@ -19,6 +19,7 @@ from blackbox.block.position import Position
 from blackbox.bridge.bridge import Say
 from blackbox.errors import BridgeError, ConfigError
 from blackbox.feed.feed import Feed, check_is_feed
+from blackbox.feed.prefixes import Prefixes, common_prefix, covering
 from blackbox.subscribe.slow_subscriber import PATIENT
 from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.subscriber import Subscriber
@@ -55,13 +56,13 @@ class CarrierStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Carrier(ABC):
-    """Carries what a feed brings under a prefix to a system that keeps it.
+    """Carries the messages of a feed under some prefixes to a system that keeps them.
 
     Life: NEW, `start` (or `with`), then until `close`, a signal or an error. Each slice has a thread in which all of it
     is carried, in order.
     """
 
-    def __init__(self, feed: Feed, url: str, prefix: bytes, **subscriber: Any) -> None:
+    def __init__(self, feed: Feed, url: str, prefix: Prefixes, **subscriber: Any) -> None:
         """Settings; nothing is opened. `url`: as it may be shown. Raises ConfigError."""
         check_is_feed(feed)
         if feed.key_bytes:
@@ -69,7 +70,7 @@ class Carrier(ABC):
                 f"feed {feed.name!r} had key_bytes {feed.key_bytes}, expected 0: numbers ascend in each slice"
             )
         self.feed, self.url = feed, url
-        self._prefix = prefix
+        self._prefixes = covering(prefix)
         self._counts = dict.fromkeys(CarrierStatistics.__struct_fields__, 0)
         self._counting = threading.Lock()
         self._subscriber = Subscriber(
@@ -80,8 +81,9 @@ class Carrier(ABC):
             repair_wait=_REPAIR_WAIT_S,
             **subscriber,
         )
-        self._subscriber.on_batch(prefix)(self._add)
-        self._subscriber.on_gap(prefix)(self._add_gap)
+        for each in self._prefixes:
+            self._subscriber.on_batch(each)(self._add)
+        self._subscriber.on_gap(common_prefix(self._prefixes))(self._add_gap)  # each gap once
 
     def start(self, timeout: float | None = None) -> Self:
         """Go on where it was, as soon as the other system and publishers are there.

@@ -14,6 +14,7 @@ from blackbox.bridge.carrier import Away
 from blackbox.bridge.inlet import Inlet
 from blackbox.errors import BridgeError, ConfigError, HubError, NotStoredError, RefusedError
 from blackbox.feed.feed import Feed
+from blackbox.feed.prefixes import Prefixes
 from blackbox.hub.client import HubClient
 from blackbox.hub.protocol import MOST_ID_BYTES
 
@@ -40,7 +41,7 @@ class HubInlet(Inlet):
     So it does not matter which of the three is killed, and when.
     """
 
-    def __init__(self, feed: Feed, url: str, prefix: bytes) -> None:
+    def __init__(self, feed: Feed, url: str, prefix: Prefixes) -> None:
         """Settings; nothing is opened. Raises ConfigError."""
         super().__init__(feed, url, prefix)
         self._client = HubClient(feed)
@@ -58,7 +59,7 @@ class HubInlet(Inlet):
 
     def _put(self, name: Any, topic: bytes, payload: bytes | None, put_id: str | None, ts_event: object) -> bool:
         """Have a message on its way; False: no hub can have it. Raises Away when the hub takes too long."""
-        if not topic.startswith(self._prefix):
+        if not topic.startswith(self._prefixes):
             self._counts["unwanted"] += 1
             self._on_their_way.append(Put(name))
             return True

@@ -16,6 +16,7 @@ from blackbox.bridge.bridge import Say
 from blackbox.bridge.carrier import AWAY, Away
 from blackbox.errors import BlackBoxError
 from blackbox.feed.feed import Feed, check_is_feed
+from blackbox.feed.prefixes import Prefixes, covering
 from blackbox.native.limits import start_thread
 from blackbox.transport.wakeup import Pipe
 
@@ -33,11 +34,11 @@ class Inlet(ABC):
     Life: NEW, `start`, then until `close`, or an error that `run` raises. It is used once.
     """
 
-    def __init__(self, feed: Feed, url: str, prefix: bytes) -> None:
+    def __init__(self, feed: Feed, url: str, prefix: Prefixes) -> None:
         """Settings; nothing is opened. `url`: as it may be shown. Raises ConfigError."""
         check_is_feed(feed)
         self.feed, self.url = feed, url
-        self._prefix = prefix
+        self._prefixes = covering(prefix)
         self._over = threading.Event()
         self._failure: BaseException | None = None
         self._pipe = Pipe()

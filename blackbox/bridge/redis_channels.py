@@ -9,6 +9,7 @@ from blackbox.bridge.binary_form import Fields, as_bytes
 from blackbox.bridge.carrier import GAP_TOPIC, MOST_AT_ONCE, Carrier
 from blackbox.bridge.redis_connection import connect, errors, redis_url
 from blackbox.feed.feed import Feed
+from blackbox.feed.prefixes import Prefixes
 
 
 class RedisChannels(Carrier):
@@ -18,7 +19,7 @@ class RedisChannels(Carrier):
     breaks while some are published, those are published again, at the same places.
     """
 
-    def __init__(self, feed: Feed, url: str, prefix: bytes = b"", *, ca: str | None = None) -> None:
+    def __init__(self, feed: Feed, url: str, prefix: Prefixes = b"", *, ca: str | None = None) -> None:
         """Settings; nothing is opened.
 
         Args:

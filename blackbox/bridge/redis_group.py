@@ -8,6 +8,7 @@ from blackbox.bridge.hub_inlet import IN_FLIGHT, HubInlet
 from blackbox.bridge.inlet import log
 from blackbox.bridge.redis_connection import IS_BEFORE, connect, count_of, errors, redis_url
 from blackbox.feed.feed import Feed
+from blackbox.feed.prefixes import Prefixes
 
 _CONSUMER: Final = "bridge"
 _BLOCK_MS: Final = 500
@@ -95,7 +96,7 @@ class RedisGroup(HubInlet):
         self,
         feed: Feed,
         url: str,
-        prefix: bytes = b"",
+        prefix: Prefixes = b"",
         *,
         stream: str | None = None,
         group: str = "blackbox",

@@ -14,6 +14,7 @@ from blackbox.bridge.inlet import log
 from blackbox.bridge.redis_connection import connect, count_of, errors, redis_url
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
+from blackbox.feed.prefixes import Prefixes
 
 _WAIT_S: Final = 0.5
 _ROOM_S: Final = 0.005
@@ -28,7 +29,7 @@ class RedisListener(HubInlet):
     store it once, and what one of them misses the other one has.
     """
 
-    def __init__(self, feed: Feed, url: str, prefix: bytes = b"", *, raw: int = 0, ca: str | None = None) -> None:
+    def __init__(self, feed: Feed, url: str, prefix: Prefixes = b"", *, raw: int = 0, ca: str | None = None) -> None:
         """Settings; nothing is opened.
 
         Args:
@@ -58,10 +59,10 @@ class RedisListener(HubInlet):
 
     def _serve(self) -> None:
         with errors(self.url, "the bridge"), self._redis.pubsub() as listener:
-            listener.psubscribe(_GLOB.sub(rb"\\\g<0>", self._prefix) + b"*")
-            if not self._raw and not GAP_TOPIC.startswith(self._prefix):
+            listener.psubscribe(*(_GLOB.sub(rb"\\\g<0>", each) + b"*" for each in self._prefixes))
+            if not self._raw and not GAP_TOPIC.startswith(self._prefixes):
                 listener.subscribe(GAP_TOPIC)
-            heard, is_asked, is_subscribed = time.monotonic(), False, False
+            heard, is_asked, subscribed = time.monotonic(), False, 0
             while not self._over.is_set():
                 self._stored()
                 if len(self._on_their_way) >= IN_FLIGHT:  # Redis holds up what comes, and cuts us off if it is too much
@@ -73,10 +74,11 @@ class RedisListener(HubInlet):
                     if found["type"] in ("pmessage", "message"):
                         self._take(found["channel"], found["data"])
                     elif found["type"] == "psubscribe":
-                        if is_subscribed:
+                        subscribed += 1
+                        if subscribed > len(self._prefixes):
                             raise Away("the connection was made anew")
-                        is_subscribed = True
-                        self._note_there("what was published there meanwhile is not carried")
+                        if subscribed == len(self._prefixes):
+                            self._note_there("what was published there meanwhile is not carried")
                 elif is_asked and time.monotonic() > heard + 2 * redis_connection.SOCKET_S:
                     raise Away(f"it did not answer for {2 * redis_connection.SOCKET_S:g} s")
                 elif not is_asked and time.monotonic() > heard + redis_connection.SOCKET_S:

@@ -11,6 +11,7 @@ from blackbox.bridge.carrier import MOST_AT_ONCE, Carrier, log
 from blackbox.bridge.redis_connection import IS_BEFORE, connect, errors, redis_url
 from blackbox.errors import BridgeError, ConfigError
 from blackbox.feed.feed import Feed
+from blackbox.feed.prefixes import Prefixes
 
 _ADD: Final = (
     IS_BEFORE
@@ -50,7 +51,7 @@ class RedisStreams(Carrier):
         self,
         feed: Feed,
         url: str,
-        prefix: bytes = b"",
+        prefix: Prefixes = b"",
         *,
         stream: str | None = None,
         keep: int | None = None,
@@ -80,7 +81,8 @@ class RedisStreams(Carrier):
 
     def _open(self) -> dict[int, Position]:
         with errors(self.url, "the bridge"):
-            last = {each: self._last(each) for each in self.feed.slices_for(self._prefix)}
+            slices = sorted({each for prefix in self._prefixes for each in self.feed.slices_for(prefix)})
+            last = {each: self._last(each) for each in slices}
         since = {slice_id: position for slice_id, position in last.items() if position is not None}
         if since and not self.feed.archives:
             log.warning("feed %r has no archive: what came since the last entries is not carried", self.feed.name)

@@ -19,6 +19,7 @@ from blackbox.bridge.waiting import Waiting
 from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import BlackBoxError, ConfigError, NotConfirmedError, RightsError
 from blackbox.feed.feed import Feed
+from blackbox.feed.prefixes import Prefixes, covering
 from blackbox.feed.schema import load_schema
 from blackbox.subscribe.slow_subscriber import SlowPolicy
 from blackbox.subscribe.stream import Stream
@@ -196,15 +197,15 @@ class WebSocketBridge:
         cls,
         feed: Feed,
         url: str,
-        prefix: bytes = b"",
+        prefix: Prefixes = b"",
         *,
         origins: str = "",
         limit: int = 10_000,
         most_clients: int = 1_000,
     ) -> WebSocketBridge:
         """Return one that listens at ws://HOST:PORT; `origins` with commas between them. Raises ConfigError."""
-        if prefix:
-            raise ConfigError(f"PREFIX was {prefix!r}, expected none with {url}, where clients ask for theirs")
+        if any(prefixes := covering(prefix)):
+            raise ConfigError(f"prefix was {prefixes[0]!r}, expected none with {url}: each client sends its own")
         origin_names = names_of(origins) or None
         return cls(feed, *address_of(url), origins=origin_names, limit=limit, most_clients=most_clients)
 

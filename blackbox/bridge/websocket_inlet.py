@@ -15,6 +15,7 @@ from blackbox.bridge.door import ConnectionClosed, Door, ServerConnection, addre
 from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import BlackBoxError, BridgeError, ConfigError, HubError, NotStoredError
 from blackbox.feed.feed import Feed
+from blackbox.feed.prefixes import Prefixes, covering
 from blackbox.hub.client import HubClient
 from blackbox.hub.json_form import MOST_ASKED_BYTES, Put, error_as_json, number_of, place_as_json
 
@@ -51,7 +52,7 @@ class WebSocketInlet:
         feed: Feed,
         host: str = "127.0.0.1",
         port: int = 0,
-        prefix: bytes = b"",
+        prefix: Prefixes = b"",
         *,
         origins: Sequence[str] = (),
         most_clients: int = 1_000,
@@ -68,14 +69,14 @@ class WebSocketInlet:
 
         Raises ConfigError.
         """
-        self.feed, self._prefix = feed, prefix
+        self.feed, self._prefixes = feed, covering(prefix)
         self._client = HubClient(feed)
         self._door = Door(host, port, [*origins, None], most_clients)
         self._put = self._failed = 0
 
     @classmethod
     def of_url(
-        cls, feed: Feed, url: str, prefix: bytes = b"", *, origins: str = "", most_clients: int = 1_000
+        cls, feed: Feed, url: str, prefix: Prefixes = b"", *, origins: str = "", most_clients: int = 1_000
     ) -> WebSocketInlet:
         """Return one that listens at ws://HOST:PORT; `origins` with commas between them. Raises ConfigError."""
         return cls(feed, *address_of(url), prefix, origins=names_of(origins), most_clients=most_clients)
@@ -153,8 +154,9 @@ class WebSocketInlet:
 
     async def _put_soon(self, asked: Put, until: float) -> asyncio.Future[Place]:
         topic, put_id = asked.topic.encode(), None if asked.id is None else asked.id.encode()
-        if not topic.startswith(self._prefix):
-            raise ConfigError(f"topic was {topic[:40]!r}, expected one that starts with {self._prefix!r}")
+        if not topic.startswith(self._prefixes):
+            prefixes = " or ".join(map(repr, self._prefixes))
+            raise ConfigError(f"topic was {topic[:40]!r}, expected one that starts with {prefixes}")
         value = asked.value()
         while True:
             try:
