@@ -1,33 +1,37 @@
-"""`blackbox serve`: answer who asks for recorded blocks, of days that need not be recorded any more."""
+"""`blackbox serve`: answer readers of recorded blocks."""
 
 from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from blackbox.cli.ui.feeds import FeedOption, feed_text, load_feed
+from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.status import exit_statuses
-from blackbox.cli.ui.terminal import say
+from blackbox.cli.ui.terminal import print_json, say
 from blackbox.errors import JournalError
+
+_LOOK_EVERY_S: Final = 0.5
 
 
 def serve(
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Directory of all recordings; those in DIR/FEED are served.")
-    ],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of all recordings; DIR/FEED is served.")],
     feed: FeedOption = None,
     endpoint: Annotated[
         str | None,
-        typer.Option(metavar="ENDPOINT", help="Where to answer. Default: the first of the feed's `archives`."),
+        typer.Option(metavar="ENDPOINT", help="Endpoint to answer at. Default: the first of the feed's `archives`."),
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Answer readers of recorded blocks, as `record --serve` does for the feed that it records.
+    """Answer readers of recorded blocks, as `record --serve` does while it records.
 
-    Changes nothing, and takes no part in recording: a recorder may write there at the same time. Whoever can reach the
-    endpoint may read all recordings of the feed, where its `security` does not ask for keys. Ends at Ctrl-C or SIGTERM.
+    Changes nothing; a recorder may write to DIR at the same time. Every process that reaches the endpoint can read all
+    recordings of the feed, unless its `security` requires keys. Ends at Ctrl-C or SIGTERM.
+
+    JSON is printed at the end: the archive's statistics.
 
     For example:
 
@@ -43,9 +47,13 @@ def serve(
         if not place.is_dir():
             raise JournalError(f"{place} was no directory, expected the recordings of feed {shape.name!r}")
         with archive_of(place, shape, endpoint or True) as archive:
-            say(f"serving {place} of {feed_text(shape)} at {archive.endpoints[0]}")
             try:
-                threading.Event().wait()  # for Ctrl-C or SIGTERM
+                say(f"serving {place} of {feed_text(shape)} at {archive.endpoints[0]}")
+                until = threading.Event()
+                while not until.wait(_LOOK_EVERY_S):
+                    pass  # a signal just before an endless wait would not end it
             finally:
                 now = archive.statistics()
+                if as_json:
+                    print_json(now)
                 say(f"{now.answered} requests answered, {now.refused} refused, {now.dropped} dropped")
