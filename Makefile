@@ -30,8 +30,8 @@ help:  ## list the commands
 	@echo
 	@echo "  PYTHON=python3.12 chooses the interpreter, 3.11 or newer"
 
-demo: $(VENV)/.ready-demo  ## a day live, recorded, replayed and analysed [SOURCE=itch50:day.gz OPTION=date=2019-12-30 MESSAGES=1000000 RECORDINGS=dir REPORT=page.html]
-	@$(RUN)/blackbox demo $$($(RUN)/python -c 'import pyspark' 2>/dev/null && echo "--report $(REPORT)" || echo "$(NO_SPARK)" >&2) $(if $(SOURCE),--source "$(SOURCE)") $(if $(OPTION),--option "$(OPTION)") $(if $(MESSAGES),--messages "$(MESSAGES)") $(if $(RECORDINGS),--recordings "$(RECORDINGS)")
+demo: $(VENV)/.ready-demo  ## a day live, recorded, replayed and analysed [SOURCE=itch50:day.gz OPTION=date=2019-12-30 COUNT=1000000 OUT=dir REPORT=page.html]
+	@$(RUN)/blackbox demo $$($(RUN)/python -c 'import pyspark' 2>/dev/null && echo "--report $(REPORT)" || echo "$(NO_SPARK)" >&2) $(if $(SOURCE),"$(SOURCE)") $(if $(OPTION),--option "$(OPTION)") $(if $(COUNT),--count "$(COUNT)") $(if $(OUT),--out "$(OUT)")
 
 test: $(VENV)/.ready-test  ## check style and types, run the tests
 	$(RUN)/ruff check

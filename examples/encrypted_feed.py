@@ -14,7 +14,7 @@ logging.disable()  # the publisher also says in its log whom it refuses
 
 place = Path(tempfile.mkdtemp())
 for name in ("exchange", "desk", "stranger"):  # at a shell: blackbox keys new NAME; each on its own host
-    new = ["-m", "blackbox.cli", "keys", "new", name, "--dir", place / "keys"]
+    new = ["-m", "blackbox.cli", "keys", "new", name, "--out", place / "keys"]
     subprocess.run([sys.executable, *new], check=True, capture_output=True)
 
 (place / "allowed").mkdir()

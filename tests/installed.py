@@ -74,7 +74,7 @@ def main() -> None:
         assert replayed(feed, day) == wanted, "the replay of the recorded day gave other messages"
 
         command = [str(Path(sysconfig.get_path("scripts"), "blackbox")), "import", f"synthetic:{MESSAGES}"]
-        subprocess.run([*command, str(Path(directory, "imported"))], check=True)
+        subprocess.run([*command, "--out", str(Path(directory, "imported"))], check=True)
         (day,) = Path(directory, "imported").glob("*/*-*-*")
         assert replayed(feed, day) == wanted, "the replay of the imported day gave other messages"
     version = ".".join(map(str, sys.version_info[:3]))

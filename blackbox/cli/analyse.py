@@ -16,7 +16,7 @@ from blackbox.report.numbers import counted
 
 def analyse(
     recording: RecordingArgument,
-    report: Annotated[Path, typer.Option(metavar="FILE", help="The page to write, HTML.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="HTML page to write.")],
     symbol: Annotated[
         list[str] | None,
         typer.Option(
@@ -26,29 +26,29 @@ def analyse(
     top: Annotated[
         int, typer.Option(metavar="N", min=0, max=20, help="Without --symbol: show the N symbols with the most trades.")
     ] = 3,
-    broken: Annotated[bool, typer.Option("--broken", help="Also show trades that the venue took back.")] = False,
+    broken: Annotated[bool, typer.Option("--broken", help="Also show trades that the venue cancelled.")] = False,
     master: Annotated[
-        str | None, typer.Option(metavar="URL", help="Spark's master.", show_default="all cores of this machine")
+        str | None, typer.Option(metavar="URL", help="Spark master.", show_default="all cores of this machine")
     ] = None,
 ) -> None:
     """Analyse a recorded day in Spark and draw it: bars, spreads, rate, message types, lags and gaps.
 
-    The page is one HTML file that needs nothing else: open it in any browser. It leaves out damaged parts and names
-    them. Exits with status 4 if anything is damaged or missing. A day that is still being recorded may end in a
-    half-written block. Needs the extra `spark`.
+    The page is a single HTML file for any browser. It leaves out damaged parts and lists them. Exits with status 4 if
+    messages are damaged or missing. A day that is still being recorded may end in a half-written block. Needs the
+    extra `spark`.
 
     For example:
 
-    blackbox analyse recordings/nasdaq/2026-11-20 --report day.html
+    blackbox analyse recordings/nasdaq/2026-11-20 --out day.html
 
-    blackbox analyse recordings/nasdaq/2026-11-20 --report day.html --symbol AAPL --symbol MSFT
+    blackbox analyse recordings/nasdaq/2026-11-20 --out day.html --symbol AAPL --symbol MSFT
     """
     with exit_statuses(), without_warnings():
         from blackbox.archive.recording import Recording
 
         Recording.open(recording)  # report a wrong path before Spark starts
-        drawn = draw(recording, report, symbol or (), top, master, broken=broken)
-        say(f"wrote {report}")
+        drawn = draw(recording, out, symbol or (), top, master, broken=broken)
+        say(f"wrote {out}")
         for number, reason in drawn.left_out:
             say(f"left out of trades: {counted(number, 'message')} {reason}")
         damage = damaged_parts_text(len(drawn.damage)) if drawn.damage else ""

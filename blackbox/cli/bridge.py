@@ -1,4 +1,4 @@
-"""`blackbox bridge`: carry a feed over to other systems, or theirs into a feed."""
+"""`blackbox bridge`: carry a feed to other systems, or messages of theirs into a feed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from blackbox.cli.ui.feeds import FeedOption, load_feed, named_options
+from blackbox.cli.ui.options import PrefixOption, prefixes_of
 from blackbox.cli.ui.status import exit_statuses, warn
 from blackbox.cli.ui.terminal import say
 from blackbox.errors import ConfigError
@@ -22,20 +23,22 @@ def bridge(
         str,
         typer.Argument(
             metavar="URL",
-            help="The other side: ws://HOST:PORT, where to serve; redis://HOST:PORT/DATABASE; "
+            help="The other side: ws://HOST:PORT to listen at; redis://HOST:PORT/DATABASE; "
             "redis+pubsub://HOST:PORT; amqp://USER@HOST/VHOST; rediss and amqps with TLS.",
         ),
     ],
-    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="Only topics that start with this.")] = "",
+    prefix: PrefixOption = None,
     feed: FeedOption = None,
-    into: Annotated[bool, typer.Option("--in", help="The other way: carry what is there into the feed.")] = False,
+    into: Annotated[
+        bool, typer.Option("--in", help="The other direction: carry messages of URL into the feed.")
+    ] = False,
     option: Annotated[
         list[str] | None,
         typer.Option(
             "--option",
             "-o",
             metavar="NAME=VALUE",
-            help="Option of the bridge, as docs/bridges.md has them. Can be repeated.",
+            help="Option of the bridge, see docs/bridges.md. Can be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -48,23 +51,24 @@ def bridge(
         ),
     ] = None,
 ) -> None:
-    """Carry a feed over: to browsers, by JSON over WebSocket; to streams of a Redis; to an exchange of a RabbitMQ.
+    """Carry a feed to browsers, by JSON over WebSocket; to Redis; or to an exchange of RabbitMQ; or back into a feed.
 
-    Browsers ask for prefixes, and what nobody asks for is not subscribed to. Whoever can connect may read all that this
-    process may; without `-o origins=` any page may. To Redis a bridge goes on from the last entry when it is started
-    again, to a RabbitMQ where it was if it has a name; both if the feed has archives.
+    Browsers send their own prefixes, and the bridge subscribes only to those. Every client that can connect reads the
+    feed with the rights of this process; without `-o origins=` all web pages can. After a restart, a bridge to Redis
+    continues after the last entry, and a bridge to RabbitMQ with a name continues at its position, if the feed has
+    archives.
 
-    With --in a queue, a stream, or what browsers put, is put to the feed's hub; without a hub, what is wanted of the
-    feed is taken from an exchange, and published. Other packages add schemes. Ends at Ctrl-C or SIGTERM.
+    With --in, the messages of a queue, of a stream or of browsers are put to the feed's hub. For a feed without a hub,
+    the bridge publishes what its subscribers want from an exchange. Plug-ins add schemes. Ends at Ctrl-C or SIGTERM.
 
-    A password within URL can be read in the list of processes by every user of this host: give it by --password-file or
-    the environment.
+    All users of this host can read a password within URL in the list of processes: use --password-file or the
+    environment.
 
     For example:
 
     blackbox bridge ws://127.0.0.1:8080 --feed feed.toml -o origins=https://desk.example
 
-    blackbox bridge redis://127.0.0.1:6379/0 AAPL. --feed feed.toml -o keep=1000000
+    blackbox bridge redis://127.0.0.1:6379/0 --prefix AAPL. --prefix MSFT. --feed feed.toml -o keep=1000000
 
     blackbox bridge amqp://desk@127.0.0.1/prices --in --feed feed.toml -o exchange=ticks --password-file secret
     """
@@ -77,8 +81,8 @@ def bridge(
         if password is not None:
             url = with_password(url, password)
         elif has_password(url):
-            warn(f"every user of this host can read the password in URL: use --password-file or {PASSWORD_VARIABLE}")
-        work = open_bridge(load_feed(feed), url, prefix.encode(), into=into, **named_options(option)).carry(say)
+            warn(f"all users of this host can read the password in URL: use --password-file or {PASSWORD_VARIABLE}")
+        work = open_bridge(load_feed(feed), url, prefixes_of(prefix), into=into, **named_options(option)).carry(say)
         if work is not None:
             run_in_loop(work)
 

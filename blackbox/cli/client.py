@@ -1,4 +1,4 @@
-"""`blackbox client`: be a client of a hub for programs in other languages."""
+"""`blackbox client`: a client of a hub for programs in other languages."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from blackbox.cli.ui.terminal import say
 
 def client(
     endpoint: Annotated[
-        str, typer.Argument(metavar="ENDPOINT", help="Where to answer: ipc, or tcp on a loopback address.")
+        str, typer.Argument(metavar="ENDPOINT", help="Endpoint to answer at: ipc, or tcp on a loopback address.")
     ],
     name: ClientName,
     feed: FeedOption = None,
     positions: PositionsOption = Path("positions"),
     synced: Annotated[
-        bool, typer.Option("--synced", help="Answer a put once it is on the hub's disk, not only with its system.")
+        bool,
+        typer.Option("--synced", help="Answer a put once it is on the hub's disk, not only in its page cache."),
     ] = False,
 ) -> None:
-    """Be a client of a hub, driven from outside: a ZeroMQ REQ or DEALER socket sends JSON, and gets JSON.
+    """Run a client of a hub for programs in other languages, which send and receive JSON over a REQ or DEALER socket.
 
-    docs/hub.md has the requests: put, get, subscribe, unsubscribe, commit. Whoever reaches the endpoint is this client.
-    Ends at Ctrl-C or SIGTERM; what the hub has not answered by then may be stored all the same.
+    docs/hub.md describes the requests: put, get, subscribe, unsubscribe, commit. Every process that reaches the
+    endpoint acts as this client. Ends at Ctrl-C or SIGTERM. Puts without an answer by then may be stored.
 
     For example:
 

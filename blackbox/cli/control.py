@@ -1,15 +1,15 @@
-"""`blackbox control`: control a replay that runs elsewhere."""
+"""`blackbox control`: control a replay of another process."""
 
 from __future__ import annotations
 
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
+from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.status import exit_statuses
-from blackbox.cli.ui.terminal import stdout, titled, values_table
+from blackbox.cli.ui.terminal import print_json, stdout, titled, values_table
 from blackbox.feed.feed import Feed
 from blackbox.report.numbers import NOTHING, count, duration, rate
 
@@ -35,7 +35,7 @@ class Command(Enum):
 
 def control(
     endpoint: Annotated[
-        str, typer.Argument(metavar="ENDPOINT", help="Where the replay listens: what its `--control` says, tcp or ipc.")
+        str, typer.Argument(metavar="ENDPOINT", help="Endpoint of the replay, as its `--control` gives it: tcp or ipc.")
     ],
     command: Annotated[
         Command, typer.Argument(metavar="COMMAND", help="speed, pause, resume, step, seek, status or stop.")
@@ -44,39 +44,40 @@ def control(
         str | None,
         typer.Argument(
             metavar="VALUE",
-            help="speed: a number, or max. step: messages, default 1. seek: a market time. Others take none.",
+            help="For speed: a number, or max. For step: messages, default 1. For seek: a market time.",
             show_default=False,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object, instead of a table.")] = False,
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for the replay's answer.")
-    ] = 2.0,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Time limit for the replay's answer.")] = 2.0,
     feed: Annotated[
         str | None,
         typer.Option(
+            "--feed",
             metavar="FILE",
-            help="Feed file of the replay, if it has `security`: with which keys to connect.",
+            help="Feed file (TOML) of the replay, if it has `security`: it names the keys.",
             show_default=False,
         ),
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Control a replay that runs elsewhere, and show its status.
+    """Control a replay of another process, and show its status.
 
-    speed 10 plays ten seconds of market time in one second, speed max as fast as the subscribers take it. Change it at
-    any time: market time does not jump.
+    speed 10 plays ten seconds of market time in one second, speed max as fast as the subscribers take it. The speed can
+    change at any time: market time does not jump.
 
-    pause holds the replay after the messages that are on their way. step plays the next messages and holds it again.
+    pause holds the replay after the messages that were sent. step plays the next messages and holds it again.
 
-    seek goes to the first message of a time or later, back or forth. Write the time as a date-time, in the time zone of
-    the replay unless it has an offset (2019-12-30T14:30:00Z), as a time of day (09:30), or in ns since 1970. A time
+    seek continues with the first message at a time or later, back or forth. The time is a date-time, in the time zone
+    of the replay unless it has an offset (2019-12-30T14:30:00Z), a time of day (09:30), or ns since 1970. A time
     outside of the replay means its nearest end.
+
+    JSON is the status: `state`, `speed`, `position_ns`, `start_ns`, `stop_ns`, `messages` and more.
 
     For example:
 
-    blackbox control tcp://127.0.0.1:17300                its status: where it is, how fast, how long to go
+    blackbox control tcp://127.0.0.1:17300                its status: position, speed and time left
 
-    blackbox control tcp://127.0.0.1:17300 speed 10       ten times as fast as it happened
+    blackbox control tcp://127.0.0.1:17300 speed 10       ten times as fast as real time
 
     blackbox control tcp://127.0.0.1:17300 speed max
 
@@ -93,7 +94,7 @@ def control(
 
         status = ask(endpoint, request, timeout, None if feed is None else Feed.load(feed))
         if as_json:
-            typer.echo(msgspec.json.encode(status).decode())
+            print_json(status)
         else:
             _print(endpoint, status)
 
@@ -122,7 +123,7 @@ def _request_of(command: Command, value: str | None) -> Request:
 
 
 def speed_of(value: str | None, name: str = "VALUE") -> float | None:
-    """A speed as people write it; None: max. Raises BadParameter when it is none."""
+    """Return a speed from its text; None: max. Raises BadParameter if it is not a speed."""
     if value == MAX_SPEED:
         return None
     try:

@@ -15,8 +15,8 @@ from blackbox.cli.ui.terminal import print_json, stdout
 def doctor(feed: FeedOption = None, as_json: JsonOption = False) -> None:
     """Check this machine: kernel cache, CPUs, memory, file descriptors, libzmq, clock, Java and Spark, ports of a feed.
 
-    Each check is ok, a warning or a problem, and says what to do. Exits with status 1 if there is a problem. In a
-    container the limits are those of its cgroup.
+    Each check is ok, a warning or a problem, with advice. Exits with status 1 if there is a problem. In a container
+    the limits are those of its cgroup.
 
     JSON has `checks`, each with `name`, `state`, `found` and `advice`.
 

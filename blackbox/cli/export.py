@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from blackbox.cli.ui.days import RecordingArgument, StartOption, StopOption, days_of, lose_damage, open_day, time_ns
+from blackbox.cli.ui.options import JsonLinesOption
 from blackbox.cli.ui.progress import counting
 from blackbox.cli.ui.status import exit_statuses, warn
-from blackbox.cli.ui.terminal import stderr, stdout, titled, values_table
+from blackbox.cli.ui.terminal import print_json, stderr, stdout, titled, values_table
 from blackbox.errors import ConfigError
 from blackbox.report.numbers import byte_rate, count, rate
 
@@ -38,20 +39,22 @@ class Order(StrEnum):
 
 def export(
     recording: RecordingArgument,
-    file: Annotated[
-        Path | None,
-        typer.Argument(metavar="FILE", help="The file to write; packed if it ends in .gz or .zst.", show_default=False),
-    ] = None,
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out",
+            metavar="PATH",
+            help="File to write, compressed if it ends in .gz or .zst. With --parquet: the directory to write to.",
+        ),
+    ],
     start: StartOption = None,
     stop: StopOption = None,
     parquet: Annotated[
-        Path | None,
+        bool,
         typer.Option(
-            metavar="OUT",
-            help="Write Parquet below this directory, in place of FILE. RECORDING may then be a feed with its days.",
-            show_default=False,
+            "--parquet", help="Write Parquet instead of the venue's format. RECORDING may be a feed with its days."
         ),
-    ] = None,
+    ] = False,
     records: Annotated[
         str | None,
         typer.Option(metavar="TYPE", help="Parquet: only messages of this type, with their fields as columns."),
@@ -63,47 +66,54 @@ def export(
     order: Annotated[
         Order, typer.Option(help="Parquet: as captured; or by topic, within each million messages.")
     ] = Order.CAPTURE,
+    as_json: JsonLinesOption = False,
 ) -> None:
-    """Write a recorded day back to the venue's own file format, or as Parquet.
+    """Write a recorded day in the venue's own file format, or as Parquet.
 
-    ITCH 5.0 becomes a file of messages, each behind its length (2 bytes, big-endian), as NASDAQ gives it away: the very
-    bytes that were published. IEX becomes message blocks of IEX-TP (2 bytes of length, little-endian), without headers.
-    Tape becomes a zip archive of the CSV files that were published, DBN the same stream of metadata and records,
-    Binance the same lines of frames.
+    ITCH 5.0 becomes a file of messages, each after its length (2 bytes, big-endian), as NASDAQ publishes it. IEX
+    becomes message blocks of IEX-TP (2 bytes of length, little-endian), without headers. Tape becomes a zip archive of
+    CSV files, DBN a stream of metadata and records, Binance the lines of frames. The bytes are those that were
+    published.
 
-    The messages of one slice keep their order. Those of several slices are merged by market time; messages of equal
-    times in different slices stand in an order that is always the same, but may not be that of the venue.
+    The messages of a slice keep their order. Messages of several slices are merged by market time. The order of
+    messages with equal times in different slices is always the same, but can differ from the order of the venue.
 
-    As Parquet a day becomes OUT/date=DATE/slice=SLICE/part-00000.parquet, which polars, DuckDB, pandas and Spark read.
+    With --parquet a day becomes PATH/date=DATE/slice=SLICE/part-00000.parquet, for polars, DuckDB, pandas and Spark.
+
+    JSON is one object per day, with `recording`, `out`, `messages` and `file_bytes`.
 
     For example:
 
-    blackbox export recordings/nasdaq/2026-11-20 20261120.itch
+    blackbox export recordings/nasdaq/2026-11-20 --out 20261120.itch
 
-    blackbox export recordings/nasdaq/2026-11-20 20261120.itch.gz
+    blackbox export recordings/nasdaq/2026-11-20 --out 20261120.itch.gz
 
-    blackbox export recordings/nasdaq/2026-11-20 open.itch --start 09:30 --stop 09:35
+    blackbox export recordings/nasdaq/2026-11-20 --out open.itch --start 09:30 --stop 09:35
 
-    blackbox export recordings/nasdaq --parquet lake/nasdaq                      all its days
+    blackbox export recordings/nasdaq --parquet --out lake/nasdaq                      all its days
 
-    blackbox export recordings/nasdaq/2026-11-20 --parquet lake/trades --records P
+    blackbox export recordings/nasdaq/2026-11-20 --parquet --out lake/trades --records P
     """
-    if (file is None) == (parquet is None):
-        given = "both" if file is not None else "neither"
-        raise typer.BadParameter(f"{given} was given, expected either FILE or --parquet", param_hint="FILE")
-    if records is not None and parquet is None:
+    if records is not None and not parquet:
         raise typer.BadParameter(f"was given as {records!r} without --parquet", param_hint="--records")
     with exit_statuses():
-        if file is not None:
-            _write_file(recording, file, start, stop)
-        elif parquet is not None:
+        if parquet:
             paths = days_of(recording) or [recording]
-            written = [_write_parquet(path, parquet, start, stop, records, prices, order) for path in paths]
-            lose_damage(recording, [each for day in written for each in day.damage], parquet)
+            written = [_write_parquet(path, out, start, stop, records, prices, order, as_json) for path in paths]
+            lose_damage(recording, [each for day in written for each in day.damage], out)
+        else:
+            _write_file(recording, out, start, stop, as_json)
 
 
 def _write_parquet(
-    path: Path, out: Path, start: str | None, stop: str | None, kind: str | None, prices: Prices, order: Order
+    path: Path,
+    out: Path,
+    start: str | None,
+    stop: str | None,
+    kind: str | None,
+    prices: Prices,
+    order: Order,
+    as_json: bool,
 ) -> Recording:
     day = open_day(path)
     first, end = time_ns(day, start, "--start"), time_ns(day, stop, "--stop")
@@ -117,6 +127,9 @@ def _write_parquet(
         except ImportError as error:
             raise ConfigError(str(error)) from error
     elapsed_s = time.monotonic() - began
+    if as_json:
+        print_json(_object(path, done.path, done.messages, done.file_bytes))
+        return day
     stdout.print(
         titled(
             f"exported {path} to {done.path}",
@@ -124,7 +137,7 @@ def _write_parquet(
                 [
                     ("records", kind or "all, as payloads"),
                     ("messages", count(done.messages)),
-                    ("files", count(done.files), "one a slice"),
+                    ("files", count(done.files), "one per slice"),
                     ("row groups", count(done.row_groups)),
                     ("bytes", count(done.file_bytes), _per_message(done)),
                     ("rate", rate(done.messages, elapsed_s)),
@@ -136,10 +149,14 @@ def _write_parquet(
 
 
 def _per_message(done: ParquetDay) -> str:
-    return f"of the files, {done.file_bytes / done.messages:.1f} a message" if done.messages else "of the files"
+    return f"of the files, {done.file_bytes / done.messages:.1f} per message" if done.messages else "of the files"
 
 
-def _write_file(recording: Path, file: Path, start: str | None, stop: str | None) -> None:
+def _object(recording: Path, out: Path, messages: int, file_bytes: int) -> dict[str, Any]:
+    return {"recording": str(recording), "out": str(out), "messages": messages, "file_bytes": file_bytes}
+
+
+def _write_file(recording: Path, file: Path, start: str | None, stop: str | None, as_json: bool) -> None:
     from blackbox.archive.export.source_file import export as write
 
     day = open_day(recording)
@@ -148,20 +165,23 @@ def _write_file(recording: Path, file: Path, start: str | None, stop: str | None
     with stderr.status("writing") as shown:
         done = write(day, file, first, end, lambda many: shown.update(f"written {count(many)} messages"))
     elapsed_s = time.monotonic() - began
-    stdout.print(
-        titled(
-            f"exported {recording} to {file}",
-            values_table(
-                [
-                    ("schema", day.feed.schema_name),
-                    ("messages", count(done.messages)),
-                    ("bytes", count(done.file_bytes), "of the file"),
-                    ("rate", rate(done.messages, elapsed_s)),
-                    ("file", byte_rate(done.file_bytes, elapsed_s)),
-                ]
-            ),
+    if as_json:
+        print_json(_object(recording, file, done.messages, done.file_bytes))
+    else:
+        stdout.print(
+            titled(
+                f"exported {recording} to {file}",
+                values_table(
+                    [
+                        ("schema", day.feed.schema_name),
+                        ("messages", count(done.messages)),
+                        ("bytes", count(done.file_bytes), "of the file"),
+                        ("rate", rate(done.messages, elapsed_s)),
+                        ("file", byte_rate(done.file_bytes, elapsed_s)),
+                    ]
+                ),
+            )
         )
-    )
     where, better = "slices", "of one slice"
     if day.feed.key_bytes:
         where, better = "slices or keys", "of one slice without keys"

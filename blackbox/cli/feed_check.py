@@ -19,10 +19,10 @@ from blackbox.report.numbers import counted
 def check(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The feed file (TOML).")], as_json: JsonOption = False
 ) -> None:
-    """Load a feed file, and show its endpoints: which topics each takes, and which process listens there.
+    """Load a feed file, and show its endpoints with their topics, and the processes that listen there.
 
-    Also reads the schema and the key files that it names. Exits with status 1 if the file is wrong; warnings and ports
-    in use do not change the status, as the feed's own publisher may run. Binds nothing.
+    Also reads the schema and the key files of the feed. Exits with status 1 if the file is wrong. Warnings and used
+    ports do not change the status, because the feed's own publisher may run. Binds nothing.
 
     JSON has `file`, `feed`, `schema`, `key_bytes`, `environment` (variables that override settings), `endpoints` and
     `warnings`.

@@ -72,17 +72,20 @@ def new(
         typer.Option("--transport", help="`tcp`; `ipc`, for one host; `shm`: tcp, with shared memory on one host."),
     ] = Transport.TCP,
     host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="Address of the publisher, for tcp.")
+        str, typer.Option("--host", metavar="ADDRESS", help="Address of the publisher for tcp.")
     ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option("--port", metavar="PORT", min=1, max=65_535, help="First port; each endpoint takes the next.")
     ] = 17_901,
     lines: Annotated[
-        int, typer.Option("--lines", min=1, max=MAX_LINES, help="Redundant lines of each slice: 2 are A and B.")
+        int,
+        typer.Option(
+            "--lines", metavar="N", min=1, max=MAX_LINES, help="Redundant lines of each slice: 2 are A and B."
+        ),
     ] = 1,
     archive: Annotated[bool, typer.Option("--archive", help="Add an archive, where `record --serve` answers.")] = False,
 ) -> None:
-    """Write a commented feed file. A file that exists is not changed.
+    """Write a commented feed file. An existing file is not changed.
 
     For example:
 

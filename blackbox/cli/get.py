@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
+import time
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -10,52 +13,74 @@ import msgspec
 import typer
 
 from blackbox.cli.ui.feeds import FeedOption, load_feed
+from blackbox.cli.ui.messages import describe
+from blackbox.cli.ui.options import CountOption, JsonLinesOption, prefixes_of
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import say
 from blackbox.errors import SubscriberError
 
 if TYPE_CHECKING:
     from blackbox.block.batch import Message
+    from blackbox.feed.schema import Schema
+    from blackbox.hub.client import HubClient
 
 _COMMIT_EVERY: Final = 1_000
 
-ClientName = Annotated[str, typer.Option("--name", metavar="NAME", help="Of the durable client.")]
+_TURN_S: Final = 0.02
+"""Time for which each of several subscriptions is waited for in turn."""
+
+ClientName = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the durable client.")]
 PositionsOption = Annotated[
-    Path, typer.Option("--positions", metavar="DIR", help="Where durable clients keep what they have subscribed to.")
+    Path, typer.Option("--positions", metavar="DIR", help="Directory of the positions of durable clients.")
+]
+SubscriptionOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--prefix",
+        metavar="TEXT",
+        help="Prefix that NAME is subscribed to. Can be repeated. Default: all topics.",
+        show_default=False,
+    ),
 ]
 
 
 def get(
     name: ClientName,
-    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="One that NAME is subscribed to.")] = "",
+    prefix: SubscriptionOption = None,
     feed: FeedOption = None,
     positions: PositionsOption = Path("positions"),
-    enough: Annotated[int, typer.Option("--count", metavar="N", min=0, help="How many to get; 0: no end.")] = 1,
+    enough: CountOption = 1,
     timeout: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", min=0, help="How long to wait for each. Default: no end.", show_default=False),
+        typer.Option(metavar="SECONDS", min=0, help="Time limit for each message. Default: none.", show_default=False),
     ] = None,
+    as_json: JsonLinesOption = False,
 ) -> None:
-    """Print the next messages of a durable subscription, a JSON object a line, payloads in base64.
+    """Print the next messages of a durable subscription.
 
-    `subscribe --durable NAME` begins one.
+    `subscribe --durable --name NAME` begins a subscription.
 
-    What was printed is committed: it does not come again. One that is killed may print the last ones again: up to a
-    thousand. Ends with status 1 when a message does not come in time.
+    Printed messages are committed and do not come again. If the command is killed, the next one may print up to a
+    thousand messages again. Ends with status 1 if a message does not come in time.
+
+    JSON has `topic`, `ts_event` (ns since 1970), `slice`, `epoch`, `sequence`, and `payload` in base64.
 
     For example:
 
-    blackbox get orders. --name desk-1 --feed feed.toml
+    blackbox get --prefix orders. --name desk-1 --feed feed.toml
 
-    blackbox get orders. --name desk-1 --feed feed.toml --count 10 --timeout 5
+    blackbox get --prefix orders. --name desk-1 --feed feed.toml --count 10 --timeout 5 --json
     """
     with exit_statuses():
+        from blackbox.feed.schema import load_schema
         from blackbox.hub.client import HubClient
 
-        client, got = HubClient(load_feed(feed), name, positions).start(), 0
+        known = load_feed(feed)
+        schema, prefixes = load_schema(known.schema_name), prefixes_of(prefix)
+        client, got = HubClient(known, name, positions).start(), 0
         try:
             while got < enough or not enough:
-                print_message(client.get(prefix.encode(), timeout))
+                print_message(_next(client, prefixes, timeout), None if as_json else schema)
                 got += 1
                 if got % _COMMIT_EVERY == 0:
                     sys.stdout.flush()
@@ -68,24 +93,42 @@ def get(
             client.end()
 
 
-def print_message(message: Message) -> None:
-    """Print a message as a line of JSON."""
+def _next(client: HubClient, prefixes: tuple[bytes, ...], timeout: float | None) -> Message:
+    """Return the next message of any of the subscriptions. Raises TimeoutError."""
+    if len(prefixes) == 1:
+        return client.get(prefixes[0], timeout)
+    deadline = math.inf if timeout is None else time.monotonic() + timeout
+    for prefix in cycle(prefixes):
+        try:
+            return client.get(prefix, _TURN_S)
+        except TimeoutError:
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"nothing came in {timeout} s") from None
+    raise AssertionError("a cycle does not end")
+
+
+def print_message(message: Message, schema: Schema | None) -> None:
+    """Print a message as a line of text; without a schema as a line of JSON."""
     from blackbox.block.plain_message import as_object
 
-    sys.stdout.write(msgspec.json.encode(as_object(message, None)).decode() + "\n")
+    if schema is None:
+        line = msgspec.json.encode(as_object(message, None))
+    else:
+        line = describe(message, schema).encode(errors="backslashreplace")
+    sys.stdout.write(line.decode() + "\n")
 
 
 def unsubscribe(
     name: ClientName,
-    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="One that NAME is subscribed to.")] = "",
+    prefix: SubscriptionOption = None,
     feed: FeedOption = None,
     positions: PositionsOption = Path("positions"),
 ) -> None:
-    """End a durable subscription, and forget where it was. The hub need not be there.
+    """End a durable subscription, and delete its position. The hub need not run.
 
     For example:
 
-    blackbox unsubscribe orders. --name desk-1 --feed feed.toml
+    blackbox unsubscribe --prefix orders. --name desk-1 --feed feed.toml
 
     blackbox unsubscribe --name desk-1 --feed feed.toml --positions /var/lib/desk-1
     """
@@ -94,8 +137,9 @@ def unsubscribe(
 
         client = HubClient(load_feed(feed), name, positions).start()
         try:
-            client.unsubscribe(prefix.encode())
-            say(f"{name} is not subscribed to {prefix!r} any more")
+            for each in prefixes_of(prefix):
+                client.unsubscribe(each)
+                say(f"{name} is no longer subscribed to {each.decode(errors='backslashreplace')!r}")
         finally:
             client.end()
 
@@ -103,7 +147,7 @@ def unsubscribe(
 def subscribe_durably(
     name: str, positions: Path, feed: str | None, prefixes: tuple[bytes, ...], timeout: float | None
 ) -> None:
-    """Have a durable client subscribe to prefixes: `get` has what is put from now on."""
+    """Begin durable subscriptions of a client to prefixes, from now on."""
     from blackbox.hub.client import HubClient
 
     client = HubClient(load_feed(feed), name, positions).start()

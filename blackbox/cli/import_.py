@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blackbox.cli.ui.days import Compression
+from blackbox.cli.ui.days import Compression, RecordingsOption
 from blackbox.cli.ui.feeds import FeedOption, SourceOptions, feed_for, load_feed, open_with_options
+from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.status import exit_statuses, lose, warn
-from blackbox.cli.ui.terminal import say, stderr, stdout, titled, values_table
+from blackbox.cli.ui.terminal import print_json, say, stderr, stdout, titled, values_table
 from blackbox.report.numbers import byte_rate, count, counted, duration, rate
 
 if TYPE_CHECKING:
@@ -20,48 +21,49 @@ if TYPE_CHECKING:
 
 
 def import_(
-    sources: Annotated[list[str], typer.Argument(metavar="SOURCE...", help="What to import: NAME:ARGUMENT.")],
-    out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="Directory of all recordings: a day is written to OUT/FEED/DATE.")
-    ],
+    sources: Annotated[list[str], typer.Argument(metavar="SOURCE...", help="Sources to import: NAME:ARGUMENT.")],
+    out: RecordingsOption = Path("recordings"),
     feed: FeedOption = None,
     date: Annotated[
         str | None,
         typer.Option(
             metavar="DATE",
-            help="The day of all sources, YYYY-MM-DD. Default: of ITCH and tape the one that the file's name tells, of "
-            "other sources those of the messages' times.",
+            help="The day of all sources, YYYY-MM-DD. Default: the date in the file name for ITCH and tape, and the "
+            "dates of the messages for other sources.",
             show_default=False,
         ),
     ] = None,
     compression: Annotated[
         Compression,
-        typer.Option(help="Of the blocks' bodies: `none` for fast replays, `zstd` for small size."),
+        typer.Option(help="Compression of blocks: `none` for fast replays, `zstd` for small size."),
     ] = Compression.NONE,
     block_kib: Annotated[int, typer.Option(metavar="KIB", min=1, max=65_536, help="Size of blocks.")] = 256,
-    replace: Annotated[bool, typer.Option("--replace", help="Write days anew that are there already.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace days that exist.")] = False,
     threads: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Days to import at a time. Default: one a core.", show_default=False),
+        typer.Option(metavar="N", min=1, help="Days to import at a time. Default: one per core.", show_default=False),
     ] = None,
     option: SourceOptions = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Write sources straight into dated recordings: what publishing, recording and compacting them would make.
+    """Write sources straight into dated recordings, without publisher and recorder.
 
-    SOURCE is as for `blackbox publish`. A directory of tape files is as many days as its files have, and a file that
-    runs over midnight is two; sources of one date become one day. A day gets its name only once it was read again and
-    is whole. One that is there already is refused. What an import that was killed has left unfinished is in
-    OUT/FEED/importing, and the next one removes it.
+    SOURCE has the form that `blackbox publish` takes. Sources of one date become one day; a source that runs over
+    midnight, or a directory of tape files, becomes several days. A day gets its name after it was read again and is
+    complete. A day that exists is an error unless --replace is given. An import that was killed leaves its unfinished
+    days in DIR/FEED/importing, and the next import removes them. Status 4 if messages are missing in the sources.
+
+    JSON is an array with one object per day, with `date`, `path`, `messages`, `file_bytes`, `missing` and `truncated`.
 
     For example:
 
-    blackbox import itch50:12302019.NASDAQ_ITCH50.gz recordings --feed configs/nasdaq.toml --compression zstd
+    blackbox import itch50:12302019.NASDAQ_ITCH50.gz --feed configs/nasdaq.toml --compression zstd
 
-    blackbox import tape:equity/usa/tick recordings --feed configs/tape.toml             all its days
+    blackbox import tape:equity/usa/tick --feed configs/tape.toml             all its days
 
-    blackbox import dbn:20231225.mbo.dbn.zst dbn:20231226.mbo.dbn.zst recordings --feed configs/dbn.toml
+    blackbox import dbn:20231225.mbo.dbn.zst dbn:20231226.mbo.dbn.zst --feed configs/dbn.toml
 
-    blackbox import iex:DEEP10.pcap.gz recordings --date 2017-04-25 --replace
+    blackbox import iex:DEEP10.pcap.gz --out /data/recordings --date 2017-04-25 --replace
     """
     day = _date_of(date)
     with exit_statuses():
@@ -85,7 +87,10 @@ def import_(
                 threads=threads or usable_cpus(),
                 imported=lambda each: say(f"{each.path}: {counted(each.messages, 'message')}"),
             )
-        _print_summary(out / shape.name, done, time.monotonic() - began)
+        if as_json:
+            print_json(done)
+        else:
+            _print_summary(out / shape.name, done, time.monotonic() - began)
         for each in done:
             for note in each.notes:
                 warn(f"{each.date}: {note}")

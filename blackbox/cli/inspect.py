@@ -1,4 +1,4 @@
-"""`blackbox inspect`: what is in a recording."""
+"""`blackbox inspect`: the content of a recording."""
 
 from __future__ import annotations
 
@@ -40,28 +40,28 @@ def inspect(
         Path,
         typer.Argument(
             metavar="RECORDING",
-            help="A recorded day: the directory with the `manifest.json`. Or a feed's directory: a table of its days.",
+            help="Directory of a recorded day, with its `manifest.json`; or of a feed, to list its days.",
         ),
     ],
     picture: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Draw the rate over the day, gaps marked: .svg, or .png, which needs the extra `picture`.",
+            help="Also draw the rate over the day, gaps marked: .svg, or .png, which needs the extra `picture`.",
             show_default=False,
         ),
     ] = None,
-    topics: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Show the N busiest topics; 0: do not count them.")
+    top: Annotated[
+        int, typer.Option("--top", metavar="N", min=0, help="Show the N busiest topics; 0: do not count them.")
     ] = 10,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what is in a recorded day: how much, from when to when, what is missing, what is damaged, which topics.
+    """Show the content of a recorded day: messages, times, gaps, damage and topics.
 
-    Reads the whole day. Damage and gaps do not change the exit status: `blackbox verify` is for that.
+    Reads the whole day. Damage and gaps do not change the exit status; use `blackbox verify` for that.
 
     JSON is one object for a day, with all gaps and damaged parts, and an array of objects for a feed's directory. Times
-    are ns since 1970, null where there is none.
+    are ns since 1970, null if unknown.
 
     For example:
 
@@ -71,7 +71,7 @@ def inspect(
 
     blackbox inspect recordings/nasdaq/2026-11-20 --json     for a script
 
-    blackbox inspect recordings/nasdaq/2026-11-20 --topics 50 --picture day.svg
+    blackbox inspect recordings/nasdaq/2026-11-20 --top 50 --picture day.svg
     """
     with exit_statuses(), without_warnings():
         from blackbox.report.rate_picture import SUFFIXES, Chart, check, draw
@@ -98,15 +98,15 @@ def inspect(
         with reading(f"reading {recording}", day.file_bytes) as progress:
             damage, gaps, begins = day.examine(progress)
         counts = Counter[bytes]()
-        if topics:
+        if top:
             with reading(f"counting the topics of {recording}", day.file_bytes):
                 counts = Counter(day.counts())
         if as_json:
-            print_json(_day_object(day, damage, gaps, begins, counts.most_common(topics)))
+            print_json(_day_object(day, damage, gaps, begins, counts.most_common(top)))
         else:
             _print_day(day, damage, gaps, begins)
-            if topics:
-                _print_topics(counts, topics)
+            if top:
+                _print_topics(counts, top)
         if picture is not None:
             draw(Chart.of(day, gaps), picture)
             say(f"drew {picture}")

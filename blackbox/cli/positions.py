@@ -1,4 +1,4 @@
-"""`blackbox positions`: what named consumers have done up to."""
+"""`blackbox positions`: the positions of named consumers."""
 
 from __future__ import annotations
 
@@ -22,25 +22,28 @@ _ZONE: Final = "UTC"
 
 
 def positions(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where consumers keep their positions.")],
-    move: Annotated[str | None, typer.Option(metavar="NAME", help="The consumer to move.")] = None,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the consumers' positions.")],
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="Only this consumer.", show_default=False)
+    ] = None,
     to: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="SLICE:EPOCH[:KEY]:SEQUENCE", help="Where to, as listed, or as `put` prints it. Repeat it."
+            metavar="SLICE:EPOCH[:KEY]:SEQUENCE",
+            help="Move the consumer of --name to this position, as listed, or as `put` prints it. Can be repeated.",
         ),
     ] = None,
-    forget: Annotated[str | None, typer.Option(metavar="NAME", help="The consumer to forget.")] = None,
+    forget: Annotated[bool, typer.Option("--forget", help="Delete the positions of the consumer of --name.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List what named consumers have done up to, or move one, or forget it.
+    """List the positions of named consumers, or move or delete those of one.
 
-    The message with the sequence number shown comes next when that consumer starts. One that is moved back gets
-    messages again; one that is forgotten begins anew. A consumer that runs cannot be changed. Of a feed with keys each
-    key has a number: give KEY to move it, and where EPOCH is another one all other keys begin with 0.
+    The next message of a consumer is the one with the listed sequence number. A consumer that is moved back receives
+    messages again; a deleted one starts again like a new consumer. Stop a consumer before you change it. A feed with
+    keys has one number per key: give KEY to move it. With another EPOCH, all other keys begin with 0.
 
     JSON is an array of one object per consumer: `consumer`, `feed`, `kept_ns` (ns since 1970), and `slices` with
-    `slice`, `epoch`, and `sequence`, or `keys`, the number of each key.
+    `slice`, `epoch`, and `sequence`, or `keys` with the number of each key.
 
     For example:
 
@@ -48,28 +51,30 @@ def positions(
 
     blackbox positions positions --json
 
-    blackbox positions positions --move strategy-1 --to 0:1795510000000000000:1000
+    blackbox positions positions --name strategy-1 --to 0:1795510000000000000:1000
 
-    blackbox positions positions --forget strategy-1
+    blackbox positions positions --name strategy-1 --forget
     """
     with exit_statuses():
         from blackbox.archive.consumer_positions import owned_consumers
 
-        if forget is not None and move is not None:
-            raise ConfigError("forget and move were both given, expected one of them")
-        if (move is None) != (not to):
-            raise ConfigError(f"move was {move!r} and to {to}, expected both or none of them")
-        if forget is not None:
-            _change(_file(directory, forget), None)
-        elif move is not None:
-            _change(_file(directory, move), to or [])
-        else:
-            found = {name: file.read() for name, file in owned_consumers(directory).items()}
-            known = {name: kept for name, kept in found.items() if kept is not None}
+        if (to or forget) and name is None:
+            raise ConfigError(f"{'--forget' if forget else '--to'} was given without --name: name the consumer")
+        if to and forget:
+            raise ConfigError("--to and --forget were both given: choose one")
+        if name is not None and (to or forget):
+            change = _change(_file(directory, name), None if forget else to)
             if as_json:
-                print_json([_object(name, kept) for name, kept in known.items()])
-            else:
-                _list(known)
+                print_json([] if change is None else [_object(name, change)])
+            return
+        found = {each: file.read() for each, file in owned_consumers(directory).items() if name in (None, each)}
+        known = {each: kept for each, kept in found.items() if kept is not None}
+        if name is not None and not known:
+            raise _unknown(_file(directory, name))
+        if as_json:
+            print_json([_object(each, kept) for each, kept in known.items()])
+        else:
+            _list(known)
 
 
 def _file(directory: Path, name: str) -> PositionFile:
@@ -102,10 +107,15 @@ def _list(known: dict[str, Kept]) -> None:
     stdout.print(table)
 
 
-def _change(file: PositionFile, to: list[str] | None) -> None:
+def _unknown(file: PositionFile) -> PositionError:
+    return PositionError(f"{file.path} was not found, expected the positions of consumer {file.name!r}")
+
+
+def _change(file: PositionFile, to: list[str] | None) -> Kept | None:
+    """Move a consumer, or forget it without `to`. Return what the file holds now."""
     kept = file.read()
     if kept is None:
-        raise PositionError(f"{file.path} was not found, expected the positions of consumer {file.name!r}")
+        raise _unknown(file)
     file.own(0)
     try:
         if to is None:
@@ -114,6 +124,7 @@ def _change(file: PositionFile, to: list[str] | None) -> None:
         else:
             file.keep(kept.feed, _moved(kept.positions, to))
             say(f"moved consumer {file.name!r} to {', '.join(to)}")
+        return file.read()
     finally:
         file.close()
 

@@ -1,8 +1,9 @@
-"""`blackbox publish`: send a source into a feed."""
+"""`blackbox publish`: send sources into a feed."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,14 +11,25 @@ import typer
 from rich.progress import TimeElapsedColumn
 
 from blackbox.cli.ui import progress
-from blackbox.cli.ui.feeds import FeedOption, SourceOptions, check_source, feed_for, load_feed, open_with_options
+from blackbox.cli.ui.feeds import (
+    FeedOption,
+    NamedSource,
+    SourceOptions,
+    check_schemas,
+    feed_for,
+    in_order,
+    load_feed,
+    open_with_options,
+)
+from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.status import exit_statuses, lose, warn
-from blackbox.cli.ui.terminal import bad_if, say, stderr, stdout, titled, values_table
+from blackbox.cli.ui.terminal import bad_if, print_json, say, stderr, stdout, titled, values_table
 from blackbox.feed.source import Source
 from blackbox.report.numbers import byte_rate, count, counted, duration, rate
 
 if TYPE_CHECKING:
     from blackbox.cli.ui.source_publisher import SourcePublisher
+    from blackbox.publish.publisher import PublisherStatistics
 
 
 class WhenFull(StrEnum):
@@ -28,7 +40,7 @@ class WhenFull(StrEnum):
 
 
 def publish(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="What to publish: NAME:ARGUMENT.")],
+    sources: Annotated[list[str], typer.Argument(metavar="SOURCE...", help="Sources to publish: NAME:ARGUMENT.")],
     feed: FeedOption = None,
     when_full: Annotated[
         WhenFull,
@@ -39,28 +51,27 @@ def publish(
     ] = WhenFull.WAIT,
     wait_for: Annotated[
         int,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Wait until every slice has N subscribers; 0: publish at once. Messages that nobody has subscribed "
-            "to are counted as unwanted, which is no error.",
-        ),
+        typer.Option(metavar="N", min=0, help="Wait until every slice has N subscribers; 0: publish at once."),
     ] = 1,
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for those subscribers.")
-    ] = 60.0,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Time limit of that wait.")] = 60.0,
     option: SourceOptions = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Publish a source into a feed, as fast as its subscribers take it.
+    """Publish sources into a feed, as fast as its subscribers take the messages.
 
     SOURCE is [cyan]itch50:PATH[/], [cyan]iex:PATH[/], [cyan]tape:PATH[/], [cyan]dbn:PATH[/],
-    [cyan]binance:PATH[/], [cyan]synthetic:MESSAGES[/], or NAME:ARGUMENT of a plug-in.
+    [cyan]binance:PATH[/], [cyan]synthetic:MESSAGES[/], or NAME:ARGUMENT of a plug-in. Several sources of one schema
+    are published one after another, in the order of their first messages' times.
+
+    Messages without a subscriber are not sent, and counted as unwanted. Status 4 if messages are lost.
+
+    JSON has `sources`, `seconds`, `missing` (messages that the sources lack) and `statistics` of the publisher.
 
     For example, each with `blackbox subscribe` in another terminal:
 
     blackbox publish synthetic:1000000
 
-    blackbox publish iex:DEEP10.pcap.gz
+    blackbox publish dbn:20231225.mbo.dbn.zst dbn:20231226.mbo.dbn.zst --feed configs/dbn.toml
 
     blackbox publish itch50:12302019.NASDAQ_ITCH50.gz --feed configs/nasdaq.toml --wait-for 2
 
@@ -72,10 +83,11 @@ def publish(
         from blackbox.cli.ui.source_publisher import SourcePublisher
 
         shape = load_feed(feed)
-        opened = open_with_options(source, option, shape)
-        shape = feed_for(shape, opened, source)
-        with stderr.status("reading the source's first messages"):
-            check_source(opened)
+        named = [NamedSource(spec, open_with_options(spec, option, shape)) for spec in sources]
+        check_schemas(named)
+        shape = feed_for(shape, named[0].source, named[0].spec)
+        with stderr.status("reading the first messages"):
+            opened = [each.source for each in in_order(named)]
         with SourcePublisher(shape, when_full=when_full.value) as publisher:
             publisher.wait_for_each_slice(wait_for, timeout, say)
             started = time.monotonic()
@@ -88,7 +100,21 @@ def publish(
                 elapsed = time.monotonic() - started
             finally:
                 publisher.close(timeout=30.0 if elapsed else 1.0)
-                print_summary(opened, publisher, elapsed or time.monotonic() - started)
+                seconds = elapsed or time.monotonic() - started
+                if as_json:
+                    print_json(
+                        {
+                            "sources": sources,
+                            "seconds": round(seconds, 3),
+                            "missing": publisher.missing,
+                            "statistics": publisher.statistics(),
+                        }
+                    )
+                else:
+                    print_summary(opened, publisher, seconds)
+                for note in (note for source in opened for note in source.notes):
+                    warn(note)
+                warn_of_unwanted(publisher.statistics())
         done = publisher.statistics()
         lost = []
         if done.discarded:
@@ -97,17 +123,16 @@ def publish(
             left = ", ".join(f"slice {slice_id} has {found}" for slice_id, found in lacking.items())
             lost.append(
                 f"subscribers left before the end: {left}, expected {wait_for}; {count(done.unwanted)} messages "
-                "went to nobody"
+                "had no subscriber"
             )
         if publisher.missing:
             lost.append(f"{counted(publisher.missing, 'message')} missing in the source, published as gaps")
-        if opened.truncated:
-            lost.append(f"the source is incomplete: {opened.truncated}")
+        lost += [f"the source is incomplete: {each.truncated}" for each in opened if each.truncated]
         if lost:
             lose("; ".join(lost))
 
 
-def _publish_with_progress(source: Source, publisher: SourcePublisher) -> None:
+def _publish_with_progress(sources: Sequence[Source], publisher: SourcePublisher) -> None:
     started = time.monotonic()
 
     def rates(messages: int) -> tuple[str, str, str]:
@@ -119,27 +144,39 @@ def _publish_with_progress(source: Source, publisher: SourcePublisher) -> None:
     def say_line(messages: int) -> None:
         say("messages so far: {}, {}, {}".format(*rates(messages)))
 
+    def publish_all(show: Callable[[int], object]) -> None:
+        before = 0
+
+        def show_all(messages: int) -> None:
+            show(before + messages)
+
+        for source in sources:
+            before += source.publish(publisher, show_all)
+            publisher.end_source()
+
     if stderr.is_terminal:
-        with progress.bar("publishing", source.total, progress.TEXT, TimeElapsedColumn()) as move:
-            source.publish(publisher, lambda messages: move(completed=messages, text="  ".join(rates(messages))))
+        totals = [source.total for source in sources]
+        total = None if None in totals else sum(each or 0 for each in totals)
+        with progress.bar("publishing", total, progress.TEXT, TimeElapsedColumn()) as move:
+            publish_all(lambda messages: move(completed=messages, text="  ".join(rates(messages))))
     else:
-        source.publish(publisher, progress.at_most_every(progress.LINE_EVERY_S, say_line))
+        publish_all(progress.at_most_every(progress.LINE_EVERY_S, say_line))
 
 
-def print_summary(source: Source, publisher: SourcePublisher, elapsed_s: float) -> None:
-    """Print what was published of a source, and what was not."""
+def print_summary(sources: Sequence[Source], publisher: SourcePublisher, elapsed_s: float) -> None:
+    """Print what was published of sources, and what was not."""
     done = publisher.statistics()
     stdout.print(
         titled(
-            f"published {source!r}",
+            f"published {', '.join(map(repr, sources))}",
             values_table(
                 [
                     ("schema", publisher.feed.schema_name),
-                    ("messages", count(done.messages), "sent, each counted once however many subscribers got it"),
-                    ("symbols", count(len(publisher.feed.symbol_rule.symbols(publisher.topics)))),
+                    ("messages", count(done.messages), "sent, each counted once for all subscribers"),
+                    ("symbols", count(len(publisher.feed.symbol_rule.symbols(sorted(publisher.seen))))),
                     ("topics", count(done.topics)),
                     ("blocks", count(done.blocks)),
-                    ("unwanted", count(done.unwanted), "not sent: nobody had subscribed to them"),
+                    ("unwanted", count(done.unwanted), "not sent: they had no subscriber"),
                     (
                         "discarded",
                         bad_if(done.discarded > 0, count(done.discarded)),
@@ -148,7 +185,7 @@ def print_summary(source: Source, publisher: SourcePublisher, elapsed_s: float) 
                     (
                         "dropped",
                         bad_if(done.shared_memory_dropped > 0, count(done.shared_memory_dropped)),
-                        "not written to shared memory: slow subscribers held every place",
+                        "not written to shared memory: slow subscribers held all of it",
                     ),
                     ("elapsed", duration(elapsed_s * 1e9)),
                     ("rate", rate(done.messages, elapsed_s)),
@@ -157,9 +194,11 @@ def print_summary(source: Source, publisher: SourcePublisher, elapsed_s: float) 
             ),
         )
     )
-    for note in source.notes:
-        warn(note)
+
+
+def warn_of_unwanted(done: PublisherStatistics) -> None:
+    """Print a warning if messages had no subscriber."""
     if done.unwanted and not done.messages:
-        warn(f"nobody had subscribed: all {count(done.unwanted)} messages were unwanted, and none was sent")
+        warn(f"no message was sent: all {count(done.unwanted)} messages had no subscriber")
     elif done.unwanted:
-        warn(f"{count(done.messages)} messages were sent; {count(done.unwanted)} were not: nobody wanted them")
+        warn(f"{count(done.messages)} messages were sent; {count(done.unwanted)} were not: they had no subscriber")

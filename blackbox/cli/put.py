@@ -11,40 +11,44 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blackbox.cli.ui.feeds import FeedOption, load_feed
+from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.status import exit_statuses
-from blackbox.cli.ui.terminal import say
+from blackbox.cli.ui.terminal import print_json, say
 from blackbox.errors import ConfigError, HubError
 
 if TYPE_CHECKING:
     from blackbox.block.position import Place
     from blackbox.hub.client import HubClient
 
-PutTimeout = Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long the hub may take to answer.")]
+PutTimeout = Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Time limit for the hub's answer.")]
 
 
 def put(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Its topic.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic of the message.")],
     payload: Annotated[
-        str, typer.Argument(metavar="PAYLOAD", help="What to put; `-`: each line of stdin, as a message of its own.")
+        str, typer.Argument(metavar="PAYLOAD", help="Payload of the message; `-`: one message per line of stdin.")
     ],
     feed: FeedOption = None,
     put_id: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="Put with the same ID again, it is stored once.")
+        str | None, typer.Option("--id", metavar="ID", help="The hub stores only one message with this ID.")
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="With `-`: leave out as many lines as the hub has had of NAME already."),
+        typer.Option("--name", metavar="NAME", help="With `-`: name of the client, whose stored lines are skipped."),
     ] = None,
     synced: Annotated[
-        bool, typer.Option("--synced", help="Wait until it is on the hub's disk, not only with its system.")
+        bool, typer.Option("--synced", help="Wait until the message is on the hub's disk, not only in its page cache.")
     ] = False,
     timeout: PutTimeout = 10.0,
+    as_json: JsonOption = False,
 ) -> None:
-    """Put a message; print where it is, as SLICE:EPOCH:SEQUENCE, once the hub has it. Of lines of stdin: how many.
+    """Put a message to a hub; print its position, SLICE:EPOCH:SEQUENCE, once the hub has stored it.
 
-    Ends with status 1 when the hub refuses it, or any of the lines: all others are stored. Also when the hub has not
-    answered in time. The message may be stored all the same: put it again with the same --id, or, with `-`, the same
-    lines with the same --name.
+    With `-`, each line of stdin is a message, and the number of stored lines is reported. Ends with status 1 if the
+    hub refuses a message or does not answer in time; all other lines are stored. A message without an answer may be
+    stored: put it again with the same --id, or the same lines with the same --name.
+
+    JSON has `slice`, `epoch` and `sequence`. With `-` it has `stored`, `skipped` and `refused` (lines).
 
     For example:
 
@@ -61,11 +65,14 @@ def put(
         client = HubClient(load_feed(feed), name, acknowledged="synced" if synced else "recorded").start()
         try:
             if lines:
-                _put_lines(client, topic, timeout, 0 if name is None else client.published_count(timeout))
+                _put_lines(client, topic, timeout, 0 if name is None else client.published_count(timeout), as_json)
             else:
                 told = os.fsencode(put_id) if put_id is not None else None
                 place = client.put(os.fsencode(topic), os.fsencode(payload), told, timeout=timeout)
-                typer.echo(f"{place.slice_id}:{place.epoch}:{place.sequence}")
+                if as_json:
+                    print_json({"slice": place.slice_id, "epoch": place.epoch, "sequence": place.sequence})
+                else:
+                    typer.echo(f"{place.slice_id}:{place.epoch}:{place.sequence}")
         finally:
             client.end()
 
@@ -84,16 +91,19 @@ class _Refused:
                 self.first, self.why = line, str(error)
 
 
-def _put_lines(client: HubClient, topic: str, timeout: float, known: int) -> None:
-    """Put each line of stdin behind those that are known, and say how many are stored."""
+def _put_lines(client: HubClient, topic: str, timeout: float, known: int, as_json: bool) -> None:
+    """Put each line of stdin after those that are known, and report how many are stored."""
     refused, number = _Refused(), 0
     for number, line in enumerate(sys.stdin.buffer, 1):
         if number > known:
             future = client.put_soon(os.fsencode(topic), line.rstrip(b"\n"), timeout=timeout)
             future.add_done_callback(partial(refused.note, number))
     client.flush(timeout)
-    left_out = min(known, number)
-    before = f", and {left_out} lines were left out: the hub had had them" if left_out else ""
-    say(f"{number - left_out - refused.count} messages are stored{before}")
+    skipped = min(known, number)
+    stored = number - skipped - refused.count
+    if as_json:
+        print_json({"stored": stored, "skipped": skipped, "refused": refused.count})
+    before = f", and {skipped} lines were skipped: they were stored before" if skipped else ""
+    say(f"{stored} messages are stored{before}")
     if refused.count:
         raise HubError(f"{refused.count} lines are not stored, the first is line {refused.first}: {refused.why}")

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.console import Group, RenderableType
 
-from blackbox.cli.ui.days import Compression
+from blackbox.cli.ui.days import Compression, RecordingsOption
 from blackbox.cli.ui.feeds import ConfirmTimeout, FeedOption, SilenceTimeout, feed_text, load_feed
 from blackbox.cli.ui.live import Rates, follow, live_screen
+from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.status import exit_statuses, lose
-from blackbox.cli.ui.terminal import bad_if, columns_table, say, stdout, titled, values_table
+from blackbox.cli.ui.terminal import bad_if, columns_table, print_json, say, stdout, titled, values_table
 from blackbox.report.numbers import byte_rate, byte_size, count, counted, duration, rate
 
 if TYPE_CHECKING:
@@ -31,34 +32,21 @@ class Fsync(StrEnum):
     BLOCK = "block"
 
 
-def _refuse_dir(value: str | None) -> None:
-    if value is not None:
-        raise typer.BadParameter(f"there is no such option, expected --out {value}")
-
-
 def record(
     feed: FeedOption = None,
-    out: Annotated[
-        Path,
-        typer.Option(
-            metavar="DIR", help="Directory of all recordings, made if missing. This one is written to DIR/FEED/DATE."
-        ),
-    ] = Path("recordings"),
-    _dir: Annotated[
-        str | None, typer.Option("--dir", hidden=True, callback=_refuse_dir, help="What others call --out.")
-    ] = None,
+    out: RecordingsOption = Path("recordings"),
     fsync: Annotated[
         Fsync,
         typer.Option(
-            help="How much a crash of the machine costs: `interval` the last second; `block` nothing, but each block "
-            "waits for the disk; `never` what the system had not written, some 30 s. A crash of the recorder alone "
-            "costs less than 1 MiB a slice."
+            help="Messages that a crash of the machine costs: with `interval` the last second; with `block` none, but "
+            "each block waits for the disk; with `never` about the last 30 s. A crash of the recorder alone costs less "
+            "than 1 MiB per slice."
         ),
     ] = Fsync.INTERVAL,
     compression: Annotated[
         Compression,
         typer.Option(
-            help="Of blocks. `none` is fastest to record and replay; the others need lz4 or zstandard installed."
+            help="Compression of blocks. `none` is fastest to record and replay; the others need lz4 or zstandard."
         ),
     ] = Compression.NONE,
     segment_mib: Annotated[
@@ -67,7 +55,8 @@ def record(
     serve: Annotated[
         bool,
         typer.Option(
-            "--serve", help="Answer who asks for recorded blocks, at the first of the feed's `archives`; see `serve`."
+            "--serve",
+            help="Also answer readers of recorded blocks, at the first of the feed's `archives`; see `serve`.",
         ),
     ] = False,
     keep_days: Annotated[
@@ -75,7 +64,7 @@ def record(
         typer.Option(
             metavar="N",
             min=1,
-            help="Keep the last N days, today among them, and what named consumers need. Default: keep all.",
+            help="Keep the last N days, including today, and days that named consumers need. Default: keep all days.",
             show_default=False,
         ),
     ] = None,
@@ -84,31 +73,40 @@ def record(
         typer.Option(
             metavar="N",
             min=0.001,
-            help="Keep N GiB; delete the oldest days beyond, unless a named consumer needs them.",
+            help="Delete the oldest days above N GiB, unless a named consumer needs them.",
             show_default=False,
         ),
     ] = None,
     most_days: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Delete days before the last N, whoever needs them.", show_default=False),
+        typer.Option(
+            metavar="N", min=1, help="Delete days before the last N, even if a consumer needs them.", show_default=False
+        ),
     ] = None,
     most_gib: Annotated[
         float | None,
         typer.Option(
-            metavar="N", min=0.001, help="Delete the oldest days beyond N GiB, whoever needs them.", show_default=False
+            metavar="N",
+            min=0.001,
+            help="Delete the oldest days above N GiB, even if a consumer needs them.",
+            show_default=False,
         ),
     ] = None,
     until_end: Annotated[
-        bool, typer.Option("--until-end", help="End when every publisher has closed and all it sent was recorded.")
+        bool, typer.Option("--until-end", help="End when every publisher has closed and all its messages are recorded.")
     ] = False,
     timeout: ConfirmTimeout = None,
     silence_timeout: SilenceTimeout = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Record a feed: every block as it came, one directory a day, one journal a slice.
+    """Record a feed: every block as received, one directory per day, one journal per slice.
 
-    What comes on both lines is recorded once. A day can be read while it is being written. After a crash start the
-    recorder again: it cuts the half-written end, says how many bytes, and goes on in a new file. One recorder at a time
-    may record a feed into a directory. Ctrl-C records all that was received, prints the totals, and ends.
+    Messages that arrive on both lines are recorded once. A day can be read while it is being written. After a crash
+    start the recorder again: it cuts the half-written end, logs the number of bytes, and continues in a new file. Only
+    one recorder at a time can record a feed into a directory. Ctrl-C records all received messages, prints the totals,
+    and ends.
+
+    JSON is printed at the end: `directory` and `statistics`.
 
     For example:
 
@@ -137,7 +135,7 @@ def record(
         say(f"waiting for the publishers of {feed_text(shape)}")
         with ExitStack() as stack:
             recorder.start(timeout)
-            stack.callback(_print_totals, recorder)
+            stack.callback(_print_totals, recorder, as_json)
             say(f"recording to {recorder.directory}")
             show = stack.enter_context(live_screen(_RecorderView(recorder)))
             follow(recorder, show, until_end=until_end, silence_timeout=silence_timeout)
@@ -196,8 +194,11 @@ class _RecorderView:
         return titled(str(self._recorder.directory), table)
 
 
-def _print_totals(recorder: Recorder) -> None:
+def _print_totals(recorder: Recorder, as_json: bool) -> None:
     now = recorder.statistics()
+    if as_json:
+        print_json({"directory": str(recorder.directory), "statistics": now})
+        return
     came = now.received
     stdout.print(
         titled(
@@ -211,7 +212,7 @@ def _print_totals(recorder: Recorder) -> None:
                     ("segments", count(now.segments)),
                     ("lost", bad_if(now.lost > 0, count(now.lost)), "received, but could not be written"),
                     ("gaps", bad_if(came.gaps > 0, count(came.gaps)), "messages that never came"),
-                    ("not heard", count(now.unheard), "messages of before this recorder heard of their keys"),
+                    ("not heard", count(now.unheard), "published before this recorder received their keys"),
                     ("duplicated", count(came.duplicates), "came again, on the other line: recorded once"),
                     ("malformed", bad_if(came.malformed > 0, count(came.malformed)), "blocks that were not valid"),
                     ("cut", count(now.cut_bytes), "bytes that a killed recorder had not written whole"),

@@ -9,8 +9,9 @@ import typer
 
 from blackbox.cli.publish import WhenFull
 from blackbox.cli.ui.feeds import feed_text
+from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.status import exit_statuses
-from blackbox.cli.ui.terminal import bad_if, columns_table, say, stdout, titled
+from blackbox.cli.ui.terminal import bad_if, columns_table, print_json, say, stdout, titled
 from blackbox.feed.feed import Feed
 from blackbox.report.numbers import count, duration
 
@@ -27,39 +28,39 @@ def relay(
         str,
         typer.Argument(
             metavar="DOWN",
-            help="Feed file of those below: the same feed with endpoints of its own. With --plain: one endpoint.",
+            help="Feed file for the relay's subscribers: the same feed at other endpoints. With --plain: one endpoint.",
         ),
     ],
     plain: Annotated[
         bool,
         typer.Option(
             "--plain",
-            help="Send each message by itself, of all slices at the one endpoint DOWN, as three frames: topic, "
-            "ts_event (8 bytes, little-endian), payload. For SUB sockets in any language, by prefixes of topics; they "
-            "are not told of what they miss.",
+            help="Send single messages of all slices at the endpoint DOWN, as three frames: topic, ts_event (8 bytes, "
+            "little-endian), payload. For SUB sockets in any language, by topic prefix. Losses are not reported to "
+            "them.",
         ),
     ] = False,
     in_the_clear: Annotated[
         bool,
-        typer.Option("--in-the-clear", help="With --plain, of a feed with `security`: let anybody read, without keys."),
+        typer.Option("--in-the-clear", help="With --plain, for a feed with `security`: allow readers without keys."),
     ] = False,
     spare: Annotated[
         list[str] | None,
         typer.Option(
             metavar="FILE",
-            help="Feed file of another place where the feed can be had when the source falls silent. Can be repeated.",
+            help="Feed file of another source, used while the first one is silent. Can be repeated.",
             show_default=False,
         ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="What this relay is called by those below it.", show_default="PID@HOST"),
+        typer.Option("--name", metavar="NAME", help="Name of this relay for its subscribers.", show_default="PID@HOST"),
     ] = None,
     when_full: Annotated[
         WhenFull,
         typer.Option(
             help="When a subscriber's queue is full: `drop` the block for that subscriber, which counts a gap; or "
-            "`wait` for it, which holds up the source and all others."
+            "`wait` for it, which delays the source and all others."
         ),
     ] = WhenFull.DROP,
     hold: Annotated[
@@ -67,14 +68,18 @@ def relay(
         typer.Option(
             metavar="SECONDS",
             min=0,
-            help="Seconds to keep asking for what nobody wants any more: quick changes then cost the source nothing.",
+            help="Time for which a subscription stays at the source after its last subscriber has left.",
         ),
     ] = 0.0,
+    as_json: JsonOption = False,
 ) -> None:
-    """Pass a feed on: blocks as they are, down; what is wanted below, merged, up.
+    """Pass a feed on to more subscribers, or to another site.
 
-    Subscribers use DOWN.toml as they would use the publisher's feed file, and are told of the same losses. Relays may
-    stand below relays. Ends at Ctrl-C or SIGTERM; those below connect again to the next one that binds its endpoints.
+    Blocks go down unchanged; subscriptions are merged and go up. Subscribers use DOWN.toml like the publisher's feed
+    file, and get the same reports of losses. Relays can be chained. Ends at Ctrl-C or SIGTERM; subscribers reconnect
+    when a relay binds its endpoints again.
+
+    JSON is printed at the end: the relay's statistics.
 
     For example:
 
@@ -91,7 +96,7 @@ def relay(
                     "was given with --spare, --name, --hold or --when-full wait, expected none of them",
                     param_hint="--plain",
                 )
-            relay_plainly(Feed.load(upstream), downstream, in_the_clear)
+            relay_plainly(Feed.load(upstream), downstream, in_the_clear, as_json)
             return
         if in_the_clear:
             raise typer.BadParameter("was given without --plain, expected both", param_hint="--in-the-clear")
@@ -101,25 +106,31 @@ def relay(
         spares = [Feed.load(path) for path in spare or ()]
         running = Relay(above, below, spares=spares, name=name, when_full=when_full.value, hold_s=hold)
         with running:
-            say(f"relay {running.name}: passes {feed_text(above)} on")
-            try:
+            try:  # from here on Ctrl-C prints what was done
+                say(f"relay {running.name}: passes {feed_text(above)} on")
                 running.run()
             finally:
-                print_summary(running)
+                if as_json:
+                    print_json(running.statistics())
+                else:
+                    print_summary(running)
 
 
-def relay_plainly(above: Feed, endpoint: str, in_the_clear: bool) -> None:
-    """Pass messages on one by one, until Ctrl-C or SIGTERM."""
+def relay_plainly(above: Feed, endpoint: str, in_the_clear: bool, as_json: bool) -> None:
+    """Pass single messages on, until Ctrl-C or SIGTERM."""
     from blackbox.relay.plain import PlainRelay
 
     running = PlainRelay(above, endpoint, in_the_clear=in_the_clear)
     say(f"plain relay: waits for the publishers of {feed_text(above)}")
     with running.start(math.inf):
-        say(f"plain relay: passes {feed_text(above)} on at {endpoint}")
         try:
+            say(f"plain relay: passes {feed_text(above)} on at {endpoint}")
             running.run()
         finally:
-            print_plain_summary(running)
+            if as_json:
+                print_json(running.statistics())
+            else:
+                print_plain_summary(running)
 
 
 def print_plain_summary(running: PlainRelay) -> None:
@@ -133,7 +144,7 @@ def print_plain_summary(running: PlainRelay) -> None:
         bad_if(done.source.received.gaps > 0, count(done.source.received.gaps)),
         duration(done.source.lag.p99_ns),
     )
-    table.caption = "client full: messages that a client missed, as too many waited for it, and others behind them"
+    table.caption = "client full: messages that a client missed because its queue was full"
     stdout.print(titled("plain relay", table))
 
 

@@ -1,4 +1,4 @@
-"""`blackbox repair`: make a day's manifest anew."""
+"""`blackbox repair`: write a day's manifest again."""
 
 from __future__ import annotations
 
@@ -8,29 +8,33 @@ from typing import Annotated
 import typer
 
 from blackbox.cli.ui.feeds import load_feed
+from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.status import exit_statuses, warn
-from blackbox.cli.ui.terminal import say
+from blackbox.cli.ui.terminal import print_json, say
 from blackbox.report.numbers import counted
 
 
 def repair(
-    day: Annotated[Path, typer.Argument(metavar="DAY", help="The day's directory, named by its date.")],
+    recording: Annotated[Path, typer.Argument(metavar="RECORDING", help="The day's directory, named by its date.")],
     feed: Annotated[
         str | None,
         typer.Option(
             metavar="FILE",
-            help="The feed file (TOML) that was recorded. Default: what the feed's nearest other day says.",
+            help="Feed file (TOML) that was recorded. Default: the settings of the feed's nearest other day.",
             show_default=False,
         ),
     ] = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Write the `manifest.json` of a day whose own is damaged or missing. No segment is changed.
+    """Write the `manifest.json` of a day again if it is damaged or missing. No segment is changed.
 
-    Key bytes, schema and slices are read from the segments, and when the day was begun is found by their checksums. The
-    feed's other settings are in no segment: they come from --feed, or from another day of the feed. A feed of one slice
-    can do without. Every topic must be in the slice where these settings put it. What could not be known is said.
+    Key bytes, schema and slices are read from the segments; their checksums give the time at which the day began. The
+    feed's other settings come from --feed, or from another day of the feed; a feed of one slice needs neither. Every
+    topic must be in the slice that these settings give it. Settings that remain unknown are listed.
 
-    The damaged file stays, as `manifest.json.damaged`. Run `blackbox verify` afterwards.
+    The damaged file is renamed to `manifest.json.damaged`. Run `blackbox verify` afterwards.
+
+    JSON has `recording`, `messages`, `source` (of the settings), `kept` (the damaged file) and `unknown`.
 
     For example:
 
@@ -41,9 +45,19 @@ def repair(
     with exit_statuses():
         from blackbox.archive.manifest_repair import repair as repair_day
 
-        done = repair_day(day.resolve(), None if feed is None else load_feed(feed))
-        say(f"{day}: manifest.json was made anew for {counted(done.messages, 'message')}, settings from {done.source}")
+        done = repair_day(recording.resolve(), None if feed is None else load_feed(feed))
+        if as_json:
+            print_json(
+                {
+                    "recording": str(recording),
+                    "messages": done.messages,
+                    "source": str(done.source),
+                    "kept": None if done.kept is None else str(done.kept),
+                    "unknown": list(done.unknown),
+                }
+            )
+        say(f"{recording}: wrote manifest.json for {counted(done.messages, 'message')}, settings from {done.source}")
         if done.kept is not None:
-            say(f"the damaged one is {done.kept.name}")
+            say(f"the damaged file is now {done.kept.name}")
         for unknown in done.unknown:
-            warn(f"not known: {unknown}")
+            warn(f"unknown: {unknown}")

@@ -13,10 +13,12 @@ import msgspec
 import typer
 
 from blackbox.cli.control import speed_of, speed_text
-from blackbox.cli.ui.days import days_of, time_ns
+from blackbox.cli.publish import WhenFull, warn_of_unwanted
+from blackbox.cli.ui.days import StartOption, StopOption, days_of, time_ns
+from blackbox.cli.ui.options import JsonOption, PrefixOption, SliceOption, prefixes_of
 from blackbox.cli.ui.progress import LINE_EVERY_S, TEXT, bar, ticking
 from blackbox.cli.ui.status import exit_statuses, lose, warn
-from blackbox.cli.ui.terminal import say, stderr, stdout
+from blackbox.cli.ui.terminal import print_json, say, stderr, stdout
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import RAW
@@ -26,6 +28,7 @@ from blackbox.subscribe.stop_signals import stop_signals
 if TYPE_CHECKING:
     from blackbox.archive.recording import Recording
     from blackbox.cli.ui.source_publisher import SourcePublisher
+    from blackbox.publish.publisher import PublisherStatistics
     from blackbox.replay.controls import Controls
     from blackbox.replay.replay import Replay, ReplayStatistics
     from blackbox.replay.status import ReplayStatus
@@ -36,14 +39,14 @@ _SHOW_EVERY_S: Final = 0.2
 def replay(
     recording: Annotated[
         list[Path],
-        typer.Argument(metavar="RECORDING", help="Days' directories, or a feed's directory: all of its days."),
+        typer.Argument(metavar="RECORDING...", help="Directories of days, or of a feed for all its days."),
     ],
     feed: Annotated[
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Feed file (TOML) to publish on; subscribers load the same one. Default: the feed that was recorded, "
-            "at its own endpoints. With other slices, messages are distributed anew.",
+            help="Feed file (TOML) to publish on, the same for subscribers. Default: the recorded feed with its "
+            "endpoints. A feed with other slices distributes the messages again.",
             show_default=False,
         ),
     ] = None,
@@ -51,35 +54,21 @@ def replay(
         str,
         typer.Option(
             metavar="X",
-            help="Seconds of market time in a second: 1 as it happened, 10 ten times as fast, "
-            "`max` as fast as the subscribers take it.",
+            help="Seconds of market time per second: 1 is real time, 10 is ten times as fast, "
+            "`max` is as fast as the subscribers take it.",
         ),
     ] = "max",
-    start: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="First market time to play: `09:30` of each day, in the feed's time zone; ISO 8601; or ns since 1970.",
-            show_default=False,
-        ),
-    ] = None,
-    stop: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Market time to stop before.", show_default=False)
-    ] = None,
-    prefix: Annotated[str, typer.Option(metavar="TEXT", help="Only topics that start with this.")] = "",
-    slices: Annotated[
-        str | None,
-        typer.Option(metavar="N,N", help="Only these slices of the recording, e.g. `0,2`.", show_default=False),
-    ] = None,
-    loop: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Play it N times, one after the other; 0: until it is stopped.")
-    ] = 1,
+    start: StartOption = None,
+    stop: StopOption = None,
+    prefix: PrefixOption = None,
+    slices: SliceOption = None,
+    loop: Annotated[int, typer.Option(metavar="N", min=0, help="Play it N times; 0: until it is stopped.")] = 1,
     keep_gaps: Annotated[
         bool,
         typer.Option(
-            "--keep-gaps/--no-gaps",
-            help="Leave out the sequence numbers that are missing in the recording, so that subscribers count the "
-            "same gaps as its recorder did; or let numbers run on.",
+            "--keep-gaps",
+            help="Skip the sequence numbers that are missing in the recording, so that subscribers count the same "
+            "gaps as its recorder. Default: consecutive numbers.",
         ),
     ] = False,
     max_silence: Annotated[
@@ -92,47 +81,47 @@ def replay(
         str | None,
         typer.Option(
             metavar="ENDPOINT",
-            help="Listen here (tcp or ipc) for `blackbox control`. Whoever reaches it may use it: keep to 127.0.0.1.",
+            help="Endpoint (tcp or ipc) for `blackbox control`. Every process that reaches it can use it: stay on "
+            "127.0.0.1.",
             show_default=False,
         ),
     ] = None,
     wait_for: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Begin once every slice has N subscribers; 0: at once.")
+        int, typer.Option(metavar="N", min=0, help="Wait until every slice has N subscribers; 0: publish at once.")
     ] = 1,
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for those subscribers.")
-    ] = 60.0,
-    drop: Annotated[
-        bool,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Time limit of that wait.")] = 60.0,
+    when_full: Annotated[
+        WhenFull,
         typer.Option(
-            "--drop",
-            help="Behave as live: a subscriber that does not keep up loses blocks, and counts the gap. "
-            "Otherwise the replay waits for the slowest.",
+            help="When a subscriber's queue is full: `wait` for the slowest subscriber; "
+            "or `drop` the block for that subscriber, which counts a gap, as a live feed does."
         ),
-    ] = False,
+    ] = WhenFull.WAIT,
+    as_json: JsonOption = False,
 ) -> None:
-    """Play recorded days onto the wire, as if they were live: subscribers cannot tell.
+    """Publish recorded days again as if they were live.
 
-    Each slice goes in the order of the market, stamped with the present time; the venue's own times stay as they are.
+    Each slice is played in the order of the market. Blocks get the present time; the venue's times do not change.
     Several days are played as one, in order.
 
-    Control it by keys in its terminal: space pauses, + and - double and halve the speed, m plays as fast as possible, s
-    steps one message, ← and → go a minute back and forth, q stops; or from elsewhere, with --control and
+    Control the replay by keys in its terminal: space pauses, + and - double and halve the speed, m plays as fast as
+    possible, s steps one message, ← and → go a minute back and forth, q stops. From another process, use --control and
     `blackbox control`.
+
+    JSON is printed at the end: `replay` and `publisher`, the statistics of both.
 
     For example, each with `blackbox subscribe` in another terminal:
 
     blackbox replay recordings/local/2026-11-20                       as fast as the subscribers take it
 
-    blackbox replay recordings/local --speed 10                       all days, ten times as fast as they happened
+    blackbox replay recordings/local --speed 10                       all days, ten times as fast as real time
 
-    blackbox replay recordings/local/2026-11-20 --start 09:30 --stop 09:45 --prefix AAPL. --speed 1
+    blackbox replay recordings/local/2026-11-20 --start 09:30 --stop 09:45 --prefix AAPL. --prefix MSFT. --speed 1
 
     blackbox replay recordings/local/2026-11-20 --speed 1 --max-silence 5 --control tcp://127.0.0.1:17300
     """
     with exit_statuses():
         pace = speed_of(speed, "--speed")
-        chosen = _slices_of(slices)
 
         from blackbox.cli.ui.source_publisher import SourcePublisher
         from blackbox.replay.controls import Controls
@@ -147,8 +136,8 @@ def replay(
                 recordings,
                 start=_checked(recordings[0], start, "--start"),
                 stop=_checked(recordings[-1], stop, "--stop"),
-                prefix=prefix.encode(),
-                slices=chosen,
+                prefix=prefixes_of(prefix),
+                slices=slices,
                 keep_gaps=keep_gaps,
                 loops=loop,
                 controls=controls,
@@ -159,7 +148,7 @@ def replay(
             raise typer.BadParameter(str(error)) from error
         check_target(target, [each.feed for each in recordings], keep_gaps=keep_gaps)
         with ExitStack() as stack:
-            publisher = stack.enter_context(SourcePublisher(target, when_full="drop" if drop else "wait"))
+            publisher = stack.enter_context(SourcePublisher(target, when_full=when_full.value))
             if control is not None:
                 from blackbox.replay.control_socket import ControlSocket
 
@@ -174,12 +163,9 @@ def replay(
                 done = True
             finally:
                 publisher.close(timeout=30.0 if done else 1.0)
-                _print_summary(played.statistics())
+                _print_summary(played.statistics(), publisher.statistics() if as_json else None)
         sent = publisher.statistics()
-        if sent.unwanted and not sent.messages:
-            warn(f"nobody had subscribed: all {count(sent.unwanted)} messages were unwanted, and none was sent")
-        elif sent.unwanted:
-            warn(f"{count(sent.messages)} messages were sent; {count(sent.unwanted)} were not: nobody wanted them")
+        warn_of_unwanted(sent)
         discarded = sent.discarded
         if discarded:
             lose(f"{count(discarded)} messages were not sent: a subscriber did not take them in time")
@@ -214,15 +200,6 @@ def _target_of(path: str | None, recordings: Sequence[Recording]) -> Feed:
         return recorded
     feed = Feed.load(path)
     return msgspec.structs.replace(feed, schema=recorded.schema) if feed.schema_name == RAW.name else feed
-
-
-def _slices_of(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
-        raise typer.BadParameter(f"slices were {text!r}, expected numbers such as 0,2", param_hint="--slices")
-    return tuple(int(part) for part in parts)
 
 
 def _publish(played: Replay, publisher: SourcePublisher, controls: Controls) -> None:
@@ -287,7 +264,10 @@ def _pace_text(now: ReplayStatus) -> str:
     return f"{rate(now.messages_per_second, 1)}  {state}{left}"
 
 
-def _print_summary(done: ReplayStatistics) -> None:
+def _print_summary(done: ReplayStatistics, as_json_with: PublisherStatistics | None) -> None:
+    if as_json_with is not None:
+        print_json({"replay": done, "publisher": as_json_with})
+        return
     faster = f", {factor(done.times_faster)} times the market's pace" if done.market_seconds else ""
     stdout.print(
         f"replayed {count(done.messages)} messages in {duration(done.seconds * 1e9)}: "
@@ -296,6 +276,6 @@ def _print_summary(done: ReplayStatistics) -> None:
         soft_wrap=True,
     )
     if not done.messages:
-        warn("no message was chosen: see --start, --stop, --prefix and --slices beside `blackbox inspect`")
+        warn("no message was selected: compare --start, --stop, --prefix and --slice with `blackbox inspect`")
     if done.damaged:
         warn(f"{count(done.damaged)} messages were left out: their blocks could not be read")

@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 from rich.console import RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from blackbox.cli.ui.feeds import FeedOption, feed_text, load_feed
+from blackbox.cli.ui.options import JsonLinesOption
 from blackbox.cli.ui.status import exit_statuses
-from blackbox.cli.ui.terminal import Shown, columns_table, say, stdout, titled
+from blackbox.cli.ui.terminal import Shown, columns_table, print_json, say, stdout, titled
 from blackbox.errors import NotConfirmedError
 from blackbox.report.numbers import NOTHING, count, duration, rate
 
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 def stat(
     feed: FeedOption = None,
     once: Annotated[
-        bool, typer.Option("--once", help="Print once: when every slice was heard twice, or after --timeout.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON, an array of one object per slice and line, instead of a table.")
+        bool, typer.Option("--once", help="Print once, after two heartbeats of every slice or after --timeout.")
     ] = False,
     timeout: Annotated[
         float | None,
         typer.Option(
             metavar="SECONDS",
             min=0,
-            help="End with status 1 when no heartbeat came for so long; with --once, wait at most so long in all. "
+            help="End with status 1 after this time without a heartbeat; with --once, total time limit. "
             "Default: three heartbeat intervals of the feed, 3 seconds unless set.",
             show_default=False,
         ),
     ] = None,
+    as_json: JsonLinesOption = False,
 ) -> None:
-    """Show each slice of a feed: who publishes, how much, and when it was last heard.
+    """Show the publisher of each slice of a feed: its state, its rate, and the time of its last heartbeat.
 
-    It receives heartbeats only: it costs a busy publisher next to nothing, and `publish --wait-for` does not count it.
+    Receives heartbeats only: it costs a busy publisher almost nothing, and `publish --wait-for` does not count it.
 
-    It runs until the publisher has closed (status 0), or was not heard for --timeout seconds (status 1).
+    Runs until the publisher has closed (status 0), or was silent for --timeout seconds (status 1).
+
+    JSON is an array with one object per slice and line; without --once, one array per line, once per heartbeat.
 
     For example:
 
@@ -116,7 +116,7 @@ def _not_heard(heartbeats: Heartbeats, seconds: float) -> NotConfirmedError:
 
 def _print(heartbeats: Heartbeats, as_json: bool) -> None:
     if as_json:
-        typer.echo(msgspec.json.encode(heartbeats.lines).decode())
+        print_json(heartbeats.lines)
     else:
         stdout.print(_table(heartbeats))
 

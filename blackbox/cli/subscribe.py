@@ -15,8 +15,20 @@ from rich.console import Group, RenderableType
 from blackbox.cli.get import PositionsOption, subscribe_durably
 from blackbox.cli.ui.feeds import ConfirmTimeout, FeedOption, SilenceTimeout, feed_text, load_feed
 from blackbox.cli.ui.live import Rates, follow, live_screen
+from blackbox.cli.ui.options import CountOption, JsonOption, PrefixOption, prefixes_of
 from blackbox.cli.ui.status import exit_statuses, lose
-from blackbox.cli.ui.terminal import AGE, LAG, bad_if, columns_table, say, stdout, titled, values_table
+from blackbox.cli.ui.terminal import (
+    AGE,
+    LAG,
+    bad_if,
+    columns_table,
+    print_json,
+    say,
+    stderr,
+    stdout,
+    titled,
+    values_table,
+)
 from blackbox.feed.schema import schema_of
 from blackbox.report.numbers import byte_rate, count, counted, duration, rate
 
@@ -36,24 +48,19 @@ class OnSlow(StrEnum):
 
 
 def subscribe(
-    prefix: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="PREFIX", help="Topics that start with one of these. Default: all.", show_default=False),
-    ] = None,
+    prefix: PrefixOption = None,
     feed: FeedOption = None,
     until_end: Annotated[
-        bool, typer.Option("--until-end", help="End when every publisher has closed and all it sent was delivered.")
+        bool, typer.Option("--until-end", help="End when every publisher has closed and all messages were delivered.")
     ] = False,
-    enough: Annotated[
-        int, typer.Option("--count", metavar="N", min=0, help="End after N messages or a few more; 0: never.")
-    ] = 0,
+    enough: CountOption = 0,
     show: Annotated[
         int, typer.Option(metavar="N", min=0, help="Print the first N messages, decoded by their schema.")
     ] = 0,
     timeout: ConfirmTimeout = None,
     silence_timeout: SilenceTimeout = None,
     workers: Annotated[int, typer.Option(metavar="N", min=0, max=63, help="Threads per slice for callbacks.")] = 2,
-    processes: Annotated[bool, typer.Option("--processes", help="Run each slice in a process of its own.")] = False,
+    processes: Annotated[bool, typer.Option("--processes", help="Run each slice in a separate process.")] = False,
     max_lag: Annotated[
         float | None,
         typer.Option(
@@ -83,33 +90,41 @@ def subscribe(
         ),
     ] = None,
     durable: Annotated[
-        str | None,
+        bool,
         typer.Option(
-            metavar="NAME",
-            help="Of a feed with a hub: have what is put from now on kept for `get --name NAME`, and end.",
-            show_default=False,
+            "--durable",
+            help="For a feed with a hub: begin a durable subscription of --name, and end. See `blackbox get`.",
         ),
+    ] = False,
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="NAME", help="With --durable: name of the client.")
     ] = None,
     positions: PositionsOption = Path("positions"),
+    as_json: JsonOption = False,
 ) -> None:
     """Subscribe to a feed by topic prefix; show rates, losses and lag.
 
+    JSON is printed at the end: `feed`, `schema`, `symbols`, `topics` and `statistics`. With --json the messages of
+    --show go to stderr.
+
     For example:
 
-    blackbox subscribe                          everything of the feed `local`, until Ctrl-C
+    blackbox subscribe                          all messages of the feed `local`, until Ctrl-C
 
-    blackbox subscribe AAPL. MSFT. --show 10    two symbols, the first ten messages in full
+    blackbox subscribe --prefix AAPL. --prefix MSFT. --show 10
 
-    blackbox subscribe --until-end              end with the publisher; status 4 if anything was lost
+    blackbox subscribe --until-end              end with the publisher; status 4 if messages were lost
 
     blackbox subscribe --feed configs/nasdaq.toml --max-lag 0.5 --on-slow conflate
 
-    blackbox subscribe orders. --feed feed.toml --durable desk-1
+    blackbox subscribe --prefix orders. --feed feed.toml --durable --name desk-1
     """
+    if durable != (name is not None):
+        raise typer.BadParameter("expected --durable and --name NAME together, or neither", param_hint="--name")
     with exit_statuses():
-        prefixes = tuple(dict.fromkeys(text.encode() for text in prefix or ("",)))
-        if durable is not None:
-            subscribe_durably(durable, positions, feed, prefixes, timeout)
+        prefixes = prefixes_of(prefix)
+        if name is not None:
+            subscribe_durably(name, positions, feed, prefixes, timeout)
             return
         from blackbox.subscribe.slow_subscriber import SlowPolicy
         from blackbox.subscriber import Subscriber
@@ -122,7 +137,7 @@ def subscribe(
             queue_blocks=queue_blocks,
             processes=processes,
         )
-        view = _SubscriberView(subscriber, prefixes, show)
+        view = _SubscriberView(subscriber, prefixes, show, as_json)
         say(f"waiting for the publishers of {feed_text(shape)}")
         with ExitStack() as stack:
             subscriber.start(timeout)
@@ -147,15 +162,16 @@ class _SubscriberView:
     The counts lie in memory that forked processes share: a word for each prefix and slice, each written by one thread.
     """
 
-    def __init__(self, subscriber: Subscriber, prefixes: tuple[bytes, ...], show: int) -> None:
+    def __init__(self, subscriber: Subscriber, prefixes: tuple[bytes, ...], show: int, as_json: bool) -> None:
         from blackbox.cli.ui.preview import Preview
         from blackbox.native.memory import shared_array
 
         self._subscriber = subscriber
-        self._prefixes = prefixes
+        self._prefixes, self._as_json = prefixes, as_json
         self._counts = shared_array((len(prefixes), len(subscriber.feed.slices)), numpy.int64)
         self._schema_id = shared_array((1,), numpy.int64)
-        self._preview = Preview(show, lambda line: stdout.print(line, highlight=False, soft_wrap=True))
+        shown_on = stderr if as_json else stdout
+        self._preview = Preview(show, lambda line: shown_on.print(line, highlight=False, soft_wrap=True))
         for place, prefix in enumerate(prefixes):
             subscriber.on_batch(prefix)(self._counter(place))
 
@@ -222,17 +238,28 @@ class _SubscriberView:
         now = subscriber.statistics()
         seen = [topic for feed_slice in now.slices for topic in subscriber.topics(feed_slice.slice_id)]
         topics = [topic for topic in seen if topic.startswith(prefixes)]
+        if self._as_json:
+            print_json(
+                {
+                    "feed": subscriber.feed.name,
+                    "schema": self._schema(),
+                    "symbols": len(subscriber.feed.symbol_rule.symbols(topics)),
+                    "topics": len(topics),
+                    "statistics": now,
+                }
+            )
+            return
         stdout.print(
             titled(
                 f"received from {feed_text(subscriber.feed)}",
                 values_table(
                     [
                         ("schema", self._schema()),
-                        ("received", count(now.received.messages), "all that came, even if no PREFIX takes it"),
+                        ("received", count(now.received.messages), "messages, including those of no --prefix"),
                         (
                             "delivered",
                             count(now.delivery.delivered),
-                            "to callbacks: counted once for each PREFIX that takes it",
+                            "to callbacks: counted once for each --prefix",
                         ),
                         ("symbols", count(len(subscriber.feed.symbol_rule.symbols(topics)))),
                         ("topics", count(len(topics))),

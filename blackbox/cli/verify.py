@@ -1,4 +1,4 @@
-"""`blackbox verify`: whether a recording is whole."""
+"""`blackbox verify`: check a recording for damage and gaps."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _GAPS_SHOWN = 20
 
 
 def verify(recording: RecordingArgument, as_json: JsonOption = False) -> None:
-    """Read a recorded day and check all of it: checksums, structure, sequence numbers.
+    """Read a recorded day and check checksums, structure and sequence numbers.
 
-    Prints each damaged part (file, offset, bytes, messages) and each gap in the sequence numbers. Exits with status 4
-    if there is any. Changes nothing. A day that is still being recorded may end in a half-written block.
+    Prints each damaged part (file, offset, bytes, messages) and each gap in the sequence numbers, and exits with status
+    4 if there are any. Changes nothing. A day that is still being recorded may end in a half-written block.
 
     JSON has `recording`, `file_bytes`, `missing` (messages), and all of `damage` and `gaps`.
 

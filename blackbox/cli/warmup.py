@@ -24,7 +24,7 @@ def warmup(
         list[str] | None,
         typer.Argument(
             metavar="[SOURCE...]",
-            help="Sources to import, NAME:ARGUMENT, so that their decoders are compiled, too.",
+            help="Sources, NAME:ARGUMENT, whose decoders are compiled too.",
             show_default=False,
         ),
     ] = None,
@@ -33,9 +33,9 @@ def warmup(
 ) -> None:
     """Compile the kernels of live feeds, recordings, replays, relays and hubs now, and keep them in the cache.
 
-    Run it when an image is built, or first in CI: no later start compiles these. It publishes, records and replays
-    a little in a temporary directory, on free ports of 127.0.0.1. Takes minutes the first time, seconds when all are
-    cached. Decoders of other formats than ITCH are compiled if a SOURCE of theirs is given. Exits with status 1 if the
+    Run it when you build an image, or first in CI, so that later starts do not compile. It publishes, records and
+    replays a few messages in a temporary directory, on free ports of 127.0.0.1. Takes minutes the first time, seconds
+    when all kernels are cached. For decoders of other formats than ITCH, give a SOURCE. Exits with status 1 if the
     cache cannot be written.
 
     JSON has `cache`, `compiled`, `from_cache` (kernels) and `seconds`.

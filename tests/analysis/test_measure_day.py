@@ -130,7 +130,7 @@ def test_an_empty_day_and_none(spark: SparkSession, tmp_path: Path) -> None:
 def test_command_writes_a_page(tmp_path: Path) -> None:
     day = Day(tmp_path / "day", feed_of())
     day.put(0, *(Put((Row(b"A.t", b"", 10**18 + k),), sequence=k, ts_out=10**18, ts_recv=10**18) for k in range(9)))
-    with Command("analyse", day.path, "--report", tmp_path / "new" / "day.html", "--master", "local[1]") as command:
+    with Command("analyse", day.path, "--out", tmp_path / "new" / "day.html", "--master", "local[1]") as command:
         ended = command.end(timeout=200)
     assert ended.status == Status.OK, ended.errors
     assert ended.errors.splitlines()[-1] == f"wrote {tmp_path}/new/day.html"
@@ -145,7 +145,7 @@ def test_command_tells_what_is_damaged_and_missing(
     day.put(0, *(Put((Row(b"A.t", b"", k),), sequence=k, ts_out=k, ts_recv=k) for k in (1, 2, 5, 9)))
     damage_body(day.segments[0], 1)
     monkeypatch.setattr("blackbox.cli.ui.drawing._SETTINGS", {})
-    ended = invoke("analyse", day.path, "--report", tmp_path / "day.html")
+    ended = invoke("analyse", day.path, "--out", tmp_path / "day.html")
     assert ended.status == Status.LOST
     assert ended.errors.splitlines()[-2:] == [
         f"wrote {tmp_path}/day.html",
@@ -164,6 +164,6 @@ def test_command_warns_that_the_connector_cannot_be_made(
 
 
 def test_command_without_a_recording_does_not_start_spark(tmp_path: Path) -> None:
-    ended = invoke("analyse", tmp_path / "nothing", "--report", tmp_path / "day.html")
+    ended = invoke("analyse", tmp_path / "nothing", "--out", tmp_path / "day.html")
     assert ended.status == Status.ERROR
     assert_one_line(ended, "was not found")

@@ -224,7 +224,7 @@ def test_a_part_of_the_messages(tops: Recording, tmp_path: Path) -> None:
 def test_days_stand_beside_each_other(day: Day, tmp_path: Path) -> None:
     other = Day(day.path.parent / "2026-11-19", day.feed, date="2026-11-19")
     other.put(1, Put((Row(b"B.t", b"x"),)))
-    ended = invoke("export", day.path.parent, "--parquet", tmp_path / "out")
+    ended = invoke("export", day.path.parent, "--parquet", "--out", tmp_path / "out")
     assert ended.exit_code == 0, ended.output
     frame = polars.scan_parquet(tmp_path / "out", hive_partitioning=True).collect()
     counts = frame.group_by("date", "slice").len().sort("date")
@@ -270,7 +270,7 @@ def test_a_damaged_block_is_told_and_left_out(day: Day, tmp_path: Path) -> None:
     recording = Recording.open(day.path)
     assert recording.to_parquet(tmp_path / "api").messages == 5
     assert [each.messages for each in recording.damage] == [1]
-    ended = invoke("export", day.path, "--parquet", tmp_path / "out")
+    ended = invoke("export", day.path, "--parquet", "--out", tmp_path / "out")
     assert ended.exit_code == Status.LOST
     assert "1 part damaged with 1 messages or more; they are not in" in ended.stderr
     assert whole(tmp_path / "out")["sequence"].to_pylist() == [0, 1, 3, 4, 5]
@@ -332,17 +332,17 @@ def invoke(*words: object) -> Any:
 
 
 def test_command_writes_what_is_asked_for(itch: Recording, tmp_path: Path) -> None:
-    ended = invoke("export", itch.path, "--parquet", tmp_path / "out", "--records", "P", "--order", "topic")
+    ended = invoke("export", itch.path, "--parquet", "--out", tmp_path / "out", "--records", "P", "--order", "topic")
     assert ended.exit_code == 0, ended.output
     assert re.search(r"│ messages +│ +240 │", ended.stdout)
     assert whole(tmp_path / "out").num_rows == 240
-    again = invoke("export", itch.path, "--parquet", tmp_path / "out")
+    again = invoke("export", itch.path, "--parquet", "--out", tmp_path / "out")
     assert again.exit_code == Status.ERROR
     assert "exists, expected a day that is not there yet" in again.stderr
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["file.bin", "--parquet", "out"], ["file.bin", "--records", "P"], ["--parquet", "o", "--prices", "x"]]
+    "words", [[], ["--parquet"], ["--out", "file.bin", "--records", "P"], ["--parquet", "--out", "o", "--prices", "x"]]
 )
 def test_command_with_wrong_options_is_wrong_usage(itch: Recording, words: list[str]) -> None:
     assert invoke("export", itch.path, *words).exit_code == Status.USAGE
@@ -351,6 +351,6 @@ def test_command_with_wrong_options_is_wrong_usage(itch: Recording, words: list[
 def test_without_pyarrow_the_extra_is_named(day: Day, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     monkeypatch.delitem(sys.modules, "blackbox.archive.export.parquet", raising=False)
-    ended = invoke("export", day.path, "--parquet", tmp_path / "out")
+    ended = invoke("export", day.path, "--parquet", "--out", tmp_path / "out")
     assert ended.exit_code == Status.ERROR
     assert "pip install 'blackbox-md[arrow]'" in ended.stderr

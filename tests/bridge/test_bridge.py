@@ -34,8 +34,8 @@ def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_package_adds_a_scheme(plug_in: None) -> None:
-    told = invoke("bridge", "lines://here", "A.", "--in", "-o", "count=3")
-    assert (told.status, told.errors.strip()) == (0, "local lines://here b'A.' 3")
+    told = invoke("bridge", "lines://here", "--prefix", "A.", "--prefix", "AB", "--in", "-o", "count=3")
+    assert (told.status, told.errors.strip()) == (0, "local lines://here (b'A.', b'AB') 3")
 
 
 def test_its_options_are_checked(plug_in: None) -> None:

@@ -253,8 +253,8 @@ def test_what_no_hub_can_have_is_counted(
 
 def test_commands_carry_a_feed_to_a_hub(server: Server, there: redis.Redis, tmp_path: Path) -> None:
     first, second = feed_of("first"), hub_feed("second", slices=1)
-    out = ("bridge", url_of(server), "A", "--feed", write_feed(first, tmp_path / "first.toml"))
-    into = ("bridge", url_of(server), "A", "--in", "--feed", write_feed(second, tmp_path / "second.toml"))
+    out = ("bridge", url_of(server), "--prefix", "A", "--feed", write_feed(first, tmp_path / "first.toml"))
+    into = ("bridge", url_of(server), "--prefix", "A", "--in", "--feed", write_feed(second, tmp_path / "second.toml"))
     with (
         Hub(second, tmp_path / "hub") as hub,
         Publisher(first) as publisher,

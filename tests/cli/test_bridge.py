@@ -114,7 +114,7 @@ def test_a_feed_is_carried_to_redis_until_ctrl_c(tmp_path: Path) -> None:
         server = redis_server()
     except Missing as why:
         pytest.skip(str(why))
-    words = ("A", "--feed", write_feed(feed, tmp_path / "feed.toml"))
+    words = ("--prefix", "A", "--feed", write_feed(feed, tmp_path / "feed.toml"))
     with server, Command("bridge", server.url, *words) as bridge:
         bridge.read_error("waits for its publishers")
         with Publisher(feed) as publisher, redis.Redis(port=server.port, protocol=2) as there:
@@ -154,5 +154,5 @@ def test_a_file_that_is_no_password_is_one_clear_error(text: bytes, tmp_path: Pa
 
 def test_a_password_on_the_command_line_is_warned_of_and_not_shown() -> None:
     ended = invoke("bridge", "redis://desk:SECRET@127.0.0.1:1/0/wrong")
-    assert "warning: every user of this host can read the password in URL: use --password-file" in ended.errors
+    assert "warning: all users of this host can read the password in URL: use --password-file" in ended.errors
     assert "SECRET" not in ended.errors

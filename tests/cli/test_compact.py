@@ -12,11 +12,11 @@ from tests.journals import Day
 
 
 def test_a_recording_is_compacted(day: Day, tmp_path: Path) -> None:
-    ended = invoke("compact", day.path, tmp_path / "out", "--compression", "lz4", "--block-kib", 1)
+    ended = invoke("compact", day.path, "--out", tmp_path / "out", "--compression", "lz4", "--block-kib", 1)
     assert ended.status == 0, ended.errors
     assert ended.text("messages") == "40"
     assert Recording.open(tmp_path / "out").counts() == Recording.open(day.path).counts()
-    assert invoke("compact", day.path, tmp_path / "out").status == Status.ERROR
+    assert invoke("compact", day.path, "--out", tmp_path / "out").status == Status.ERROR
 
 
 def test_what_grew_is_not_called_smaller(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_what_grew_is_not_called_smaller(tmp_path: Path) -> None:
         (packed, tmp_path / "plain", "larger"),
         (tmp_path / "plain", tmp_path / "x", "smaller"),
     ):
-        ended = invoke("compact", source, out, "--compression", "none" if change == "larger" else "zstd")
+        ended = invoke("compact", source, "--out", out, "--compression", "none" if change == "larger" else "zstd")
         before, after = ended.value("bytes before"), ended.value("bytes after")
         assert (after > before) == (change == "larger")
         assert f"{max(before, after) / min(before, after):.2f} times {change}, indexes included" in ended.out
@@ -34,6 +34,6 @@ def test_what_grew_is_not_called_smaller(tmp_path: Path) -> None:
 
 def test_damage_is_left_out_of_what_is_compacted(day: Day, tmp_path: Path) -> None:
     damage(day)
-    ended = invoke("compact", day.path, tmp_path / "out")
+    ended = invoke("compact", day.path, "--out", tmp_path / "out")
     assert ended.status == Status.LOST
     assert ended.text("messages") == "38"

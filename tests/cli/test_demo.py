@@ -192,7 +192,7 @@ RUNS = ("live", "live, over TCP", "recorded", "replayed on the wire", "replayed 
 
 @pytest.mark.long
 def test_demo_delivers_all_and_shows_results(tmp_path: Path) -> None:
-    with demo("--messages", 60_000, temporary=tmp_path) as process:
+    with demo("--count", 60_000, temporary=tmp_path) as process:
         out, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     values = dict(re.findall(r"│ (\S[\w ]*?) +│ +([\d,]+) │", out))
@@ -219,7 +219,7 @@ def test_demo_delivers_all_and_shows_results(tmp_path: Path) -> None:
 def test_demo_ends_with_a_page_of_its_recording(tmp_path: Path) -> None:
     (tmp_path / "temporary").mkdir()
     page = tmp_path / "pages" / "demo.html"
-    with demo("--messages", 5_000, "--report", page, temporary=tmp_path / "temporary") as process:
+    with demo("--count", 5_000, "--report", page, temporary=tmp_path / "temporary") as process:
         out, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     assert f"report: {page}, to be opened in a browser" in out
@@ -234,7 +234,7 @@ def test_demo_ends_with_a_page_of_its_recording(tmp_path: Path) -> None:
 def test_demo_without_spark_tells_all_it_found_and_fails(tmp_path: Path) -> None:
     (tmp_path / "pyspark.py").write_text("raise ImportError('no pyspark here')\n")
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}:{ROOT}/feeds"}
-    words = [sys.executable, "-m", "blackbox.cli", "demo", "--messages", "20000", "--report", str(tmp_path / "x.html")]
+    words = [sys.executable, "-m", "blackbox.cli", "demo", "--count", "20000", "--report", str(tmp_path / "x.html")]
     ran = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300)
     assert ran.returncode == Status.ERROR
     assert "results are equal" in ran.stdout
@@ -245,13 +245,13 @@ def test_demo_without_spark_tells_all_it_found_and_fails(tmp_path: Path) -> None
 
 @pytest.mark.long
 def test_recording_of_a_demo_is_kept_where_it_was_asked_for(tmp_path: Path) -> None:
-    with demo("--messages", 20_000, "--recordings", tmp_path) as process:
+    with demo("--count", 20_000, "--out", tmp_path) as process:
         out, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     (day,) = (tmp_path / "demo").glob("*-*-*")
     assert f"kept in {day}" in out
     assert sum(Recording.open(day).counts().values()) == 20_000
-    with demo("--messages", 20_000, "--recordings", tmp_path) as process:
+    with demo("--count", 20_000, "--out", tmp_path) as process:
         out, errors = process.communicate(timeout=300)
     assert (process.returncode, out) == (1, "")
     assert f"error: {day} holds a recording already" in errors
@@ -259,14 +259,14 @@ def test_recording_of_a_demo_is_kept_where_it_was_asked_for(tmp_path: Path) -> N
 
 @pytest.mark.long
 def test_demo_takes_at_most_the_messages_asked_for(shared_data: Path) -> None:
-    with demo("--source", f"iex:{shared_data / 'iex' / 'goiex_DEEP10.pcap.gz'}", "--messages", 200_000) as process:
+    with demo(f"iex:{shared_data / 'iex' / 'goiex_DEEP10.pcap.gz'}", "--count", 200_000) as process:
         out, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     assert re.search(r"│ delivered +│ +200,000 │", out)
 
 
 def test_error_of_the_publishing_process_is_the_demos() -> None:
-    with demo("--source", "itch50:nothing.bin", "-o", "date=2020-01-30") as process:
+    with demo("itch50:nothing.bin", "-o", "date=2020-01-30") as process:
         out, errors = process.communicate(timeout=300)
     assert (process.returncode, out) == (1, "")
     assert re.search(r"^error: .*nothing\.bin", errors, re.MULTILINE)
@@ -274,14 +274,14 @@ def test_error_of_the_publishing_process_is_the_demos() -> None:
 
 
 def test_demo_of_a_file_without_messages_is_an_error() -> None:
-    with demo("--source", "itch50:README.md", "-o", "date=2020-01-30") as process:
+    with demo("itch50:README.md", "-o", "date=2020-01-30") as process:
         out, errors = process.communicate(timeout=300)
     assert (process.returncode, out) == (1, "")
     assert "error: README.md: no valid message starts at byte 0" in errors
 
 
 def test_killed_publishing_process_ends_the_demo() -> None:
-    with demo("--messages", 50_000_000) as process:
+    with demo("--count", 50_000_000) as process:
         wait_until(lambda: children_of(process), 60, "a publishing process")
         os.kill(children_of(process)[0], signal.SIGKILL)
         _, errors = process.communicate(timeout=300)
@@ -301,7 +301,7 @@ def test_interrupt_ends_both_processes(tmp_path: Path, moment: str) -> None:
         return started
 
     messages = 50_000_000 if moment == "preparing" else 1_000_000
-    with demo("--messages", messages, temporary=tmp_path) as process:
+    with demo("--count", messages, temporary=tmp_path) as process:
         wait_until(has_come, 60.0, moment)
         (child,) = children_of(process)
         process.send_signal(signal.SIGINT)

@@ -74,13 +74,13 @@ def test_payloads_without_a_schema_are_dumped_in_base64(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sequences"),
     [
-        (["BAC"], [*range(10), *range(15, 25)]),
-        (["BAC.P", "BAC.Q"], [*range(10), *range(15, 25)]),
-        (["AAPL", "BAC", "--start", "09:30:18"], [18, 19, 23, 24]),
-        (["--start", "09:30:03", "--stop", "09:30:05", "--slices", "0"], [3, 4]),
-        (["--stop", str(OPEN + SECOND), "--slices", "0,1"], [0, 0]),
-        (["--start", "2026-11-20T14:30:19Z", "--slices", "1"], [24]),
-        (["X", "Y"], []),
+        (["--prefix", "BAC"], [*range(10), *range(15, 25)]),
+        (["--prefix", "BAC.P", "--prefix", "BAC.Q"], [*range(10), *range(15, 25)]),
+        (["--prefix", "AAPL", "--prefix", "BAC", "--start", "09:30:18"], [18, 19, 23, 24]),
+        (["--start", "09:30:03", "--stop", "09:30:05", "--slice", "0"], [3, 4]),
+        (["--stop", str(OPEN + SECOND), "--slice", "0", "--slice", "1"], [0, 0]),
+        (["--start", "2026-11-20T14:30:19Z", "--slice", "1"], [24]),
+        (["--prefix", "X", "--prefix", "Y"], []),
     ],
 )
 def test_what_is_dumped_is_chosen(day: Day, words: list[str], sequences: list[int]) -> None:

@@ -11,7 +11,7 @@ from tests.journals import Day
 
 
 def test_an_export_tells_what_is_not_certain(day: Day, tmp_path: Path) -> None:
-    ended = invoke("export", day.path, tmp_path / "day.itch")
+    ended = invoke("export", day.path, "--out", tmp_path / "day.itch")
     assert ended.status == 0, ended.errors
     assert ended.text("messages") == "40"
     assert (
@@ -23,7 +23,7 @@ def test_an_export_tells_what_is_not_certain(day: Day, tmp_path: Path) -> None:
 
 def test_an_export_lacks_what_is_damaged(day: Day, tmp_path: Path) -> None:
     damage(day)
-    ended = invoke("export", day.path, tmp_path / "day.itch", "--stop", "09:30:10")
+    ended = invoke("export", day.path, "--out", tmp_path / "day.itch", "--stop", "09:30:10")
     assert ended.status == Status.LOST
     assert ended.text("messages") == "18"
     assert "1 part damaged with 2 messages or more; they are not in" in ended.errors

@@ -39,7 +39,7 @@ def test_put_and_get_from_outside_while_the_hub_is_killed_and_started(place: Pat
     durable = [*feed, "--positions", place / "positions"]
     with Command("hub", place / "hub.toml") as hub:
         hub.read_error("takes puts at")
-        assert invoke("subscribe", "orders.", "--durable", "desk", *durable).status == 0
+        assert invoke("subscribe", "--prefix", "orders.", "--durable", "--name", "desk", *durable).status == 0
         first = invoke("put", "orders.new", "one", "--id", "1", *feed)
         assert first.status == 0, first.errors
         assert first.out.split(":")[0::2] == ["0", "0\n"]
@@ -52,16 +52,21 @@ def test_put_and_get_from_outside_while_the_hub_is_killed_and_started(place: Pat
         hub.read_error("takes puts at")
         assert invoke("put", "orders.new", "one", "--id", "1", "--timeout", "60", *feed).out == first.out
         assert invoke("put", "orders.new", "two", "--synced", "--timeout", "60", *feed).status == 0
-        got = invoke("get", "orders.", "--name", "desk", "--count", "2", "--timeout", "60", *durable)
+        got = invoke(
+            "get", "--prefix", "orders.", "--name", "desk", "--count", "2", "--timeout", "60", "--json", *durable
+        )
         assert got.status == 0, got.errors
         lines = [json.loads(line) for line in got.out.splitlines()]
         assert [(b64decode(line["payload"]), line["sequence"]) for line in lines] == [(b"one", 0), (b"two", 1)]
         assert first.out == "{slice}:{epoch}:{sequence}\n".format(**lines[0])
-        more = invoke("get", "orders.", "--name", "desk", "--timeout", "0.2", *durable)
+        more = invoke("get", "--prefix", "orders.", "--name", "desk", "--timeout", "0.2", *durable)
         assert more.status == 1
         assert "0 messages came, expected 1" in more.errors
-        assert invoke("unsubscribe", "orders.", "--name", "desk", *durable).status == 0
-        assert "expected one that is subscribed to" in invoke("get", "orders.", "--name", "desk", *durable).errors
+        assert invoke("unsubscribe", "--prefix", "orders.", "--name", "desk", *durable).status == 0
+        assert (
+            "expected one that is subscribed to"
+            in invoke("get", "--prefix", "orders.", "--name", "desk", *durable).errors
+        )
         hub.process.send_signal(signal.SIGTERM)
         assert hub.process.wait(60) == 143
     said = published(place / "kept", Feed.load(place / "feed.toml"))

@@ -19,21 +19,23 @@ def test_files_become_the_days_that_their_names_tell(tmp_path: Path, place: Plac
     for date in ("20260105", "20260106"):
         Synthetic(2_000).write(tmp_path / f"{date}.itch")
     files = [f"itch50:{path}" for path in sorted(tmp_path.glob("*.itch"))]
-    ended = invoke("import", *files, tmp_path / "out", "--feed", place.path, "--compression", "zstd", "--threads", 1)
+    ended = invoke(
+        "import", *files, "--out", tmp_path / "out", "--feed", place.path, "--compression", "zstd", "--threads", 1
+    )
     assert ended.status == 0, ended.errors
     assert (ended.value("days"), ended.value("messages")) == (2, 4_000)
     for date in ("2026-01-05", "2026-01-06"):
         recording = Recording.open(tmp_path / "out" / place.feed.name / date)
         assert (str(recording.date), sum(recording.counts().values())) == (date, 2_000)
         assert f"{recording.path}: 2,000 messages" in ended.errors
-    again = invoke("import", *files, tmp_path / "out", "--feed", place.path)
+    again = invoke("import", *files, "--out", tmp_path / "out", "--feed", place.path)
     assert again.status == Status.ERROR
     assert_one_line(again, r"2026-01-05 exists, expected a day that is not there yet, or replace=True \(--replace\)")
-    assert invoke("import", files[1], tmp_path / "out", "--feed", place.path, "--replace").status == 0
+    assert invoke("import", files[1], "--out", tmp_path / "out", "--feed", place.path, "--replace").status == 0
 
 
 def test_a_date_is_that_of_the_source_where_it_takes_one(tmp_path: Path) -> None:
-    ended = invoke("import", "synthetic:1000", tmp_path, "--date", "2025-03-03")
+    ended = invoke("import", "synthetic:1000", "--out", tmp_path, "--date", "2025-03-03")
     assert ended.status == 0, ended.errors
     assert "2025-03-03: 2 messages with a time outside" in ended.errors, "the market closes after midnight in UTC"
     assert Recording.open(tmp_path / "local" / "2025-03-03").time("09:30") // 10**9 == 1_740_994_200
@@ -43,7 +45,7 @@ def test_a_date_that_is_not_that_of_the_messages_is_an_error_that_names_the_opti
     tmp_path: Path, shared_data: Path
 ) -> None:
     file = shared_data / "iex/goiex_TOPS16.pcapng.gz"
-    ended = invoke("import", f"iex:{file}", tmp_path, "--date", "2020-01-01")
+    ended = invoke("import", f"iex:{file}", "--out", tmp_path, "--date", "2020-01-01")
     assert ended.status == Status.ERROR
     assert_one_line(
         ended,
@@ -52,7 +54,7 @@ def test_a_date_that_is_not_that_of_the_messages_is_an_error_that_names_the_opti
 
 
 def test_binance_over_midnight_is_two_days(tmp_path: Path, shared_data: Path) -> None:
-    ended = invoke("import", f"binance:{shared_data}/binance/cm_btcusd_perp_20240808.gz", tmp_path)
+    ended = invoke("import", f"binance:{shared_data}/binance/cm_btcusd_perp_20240808.gz", "--out", tmp_path)
     assert ended.status == 0, ended.errors
     assert "outside" not in ended.errors
     assert (ended.value("days"), ended.value("messages")) == (2, 48_270)
@@ -60,7 +62,7 @@ def test_binance_over_midnight_is_two_days(tmp_path: Path, shared_data: Path) ->
 
 def test_a_bad_line_is_named_and_the_status_says_that_it_was_lost(tmp_path: Path, shared_data: Path) -> None:
     file = shared_data.parent / "cases/binance/one_cut_line_in_the_middle.txt"
-    ended = invoke("import", f"binance:{file}", tmp_path)
+    ended = invoke("import", f"binance:{file}", "--out", tmp_path)
     assert ended.status == Status.LOST
     errors = ended.errors.replace("\n", "")
     assert "a source is incomplete: " in errors
@@ -70,11 +72,11 @@ def test_a_bad_line_is_named_and_the_status_says_that_it_was_lost(tmp_path: Path
 
 def test_another_unit_of_receive_times_is_one_error_that_names_the_option(tmp_path: Path, shared_data: Path) -> None:
     file = shared_data.parent / "cases/binance/receive_times_in_microseconds.txt"
-    ended = invoke("import", f"binance:{file}", tmp_path)
+    ended = invoke("import", f"binance:{file}", "--out", tmp_path)
     assert ended.status == Status.ERROR
     assert_one_line(ended, "which is in us, expected ns: give .* `--option time_unit=us`")
     assert "--date" not in ended.errors
-    ended = invoke("import", f"binance:{file}", tmp_path, "--option", "time_unit=us")
+    ended = invoke("import", f"binance:{file}", "--out", tmp_path, "--option", "time_unit=us")
     assert ended.status == 0, ended.errors
     assert ended.value("messages") == 10
 
@@ -83,7 +85,7 @@ def test_a_source_that_ends_early_is_imported_as_far_as_it_goes_and_told(tmp_pat
     path = tmp_path / "20260105.itch"
     Synthetic(1_000).write(path)
     path.write_bytes(path.read_bytes()[:-3])
-    ended = invoke("import", f"itch50:{path}", tmp_path / "out")
+    ended = invoke("import", f"itch50:{path}", "--out", tmp_path / "out")
     assert ended.status == Status.LOST
     assert f"a source is incomplete: {path}" in ended.errors.replace("\n", "")
     assert ended.value("messages") == 999
@@ -93,7 +95,7 @@ def test_messages_that_a_capture_lacks_are_gaps_and_status_4(tmp_path: Path) -> 
     path = tmp_path / "20260105.pcap"
     packets = [mold(number, [itch("A", ns=10**9 * number)]) for number in (1, 2, 3, 10, 11)]
     path.write_bytes(pcap(map(ethernet, packets)))
-    ended = invoke("import", f"itch50:{path}", tmp_path / "out")
+    ended = invoke("import", f"itch50:{path}", "--out", tmp_path / "out")
     assert ended.status == Status.LOST
     assert "2026-01-05: 6 messages missing in the sources, kept as gaps" in " ".join(ended.errors.split())
     assert ended.value("messages") == 5
@@ -113,14 +115,14 @@ def test_the_messages_reported_missing_are_those_of_the_venue_on_any_number_of_s
             for number in range(3)
         )
     )
-    ended = invoke("import", f"itch50:{path}", tmp_path / "out", "--feed", feed)
+    ended = invoke("import", f"itch50:{path}", "--out", tmp_path / "out", "--feed", feed)
     assert "2026-01-05: 1 message missing in the sources" in " ".join(ended.errors.split())
 
 
 def test_a_capture_of_a_session_from_its_middle_is_whole_and_the_day_has_a_gap(tmp_path: Path) -> None:
     path = tmp_path / "20260105.pcap"
     path.write_bytes(pcap([ethernet(mold(number, [itch("A", ns=number)])) for number in (100, 101)]))
-    ended = invoke("import", f"itch50:{path}", tmp_path / "out")
+    ended = invoke("import", f"itch50:{path}", "--out", tmp_path / "out")
     assert ended.status == 0, ended.errors
     assert "messages sent before the first one of the input: 99" in ended.errors
     day = tmp_path / "out" / "local" / "2026-01-05"
@@ -138,7 +140,7 @@ def test_an_import_that_is_ended_says_so_and_leaves_no_day(
     def is_writing() -> bool:
         return any(path.stat().st_size > 1 << 20 for path in tmp_path.glob("local/importing/*/new/*/*.journal"))
 
-    with Command("import", "synthetic:40000000", tmp_path, "--date", "2026-01-05") as command:
+    with Command("import", "synthetic:40000000", "--out", tmp_path, "--date", "2026-01-05") as command:
         wait_until(is_writing, 120)
         ended = command.interrupt(number)
     assert (ended.status, ended.out, ended.errors) == (status, "", f"{said}\n")
@@ -147,12 +149,12 @@ def test_an_import_that_is_ended_says_so_and_leaves_no_day(
 
 @pytest.mark.parametrize("date", ["2026-13-01", "today"])
 def test_a_date_that_is_none_is_a_wrong_usage(tmp_path: Path, date: str) -> None:
-    assert invoke("import", "synthetic:10", tmp_path, "--date", date).status == Status.USAGE
+    assert invoke("import", "synthetic:10", "--out", tmp_path, "--date", date).status == Status.USAGE
 
 
 def test_a_feed_of_another_schema_is_refused(tmp_path: Path, place: Place) -> None:
     feed = write_feed(place.feed, tmp_path / "tape.toml")
     feed.write_text(feed.read_text().replace('schema = "raw"', 'schema = "tape"'))
-    ended = invoke("import", "synthetic:10", tmp_path / "out", "--feed", feed)
+    ended = invoke("import", "synthetic:10", "--out", tmp_path / "out", "--feed", feed)
     assert_one_line(ended, "feed 'cli' has schema 'tape' but source 'synthetic:10' has 'itch50'")
     assert not (tmp_path / "out").exists()

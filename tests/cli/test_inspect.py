@@ -70,7 +70,7 @@ def test_damage_and_torn_bytes_are_shown(day: Day) -> None:
     damage(day)
     with day.segments[1].path.open("ab") as file:
         file.write(b"torn")
-    ended = invoke("inspect", day.path, "--topics", 0)
+    ended = invoke("inspect", day.path, "--top", 0)
     assert ended.status == 0
     assert (ended.text("torn"), ended.text("damage")) == ("4", "2")
     assert "topics" not in ended.out
@@ -78,7 +78,7 @@ def test_damage_and_torn_bytes_are_shown(day: Day) -> None:
 
 
 def test_topics_are_those_that_were_asked_for(day: Day) -> None:
-    assert "2 topics, the busiest 1" in invoke("inspect", day.path, "--topics", 1).out
+    assert "2 topics, the busiest 1" in invoke("inspect", day.path, "--top", 1).out
 
 
 def test_a_feed_is_a_table_of_its_days(day: Day) -> None:

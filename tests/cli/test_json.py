@@ -19,7 +19,7 @@ EPOCH = 0x18EAD45481153800
 
 
 def test_inspect_says_what_the_day_holds(day: Day) -> None:
-    ended = invoke("inspect", day.path, "--json", "--topics", 1)
+    ended = invoke("inspect", day.path, "--json", "--top", 1)
     assert ended.status == 0
     found = json.loads(ended.out)
     assert found == {

@@ -13,7 +13,7 @@ from tests.cli.commands import assert_one_line, invoke
 
 
 def test_new_keys_are_printed_and_only_their_owner_can_read_the_secret_one(tmp_path: Path) -> None:
-    ended = invoke("keys", "new", "desk", "--dir", tmp_path / "keys")
+    ended = invoke("keys", "new", "desk", "--out", tmp_path / "keys")
     public, secret = tmp_path / "keys" / "desk.key", tmp_path / "keys" / "desk.key_secret"
     assert ended.status == Status.OK
     assert ended.out.strip() == load_public(str(public)).decode() == load_pair(str(secret)).public.decode()
@@ -25,16 +25,16 @@ def test_new_keys_are_printed_and_only_their_owner_can_read_the_secret_one(tmp_p
 
 
 def test_keys_that_are_there_are_not_replaced(tmp_path: Path) -> None:
-    invoke("keys", "new", "desk", "--dir", tmp_path)
+    invoke("keys", "new", "desk", "--out", tmp_path)
     before = (tmp_path / "desk.key_secret").read_bytes()
-    ended = invoke("keys", "new", "desk", "--dir", tmp_path)
+    ended = invoke("keys", "new", "desk", "--out", tmp_path)
     assert ended.status == Status.ERROR
     assert_one_line(ended, "desk.key exists already, expected another name: keys are never replaced")
     assert (tmp_path / "desk.key_secret").read_bytes() == before
 
 
 def test_a_name_that_is_a_path_is_refused(tmp_path: Path) -> None:
-    ended = invoke("keys", "new", "../desk", "--dir", tmp_path / "keys")
+    ended = invoke("keys", "new", "../desk", "--out", tmp_path / "keys")
     assert ended.status == Status.ERROR
     assert_one_line(ended, "name was '../desk', expected 1 to 64 letters")
     assert not (tmp_path / "keys").exists()
@@ -44,7 +44,7 @@ def test_a_full_disk_leaves_no_key_and_names_the_file(tmp_path: Path) -> None:
     """No byte can be written to any file."""
     code = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); from blackbox.cli import main; main()"
     done = subprocess.run(
-        [sys.executable, "-B", "-c", code, "keys", "new", "desk", "--dir", str(tmp_path / "keys")],
+        [sys.executable, "-B", "-c", code, "keys", "new", "desk", "--out", str(tmp_path / "keys")],
         capture_output=True,
         text=True,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),

@@ -49,12 +49,6 @@ def test_a_pipe_that_is_closed_is_no_error(day: Day) -> None:
         command.process.stdout = None
 
 
-def test_record_names_the_option_that_says_where_to(tmp_path: Path) -> None:
-    ended = invoke("record", "--dir", tmp_path)
-    assert ended.status == Status.USAGE
-    assert f"expected --out {tmp_path}" in ended.errors.replace("\n", "")
-
-
 def test_a_feed_that_holds_one_day_says_so(day: Day) -> None:
     ended = invoke("dump", day.path.parent)
     assert ended.status == Status.ERROR

@@ -34,12 +34,12 @@ def test_positions_lists_consumers(tmp_path: Path) -> None:
 
 def test_positions_moves_and_forgets_a_consumer(tmp_path: Path) -> None:
     file = kept(tmp_path)
-    ended = invoke("positions", tmp_path, "--move", "strategy-1", "--to", f"1:{EPOCH}:7")
+    ended = invoke("positions", tmp_path, "--name", "strategy-1", "--to", f"1:{EPOCH}:7")
     assert ended.status == 0, ended.errors
     now = file.read()
     assert now is not None
     assert now.positions == {0: Position(EPOCH, 1_234), 1: Position(EPOCH, 7)}
-    assert invoke("positions", tmp_path, "--forget", "strategy-1").status == 0
+    assert invoke("positions", tmp_path, "--name", "strategy-1", "--forget").status == 0
     assert file.read() is None
 
 
@@ -51,17 +51,17 @@ def test_positions_of_keys_are_listed_and_moved(tmp_path: Path) -> None:
     listed = invoke("positions", tmp_path)
     assert listed.status == 0, listed.errors
     assert "of 2 keys" in listed.out
-    ended = invoke("positions", tmp_path, "--move", "strategy-1", "--to", f"0:{EPOCH}:A:B:3")
+    ended = invoke("positions", tmp_path, "--name", "strategy-1", "--to", f"0:{EPOCH}:A:B:3")
     assert ended.status == 0, ended.errors
     now = file.read()
     assert now is not None
     assert now.positions == {0: KeyPosition(EPOCH, {b"AAPL": 12, b"A:B": 3}, [b"A"], 0, 8)}
-    ended = invoke("positions", tmp_path, "--move", "strategy-1", "--to", f"0:{EPOCH + 1}:AAPL:9")
+    ended = invoke("positions", tmp_path, "--name", "strategy-1", "--to", f"0:{EPOCH + 1}:AAPL:9")
     assert ended.status == 0, ended.errors
     now = file.read()
     assert now is not None
     assert now.positions == {0: KeyPosition(EPOCH + 1, {b"AAPL": 9}, [b"A"])}
-    refused = invoke("positions", tmp_path, "--move", "strategy-1", "--to", f"0:{EPOCH + 1}:9")
+    refused = invoke("positions", tmp_path, "--name", "strategy-1", "--to", f"0:{EPOCH + 1}:9")
     assert refused.status != 0
     assert "expected a KEY before the sequence number" in refused.errors
 
@@ -70,7 +70,7 @@ def test_positions_leaves_a_consumer_that_runs_alone(tmp_path: Path) -> None:
     file = kept(tmp_path)
     file.own(0)
     try:
-        ended = invoke("positions", tmp_path, "--forget", "strategy-1")
+        ended = invoke("positions", tmp_path, "--name", "strategy-1", "--forget")
     finally:
         file.close()
     assert ended.status != 0
@@ -81,12 +81,13 @@ def test_positions_leaves_a_consumer_that_runs_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--move", "strategy-1"], "expected both or none"),
-        (["--to", "0:1:2"], "expected both or none"),
-        (["--move", "strategy-1", "--to", "0:1"], "to was '0:1', expected SLICE:EPOCH:SEQUENCE"),
-        (["--move", "strategy-1", "--forget", "strategy-1"], "expected one of them"),
-        (["--forget", "nobody"], "expected the positions of consumer 'nobody'"),
-        (["--forget", "../x"], "name was '../x'"),
+        (["--forget"], "--forget was given without --name"),
+        (["--to", "0:1:2"], "--to was given without --name"),
+        (["--name", "strategy-1", "--to", "0:1"], "to was '0:1', expected SLICE:EPOCH:SEQUENCE"),
+        (["--name", "strategy-1", "--to", "0:1:2", "--forget"], "choose one"),
+        (["--name", "nobody"], "expected the positions of consumer 'nobody'"),
+        (["--name", "nobody", "--forget"], "expected the positions of consumer 'nobody'"),
+        (["--name", "../x", "--forget"], "name was '../x'"),
     ],
 )
 def test_positions_refuses(tmp_path: Path, words: list[str], text: str) -> None:

@@ -63,7 +63,7 @@ def examples_of(command: str) -> list[list[str]]:
         (["record", "--serve"], "feed 'local' had no archives, expected endpoints such as"),
         (["serve", "nowhere"], "nowhere/local was no directory, expected the recordings of feed 'local'"),
         (["stat", "--feed", "no.toml"], "feed file 'no.toml' was not found"),
-        (["demo", "--source", "iex:nothing.pcap"], "nothing.pcap"),
+        (["demo", "iex:nothing.pcap"], "nothing.pcap"),
         (["control", "ipc:///nobody/here", "pause", "--timeout", "0"], "no replay answered at ipc:///nobody/here"),
         (["control", "localhost:17300"], "endpoint was 'localhost:17300', expected tcp://"),
     ],
@@ -84,7 +84,7 @@ def test_each_error_is_one_line_and_status_1(words: list[str], pattern: str, tmp
         ["subscribe", "--workers", "-1"],
         ["subscribe", "--on-slow", "ignore"],
         ["stat", "--twice"],
-        ["demo", "--messages", "0"],
+        ["demo", "--count", "0"],
         ["replay"],
         ["control"],
         ["control", "tcp://127.0.0.1:1", "jump"],
@@ -96,15 +96,15 @@ def test_each_error_is_one_line_and_status_1(words: list[str], pattern: str, tmp
         ["control", "tcp://127.0.0.1:1", "step", "0"],
         ["control", "tcp://127.0.0.1:1", "step", "half"],
         ["control", "tcp://127.0.0.1:1", "step", "9" * 30],
-        ["dump", "DAY", "--slices", "2"],
-        ["dump", "DAY", "--slices", "all"],
+        ["dump", "DAY", "--slice", "2"],
+        ["dump", "DAY", "--slice", "all"],
         ["dump", "DAY", "--start", "noon"],
-        ["dump", "DAY", "--count", "0"],
+        ["dump", "DAY", "--count", "-1"],
         ["export", "DAY"],
-        ["export", "DAY", "x", "--stop", "25:00"],
+        ["export", "DAY", "--out", "x", "--stop", "25:00"],
         ["compact", "DAY"],
-        ["compact", "DAY", "x", "--compression", "gzip"],
-        ["compact", "DAY", "x", "--block-kib", "0"],
+        ["compact", "DAY", "--out", "x", "--compression", "gzip"],
+        ["compact", "DAY", "--out", "x", "--block-kib", "0"],
         ["inspect"],
         ["verify"],
     ],
@@ -160,7 +160,7 @@ def test_the_help_groups_every_command_by_task() -> None:
     assert places == sorted(places)
 
 
-@pytest.mark.parametrize(("words", "expected"), [("blackbox ins", "inspect"), ("blackbox inspect --top", "--topics")])
+@pytest.mark.parametrize(("words", "expected"), [("blackbox ins", "inspect"), ("blackbox inspect --pic", "--picture")])
 def test_a_shell_completes_commands_and_options(words: str, expected: str) -> None:
     variables = {
         "_BLACKBOX_COMPLETE": "complete_bash",
@@ -197,7 +197,7 @@ def test_the_built_in_feed_is_that_of_the_configuration_file() -> None:
 
 @pytest.mark.parametrize("command", ["inspect", "verify", "dump", "export", "compact"])
 def test_a_missing_recording_is_one_line(command: str, tmp_path: Path) -> None:
-    more = [tmp_path / "out"] if command in {"export", "compact"} else []
+    more = ["--out", tmp_path / "out"] if command in {"export", "compact"} else []
     ended = invoke(command, tmp_path / "nothing", *more)
     assert ended.status == Status.ERROR
     assert ended.errors == f"error: recording '{tmp_path}/nothing' was not found\n"

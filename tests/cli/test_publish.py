@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import zmq
 
 from blackbox import ConfigError, Publisher, Subscriber
-from blackbox.cli.publish import print_summary
+from blackbox.cli.publish import print_summary, warn_of_unwanted
 from blackbox.cli.ui.feeds import LOCAL, feed_for, open_with_options
 from blackbox.cli.ui.source_publisher import SourcePublisher
 from blackbox.cli.ui.status import Status
@@ -22,7 +23,7 @@ def test_publish_without_waiting_for_anybody(place: Place) -> None:
     ended = invoke("publish", "synthetic:1000", "--feed", place.path, "--wait-for", "0")
     assert ended.status == 0, ended.errors
     assert (ended.value("messages"), ended.value("unwanted")) == (0, 1_000)
-    assert "warning: nobody had subscribed: all 1,000 messages were unwanted, and none was sent" in ended.errors
+    assert "warning: no message was sent: all 1,000 messages had no subscriber" in ended.errors
 
 
 def test_a_publisher_that_waits_names_the_slices_that_lack_subscribers(place: Place) -> None:
@@ -74,7 +75,7 @@ def test_a_subscriber_that_dies_before_the_end_is_told(place: Place) -> None:
     assert ended.status == Status.LOST, ended.errors
     assert 0 < ended.value("messages") < 3_000_000
     assert re.search(
-        r"^lost: subscribers left before the end: slice 0 has 0, slice 1 has 0, expected 1; [\d,]+ messages went to no",
+        r"^lost: subscribers left before the end: slice 0 has 0, slice 1 has 0, expected 1; [\d,]+ messages had no",
         ended.errors,
         re.MULTILINE,
     )
@@ -110,6 +111,31 @@ def test_a_capture_of_a_session_from_its_middle_is_whole(place: Place, tmp_path:
     assert published.status == 0, published.errors
     assert "messages sent before the first one of the input: 99" in " ".join(published.errors.split())
     assert received.status == Status.LOST  # its books lack what was sent before
+
+
+def test_several_sources_are_published_in_the_order_of_their_first_messages(place: Place, tmp_path: Path) -> None:
+    parts = {"20260105.pcap": range(1, 4), "20260106.pcap": range(4, 9)}
+    for name, numbers in parts.items():
+        (tmp_path / name).write_bytes(pcap([ethernet(mold(n, [itch("A", ns=n)])) for n in numbers]))
+    sources = [f"itch50:{tmp_path / name}" for name in reversed(parts)]  # the later day first
+    subscriber = Subscriber(msgspec.structs.replace(place.feed, schema="itch50"))
+    received: list[int] = []
+    subscriber.on(b"")(lambda message: received.append(message.ts_event))
+    with Command("publish", *sources, "--feed", place.path, "--json") as publisher:
+        with subscriber.start(timeout=60):
+            subscriber.run(until_end=True)
+        ended = publisher.end()
+    assert ended.status == 0, ended.errors
+    told = json.loads(ended.out)
+    assert (told["sources"], told["missing"], told["statistics"]["messages"]) == (sources, 0, 8)
+    assert (len(received), received) == (8, sorted(received))
+
+
+def test_sources_of_different_schemas_are_refused(place: Place, shared_data: Path) -> None:
+    iex = f"iex:{shared_data}/iex/goiex_DEEP10.pcap.gz"
+    ended = invoke("publish", "synthetic:10", iex, "--feed", place.path)
+    assert ended.status == Status.ERROR
+    assert_one_line(ended, f"source '{re.escape(iex)}' has schema '.*', but 'synthetic:10' has 'itch50': publish them")
 
 
 def test_nobody_subscribes(place: Place) -> None:
@@ -183,11 +209,12 @@ def test_what_nobody_wanted_is_told_beside_what_was_sent(place: Place, capsys: p
         subscriber.start(timeout=60)
         source.publish(publisher)
         publisher.flush()
-        print_summary(source, publisher, 1.0)
+        print_summary([source], publisher, 1.0)
         done = publisher.statistics()
+        warn_of_unwanted(done)
     subscriber.run(until_end=True)
     assert done.messages > 0
     assert done.unwanted > 0
     assert done.messages + done.unwanted == 2_000
-    said = f"{done.messages:,} messages were sent; {done.unwanted:,} were not: nobody wanted them"
+    said = f"{done.messages:,} messages were sent; {done.unwanted:,} were not: they had no subscriber"
     assert said in capsys.readouterr().err

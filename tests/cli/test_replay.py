@@ -108,7 +108,7 @@ def test_without_subscribers_it_ends_with_an_error(tmp_path: Path, feed: Feed) -
 
 def test_nobody_is_waited_for_if_so_told(tmp_path: Path, feed: Feed) -> None:
     write_days(tmp_path, feed)
-    assert invoke("replay", tmp_path, "--wait-for", "0", "--drop").status == Status.OK
+    assert invoke("replay", tmp_path, "--wait-for", "0", "--when-full", "drop").status == Status.OK
 
 
 def test_keys_control_it_in_a_terminal(tmp_path: Path, feed: Feed, terminal: tuple[int, int]) -> None:
@@ -128,8 +128,8 @@ def test_keys_control_it_in_a_terminal(tmp_path: Path, feed: Feed, terminal: tup
         ("--speed", "0"),
         ("--speed", "fast"),
         ("--start", "noon"),
-        ("--slices", "0,x"),
-        ("--slices", "7"),
+        ("--slice", "x"),
+        ("--slice", "7"),
         ("--loop", "-1"),
         ("--max-silence", "0"),
     ],
@@ -154,7 +154,7 @@ def test_a_day_of_an_encrypted_feed_is_not_published_in_the_clear_unasked(tmp_pa
     assert ended.status == Status.ERROR
     assert_one_line(ended, r"is of a feed with \[security\], whose keys no recording keeps: give its feed file")
     clear = write_feed(feed, tmp_path / "feed.toml")
-    assert invoke("replay", day.path, "--feed", clear, "--wait-for", "0", "--drop").status == Status.OK
+    assert invoke("replay", day.path, "--feed", clear, "--wait-for", "0", "--when-full", "drop").status == Status.OK
 
 
 def test_gaps_cannot_be_kept_on_another_layout_and_nobody_is_waited_for(tmp_path: Path, feed: Feed) -> None:

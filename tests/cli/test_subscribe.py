@@ -42,15 +42,16 @@ def test_what_is_published_is_received_shown_counted_and_explained(place: Place)
     assert "waiting for the publishers of feed 'cli' (2 slices)\n" in subscriber.errors
     shown = [line for line in subscriber.out.splitlines() if " message_type=" in line]
     assert len(shown) == 3
-    assert re.search(r"│ unwanted +│ +0 │ not sent: nobody had subscribed", publisher.out)
+    assert re.search(r"│ unwanted +│ +0 │ not sent: they had no subscriber", publisher.out)
     assert re.search(r"│ discarded +│ +0 │ not sent: a subscriber did not take them", publisher.out)
-    assert re.search(r"│ delivered +│ +20,000 │ to callbacks: counted once for each PREFIX", subscriber.out)
+    assert re.search(r"│ delivered +│ +20,000 │ to callbacks: counted once for each --prefix", subscriber.out)
     assert re.search(r"│ lag p50 +│ .* │ lag: time from the publisher's sending to the callback", subscriber.out)
     assert all(re.match(r"2026-01-05T\d\d:\d\d:\d\d\.\d{9}Z \S+\.\w message_type=\w ", line) for line in shown)
 
 
 def test_prefixes_and_processes(place: Place) -> None:
-    publisher, subscriber = receive(place, "synthetic:20000", "AAPL.", "MSFT.", "--processes", "--show", "2")
+    words = ("--prefix", "AAPL.", "--prefix", "MSFT.", "--processes", "--show", "2")
+    publisher, subscriber = receive(place, "synthetic:20000", *words)
     assert (publisher.status, subscriber.status) == (0, 0), publisher.errors + subscriber.errors
     assert subscriber.value("symbols") == 2
     assert re.search(r"│ schema +│ +itch50 │", subscriber.out)
@@ -86,7 +87,7 @@ def test_live_tables_on_a_terminal(place: Place, terminal: tuple[int, int]) -> N
     reader, writer = terminal
     with (
         Publisher(place.feed) as publisher,
-        Command("subscribe", "AAPL.", "--feed", place.path, "--until-end", stderr=writer) as subscriber,
+        Command("subscribe", "--prefix", "AAPL.", "--feed", place.path, "--until-end", stderr=writer) as subscriber,
     ):
         publisher.wait_for_subscribers(b"AAPL.", timeout=60)
         publisher.publish(b"AAPL.trade", b"1")

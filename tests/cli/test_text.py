@@ -38,7 +38,7 @@ def blackbox(encoding: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_topics_that_look_like_markup_are_shown_as_they_are(day: Day) -> None:
-    told = invoke("inspect", day.path, "--topics", len(TOPICS))
+    told = invoke("inspect", day.path, "--top", len(TOPICS))
     assert told.status == 0, told.errors
     for topic in TOPICS:
         assert topic.decode() in told.out
@@ -46,7 +46,7 @@ def test_topics_that_look_like_markup_are_shown_as_they_are(day: Day) -> None:
 
 @pytest.mark.parametrize("encoding", ["ascii", "iso-8859-1"])
 def test_topics_that_the_locale_does_not_have_are_escaped(day: Day, encoding: str) -> None:
-    told = blackbox(encoding, "inspect", str(day.path), "--topics", str(len(TOPICS)))
+    told = blackbox(encoding, "inspect", str(day.path), "--top", str(len(TOPICS)))
     assert told.returncode == 0, told.stderr
     shown = "caf\\xe9.\\u20ac" if encoding == "ascii" else "caf\u00e9.\\u20ac"
     assert shown in told.stdout

@@ -77,7 +77,7 @@ def test_a_file_comes_out_as_it_went_in(
 ) -> None:
     source = shared_data / file
     day = run(tmp_path, name, f"{name}:{source}")
-    exported = invoke("export", day, tmp_path / output)
+    exported = invoke("export", day, "--out", tmp_path / output)
     assert exported.status == 0, exported.errors
     assert exported.value("messages") == messages
     assert read(tmp_path / output) == read(source)

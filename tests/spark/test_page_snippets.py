@@ -88,7 +88,7 @@ def test_the_page_on_a_format_of_one_s_own(
     assert capsys.readouterr().out.count("|189.9800|189.9800|  6000|    60|") == 10
     (day,) = tmp_path.glob("recordings/ticks/*-*-*")
     monkeypatch.setattr("blackbox.cli.ui.drawing._SETTINGS", {})
-    assert invoke("analyse", day, "--report", tmp_path / "day.html").status == Status.OK
+    assert invoke("analyse", day, "--out", tmp_path / "day.html").status == Status.OK
     assert "AAPL" in (tmp_path / "day.html").read_text()
     (quote,) = Recording.open(day).quotes.to_arrow(prices="float").to_pylist()
     assert (quote["bid_price"], quote["ask_price"]) == (189.97, None)

@@ -24,29 +24,32 @@ _DEFAULT_SYMBOLS = 500
 def demo(
     source: Annotated[
         str | None,
-        typer.Option(
-            metavar="SOURCE",
-            help="itch50:PATH, iex:PATH or synthetic:MESSAGES. Default: a synthetic session of 500 symbols.",
+        typer.Argument(
+            metavar="[SOURCE]",
+            help="Source to publish: itch50:PATH, iex:PATH or synthetic:MESSAGES. Default: a synthetic session of 500 "
+            "symbols.",
             show_default=False,
         ),
     ] = None,
     messages: Annotated[
         int | None,
         typer.Option(
+            "--count",
             metavar="N",
             min=1,
-            help="At most N messages, all of which lie in memory first. Default: all of SOURCE; 10,000,000 made up.",
+            help="End after N messages, held in memory. Default: all of SOURCE, or 10,000,000 synthetic ones.",
             show_default=False,
         ),
     ] = None,
     option: SourceOptions = None,
-    recordings: Annotated[
+    out: Annotated[
         Path | None,
         typer.Option(
+            "--out",
             metavar="DIR",
             file_okay=False,
-            help="Keep the recording, some 50 bytes a message, in DIR/demo/DATE. "
-            "Default: a temporary directory, removed in the end.",
+            help="Keep the recording, about 50 bytes per message, in DIR/demo/DATE. "
+            "Default: a temporary directory, removed at the end.",
             show_default=False,
         ),
     ] = None,
@@ -55,34 +58,34 @@ def demo(
         typer.Option(
             metavar="FILE",
             dir_okay=False,
-            help="In the end analyse the recording in Spark, and write a page of it here. Needs the extra `spark`.",
+            help="Also analyse the recording in Spark, and write an HTML page. Needs the extra `spark`.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Publish a session in two slices to another process, record it, replay it, and compare what callbacks found.
+    """Publish a session in two slices to another process, record it, replay it, and compare the callbacks' results.
 
-    Compiled callbacks find the VWAP of every symbol and the message mix.
+    Compiled callbacks compute the VWAP of every symbol and the message mix.
 
     A batch callback keeps the last price of every symbol.
 
     A Python function is called for each message of a few symbols.
 
-    They get the session live, replayed on the wire and replayed in process: what they find must be equal each time.
+    They receive the session live, replayed on the wire and replayed in process: the results must be equal each time.
 
     For example:
 
-    blackbox demo                                takes some 500 MB of disk while it runs
+    blackbox demo                                takes about 500 MB of disk while it runs
 
-    blackbox demo --messages 1000000
+    blackbox demo --count 1000000
 
     blackbox demo --report day.html              and analyse it in Spark
 
-    blackbox demo --recordings recordings        keep what was recorded
+    blackbox demo --out recordings               keep the recording
 
-    blackbox demo --source iex:DEEP10.pcap.gz
+    blackbox demo iex:DEEP10.pcap.gz
 
-    blackbox demo --source itch50:day.bin --option date=2020-01-30
+    blackbox demo itch50:day.bin --option date=2020-01-30
     """
     with exit_statuses():
         options = list(option or ())
@@ -96,11 +99,11 @@ def demo(
         from blackbox.cli.demo.tables import print_outcome, print_tables
 
         runner = DemoRunner(spec, options, messages, schema)
-        with open_storage(recordings, runner.feed) as storage:
+        with open_storage(out, runner.feed) as storage:
             result = runner.run(storage)
             print_tables(result)
             trouble = None if report is None else _analyse(storage, report, spec)
-        print_outcome(result, is_kept=recordings is not None)
+        print_outcome(result, is_kept=out is not None)
         if report is not None and trouble is None:
             stdout.print(f"report: {report.absolute()}, to be opened in a browser", highlight=False, soft_wrap=True)
         check(result)

@@ -40,7 +40,7 @@ class Storage:
         if free < needed:
             raise JournalError(
                 f"{self.directory}: recording {session.messages:,} messages takes some {needed / 1e6:,.0f} MB, but "
-                f"only {free / 1e6:,.0f} MB are free: choose another directory by --recordings, or fewer --messages"
+                f"only {free / 1e6:,.0f} MB are free: choose another directory by --out, or a lower --count"
             )
 
     def days(self) -> list[Path]:

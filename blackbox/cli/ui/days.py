@@ -24,18 +24,24 @@ RecordingArgument = Annotated[
     Path,
     typer.Argument(metavar="RECORDING", help="A recorded day: the directory with the `manifest.json`."),
 ]
+RecordingsOption = Annotated[
+    Path,
+    typer.Option(
+        "--out", metavar="DIR", help="Directory of all recordings, made if missing. A day is written to DIR/FEED/DATE."
+    ),
+]
 StartOption = Annotated[
     str | None,
     typer.Option(
         "--start",
         metavar="TIME",
-        help="First market time: HH:MM[:SS[.fraction]] of the session, a date-time, or ns since 1970.",
+        help="First market time: `09:30` of the session, in the feed's time zone; ISO 8601; or ns since 1970.",
         show_default=False,
     ),
 ]
 StopOption = Annotated[
     str | None,
-    typer.Option("--stop", metavar="TIME", help="End of the market times, not included.", show_default=False),
+    typer.Option("--stop", metavar="TIME", help="Market time to stop before.", show_default=False),
 ]
 _MANIFEST: Final = "manifest.json"
 
@@ -68,6 +74,13 @@ def time_ns(recording: Recording, text: str | None, option: str) -> int | None:
         return recording.time(text)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def check_slices(slices: Sequence[int] | None, count: int) -> None:
+    """Raise BadParameter, status 2, unless the feed has these slices; `count`: how many it has."""
+    for each in slices or ():
+        if each >= count:
+            raise typer.BadParameter(f"slice was {each}, expected 0 to {count - 1}", param_hint="--slice")
 
 
 def local_time(recording: Recording, ns: int | None, *, date: bool = False) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import typer
@@ -30,7 +31,7 @@ FeedOption = Annotated[
     typer.Option(
         "--feed",
         metavar="FILE",
-        help="Feed file (TOML); publisher and subscribers load the same one. "
+        help="Feed file (TOML), the same for publisher and subscribers. "
         "Default: the built-in feed `local`, two slices on 127.0.0.1, ports 17101 and 17102.",
         show_default=False,
     ),
@@ -41,8 +42,8 @@ SourceOptions = Annotated[
         "--option",
         "-o",
         metavar="NAME=VALUE",
-        help="Option of the source, as its class takes it, e.g. `date=2019-12-30` for itch50, "
-        "`symbols=500` for synthetic. Can be repeated.",
+        help="Option of the source, such as `date=2019-12-30` for itch50 or `symbols=500` for synthetic. "
+        "Can be repeated.",
         show_default=False,
     ),
 ]
@@ -51,7 +52,7 @@ ConfirmTimeout = Annotated[
     typer.Option(
         metavar="SECONDS",
         min=0,
-        help="How long to wait for the publishers to confirm. Default: without limit.",
+        help="Time limit for the publishers to confirm. Default: no limit.",
         show_default=False,
     ),
 ]
@@ -60,8 +61,8 @@ SilenceTimeout = Annotated[
     typer.Option(
         metavar="SECONDS",
         min=0.001,
-        help="End with status 1 when a slice brings neither block nor heartbeat for so long, as when its publisher "
-        "was killed. Default: never.",
+        help="End with status 1 if a slice is silent for this time, without block or heartbeat, because its publisher "
+        "was killed for example. Default: never.",
         show_default=False,
     ),
 ]
@@ -98,14 +99,42 @@ def named_options(texts: list[str] | None) -> dict[str, Any]:
     return options
 
 
-def check_source(source: Source) -> None:
-    """Read a source's first messages, to report a wrong path or file before anything is bound or waited for.
+class NamedSource(NamedTuple):
+    """A source with its text on the command line."""
+
+    spec: str
+    source: Source
+
+
+def check_schemas(named: Sequence[NamedSource]) -> None:
+    """Raise ConfigError unless all sources have the same schema."""
+    first, *others = named
+    for each in others:
+        if each.source.schema.name != first.source.schema.name:
+            raise ConfigError(
+                f"source {each.spec!r} has schema {each.source.schema.name!r}, but {first.spec!r} has "
+                f"{first.source.schema.name!r}: publish them one at a time, each to its own feed"
+            )
+
+
+def in_order(named: Sequence[NamedSource]) -> list[NamedSource]:
+    """Return sources in the order of their first messages' times; equal times keep the order given.
+
+    Reads the first messages of each, so that a wrong path or file is reported before the publisher binds.
 
     Raises:
-        SourceError: the source cannot be read, or holds no message.
+        SourceError: a source cannot be read, or holds no message.
     """
-    if next(source.chunks(), None) is None:
+    return sorted(named, key=lambda each: _first_ns(each.source))
+
+
+def _first_ns(source: Source) -> int:
+    """Return the first time of a source, ns since 1970; 0 if its first chunk of messages has none."""
+    chunk = next(source.chunks(), None)
+    if chunk is None:
         raise SourceError(source.truncated or f"{source!r} holds no message, expected at least one")
+    times = chunk.ts_event[chunk.ts_event > 0]
+    return int(times[0]) if len(times) else 0
 
 
 def feed_text(feed: Feed) -> str:

@@ -1,10 +1,11 @@
-"""Options that several commands have: how much a command logs, how, and whether its results are JSON."""
+"""Options that several commands share: topic prefixes, JSON, and the log. One name has one meaning everywhere."""
 
 from __future__ import annotations
 
 import inspect
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 from inspect import Parameter, cleandoc
 from typing import Annotated, Any, Final
@@ -31,8 +32,29 @@ FormatOption = Annotated[
         "--log-format", envvar=FORMAT_VARIABLE, rich_help_panel=_PANEL, help=_FORMAT_HELP, show_default="text"
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object, instead of tables.")]
-# The log's options behind a command's name, where only the command line counts: the environment is read before.
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts: one document on one line.")]
+JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts: one object per line.")]
+PrefixOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--prefix",
+        metavar="TEXT",
+        help="Only topics that start with this. Can be repeated. Default: all topics.",
+        show_default=False,
+    ),
+]
+CountOption = Annotated[int, typer.Option("--count", metavar="N", min=0, help="End after N messages; 0: no limit.")]
+SliceOption = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--slice",
+        metavar="N",
+        min=0,
+        help="Only this slice of the recording. Can be repeated. Default: all slices.",
+        show_default=False,
+    ),
+]
+# The log's options after a command's name come from the command line only; the environment is read before.
 _OWN: Final = (
     Parameter(
         "log_level",
@@ -65,6 +87,11 @@ def with_log_options(command: Callable[..., None]) -> Callable[..., None]:
     parameters = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in own.parameters.values()]
     logged.__signature__ = own.replace(parameters=[*parameters, *_OWN])  # type: ignore[attr-defined]  # typer reads it
     return logged
+
+
+def prefixes_of(texts: Iterable[str] | None) -> tuple[bytes, ...]:
+    """Return the topic prefixes of `--prefix`, each once, in order; without one the prefix of all topics."""
+    return tuple(dict.fromkeys(map(os.fsencode, texts or ("",))))
 
 
 def help_of(command: Callable[..., None]) -> str:

@@ -16,18 +16,29 @@ _TICK_S: Final = 0.25
 
 
 class SourcePublisher(Publisher):
-    """A publisher for one source."""
+    """A publisher for the sources of a command, one after another."""
 
-    topics: Sequence[bytes] = ()
-    """The source's topics so far."""
     missing: int = 0
-    """Messages that the source lacks after its first one."""
+    """Messages that the sources lack after their first one."""
     _has_begun: bool = False
-    """Something has been published."""
+    """True once a message was published."""
+    _topics: Sequence[bytes] = ()
+    """Topics so far of the source that is being published."""
+    _earlier: frozenset[bytes] = frozenset()
+    """Topics of the sources before it."""
+
+    @property
+    def seen(self) -> frozenset[bytes]:
+        """Topics so far, of all sources."""
+        return self._earlier | frozenset(self._topics)
+
+    def end_source(self) -> None:
+        """Keep the topics of the source that was published, before the next one."""
+        self._earlier, self._topics = self.seen, ()
 
     def publish_many(self, topics: Sequence[bytes], *columns: Any, **more_columns: Any) -> int:
         """As `Publisher.publish_many`."""
-        self.topics = topics
+        self._topics = topics
         self._has_begun = True
         return super().publish_many(topics, *columns, **more_columns)
 

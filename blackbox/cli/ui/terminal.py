@@ -50,8 +50,8 @@ def say(text: str, level: Level = Level.INFO, *, before: str = "") -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print a result as one line of JSON."""
-    typer.echo(msgspec.json.encode(value).decode())
+    """Print a result as one line of JSON; paths and the like as text."""
+    typer.echo(msgspec.json.encode(value, enc_hook=str).decode())
 
 
 def values_table(values: Iterable[tuple[str, Shown] | tuple[str, Shown, str]]) -> Table:
