@@ -24,7 +24,7 @@ def warmup(
         list[str] | None,
         typer.Argument(
             metavar="[SOURCE...]",
-            help="Sources, NAME:ARGUMENT, whose decoders are compiled too.",
+            help="Sources, NAME:ARGUMENT, to compile their decoders too.",
             show_default=False,
         ),
     ] = None,

@@ -37,7 +37,7 @@ blackbox.cli.main()
 
 
 class Files(NamedTuple):
-    """What commands are started on. Nothing publishes, and no hub runs."""
+    """Paths and endpoints for commands. Nothing publishes, and no hub runs."""
 
     directory: Path
     feed: Path

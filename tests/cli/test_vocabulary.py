@@ -178,7 +178,7 @@ def test_every_command_for_scripts_has_json() -> None:
 
 
 class Files(NamedTuple):
-    """What commands are run on."""
+    """Paths that commands are run on."""
 
     directory: Path
     day: Path

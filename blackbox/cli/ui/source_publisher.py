@@ -23,7 +23,7 @@ class SourcePublisher(Publisher):
     _has_begun: bool = False
     """True once a message was published."""
     _topics: Sequence[bytes] = ()
-    """Topics so far of the source that is being published."""
+    """Topics of the source that is being published."""
     _earlier: frozenset[bytes] = frozenset()
     """Topics of the sources before it."""
 
