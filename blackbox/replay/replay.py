@@ -116,7 +116,7 @@ class ReplaySettings(TypedDict, total=False):
     speed: float | None
     start: Time | None
     stop: Time | None
-    prefix: bytes
+    prefix: Prefixes
     slices: Iterable[int] | None
     order: Literal["event", "sent"] | None
     pace_by: Literal["ts_event", "ts_out"] | None
