@@ -192,8 +192,9 @@ def _of(kind: TradeFields | QuoteFields) -> str:
 
 
 def test_types_trades_and_quotes_are_those_of_the_schemas() -> None:
-    rows = re.findall(r"^\| (`.+`) \| (.+) \| (.+) \| (.+) \|$", (DOCS / "feeds.md").read_text(), re.MULTILINE)
-    told = {name: row[1:] for row in rows if row[1] != "levels" for name in re.findall(r"`(\w+)`", row[0])}
+    pattern = r"^(`.+`)\n\n- types: (.+)\n- trades: (.+)\n- quotes: (.+)$"
+    rows = re.findall(pattern, (DOCS / "feeds.md").read_text(), re.MULTILINE)
+    told = {name: row[1:] for row in rows for name in re.findall(r"`(\w+)`", row[0])}
     names = {point.name for point in entry_points(group="blackbox.schemas")} - {"raw"}
     assert names <= told.keys()
     for name in names:
