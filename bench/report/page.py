@@ -22,16 +22,17 @@ from bench.report.tables import ended_early, machine_of, tables
 from bench.report.words import ASKED, WHY
 
 _INTRODUCTION: Final = """\
-Each contest of `make bench` asks one question, and plays ours and its rivals in turn, every round verified: what lost a
-message is void. This page has ours beside the **strongest** rival of each contest; every rival, range, percentile and
-cost is in [{tables}]({tables}). A ratio is the median of the ratios within a round."""
-_AHEAD: Final = "n ×: how many times as good as its strongest rival ours is; bars by powers of two"
-_BEHIND: Final = "n ×: how many times as good as ours the strongest rival is; bars by powers of two"
-_LIMITS: Final = "n ×: how many times as good as ours the nearest limit is; bars by powers of two"
+`make bench` compares blackbox with its rivals in contests, in alternating rounds. Each round is verified; a round that
+lost a message is void. This page has the **strongest** rival of each contest. [{tables}]({tables}) has all rivals,
+ranges, percentiles and costs. A ratio is the median of the ratios within a round. Figures
+give the rival or limit first."""
+_AHEAD: Final = "n ×: blackbox is n times as good as its strongest rival; bars by powers of two"
+_BEHIND: Final = "n ×: the strongest rival is n times as good as blackbox; bars by powers of two"
+_LIMITS: Final = "n ×: the nearest limit is n times as good as blackbox; bars by powers of two"
 _BELOW: Final = """\
-A limit does none of the work that ours does beside it: it copies the same bytes, receives the same blocks, or calls a
-function that does nothing. Nothing gets above it; the nearest one of each contest stands here."""
-_SAME: Final = "within the range of the rounds"
+A limit copies the same bytes, receives the same blocks, or calls an empty function, without the work of blackbox.
+Nothing can exceed it. The table has the nearest limit of each contest."""
+_SAME: Final = "The ranges of the rounds overlap."
 _CLOSE: Final = 0.95
 """A limit that ours is nearer to is reached."""
 
@@ -79,15 +80,15 @@ def summary(run: Run, place: Path, has_profile: bool = False) -> Iterator[str]:
     yield from machine_of(run)
     yield from ended_early(run)
     if has_profile:
-        yield from ("Where each nanosecond of a message goes: [profile.md](profile.md).", "")
+        yield from ("[profile.md](profile.md) divides the time of a message by step.", "")
     rivals = _headlines(run, "rival")
     ahead = sorted((line for line in rivals if line.ahead >= 1), key=lambda line: -line.ahead)
     behind = sorted((line for line in rivals if line.ahead < 1), key=lambda line: line.ahead)
     limits = sorted((line for line in _headlines(run, "limit") if line.ahead < _CLOSE), key=lambda line: line.ahead)
     for title, name, told, lines in (
-        ("Where ours is ahead", "ahead", _AHEAD, ahead),
-        ("Where another is ahead, and why", "behind", _BEHIND, behind),
-        ("How far below the limits", "limits", _LIMITS, limits),
+        ("Where blackbox is ahead", "ahead", _AHEAD, ahead),
+        ("Where a rival is ahead, and why", "behind", _BEHIND, behind),
+        ("Distance from the limits", "limits", _LIMITS, limits),
     ):
         if not lines:
             continue
@@ -118,15 +119,19 @@ def _headlines(run: Run, kind: Kind) -> list[_Headline]:
 
 def _table(lines: list[_Headline], all_tables: str, name: str) -> Iterator[str]:
     whys = name == "behind"
-    head = ["asked", "of ours", {"limits": "limit"}.get(name, "rival"), "it is" if whys else "ours is", "absolute"]
+    head = ["contest", "blackbox", {"limits": "limit"}.get(name, "rival"), "ratio", "figures"]
     rows = []
+    reasons: dict[str, int] = {}
     for line in lines:
         ratio = times(1 / line.ahead) if whys else times(line.ahead)
         link = f"[{line.asked}]({all_tables}{anchor(line.result.title)})"
         rows.append([link, line.pair.versus, line.pair.name, ratio, line.pair.figures])
         if whys:
-            rows[-1].append(_SAME if _overlap(line) else WHY.get(line.result.slug, ""))
+            reason = _SAME if _overlap(line) else WHY.get(line.result.slug, "")
+            rows[-1].append(f"{reasons.setdefault(reason, len(reasons) + 1)}" if reason else "")
     yield from table([*head, "why"] if whys else head, rows)
+    if reasons:
+        yield from (*(f"{place}. {reason}" for reason, place in reasons.items()), "")
 
 
 def _overlap(line: _Headline) -> bool:
@@ -147,7 +152,7 @@ def _notes(run: Run, all_tables: str) -> Iterator[str]:
     }
     told = [f"[{count} {what}]({all_tables}{where})" for what, (count, where) in counts.items() if count]
     if told:
-        yield from (f"Of this run {', '.join(told)}.", "")
+        yield from (f"In this run {', '.join(told)}.", "")
 
 
 if __name__ == "__main__":

@@ -45,17 +45,18 @@ ASKED: Final = {
     "spark-query-records-ten-minutes-of-a-symbol": "Spark: ten minutes of a symbol",
     "spark-rows": "Spark: minute bars, by rows",
 }
-_SPARK: Final = "Spark plans and schedules each query in its own Java; polars and DuckDB run in the process that asks"
+_SPARK: Final = "Spark plans and schedules each query in a Java process; polars and DuckDB run in the caller's process."
 WHY: Final = {
-    "latency-latency": "a message waits up to 100 µs for its block to fill, and is handed from the slice thread to a"
-    " worker; pyzmq sends each at once, and reads it in the thread that asked",
-    "latency-overload": "a call a message on both sides, and ours also makes a `Message` for each",
-    "rivals-live-live-blocks": "a block by hand has no topics, no sequences and no filter, and shared memory (iceoryx2,"
-    " Zenoh) spares it the kernel; of ours, columns, checksum and topics are checked, and two threads read it",
-    "rivals-live-live-messages": "ours numbers, packs, checks and unpacks what comes one by one; its gain is in"
-    " columns, the last rows of that table",
-    "rivals-replay-replay-calls": "DBNStore makes a record of each message in Rust, `fields=` the values asked for",
-    "spark-asof-asof": "polars and DuckDB join columns in the process that asks; ours hands rows to Spark",
+    "latency-latency": "A message waits up to 100 µs for its block to fill and passes from the slice thread to a worker;"
+    " pyzmq sends each message at once and reads it in the calling thread.",
+    "latency-overload": "One call per message on both sides; blackbox also makes a `Message` for each.",
+    "rivals-live-live-blocks": "The rivals' blocks have no topics, sequence numbers or filters, and iceoryx2 and Zenoh"
+    " avoid the kernel; blackbox checks columns, checksum and topics, in two threads.",
+    "rivals-live-live-messages": "blackbox numbers, packs, checks and unpacks single messages; its gain is in columns,"
+    " the last rows of that table.",
+    "rivals-replay-replay-calls": "DBNStore makes a record of each message in Rust; `fields=` makes the requested"
+    " values.",
+    "spark-asof-asof": "polars and DuckDB join columns in the caller's process; blackbox passes rows to Spark.",
     "spark-query-payloads-group-by-symbol": _SPARK,
     "spark-query-records-all-columns": _SPARK,
     "spark-query-records-group-by-symbol": _SPARK,
