@@ -47,8 +47,8 @@ ASKED: Final = {
 }
 _SPARK: Final = "Spark plans and schedules each query in a Java process; polars and DuckDB run in the caller's process."
 WHY: Final = {
-    "latency-latency": "A message waits up to 100 µs for its block to fill and passes from the slice thread to a worker;"
-    " pyzmq sends each message at once and reads it in the calling thread.",
+    "latency-latency": "A message waits up to 100 µs for its block to fill and passes from the slice thread to a"
+    " worker; pyzmq sends each message at once and reads it in the calling thread.",
     "latency-overload": "One call per message on both sides; blackbox also makes a `Message` for each.",
     "rivals-live-live-blocks": "The rivals' blocks have no topics, sequence numbers or filters, and iceoryx2 and Zenoh"
     " avoid the kernel; blackbox checks columns, checksum and topics, in two threads.",
