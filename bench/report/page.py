@@ -25,13 +25,13 @@ _INTRODUCTION: Final = """\
 `make bench` compares blackbox with its rivals in contests, in alternating rounds. Each round is verified; a round that
 lost a message is void. This page has the **strongest** rival of each contest. [{tables}]({tables}) has all rivals,
 ranges, percentiles and costs. A ratio is the median of the ratios within a round. Figures
-give the rival or limit first."""
+give the rival first."""
 _AHEAD: Final = "n ×: blackbox is n times as good as its strongest rival; bars by powers of two"
 _BEHIND: Final = "n ×: the strongest rival is n times as good as blackbox; bars by powers of two"
 _LIMITS: Final = "n ×: the nearest limit is n times as good as blackbox; bars by powers of two"
 _BELOW: Final = """\
 A limit copies the same bytes, receives the same blocks, or calls an empty function, without the work of blackbox.
-Nothing can exceed it. The table has the nearest limit of each contest."""
+Nothing can exceed it. The bars show the nearest limit of each contest; [{tables}]({tables}) has their figures."""
 _SAME: Final = "The ranges of the rounds overlap."
 _CLOSE: Final = 0.95
 """A limit that ours is nearer to is reached."""
@@ -96,9 +96,10 @@ def summary(run: Run, place: Path, has_profile: bool = False) -> Iterator[str]:
         (place / f"{name}.svg").write_text(svg, encoding="utf-8")
         yield from (f"## {title}", "")
         if name == "limits":
-            yield from (_BELOW, "")
+            yield from (_BELOW.format(tables=all_tables), "")
         yield from (f"![{title}]({place.name}/{name}.svg)", "")
-        yield from _table(lines, all_tables, name)
+        if name != "limits":
+            yield from _table(lines, all_tables, name)
     yield from _notes(run, all_tables)
 
 
@@ -119,7 +120,7 @@ def _headlines(run: Run, kind: Kind) -> list[_Headline]:
 
 def _table(lines: list[_Headline], all_tables: str, name: str) -> Iterator[str]:
     whys = name == "behind"
-    head = ["contest", "blackbox", {"limits": "limit"}.get(name, "rival"), "ratio", "figures"]
+    head = ["contest", "blackbox", "rival", "ratio", "figures"]
     rows = []
     reasons: dict[str, int] = {}
     for line in lines:

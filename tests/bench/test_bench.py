@@ -342,8 +342,7 @@ def test_page_has_the_strongest_rival_and_the_nearest_limit_of_each_contest(tmp_
         f"| {link} | ours | theirs | 1.30 × | 16.2 against 12.5 M messages/s |  |",
         "| [Latency, one message at a time](performance/tables.md#lag) | ours | theirs | 1.00 × | 4 against 4 µs |",
         "| [Scaling](performance/tables.md#scaling) | ours at 10,000 | theirs at 10,000 | 500 × |",
-        "| [Scaling](performance/tables.md#scaling) | ours at 1 | memory | 0.40 × | 50.0 against 20.0 M messages/s |",
-        f"| {link} | ours | loopback TCP | 0.67 × | 18.8 against 12.5 M messages/s, of the medians |",
+        "![Distance from the limits](performance/limits.svg)",
         "In this run [1 failed](performance/tables.md#what-failed), [2 could not run]",
         "[3 rounds were void](performance/tables.md#rounds-that-were-void).",
     ):
