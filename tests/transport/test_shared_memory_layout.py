@@ -1,0 +1,36 @@
+"""Processes that share memory agree on every offset: a change of the layout needs another magic."""
+
+from __future__ import annotations
+
+import pytest
+
+from blackbox.native.records import SharedRecord
+from blackbox.transport import shared_memory
+
+OFFSETS = {
+    "Head": {"magic": 0, "page_bytes": 8, "small_bytes": 16, "tail": 64, "waiting": 128, "place_positions": 192},
+    "Descriptor": {
+        "position": 0,
+        "place": 8,
+        "body_bytes": 16,
+        "key_bytes": 24,
+        "key": 32,
+        "header": 40,
+        "spare": 112,
+    },
+    "Slot": {"cursor": 0, "sleeping": 64, "pins": 128},
+}
+
+
+@pytest.mark.parametrize("record", [shared_memory.Head, shared_memory.Descriptor, shared_memory.Slot])
+def test_every_field_keeps_its_offset(record: type[SharedRecord]) -> None:
+    fields = record.dtype.fields
+    assert fields is not None
+    assert {name: field[1] for name, field in fields.items()} == OFFSETS[record.__name__]
+
+
+def test_numbers_and_magic_of_the_layout() -> None:
+    assert (shared_memory.DESCRIPTORS, shared_memory.DESCRIPTOR_BYTES) == (1_024, 128)
+    assert (shared_memory.SMALL_PLACES, shared_memory.LARGE_PLACES) == (1_020, 4)
+    assert (shared_memory.READERS, shared_memory.MOST_WAITING, shared_memory.MOST_PINNED_BY_ONE) == (64, 512, 64)
+    assert shared_memory.MAGIC.to_bytes(8, "little") == b"BBOXSHM1"
