@@ -13,10 +13,10 @@ Shared memory, with the layout of `shared_memory.py`:
   removed; otherwise the block is lost. Before it sleeps, the reader sets `sleeping`, issues a fence, and compares tail
   and cursor again.
 - Control blocks come on the lines. A reader first takes the blocks up to the tail that it sees.
-- Meeting: the publisher listens on the abstract Unix socket (`SOCK_SEQPACKET`) `\\0blackbox/UID/NAME`. Both ends check
-  that the other has the same user (`SO_PEERCRED`). The reader sends `HELLO` and, by `SCM_RIGHTS`, both ends of its bell.
-  The publisher answers with `WELCOME`, a memfd with a sealed size, and both ends of its bell, or closes the connection
-  if all slots are taken. A reader keeps the connection until its places are released.
+- Meeting: the publisher listens on an abstract Unix socket (`SOCK_SEQPACKET`), `blackbox/UID/NAME` after a zero byte.
+  Both ends check that the other has the same user (`SO_PEERCRED`). The reader sends `HELLO` and, by `SCM_RIGHTS`, both
+  ends of its bell. The publisher answers with `WELCOME`, a memfd with a sealed size, and both ends of its bell, or
+  closes the connection if all slots are taken. A reader keeps the connection until its places are released.
 - The reader subscribes on the lines to `00 53` and its prefixes. The publisher writes a block to memory if such a
   prefix covers its key, and sends it on the lines if a plain prefix does.
 """
