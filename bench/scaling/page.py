@@ -87,34 +87,23 @@ def _keys(costs: Costs, outcome: Outcome) -> Iterator[str]:
 
 
 def _zapping(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    rows = [
-        [
-            name_of(outcome.fan_outs),
-            f"{zapping.hold_s:g} s",
-            number(zapping.mean[0]),
-            " → ".join(number(mean) for mean in zapping.mean[1:]),
-        ]
-        for outcome in outcomes
-        for zapping in outcome.zapping
-    ]
-    yield from table(["relays by level", "`hold_s`", "changes/s at the source", "at each relay, by level"], rows)
+    rows = [[name_of(each.fan_outs), *(number(zapping.mean[0]) for zapping in each.zapping)] for each in outcomes]
+    holds = [f"changes/s at the source, `hold_s` {zapping.hold_s:g}" for zapping in outcomes[0].zapping]
+    yield from table(["relays by level", *holds], rows)
 
 
-def _deaths(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def _deaths(outcome: Outcome) -> Iterator[str]:
     rows = [
         [
-            name_of(outcome.fan_outs),
             str(death.level),
             f"{death.restored:,}",
             f"{death.asked_above:,}",
             f"{death.asked_source:,}",
             number(death.seconds),
         ]
-        for outcome in outcomes
         for death in outcome.deaths
     ]
-    head = ["relays by level", "its level", "prefixes repeated", "changes above", "at the source", "seconds"]
-    yield from table(head, rows)
+    yield from table(["its level", "prefixes repeated", "changes above", "at the source", "seconds"], rows)
 
 
 def page(costs: Costs, outcomes: Sequence[Outcome]) -> str:
@@ -140,7 +129,7 @@ def page(costs: Costs, outcomes: Sequence[Outcome]) -> str:
         zapping="\n".join(_zapping(outcomes)),
         reconnect_s=scenario.RECONNECT_S,
         hop_ms=scenario.HOP_S * 1e3,
-        deaths="\n".join(_deaths(outcomes)),
+        deaths="\n".join(_deaths(middle)),
     )
 
 
