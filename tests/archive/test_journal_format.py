@@ -96,11 +96,11 @@ def places_of(dtype: numpy.dtype[Any]) -> dict[str, int]:
     return {name: field[1] for name, field in (dtype.fields or {}).items()}
 
 
-def documented(table: str) -> list[int]:
-    """The offsets in the first column of the document's table whose header's last cell is `table`."""
-    _, _, rest = DOCUMENT.partition(f"| {table} |\n")
-    rows = rest.partition("\n\n")[0].splitlines()[1:]
-    return [int(number) for row in rows for number in re.findall(r"\d+", row.split("|")[1])]
+def documented(part: str) -> list[int]:
+    """The offsets at the beginning of the lines of the document's list of a part."""
+    _, _, rest = DOCUMENT.partition(f" **{part}**:\n\n")
+    rows = re.findall(r"^- ((?:\d+, )+)", rest.partition("\n\n")[0], re.MULTILINE)
+    return [int(number) for row in rows for number in re.findall(r"\d+", row)]
 
 
 def test_the_head_of_a_file_stands_as_the_document_says() -> None:
