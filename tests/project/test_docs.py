@@ -157,7 +157,7 @@ def test_limits_and_reserved_keys() -> None:
 
 
 def test_what_a_recorder_tells_is_where_the_table_says() -> None:
-    rows = re.findall(r"^\| (\d+) \| \S+ \| \S+ \| (\w+) \|", WIRE.split("## How far recorders are")[1], re.MULTILINE)
+    rows = re.findall(r"^- (\d+)[^:]*: (\w+)", WIRE.split("## How far recorders are")[1], re.MULTILINE)
     what = Acknowledgement(b"nonce678", 2, 3, 5, 4, 6, b"KEY", "a recorder")
     said = what.encode()
     for place, name in rows:
