@@ -1,0 +1,151 @@
+"""Each command and program of `docs/tutorial.md` runs as it stands, and prints what the page shows."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from blackbox import Recordings
+from blackbox.feed.endpoint import free_endpoints
+from tests.cli.commands import Ended, invoke
+from tests.feeds.dbn_reference import expected_messages
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "tutorial.md").read_text()
+LINES = re.findall(r"^ {4}(\S.*)$", re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL), re.MULTILINE)
+BARS, BACK_TEST, OF_MADE_UP = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+MADE_UP = LINES[LINES.index("blackbox feed new made-up.toml --schema itch50 --slices 1") :]
+FROM_FILE = [line for line in LINES if line.startswith("blackbox ") and line not in MADE_UP]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with the page's programs. Feeds have free ports instead of those of their files."""
+    (tmp_path / "bars.py").write_text(BARS)
+    (tmp_path / "back_test.py").write_text(BACK_TEST)
+    ((endpoint,),) = free_endpoints("tcp", "tutorial", 1, 1)
+    monkeypatch.setenv("BLACKBOX_FEED_SLICES_0_ENDPOINTS", endpoint)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def command(line: str) -> Ended:
+    ended = invoke(*shlex.split(line)[1:])
+    assert ended.status == 0, f"{line}: {ended.errors}"
+    return ended
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/feeds"}
+    return subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def output(*words: str) -> str:
+    with start(*words) as process:
+        out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0
+    return out
+
+
+def test_a_day_from_file_to_live_prints_what_the_page_shows(shared_data: Path, place: Path) -> None:
+    file = shared_data / "dbn/futures_mbp-1_2024-07-01T23-58.dbn.zst"
+    (place / "day.dbn.zst").symlink_to(file)
+    *before, replay = [line for line in FROM_FILE if line != "blackbox doctor"]
+    assert replay.startswith("blackbox replay ")
+    shown = {line: command(line).out for line in before}
+    dumped = next(out for line, out in shown.items() if line.startswith("blackbox dump "))
+    assert len(dumped.splitlines()) == 3
+    assert "ESU4.mbp-1" in dumped
+
+    records = sorted_records(file)
+    (bars,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
+    assert output("bars.py").split() == bars.split()
+    assert [line.split()[2:] for line in bars.splitlines()[2:]] == plain_bars(records)
+    result = output("back_test.py")
+    assert f"`{result.strip()}`" in PAGE
+    assert result == plain_result(records)
+
+    assert "python back_test.py live" in LINES
+    with start("back_test.py", "live") as live:
+        command(replay)
+        out, _ = live.communicate(timeout=300)
+    assert (live.returncode, out) == (0, result)
+
+
+def sorted_records(file: Path) -> list[Any]:
+    """Records of the file in the order of market time, by Databento's decoder."""
+    with zstandard.open(file) as opened:
+        messages = expected_messages(opened.read())
+    return [message.record for message in sorted(messages, key=lambda message: message.ts_event)]
+
+
+def plain_bars(records: list[Any]) -> list[list[str]]:
+    minutes: dict[int, list[Any]] = {}
+    for record in records:
+        if record.action == "T":
+            minutes.setdefault(record.ts_event // 60_000_000_000, []).append(record)
+    prices = [[trade.price / 10**9 for trade in trades] for trades in minutes.values()]
+    volumes = [sum(trade.size for trade in trades) for trades in minutes.values()]
+    return [
+        [*(f"{price:.2f}" for price in (bar[0], max(bar), min(bar), bar[-1])), str(volume)]
+        for bar, volume in zip(prices, volumes, strict=True)
+    ]
+
+
+def plain_result(records: list[Any]) -> str:
+    average = middle = cash = 0.0
+    fills = 0
+    for record in records:
+        bid, ask = (price / 10**9 for price in (record.levels[0].bid_px, record.levels[0].ask_px))
+        middle = (bid + ask) / 2
+        average = average + (middle - average) * 0.02 if average else middle
+        if (middle < average) != (fills % 2 == 1):
+            cash += bid if fills % 2 else -ask
+            fills += 1
+    return f"fills: {fills} profit: {cash + fills % 2 * middle:.3f}\n"
+
+
+def test_the_made_up_day_runs_with_the_lines_of_the_page(place: Path) -> None:
+    for line in MADE_UP:
+        command(line)
+    assert '`"recordings/made-up"` and `b"AAPL."`' in PAGE
+    bars = BARS.replace("recordings/es", "recordings/made-up").replace('b"ESU4."', 'b"AAPL."')
+    (place / "bars.py").write_text(bars.replace("print(bars)", "print(len(bars), bars['volume'].sum())"))
+    trades = Recordings.open("recordings/made-up").trades.to_arrow(b"AAPL.")
+    minutes = {time // 60_000_000_000 for time in trades["ts_event"].cast("int64").to_pylist()}
+    assert output("bars.py") == f"{max(minutes) - min(minutes) + 1} {sum(trades['size'].to_pylist())}\n"
+    back_test, count = re.subn(r"^DAYS, .*\n", OF_MADE_UP, BACK_TEST, flags=re.MULTILINE)
+    assert count == 1
+    (place / "back_test.py").write_text(back_test)
+    fills = re.fullmatch(r"fills: (\d+) profit: -?[\d.]+\n", output("back_test.py"))
+    assert fills is not None
+    assert int(fills[1]) > 2
+
+
+def test_doctor_finds_no_problem_that_the_page_does_not_know(place: Path) -> None:
+    assert "blackbox doctor" in LINES
+    ended = invoke("doctor")
+    assert ended.status in (0, 1), ended.errors
+    assert "what to do" in ended.out
+
+
+def test_the_installation_names_extras_that_exist() -> None:
+    (line,) = [line for line in LINES if line.startswith("pip install ")]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (named,) = re.findall(r"\[(.*)\]", line)
+    assert set(named.split(",")) <= extras.keys()
+
+
+def test_each_line_of_the_page_is_run_or_sets_up() -> None:
+    tested = {*FROM_FILE, *MADE_UP, "python back_test.py live"}
+    others = [line.split()[0] for line in LINES if line not in tested]
+    assert others == ["python3", ".", "pip", "curl"]
