@@ -15,11 +15,13 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 STARTED = (ROOT / "docs" / "getting-started.md").read_text()
 REPLAYED = (ROOT / "docs" / "record-and-replay.md").read_text()
+TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SCRIPTS = {
-    README: ("ten_lines",),
+    README: ("twelve_lines",),
     STARTED: ("publisher", "subscriber"),
     REPLAYED: ("recorder", "own", "read", "frames", "back_test", "replay"),
+    TUTORIAL: ("bars", "reversion", "made_up"),
 }
 
 
@@ -38,10 +40,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def snippet(place: Path) -> Path:
-    return place / "ten_lines.py"
+    return place / "twelve_lines.py"
 
 
-def test_the_ten_lines_run_as_they_stand(snippet: Path) -> None:
+def test_the_twelve_lines_print_what_the_page_says(snippet: Path) -> None:
     ran = subprocess.run(
         [sys.executable, snippet],
         check=False,
@@ -51,12 +53,13 @@ def test_the_ten_lines_run_as_they_stand(snippet: Path) -> None:
         timeout=60,
         env={"PYTHONPATH": str(ROOT)},
     )
-    assert (ran.returncode, ran.stdout) == (0, "b'AAPL.trade' b'189.98' 1700000000000000000\n"), ran.stderr
+    assert (ran.returncode, ran.stdout) == (0, "b'AAPL.trade' b'189.98'\nlost: 0\n"), ran.stderr
+    assert [line for line in ran.stdout.splitlines() if f"`{line}`" not in README] == []
 
 
-def test_the_ten_lines_are_ten(snippet: Path) -> None:
+def test_the_twelve_lines_are_twelve(snippet: Path) -> None:
     lines = [line for line in snippet.read_text().splitlines() if line.strip()]
-    assert len(lines) == 10
+    assert len(lines) == 12
 
 
 @pytest.mark.parametrize("first", ["publisher", "subscriber"])
@@ -159,6 +162,54 @@ def test_quick_start_has_exactly_two_commands_and_both_exist() -> None:
     assert commands == ["make demo", "make test"]
     targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert {"demo", "test", "bench"} <= set(targets)
+
+
+MEASURED = {
+    "compiled callbacks that count, digest and sum": ("Delivery to working", "compiled callbacks", "pyzmq"),
+    "a Python call per message": ("One Python call per message", "on(prefix)", "pyzmq"),
+    "a recorder, fed with columns": ("Recording a stream", "publish_many(), Recorder"),
+    "replay in process to compiled callbacks": ("Replay in process, callbacks that work", "compiled callback"),
+    "blackbox, steady": ("Mean 100,000", "publish(), on(prefix): steady"),
+    "pyzmq, queue of 40,000, steady": ("Mean 100,000", "pyzmq send(), recv(), queue of 40,000: steady"),
+    "blackbox, bursts": ("Mean 100,000", "publish(), on(prefix): bursts"),
+    "pyzmq, queue of 40,000, bursts": ("Mean 100,000", "pyzmq send(), recv(), queue of 40,000: bursts"),
+    "pyzmq, its default queue of 1,000, bursts": ("Mean 100,000", "pyzmq send(), recv(), queue of 1,000: bursts"),
+}
+"""Rows of the README's figures: heading in performance/tables.md, and how the names of its rows begin."""
+
+
+def test_the_figures_are_those_of_the_run_on_the_performance_page() -> None:
+    section = README.partition("## Figures\n")[2].partition("\n## ")[0]
+    tables = (ROOT / "docs" / "performance" / "tables.md").read_text()
+    (date,) = re.findall(r"\d{4}-\d\d-\d\d", section)
+    for text in ((ROOT / "docs" / "performance.md").read_text(), tables):
+        assert f"Run of {date} " in text
+    rows = {name: cells for name, *cells in table_rows(section) if name and any(map(figures, cells))}
+    assert rows.keys() == MEASURED.keys()
+    for name, cells in rows.items():
+        heading, *contenders = MEASURED[name]
+        part = tables.partition(f"\n### {heading}")[2].partition("\n### ")[0]
+        measured = [
+            cell for row, *cells in table_rows(part) if row.strip("*").startswith(tuple(contenders)) for cell in cells
+        ]
+        assert {figure for cell in cells for figure in figures(cell)} <= {
+            figure for cell in measured for figure in figures(cell)
+        }, name
+
+
+def table_rows(text: str) -> list[list[str]]:
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")
+    ]
+
+
+def figures(cell: str) -> list[str]:
+    return re.findall(r"\d+(?:\.\d+)?", cell.replace(",", ""))
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    linked = {link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", README)}
+    assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} - linked == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
