@@ -9,6 +9,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import typer
 
+from blackbox.documents import Decoder
 from blackbox.errors import ConfigError, SourceError
 from blackbox.feed.environment import override
 from blackbox.feed.feed import Feed, Slice
@@ -72,7 +73,7 @@ def load_feed(path: str | None) -> Feed:
     """Load a feed file; without one return `LOCAL`. The environment overrides settings of both."""
     if path is not None:
         return Feed.load(path)
-    document = msgspec.to_builtins(LOCAL)
+    document = Decoder[Any]("json", dict[str, Any]).decode(msgspec.json.encode(LOCAL))
     return from_document(document, Feed) if override(document, Feed, os.environ) else LOCAL
 
 
