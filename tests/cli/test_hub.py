@@ -110,7 +110,13 @@ def test_lines_that_the_hub_refuses_are_told_and_all_others_stored(place: Path) 
     assert [each[-2:] for each in said] == [(b"A", b"one"), (b"A", b"two")]
 
 
-@pytest.mark.parametrize(("ends", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.parametrize(
+    ("ends", "status"),
+    [
+        (signal.SIGTERM, 143),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in ((signal.SIGINT, 130), (signal.SIGHUP, 129))),
+    ],
+)
 def test_a_client_answers_json_until_it_is_ended(place: Path, ends: signal.Signals, status: int) -> None:
     endpoint = f"ipc://{place / 'desk'}"
     words = ("--name", "desk", "--feed", place / "feed.toml", "--positions", place / "positions")

@@ -25,8 +25,8 @@ def day(tmp_path: Path) -> Day:
     "words",
     [
         ["dump", "DAY"],
-        ["dump", "DAY", "--count", "1"],
-        ["inspect", "DAY"],
+        pytest.param(["dump", "DAY", "--count", "1"], marks=pytest.mark.long),
+        pytest.param(["inspect", "DAY"], marks=pytest.mark.long),
         ["replay", "DAY", "--wait-for", "0"],
     ],
 )

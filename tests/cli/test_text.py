@@ -52,7 +52,7 @@ def test_topics_that_the_locale_does_not_have_are_escaped(day: Day, encoding: st
     assert shown in told.stdout
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "iso-8859-1"])
+@pytest.mark.parametrize("encoding", ["ascii", pytest.param("iso-8859-1", marks=pytest.mark.long)])
 def test_help_is_there_in_every_locale(encoding: str) -> None:
     code = (
         "import sys; from typer.testing import CliRunner; from blackbox import cli; import blackbox.cli.program as p\n"

@@ -58,12 +58,25 @@ SAYS = {
     "use_all_cores_for_python": ["slice 0: in a process of its own: True", "delivered: 100000"],
 }
 
+TWINS = (
+    "back_test_two_symbols",
+    "begin_with_an_image",
+    "change_what_i_want",
+    "encrypted_feed",
+    "publish_through_a_crash",
+    "replay_two_feeds",
+    "see_batches_in_arrow",
+)
+"""Examples of a kind that another one here is of, or that tests of the product are closer to."""
+
 
 def test_every_example_is_tested() -> None:
     assert sorted(path.stem for path in EXAMPLES.glob("*.py")) == sorted(SAYS)
 
 
-@pytest.mark.parametrize("name", SAYS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name in TWINS else []) for name in SAYS]
+)
 def test_example(name: str) -> None:
     path = EXAMPLES / f"{name}.py"
     assert path.read_text().startswith('"""How do I ')
