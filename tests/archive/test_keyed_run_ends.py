@@ -216,7 +216,7 @@ def pick(chance: Random, archives: int) -> tuple[int, int]:
     return chance.randint(1, 9), chance.randrange(archives)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 8))])
 def test_who_joins_is_told_of_each_key_once_what_no_archive_has(tmp_path: Path, seed: int) -> None:
     """Runs that lose messages and end, as recorders that come and go hear of them, over real sockets."""
     chance = Random(seed)

@@ -20,6 +20,7 @@ from blackbox.archive.serve.server import ArchiveServer
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import archived_feed, free_endpoint
 from tests.archive.recorders import feed_of, publish_numbered, wait_recorded
+from tests.examples import examples
 from tests.lossy_proxy import LossyProxy
 from tests.subscribe.subscribers import nothing
 
@@ -103,7 +104,7 @@ blocks_strategy = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(64), suppress_health_check=[HealthCheck.too_slow])
 @given(blocks_strategy, st.sampled_from([0, 1]))
 def test_what_was_missed_comes_in_its_place_or_is_told(blocks: list[Sent], key_bytes: int) -> None:
     feed = archived_feed(key_bytes=key_bytes)

@@ -478,7 +478,7 @@ def test_what_was_sent_while_the_recorder_was_killed_is_told_at_the_end_of_the_r
     ]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 4))])
 def test_who_joins_hears_what_a_plain_walk_finds(tmp_path: Path, seed: int) -> None:
     """Runs that end and lose messages, as recorders that come and go hear of them, over real sockets."""
     chance, walk = Random(seed), Walk()

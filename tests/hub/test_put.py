@@ -34,6 +34,7 @@ from blackbox.hub.protocol import (
     unpack_places,
 )
 from blackbox.testing import wait_until
+from tests.examples import examples
 from tests.hub.hubs import hub_feed, published
 
 
@@ -119,7 +120,7 @@ def test_a_put_without_a_time_happened_now_and_0_is_not_known(tmp_path: Path) ->
     assert times[6:] == [0, 0, 7]
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(40))
 @given(
     parts=st.lists(
         st.tuples(

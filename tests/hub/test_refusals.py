@@ -21,6 +21,7 @@ from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.schema import load_schema
 from blackbox.hub.protocol import ANYWHERE, CONDITION, REFUSED, Passive, Put, Stored, unpack_places
 from blackbox.testing import wait_until
+from tests.examples import examples
 from tests.hub.hubs import damage_days, hub_feed, published
 from tests.hub.pairs import PATIENCE_S, Hubs, pair_feed
 from tests.hub.test_driven_client import context, driven  # noqa: F401  # a fixture
@@ -357,7 +358,7 @@ def check(peer: Peer, reference: Reference, requests: list[list[Row]]) -> list[t
     return asked
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(40))
 @given(requests=REQUESTS)
 def test_each_put_is_judged_as_a_slow_reference_does(
     tmp_path_factory: pytest.TempPathFactory, requests: list[list[Row]]
@@ -372,7 +373,7 @@ def test_each_put_is_judged_as_a_slow_reference_does(
         assert all(peer.ask(put) == answer for put, answer in asked)
 
 
-@settings(max_examples=5)
+@settings(max_examples=examples(16))
 @given(requests=REQUESTS)
 def test_each_put_is_judged_so_at_two_hubs_and_the_same_by_who_takes_over(
     tmp_path_factory: pytest.TempPathFactory, requests: list[list[Row]]

@@ -22,6 +22,7 @@ from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import wait_recorded
 from tests.archive.test_images import Told
+from tests.examples import examples
 from tests.subscribe.subscribers import nothing
 
 
@@ -208,7 +209,7 @@ messages = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(160))
 @given(messages, st.booleans())
 def test_whatever_comes_it_is_as_a_dict_kept_message_by_message(blocks: Messages, is_part: bool) -> None:
     topics, feed = [b"%c.t" % (65 + number) for number in range(7)], Feed.local("table", slices=1)

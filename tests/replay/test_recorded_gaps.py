@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from blackbox import Batch, CallbackError, Gap, Message, Recorder, Recording, Subscriber
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.recorders import days, feed_of
+from tests.examples import examples
 
 KEYS = (b"A", b"B")
 Sent = tuple[int, bytes, int, int, bool]
@@ -70,7 +71,7 @@ def expected(blocks: list[Sent], key_bytes: int, slices: int = 2) -> dict[tuple[
     return told
 
 
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])
 @given(sent_strategy, st.sampled_from([0, 1]), st.sampled_from(["event", "sent"]), st.sampled_from(["on", "batch"]))
 def test_gaps_come_between_the_messages_before_and_after(
     blocks: list[Sent], key_bytes: int, order: Literal["event", "sent"], kind: str

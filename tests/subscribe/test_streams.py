@@ -18,6 +18,7 @@ from blackbox import CallbackError, Feed, Publisher, Recording, SlowPolicy, Slow
 from blackbox.errors import SubscriberError
 from blackbox.subscribe.stream import Stream
 from blackbox.testing import RawPublisher, wait_until
+from tests.examples import examples
 from tests.journals import Day, Put, Row, feed_of
 from tests.subscribe.subscribers import one_slice
 
@@ -336,7 +337,7 @@ def test_streams_leave_no_descriptors_behind() -> None:
     assert subscriber.callbacks == ()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(80))
 @given(
     st.lists(st.integers(1, 20), max_size=12),
     st.integers(1, 30),
