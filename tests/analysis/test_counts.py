@@ -19,6 +19,7 @@ from polars.testing import assert_frame_equal
 from blackbox import ConfigError
 from blackbox.analysis import lag_percentiles, message_mix, message_rates, sequence_gaps
 from tests.analysis.tape import from_spark
+from tests.examples import examples
 from tests.feeds.build import messages_of
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ rows_of_streams = st.lists(st.tuples(st.integers(0, 1), st.sampled_from("ab"), s
 
 
 @pytest.mark.long
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(32), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows_of_streams, st.integers(1, 3))
 def test_any_numbers_in_any_order(spark: SparkSession, streams: list[tuple[int, str, int]], parts: int) -> None:
     day = datetime.date(2026, 11, 20)

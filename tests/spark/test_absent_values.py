@@ -27,7 +27,7 @@ def assert_columns(table: pyarrow.Table, expected: dict[str, list[Any]]) -> None
         assert plain(table[name]) == values, name
 
 
-@pytest.mark.parametrize("prices", ["decimal", "float", "integer"])
+@pytest.mark.parametrize("prices", ["decimal", "float", pytest.param("integer", marks=pytest.mark.long)])
 def test_absent_values_are_null_in_spark(spark: SparkSession, tmp_path: Path, prices: str) -> None:
     made = records()
     day = write_day(tmp_path / "2026-11-20", made)
