@@ -76,7 +76,7 @@ def test_numbers_that_were_given_in_vain_are_taken_back() -> None:
     assert [numbers.next(0, topic) for topic in (b"A.y", b"B")] == [5, 0]
 
 
-@pytest.mark.parametrize("slices", [1, 3])
+@pytest.mark.parametrize("slices", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_puts_of_all_kinds_have_the_places_of_a_plain_reference(tmp_path: Path, slices: int) -> None:
     """One by one, in columns, with ids that come twice, with conditions; over a kill and an end in order."""
     feed, random = keyed(slices=slices), Random(7)
@@ -410,7 +410,7 @@ def test_either_of_two_hubs_goes_on_with_the_numbers_of_each_key(tmp_path: Path)
         hubs.begin_both(tmp_path)
         with HubClient(feed, "desk") as client, HubClient(feed, "reader", tmp_path / "reader") as reader:
             reader.subscribe(b"S0", PATIENCE_S)
-            for turn in range(4):
+            for turn in range(2):
                 texts = [(TOPICS[number % 25], b"%d %d" % (turn, number)) for number in range(200)]
                 puts = [(topic, text, client.put_soon(topic, text, text, timeout=PATIENCE_S)) for topic, text in texts]
                 puts[40][-1].result(PATIENCE_S)

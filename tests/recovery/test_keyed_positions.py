@@ -36,7 +36,13 @@ def begun(feed: Feed, since: Any, **settings: Any) -> tuple[Subscriber, Heard]:
     return subscriber, heard
 
 
-@pytest.mark.parametrize(("seed", "share", "lines"), [(1, 0.0, 1), (2, 0.0, 2), (3, 0.3, 1), (4, 0.3, 1), (5, 0.5, 2)])
+@pytest.mark.parametrize(
+    ("seed", "share", "lines"),
+    [
+        *((1, 0.0, 1), (5, 0.5, 2)),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in ((2, 0.0, 2), (3, 0.3, 1), (4, 0.3, 1))),
+    ],
+)
 def test_checkpoints_at_any_moment_lose_nothing_and_repeat_nothing(
     tmp_path: Path, seed: int, share: float, lines: int
 ) -> None:

@@ -55,7 +55,7 @@ def behind(told: dict[int, KeyPosition], done: dict[int, KeyPosition]) -> bool:
     )
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 6))])
 def test_a_reader_behind_by_runs_goes_on_exactly_once(tmp_path: Path, seed: int) -> None:
     """Its messages wait while runs of the publisher come and go; it makes a checkpoint anywhere, and is gone."""
     chance = random.Random(seed)
