@@ -18,8 +18,12 @@ os.environ.pop("COLUMNS", None)
 # What a script runs in its background ignores Ctrl-C, and so would every command that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Queries of tests are short: to optimise their code would take longer than to run it.
-os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+# Queries of tests are short: to optimise their code, or to verify Spark's classes, would take longer than to run them.
+os.environ.setdefault(
+    "JAVA_TOOL_OPTIONS",
+    "-XX:TieredStopAtLevel=1 -XX:+IgnoreUnrecognizedVMOptions"
+    " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
+)
 
 be_patient()
 

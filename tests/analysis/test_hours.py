@@ -35,14 +35,15 @@ TIMES = {
 
 
 @pytest.mark.parametrize(
-    "hours",
+    "given",
     [
-        Hours(close={HALF_DAY: "13:00", "2013-07-04": None}),
-        Hours(close={"default": "16:00", "2013-07-03": "13:00", datetime.date(2013, 7, 4): None}),
-        Hours(exchange="XNYS"),
+        {"close": {HALF_DAY: "13:00", "2013-07-04": None}},
+        {"close": {"default": "16:00", "2013-07-03": "13:00", datetime.date(2013, 7, 4): None}},
+        {"exchange": "XNYS"},
     ],
 )
-def test_half_days_and_holidays(spark: SparkSession, hours: Hours) -> None:
+def test_half_days_and_holidays(spark: SparkSession, given: dict[str, Any]) -> None:
+    hours = Hours(**given)
     rows = [("A", wall(text), 1.0, 1) for text in TIMES]
     trades = spark.createDataFrame(rows, "symbol string, ts_event bigint, price double, size bigint")
     found = time_bars(trades, "1ns", hours=hours).collect()
