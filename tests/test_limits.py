@@ -114,10 +114,10 @@ def test_what_is_made_sure_of_is_what_is_opened() -> None:
     ("words", "limit"),
     [
         ("publish synthetic:10", 9),
-        ("publish synthetic:10", 26),
-        ("subscribe", 9),
+        pytest.param("publish synthetic:10", 26, marks=pytest.mark.long),
+        pytest.param("subscribe", 9, marks=pytest.mark.long),
         ("subscribe", 26),
-        ("record --out {dir}", 9),
+        pytest.param("record --out {dir}", 9, marks=pytest.mark.long),
         ("record --out {dir}", 26),
         ("replay {dir}/local", 9),
         ("stat", 16),

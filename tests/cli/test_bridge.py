@@ -55,8 +55,13 @@ def test_one_that_waits_for_its_publisher_ends_at_ctrl_c(tmp_path: Path) -> None
     assert (ended.status, "Traceback" in ended.errors) == (130, False), ended.errors
 
 
-@pytest.mark.parametrize("scheme", ["amqp", "redis"])
-@pytest.mark.parametrize("way", [(), ("--in",)])
+@pytest.mark.parametrize(
+    ("scheme", "way"),
+    [
+        *(("amqp", ()), ("redis", ("--in",))),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in (("amqp", ("--in",)), ("redis", ()))),
+    ],
+)
 def test_one_that_waits_for_a_system_that_is_away_ends_at_sigterm(
     scheme: str, way: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -273,6 +273,7 @@ def test_error_of_the_publishing_process_is_the_demos() -> None:
     assert "Traceback" not in errors
 
 
+@pytest.mark.long
 def test_demo_of_a_file_without_messages_is_an_error() -> None:
     with demo("itch50:README.md", "-o", "date=2020-01-30") as process:
         out, errors = process.communicate(timeout=300)

@@ -132,7 +132,8 @@ def test_a_capture_of_a_session_from_its_middle_is_whole_and_the_day_has_a_gap(t
 
 
 @pytest.mark.parametrize(
-    ("number", "status", "said"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+    ("number", "status", "said"),
+    [(signal.SIGINT, 130, "interrupted"), pytest.param(signal.SIGTERM, 143, "terminated", marks=pytest.mark.long)],
 )
 def test_an_import_that_is_ended_says_so_and_leaves_no_day(
     tmp_path: Path, number: signal.Signals, status: int, said: str

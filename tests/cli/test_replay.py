@@ -87,7 +87,10 @@ def test_it_is_controlled_from_elsewhere(tmp_path: Path, feed: Feed) -> None:
     assert "replayed 2 messages" in ended.out
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, Status.INTERRUPTED), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [pytest.param(signal.SIGINT, Status.INTERRUPTED, marks=pytest.mark.long), (signal.SIGTERM, 143)],
+)
 def test_a_signal_ends_it_with_the_line(tmp_path: Path, feed: Feed, number: signal.Signals, status: int) -> None:
     write_days(tmp_path, feed)
     subscriber, collector = collected(feed)

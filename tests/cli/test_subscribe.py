@@ -150,7 +150,9 @@ def test_lost_messages_have_their_own_status(place: Place) -> None:
     assert "lost: 4 messages never came" in ended.errors
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
+)
 def test_signals_end_a_subscriber_with_its_statistics(place: Place, number: signal.Signals, status: int) -> None:
     with Publisher(place.feed) as publisher, Command("subscribe", "--feed", place.path) as subscriber:
         subscriber.read_error("subscribed")
