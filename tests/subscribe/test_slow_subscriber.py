@@ -176,7 +176,9 @@ HUNG = {
 }
 
 
-@pytest.mark.parametrize("how", HUNG)
+@pytest.mark.parametrize(
+    "how", [pytest.param(how, marks=[pytest.mark.long] if how == "in a loop" else []) for how in HUNG]
+)
 def test_a_process_whose_callback_hangs_ends_itself(how: str) -> None:
     feed = one_slice()
     [[endpoint]] = free_endpoints("tcp", "console", 1, 1)
