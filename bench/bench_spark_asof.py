@@ -149,7 +149,7 @@ def test_asof(benchmark: BenchmarkFixture, spark: SparkSession, recording: Path,
 
     def recorded(kind: str) -> DataFrame:
         names = ["symbol", "ts_event", "sequence", *(("price", "size") if kind == "T" else QUOTE)]
-        read = spark.read.format("blackbox").option("records", kind).option("prices", "integer")
+        read = spark.read.format("blackbox").option("messageType", kind).option("prices", "integer")
         return read.load(str(recording)).select(names)
 
     def parquet(kind: str) -> DataFrame:

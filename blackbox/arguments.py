@@ -9,7 +9,9 @@ from datetime import timedelta
 from difflib import get_close_matches
 from numbers import Real
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from blackbox.errors import ConfigError
 
 LONGEST_S: Final = 3_155_760_000.0
 """Longest duration that an argument may have, in seconds: 100 years."""
@@ -44,11 +46,32 @@ def duration_ns(name: str, value: object, least_s: float, most_s: float = LONGES
     return found
 
 
-def check_prefix(prefix: object, decorator: str) -> None:
-    """Raise TypeError unless a prefix is bytes; `decorator` is what it was given to."""
-    if not isinstance(prefix, bytes):
-        hint = f': write @subscriber.{decorator}(b"") to get all topics' if callable(prefix) else ""
-        raise TypeError(f"prefix was {prefix!r}, expected bytes{hint}")
+def as_bytes(name: str, value: object) -> bytes:
+    """Return a topic, prefix or symbol as bytes; text is encoded as UTF-8. Raises TypeError for any other type."""
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, str):
+        raise TypeError(f"{name} was {value!r:.80} ({type(value).__name__}), expected str or bytes")
+    try:
+        return value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} was {value!r:.80}, expected text that UTF-8 can encode, or bytes") from None
+
+
+def all_as_bytes(name: str, values: Iterable[object]) -> list[bytes]:
+    """Return topics, prefixes or symbols as bytes. Raises TypeError as `as_bytes`, or when they are a single one."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} was {values!r:.80}, expected a list or tuple of str or bytes")
+    return [as_bytes(name, value) for value in values]
+
+
+def decorator_prefix(prefix: object, decorator: str) -> bytes:
+    """Return the prefix that was given to a decorator as bytes. Raises TypeError as `as_bytes`."""
+    if callable(prefix):
+        raise TypeError(
+            f'prefix was {prefix!r}, expected str or bytes: write @subscriber.{decorator}("") to get all topics'
+        )
+    return as_bytes("prefix", prefix)
 
 
 def name_of(function: object) -> str:
@@ -73,6 +96,15 @@ def names_of(setting: str, names: Iterable[str]) -> tuple[str, ...]:
         raise TypeError(f"{setting} was {names!r}, expected names, such as ('ts_event', 'price')")
     if not found:
         raise ValueError(f"{setting} was {names!r}, expected at least one name")
+    return found
+
+
+def message_types_of(message_type: str | Iterable[str]) -> tuple[str, ...]:
+    """Return a message type, or several, as a tuple. Raises ConfigError unless it is one text, or a list of some."""
+    given: Any = message_type
+    found = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else ()
+    if not found or not all(found) or not all(isinstance(each, str) for each in found) or len(set(found)) < len(found):
+        raise ConfigError(f"message_type was {given!r:.80}, expected a message type, or a list of several, each once")
     return found
 
 

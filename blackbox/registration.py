@@ -9,13 +9,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from numpy.typing import NDArray
 
-from blackbox.arguments import check_function, check_integers, check_prefix, duration_ns, names_of
+from blackbox.arguments import (
+    all_as_bytes,
+    as_bytes,
+    check_function,
+    check_integers,
+    decorator_prefix,
+    duration_ns,
+    message_types_of,
+    names_of,
+)
 from blackbox.block.batch import Batch
 from blackbox.block.gap import Gap
 from blackbox.errors import ConfigError, SubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.feed.prices import Prices, check_prices
 from blackbox.feed.schema import load_schema
+from blackbox.feed.symbol_choice import SymbolChoice, starts_by_slice
 from blackbox.image.table import Puts, Table
 from blackbox.subscribe.callbacks import IN_SLICE, Callback, CompiledCallback
 from blackbox.subscribe.compiled_callback import compile_callback
@@ -87,54 +97,61 @@ class Registration:
 
     def on(
         self,
-        prefix: bytes,
+        prefix: str | bytes = b"",
         *,
+        symbols: Iterable[str | bytes] | None = None,
         fields: Iterable[str] | None = None,
-        types: str | Iterable[str] | None = None,
+        message_type: str | Iterable[str] | None = None,
         prices: Prices | None = None,
         independent: bool = False,
         group: str | None = None,
     ) -> Callable[[AnyFunction], AnyFunction]:
         """Decorate `f(message)`, called for every message whose topic starts with `prefix`.
 
+        With `symbols` it is called only for messages of exactly these symbols: `symbols=["AAPL"]` is `AAPL.trade`, but
+        not `AAPLW.trade`. The feed's `symbol` and `separator` say which part of a topic is its symbol. Raises
+        ConfigError for a symbol that no topic of the feed can have.
+
         With `fields` it is called with their values in place of the message, which is several times as fast:
         `@on(b"AAPL.", fields=("ts_event", "price", "shares"))` decorates `f(ts_event, price, shares)`. A field is one
         of the message's own (`topic`, `symbol`, `payload`, `sequence`, `epoch`, `slice_id`, `ts_event`, `ts_out`,
         `ts_in`, `ts_recv`), or of its record (see `Message.record`; `"record.sequence"` where both have it); None where
         a message's type has no such field, or the venue gave no value. `prices`, for `fields`: "integer" (the default),
-        as the venue sent them; "float"; or "decimal", exact. `types` names the message types that are wanted:
-        `"P"`, `"PQ"`, `("mbo", "trade")`. Names that no schema of the feed has are a ConfigError at `start` or
+        as the venue sent them; "float"; or "decimal", exact. `message_type` is the message type that is wanted, or a
+        list of several: `"P"`, `["mbo", "trade"]`. One that no schema of the feed has is a ConfigError at `start` or
         `replay`.
 
         Each message reaches all such callbacks of a worker (in a replay: all callbacks), in the order in which they
         were registered, before the next one reaches any. One that is `independent` gets its messages
         block by block, out of turn. Callbacks of one `group` live on one worker of each slice, so they need no lock.
         """
-        check_prefix(prefix, "on")
+        prefix = decorator_prefix(prefix, "on")
+        chosen = self._chosen(symbols, prefix)
         names = None if fields is None else names_of("fields", fields)
         if prices is not None and names is None:
             raise ValueError(f"prices was {prices!r} without fields, expected fields; `record.price_float` is a float")
         form: Prices = "integer" if prices is None else prices
         check_prices(form)
-        wanted = types if types is None or (types and isinstance(types, str)) else names_of("types", types)
+        wanted = None if message_type is None else message_types_of(message_type)
 
         def register(function: AnyFunction) -> AnyFunction:
             check_function(function, *(names or ("message",)))
 
             def make(worker: int) -> Callback:
                 if names is None:
-                    return Callback("message", prefix, function, worker, independent, types=wanted)
+                    return Callback("message", prefix, function, worker, independent, message_types=wanted)
                 return PlainCallback(names, prefix, function, worker, independent, wanted, form)
 
-            self._add(make, prefix, group)
+            self._add(make, prefix, group, chosen)
             return function
 
         return register
 
     def on_batch(
         self,
-        prefix: bytes,
+        prefix: str | bytes = b"",
         *,
+        symbols: Iterable[str | bytes] | None = None,
         interval: float | timedelta | None = None,
         independent: bool = False,
         group: str | None = None,
@@ -145,7 +162,8 @@ class Registration:
         `interval` (seconds or a `timedelta`) a batch also ends where `ts_event` passes a multiple of it since 1970, as
         for bars; `every` calls a function at such times. `group`: see `on`.
         """
-        check_prefix(prefix, "on_batch")
+        prefix = decorator_prefix(prefix, "on_batch")
+        chosen = self._chosen(symbols, prefix)
         interval_ns = None if interval is None else duration_ns("interval", interval, 1e-9)
 
         def register(function: BatchFunction) -> BatchFunction:
@@ -154,15 +172,16 @@ class Registration:
             def make(worker: int) -> Callback:
                 return Callback("batch", prefix, function, worker, independent, interval_ns)
 
-            self._add(make, prefix, group)
+            self._add(make, prefix, group, chosen)
             return function
 
         return register
 
     def on_compiled(
         self,
-        prefix: bytes,
+        prefix: str | bytes = b"",
         *,
+        symbols: Iterable[str | bytes] | None = None,
         state: NDArray[Any],
         worker: bool = False,
         independent: bool = False,
@@ -175,10 +194,11 @@ class Registration:
 
         `batch` is a `blackbox.subscribe.compiled_callback.CompiledBatch`; `state` a copy of the given array for each
         slice. The decorated name becomes a `CompiledCallback`: read `.states` or `.total()`. In a replay beside Python
-        callbacks its batches end where another one's turn begins, unless it is `independent`. `group`: see `on`.
-        Raises CallbackError when it does not compile.
+        callbacks its batches end where another one's turn begins, unless it is `independent`. `symbols`, `group`: see
+        `on`. Raises CallbackError when it does not compile.
         """
-        check_prefix(prefix, "on_compiled")
+        prefix = decorator_prefix(prefix, "on_compiled")
+        chosen = self._chosen(symbols, prefix)
 
         def register(function: Callable[[Any, Any], None]) -> CompiledCallback:
             if not callable(function):
@@ -192,6 +212,7 @@ class Registration:
                 ),
                 prefix,
                 group,
+                chosen,
             )
             assert isinstance(made, CompiledCallback)
             return made
@@ -200,8 +221,9 @@ class Registration:
 
     def stream(
         self,
-        prefix: bytes,
+        prefix: str | bytes = b"",
         *,
+        symbols: Iterable[str | bytes] | None = None,
         limit: int = 10_000,
         when_full: WhenFull = "wait",
         batches: bool = False,
@@ -211,6 +233,7 @@ class Registration:
 
         `when_full`, once `limit` messages or 64 MiB of their blocks wait: "wait" blocks its worker, so that the
         subscriber lags; "drop_oldest" drops the oldest and counts them; "stop" ends it as an error in a callback does.
+        `symbols`: see `on`.
         Raises SubscriberError with `processes=True`, ValueError for "stop" where errors are only logged.
         """
         if when_full == "stop" and self._options.on_error != "stop":
@@ -234,18 +257,26 @@ class Registration:
                     if owner.state in (SubscriberLife.NEW, SubscriberLife.RUNNING):
                         owner.remove(stream._put)
 
+        prefix = as_bytes("prefix", prefix)
+        symbols = None if symbols is None else all_as_bytes("symbols", symbols)
         stream = Stream(prefix, limit, when_full, batches, self.feed.key_bytes, raise_failure, remove)
         with self._supervisor.lock:
             self._share.add_stream(stream)  # before anything comes to it
             try:
-                self.on_batch(prefix, group=group)(stream._put)
+                self.on_batch(prefix, symbols=symbols, group=group)(stream._put)
             except BaseException:
                 self._streams.remove(stream)
                 raise
         return stream
 
     def book(
-        self, prefix: bytes, *, schema: str | None = None, group: str | None = None, max_bytes: int = 1 << 30
+        self,
+        prefix: str | bytes = b"",
+        *,
+        symbols: Iterable[str | bytes] | None = None,
+        schema: str | None = None,
+        group: str | None = None,
+        max_bytes: int = 1 << 30,
     ) -> Books:
         """Keep the order books of all symbols whose messages have topics that start with `prefix`; see `Books`.
 
@@ -256,12 +287,12 @@ class Registration:
         """
         from blackbox.book.books import BookCallback, Books
 
-        check_prefix(prefix, "book")
+        prefix = as_bytes("prefix", prefix)
         check_integers(("max_bytes", max_bytes, 0, 1 << 62))
         rule, most = self.feed.symbol_rule, self.feed.max_topics
         name = schema or self.feed.schema_name
         books = Books(name, prefix=prefix, symbol_rule=rule, max_symbols=most, max_bytes=max_bytes)
-        self._add(lambda worker: BookCallback(prefix, books, worker), prefix, group)
+        self._add(lambda worker: BookCallback(prefix, books, worker), prefix, group, self._chosen(symbols, prefix))
         if self._replay is not None:
             books.lose_sync()  # what was played before it is not in it
         elif self.state is SubscriberLife.RUNNING:
@@ -269,7 +300,14 @@ class Registration:
                 books.lose_sync(slice_id)
         return books
 
-    def table(self, prefix: bytes, *, client: Puts | None = None, group: str | None = None) -> Table:
+    def table(
+        self,
+        prefix: str | bytes = b"",
+        *,
+        symbols: Iterable[str | bytes] | None = None,
+        client: Puts | None = None,
+        group: str | None = None,
+    ) -> Table:
         """Return a `Table` of the newest payload of each topic that starts with `prefix`; it needs an image at `start`.
 
         `client`: the `HubClient` of the feed's hub for `put` and `delete` of the table. Raises ConfigError for one
@@ -279,6 +317,8 @@ class Registration:
             raise SubscriberError("table was called with processes=True, where callbacks run in other processes")
         if client is not None and client.feed.name != self.feed.name:
             raise ConfigError(f"client was of feed {client.feed.name!r}, expected one of {self.feed.name!r}")
+        prefix = as_bytes("prefix", prefix)
+        chosen = self._chosen(symbols, prefix)
         weak = weakref.ref(self)
 
         def check_life() -> None:
@@ -290,8 +330,8 @@ class Registration:
         with self._supervisor.lock:
             if self.state is not SubscriberLife.NEW:
                 raise SubscriberError("table was called while running, expected it before start")
-            table = Table(self.feed, prefix, client, check_life)
-            self.on_batch(prefix, group=group)(table._take)
+            table = Table(self.feed, prefix, client, check_life, chosen)
+            self._add(lambda worker: Callback("batch", prefix, table._take, worker), prefix, group, chosen)
             self._tables.append(table)
         return table
 
@@ -321,7 +361,7 @@ class Registration:
         return register
 
     def on_gap(
-        self, prefix: bytes, *, group: str | None = None
+        self, prefix: str | bytes, *, group: str | None = None
     ) -> Callable[[Callable[[Gap], object]], Callable[[Gap], object]]:
         """Decorate `f(gap)`, called when messages were lost that may have had topics that start with `prefix`.
 
@@ -332,7 +372,7 @@ class Registration:
         heartbeat shows it. What the policies "drop" and "conflate" leave out: see `Gap.sequence` and `Batch.conflated`.
         In a replay it is called where recordings lack messages between those that are played.
         """
-        check_prefix(prefix, "on_gap")
+        prefix = decorator_prefix(prefix, "on_gap")
 
         def register(function: Callable[[Gap], object]) -> Callable[[Gap], object]:
             check_function(function, "gap")
@@ -402,7 +442,16 @@ class Registration:
                 self._forget(callback)
             self._renew()
 
-    def _add(self, make: Callable[[int], Callback], prefix: bytes, group: str | None) -> Callback:
+    def _chosen(self, symbols: Iterable[str | bytes] | None, prefix: bytes) -> SymbolChoice | None:
+        return None if symbols is None else SymbolChoice.of(self.feed, symbols, prefix)
+
+    def _add(
+        self, make: Callable[[int], Callback], prefix: bytes, group: str | None, symbols: SymbolChoice | None = None
+    ) -> Callback:
+        if symbols is not None and not starts_by_slice(self.feed, symbols.starts):
+            raise ConfigError(
+                f"feed {self.feed.name!r}: no slice can hold topics of the symbols {sorted(symbols.names)}"
+            )
         if not self.feed.slices_for(prefix):
             raise ConfigError(f"feed {self.feed.name!r}: no slice can hold topics that start with {prefix!r}")
         with self._supervisor.lock:
@@ -411,6 +460,8 @@ class Registration:
             least = loads.index(min(loads)) if loads else IN_SLICE
             callback = make(next((c.worker for c in self._callbacks if group is not None and c.group == group), least))
             callback.group, callback.owner = group, self._owner
+            if symbols is not None:
+                callback.choose(symbols)
             if self.state is SubscriberLife.RUNNING or self._replay is not None:
                 self._check([callback])
             self._supervisor.sharers.count([callback], 1)

@@ -9,7 +9,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
-from blackbox.arguments import check_integers
+from blackbox.arguments import as_bytes, check_integers
 from blackbox.errors import ConfigError, SubscriberError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.recovery.consumer import consumer_of
@@ -195,7 +195,7 @@ class Subscriber(Registration):
             raise ConfigError(f"since was {since!r} with the policy 'conflate', which delivers out of order")
         if self._tables and since != IMAGE:
             raise ConfigError(f"since was {since!r} with a table, expected 'image'")
-        prefixes = [callback.prefix for callback in self._callbacks]
+        prefixes = [start for callback in self._callbacks for start in callback.starts]
         answer_s = _ARCHIVES_S if timeout is None else timeout
         begin = beginning_of(self.feed, self._client, since, back, answer_s, prefixes)
         if since == BOOKS:
@@ -317,6 +317,7 @@ class Subscriber(Registration):
             self._player, self._replay = player, replay
         try:
             self._check(self._callbacks)
+            self._check_symbols(replay)
             for stream in tuple(self._streams):
                 stream._begin()
             return replay.run(player, player.timers)
@@ -330,12 +331,22 @@ class Subscriber(Registration):
             player.close()  # first: its workers may still play, and another replay would share their tables
             self._replay = None
 
-    def wait_confirmed(self, timeout: float | None = None, prefix: bytes = b"") -> None:
+    def _check_symbols(self, replay: Replay) -> None:
+        """Raise ConfigError when callbacks choose symbols, and a replayed feed finds them in topics by another rule."""
+        rule = self.feed.symbol_rule
+        other = next((feed for feed in replay.feeds.of_slice if feed.symbol_rule != rule), None)
+        if other is not None and any(callback.symbols is not None for callback in self._callbacks):
+            raise ConfigError(
+                f"callbacks chose symbols by {rule} of feed {self.feed.name!r}, but feed {other.name!r} has "
+                f"{other.symbol_rule}: choose its topics by prefix"
+            )
+
+    def wait_confirmed(self, timeout: float | None = None, prefix: str | bytes = b"") -> None:
         """Wait until publishers have confirmed all subscriptions, those of callbacks added while running included.
 
         With a `prefix`, those of slices that may hold such topics. Raises as `start`.
         """
-        self._share.wait_confirmed(timeout, prefix)
+        self._share.wait_confirmed(timeout, as_bytes("prefix", prefix))
 
     def run(
         self, *, until_end: bool = False, timeout: float | None = None, silence_timeout: float | None = None

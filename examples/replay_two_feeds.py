@@ -33,7 +33,7 @@ with tempfile.TemporaryDirectory() as directory:
     signals = {"topic": ["IBM.signal"] * 2, "ts_event": SECONDS[[0, 3]], "score": [0.5, -1.0]}
     subscriber.replay(
         [
-            Recording.create(directory, Feed.local("trades", schema=TRADE), trades, kind="t"),
-            Recording.create(directory, Feed.local("signals", schema=SIGNAL), signals, kind="s"),
+            Recording.create(directory, Feed.local("trades", schema=TRADE), trades, message_type="t"),
+            Recording.create(directory, Feed.local("signals", schema=SIGNAL), signals, message_type="s"),
         ]
     )

@@ -29,7 +29,7 @@ def strategy(feed: Feed, path: Path) -> None:
 
     subscriber = Subscriber(feed, on_gap="repair", slow=SlowPolicy("warn"))
 
-    @subscriber.on(b"", fields=("symbol", "shares"), types="P")
+    @subscriber.on(b"", fields=("symbol", "shares"), message_type="P")
     def trade(symbol: bytes, shares: int) -> None:
         volumes[symbol.decode()] += shares
 

@@ -26,7 +26,7 @@ ROWS: Final = int(os.environ.get("BLACKBOX_BENCH_ROWS", "1000000"))
 SIZES: Final = tuple(map(int, os.environ.get("BLACKBOX_BENCH_SIZES", "100000,1000000,3000000").split(",")))
 BEGIN: Final = 1_700_000_000_000_000_000
 SESSION_NS: Final = 23_400 * 10**9
-FORMS: Final[dict[str, dict[str, str]]] = {"payloads": {}, "records": {"records": "P"}}
+FORMS: Final[dict[str, dict[str, str]]] = {"payloads": {}, "records": {"messageType": "P"}}
 """The options of the data source: payloads as they came, or typed fields."""
 
 

@@ -36,20 +36,26 @@ def message_rates(
 
 
 def message_mix(
-    messages: DataFrame, every: Length = "1m", by: Sequence[str] = (), kind: str = "type", time: str = "ts_event"
+    messages: DataFrame,
+    every: Length = "1m",
+    by: Sequence[str] = (),
+    message_type: str = "type",
+    time: str = "ts_event",
 ) -> DataFrame:
     """How many messages of each type there were in each interval, as `message_rates` has them, and their share of it.
 
     `share` is the part of the messages of the same interval and `by` that are of the type: the shares of an interval
     sum to 1. Messages without a type are of the type null.
 
-    Columns: `by`, `start` (bigint ns), `start_time`, `kind`'s name, `messages`, `share`.
+    Columns: `by`, `start` (bigint ns), `start_time`, the column `message_type`, `messages`, `share`.
     """
     step = length_ns(every, "every")
-    counts = _counted(messages, step, [*by, kind], time, "messages")
+    counts = _counted(messages, step, [*by, message_type], time, "messages")
     start, number = functions.col("start"), functions.col("messages")
     whole = functions.sum(number).over(Window.partitionBy(*by, "start"))
-    return counts.select(*by, start, instant(start).alias("start_time"), kind, number, (number / whole).alias("share"))
+    return counts.select(
+        *by, start, instant(start).alias("start_time"), message_type, number, (number / whole).alias("share")
+    )
 
 
 def _counted(messages: DataFrame, step: int, by: Sequence[str], time: str, name: str) -> DataFrame:

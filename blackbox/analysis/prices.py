@@ -104,7 +104,7 @@ class _Days(NamedTuple):
             columns = "feed string, date date, symbol string, ts_event bigint, epoch bigint, slice int, sequence bigint"
             texts = reader.schema(f"{columns}, topic string, type string, payload binary").load(self.paths)
             return _of_json(texts.where(functions.col("type") == kind), self.schema.json, names)
-        reader = reader.option("records", self.schema.character(kind))
+        reader = reader.option("messageType", self.schema.character(kind))
         wanted = {*_BASE, "topic", *names.values()}
         chosen = [field for field in reader.load(self.paths).schema if field.name in wanted]
         frame = reader.schema(StructType(chosen)).load(self.paths)

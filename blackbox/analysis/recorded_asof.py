@@ -75,7 +75,7 @@ def asof_recorded(
         prices: as the option of the data source.
         suffix: goes behind the names of quote columns that trades have too.
 
-    The result has the columns that `option("records", trades)` has, then `ts_event`, `ts_recv` and `sequence` of the
+    The result has the columns of `option("messageType", trades)`, then `ts_event`, `ts_recv` and `sequence` of the
     quote with the suffix, and its fields. Each day's slice is one task.
 
     Raises ConfigError when an argument is not as said, JournalError when there is no such day; later, when a recording

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack, cast
 
 from blackbox.archive.filter import Selection, check_options
+from blackbox.arguments import as_bytes, message_types_of
 from blackbox.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,15 +27,15 @@ if TYPE_CHECKING:
 Times = Literal["timestamp", "integer"]
 
 _ROWS: Final = 1 << 20
-_FORM: Final = ("kind", "prices", "times", "zone", "broken")
+_FORM: Final = ("message_type", "prices", "times", "zone", "broken")
 
 
 class FrameOptions(Selection, total=False):
     """What a frame holds, and in which form, beside which messages were selected."""
 
-    kind: str | Sequence[str] | None
+    message_type: str | Sequence[str] | None
     """The message type, with its fields as columns in place of the payload. Of several types, all their messages in one
-    frame, in their order: a column `kind` names the type, and a field is null where a type lacks it."""
+    frame, in their order: a column `message_type` names it, and a field is null where a type lacks it."""
     prices: Prices
     """"float" (the default): float64. "decimal": exact, which pandas keeps as Python objects. "integer": as the
     venue sent them. All are null where the venue gave none; a decimal also where it would have more than 18 digits."""
@@ -63,26 +64,26 @@ class Frames(ABC):
     schema: Schema
 
     @abstractmethod
-    def batches(self, prefix: bytes = b"", **selection: Unpack[Selection]) -> Iterator[Batch]:
+    def batches(self, prefix: str | bytes = b"", **selection: Unpack[Selection]) -> Iterator[Batch]:
         """Yield the messages whose topic starts with `prefix`, and that the `Selection` takes, block by block."""
 
-    def to_arrow(self, prefix: bytes = b"", **options: Unpack[FrameOptions]) -> pyarrow.Table:
+    def to_arrow(self, prefix: str | bytes = b"", **options: Unpack[FrameOptions]) -> pyarrow.Table:
         """Return the messages that `batches` would give, as one table in memory. See `FrameOptions`."""
         columns, selection = self._asked(options, prefix)
         return _arrow().table_of(columns, self.batches(prefix, **selection), _ROWS)
 
-    def to_pandas(self, prefix: bytes = b"", **options: Unpack[FrameOptions]) -> pandas.DataFrame:
+    def to_pandas(self, prefix: str | bytes = b"", **options: Unpack[FrameOptions]) -> pandas.DataFrame:
         """As `to_arrow`, as a data frame of pandas."""
         needs("pandas", "pandas")
         return cast("pandas.DataFrame", _arrow().to_pandas(self.to_arrow(prefix, **options)))
 
-    def to_polars(self, prefix: bytes = b"", **options: Unpack[FrameOptions]) -> polars.DataFrame:
+    def to_polars(self, prefix: str | bytes = b"", **options: Unpack[FrameOptions]) -> polars.DataFrame:
         """As `to_arrow`, as a data frame of polars."""
         needs("polars", "polars")
         return cast("polars.DataFrame", _arrow().to_polars(self.to_arrow(prefix, **options)))
 
     def arrow_chunks(
-        self, prefix: bytes = b"", rows: int = _ROWS, **options: Unpack[FrameOptions]
+        self, prefix: str | bytes = b"", rows: int = _ROWS, **options: Unpack[FrameOptions]
     ) -> Iterator[pyarrow.RecordBatch]:
         """Yield what `to_arrow` returns, at most `rows` messages at a time: memory does not grow with the recording."""
         columns, selection = self._asked(options, prefix)
@@ -90,40 +91,38 @@ class Frames(ABC):
         return chunks
 
     def pandas_chunks(
-        self, prefix: bytes = b"", rows: int = _ROWS, **options: Unpack[FrameOptions]
+        self, prefix: str | bytes = b"", rows: int = _ROWS, **options: Unpack[FrameOptions]
     ) -> Iterator[pandas.DataFrame]:
         """As `arrow_chunks`, as data frames of pandas."""
         needs("pandas", "pandas")
         return map(_arrow().to_pandas, self.arrow_chunks(prefix, rows, **options))
 
     def polars_chunks(
-        self, prefix: bytes = b"", rows: int = _ROWS, **options: Unpack[FrameOptions]
+        self, prefix: str | bytes = b"", rows: int = _ROWS, **options: Unpack[FrameOptions]
     ) -> Iterator[polars.DataFrame]:
         """As `arrow_chunks`, as data frames of polars."""
         needs("polars", "polars")
         return map(_arrow().to_polars, self.arrow_chunks(prefix, rows, **options))
 
-    def _asked(self, options: FrameOptions, prefix: bytes) -> tuple[Columns, Selection]:
+    def _asked(self, options: FrameOptions, prefix: str | bytes) -> tuple[Columns, Selection]:
         """Split what was asked for into columns and selection."""
         check_options(options, FrameOptions.__optional_keys__)
         given: dict[str, Any] = dict(options)
         form: dict[str, Any] = {name: given.pop(name) for name in _FORM if name in given}
         selection = cast("Selection", given)
-        return self._columns(form, prefix, selection), selection
+        return self._columns(form, as_bytes("prefix", prefix), selection), selection
 
     def _columns(self, form: dict[str, Any], prefix: bytes, selection: Selection) -> Columns:  # noqa: ARG002
         """Return the columns: of payloads, or of message types. `Ticks` looks at the rest, too."""
-        kind = form.pop("kind", None)
+        message_type = form.pop("message_type", None)
         if form.pop("broken", False):
             raise ConfigError("broken was given for messages, expected it only for trades, as in recording.trades")
-        if kind is None:
+        if message_type is None:
             return cast("Columns", _arrow().Columns(self.feed, None, **form))
-        kinds = (kind,) if isinstance(kind, str) else tuple(kind)
-        if not kinds or len(set(kinds)) < len(kinds):
-            raise ConfigError(f"kind was {kind!r}, expected a message type, or several, each once")
+        wanted = message_types_of(message_type)
         table = needs("pyarrow", "arrow", "blackbox.archive.export.table")
-        picks = tuple(table.Pick.of_type(self.schema, each) for each in kinds)
-        columns: Columns = _arrow().Columns(self.feed, picks, **form, told_apart=not isinstance(kind, str))
+        picks = tuple(table.Pick.of_type(self.schema, each) for each in wanted)
+        columns: Columns = _arrow().Columns(self.feed, picks, **form, told_apart=not isinstance(message_type, str))
         return columns
 
 
@@ -154,19 +153,19 @@ class Ticks(Frames):
         if not getattr(self.schema, what):
             raise ConfigError(f"schema {self.schema.name!r} declares no {what}, expected some in Schema.{what}")
 
-    def batches(self, prefix: bytes = b"", **selection: Unpack[Selection]) -> Iterator[Batch]:
+    def batches(self, prefix: str | bytes = b"", **selection: Unpack[Selection]) -> Iterator[Batch]:
         """Yield all messages; frames choose which of them are trades or quotes."""
         return self._source.batches(prefix, **selection)
 
-    def left_out(self, prefix: bytes = b"", **selection: Unpack[Selection]) -> LeftOut:
+    def left_out(self, prefix: str | bytes = b"", **selection: Unpack[Selection]) -> LeftOut:
         """Return how many messages of the selection are of the declared types and are left out, by reason."""
-        found: LeftOut = _ticks().left_out_of(self._source, self._what, prefix, selection)
+        found: LeftOut = _ticks().left_out_of(self._source, self._what, as_bytes("prefix", prefix), selection)
         return found
 
     def _columns(self, form: dict[str, Any], prefix: bytes, selection: Selection) -> Columns:
         broken = form.pop("broken", False)
-        if form.pop("kind", None) is not None:
-            raise ConfigError(f"kind was given for {self._what}, expected none: the schema says which types they are")
+        if form.pop("message_type", None) is not None:
+            raise ConfigError(f"message_type was given for {self._what}, expected none: the schema says which they are")
         if broken and self._what == "quotes":
             raise ConfigError("broken was given for quotes, expected it only for trades")
         picks = _ticks().picks_of(self._source, self._what, prefix, selection, broken)
@@ -190,23 +189,23 @@ class TicksOfDays(Frames):
         declaring = [day for day in days if getattr(day.schema, what)]
         self._days = [(day, Ticks(day, what)) for day in declaring or days]
 
-    def batches(self, prefix: bytes = b"", **selection: Unpack[Selection]) -> Iterator[Batch]:
+    def batches(self, prefix: str | bytes = b"", **selection: Unpack[Selection]) -> Iterator[Batch]:
         """Yield all messages, day by day; frames choose which of them are trades or quotes."""
         for _, ticks in self._days:
             yield from ticks.batches(prefix, **selection)
 
-    def left_out(self, prefix: bytes = b"", **selection: Unpack[Selection]) -> LeftOut:
+    def left_out(self, prefix: str | bytes = b"", **selection: Unpack[Selection]) -> LeftOut:
         """Return how many messages of all days are left out: see `Ticks.left_out`."""
         return sum((ticks.left_out(prefix, **selection) for _, ticks in self._days), _ticks().LeftOut())
 
-    def to_arrow(self, prefix: bytes = b"", **options: Unpack[FrameOptions]) -> pyarrow.Table:
+    def to_arrow(self, prefix: str | bytes = b"", **options: Unpack[FrameOptions]) -> pyarrow.Table:
         """Return the rows of all days, as one table in memory. See `FrameOptions`."""
         schema = self._schema_of(options)
         chunks = self.arrow_chunks(prefix, **options)
         return needs("pyarrow", "arrow").Table.from_batches(chunks, schema=schema).unify_dictionaries()
 
     def arrow_chunks(
-        self, prefix: bytes = b"", rows: int = _ROWS, **options: Unpack[FrameOptions]
+        self, prefix: str | bytes = b"", rows: int = _ROWS, **options: Unpack[FrameOptions]
     ) -> Iterator[pyarrow.RecordBatch]:
         """Yield what `to_arrow` returns, at most `rows` messages of one day at a time."""
         schema = self._schema_of(options)

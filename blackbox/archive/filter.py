@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal, NamedTuple, TypedDict
 
 import numpy
@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 
 from blackbox.archive.index_entry import bit_of
 from blackbox.archive.rows import select_rows
+from blackbox.archive.symbol_rows import SymbolRows
 from blackbox.arguments import did_you_mean
 from blackbox.block.block import Block
 from blackbox.block.format import FLAG_SEQUENCES
 from blackbox.errors import ConfigError
+from blackbox.feed.symbol_choice import SymbolChoice
 from blackbox.timestamps import is_time_of_day
 
 Clock = Literal["ts_event", "ts_out", "ts_recv"]
@@ -40,6 +42,8 @@ class Selection(TypedDict, total=False):
     """The publisher's run."""
     first_sequence: int | None
     """The first sequence number."""
+    symbols: Sequence[str | bytes] | None
+    """Only messages whose topics have exactly one of these symbols, as the feed's `symbol` and `separator` say."""
 
 
 def check_options(given: Iterable[str], known: Iterable[str]) -> None:
@@ -83,6 +87,8 @@ class Filter(NamedTuple):
     """The publisher's run."""
     first_sequence: int | None = None
     """The first of their sequence numbers."""
+    symbols: SymbolChoice | None = None
+    """Their symbols. `prefix` is then that of the choice."""
 
     def entries(self, entries: NDArray[Any]) -> NDArray[numpy.bool_]:
         """Return bool[n]: which index entries may cover such messages."""
@@ -135,12 +141,17 @@ class RowFilter:
         self._last_time = wanted.stop - 1 if by_row and wanted.stop is not None else _LATEST
         self._takes_all = not wanted.prefix and (self._first_time, self._last_time) == (_EARLIEST, _LATEST)
         self._scratch = numpy.empty(1_024, numpy.int32)
+        self._symbols = None if wanted.symbols is None else SymbolRows(wanted.symbols)
 
     def rows(self, block: Block, first_row: int, header: int, body: int) -> NDArray[numpy.int32] | None:
         """Return int32[m], the wanted rows from `first_row` on; None: all rows of the block.
 
         `header` and `body` are the addresses of the block's.
         """
+        rows = self._rows(block, first_row, header, body)
+        return rows if self._symbols is None else self._symbols.of(rows, block, header, body)
+
+    def _rows(self, block: Block, first_row: int, header: int, body: int) -> NDArray[numpy.int32] | None:
         count = block.count
         if self._first_sequence is not None:
             first_row = max(first_row, int(numpy.searchsorted(block.sequences, self._first_sequence)))

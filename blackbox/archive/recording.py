@@ -19,7 +19,7 @@ from blackbox.archive.audit import IndexAudit, NumberAudit, audit_marks
 from blackbox.archive.closed import CLOSED, ClosedSlice, read_closed
 from blackbox.archive.codec import Compression
 from blackbox.archive.data_frames import Frames, Ticks, needs
-from blackbox.archive.day import Date, Manifest, as_date, day_end_ns, session_date
+from blackbox.archive.day import MANIFEST, Date, Manifest, as_date, day_end_ns, recorded_days, session_date
 from blackbox.archive.filter import CLOCKS, Clock, Filter, RowFilter, Selection, Time, check_options, check_range
 from blackbox.archive.marks import Mark, marks_of
 from blackbox.archive.newest import Newest
@@ -46,12 +46,14 @@ from blackbox.archive.summary import (
     summarise,
     topic_counts,
 )
+from blackbox.arguments import as_bytes
 from blackbox.block.batch import Batch
 from blackbox.block.gap import Gap
 from blackbox.block.received_block import BatchFeed, ReceivedBlock
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.schema import RAW, load_schema, schema_of
+from blackbox.feed.symbol_choice import SymbolChoice
 from blackbox.timestamps import MAX_NS, MIN_NS, check_unit, ns_of, parse_time
 
 if TYPE_CHECKING:
@@ -101,13 +103,29 @@ class Recording(Frames):
         return cls(directory, Manifest.read(directory))
 
     @classmethod
+    def latest(cls, directory: str | os.PathLike[str]) -> Self:
+        """Open the newest day below a feed's directory, such as "recordings/nasdaq".
+
+        Raises JournalError when there is no recorded day, naming the feeds if the directory holds several; as `open`.
+        """
+        path = Path(directory)
+        days = recorded_days(path)
+        if not days:
+            if (path / MANIFEST).exists():
+                raise JournalError(f"{path} is a recorded day, expected the directory of a feed, such as {path.parent}")
+            feeds = sorted({day.parent.parent.name for day in path.glob(f"*/*/{MANIFEST}")})
+            there = f"the feeds {', '.join(feeds)}" if feeds else "no recorded day"
+            raise JournalError(f"{path} holds {there}, expected the directory of a feed with its days")
+        return cls.open(max(days, key=_date_of_day))
+
+    @classmethod
     def create(
         cls,
         directory: str | os.PathLike[str],
         feed: Feed,
         table: Any,
         *,
-        kind: str | None = None,
+        message_type: str | None = None,
         date: Date | None = None,
         compression: Compression = "none",
         replace: bool = False,
@@ -116,7 +134,7 @@ class Recording(Frames):
 
         Columns are those of `to_arrow`: `topic` (text or bytes), `ts_event` (ns since 1970, or timestamps, in UTC
         unless they have a zone of their own; 0 or null: no time), and `payload` (bytes or text; None: the topic has no
-        value); or, with `kind`, the fields of that message type instead of the payload. Its type need not be among
+        value); or, with `message_type`, the fields of that type instead of the payload. Its type need not be among
         them. Texts are padded with zeros. Integers in a price's column are units as the venue counts them; floats and
         decimals are money. Messages keep the order of the rows. Times that are all before April 1970 are refused: they
         count microseconds or seconds.
@@ -125,7 +143,7 @@ class Recording(Frames):
             directory: where recordings are; made if it is missing.
             feed: its name, slices and schema; `Feed.local(name, schema=...)` will do.
             table: a dict of numpy arrays or lists, an Arrow table, or a data frame of pandas or polars.
-            kind: the message type of all rows.
+            message_type: the message type of all rows.
             date: the session date, or its text; default: that of all messages that have a time.
             compression: as `compact` has it.
             replace: whether a day that is there is written anew.
@@ -138,7 +156,7 @@ class Recording(Frames):
         from blackbox.block.user_columns import columns_of
 
         check_is_feed(feed)
-        columns = columns_of(table, load_schema(feed.schema), kind)
+        columns = columns_of(table, load_schema(feed.schema), message_type)
         day = _date_of(feed, columns.ts_event) if date is None else as_date(date)
         place = Path(directory) / feed.name
         with FreshDays(place, replace=replace), fresh_day(place, day, replace=replace) as fresh:
@@ -161,21 +179,24 @@ class Recording(Frames):
         self._segments.refresh({number: each.segments for number, each in self._closed[0].items()}, slice_id)
 
     def runs(
-        self, prefix: bytes = b"", *, bodies: Bodies = "checked", ahead: int = 0, **selection: Unpack[Selection]
+        self, prefix: str | bytes = b"", *, bodies: Bodies = "checked", ahead: int = 0, **selection: Unpack[Selection]
     ) -> Iterator[RecordRun]:
         """Yield the records that may hold such messages (see `batches`), many at a time, for compiled code.
 
         `bodies` and `ahead` are those of `blackbox.archive.reader.read_runs`. Records that index
         or head rule out are skipped; rows are not chosen.
         """
+        prefix = as_bytes("prefix", prefix)
         wanted = self._filter(prefix, selection)
-        return read_runs(self._streams(prefix, selection.get("slices")), wanted, self._note, bodies=bodies, ahead=ahead)
+        return read_runs(
+            self._streams(wanted.prefix, selection.get("slices")), wanted, self._note, bodies=bodies, ahead=ahead
+        )
 
-    def batches(self, prefix: bytes = b"", **selection: Unpack[Selection]) -> Iterator[Batch]:
+    def batches(self, prefix: str | bytes = b"", **selection: Unpack[Selection]) -> Iterator[Batch]:
         """Yield the messages whose topic starts with `prefix`, and that the `Selection` takes, block by block.
 
         The keywords are `start`, `stop` and `by` (times in `[start, stop)` of that clock; `time` says what may be
-        given), `slices`, `epoch` and `first_sequence`.
+        given), `slices`, `epoch`, `first_sequence` and `symbols`.
 
         Batches come without the rows that are not wanted; columns of uncompressed blocks are views on the file. Every
         block is checked before it is used. A damaged one is left out and reported in `damage`, with its messages.
@@ -183,10 +204,11 @@ class Recording(Frames):
         Raises ConfigError for a reserved prefix or a start after the stop, ValueError for a time, slice or clock that
         is none, JournalError when the library that unpacks a body is not installed.
         """
+        prefix = as_bytes("prefix", prefix)
         wanted = self._filter(prefix, selection)
-        return self._batches(wanted, self._streams(prefix, selection.get("slices")))
+        return self._batches(wanted, self._streams(wanted.prefix, selection.get("slices")))
 
-    def newest(self, prefix: bytes = b"", until: Time | None = None) -> Iterator[Batch]:
+    def newest(self, prefix: str | bytes = b"", until: Time | None = None) -> Iterator[Batch]:
         """Yield the newest message of each topic that starts with `prefix`: as it was at a time, or at the end.
 
         `until`: only what was received before this. Slice by slice, run by run, in the order in which they were
@@ -195,6 +217,7 @@ class Recording(Frames):
         Reads all that is there until then. Raises as `batches`; JournalError when a slice has more topics than the
         feed's `max_topics`, or their newest messages have more than 1 GiB.
         """
+        prefix = as_bytes("prefix", prefix)
         feed = BatchFeed(self.feed.name, self.schema if self.schema.records else None, self.feed.symbol_rule)
         for slice_id in self._wanted_slices(prefix, None):
             newest = Newest(slice_id, self.feed.key_bytes, self.feed.max_topics)
@@ -203,7 +226,7 @@ class Recording(Frames):
             for block in newest.blocks([prefix]):
                 yield Batch(block, None, ReceivedBlock.of_block(block, feed, 0, is_image=True))
 
-    def book_at(self, time: Time, prefix: bytes = b"", *, max_bytes: int = 1 << 30) -> Books:
+    def book_at(self, time: Time, prefix: str | bytes = b"", *, max_bytes: int = 1 << 30) -> Books:
         """Return the order books of all symbols as they were at a time, after all messages before it.
 
         A replay with `start=time, books=True` begins with the same books. Reads the day up to there. Ask the result
@@ -321,9 +344,9 @@ class Recording(Frames):
     def to_parquet(
         self,
         path: str | os.PathLike[str],
-        prefix: bytes = b"",
+        prefix: str | bytes = b"",
         *,
-        kind: str | None = None,
+        message_type: str | None = None,
         prices: Prices = "decimal",
         order: Order = "capture",
         progress: Callable[[int], object] | None = None,
@@ -337,14 +360,14 @@ class Recording(Frames):
         Columns: those of the Spark data source, `date` and `slice` as directories. `feed`, `topic`, `symbol`, `type`
         (texts; bytes that are no UTF-8 escaped); `ts_event`, `ts_out`, `ts_recv` (int64 ns); the same in microseconds
         as timestamps `event_time` (null where the venue gave none), `out_time`, `recv_time`; `epoch` (the 64 bits,
-        signed), `sequence`; and `payload`, or with `kind` the fields of that message type as `Schema.arrow` has them,
+        signed), `sequence`; and `payload`, or with `message_type` the fields of that type as `Schema.arrow` has them,
         but: prices are decimals, null from 10^18 units on; uint64 is int64 of the same bits, and a time in ns is int64
         ns, as Spark reads nothing else; a name that stands above has `record_` before it.
 
         Args:
             path: the directory; made if it is not there.
             prefix: of the topics.
-            kind: the message type; not given: all messages, with their payloads.
+            message_type: the message type; not given: all messages, with their payloads.
             prices: "decimal", exact; "float"; or "integer", as the venue sent them, with the number of decimals in the
                 file's metadata.
             order: "capture", as recorded: row groups of a million messages that cover a short time each. "topic":
@@ -353,10 +376,11 @@ class Recording(Frames):
             selection: the keywords of `batches`; a slice without messages gets a file without rows.
 
         Raises as `to_arrow`; ConfigError when prices or order are none of these; JournalError when the day is there
-        already, when it cannot be written, or when a message of `kind` has another length than that.
+        already, when it cannot be written, or when a message of `message_type` has another length than that.
         """
         parquet = needs("pyarrow", "arrow", "blackbox.archive.export.parquet")
-        content = parquet.Content(self.feed, str(self.date), self.schema, kind, prices, order)
+        content = parquet.Content(self.feed, str(self.date), self.schema, message_type, prices, order)
+        prefix = as_bytes("prefix", prefix)
         wanted = self._filter(prefix, selection)
         ids = self._wanted_slices(prefix, selection.get("slices"))
         batches = {slice_id: self._batches(wanted, self._streams(prefix, [slice_id])) for slice_id in ids}
@@ -466,15 +490,18 @@ class Recording(Frames):
         stop_ns = None if stop is None else self.time(stop, by)
         if start_ns is not None and stop_ns is not None:
             check_range(start, stop, start_ns, stop_ns)
+        symbols = selection.get("symbols")
+        chosen = None if symbols is None else SymbolChoice.of(self.feed, symbols, prefix)
         return Filter(
             self.feed.key_bytes,
-            prefix,
+            prefix if chosen is None else chosen.prefix,
             None,
             start_ns,
             stop_ns,
             by,
             epoch,
             selection.get("first_sequence"),
+            chosen,
         )
 
     def _streams(self, prefix: bytes, slices: Iterable[int] | None) -> list[list[Segment]]:
@@ -502,6 +529,14 @@ class Recording(Frames):
             self._reported.add(damage)
             self.damage.append(damage)
             _log.warning("%s", damage)
+
+
+def _date_of_day(day: Path) -> datetime.date:
+    """Return the date of a day's directory: that of its name, or of its manifest if a copy has another name."""
+    try:
+        return datetime.date.fromisoformat(day.name)
+    except ValueError:
+        return Manifest.read(day).date
 
 
 def _date_of(feed: Feed, times: NDArray[numpy.int64]) -> datetime.date:

@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack, overload
 
 from blackbox.archive.data_frames import Frames, TicksOfDays
 from blackbox.archive.day import MANIFEST, Date, as_date, recorded_days
@@ -24,14 +24,18 @@ from blackbox.feed.schema_document import SchemaDocument
 if TYPE_CHECKING:
     from blackbox.archive.export.columns import Columns
 
+_DAYS_SHOWN: Final = 5
+"""Days that errors name at the beginning and at the end of many."""
+
 
 class Recordings(Frames):
     """Several days, read as one: of one feed, or of several with one `key_bytes`.
 
     Attributes: `days`, the recordings by date, each once; `feeds`, their names, in the order in which they were given;
-    `feed` and `schema`, of the last day. Iterate over it for the days: `Subscriber.replay` and `Replay` take it as it
-    is. Messages of feeds of different schemas are in no common frame: `of_feed` has those of one. Trades and quotes may
-    be of any feeds.
+    `feed` and `schema`, of the last day. `recordings["2026-01-05"]` is one day, `recordings[-1]` the last, and a slice
+    is `Recordings` again. Iterate over it for the days: `Subscriber.replay` and `Replay` take it as it is. Messages of
+    feeds of different schemas are in no common frame: `of_feed` has those of one. Trades and quotes may be of any
+    feeds.
 
     Times of day (`start="14:30"`) are those of each day.
     """
@@ -71,6 +75,56 @@ class Recordings(Frames):
     def __len__(self) -> int:
         return len(self.days)
 
+    @overload
+    def __getitem__(self, which: int | Date) -> Recording: ...
+
+    @overload
+    def __getitem__(self, which: slice) -> Recordings: ...
+
+    def __getitem__(self, which: int | Date | slice) -> Recording | Recordings:
+        """Return the day of a date, a `datetime.date` or "2026-01-05"; of an index, by date; or the days of a slice.
+
+        A slice is of indices, as of a list, or of dates, both included: `["2026-01-05":"2026-01-09"]`. Raises KeyError
+        when no day, or more than one, is of the date; IndexError for an index or a slice of no days. Both name the days
+        that there are.
+        """
+        if isinstance(which, slice):
+            return self._days_of(which)
+        if isinstance(which, str | datetime.date):
+            date = as_date(which)
+            found = [day for day in self.days if day.date == date]
+            if len(found) != 1:
+                several = f"{len(found)} recordings are of {date}: choose a feed by `of_feed`" if found else ""
+                raise KeyError(f"{several or f'no recording is of {date}'}, {self._there()}")
+            return found[0]
+        try:
+            return self.days[which]
+        except IndexError:
+            raise IndexError(f"index was {which}, {self._there()}") from None
+        except TypeError:
+            raise TypeError(f"index was {which!r:.80}, expected an integer, a date or a slice") from None
+
+    def _days_of(self, which: slice) -> Recordings:
+        if any(isinstance(each, str | datetime.date) for each in (which.start, which.stop)):
+            if which.step is not None:
+                raise TypeError(f"step was {which.step!r:.80}, expected none in a slice of dates")
+            low = datetime.date.min if which.start is None else as_date(which.start)
+            high = datetime.date.max if which.stop is None else as_date(which.stop)
+            days = [day for day in self.days if low <= day.date <= high]
+        else:
+            days = list(self.days[which])
+        if not days:
+            shown = ":".join("" if each is None else str(each) for each in (which.start, which.stop))
+            raise IndexError(f"no recording is in [{shown}], {self._there()}")
+        return Recordings(days)
+
+    def _there(self) -> str:
+        """Return which days there are, for errors; of many the first and the last ones."""
+        dates = [str(day.date) if len(self.feeds) == 1 else f"{day.feed.name} {day.date}" for day in self.days]
+        left = len(dates) - 2 * _DAYS_SHOWN
+        shown = dates if left <= 0 else [*dates[:_DAYS_SHOWN], f"{left} more", *dates[-_DAYS_SHOWN:]]
+        return f"expected one of {len(dates)} days: {', '.join(shown)}"
+
     def __repr__(self) -> str:
         return f"Recordings({self.feed.name!r}, {len(self.days)} days, {self.days[0].date} to {self.days[-1].date})"
 
@@ -85,7 +139,7 @@ class Recordings(Frames):
         """What was found to be unreadable so far, day by day."""
         return [damage for recording in self.days for damage in recording.damage]
 
-    def batches(self, prefix: bytes = b"", **selection: Unpack[Selection]) -> Iterator[Batch]:
+    def batches(self, prefix: str | bytes = b"", **selection: Unpack[Selection]) -> Iterator[Batch]:
         """Yield what `Recording.batches` yields, day by day."""
         for recording in self.days:
             yield from recording.batches(prefix, **selection)

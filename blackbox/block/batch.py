@@ -124,17 +124,17 @@ class Batch:
             parts.append((mine, Batch(self.block, rows[mine], self._received, self.end_of_batch)))
         return parts
 
-    def of_types(self, types: str | Sequence[str]) -> Batch:
-        """Return the messages of some types of their schemas: names, or characters; of a text that is no name, each.
+    def of_type(self, message_type: str | Iterable[str]) -> Batch:
+        """Return the messages of a message type, or of several: names of their schemas, or characters.
 
         What has no value, or is too short to have a type, is of none.
         """
-        rows = self._all_rows()
+        rows, wanted = self._all_rows(), [message_type] if isinstance(message_type, str) else list(message_type)
         found = [
             rows[places[part.indices(kind)]]
             for places, part in self.split_by_feed()
             if part.schema is not None
-            for kind in dict.fromkeys(map(part.schema.character, part.schema._types_in(types)))  # one has two names
+            for kind in dict.fromkeys(map(part.schema.character, part.schema._types_in(wanted)))  # one has two names
         ]
         return Batch(self.block, numpy.sort(numpy.concatenate([rows[:0], *found])), self._received, self.end_of_batch)
 
@@ -324,7 +324,7 @@ class Batch:
         numpy.cumsum(offsets[self.rows + 1] - offsets[self.rows], out=out[1:])
         return out
 
-    def records(self, kind: str) -> NDArray[Any]:
+    def records(self, message_type: str) -> NDArray[Any]:
         """The messages of one type of the feed's schema, as a structured array with the venue's field names.
 
         Integers that mean "no value" are as the venue sent them. A view when every message of the batch is of that
@@ -333,8 +333,8 @@ class Batch:
         """
         if self.schema is None:
             raise ValueError(_NO_SCHEMA)
-        dtype = self.schema.dtype(kind)
-        rows = self._all_rows()[self.indices(kind)]
+        dtype = self.schema.dtype(message_type)
+        rows = self._all_rows()[self.indices(message_type)]
         block = self.block
         if block.is_fixed and block.stride == dtype.itemsize:
             table = block.payloads.reshape(block.count, block.stride)
@@ -343,18 +343,19 @@ class Batch:
         offsets = block.payload_offsets
         if len(rows) and (wrong := offsets[rows + 1] - offsets[rows] != dtype.itemsize).any():
             row = int(rows[wrong][0])
+            size = offsets[row + 1] - offsets[row]
             raise ValueError(
-                f"message {row} of {block!r} is of type {kind!r} but has {offsets[row + 1] - offsets[row]} bytes, "
+                f"message {row} of {block!r} is of type {message_type!r} but has {size} bytes, "
                 f"expected {dtype.itemsize}"
             )
         return pick_payloads(self.block, rows).view(dtype)
 
-    def indices(self, kind: str) -> NDArray[numpy.int64]:
-        """int64[m]: which messages of the batch `records(kind)` are, in the same order. Raises as that does."""
+    def indices(self, message_type: str) -> NDArray[numpy.int64]:
+        """int64[m]: which messages of the batch `records(message_type)` are, in the same order. Raises as that does."""
         schema: Any = self.schema
         if schema is None:
             raise ValueError(_NO_SCHEMA)
-        return find_type(self.block, self._all_rows(), schema.type_offset, ord(schema.character(kind)))
+        return find_type(self.block, self._all_rows(), schema.type_offset, ord(schema.character(message_type)))
 
     def _read_records(self) -> Sequence[Any]:
         """The messages' records at once, where many are of one type; else none: they are read as they are asked for."""

@@ -78,7 +78,7 @@ def as_integers(column: Any, dtype: type[numpy.integer[Any]], name: str) -> NDAr
     return numpy.ascontiguousarray(given, dtype)
 
 
-def as_topic_index(column: Any, topics: Sequence[bytes]) -> NDArray[numpy.int32]:
+def as_topic_index(column: Any, topics: Sequence[str | bytes]) -> NDArray[numpy.int32]:
     """A column of places in `topics` as int32[n]. Raises ValueError for another shape, or where one is out of range."""
     index = as_integers(column, numpy.int32, "topic_index")
     if index.ndim != 1:

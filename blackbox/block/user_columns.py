@@ -46,7 +46,7 @@ class Columns(NamedTuple):
 def columns_of(
     table: Any,
     schema: Schema,
-    kind: str | None,
+    message_type: str | None,
     topic: str | None = None,
     default_topic: str | None = None,
     default_ns: int | None = None,
@@ -56,7 +56,7 @@ def columns_of(
     Args:
         table: the columns.
         schema: that of the feed.
-        kind: the message type of all rows; None: there is a column of payloads.
+        message_type: the message type of all rows; None: there is a column of payloads.
         topic: a template of the topics, such as "{symbol}.{type}": columns in braces. `{type}` is the message type.
         default_topic: the template for a table without a column of topics; None: the column is needed.
         default_ns: the time of all rows, if there is no column of times; None: the column is needed.
@@ -66,13 +66,13 @@ def columns_of(
     found = _named_columns(table)
     if topic is None and _TOPIC not in found:
         topic = default_topic
-    pieces: list[tuple[bytes, str | None]] = [(b"", _TOPIC)] if topic is None else _pieces_of(topic, kind)
+    pieces: list[tuple[bytes, str | None]] = [(b"", _TOPIC)] if topic is None else _pieces_of(topic, message_type)
     parts = [name for _, name in pieces if name is not None]
-    fields = {} if kind is None else _fields_of(schema, kind, found)
+    fields = {} if message_type is None else _fields_of(schema, message_type, found)
     timed = [_TIME] if default_ns is None or _TIME in found else []
-    needed = list(dict.fromkeys([*parts, *timed, *([_PAYLOAD] if kind is None else fields)]))
+    needed = list(dict.fromkeys([*parts, *timed, *([_PAYLOAD] if message_type is None else fields)]))
     unknown = [name for name in found if name not in (*needed, *_GIVEN_BACK, *_OF_TOPIC, _TOPIC)]
-    filled = None if kind is None else type_field(schema.dtype(kind), schema.type_offset)
+    filled = None if message_type is None else type_field(schema.dtype(message_type), schema.type_offset)
     missing = [name for name in needed if name not in found and (filled is None or fields.get(name) != filled)]
     if unknown or missing:
         what = f"had column {unknown[0]!r}" if unknown else f"lacked column {missing[0]!r}"
@@ -84,12 +84,12 @@ def columns_of(
         if name in found and len(found[name]) != len(index):
             raise ConfigError(f"column {name!r} had {len(found[name])} values, expected {len(index)} as {first!r}")
     times = _times(found[_TIME], _TIME) if timed else numpy.full(len(index), default_ns, numpy.int64)
-    if kind is None:
+    if message_type is None:
         data, offsets, valid = _payloads(found[_PAYLOAD])
         return Columns(topics, index, data, times, offsets, valid)
-    records = numpy.zeros(len(index), schema.dtype(kind))
+    records = numpy.zeros(len(index), schema.dtype(message_type))
     data = records.view(numpy.uint8).reshape(len(index), records.dtype.itemsize)
-    data[:, schema.type_offset] = ord(schema.character(kind))
+    data[:, schema.type_offset] = ord(schema.character(message_type))
     for name, field in fields.items():
         if name in found:
             records[field] = _field(found[name], name, records.dtype[field])
@@ -115,7 +115,7 @@ def _no_table(table: object) -> TypeError:
     return TypeError(f"table was {table!r:.80}, expected a dict of columns, an Arrow table or a data frame")
 
 
-def _pieces_of(template: str, kind: str | None) -> list[tuple[bytes, str | None]]:
+def _pieces_of(template: str, message_type: str | None) -> list[tuple[bytes, str | None]]:
     """Return the pieces of a topic template: fixed text, and the name of the column after it, if there is one."""
     expected = "expected text with columns in braces, such as '{symbol}.{type}'"
     try:
@@ -126,9 +126,9 @@ def _pieces_of(template: str, kind: str | None) -> list[tuple[bytes, str | None]
     for text, name, spec, conversion in parsed:
         if spec or conversion or name == "":
             raise ConfigError(f"topic was {template!r}, {expected}")
-        is_fixed = name == _TYPE and kind is not None
+        is_fixed = name == _TYPE and message_type is not None
         before = pieces.pop()[0] if pieces[-1][1] is None else b""
-        pieces.append((before + (text + (kind or "") * is_fixed).encode(), None if is_fixed else name))
+        pieces.append((before + (text + (message_type or "") * is_fixed).encode(), None if is_fixed else name))
     if all(name is None for _, name in pieces):
         raise ConfigError(f"topic was {template!r}, {expected}")
     return pieces
@@ -172,10 +172,10 @@ def _named_columns(table: Any) -> dict[str, Any]:
     return dict(zip(table.column_names, table.columns, strict=True))
 
 
-def _fields_of(schema: Schema, kind: str, given: Mapping[str, Any]) -> dict[str, str]:
+def _fields_of(schema: Schema, message_type: str, given: Mapping[str, Any]) -> dict[str, str]:
     """Return the fields of a message type by the name of their column."""
     taken = {_TOPIC, _TIME, *_GIVEN_BACK, *(name for name in _OF_TOPIC if _CLASHING + name in given)}
-    return {_CLASHING * (name in taken) + name: name for name in schema.dtype(kind).names or ()}
+    return {_CLASHING * (name in taken) + name: name for name in schema.dtype(message_type).names or ()}
 
 
 def _is_arrow(values: Any) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 import numpy
 from numpy.typing import NDArray
 
+from blackbox.arguments import as_bytes
 from blackbox.block.batch import Batch
 from blackbox.block.batch_rows import read_only
 from blackbox.block.format import FLAG_FIXED, BodyLayout, Header, has_value, layout_of, read_header
@@ -408,7 +409,7 @@ class Books:
         """Take images that come as images of books, with which the next messages continue. Others are not synced."""
         self._takes_images = True
 
-    def resting(self, symbol: bytes) -> tuple[NDArray[Any], bool]:
+    def resting(self, symbol: str | bytes) -> tuple[NDArray[Any], bool]:
         """Return a copy of a symbol's orders, or of levels, as `Resting` has them, and whether it is in a snapshot."""
         with self._lock:
             if (book := self._find(symbol)) is None:
@@ -442,9 +443,9 @@ class Books:
     def _kept(self) -> list[NDArray[numpy.int64]]:
         return [book for book in self._books if book is not None and head_of(book).messages]
 
-    def _find(self, symbol: bytes) -> NDArray[numpy.int64] | None:
+    def _find(self, symbol: str | bytes) -> NDArray[numpy.int64] | None:
         """Return a symbol's book, unless no message came for it."""
-        number = self._numbers.get(symbol)
+        number = self._numbers.get(as_bytes("symbol", symbol))
         book = None if number is None else self._books[number]
         return book if book is not None and head_of(book).messages else None
 
@@ -472,16 +473,17 @@ class Books:
         with self._lock:
             return self._state.left_out > 0 or any(head_of(book).is_unsynced for book in self._kept())
 
-    def is_synced(self, symbol: bytes) -> bool:
+    def is_synced(self, symbol: str | bytes) -> bool:
         """Return whether a symbol has a book, and nothing says that it lacks messages: see `synced`."""
         with self._lock:
             book = self._find(symbol)
             return book is not None and is_synced(book)
 
-    def best(self, symbol: bytes) -> Best:
+    def best(self, symbol: str | bytes) -> Best:
         """Return a symbol's best bid and ask."""
+        name = as_bytes("symbol", symbol)
         with self._lock:
-            book = self._addresses.item(self._numbers[symbol]) if symbol in self._numbers else 0
+            book = self._addresses.item(self._numbers[name]) if name in self._numbers else 0
             if book == 0:
                 return Best(None, None)
             bid, bid_shares, bids, ask, ask_shares, asks = best(book)
@@ -489,13 +491,13 @@ class Books:
             Level(bid, bid_shares, bids) if bid_shares else None, Level(ask, ask_shares, asks) if ask_shares else None
         )
 
-    def levels(self, symbol: bytes, depth: int) -> Depth:
+    def levels(self, symbol: str | bytes, depth: int) -> Depth:
         """Return a symbol's best `depth` levels of each side."""
         with self._lock:
             book = self._find(symbol)
             return Depth([], []) if book is None else Depth(levels(book, BUY, depth), levels(book, SELL, depth))
 
-    def orders(self, symbol: bytes) -> NDArray[Any]:
+    def orders(self, symbol: str | bytes) -> NDArray[Any]:
         """Return a symbol's orders as a structured array: reference, side (0: buy, 1: sell), price, shares.
 
         Empty where the venue tells levels only.
@@ -522,7 +524,7 @@ class Books:
         found["bids"], found["asks"] = sides[:, 0], sides[:, 1]
         return found
 
-    def counters(self, symbol: bytes | None = None) -> dict[str, int]:
+    def counters(self, symbol: str | bytes | None = None) -> dict[str, int]:
         """Return what a symbol's book, or all together, have counted.
 
         `messages` applied, and `COUNTERS`: `orders` that rest; `added`, `taken` (executed or cancelled), `removed`,

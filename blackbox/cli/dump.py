@@ -12,7 +12,15 @@ import msgspec
 from blackbox.block.plain_message import as_object
 from blackbox.cli.ui.days import RecordingArgument, StartOption, StopOption, check_slices, open_day, time_ns
 from blackbox.cli.ui.messages import describe
-from blackbox.cli.ui.options import CountOption, JsonLinesOption, PrefixOption, SliceOption, prefixes_of
+from blackbox.cli.ui.options import (
+    CountOption,
+    JsonLinesOption,
+    PrefixOption,
+    SliceOption,
+    SymbolOption,
+    prefixes_of,
+    symbols_of,
+)
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.feed.prefixes import common_prefix
 from blackbox.feed.schema import schema_of
@@ -24,6 +32,7 @@ if TYPE_CHECKING:
 def dump(
     recording: RecordingArgument,
     prefix: PrefixOption = None,
+    symbol: SymbolOption = None,
     start: StartOption = None,
     stop: StopOption = None,
     slices: SliceOption = None,
@@ -42,13 +51,15 @@ def dump(
 
     blackbox dump recordings/nasdaq/2026-11-20 --prefix AAPL. --prefix MSFT. --start 09:30 --stop 09:30:01.5
 
+    blackbox dump recordings/nasdaq/2026-11-20 --symbol AAPL --symbol BRK.B
+
     blackbox dump recordings/nasdaq/2026-11-20 --prefix AAPL.P --json | jq .record.price
     """
     with exit_statuses():
         day = open_day(recording)
         check_slices(slices, len(day.feed.slices))
         first, end = time_ns(day, start, "--start"), time_ns(day, stop, "--stop")
-        lines = _lines(day, prefixes_of(prefix), first, end, slices, as_json)
+        lines = _lines(day, prefixes_of(prefix), symbols_of(symbol), first, end, slices, as_json)
         # Without a count every batch is written at once; a count ends within one.
         for line in islice(lines, enough) if enough else lines:
             sys.stdout.buffer.write(line)
@@ -57,6 +68,7 @@ def dump(
 def _lines(
     day: Recording,
     prefixes: tuple[bytes, ...],
+    symbols: list[bytes] | None,
     start: int | None,
     stop: int | None,
     slices: list[int] | None,
@@ -64,7 +76,7 @@ def _lines(
 ) -> Iterator[bytes]:
     narrow = len(prefixes) > 1
     encode = msgspec.json.Encoder().encode
-    for batch in day.batches(common_prefix(prefixes), start=start, stop=stop, slices=slices):
+    for batch in day.batches(common_prefix(prefixes), start=start, stop=stop, slices=slices, symbols=symbols):
         schema = batch.schema or schema_of(batch.block.schema_id)
         for message in batch:
             if narrow and not message.topic.startswith(prefixes):

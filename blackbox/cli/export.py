@@ -55,13 +55,13 @@ def export(
             "--parquet", help="Write Parquet instead of the venue's format. RECORDING may be a feed with its days."
         ),
     ] = False,
-    records: Annotated[
+    message_type: Annotated[
         str | None,
         typer.Option(metavar="TYPE", help="Parquet: only messages of this type, with their fields as columns."),
     ] = None,
     prices: Annotated[
         Prices,
-        typer.Option(help="Parquet with --records: prices as exact decimals, as floats, or as the venue's integers."),
+        typer.Option(help="Parquet with --message-type: prices as exact decimals, floats or the venue's integers."),
     ] = Prices.DECIMAL,
     order: Annotated[
         Order, typer.Option(help="Parquet: as captured; or by topic, within each million messages.")
@@ -92,14 +92,14 @@ def export(
 
     blackbox export recordings/nasdaq --parquet --out lake/nasdaq                      all its days
 
-    blackbox export recordings/nasdaq/2026-11-20 --parquet --out lake/trades --records P
+    blackbox export recordings/nasdaq/2026-11-20 --parquet --out lake/trades --message-type P
     """
-    if records is not None and not parquet:
-        raise typer.BadParameter(f"was given as {records!r} without --parquet", param_hint="--records")
+    if message_type is not None and not parquet:
+        raise typer.BadParameter(f"was given as {message_type!r} without --parquet", param_hint="--message-type")
     with exit_statuses():
         if parquet:
             paths = days_of(recording) or [recording]
-            written = [_write_parquet(path, out, start, stop, records, prices, order, as_json) for path in paths]
+            written = [_write_parquet(path, out, start, stop, message_type, prices, order, as_json) for path in paths]
             lose_damage(recording, [each for day in written for each in day.damage], out)
         else:
             _write_file(recording, out, start, stop, as_json)
@@ -110,7 +110,7 @@ def _write_parquet(
     out: Path,
     start: str | None,
     stop: str | None,
-    kind: str | None,
+    message_type: str | None,
     prices: Prices,
     order: Order,
     as_json: bool,
@@ -118,11 +118,17 @@ def _write_parquet(
     day = open_day(path)
     first, end = time_ns(day, start, "--start"), time_ns(day, stop, "--stop")
     began = time.monotonic()
-    whole = first is None and end is None and kind is None
+    whole = first is None and end is None and message_type is None
     with counting(f"writing {path} to {out}", day.summary().messages if whole else None) as progress:
         try:
             done: ParquetDay = day.to_parquet(
-                out, start=first, stop=end, kind=kind, prices=prices.value, order=order.value, progress=progress
+                out,
+                start=first,
+                stop=end,
+                message_type=message_type,
+                prices=prices.value,
+                order=order.value,
+                progress=progress,
             )
         except ImportError as error:
             raise ConfigError(str(error)) from error
@@ -135,7 +141,7 @@ def _write_parquet(
             f"exported {path} to {done.path}",
             values_table(
                 [
-                    ("records", kind or "all, as payloads"),
+                    ("message type", message_type or "all, as payloads"),
                     ("messages", count(done.messages)),
                     ("files", count(done.files), "one per slice"),
                     ("row groups", count(done.row_groups)),

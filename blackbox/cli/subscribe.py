@@ -15,7 +15,7 @@ from rich.console import Group, RenderableType
 from blackbox.cli.get import PositionsOption, subscribe_durably
 from blackbox.cli.ui.feeds import ConfirmTimeout, FeedOption, SilenceTimeout, feed_text, load_feed
 from blackbox.cli.ui.live import Rates, follow, live_screen
-from blackbox.cli.ui.options import CountOption, JsonOption, PrefixOption, prefixes_of
+from blackbox.cli.ui.options import CountOption, JsonOption, PrefixOption, SymbolOption, prefixes_of, symbols_of
 from blackbox.cli.ui.status import exit_statuses, lose
 from blackbox.cli.ui.terminal import (
     AGE,
@@ -49,6 +49,7 @@ class OnSlow(StrEnum):
 
 def subscribe(
     prefix: PrefixOption = None,
+    symbol: SymbolOption = None,
     feed: FeedOption = None,
     until_end: Annotated[
         bool, typer.Option("--until-end", help="End when every publisher has closed and all messages were delivered.")
@@ -113,6 +114,8 @@ def subscribe(
 
     blackbox subscribe --prefix AAPL. --prefix MSFT. --show 10
 
+    blackbox subscribe --symbol AAPL --symbol BRK.B   exactly these symbols, not AAPLW
+
     blackbox subscribe --until-end              end with the publisher; status 4 if messages were lost
 
     blackbox subscribe --feed configs/nasdaq.toml --max-lag 0.5 --on-slow conflate
@@ -124,6 +127,8 @@ def subscribe(
     with exit_statuses():
         prefixes = prefixes_of(prefix)
         if name is not None:
+            if symbol:
+                raise typer.BadParameter("was given with --durable, which takes only prefixes", param_hint="--symbol")
             subscribe_durably(name, positions, feed, prefixes, timeout)
             return
         from blackbox.subscribe.slow_subscriber import SlowPolicy
@@ -137,7 +142,7 @@ def subscribe(
             queue_blocks=queue_blocks,
             processes=processes,
         )
-        view = _SubscriberView(subscriber, prefixes, show, as_json)
+        view = _SubscriberView(subscriber, prefixes, symbols_of(symbol), show, as_json)
         say(f"waiting for the publishers of {feed_text(shape)}")
         with ExitStack() as stack:
             subscriber.start(timeout)
@@ -162,18 +167,21 @@ class _SubscriberView:
     The counts lie in memory that forked processes share: a word for each prefix and slice, each written by one thread.
     """
 
-    def __init__(self, subscriber: Subscriber, prefixes: tuple[bytes, ...], show: int, as_json: bool) -> None:
+    def __init__(
+        self, subscriber: Subscriber, prefixes: tuple[bytes, ...], symbols: list[bytes] | None, show: int, as_json: bool
+    ) -> None:
         from blackbox.cli.ui.preview import Preview
         from blackbox.native.memory import shared_array
 
         self._subscriber = subscriber
         self._prefixes, self._as_json = prefixes, as_json
+        self._names = None if symbols is None else frozenset(symbols)
         self._counts = shared_array((len(prefixes), len(subscriber.feed.slices)), numpy.int64)
         self._schema_id = shared_array((1,), numpy.int64)
         shown_on = stderr if as_json else stdout
         self._preview = Preview(show, lambda line: shown_on.print(line, highlight=False, soft_wrap=True))
         for place, prefix in enumerate(prefixes):
-            subscriber.on_batch(prefix)(self._counter(place))
+            subscriber.on_batch(prefix, symbols=symbols)(self._counter(place))
 
     def _counter(self, place: int) -> Callable[[Batch], None]:
         counts, schema_id, offer = self._counts[place], self._schema_id, self._preview.offer
@@ -237,7 +245,8 @@ class _SubscriberView:
         subscriber, prefixes = self._subscriber, self._prefixes
         now = subscriber.statistics()
         seen = [topic for feed_slice in now.slices for topic in subscriber.topics(feed_slice.slice_id)]
-        topics = [topic for topic in seen if topic.startswith(prefixes)]
+        names, symbol_of = self._names, subscriber.feed.symbol_rule.symbol_of
+        topics = [t for t in seen if t.startswith(prefixes) and (names is None or symbol_of(t) in names)]
         if self._as_json:
             print_json(
                 {

@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 
 import msgspec
 
+from blackbox.arguments import as_bytes
 from blackbox.errors import ConfigError
 from blackbox.feed.endpoint import (
     SHARED_MEMORY,
@@ -415,17 +416,18 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """How topics are split into symbol and type."""
         return SymbolRule(self.symbol, self.separator)
 
-    def slice_of(self, topic: bytes) -> int:
+    def slice_of(self, topic: str | bytes) -> int:
         """Return the id of the slice into which `topic` falls.
 
         Raises:
             ConfigError: no slice covers the topic (the known prefixes are named), or it is
                 empty, starts with a zero byte, or is longer than 65,535 bytes.
         """
+        topic = as_bytes("topic", topic)
         check_topic(topic)
         return self.routing.slice_of(topic)
 
-    def slices_for(self, prefix: bytes) -> tuple[int, ...]:
+    def slices_for(self, prefix: str | bytes) -> tuple[int, ...]:
         """Return the ids, ascending, of all slices into which topics with `prefix` can fall.
 
         The empty prefix is every topic; the result is empty when no slice covers the prefix.
@@ -433,16 +435,17 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Raises:
             ConfigError: the prefix starts with a zero byte or is longer than 65,535 bytes.
         """
+        prefix = as_bytes("prefix", prefix)
         check_prefix(prefix)
         return self.routing.slices_for(prefix)
 
-    def key_of(self, topic: bytes) -> bytes:
+    def key_of(self, topic: str | bytes) -> bytes:
         """Return the key of a topic: its first `key_bytes` bytes, what ZeroMQ filters on."""
-        return topic[: self.key_bytes]
+        return as_bytes("topic", topic)[: self.key_bytes]
 
-    def subscription_of(self, prefix: bytes) -> bytes:
+    def subscription_of(self, prefix: str | bytes) -> bytes:
         """Return what a subscriber of `prefix` asks ZeroMQ for: its first `key_bytes` bytes."""
-        return prefix[: self.key_bytes]
+        return as_bytes("prefix", prefix)[: self.key_bytes]
 
     def __repr__(self) -> str:
         """Show name, schema and the number of slices."""

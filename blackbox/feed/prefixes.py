@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-Prefixes = bytes | Iterable[bytes]
+from blackbox.arguments import all_as_bytes, as_bytes
+
+Prefixes = str | bytes | Iterable[str | bytes]
 """A topic prefix, or several."""
 
 
 def covering(prefix: Prefixes) -> tuple[bytes, ...]:
     """Return prefixes without those that another one covers: no topic starts with two of them. None: all topics."""
-    given = (prefix,) if isinstance(prefix, bytes) else tuple(dict.fromkeys(prefix)) or (b"",)
+    if isinstance(prefix, str | bytes):
+        return (as_bytes("prefix", prefix),)
+    given = tuple(dict.fromkeys(all_as_bytes("prefix", prefix))) or (b"",)
     return tuple(each for each in given if not any(each != other and each.startswith(other) for other in given))
 
 

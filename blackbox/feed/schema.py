@@ -265,37 +265,38 @@ class Schema:
         plain = self.name, self.schema_id, dict(self.records), self.type_offset, dict(self.names)
         return Schema, (*plain, self.trades, self.quotes, self.orders, self.breaks, self.json)
 
-    def dtype(self, type: str) -> numpy.dtype[Any]:  # noqa: A002 - the word of the specifications
-        """Return the record layout of message type `type`, a character or a name; its `itemsize` is a payload's size.
+    def dtype(self, message_type: str) -> numpy.dtype[Any]:
+        """Return the record layout of a message type, a character or a name; its `itemsize` is a payload's size.
 
         Raises:
             ConfigError: this schema has no such message type.
         """
         try:
-            return self.records[self.names.get(type, type)]
+            return self.records[self.names.get(message_type, message_type)]
         except KeyError:
-            raise self._unknown(type) from None
+            raise self._unknown(message_type) from None
 
-    def offset(self, type: str, field: str) -> int:  # noqa: A002
-        """Return where a field stands in payloads of message type `type`, in bytes, for compiled code.
+    def offset(self, message_type: str, field: str) -> int:
+        """Return where a field stands in payloads of a message type, in bytes, for compiled code.
 
         Raises:
             ConfigError: this schema has no such message type, or that no such field.
         """
-        self._check(type, field)
-        fields: Any = self.dtype(type).fields
+        self._check(message_type, field)
+        fields: Any = self.dtype(message_type).fields
         return int(fields[field][1])
 
-    def record_type(self, type: str) -> Any:  # noqa: A002
-        """Return the class of message type `type`'s records: fields are attributes (see `Message.record`).
+    def record_type(self, message_type: str) -> Any:
+        """Return the class of a message type's records: fields are attributes (see `Message.record`).
 
         Raises:
             ConfigError: this schema has no such message type.
         """
-        found = self._record_types.get(type)
+        found = self._record_types.get(message_type)
         if found is None:
-            named = {character: name for name, character in self.names.items()}.get(type, type)
-            found = self._record_types[type] = record_type(f"{self.name}_{named}", self.dtype(type))
+            named = {character: name for name, character in self.names.items()}.get(message_type, message_type)
+            found = record_type(f"{self.name}_{named}", self.dtype(message_type))
+            self._record_types[message_type] = found
         return found
 
     def pack(self, record: object, message_type: str | None = None) -> bytes:
@@ -331,22 +332,21 @@ class Schema:
         wanted = f"one of: {known}" if known else "a schema with records: payloads of this one are plain bytes"
         raise ConfigError(f"schema {self.name!r}: message_type was not given, expected {wanted}")
 
-    def character(self, type: str) -> str:  # noqa: A002
-        """Return the character that stands in the payloads of message type `type`, a character or a name.
+    def character(self, message_type: str) -> str:
+        """Return the character in the payloads of a message type, given as a character or a name.
 
         Raises:
             ConfigError: it is neither.
         """
-        found = self.names.get(type, type)
+        found = self.names.get(message_type, message_type)
         if len(found) != 1:
-            raise self._unknown(type)
+            raise self._unknown(message_type)
         return found
 
-    def _types_in(self, types: str | Iterable[str]) -> list[str]:
-        """Return those of some types that this schema has. A text is one type, or a character for each of several."""
+    def _types_in(self, message_types: Iterable[str]) -> list[str]:
+        """Return those of some message types, characters or names, that this schema has."""
         known = {*self.names, *self.records}
-        each = [types] if isinstance(types, str) and types in known else types
-        return [type_ for type_ in dict.fromkeys(each) if type_ in known]
+        return [each for each in dict.fromkeys(message_types) if each in known]
 
     def misfit(self, payload: bytes) -> str | None:
         """Return why a payload is no record of this schema; None if it is, or if payloads have no types."""
@@ -360,12 +360,12 @@ class Schema:
         fits = fits if expected is None else f"{expected} of type {kind!r}"
         return f"payload had {len(payload)} bytes, expected {fits} ({self.name})"
 
-    def _unknown(self, type: str) -> ConfigError:  # noqa: A002
+    def _unknown(self, message_type: str) -> ConfigError:
         known = " ".join(self.names or self.records) or "none: its payloads are plain bytes"
-        return ConfigError(f"schema {self.name!r}: message type was {type!r}, expected one of: {known}")
+        return ConfigError(f"schema {self.name!r}: message type was {message_type!r}, expected one of: {known}")
 
-    def arrow(self, type: str) -> pyarrow.Schema:  # noqa: A002
-        """Return the Arrow schema of message type `type`, in the machine's byte order.
+    def arrow(self, message_type: str) -> pyarrow.Schema:
+        """Return the Arrow schema of a message type, in the machine's byte order.
 
         Numbers keep their width and sign, texts become strings, times since the epoch become
         UTC timestamps, and a time of day becomes int64 ns. A price stays a scaled integer; its
@@ -377,10 +377,10 @@ class Schema:
         """
         import pyarrow
 
-        dtype = self.dtype(type)
+        dtype = self.dtype(message_type)
         return pyarrow.schema(
             [_arrow_field(name, dtype[name]) for name in dtype.names or ()],
-            metadata={"schema": self.name, "type": type},
+            metadata={"schema": self.name, "type": message_type},
         )
 
 

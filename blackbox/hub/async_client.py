@@ -44,7 +44,7 @@ class AsyncHubClient:
 
     async def put(
         self,
-        topic: bytes,
+        topic: str | bytes,
         payload: bytes | None,
         id: bytes | None = None,  # noqa: A002
         *,
@@ -69,7 +69,7 @@ class AsyncHubClient:
             except NotStoredError:
                 continue
 
-    async def subscribe(self, prefix: bytes) -> None:
+    async def subscribe(self, prefix: str | bytes) -> None:
         """As `HubClient.subscribe`."""
         while True:
             try:
@@ -77,11 +77,11 @@ class AsyncHubClient:
             except NotStoredError:
                 continue
 
-    async def unsubscribe(self, prefix: bytes) -> None:
+    async def unsubscribe(self, prefix: str | bytes) -> None:
         """As `HubClient.unsubscribe`."""
         await asyncio.to_thread(self.client.unsubscribe, prefix)
 
-    async def get(self, prefix: bytes) -> Message:
+    async def get(self, prefix: str | bytes) -> Message:
         """As `HubClient.get`."""
         inbox = self.client._inbox(prefix)
         while True:

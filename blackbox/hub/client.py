@@ -15,7 +15,7 @@ from typing import Any, Literal, Self, TypedDict
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.arguments import check_integers
+from blackbox.arguments import all_as_bytes, as_bytes, check_integers
 from blackbox.block.batch import Message
 from blackbox.block.block import as_topic_index
 from blackbox.block.position import Place
@@ -133,7 +133,7 @@ class HubClient:
 
     def put(
         self,
-        topic: bytes,
+        topic: str | bytes,
         payload: bytes | None,
         id: bytes | None = None,  # noqa: A002
         *,
@@ -170,7 +170,7 @@ class HubClient:
 
     def put_soon(
         self,
-        topic: bytes,
+        topic: str | bytes,
         payload: bytes | None,
         id: bytes | None = None,  # noqa: A002
         *,
@@ -190,7 +190,7 @@ class HubClient:
 
     def _put(
         self,
-        topic: bytes,
+        topic: str | bytes,
         payload: bytes | None,
         put_id: bytes,
         ts_event: int | None,
@@ -200,6 +200,7 @@ class HubClient:
         *,
         waits: bool,
     ) -> Future[Place]:
+        topic = as_bytes("topic", topic)
         if topic not in self._slices:
             self._check_topic(topic)
         if payload is not None and (type(payload) is not bytes or len(payload) > MOST_BYTES):
@@ -227,15 +228,13 @@ class HubClient:
         return self._sender.put(topic, payload, ts_event, put_id, until, if_at, ttl_ns, waits=waits)
 
     def _check_topic(self, topic: bytes) -> None:
-        if type(topic) is not bytes:
-            raise TypeError(f"topic was {type(topic).__name__}, expected bytes: {topic!r}")
         found = check_topic_of(self.feed, topic)
         if len(self._slices) < self.feed.max_topics:
             self._slices[topic] = found
 
     def put_many(
         self,
-        topics: Sequence[bytes],
+        topics: Sequence[str | bytes],
         topic_index: Any,
         payloads: Any,
         ts_event: Any = None,
@@ -268,7 +267,8 @@ class HubClient:
         column that does not fit.
         """
         index = as_topic_index(topic_index, topics)
-        for topic in topics:
+        names = all_as_bytes("topics", topics)
+        for topic in names:
             if topic not in self._slices:
                 self._check_topic(topic)
         data = numpy.ascontiguousarray(numpy.frombuffer(payloads, numpy.uint8) if offsets is not None else payloads)
@@ -287,9 +287,9 @@ class HubClient:
             raise ValueError(f"ts_event and ids were of other lengths, expected {count}")
         expected, ttl_ns = as_if_at(if_at, count), as_ttl_ns(ttl, count)
         until = time.monotonic() + timeout
-        parts, numbers = _parts(stops), numpy.empty(len(topics), numpy.int32)
+        parts, numbers = _parts(stops), numpy.empty(len(names), numpy.int32)
         futures = [
-            self._put_part(topics, index[part], numbers, stops, part, flat, times, ids, expected, ttl_ns, until)
+            self._put_part(names, index[part], numbers, stops, part, flat, times, ids, expected, ttl_ns, until)
             for part in parts
         ]
         wait(futures, max(0.0, until - time.monotonic()))
@@ -301,7 +301,7 @@ class HubClient:
             place = places[row].item()
             at = None if expected is None else as_place(place[0], *expected[row].tolist())
             why = next(each.why for each, part in zip(answers, parts, strict=True) if row < part.stop)
-            raise error_of(topics[index[row]], at, place, why.split("\n"), places)
+            raise error_of(names[index[row]], at, place, why.split("\n"), places)
         return places
 
     def _put_part(
@@ -364,11 +364,12 @@ class HubClient:
 
     # Get
 
-    def subscribe(self, prefix: bytes, timeout: float | None = None) -> None:
+    def subscribe(self, prefix: str | bytes, timeout: float | None = None) -> None:
         """Have all that is put from now on under a prefix kept for `get`, until `unsubscribe`; again is fine.
 
         Raises NotStoredError when the hub does not answer within `timeout` seconds, ConfigError, PositionError.
         """
+        prefix = as_bytes("prefix", prefix)
         if prefix not in self._inboxes:
             if not self.feed.slices_for(prefix):
                 raise ConfigError(f"feed {self.feed.name!r}: no slice can hold topics that start with {prefix!r}")
@@ -376,8 +377,9 @@ class HubClient:
             inbox.subscribe(self._ask(timeout, prefix))
             self._inboxes[prefix] = inbox
 
-    def unsubscribe(self, prefix: bytes) -> None:
+    def unsubscribe(self, prefix: str | bytes) -> None:
         """End a subscription, and forget where it was. Raises HubError when there is none, PositionError."""
+        prefix = as_bytes("prefix", prefix)
         self._inbox(prefix).unsubscribe()
         del self._inboxes[prefix]
 
@@ -386,7 +388,7 @@ class HubClient:
         """The prefixes that are subscribed to."""
         return sorted(self._inboxes)
 
-    def get(self, prefix: bytes, timeout: float | None = None) -> Message:
+    def get(self, prefix: str | bytes, timeout: float | None = None) -> Message:
         """Return the next message of a subscription; what is here comes also while the hub is away.
 
         What was got since the last `commit` comes again after a crash.
@@ -405,8 +407,9 @@ class HubClient:
         for inbox in self._inboxes.values():
             inbox.commit(timeout)
 
-    def _inbox(self, prefix: bytes) -> Inbox:
+    def _inbox(self, prefix: str | bytes) -> Inbox:
         """Return a subscription. Raises HubError when there is none of this prefix."""
+        prefix = as_bytes("prefix", prefix)
         if prefix not in self._inboxes:
             raise not_subscribed(prefix, self.subscriptions)
         return self._inboxes[prefix]

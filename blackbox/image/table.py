@@ -15,13 +15,14 @@ import numpy
 from blackbox.archive.data_frames import Frames
 from blackbox.archive.filter import Selection
 from blackbox.archive.newest import Entry, NewestCopy, NewestRows
-from blackbox.arguments import check_function
+from blackbox.arguments import as_bytes, check_function
 from blackbox.block.batch import Batch
 from blackbox.block.position import NOWHERE, Place, Position
 from blackbox.block.received_block import BatchFeed, ReceivedBlock
 from blackbox.errors import ConfigError, JournalError, SubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
+from blackbox.feed.symbol_choice import SymbolChoice
 from blackbox.subscribe.repair import Since
 
 At = Mapping[tuple[int, bytes], Position]
@@ -58,15 +59,24 @@ class Table(Frames, Mapping[bytes, bytes]):
     moments, but for `snapshot`. Messages that are lost (see `on_gap`) leave topics as they were.
 
     As a frame (`to_arrow`, `to_pandas`, `to_polars`) it has the columns of a `Recording`, a row a topic: slice by
-    slice, in the order of their newest messages. Options are `kind`, `prices`, `times` and `zone`.
+    slice, in the order of their newest messages. Options are `message_type`, `prices`, `times` and `zone`.
 
     Attributes: `prefix`, `feed`, `schema`.
     """
 
     def __init__(
-        self, feed: Feed, prefix: bytes, client: Puts | None = None, check_life: Callable[[], None] = lambda: None
+        self,
+        feed: Feed,
+        prefix: bytes,
+        client: Puts | None = None,
+        check_life: Callable[[], None] = lambda: None,
+        symbols: SymbolChoice | None = None,
     ) -> None:
-        """Empty, and not synced. `client`: what it is written through. `check_life` raises once nothing more comes."""
+        """Empty, and not synced. `client`: what it is written through. `check_life` raises once nothing more comes.
+
+        `symbols`: it has only topics of these.
+        """
+        self._symbols = symbols
         self._client, self._check_life = client, check_life
         self.prefix, self.feed, self.schema = prefix, feed, load_schema(feed.schema)
         self._rows = NewestRows(
@@ -95,7 +105,7 @@ class Table(Frames, Mapping[bytes, bytes]):
         with self._changed:
             return dict(self._at)
 
-    def wait(self, until: Place | At, timeout: float = 10.0, *, topic: bytes = b"") -> bool:
+    def wait(self, until: Place | At, timeout: float = 10.0, *, topic: str | bytes = b"") -> bool:
         """Wait until the table is synced and has a message, or is as far as another table was; return whether it is.
 
         Args:
@@ -107,9 +117,8 @@ class Table(Frames, Mapping[bytes, bytes]):
         Raises ConfigError for a place without its topic in a feed with keys, or a topic of another table; as
         `wait_synced`.
         """
-        if type(topic) is not bytes:
-            raise TypeError(f"topic was {topic!r:.80}, expected bytes")
-        if topic and not topic.startswith(self.prefix):
+        topic = as_bytes("topic", topic)
+        if topic and not self._may_have(topic):
             raise ConfigError(f"topic was {topic!r}, expected one of table {self.prefix!r}")
         if isinstance(until, Place):
             if self.feed.key_bytes and not topic:
@@ -148,19 +157,20 @@ class Table(Frames, Mapping[bytes, bytes]):
         self._on_change.append(function)
         return function
 
-    def entry(self, topic: bytes) -> Entry | None:
+    def entry(self, topic: str | bytes) -> Entry | None:
         """Return the newest message of a topic, and where it is, of one moment; None: it has no value."""
+        name = as_bytes("topic", topic)
         with self._changed:
-            return self._rows.entry(topic)
+            return self._rows.entry(name)
 
-    def revision(self, topic: bytes) -> Place:
+    def revision(self, topic: str | bytes) -> Place:
         """Return where the newest message of a topic is; NOWHERE for a topic that has no value."""
         found = self.entry(topic)
         return NOWHERE if found is None else found.place
 
     def put(
         self,
-        topic: bytes,
+        topic: str | bytes,
         payload: bytes,
         *,
         id: bytes | None = None,  # noqa: A002
@@ -181,7 +191,7 @@ class Table(Frames, Mapping[bytes, bytes]):
 
     def delete(
         self,
-        topic: bytes,
+        topic: str | bytes,
         *,
         id: bytes | None = None,  # noqa: A002
         if_at: Place | None = None,
@@ -192,7 +202,7 @@ class Table(Frames, Mapping[bytes, bytes]):
 
     def _put(
         self,
-        topic: bytes,
+        topic: str | bytes,
         payload: bytes | None,
         put_id: bytes | None,
         if_at: Place | None,
@@ -202,7 +212,8 @@ class Table(Frames, Mapping[bytes, bytes]):
     ) -> Place:
         if self._client is None:
             raise ConfigError(f"table {self.prefix!r} had no client, expected one: table(prefix, client=client)")
-        if not topic.startswith(self.prefix):
+        topic = as_bytes("topic", topic)
+        if not self._may_have(topic):
             raise ConfigError(f"topic was {topic!r}, expected one of table {self.prefix!r}")
         return self._client.put(topic, payload, put_id, ts_event=ts_event, timeout=timeout, if_at=if_at, ttl=ttl)
 
@@ -219,7 +230,7 @@ class Table(Frames, Mapping[bytes, bytes]):
             found.update(_SIZES.pack(len(topic), len(payload)) + topic + payload)
         return found.hexdigest()
 
-    def batches(self, prefix: bytes = b"", **selection: Unpack[Selection]) -> Iterator[Batch]:
+    def batches(self, prefix: str | bytes = b"", **selection: Unpack[Selection]) -> Iterator[Batch]:
         """Yield the newest messages of the topics that start with `prefix`, as they are now, block by block.
 
         Raises ConfigError for a selection: the table has one message a topic.
@@ -228,7 +239,7 @@ class Table(Frames, Mapping[bytes, bytes]):
             raise ConfigError(f"options were {sorted(selection)}, expected none of these of a table")
         feed = BatchFeed(self.feed.name, self.schema if self.schema.records else None, self.feed.symbol_rule)
         with self._changed:
-            blocks = self._rows.blocks([prefix])
+            blocks = self._rows.blocks([as_bytes("prefix", prefix)])
         for block in blocks:
             yield Batch(block, None, ReceivedBlock.of_block(block, feed, 0, is_image=True))
 
@@ -236,7 +247,7 @@ class Table(Frames, Mapping[bytes, bytes]):
         with self._changed:
             return self._rows.copy()
 
-    def __getitem__(self, topic: bytes) -> bytes:
+    def __getitem__(self, topic: str | bytes) -> bytes:
         found = self.entry(topic)
         if found is None:
             raise KeyError(topic)
@@ -269,7 +280,7 @@ class Table(Frames, Mapping[bytes, bytes]):
         for slice_id, since in images.items():
             if since is not None:
                 blocks = since.image or ()
-                self._left += sum(topic.startswith(self.prefix) for block in blocks for topic in block.topics)
+                self._left += sum(self._may_have(topic) for block in blocks for topic in block.topics)
                 self._at |= {
                     (slice_id, key): Position(since.epoch, number)
                     for key, number in since.next_sequences.items()
@@ -301,6 +312,9 @@ class Table(Frames, Mapping[bytes, bytes]):
             for topic, payload in zip(newest.topics_per_message(), newest.payload_list(), strict=True):
                 for function in tuple(self._on_change):
                     function(topic, payload)
+
+    def _may_have(self, topic: bytes) -> bool:
+        return topic.startswith(self.prefix) and (self._symbols is None or self._symbols.has(topic))
 
     def _look(self) -> None:
         if self._left == 0:

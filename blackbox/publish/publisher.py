@@ -21,7 +21,7 @@ import msgspec
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.arguments import check_function
+from blackbox.arguments import as_bytes, check_function
 from blackbox.block.block import as_rows, as_topic_index
 from blackbox.block.encode import NO_VALUE, Rows
 from blackbox.block.gap import shares_of
@@ -142,24 +142,23 @@ class _Route(NamedTuple):
     view: memoryview[int]
 
 
-class _Routes(dict[bytes, _Route]):
-    """What is known of each topic, filled as topics are first published."""
+class _Routes(dict[str | bytes, _Route]):
+    """Routes by topic, text or bytes as it was given, filled as topics are first published."""
 
     def __init__(self, feed: Feed, running: Callable[[], list[SliceSender]]) -> None:
         self._feed = feed
         self._running = weakref.WeakMethod(running)  # not a circle: its publisher holds this
 
-    def __missing__(self, topic: bytes) -> _Route:
-        if type(topic) is not bytes:
-            raise TypeError(f"topic was {type(topic).__name__}, expected bytes: {topic!r}")
+    def __missing__(self, topic: str | bytes) -> _Route:
+        name = as_bytes("topic", topic)
         running = self._running()
         assert running is not None, "the publisher that looks a topic up is there"
-        slice_id = self._feed.slice_of(topic)
+        slice_id = self._feed.slice_of(name)
         sender = running()[slice_id]
         ring = sender.ring
         with ring.lock:
             sender.check()
-            route = self[topic] = _Route(slice_id, sender.add_topic(topic), ring, ring.shared, ring.view)
+            route = self[topic] = _Route(slice_id, sender.add_topic(name), ring, ring.shared, ring.view)
         return route
 
 
@@ -185,7 +184,7 @@ def _outbox_of(outbox: PublisherOutbox | str | os.PathLike[str] | None) -> Publi
 class _Resolved(NamedTuple):
     """Slice and topic id of each of a caller's topics."""
 
-    topics: Sequence[bytes]
+    topics: Sequence[str | bytes]
     slices: NDArray[numpy.int32]
     ids: NDArray[numpy.int32]
     distinct_slices: list[int]
@@ -310,7 +309,7 @@ class Publisher:
         nothing, shared = Stored(0, 0, 0, 0, 0), sender.guard.shared_at
         warm_up(put_stored, sender.ring.at, sender.origin, nothing, 0, sender.encoded, 0, shared, False)
 
-    def publish(self, topic: bytes, payload: bytes | None, ts_event: int | None = None) -> None:
+    def publish(self, topic: str | bytes, payload: bytes | None, ts_event: int | None = None) -> None:
         """Publish one message. It is sent at once; where many come, they share blocks: see the feed's `linger_ns`.
 
         `ts_event` is when it happened, in ns since 1970. None means now. 0 means that the time is not known.
@@ -363,7 +362,7 @@ class Publisher:
         if (why := self._schema.misfit(_bytes_of(payload))) is not None:
             raise ConfigError(why)
 
-    def _publish_null(self, topic: bytes, ts_event: int) -> None:
+    def _publish_null(self, topic: str | bytes, ts_event: int) -> None:
         route = self._routes[topic]
         try:
             route.ring.put_waiting(Packers.null, RECORD_BYTES, NO_VALUE, route.topic_id, ts_event)
@@ -374,7 +373,7 @@ class Publisher:
 
     def publish_many(
         self,
-        topics: Sequence[bytes],
+        topics: Sequence[str | bytes],
         topic_index: Any,
         payloads: Any,
         ts_event: Any = None,
@@ -403,6 +402,8 @@ class Publisher:
             ConfigError: as `publish`; a payload is no record of the feed's schema, and none was published.
             PublisherError: as `publish`.
         """
+        if isinstance(topics, str | bytes):
+            raise TypeError(f"topics was {topics!r:.80}, expected a list or tuple of str or bytes")
         index = as_topic_index(topic_index, topics)
         if ts_event is None:
             ts_event = numpy.full(len(index), time_ns(), numpy.int64)
@@ -415,7 +416,7 @@ class Publisher:
         return len(index)
 
     def publish_record(
-        self, topic: bytes, record: object, message_type: str | None = None, ts_event: int | None = None
+        self, topic: str | bytes, record: object, message_type: str | None = None, ts_event: int | None = None
     ) -> None:
         """Publish one message, given as a record: a dict, a dataclass, a msgspec Struct or a numpy record.
 
@@ -456,14 +457,14 @@ class Publisher:
             count += self.publish_many(topics, index, payloads, times, offsets, valid=valid, checks_records=is_checked)
         return count
 
-    def _publish_columns(self, topics: Sequence[bytes], index: NDArray[numpy.int32], rows: Rows) -> None:
+    def _publish_columns(self, topics: Sequence[str | bytes], index: NDArray[numpy.int32], rows: Rows) -> None:
         """Do as `publish_many`, with columns that are known to be right, wherever they lie.
 
         Payloads are not checked by the schema: recorded messages are published as they are.
         """
         self._publish_rows(self._resolve(topics), index, rows)
 
-    def _route(self, topic: bytes) -> tuple[int, int]:
+    def _route(self, topic: str | bytes) -> tuple[int, int]:
         """Return a topic's slice, and its number there, for `_publish_routed`. Raises as `publish`."""
         return self._routes[topic][:2]
 
@@ -559,7 +560,7 @@ class Publisher:
             finally:
                 ring.turn = None
 
-    def _resolve(self, topics: Sequence[bytes]) -> _Resolved:
+    def _resolve(self, topics: Sequence[str | bytes]) -> _Resolved:
         resolved = self._resolved
         if topics is resolved.topics:
             return resolved
@@ -609,13 +610,13 @@ class Publisher:
             finally:
                 ring.turn = None
 
-    def wants(self, topic: bytes) -> bool:
+    def wants(self, topic: str | bytes) -> bool:
         """Whether somebody wants a topic: a subscriber here or behind relays, a recorder. Takes no lock.
 
         Use it to compute only what is wanted. It is true before a subscriber's `start` returns. A plain SUB socket
         counts if it asks for `WANT_KEY` and a prefix, too: see the wire format.
         """
-        return self._demand.wants(topic)
+        return self._demand.wants(as_bytes("topic", topic))
 
     def on_demand(self, function: OnDemand) -> OnDemand:
         """Call `function(prefix, is_wanted)` when topics that start with a prefix are wanted first, and no longer.
@@ -632,12 +633,13 @@ class Publisher:
         self._demand.listen(function)
         return function
 
-    def wait_for_subscribers(self, prefix: bytes = b"", timeout: float = 60.0, count: int = 1) -> None:
+    def wait_for_subscribers(self, prefix: str | bytes = b"", timeout: float = 60.0, count: int = 1) -> None:
         """Wait until every slice that topics with `prefix` can fall into has `count` subscribers for them.
 
         Logs a warning after three seconds, and raises NoSubscriberError after `timeout` seconds; both name the slice
         that lacks them.
         """
+        prefix = as_bytes("prefix", prefix)
         deadline = time.monotonic() + timeout
         warn_at = time.monotonic() + _WARN_S
         for slice_id in self.feed.slices_for(prefix):

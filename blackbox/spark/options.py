@@ -22,10 +22,10 @@ class Options(NamedTuple):
 
     paths: tuple[str, ...]
     """Days, feeds or roots of recordings, or patterns for them."""
-    records: str | None = None
+    message_type: str | None = None
     """Read only messages of this type of the feed's schema, with its fields instead of the payload."""
     prices: Prices = "decimal"
-    """The form of prices in `records`."""
+    """The form of prices in the fields of `message_type`."""
     on_damage: Literal["error", "skip"] = "error"
     """What to do where a recording cannot be read."""
     partition_bytes: int = 64 * MEGABYTE
@@ -52,7 +52,7 @@ class Options(NamedTuple):
         _one_of(given, "checksums", "true", "false")  # this engine checks them always
         return cls(
             _paths(given),
-            given.get("records"),
+            given.get("messagetype"),
             _one_of(given, "prices", "decimal", "float", "integer"),  # type: ignore[arg-type]
             _one_of(given, "onDamage", "error", "skip"),  # type: ignore[arg-type]
             _size(given, "partitionBytes") or 64 * MEGABYTE,
@@ -66,7 +66,7 @@ NAMES: Final = (
     "path",
     "paths",
     "engine",
-    "records",
+    "messageType",
     "prices",
     "onDamage",
     "checksums",

@@ -38,7 +38,7 @@ class DefaultSource(DataSource):
 
         options, days = self._found()
         fields = self._reading(options, days, None).fields
-        return table_schema(list(fields) if options.records is not None else None)
+        return table_schema(list(fields) if options.message_type is not None else None)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of these columns."""
@@ -66,15 +66,15 @@ class DefaultSource(DataSource):
         from blackbox.spark.filters import Pushed
         from blackbox.spark.read import Reading
 
-        schema = None if options.records is None else schema_of_days(days, options.records)
-        fields = kind = None
-        if schema is not None and options.records is not None:
-            fields = record_fields(schema, options.records, options.prices)
-            kind = schema.character(options.records)
+        schema = None if options.message_type is None else schema_of_days(days, options.message_type)
+        fields = character = None
+        if schema is not None and options.message_type is not None:
+            fields = record_fields(schema, options.message_type, options.prices)
+            character = schema.character(options.message_type)
         whole = table_schema(fields)
         names = () if asked is None else columns_of(asked, whole)
         skip = options.on_damage == "skip"
-        return Reading(asked or whole, Pushed(), skip, options.metrics, kind, schema, tuple(fields or ()), names)
+        return Reading(asked or whole, Pushed(), skip, options.metrics, character, schema, tuple(fields or ()), names)
 
 
 class _Pushing:

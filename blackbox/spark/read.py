@@ -42,7 +42,7 @@ class Reading(NamedTuple):
     pushed: Pushed
     skip_damage: bool
     metrics: str | None
-    kind: str | None = None
+    message_type: str | None = None
     """The character of the wanted message type; None for all."""
     records: Schema | None = None
     """The schema that defines it."""
@@ -70,9 +70,9 @@ class _Partition:
         self._constants = _Constants(partition)
         self._conditions = reading.pushed.conditions()
         self._rule = CompiledSymbolRule.of(partition.symbol_rule)
-        schema, kind = reading.records, reading.kind
-        self._dtype = None if schema is None or kind is None else schema.dtype(kind)
-        character = -1 if schema is None or kind is None else ord(schema.character(kind))
+        schema, message_type = reading.records, reading.message_type
+        self._dtype = None if schema is None or message_type is None else schema.dtype(message_type)
+        character = -1 if schema is None or message_type is None else ord(schema.character(message_type))
         first, last = reading.pushed.ts_event.limits()
         type_offset = 0 if schema is None else schema.type_offset
         width = 0 if self._dtype is None else self._dtype.itemsize
@@ -123,7 +123,8 @@ class _Partition:
         _log.warning("%s", damage)
 
     def _tell_wrong(self, run: RecordRun, chosen: Chosen) -> None:
-        what = f"a message of type {self._reading.kind!r} had {chosen.wrong_bytes} bytes, expected {self._wanted.width}"
+        told = f"a message of type {self._reading.message_type!r} had {chosen.wrong_bytes} bytes"
+        what = f"{told}, expected {self._wanted.width}"
         self._tell(run.damage(chosen.wrong_record, what, chosen.wrong))
 
     def _report(self) -> None:

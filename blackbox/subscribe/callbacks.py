@@ -15,9 +15,11 @@ from blackbox.arguments import name_of
 from blackbox.block.batch import Batch
 from blackbox.block.gap import Gap
 from blackbox.errors import CallbackError, ConfigError
+from blackbox.feed.symbol_choice import SymbolChoice, starts_by_slice
 from blackbox.native.memory import shared_array
 
 if TYPE_CHECKING:
+    from blackbox.feed.feed import Feed
     from blackbox.feed.schema import Schema
 
 Kind = Literal["message", "batch", "compiled", "book"]
@@ -46,12 +48,12 @@ class MisfitError(Exception):
 
 
 class Callback:
-    """One registered callback. It lives on worker `worker`, or IN_SLICE, of each slice that its prefix can fall into.
+    """One registered callback. It lives on worker `worker`, or IN_SLICE, of each slice that its topics can fall into.
 
     `active` turns False once and for all when it is removed: no batch begins after that. One that is `independent` does
     not care what others have seen: it takes no turns with them. Those of one `group` of one `owner` are on one worker.
-    Batches are cut at multiples of `interval_ns`. It gets messages of some `types` alone (see `Batch.of_types`), or of
-    any.
+    Batches are cut at multiples of `interval_ns`. It gets messages of some `message_types` alone (see `Batch.of_type`),
+    or of any.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class Callback:
         worker: int,
         independent: bool = False,
         interval_ns: int | None = None,
-        types: str | Sequence[str] | None = None,
+        message_types: Sequence[str] | None = None,
     ) -> None:
         self.kind = kind
         self.prefix = prefix
@@ -72,14 +74,30 @@ class Callback:
         self.group: str | None = None
         self.owner: object = None
         self.interval_ns = interval_ns
-        self.types = types
+        self.message_types = message_types
+        self.symbols: SymbolChoice | None = None
         self.active = True
         self.is_misfit_logged = False
+
+    def choose(self, symbols: SymbolChoice) -> None:
+        """Take only messages of some symbols, among those of the prefix."""
+        self.symbols, self.prefix = symbols, symbols.prefix
+
+    @property
+    def starts(self) -> list[bytes]:
+        """How the topics of its messages start."""
+        return [self.prefix] if self.symbols is None else [start for start, _ in self.symbols.starts]
+
+    def starts_by_slice(self, feed: Feed) -> dict[int, list[bytes]]:
+        """Return by slice how the topics of its messages start there."""
+        if self.symbols is None:
+            return {slice_id: [self.prefix] for slice_id in feed.slices_for(self.prefix)}
+        return starts_by_slice(feed, self.symbols.starts)
 
     @property
     def takes_messages(self) -> bool:
         """Whether its function gets messages, all and as they are."""
-        return self.kind == "message" and self.types is None and type(self) is Callback
+        return self.kind == "message" and self.message_types is None and type(self) is Callback
 
     @property
     def name(self) -> str:
@@ -97,15 +115,15 @@ class Callback:
 
     def check(self, schemas: Sequence[Schema | None]) -> None:
         """Raise ConfigError unless these schemas have what it asks for by name."""
-        if self.types is None:
+        if self.message_types is None:
             return
         known = [schema for schema in schemas if schema is not None]
-        found = {type_ for schema in known for type_ in schema._types_in(self.types)}
-        for type_ in (self.types,) if self.types in found else self.types:
+        found = {type_ for schema in known for type_ in schema._types_in(self.message_types)}
+        for type_ in self.message_types:
             if type_ not in found:
                 names = {name for schema in known for name in schema.names or schema.records}
                 raise ConfigError(
-                    f"callback {self.name} for {self.prefix!r}: type was {type_!r}, expected one of: "
+                    f"callback {self.name} for {self.prefix!r}: message_type was {type_!r}, expected one of: "
                     f"{' '.join(sorted(names)) or 'none, as payloads are plain bytes'}"
                 )
 

@@ -365,8 +365,8 @@ class Delivery:
 
     def _part(self, number: int, callback: Callback, batch: Batch) -> Part:
         """What a callback gets of a block: all that its prefix asks for, or of that the types that it wants."""
-        if callback.types is not None:
-            chosen = batch.of_types(callback.types)
+        if callback.message_types is not None:
+            chosen = batch.of_type(callback.message_types)
             assert chosen.rows is not None
             self._counters.unwanted += len(batch) - len(chosen)
             self._entries[number]["rows"], self._entries[number]["count"] = chosen.rows.ctypes.data, len(chosen)

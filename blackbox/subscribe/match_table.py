@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy
 from numpy.typing import NDArray
 
+from blackbox.feed.symbol_trie import build_symbol_trie
 from blackbox.native.prefix_trie import Trie, build_trie
 from blackbox.subscribe.callbacks import Callback, CompiledCallback
 from blackbox.subscribe.gap_hooks import GapHook, GapHooks
@@ -83,7 +84,8 @@ class Table:
     """One version of what a subscriber wants of one slice. Immutable but for `remove`: a change makes a new one.
 
     A *match set* is a place in the distinct prefixes, plus 1: the longest prefix of a topic decides all callbacks that
-    want it, since each shorter one is a prefix of it. Set 0 is no callback.
+    want it, since each shorter one is a prefix of it. Set 0 is no callback. If callbacks choose symbols, a set is of
+    all topics with the same callbacks.
 
     Attributes: `version`; `topics` and `keys`, tries over the prefixes and over the filters asked of ZeroMQ;
     `upstream`, those filters; `wanted`, prefixes of the topics that are wanted; `workers`, a `WorkerTable` each.
@@ -109,16 +111,7 @@ class Table:
         self.upstream, self.wanted = upstream, wanted
         worker_of = [callback.worker % workers for callback in callbacks]
         self.keys: Trie = build_trie(sorted(upstream))
-        by_prefix: dict[bytes, list[int]] = {}
-        for number, callback in enumerate(callbacks):
-            if callback.prefix.startswith(within) or within.startswith(callback.prefix):
-                by_prefix.setdefault(max(callback.prefix, within, key=len), []).append(number)
-        prefixes = sorted(by_prefix)
-        self.topics: Trie = build_trie(prefixes)
-        sets = [
-            [],
-            *([n for size in range(len(p) + 1) for n in by_prefix.get(p[:size], ())] for p in prefixes),
-        ]
+        self.topics, sets = _match_sets(callbacks, within)
         self.set_workers: NDArray[numpy.uint64] = numpy.zeros(len(sets), numpy.uint64)
         for place, members in enumerate(sets):
             self.set_workers[place] = sum(1 << w for w in {worker_of[n] for n in members})
@@ -149,3 +142,35 @@ class Table:
             len(sets),
             int(numpy.uint64(listeners).astype(numpy.int64)),
         )
+
+
+def _match_sets(callbacks: Sequence[Callback], within: bytes) -> tuple[Trie, list[list[int]]]:
+    """Return the trie that finds a topic's match set, and the places of the callbacks of each set."""
+    by_prefix: dict[bytes, list[int]] = {}
+    for number, callback in enumerate(callbacks):
+        if callback.prefix.startswith(within) or within.startswith(callback.prefix):
+            by_prefix.setdefault(max(callback.prefix, within, key=len), []).append(number)
+    prefixes = sorted(by_prefix)
+    of_prefix = {p: [n for size in range(len(p) + 1) for n in by_prefix.get(p[:size], ())] for p in prefixes}
+    choices = [choice for callback in callbacks if (choice := callback.symbols) is not None]
+    if not choices:
+        return build_trie(prefixes), [[], *of_prefix.values()]
+    sets: list[list[int]] = [[]]
+    places: dict[tuple[int, ...], int] = {}
+    known: dict[tuple[bytes | None, bytes | None], int] = {}
+
+    def set_of(prefix: bytes | None, symbol: bytes | None) -> int:
+        if (prefix, symbol) not in known:
+            members = [
+                n
+                for n in ([] if prefix is None else of_prefix[prefix])
+                if (choice := callbacks[n].symbols) is None or symbol in choice.names
+            ]
+            place = places.setdefault(tuple(members), len(sets))
+            if place == len(sets):
+                sets.append(members)
+            known[prefix, symbol] = place
+        return known[prefix, symbol]
+
+    names = {name for choice in choices for name in choice.names}
+    return build_symbol_trie(prefixes, names, choices[0].rule, set_of), sets

@@ -55,10 +55,10 @@ class PlainCallback(Callback):
         function: Callable[..., Any],
         worker: int,
         independent: bool = False,
-        types: str | Sequence[str] | None = None,
+        message_types: Sequence[str] | None = None,
         prices: Prices = "integer",
     ) -> None:
-        super().__init__("message", prefix, function, worker, independent, types=types)
+        super().__init__("message", prefix, function, worker, independent, message_types=message_types)
         self.fields = tuple(fields)
         self._prices = prices
         self._of_record = tuple(name.removeprefix(RECORD) for name in fields if name not in OWN)

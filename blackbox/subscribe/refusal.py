@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from blackbox.block.format import MOST_WANT_BYTES, SHARED_KEY, WANT_KEY
@@ -30,10 +30,12 @@ class Refusal(NamedTuple):
         topics = {topics for each in self.filters if (topics := topics_of(each)) is not None}
         return self._error(sorted(topics), max(self.filters.values(), default=0))
 
-    def error_of(self, feed: Feed, prefix: bytes) -> RightsError | None:
-        """Return the error of a callback with this prefix; None: it needs none of the filters."""
-        why = max(self.filters.get(each, 0) for each in _filters_of(feed, prefix))
-        return self._error([prefix], why) if why else None
+    def error_of(self, feed: Feed, prefixes: Sequence[bytes]) -> RightsError | None:
+        """Return the error of a callback with these prefixes; None: it needs none of the filters."""
+        for prefix in prefixes:
+            if why := max(self.filters.get(each, 0) for each in _filters_of(feed, prefix)):
+                return self._error([prefix], why)
+        return None
 
     def _error(self, topics: list[bytes], why: int) -> RightsError:
         shown = ", ".join(map(repr, topics[:_MOST_SHOWN])) + (", ..." if len(topics) > _MOST_SHOWN else "")

@@ -41,7 +41,7 @@ class Registered:
         self.callbacks.remove(callback)
         self._refusals.append((callback.prefix, error))
         for stream in tuple(self.streams):
-            if stream.prefix == callback.prefix and callback.function == stream._put:
+            if callback.function == stream._put:
                 self.streams.remove(stream)
                 stream._end(failure=error)
                 return
@@ -56,7 +56,7 @@ class Registered:
 
     def slices(self, feed: Feed) -> set[int]:
         """Return which slices its callbacks need."""
-        return {n for callback in tuple(self.callbacks) for n in feed.slices_for(callback.prefix)}
+        return {n for callback in tuple(self.callbacks) for n in callback.starts_by_slice(feed)}
 
 
 class Sharers:
@@ -104,7 +104,7 @@ class Sharers:
         gone = list[Callback]()
         for registered in self.present:
             for callback in tuple(registered.callbacks):
-                if (error := refusal.error_of(feed, callback.prefix)) is not None:
+                if (error := refusal.error_of(feed, callback.starts)) is not None:
                     registered.refuse(callback, error)
                     gone.append(callback)
         self.count(gone, -1)

@@ -7,7 +7,6 @@ from typing import Final
 
 from blackbox.block.format import MOST_WANT_BYTES
 from blackbox.feed.feed import Feed
-from blackbox.subscribe.callbacks import Callback
 from blackbox.subscribe.match_table import Table
 from blackbox.subscribe.sharers import Sharers
 
@@ -19,9 +18,9 @@ _MOST_WANTS: Final = 10_000
 """Prefixes that a subscriber says it wants of a slice; with more it wants all: publishers keep a bounded number."""
 
 
-def _wanted(callbacks: Iterable[Callback]) -> frozenset[bytes]:
+def _wanted(starts: Iterable[bytes]) -> frozenset[bytes]:
     """Return what is to be asked for of those that compute only what is wanted."""
-    prefixes = frozenset(_uppermost(callback.prefix[:MOST_WANT_BYTES] for callback in callbacks))
+    prefixes = frozenset(_uppermost(start[:MOST_WANT_BYTES] for start in starts))
     return prefixes if len(prefixes) <= _MOST_WANTS else frozenset({b""})
 
 
@@ -53,18 +52,19 @@ def slices_of_callbacks(feed: Feed, sharers: Sharers, workers: int) -> Plan:
         present = sharers.present
         callbacks = [callback for each in present for callback in each.callbacks]
         gap_hooks = [hook for each in present for hook in each.gap_hooks]
-        slices_of = {callback: feed.slices_for(callback.prefix) for callback in callbacks}
+        starts_of = {callback: callback.starts_by_slice(feed) for callback in callbacks}
         tables = {}
-        for slice_id in sorted({n for slices in slices_of.values() for n in slices} | set(running)):
-            of_slice = [callback for callback, slices in slices_of.items() if slice_id in slices]
-            upstream = frozenset(feed.subscription_of(callback.prefix) for callback in of_slice)
+        for slice_id in sorted({n for slices in starts_of.values() for n in slices} | set(running)):
+            of_slice = [callback for callback, slices in starts_of.items() if slice_id in slices]
+            starts = [start for callback in of_slice for start in starts_of[callback][slice_id]]
+            upstream = frozenset(map(feed.subscription_of, starts))
             tables[slice_id] = Table(
                 version,
                 of_slice,
                 upstream,
                 workers + 1,
                 slice_id,
-                wanted=_wanted(of_slice),
+                wanted=_wanted(starts),
                 gap_hooks=gap_hooks,
                 hears_live=any(each.hooks.on_live for each in present),
             )

@@ -375,7 +375,7 @@ class Subscription:
             raise refusal.error()
         if not any(self._asks_for(each) for each in refused):
             return False
-        if all(refusal.error_of(self._feed, each.prefix) is None for each in self._table.workers[0].callbacks):
+        if all(refusal.error_of(self._feed, each.starts) is None for each in self._table.workers[0].callbacks):
             raise refusal.error()  # too many prefixes: the filter is for all topics
         self.refusals.append(refusal)
         self._news.poke()

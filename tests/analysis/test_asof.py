@@ -195,7 +195,7 @@ def test_recorded_trades_have_the_quote_before_them(spark: SparkSession, tops: P
 def test_recorded_join_is_the_join_of_frames(spark: SparkSession, tops: Path) -> None:
     """All columns, decimals too; the file's times never go back, and a quote of a trade's time comes after it."""
     read = spark.read.format("blackbox")
-    trades, quotes = (read.option("records", kind).load(str(tops)) for kind in "TQ")
+    trades, quotes = (read.option("messageType", kind).load(str(tops)) for kind in "TQ")
     sides = [f"{side}_{part}" for side in ("bid", "ask") for part in ("price", "size")]
     quotes = quotes.withColumns({name: functions.nullif(functions.col(name), functions.lit(0)) for name in sides})
     told = ["ts_event", "ts_recv", "sequence", *quotes.columns[14:]]

@@ -148,7 +148,7 @@ def test_asof_recorded_of_the_tape_has_both_sides(spark: SparkSession, tmp_path:
     found = asof_recorded(spark, feed, "T", "Q")
     recording = Recording.open(day_of(feed))
     quotes = recording.quotes.to_polars(prices="decimal", times="integer")
-    trades = recording.to_polars(kind="T", **AS_SENT)
+    trades = recording.to_polars(message_type="T", **AS_SENT)
     last: dict[str, Any] = {}
     merged = [(row["sequence"], row) for frame in (quotes, trades) for row in frame.iter_rows(named=True)]
     expected = []

@@ -40,7 +40,7 @@ def test_quotes_and_trades_of_iex(spark: SparkSession, tmp_path: Path, shared_da
     steps: list[str] = []
     report = measure_day(spark, day, most=2, progress=steps.append)
     messages = Recording.open(day).to_pandas(**AS_SENT)
-    trades, quotes = (Recording.open(day).to_pandas(kind=kind, **AS_SENT) for kind in "TQ")
+    trades, quotes = (Recording.open(day).to_pandas(message_type=kind, **AS_SENT) for kind in "TQ")
     assert (report.messages, report.clock, report.slices) == (57_674, "market time", 2)
     assert report.symbols == messages["symbol"].nunique()
     mix = report.mix
@@ -81,7 +81,7 @@ def test_books_of_itch_give_spreads(spark: SparkSession, tmp_path: Path, shared_
     report = measure_day(spark, day, ["AAPL"])
     (apple,) = report.instruments
     recording = Recording.open(day)
-    hidden, executed = recording.to_pandas(kind="P"), recording.to_pandas(kind="E")
+    hidden, executed = recording.to_pandas(message_type="P"), recording.to_pandas(message_type="E")
     assert sum(bar.volume for bar in apple.bars) == hidden["shares"].sum() + executed["executed_shares"].sum()
     assert sum(bar.trades for bar in apple.bars) == len(hidden) + len(executed)
     assert 0 < min(bar.low for bar in apple.bars) <= hidden["price"].min()

@@ -38,7 +38,7 @@ def by_file(shared_data: Path, kind: str, columns: list[str]) -> dict[tuple[str,
 
 
 def sums(spark: SparkSession, tape: Path, kind: str, **columns: Any) -> dict[tuple[str, int], dict[str, int]]:
-    frame = spark.read.format("blackbox").option("records", kind).option("prices", "integer").load(str(tape))
+    frame = spark.read.format("blackbox").option("messageType", kind).option("prices", "integer").load(str(tape))
     day = f.date_format(f.from_utc_timestamp("event_time", "America/New_York"), "yyyyMMdd").cast("int")
     table = frame.groupBy("symbol", day.alias("day")).agg(*(value.alias(name) for name, value in columns.items()))
     return {(row["symbol"], row["day"]): {name: row[name] for name in columns} for row in table.collect()}

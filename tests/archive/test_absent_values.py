@@ -52,7 +52,7 @@ def assert_columns(table: pyarrow.Table, expected: dict[str, list[Any]]) -> None
 def test_absent_values_are_null_in_arrow(tmp_path: Path, prices: Any, times: Any) -> None:
     made = records()
     recording = Recording.open(write_day(tmp_path / "2026-11-20", made).path)
-    table = recording.to_arrow(kind="of all", prices=prices, times=times)
+    table = recording.to_arrow(message_type="of all", prices=prices, times=times)
     table.validate(full=True)
     expected = columns(made, Form(prices))
     assert_columns(table, expected)
@@ -60,14 +60,14 @@ def test_absent_values_are_null_in_arrow(tmp_path: Path, prices: Any, times: Any
         assert table.schema.field(name).nullable
         assert 0 < table[name].null_count < len(made)
     assert not table.schema.field("plain").nullable
-    chunks = list(recording.arrow_chunks(rows=3, kind="of all", prices=prices, times=times))
+    chunks = list(recording.arrow_chunks(rows=3, message_type="of all", prices=prices, times=times))
     assert_columns(pyarrow.Table.from_batches(chunks), expected)
 
 
 def test_absent_values_are_null_where_types_are_read_together(tmp_path: Path) -> None:
     made, others = records(), [(255, 0, 7), (3, -1, 0)]
     recording = Recording.open(write_day(tmp_path / "2026-11-20", made, others).path)
-    table = recording.to_arrow(kind=["of all", "O"], prices="integer")
+    table = recording.to_arrow(message_type=["of all", "O"], prices="integer")
     expected = columns(made, Form("integer"))
     assert plain(table, "u1") == [*expected["u1"], 255, 3], "255 is absent in one type only"
     assert plain(table, "i4") == [*expected["i4"], None, -1]
@@ -77,7 +77,7 @@ def test_absent_values_are_null_where_types_are_read_together(tmp_path: Path) ->
 
 def test_absent_values_are_null_in_pandas(tmp_path: Path) -> None:
     made = records()
-    frame = Recording.open(write_day(tmp_path / "2026-11-20", made).path).to_pandas(kind="of all", zone="UTC")
+    frame = Recording.open(write_day(tmp_path / "2026-11-20", made).path).to_pandas(message_type="of all", zone="UTC")
     for name, told in columns(made, Form("float")).items():
         column = frame[name]
         expected = told
@@ -96,7 +96,7 @@ def test_absent_values_are_null_in_pandas(tmp_path: Path) -> None:
 
 def test_absent_values_are_null_in_polars(tmp_path: Path) -> None:
     made = records()
-    frame = Recording.open(write_day(tmp_path / "2026-11-20", made).path).to_polars(kind="of all", zone="UTC")
+    frame = Recording.open(write_day(tmp_path / "2026-11-20", made).path).to_polars(message_type="of all", zone="UTC")
     for name, expected in columns(made, Form("float")).items():
         column = frame[name]
         if name in ("seconds", "big_seconds", "free_seconds"):
@@ -110,7 +110,7 @@ def test_absent_values_are_null_in_polars(tmp_path: Path) -> None:
 def test_absent_values_are_null_in_parquet(tmp_path: Path, prices: Any) -> None:
     made = records()
     recording = Recording.open(write_day(tmp_path / "days" / "2026-11-20", made).path)
-    recording.to_parquet(tmp_path / "out", kind="of all", prices=prices)
+    recording.to_parquet(tmp_path / "out", message_type="of all", prices=prices)
     (path,) = (tmp_path / "out").rglob("*.parquet")
     table = parquet.read_table(path)
     expected = columns(made, Form(prices, seconds=10**6, signed=True))
@@ -211,8 +211,8 @@ def test_nulls_of_a_table_are_stored_as_the_schema_says(tmp_path: Path, form: st
         ]
         made[name][lost] = dtype.metadata[ABSENT] if dtype.metadata and ABSENT in dtype.metadata else 7
     one = Recording.open(write_day(tmp_path / "2026-11-20", made).path)
-    table = getattr(one, form)(kind="of all", prices=prices)
-    two = Recording.create(tmp_path / "two", Feed.local("absent", schema=SCHEMA), table, kind="of all")
+    table = getattr(one, form)(message_type="of all", prices=prices)
+    two = Recording.create(tmp_path / "two", Feed.local("absent", schema=SCHEMA), table, message_type="of all")
     again = numpy.concatenate([batch.records("A") for batch in two.batches()])
     for name in FIELDS:
         assert again[name].tolist() == made[name].tolist(), name
@@ -222,7 +222,7 @@ def test_a_null_is_refused_where_the_schema_has_no_value_for_it(tmp_path: Path) 
     columns_of_one = {name: [7] for name in FIELDS} | {"topic": ["A"], "ts_event": [NOON]}
     columns_of_one["plain"] = [None]  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="column 'plain' had 1 nulls, expected none: the schema has no 'absent'"):
-        Recording.create(tmp_path, Feed.local("absent", schema=SCHEMA), columns_of_one, kind="of all")
+        Recording.create(tmp_path, Feed.local("absent", schema=SCHEMA), columns_of_one, message_type="of all")
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -235,8 +235,8 @@ def test_any_integer_but_the_absent_one_is_a_value(rows: list[tuple[int, ...]]) 
         made[name] = numpy.array([row[place] for row in rows], unsigned).view(dtype)
     with TemporaryDirectory() as directory:
         recording = Recording.open(write_day(Path(directory) / "2026-11-20", made).path)
-        assert_columns(recording.to_arrow(kind="of all", **AS_SENT), columns(made, Form("integer")))
-        assert_columns(recording.to_arrow(kind="of all", prices="decimal"), columns(made, Form("decimal")))
+        assert_columns(recording.to_arrow(message_type="of all", **AS_SENT), columns(made, Form("integer")))
+        assert_columns(recording.to_arrow(message_type="of all", prices="decimal"), columns(made, Form("decimal")))
         for batch in recording.batches():
             for record, message in zip(made, batch, strict=True):
                 for name, dtype in FIELDS.items():
@@ -259,17 +259,17 @@ def test_undefined_times_and_prices_of_dbn_are_null(tmp_path: Path, shared_data:
     """The first of four real records has neither time nor price."""
     path = shared_data.parent / "cases/dbn" / "opra_test_data.cbbo-1s.dbn.zst"
     recording = recorded(tmp_path, lambda: Dbn(path))
-    table = recording.to_arrow(kind="cbbo-1s")
+    table = recording.to_arrow(message_type="cbbo-1s")
     name = "record_ts_event"
     assert plain(table, name)[0] is None
     assert None not in plain(table, name)[1:]
-    for frame in (recording.to_pandas(kind="cbbo-1s"), recording.to_polars(kind="cbbo-1s").to_pandas()):
+    for frame in (recording.to_pandas(message_type="cbbo-1s"), recording.to_polars(message_type="cbbo-1s").to_pandas()):
         assert frame[name].isna().tolist() == [True, False, False, False]
         assert frame["price"].isna().tolist() == [True, False, False, False]
     records_of = [message.record for batch in recording.batches() for message in batch if b"cbbo" in message.topic]
     assert [record.ts_event for record in records_of] == plain(table, name)
     assert [record.price is None for record in records_of] == [True, False, False, False]
-    recording.to_parquet(tmp_path / "out", kind="cbbo-1s")
+    recording.to_parquet(tmp_path / "out", message_type="cbbo-1s")
     written = pyarrow.concat_tables(map(parquet.read_table, (tmp_path / "out").rglob("*.parquet")))
     assert written[name].to_pylist() == plain(table, name)
     assert [each is None for each in written["price"].to_pylist()] == [True, False, False, False]

@@ -160,16 +160,16 @@ def test_typed_messages_of_a_venue_are_written_from_their_fields(
     (day,) = import_days(feed_of(source.schema.name), tmp_path / "source", [source])
     recording = Recording.open(day.path)
     for kind in kinds:
-        expected = recording.to_arrow(kind=kind)
+        expected = recording.to_arrow(message_type=kind)
         assert expected.num_rows
         table = expected
         if form == "pandas":
-            table = recording.to_pandas(kind=kind)
+            table = recording.to_pandas(message_type=kind)
         elif form == "polars":
-            table = recording.to_polars(kind=kind)
-        again = Recording.create(tmp_path, recording.feed, table, kind=kind, date=recording.date)
+            table = recording.to_polars(message_type=kind)
+        again = Recording.create(tmp_path, recording.feed, table, message_type=kind, date=recording.date)
         columns = [column for column in expected.column_names if column not in ("ts_out", "ts_recv", "sequence")]
-        assert again.to_arrow(kind=kind).select(columns).to_pydict() == expected.select(columns).to_pydict()
+        assert again.to_arrow(message_type=kind).select(columns).to_pydict() == expected.select(columns).to_pydict()
         assert again.schema == recording.schema
         shutil.rmtree(again.path)
 
@@ -178,12 +178,12 @@ def test_a_schema_of_one_s_own_has_every_kind_of_field(tmp_path: Path) -> None:
     records = numpy.array(TICK_ROWS, TICK)
     columns = {name: records[name] for name in TICK.names or () if name != "type"}
     columns |= {"topic": numpy.array(["A.tick"] * len(records)), "ts_event": numpy.arange(len(records)) + NOON}
-    recording = Recording.create(tmp_path, feed_of(TICKS), columns, kind="tick")
+    recording = Recording.create(tmp_path, feed_of(TICKS), columns, message_type="tick")
     found = numpy.concatenate([batch.records("tick") for batch in recording.batches()])
     assert found.tobytes() == records.tobytes()
     again = Recording.open(recording.path)
-    table = again.to_arrow(kind="tick")
-    other = Recording.create(tmp_path / "other", feed_of(TICKS), table, kind="tick")
+    table = again.to_arrow(message_type="tick")
+    other = Recording.create(tmp_path / "other", feed_of(TICKS), table, message_type="tick")
     assert numpy.concatenate([batch.records("tick") for batch in other.batches()]).tobytes() == records.tobytes()
     document = json.loads((recording.path / "manifest.json").read_text())
     assert document["schema"]["name"] == "ticks"
@@ -195,9 +195,9 @@ def test_prices_in_money_become_the_units_they_were(units: list[int], prices: An
     columns: dict[str, Any] = {"topic": ["A"] * len(units), "ts_event": [NOON] * len(units), "price": units}
     columns |= {"rate": [0.5] * len(units), "up": [True] * len(units), "sizes": [(1, 2)] * len(units)}
     with TemporaryDirectory() as directory:
-        one = Recording.create(Path(directory) / "one", feed_of(TICKS), columns, kind="tick")
-        table = one.to_arrow(kind="tick", prices=prices)
-        two = Recording.create(Path(directory) / "two", feed_of(TICKS), table, kind="tick")
+        one = Recording.create(Path(directory) / "one", feed_of(TICKS), columns, message_type="tick")
+        table = one.to_arrow(message_type="tick", prices=prices)
+        two = Recording.create(Path(directory) / "two", feed_of(TICKS), table, message_type="tick")
         assert numpy.concatenate([each.records("tick")["price"] for each in two.batches()]).tolist() == units
 
 
@@ -208,14 +208,14 @@ def test_a_price_that_is_none_stays_none(tmp_path: Path, form: str, prices: Any)
     quote = numpy.dtype([("type", "S1"), *sides])
     feed = feed_of(Schema("sides", 1_002, {"q": quote}, names={"quote": "q"}))
     columns = {"topic": ["A", "B"], "ts_event": [NOON, NOON], "bid": [None, 1.5], "ask": numpy.array([2.5, numpy.nan])}
-    one = Recording.create(tmp_path / "one", feed, columns, kind="quote")
-    table = getattr(one, form)(kind="quote", prices=prices)
-    two = Recording.create(tmp_path / "two", feed, table, kind="quote")
+    one = Recording.create(tmp_path / "one", feed, columns, message_type="quote")
+    table = getattr(one, form)(message_type="quote", prices=prices)
+    two = Recording.create(tmp_path / "two", feed, table, message_type="quote")
     for each in (one, two):
         records = numpy.concatenate([batch.records("quote") for batch in each.batches()])
         assert records["bid"].tolist() == [2**63 - 1, 15_000]
         assert records["ask"].tolist() == [25_000, 2**64 - 1]
-        assert each.to_arrow(kind="quote").select(["bid", "ask"]).to_pydict() == {
+        assert each.to_arrow(message_type="quote").select(["bid", "ask"]).to_pydict() == {
             "bid": [None, 1.5],
             "ask": [2.5, None],
         }
@@ -251,7 +251,7 @@ FAR = numpy.array(["2026-01-05", "NaT", "9999-12-31", "2026-01-05"], "M8[D]")
         ({**COLUMNS, "ts_event": [NOON // 1_000] * 4}, {}, ConfigError, "'ts_event' ran to 1767614400000000, expected"),
         ({**COLUMNS, "ts_event": [-5] * 4}, {}, ConfigError, "'ts_event' ran to -5, expected ns since 1970"),
         (COLUMNS, {"date": datetime.date(1970, 1, 1)}, ConfigError, "date was 1970-01-01, expected one that begins"),
-        ({**COLUMNS, "price": [1] * 4}, {"kind": "x"}, ConfigError, "schema 'ticks': message type was 'x'"),
+        ({**COLUMNS, "price": [1] * 4}, {"message_type": "x"}, ConfigError, "schema 'ticks': message type was 'x'"),
         ([1, 2], {}, TypeError, r"table was \[1, 2\], expected a dict of columns, an Arrow table or a data frame"),
     ],
 )  # fmt: skip
@@ -259,7 +259,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_written(
     tmp_path: Path, table: Any, settings: Any, error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
-        Recording.create(tmp_path, feed_of(TICKS if "kind" in settings else "raw"), table, **settings)
+        Recording.create(tmp_path, feed_of(TICKS if "message_type" in settings else "raw"), table, **settings)
     assert list(tmp_path.rglob("manifest.json")) == []
 
 
@@ -282,7 +282,7 @@ def test_a_field_s_value_that_does_not_fit_is_named(tmp_path: Path, field: str, 
     columns = {"topic": ["A"] * 4, "ts_event": [NOON] * 4, "price": [1] * 4, "rate": [0.5] * 4, "up": [True] * 4}
     columns["sizes"] = [(1, 2)] * 4
     with pytest.raises(ConfigError, match=text):
-        Recording.create(tmp_path, feed_of(TICKS), {**columns, field: values}, kind="tick")
+        Recording.create(tmp_path, feed_of(TICKS), {**columns, field: values}, message_type="tick")
 
 
 def test_a_day_that_is_there_is_refused_unless_it_is_to_be_replaced(tmp_path: Path) -> None:

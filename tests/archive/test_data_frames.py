@@ -181,7 +181,7 @@ def test_one_type_is_what_each_message_says(blocks: list[list[Row]], form: dict[
         day = made_day(Path(path), blocks)
         recording = Recording.open(path)
         for kind, named in (("T", "T"), ("Q", "quote")):
-            table = recording.to_arrow(kind=named, **form)
+            table = recording.to_arrow(message_type=named, **form)
             table.validate(full=True)
             assert rows_of(table) == reference(day, kind, form)
         assert rows_of(recording.to_arrow(**form)) == reference(day, "", form)
@@ -198,15 +198,14 @@ def test_types_together_stand_in_their_order_in_chunks_of_any_size(
         day = made_day(Path(path), blocks)
         recording = Recording.open(path)
         kinds = ["quote", "T"]
-        chunks = list(recording.arrow_chunks(rows=rows, kind=kinds, **form))
+        chunks = list(recording.arrow_chunks(rows=rows, message_type=kinds, **form))
         assert all(0 < len(chunk) <= rows for chunk in chunks)
         found = [row for chunk in chunks for row in rows_of(chunk)]
-        names = recording.to_arrow(kind=kinds, **form).column_names
-        assert names[:12] == [*BASE, "kind", "record_kind", "size"]
+        names = recording.to_arrow(message_type=kinds, **form).column_names
+        assert names[:12] == [*BASE, "message_type", "kind", "size"]
         told = []
         for row in reference(day, "TQ", form):
-            character = row.pop("kind")
-            row["record_kind"], row["kind"] = character, {"Q": "quote", "T": "T"}[character]
+            row["message_type"] = {"Q": "quote", "T": "T"}[row["kind"]]
             told.append({name: row.get(name) for name in names})
         assert found == told
 
@@ -216,10 +215,10 @@ def test_frames_of_pandas_and_polars_are_typed(tmp_path: Path) -> None:
     quote = QUOTE_STRUCT.pack(b"Q", 2**32 - 1, 1_050, b"M1")
     made_day(tmp_path, [[Row(b"AA.T", trade, 5), Row(b"AA.Q", quote, 1_700_000_000_000_000_001)]])
     recording = Recording.open(tmp_path)
-    frame = recording.to_pandas(kind=["T", "Q"])
+    frame = recording.to_pandas(message_type=["T", "Q"])
     kinds = {name: str(kind) for name, kind in frame.dtypes.items()}
     zone = f"datetime64[ns, {NEW_YORK}]"
-    assert [kinds[name] for name in (*BASE, "kind")] == [
+    assert [kinds[name] for name in (*BASE, "message_type")] == [
         "uint16", "object", "object", "object", zone, zone, zone, "int64", "int64", "object",
     ]  # fmt: skip
     assert [kinds[name] for name in ("price", "size", "at")] == ["float64", "uint32", zone]
@@ -227,14 +226,17 @@ def test_frames_of_pandas_and_polars_are_typed(tmp_path: Path) -> None:
     assert frame["price"].isna().tolist() == [True, False]
     assert frame["price"][1] == 10.5
     assert frame["record_topic"].tolist() == [3, pandas.NA]
-    assert recording.to_pandas(kind="T", prices="integer")["price"].tolist() == [pandas.NA]
-    lean = recording.to_polars(kind=["T", "Q"], zone="Asia/Tokyo")
+    assert recording.to_pandas(message_type="T", prices="integer")["price"].tolist() == [pandas.NA]
+    lean = recording.to_polars(message_type=["T", "Q"], zone="Asia/Tokyo")
     schema = lean.schema
-    assert (schema["topic"], schema["kind"]) == (polars.Categorical, polars.Categorical)
+    assert (schema["topic"], schema["message_type"]) == (polars.Categorical, polars.Categorical)
     assert schema["ts_event"] == polars.Datetime("ns", "Asia/Tokyo")
     assert lean["price"].to_list() == [None, 10.5]
     assert lean["symbol"].to_list() == ["AA", "AA"]
-    for chunks in (recording.pandas_chunks(rows=1, kind="Q"), recording.polars_chunks(rows=1, kind="Q")):
+    for chunks in (
+        recording.pandas_chunks(rows=1, message_type="Q"),
+        recording.polars_chunks(rows=1, message_type="Q"),
+    ):
         (chunk,) = chunks
         assert (list(chunk["price"]), list(chunk["topic"])) == ([10.5], ["AA.Q"])
 
@@ -242,7 +244,7 @@ def test_frames_of_pandas_and_polars_are_typed(tmp_path: Path) -> None:
 def test_nothing_selected_gives_empty_frames_with_their_columns(tmp_path: Path) -> None:
     made_day(tmp_path, [])
     recording = Recording.open(tmp_path)
-    for options in ({}, {"kind": "T"}, {"kind": ["T", "Q"]}):
+    for options in ({}, {"message_type": "T"}, {"message_type": ["T", "Q"]}):
         names = recording.to_arrow(**options).column_names
         assert names[:9] == BASE
         assert list(recording.to_pandas(**options).columns) == recording.to_polars(**options).columns == names
@@ -255,9 +257,9 @@ def test_several_days_are_one_frame_if_their_messages_have_the_same_fields(tmp_p
         made_day(tmp_path / f"2026-11-{number}", [[Row(b"AA.Q", quote, number), Row(b"B%d.Q" % number, quote, number)]])
     manifest = (tmp_path / "2026-11-21" / "manifest.json").read_text()
     days = Recordings([Recording.open(tmp_path / f"2026-11-{number}") for number in (20, 21)])
-    assert days.to_polars(kind="Q")["topic"].to_list() == ["AA.Q", "B20.Q", "AA.Q", "B21.Q"]
-    assert days.to_pandas(kind="Q")["topic"].tolist() == ["AA.Q", "B20.Q", "AA.Q", "B21.Q"]
-    assert [len(chunk) for chunk in days.arrow_chunks(kind="Q", rows=3)] == [3, 1]
+    assert days.to_polars(message_type="Q")["topic"].to_list() == ["AA.Q", "B20.Q", "AA.Q", "B21.Q"]
+    assert days.to_pandas(message_type="Q")["topic"].tolist() == ["AA.Q", "B20.Q", "AA.Q", "B21.Q"]
+    assert [len(chunk) for chunk in days.arrow_chunks(message_type="Q", rows=3)] == [3, 1]
     day = Day(tmp_path / "2026-11-21", feed_of(schema="made"), date="2026-11-21")
     day.write_manifest(Schema("made", 1_002, {"Q": numpy.dtype([("kind", "S1"), ("other", "V10")])}))
     assert manifest != (day.path / "manifest.json").read_text()
@@ -272,9 +274,9 @@ def test_several_days_are_one_frame_if_their_messages_have_the_same_fields(tmp_p
         ({"prices": "cents"}, ConfigError, "prices was 'cents', expected one of: integer, float, decimal"),
         ({"times": "ns"}, ConfigError, "times was 'ns', expected one of: timestamp, integer"),
         ({"zone": "New York"}, ConfigError, "time zone was 'New York', expected a name such as 'America/New_York'"),
-        ({"kind": "X"}, ConfigError, "schema 'made': message type was 'X', expected one of: quote"),
-        ({"kind": []}, ConfigError, "kind was [], expected a message type, or several, each once"),
-        ({"kind": ["T", "T"]}, ConfigError, "kind was ['T', 'T'], expected a message type, or several, each once"),
+        ({"message_type": "X"}, ConfigError, "schema 'made': message type was 'X', expected one of: quote"),
+        ({"message_type": []}, ConfigError, "message_type was [], expected a message type, or a list of several"),
+        ({"message_type": ["T", "T"]}, ConfigError, "message_type was ['T', 'T'], expected a message type, or a list"),
         ({"rows": 0}, ValueError, "rows were 0, expected at least 1"),
     ],
 )
@@ -293,14 +295,14 @@ def test_fields_of_one_name_and_no_common_type_are_read_apart(tmp_path: Path) ->
     with pytest.raises(
         ConfigError, match=r"field 'x' was fixed_size_binary\[2\] and double, expected .*read them apart"
     ):
-        recording.to_arrow(kind=["A", "B"])
-    assert [recording.to_arrow(kind=kind).num_rows for kind in "AB"] == [0, 0]
+        recording.to_arrow(message_type=["A", "B"])
+    assert [recording.to_arrow(message_type=kind).num_rows for kind in "AB"] == [0, 0]
 
 
 def test_a_message_of_another_length_than_its_type_is_an_error(tmp_path: Path) -> None:
     made_day(tmp_path, [[Row(b"A.T", b"Q1"), Row(b"A.T", b"Q")]])
     with pytest.raises(ValueError, match="is of type 'quote' but has 2 bytes, expected 11"):
-        Recording.open(tmp_path).to_arrow(kind="quote")
+        Recording.open(tmp_path).to_arrow(message_type="quote")
 
 
 def test_real_days_hold_what_their_messages_say(tmp_path: Path, shared_data: Path) -> None:
@@ -316,7 +318,7 @@ def test_real_days_hold_what_their_messages_say(tmp_path: Path, shared_data: Pat
         recording = recorded(tmp_path / name, make)
         schema = recording.schema
         characters = {schema.character(kind): kind for kind in kinds}
-        rows = iter(rows_of(recording.to_arrow(kind=kinds, prices="decimal")))
+        rows = iter(rows_of(recording.to_arrow(message_type=kinds, prices="decimal")))
         seen = 0
         for batch in recording.batches():
             for message, sequence in zip(batch, batch.sequence.tolist(), strict=True):
@@ -324,7 +326,7 @@ def test_real_days_hold_what_their_messages_say(tmp_path: Path, shared_data: Pat
                 if kind is None:
                     continue
                 row, record = next(rows), message.record
-                assert (row["topic"], row["sequence"], row["kind"]) == (message.topic.decode(), sequence, kind)
+                assert (row["topic"], row["sequence"], row["message_type"]) == (message.topic.decode(), sequence, kind)
                 assert row["ts_event"] == pandas.Timestamp(message.ts_event, tz="UTC")
                 for field in schema.arrow(kind):
                     value, found = getattr(record, field.name), row.get(f"record_{field.name}", row.get(field.name))
@@ -354,21 +356,21 @@ def anonymous_kib():
     return int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 
 recording = Recording.open(sys.argv[1])
-next(recording.arrow_chunks(kind="A", rows=20_000))
+next(recording.arrow_chunks(message_type="A", rows=20_000))
 before = anonymous_kib()
 for stop in (int(sys.argv[2]), None):
     rows, peak = 0, 0
-    for chunk in recording.arrow_chunks(kind="A", rows=20_000, stop=stop):
+    for chunk in recording.arrow_chunks(message_type="A", rows=20_000, stop=stop):
         rows, peak = rows + len(chunk), max(peak, anonymous_kib() - before)
     print(rows, peak)
-whole = recording.to_arrow(kind="A")
+whole = recording.to_arrow(message_type="A")
 print(len(whole), anonymous_kib() - before)
 """
 
 
 def test_memory_of_chunks_does_not_grow_with_the_recording(tmp_path: Path) -> None:
     recording = recorded(tmp_path, lambda: Synthetic(1_500_000, seed=3), slices=1)
-    times = recording.to_arrow(kind="A", times="integer")["ts_event"]
+    times = recording.to_arrow(message_type="A", times="integer")["ts_event"]
     command = [sys.executable, "-c", PEAKS, str(recording.path), str(times[len(times) // 8])]
     done = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True, timeout=200)
     part, all_of_it, whole = ([*map(int, line.split())] for line in done.stdout.splitlines())

@@ -125,9 +125,9 @@ def test_polars_duckdb_and_pandas_read_the_same(tops: Recording, tmp_path: Path)
 
 
 def test_orders_of_itch_have_their_fields(itch: Recording, tmp_path: Path) -> None:
-    itch.to_parquet(tmp_path / "decimal", kind="A")
-    itch.to_parquet(tmp_path / "integer", kind="A", prices="integer")
-    told = slice_by_slice(itch, kind="A")
+    itch.to_parquet(tmp_path / "decimal", message_type="A")
+    itch.to_parquet(tmp_path / "integer", message_type="A", prices="integer")
+    told = slice_by_slice(itch, message_type="A")
     found, plain = whole(tmp_path / "decimal"), whole(tmp_path / "integer")
     check_common(found, told, itch)
     assert found.num_rows == 4_758
@@ -144,8 +144,8 @@ def test_orders_of_itch_have_their_fields(itch: Recording, tmp_path: Path) -> No
 
 
 def test_trades_of_iex_keep_their_nanoseconds(tops: Recording, tmp_path: Path) -> None:
-    tops.to_parquet(tmp_path / "out", kind="T")
-    told, found = slice_by_slice(tops, kind="T"), whole(tmp_path / "out")
+    tops.to_parquet(tmp_path / "out", message_type="T")
+    told, found = slice_by_slice(tops, message_type="T"), whole(tmp_path / "out")
     assert found.num_rows == 6_390
     check_common(found, told, tops)
     assert found["record_symbol"].equals(told["record_symbol"])
@@ -280,7 +280,7 @@ def test_a_message_of_another_length_is_named(tmp_path: Path) -> None:
     day = Day(tmp_path / "day", msgspec.structs.replace(feed_of(), schema="itch50"))
     day.put(0, Put((Row(b"A.P", b"P12"),), schema=1))
     with pytest.raises(JournalError, match="is of type 'P' but has 3 bytes"):
-        Recording.open(day.path).to_parquet(tmp_path / "out", kind="P")
+        Recording.open(day.path).to_parquet(tmp_path / "out", message_type="P")
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -332,7 +332,9 @@ def invoke(*words: object) -> Any:
 
 
 def test_command_writes_what_is_asked_for(itch: Recording, tmp_path: Path) -> None:
-    ended = invoke("export", itch.path, "--parquet", "--out", tmp_path / "out", "--records", "P", "--order", "topic")
+    ended = invoke(
+        "export", itch.path, "--parquet", "--out", tmp_path / "out", "--message-type", "P", "--order", "topic"
+    )
     assert ended.exit_code == 0, ended.output
     assert re.search(r"│ messages +│ +240 │", ended.stdout)
     assert whole(tmp_path / "out").num_rows == 240
@@ -342,7 +344,8 @@ def test_command_writes_what_is_asked_for(itch: Recording, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["--parquet"], ["--out", "file.bin", "--records", "P"], ["--parquet", "--out", "o", "--prices", "x"]]
+    "words",
+    [[], ["--parquet"], ["--out", "file.bin", "--message-type", "P"], ["--parquet", "--out", "o", "--prices", "x"]],
 )
 def test_command_with_wrong_options_is_wrong_usage(itch: Recording, words: list[str]) -> None:
     assert invoke("export", itch.path, *words).exit_code == Status.USAGE

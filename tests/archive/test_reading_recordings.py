@@ -9,14 +9,16 @@ from typing import Any
 
 import numpy
 import pytest
-from hypothesis import assume, given
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from blackbox import Recording
+from blackbox import ConfigError, Recording
 from blackbox.archive.filter import Selection
 from blackbox.archive.reader import blocks_of
 from blackbox.block.gap import Gap
+from blackbox.feed.symbol import RULES, SymbolRule
 from tests.archive.written_days import CLOCKS, EPOCHS, days, few, made, many, told
+from tests.examples import examples
 from tests.journals import Day, Put, Row, feed_of
 from tests.process_state import resident_bytes
 from tests.recorded import AS_SENT
@@ -184,3 +186,40 @@ def test_blocks_of_chosen_records_keep_their_whole_headers(tmp_path: Path, wante
     (run,) = Recording.open(tmp_path).runs()
     chosen = [recorded.block.header for recorded in blocks_of(run.chosen(numpy.array(wanted)), 0)]
     assert chosen == [puts[place].block(0)[0] for place in numpy.arange(4)[numpy.array(wanted)].tolist()]
+
+
+@settings(deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.lists(st.text("AB.", min_size=1, max_size=5).map(str.encode), min_size=1), min_size=1, max_size=4),
+    st.lists(st.text("AB.", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.sampled_from([b"", b"A", b"B."]),
+    st.sampled_from(RULES),
+    st.sampled_from([0, 2]),
+    st.sampled_from([{}, {"start": 3}, {"stop": 4}, {"first_sequence": 2, "epoch": 1}]),
+)
+def test_symbols_choose_the_messages_that_a_plain_loop_chooses(
+    blocks: list[list[bytes]], symbols: list[str], prefix: bytes, rule: str, packed: int, selection: Any
+) -> None:
+    split = SymbolRule(rule)
+    with TemporaryDirectory() as directory:
+        day = Day(Path(directory) / "2026-11-20", feed_of(symbol=rule))
+        number, expected = 0, []
+        for block in blocks:
+            rows = tuple(Row(topic, b"%d" % (number + at), number + at + 1) for at, topic in enumerate(block))
+            day.put(0, Put(rows, sequence=number, codec=packed))
+            for row in rows:
+                time, sequence = row.ts_event, row.ts_event - 1
+                in_range = selection.get("start", 0) <= time < selection.get("stop", 1 << 62)
+                in_range &= sequence >= selection.get("first_sequence", 0)
+                if in_range and row.topic.startswith(prefix) and split.symbol_of(row.topic).decode() in symbols:
+                    expected.append(row.payload)
+            number += len(block)
+        recording = Recording.open(day.path)
+        try:
+            batches = list(recording.batches(prefix, symbols=symbols, **selection))
+        except ConfigError:
+            assert expected == []
+        else:
+            assert [payload for batch in batches for payload in batch.payload_list()] == expected
+            table = recording.to_arrow(prefix, symbols=symbols, **selection)
+            assert table["payload"].to_pylist() == expected

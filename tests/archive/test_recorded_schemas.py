@@ -123,7 +123,7 @@ def test_days_whose_layouts_differ_are_not_read_as_one(tmp_path: Path, read: Any
     for number, fields in enumerate(("xy", "xy", "yx")):
         schema = Schema("swapped", 1_001, {"t": numpy.dtype([("type", "S1"), *((name, "<i4") for name in fields)])})
         table = {"topic": [b"A.t"], "ts_event": [(19_000 + number) * 86_400 * 10**9], "x": [1], "y": [2]}
-        days.append(Recording.create(tmp_path, Feed.local("swapped", schema=schema), table, kind="t"))
+        days.append(Recording.create(tmp_path, Feed.local("swapped", schema=schema), table, message_type="t"))
     read(days[:2])
     text = f"{days[2].path} has other fields in its messages of type 't' than {days[1].path}, expected"
     with pytest.raises(ConfigError, match=re.escape(text)):

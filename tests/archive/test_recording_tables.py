@@ -28,12 +28,12 @@ def test_records_and_times_of_a_recorded_batch(tmp_path: Path) -> None:
     assert [message.record.event_code for message in batch] == [b"O", b"O"]
     with pytest.raises(ValueError, match="topics have no numbers"):
         _ = batch.topic_numbers
-    table = Recording.open(tmp_path).to_arrow(kind="S")
+    table = Recording.open(tmp_path).to_arrow(message_type="S")
     assert table.schema.names[9:] == list(SCHEMA.arrow("S").names)
     assert table.schema.field("event_code") == SCHEMA.arrow("S").field("event_code")
     assert table.column("event_code").to_pylist() == ["O", "O"]
     with pytest.raises(ConfigError, match="message type was '!'"):
-        Recording.open(tmp_path).to_arrow(kind="!")
+        Recording.open(tmp_path).to_arrow(message_type="!")
 
 
 def test_every_type_of_every_schema_becomes_columns(tmp_path: Path) -> None:

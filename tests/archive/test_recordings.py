@@ -51,6 +51,72 @@ def payloads(recordings: Recordings | Recording, **selection: Any) -> list[str]:
     return sorted({message.payload.decode() for batch in recordings.batches(**selection) for message in batch})
 
 
+def dates_of(found: Recordings) -> list[str]:
+    return [str(day.date) for day in found]
+
+
+def test_a_day_is_found_by_date_and_by_index(tmp_path: Path) -> None:
+    days = Recordings.open(write_days(tmp_path))
+    for place, date in enumerate(DATES):
+        for which in (date, datetime.date.fromisoformat(date), place, place - 3):
+            assert days[which] is days.days[place]
+    with pytest.raises(
+        KeyError, match="no recording is of 2026-01-08, expected one of 3 days: 2026-01-05, 2026-01-06, 2"
+    ):
+        days["2026-01-08"]
+    with pytest.raises(IndexError, match="index was 3, expected one of 3 days: 2026-01-05, 2026-01-06, 2026-01-07"):
+        days[3]
+    with pytest.raises(ConfigError, match="date was 'monday', expected one such as"):
+        days["monday"]
+    with pytest.raises(TypeError, match=r"index was 1.5, expected an integer, a date or a slice"):
+        days[1.5]  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("start", [None, *range(-4, 5)])
+@pytest.mark.parametrize("stop", [None, *range(-4, 5)])
+def test_a_slice_of_indices_is_that_of_a_list(tmp_path: Path, start: int | None, stop: int | None) -> None:
+    days = Recordings.open(write_days(tmp_path))
+    expected = list(DATES)[start:stop]
+    if expected:
+        assert dates_of(days[start:stop]) == expected
+    else:
+        with pytest.raises(IndexError, match=r"no recording is in \[.*\], expected one of 3 days"):
+            days[start:stop]
+
+
+def test_a_slice_of_dates_has_both_ends(tmp_path: Path) -> None:
+    days = Recordings.open(write_days(tmp_path))
+    assert dates_of(days["2026-01-06":]) == ["2026-01-06", "2026-01-07"]  # type: ignore[misc]
+    assert dates_of(days[: datetime.date(2026, 1, 6)]) == ["2026-01-05", "2026-01-06"]  # type: ignore[misc]
+    assert dates_of(days["2026-01-06":"2026-01-06"]) == ["2026-01-06"]  # type: ignore[misc]
+    with pytest.raises(IndexError, match=r"no recording is in \[2026-02-01:\], expected one of 3 days"):
+        days["2026-02-01":]  # type: ignore[misc]
+    with pytest.raises(TypeError, match="step was 2, expected none in a slice of dates"):
+        days["2026-01-05"::2]  # type: ignore[misc]
+
+
+def test_a_date_of_several_feeds_is_refused_by_their_names(tmp_path: Path) -> None:
+    days = Recordings.open(write_days(tmp_path, name="one"), write_days(tmp_path, name="two"))
+    with pytest.raises(KeyError, match="2 recordings are of 2026-01-05: choose a feed by `of_feed`, expected one of 6"):
+        days["2026-01-05"]
+    assert days.of_feed("two")["2026-01-05"].feed.name == "two"
+
+
+def test_the_latest_day_is_the_newest_by_date_whatever_its_directory_is_called(tmp_path: Path) -> None:
+    path = write_days(tmp_path)
+    assert str(Recording.latest(path).date) == str(Recording.latest(str(path)).date) == "2026-01-07"
+    (path / "2026-01-07").rename(path / "a-copy")
+    assert str(Recording.latest(path).date) == "2026-01-07"
+    shutil.rmtree(path / "a-copy")
+    assert str(Recording.latest(path).date) == "2026-01-06"
+    with pytest.raises(JournalError, match=r"2026-01-06 is a recorded day, expected the directory of a feed, such as"):
+        Recording.latest(path / "2026-01-06")
+    with pytest.raises(JournalError, match=r"holds the feeds days, expected the directory of a feed with its days"):
+        Recording.latest(tmp_path)
+    with pytest.raises(JournalError, match=r"none holds no recorded day, expected the directory of a feed"):
+        Recording.latest(tmp_path / "none")
+
+
 def replayed(recordings: Any, **settings: Any) -> list[str]:
     found: list[str] = []
     given = recordings.recordings if isinstance(recordings, Replay) else recordings

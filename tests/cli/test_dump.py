@@ -63,6 +63,13 @@ def test_messages_are_dumped_as_json(day: Day) -> None:
     assert [(m["slice"], m["sequence"], m["topic"], m["ts_event"]) for m in found] == told
 
 
+def test_symbols_select_exactly_these(tmp_path: Path) -> None:
+    day = Day(tmp_path / "day", feed_of())
+    day.put(0, Put(tuple(Row(topic, b"x", 1) for topic in (b"A.t", b"AB.t", b"A.B.t", b"C.t"))))
+    assert [each["topic"] for each in objects(day.path, "--symbol", "A", "--symbol", "C")] == ["A.t", "C.t"]
+    assert [each["topic"] for each in objects(day.path, "--symbol", "A.B", "--prefix", "A")] == ["A.B.t"]
+
+
 def test_payloads_without_a_schema_are_dumped_in_base64(tmp_path: Path) -> None:
     day = Day(tmp_path / "day", feed_of())
     day.put(0, Put((Row(b"A\xff", b"\x00\xff", 1), Row(b"A", b"", 2))))
@@ -119,7 +126,7 @@ def test_a_day_of_a_feed_without_a_schema_has_the_one_that_its_blocks_name(tmp_p
     day.put(0, Put((trade("AAPL", 0),), schema=1))
     recording = Recording.open(day.path)
     assert (recording.feed.schema, recording.schema.name) == ("itch50", "itch50")
-    assert recording.to_arrow(kind="P").column("stock").to_pylist() == ["AAPL"]
+    assert recording.to_arrow(message_type="P").column("stock").to_pylist() == ["AAPL"]
     day.put(1, Put((Row(b"B", b"?"),)))
     assert Recording.open(day.path).feed.schema == "raw"
 

@@ -28,7 +28,6 @@ VOCABULARY: Final = {
     "--slice": "slice of a recording",
     "--symbol": "symbol",
     "--message-type": "message type",
-    "--records": "message type of a Parquet file",
     "--count": "number of messages after which the command ends",
     "--name": "name of a client, a consumer, a relay or a new feed",
     "--json": "JSON on stdout",
@@ -100,7 +99,7 @@ VOCABULARY: Final = {
     "--log-format": "form of log lines",
 }
 """The meaning of each option, in all commands. Use one of these before you add a name."""
-REPEATABLE: Final = {"--prefix", "--slice", "--symbol", "--message-type", "--option", "--spare", "--to"}
+REPEATABLE: Final = {"--prefix", "--slice", "--symbol", "--option", "--spare", "--to"}
 ARGUMENTS: Final = {
     *("SOURCE...", "[SOURCE...]", "[SOURCE]", "RECORDING", "RECORDING...", "DIR", "FILE", "URL", "ENDPOINT"),
     *("UP.toml", "DOWN", "HUB.toml", "TOPIC", "PAYLOAD", "COMMAND", "VALUE", "new", "NAME"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,3 +24,7 @@ def test_prefixes_take_the_same_topics_and_each_once(prefixes: list[bytes], topi
 def test_one_prefix_or_none() -> None:
     assert covering(b"A") == (b"A",)
     assert covering([]) == covering(b"") == (b"",)
+    assert covering("Ä") == covering(["Ä", "Ä.x"]) == ("Ä".encode(),)
+    assert covering(["A", b"B"]) == (b"A", b"B")
+    with pytest.raises(TypeError, match="prefix was 7"):
+        covering([7])  # type: ignore[list-item]

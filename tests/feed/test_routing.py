@@ -88,7 +88,6 @@ def test_error_of_uncovered_topic_stays_short_with_many_prefixes() -> None:
         (b"", "topic was empty, expected at least one byte"),
         (b"\0x", "topic b'\\x00x' starts with a zero byte, which is reserved for control"),
         (b"x" * 65_536, "was 65536 bytes long, expected at most 65535"),
-        ("AAPL", "topic was 'AAPL' (str), expected bytes"),
     ],
 )
 @pytest.mark.parametrize("feed", [feed_of_prefixes(()), feed_of_shares((0, 1))], ids=repr)
@@ -99,6 +98,16 @@ def test_topic_that_cannot_be_sent_is_refused(feed: Feed, topic: Any, message: s
     if topic:
         with pytest.raises(ConfigError):
             feed.slices_for(topic)
+
+
+def test_a_topic_may_be_text_and_nothing_but_text_or_bytes() -> None:
+    feed = feed_of_prefixes(("A",), ("\u00c9",))
+    assert feed.slice_of("A.x") == feed.slice_of(b"A.x") == 0
+    assert feed.slice_of("\u00c9.x") == feed.slice_of("\u00c9.x".encode()) == 1
+    assert feed.slices_for("") == feed.slices_for(b"") == (0, 1)
+    for call in (feed.slice_of, feed.slices_for, feed.key_of, feed.subscription_of):
+        with pytest.raises(TypeError, match=r"was None \(NoneType\), expected str or bytes"):
+            call(None)  # type: ignore[arg-type]
 
 
 def test_longest_topic_is_taken_and_is_the_longest_of_a_block() -> None:

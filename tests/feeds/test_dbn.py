@@ -301,7 +301,7 @@ def test_a_published_file_comes_out_byte_for_byte(shared_data: Path, tmp_path: P
     assert (tmp_path / "day.dbn").read_bytes() == stream
     assert unpacked(tmp_path / "day.dbn.zst") == stream
     assert decoded(stream)[0] == decoded((tmp_path / "day.dbn").read_bytes())[0]
-    orders = recording.to_arrow(kind="mbo")
+    orders = recording.to_arrow(message_type="mbo")
     assert orders.num_rows == 8_725
     assert orders.column("price").to_pylist()[:1] == [4_799.0]
     (batch,) = itertools.islice(recording.batches(b"ESH4."), 1)

@@ -367,8 +367,10 @@ def test_what_a_client_sees_itself_is_refused_before_it_is_sent() -> None:
         client.put(b"A.x", bytes(MOST_BYTES + 1))
     with pytest.raises(TypeError, match="payload was 'text', expected bytes"):
         client.put(b"A.x", "text")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="topic was str, expected bytes"):
-        client.put("A.x", b"")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"topic was 5 \(int\), expected str or bytes"):
+        client.put(5, b"")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="topics was 'A.x', expected a list or tuple of str or bytes"):
+        client.put_many("A.x", [0], b"1", None, [0, 1])
     with pytest.raises(ConfigError, match="id had 65 bytes, expected at most 64"):
         client.put(b"A.x", b"", bytes(65))
     with pytest.raises(ValueError, match="ts_event was"):

@@ -396,7 +396,7 @@ def test_records_of_a_schema_are_columns() -> None:
     payloads = records.view(numpy.uint8).reshape(2, -1)
     payloads[:, table.schema.type_offset] = ord(kind)
     table._take(Batch(Block.encode([b"A", b"B"], [0, 1], payloads)))
-    frame = table.to_arrow(kind=kind)
+    frame = table.to_arrow(message_type=kind)
     assert frame["topic"].to_pylist() == ["A", "B"]
     assert {field.name for field in table.schema.arrow(kind)} - {"payload"} <= {
         name.removeprefix("record_") for name in frame.column_names

@@ -79,7 +79,8 @@ def test_a_publisher_that_was_closed_refuses(call: str) -> None:
 
 
 WRONG_MESSAGES: dict[str, tuple[tuple[Any, ...], Any, str]] = {
-    "a topic of text": (("T", b""), TypeError, "topic was str, expected bytes"),
+    "a topic that is a number": ((5, b""), TypeError, r"topic was 5 \(int\), expected str or bytes"),
+    "a topic that UTF-8 cannot encode": (("\ud800", b""), ValueError, "expected text that UTF-8 can encode"),
     "no topic": ((b"", b""), ConfigError, "topic was empty"),
     "a reserved topic": ((b"\0T", b""), ConfigError, "reserved"),
     "a topic too long": ((b"T" * 65_536, b""), ConfigError, "65536 bytes long"),

@@ -224,7 +224,7 @@ def test_frames_of_several_schemas_are_refused_and_had_by_feed(tmp_path: Path) -
     recordings = Recordings([write_one(tmp_path, 0, [1_000]), write_one(tmp_path, 1, [1_000, 1_001])])
     with pytest.raises(ConfigError, match=r"of the feeds \('zulu', 'alpha'\), expected one: see of_feed"):
         recordings.to_arrow()
-    assert recordings.of_feed("alpha").to_arrow(kind="l")["value"].to_pylist() == [0, 1]
+    assert recordings.of_feed("alpha").to_arrow(message_type="l")["value"].to_pylist() == [0, 1]
     with pytest.raises(ConfigError, match=r"feed 'mike' was not found, expected one of \('zulu', 'alpha'\)"):
         recordings.of_feed("mike")
 

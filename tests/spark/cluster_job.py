@@ -10,7 +10,7 @@ from blackbox.analysis import time_bars
 
 spark = blackbox.spark.session(name="bars on a cluster")
 reader = spark.read.format("blackbox").option("partitionBytes", "256k")  # more tasks than one worker takes at a time
-trades = reader.option("records", "T").load(sys.argv[1])
+trades = reader.option("messageType", "T").load(sys.argv[1])
 bars = time_bars(trades, "1s", size="size")
 sums = "count(*) AS bars", "sum(trades) AS trades", "sum(volume) AS volume", "max(high) AS high"
 (row,) = bars.selectExpr(*sums).collect()

@@ -32,9 +32,9 @@ def test_absent_values_are_null_in_spark(spark: SparkSession, tmp_path: Path, pr
     made = records()
     day = write_day(tmp_path / "2026-11-20", made)
     expected = columns(made, Form(prices, seconds=10**6, nanoseconds=1_000, signed=True))
-    schema, table = by_python(day.path, records="of all", prices=prices)
+    schema, table = by_python(day.path, messageType="of all", prices=prices)
     assert_columns(table, expected)
-    frame = load(spark, day.path, "java", records="of all", prices=prices)
+    frame = load(spark, day.path, "java", messageType="of all", prices=prices)
     assert frame.schema == schema
     assert_columns(frame.toArrow(), expected)
     for name, values in expected.items():
@@ -46,7 +46,7 @@ def test_absent_values_are_null_in_spark(spark: SparkSession, tmp_path: Path, pr
 def test_filters_agree_with_nulls(spark: SparkSession, tmp_path: Path, engine: str) -> None:
     made = records()
     day = write_day(tmp_path / "2026-11-20", made)
-    load(spark, day.path, engine, records="of all").createOrReplaceTempView("rows_read")
+    load(spark, day.path, engine, messageType="of all").createOrReplaceTempView("rows_read")
     counts: dict[str, int] = {}
     for name, values in columns(made, Form("decimal", seconds=10**6, nanoseconds=1_000, signed=True)).items():
         if name not in ("i4", "u1", "price", "side", "time", "seconds", "i8"):
@@ -76,7 +76,7 @@ def test_undefined_times_of_dbn_are_null_in_spark(
     spark: SparkSession, tmp_path: Path, shared_data: Path, engine: str
 ) -> None:
     recording = recorded(tmp_path, lambda: Dbn(shared_data.parent / "cases/dbn/opra_test_data.cbbo-1s.dbn.zst"))
-    frame = load(spark, recording.path, engine, records="cbbo-1s")
+    frame = load(spark, recording.path, engine, messageType="cbbo-1s")
     found = frame.sort("sequence").select("record_ts_event", "record_ts_recv", "price").collect()
     assert sorted(row["record_ts_event"] is None for row in found) == [False, False, False, True]
     assert sorted(row["price"] is None for row in found) == [False, False, False, True]

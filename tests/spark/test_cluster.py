@@ -67,7 +67,7 @@ def submitted(master: str, place: Path, feed: Path, port: int) -> Iterator[dict[
 
 def check(said: dict[str, Any], feed: Path, client: str) -> None:
     (day,) = feed.glob("*-*-*")
-    trades = Recording.open(day).to_pandas(kind="T", **AS_SENT)
+    trades = Recording.open(day).to_pandas(message_type="T", **AS_SENT)
     seconds = trades.groupby([trades["symbol"], trades["ts_event"] // 10**9], observed=True).ngroups
     high = f"{trades['price'].max() / 10_000:.4f}"
     assert (said["bars"], said["trades"], said["high"]) == (seconds, 6_390, high)

@@ -20,9 +20,9 @@ def test_parquet_is_what_the_source_reads(
 ) -> None:
     feed = captured("tops")
     (day,) = feed.glob("*-*-*")
-    Recording.open(day).to_parquet(tmp_path / "out", kind=kind)
+    Recording.open(day).to_parquet(tmp_path / "out", message_type=kind)
     reader = spark.read.format("blackbox")
-    source = (reader if kind is None else reader.option("records", kind)).load(str(feed))
+    source = (reader if kind is None else reader.option("messageType", kind)).load(str(feed))
     parquet = spark.read.parquet(str(tmp_path / "out"))
     given = {field.name: field.dataType.simpleString() for field in source.schema}
     # A time of a record keeps its nanoseconds, for which Spark has no type.

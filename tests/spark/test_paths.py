@@ -78,7 +78,7 @@ def test_what_is_not_there_or_not_understood_is_named(
     manifest = changed.path / "manifest.json"
     manifest.write_text(manifest.read_text().replace("recorded", "rekorded"))
     (tmp_path / "empty").mkdir()
-    names = "path, paths, engine, records, prices, onDamage, checksums, partitionBytes, metrics"
+    names = "path, paths, engine, messageType, prices, onDamage, checksums, partitionBytes, metrics"
     for path, options, text in (
         (
             tmp_path / "no*thing",
@@ -96,15 +96,19 @@ def test_what_is_not_there_or_not_understood_is_named(
         ),
         (written.path, {"partitionBytes": "many"}, "option 'partitionBytes' was 'many', expected bytes, such as 64m"),
         (written.path, {"recordz": "A"}, f"option was 'recordz', expected one of: {names}"),
-        (written.path, {"recordz": "A"}, "(did you mean 'records'?)"),
-        (written.path, {"records": "A"}, "schema 'raw': message type was 'A', expected one of: none: its payloads are"),
-        (typed.path, {"records": "Ä"}, "schema 'itch50': message type was 'Ä', expected one of: S R H"),
+        (written.path, {"messageTypes": "A"}, "(did you mean 'messageType'?)"),
+        (
+            written.path,
+            {"messageType": "A"},
+            "schema 'raw': message type was 'A', expected one of: none: its payloads are",
+        ),
+        (typed.path, {"messageType": "Ä"}, "schema 'itch50': message type was 'Ä', expected one of: S R H"),
         (
             mixed.path.parent,
-            {"records": "S"},
+            {"messageType": "S"},
             f"{mixed.path} has the schema 'iex_tops16' and {mixed.path.parent}/2026-11-20 has",
         ),
-        (changed.path, {"records": "S"}, f"{manifest} is damaged, or was changed by hand: checksum was '"),
+        (changed.path, {"messageType": "S"}, f"{manifest} is damaged, or was changed by hand: checksum was '"),
     ):
         with pytest.raises(AnalysisException) as caught:
             load(spark, path, engine, **options)

@@ -45,8 +45,8 @@ def test_both_engines_have_the_same_schema_and_rows(
     kinds = [kind for kind in KINDS[name] if kind is not None]
     options = [
         {},
-        *({"records": kind} for kind in kinds),
-        *({"records": kind, "prices": prices} for kind in kinds[:1] for prices in FORMS),
+        *({"messageType": kind} for kind in kinds),
+        *({"messageType": kind, "prices": prices} for kind in kinds[:1] for prices in FORMS),
     ]
     found = 0
     for told in options:
@@ -82,8 +82,10 @@ def test_records_are_those_of_the_schema(spark: SparkSession, captured: Callable
     (day,) = captured(name).glob("*-*-*")
     recording = Recording.open(day)
     for kind in filter(None, KINDS[name]):
-        table = recording.to_arrow(kind=kind, **AS_SENT).sort_by([("slice", "ascending"), ("sequence", "ascending")])
-        found = load(spark, day, "java", records=kind).toArrow()
+        table = recording.to_arrow(message_type=kind, **AS_SENT).sort_by(
+            [("slice", "ascending"), ("sequence", "ascending")]
+        )
+        found = load(spark, day, "java", messageType=kind).toArrow()
         found = found.sort_by([("slice", "ascending"), ("sequence", "ascending")])
         assert found["sequence"].to_pylist() == table["sequence"].to_pylist()
         arrow = recording.schema.arrow(kind)
@@ -138,8 +140,8 @@ def test_a_schema_of_every_kind_of_field(spark: SparkSession, tmp_path: Path) ->
     day.put(0, *(Put(rows[i : i + 50], sequence=i) for i in range(0, 500, 50)))
     wanted = records[records["kind"] == b"Z"]
     for prices in ("decimal", "float", "integer"):
-        frame = load(spark, day.path, "java", records="zed", prices=prices)
-        told, table = by_python(day.path, records="Z", prices=prices)
+        frame = load(spark, day.path, "java", messageType="zed", prices=prices)
+        told, table = by_python(day.path, messageType="Z", prices=prices)
         assert frame.schema == told
         found = frame.toArrow()
         assert sorted_rows(found) == sorted_rows(table)
@@ -157,11 +159,11 @@ def test_a_schema_of_every_kind_of_field(spark: SparkSession, tmp_path: Path) ->
     other.write_manifest(Schema("made", 77, {"Z": kind}))
     text = f"{other.path} has other fields in its messages of type 'Z' than {day.path}"
     with refused(f"{text}, expected the same in all"):
-        load(spark, tmp_path / "days", "java", records="Z")
+        load(spark, tmp_path / "days", "java", messageType="Z")
     from blackbox.errors import ConfigError
 
     with pytest.raises(ConfigError, match=f"{text}, expected the same in all"):
-        by_python(tmp_path / "days", records="Z")
+        by_python(tmp_path / "days", messageType="Z")
 
 
 def test_a_schema_of_another_process_is_read_without_its_package(
@@ -169,7 +171,7 @@ def test_a_schema_of_another_process_is_read_without_its_package(
 ) -> None:
     day = recorded_ticks(tmp_path)
     for path in (day, day.parent):
-        frame = load(spark, path, engine, records="tick")
+        frame = load(spark, path, engine, messageType="tick")
         assert dict(frame.dtypes[14:]) == {
             "record_type": "string",
             "price": "decimal(18,2)",
@@ -191,8 +193,8 @@ def test_names_of_types_go_before_characters(spark: SparkSession, tmp_path: Path
     day.write_manifest(schema)
     day.put(0, Put((Row(b"x", b"A\1"), Row(b"x", b"B\2"), Row(b"x", b"B\3"))))
     for asked in ("A", "B"):
-        frame = load(spark, day.path, "java", records=asked)
-        assert frame.columns[-1] == by_python(day.path, records=asked)[0].names[-1] == "of_A"
+        frame = load(spark, day.path, "java", messageType=asked)
+        assert frame.columns[-1] == by_python(day.path, messageType=asked)[0].names[-1] == "of_A"
         assert frame.count() == 1
 
 
@@ -205,8 +207,8 @@ def test_types_of_a_day_without_their_names_are_told(spark: SparkSession, tmp_pa
         "schema 'dbn': message type was 'mbo', expected one of: \\u0000 \\u00a0 Z "
         f"({day.path} tells no names of types: give the character)"
     ):
-        load(spark, day.path, "java", records="mbo")
-    assert load(spark, day.path, "java", records="\u00a0").count() == 1
+        load(spark, day.path, "java", messageType="mbo")
+    assert load(spark, day.path, "java", messageType="\u00a0").count() == 1
 
 
 def test_a_record_of_a_wrong_length_is_named_or_left_out(spark: SparkSession, tmp_path: Path, engine: str) -> None:
@@ -217,8 +219,8 @@ def test_a_record_of_a_wrong_length_is_named_or_left_out(spark: SparkSession, tm
     with refused(
         f"{segment.path}: a message of type 'D' had 20 bytes, expected 19 ({stop - start} bytes at {start}, 1 messages)"
     ):
-        load(spark, day.path, engine, records="D").collect()
-    counted = Counted(spark, day.path, engine, tmp_path, records="D", onDamage="skip")
+        load(spark, day.path, engine, messageType="D").collect()
+    counted = Counted(spark, day.path, engine, tmp_path, messageType="D", onDamage="skip")
     assert len(counted.frame.collect()) == 1
     task = counted.read("task")
     assert (task["rows"], task["damaged"], task["lost"]) == (1, 1, 1)

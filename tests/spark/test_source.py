@@ -117,7 +117,7 @@ def test_added_orders_of_itch_are_those_of_the_file(
         ],
         columns=list(names),
     )
-    reader = spark.read.format("blackbox").option("engine", engine).option("records", "A")
+    reader = spark.read.format("blackbox").option("engine", engine).option("messageType", "A")
     frame = reader.load(str(itch))
     told = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in frame.schema)
     assert told == (
@@ -141,7 +141,7 @@ def test_quotes_of_iex_summed_by_symbol_are_those_of_the_file(
     reference = pandas.DataFrame(rows, columns=["type", "flags", "time", "symbol", "bids", "bid", "ask", "asks"])
     reference["symbol"] = reference["symbol"].str.decode("latin-1").str.rstrip()
     told = reference.groupby("symbol").agg({"bids": "sum", "bid": "sum", "ask": "max", "time": "max", "type": "size"})
-    frame = spark.read.format("blackbox").option("engine", engine).option("records", "Q").load(str(tops))
+    frame = spark.read.format("blackbox").option("engine", engine).option("messageType", "Q").load(str(tops))
     found = frame.groupBy("record_symbol").agg(
         f.sum("bid_size").alias("bids"),
         f.coalesce(f.sum("bid_price"), f.lit(0)).alias("bid"),
@@ -222,7 +222,7 @@ def test_price_that_is_none_is_null(spark: SparkSession, tmp_path: Path, engine:
     rows = tuple(Row(b"S.X", struct.pack("<ccq8sq", b"X", b"Q", 0, b"S", price)) for price in prices)
     day = Day(tmp_path / "day", feed_of(schema="iex_tops16"))
     day.put(0, Put(rows))
-    reader = spark.read.format("blackbox").option("engine", engine).option("records", "X")
+    reader = spark.read.format("blackbox").option("engine", engine).option("messageType", "X")
     found = [row["official_price"] for row in reader.load(str(day.path)).collect()]
     limit = Decimal(10**18 - 1).scaleb(-4)
     assert found == [limit, None, -limit, None, None, None, Decimal("-0.0001")]

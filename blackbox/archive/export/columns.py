@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from blackbox.archive.data_frames import Times
 
 _TIMES: Final = ("timestamp", "integer")
-_KIND: Final = "kind"
+_MESSAGE_TYPE: Final = "message_type"
 _OF_DAY: Final = (
     pyarrow.field("feed", TEXT, nullable=False),
     pyarrow.field("date", pyarrow.date32(), nullable=False),
@@ -73,7 +73,7 @@ class Columns:
             pyarrow.field("sequence", pyarrow.int64(), nullable=False),
         ]
         if told_apart:
-            base.append(pyarrow.field(_KIND, TEXT, nullable=False))
+            base.append(pyarrow.field(_MESSAGE_TYPE, TEXT, nullable=False))
         self._base, self._told_apart = len(base), told_apart
         if picks is None:
             self.schema = pyarrow.schema([*base, pyarrow.field("payload", pyarrow.binary())])

@@ -75,7 +75,7 @@ class Content(NamedTuple):
     feed: Feed
     date: str
     schema: Schema
-    kind: str | None = None
+    message_type: str | None = None
     """The message type of which the fields are written in place of the payload."""
     prices: Prices = "decimal"
     order: Order = "capture"
@@ -85,8 +85,8 @@ class Content(NamedTuple):
         check_prices(self.prices)
         if self.order not in _ORDERS:
             raise ConfigError(f"order was {self.order!r}, expected one of: {', '.join(_ORDERS)}")
-        if self.kind is not None:
-            self.schema.dtype(self.kind)
+        if self.message_type is not None:
+            self.schema.dtype(self.message_type)
 
 
 def write_day(
@@ -173,8 +173,8 @@ class _Columns:
 
     def __init__(self, content: Content) -> None:
         self._content = content
-        self.picks = None if content.kind is None else (Pick.of_type(content.schema, content.kind),)
-        self._fields = [] if content.kind is None else list(content.schema.arrow(content.kind))
+        self.picks = None if content.message_type is None else (Pick.of_type(content.schema, content.message_type),)
+        self._fields = [] if content.message_type is None else list(content.schema.arrow(content.message_type))
         own = [_own_field(field, content.prices) for field in self._fields]
         self._schema = pyarrow.schema([*_BASE, *(own or [_PAYLOAD])])
 
@@ -182,9 +182,9 @@ class _Columns:
         """What no column says: what it is of, and where the point stands in prices that are integers."""
         content = self._content
         told = {"feed": content.feed.name, "date": content.date, "schema": content.schema.name}
-        if content.kind is not None:
+        if content.message_type is not None:
             decimals = {field.name: _decimals(field) for field in self._fields if _decimals(field) is not None}
-            told |= {"records": content.kind, "decimals": json.dumps(decimals)}
+            told |= {"message_type": content.message_type, "decimals": json.dumps(decimals)}
         return {f"blackbox.{name}": text for name, text in told.items()}
 
     def writer(self, file: IO[bytes]) -> ParquetWriter:
@@ -205,7 +205,7 @@ class _Columns:
     def batch(self, part: Part, topics: dict[bytes, int]) -> pyarrow.RecordBatch:
         """The rows of a file's next part, in their order."""
         _, topic, ts_event, ts_out, ts_recv, epoch, sequence = part.base()
-        if self._content.kind is None:
+        if self._content.message_type is None:
             rest = [part.payloads()]
         else:
             records = part.records(0)

@@ -38,6 +38,7 @@ from blackbox.archive.serve.protocol import (
     Refusal,
     TellConsumer,
 )
+from blackbox.arguments import as_bytes
 from blackbox.block.block import Block
 from blackbox.block.position import Position, SlicePosition, split
 from blackbox.errors import ArchiveError, BlackBoxError, ConfigError
@@ -283,7 +284,7 @@ class ArchiveClient:
     def blocks(
         self,
         slice_id: int,
-        prefix: bytes = b"",
+        prefix: str | bytes = b"",
         *,
         key: bytes | None = None,
         start: tuple[int, int] | None = None,
@@ -312,7 +313,7 @@ class ArchiveClient:
         """
         ask = AskBlocks(
             slice_id=slice_id,
-            prefix=prefix,
+            prefix=as_bytes("prefix", prefix),
             key=key,
             start=None if start is None else Position(*start),
             stop=None if stop is None else Position(*stop),

@@ -43,6 +43,15 @@ PrefixOption = Annotated[
         show_default=False,
     ),
 ]
+SymbolOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--symbol",
+        metavar="SYMBOL",
+        help="Only topics of exactly this symbol. Can be repeated. Default: all symbols.",
+        show_default=False,
+    ),
+]
 CountOption = Annotated[int, typer.Option("--count", metavar="N", min=0, help="End after N messages; 0: no limit.")]
 SliceOption = Annotated[
     list[int] | None,
@@ -92,6 +101,11 @@ def with_log_options(command: Callable[..., None]) -> Callable[..., None]:
 def prefixes_of(texts: Iterable[str] | None) -> tuple[bytes, ...]:
     """Return the topic prefixes of `--prefix`, each once, in order; without one the prefix of all topics."""
     return tuple(dict.fromkeys(map(os.fsencode, texts or ("",))))
+
+
+def symbols_of(texts: Iterable[str] | None) -> list[bytes] | None:
+    """Return the symbols of `--symbol`, each once, in order; without one None, for all symbols."""
+    return list(dict.fromkeys(map(os.fsencode, texts))) if texts else None
 
 
 def help_of(command: Callable[..., None]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from blackbox.arguments import all_as_bytes
 from blackbox.cli.ui.feeds import feed_text
 from blackbox.errors import NoSubscriberError
 from blackbox.publish.publisher import Publisher
@@ -22,7 +23,7 @@ class SourcePublisher(Publisher):
     """Messages that the sources lack after their first one."""
     _has_begun: bool = False
     """True once a message was published."""
-    _topics: Sequence[bytes] = ()
+    _topics: Sequence[str | bytes] = ()
     """Topics of the source that is being published."""
     _earlier: frozenset[bytes] = frozenset()
     """Topics of the sources before it."""
@@ -30,13 +31,13 @@ class SourcePublisher(Publisher):
     @property
     def seen(self) -> frozenset[bytes]:
         """Topics so far, of all sources."""
-        return self._earlier | frozenset(self._topics)
+        return self._earlier | frozenset(all_as_bytes("topics", self._topics))
 
     def end_source(self) -> None:
         """Keep the topics of the source that was published, before the next one."""
         self._earlier, self._topics = self.seen, ()
 
-    def publish_many(self, topics: Sequence[bytes], *columns: Any, **more_columns: Any) -> int:
+    def publish_many(self, topics: Sequence[str | bytes], *columns: Any, **more_columns: Any) -> int:
         """As `Publisher.publish_many`."""
         self._topics = topics
         self._has_begun = True

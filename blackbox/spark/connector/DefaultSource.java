@@ -53,12 +53,12 @@ public final class DefaultSource implements TableProvider {
         try {
             Configuration settings = settings();
             List<String> days = RecordingPaths.days(options, settings);
-            if (options.records == null) {
+            if (options.messageType == null) {
                 return Column.all(null);
             }
             Day first = null;
             for (int i = 0; i < days.size(); i++) {
-                Day day = Day.read((String) days.get(i), options.records, options.prices, settings);
+                Day day = Day.read((String) days.get(i), options.messageType, options.prices, settings);
                 first = first == null ? day : first;
                 day.mustBeLike(first);
             }

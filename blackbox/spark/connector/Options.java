@@ -15,7 +15,7 @@ import org.apache.spark.unsafe.types.UTF8String;
 /** The options of a `load`, checked. Names and meanings are those of blackbox/spark/options.py. */
 final class Options implements Serializable {
     /** The wanted message type; null for raw payloads of all types. */
-    final String records;
+    final String messageType;
     /** The form of prices: "decimal", "float" or "integer". */
     final String prices;
     /** Whether damage is skipped and counted. */
@@ -29,7 +29,7 @@ final class Options implements Serializable {
     final String[] paths;
 
     private static final String[] NAMES = {
-        "path", "paths", "engine", "records", "prices", "onDamage", "checksums", "partitionBytes", "metrics",
+        "path", "paths", "engine", "messageType", "prices", "onDamage", "checksums", "partitionBytes", "metrics",
         "startingOffsets", "maxBytesPerTrigger"
     };
     /** Edits within which a misspelt option still gets a hint. */
@@ -39,7 +39,7 @@ final class Options implements Serializable {
         refuseUnknown(given);
         this.python = one(given, "engine", "java", "python");
         this.paths = pathsOf(given);
-        this.records = given.get("records");
+        this.messageType = given.get("messageType");
         this.prices = oneOf(given, "prices", new String[] {"decimal", "float", "integer"});
         this.skip = one(given, "onDamage", "error", "skip");
         this.checksums = !one(given, "checksums", "true", "false");

@@ -102,7 +102,7 @@ final class Plan {
     }
 
     private void day(String path) throws IOException {
-        Day day = Day.read(path, options.records, options.prices, settings);
+        Day day = Day.read(path, options.messageType, options.prices, settings);
         first = first == null ? day : first;
         day.mustBeLike(first);
         BlockBounds fresh = new BlockBounds();

@@ -1,0 +1,49 @@
+"""Choose the rows of recorded blocks by symbol."""
+
+from __future__ import annotations
+
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.block.block import Block
+from blackbox.block.format import layout_of, read_header
+from blackbox.feed.symbol_choice import SymbolChoice
+from blackbox.feed.symbol_trie import build_symbol_trie
+from blackbox.native.intrinsics import int32s_at
+from blackbox.native.jit import njit
+from blackbox.native.prefix_trie import Trie, longest_prefix
+
+_CHOSEN = 2
+
+
+class SymbolRows:
+    """Chooses rows whose topics have some symbols."""
+
+    def __init__(self, symbols: SymbolChoice) -> None:
+        """Choose topics as `SymbolChoice.has`."""
+        prefixes = [symbols.prefix] if symbols.prefix else []
+        self._trie = build_symbol_trie(
+            prefixes,
+            symbols.names,
+            symbols.rule,
+            lambda prefix, symbol: _CHOSEN if symbol is not None and (prefix is not None or not prefixes) else 1,
+        )
+
+    def of(self, rows: NDArray[numpy.int32] | None, block: Block, header: int, body: int) -> NDArray[numpy.int32]:
+        """Return those of some rows of a checked block, None being all; `header` and `body` are its addresses."""
+        chosen = numpy.empty(block.topic_count, numpy.bool_)
+        _choose_topics(header, body, self._trie, chosen)
+        index = block.topic_index
+        found = numpy.flatnonzero(chosen[index]) if rows is None else rows[chosen[index[rows]]]
+        return found.astype(numpy.int32, copy=False)
+
+
+@njit(nogil=True, cache=True)
+def _choose_topics(header: int, body: int, trie: Trie, chosen: NDArray[numpy.bool_]) -> None:
+    block = read_header(header)
+    layout = layout_of(block)
+    offsets = int32s_at(body + layout.topic_offsets, block.topics + 1)
+    for topic in range(block.topics):
+        start = numpy.int64(offsets[topic])
+        size = numpy.int64(offsets[topic + 1]) - start
+        chosen[topic] = longest_prefix(trie, body + layout.topics + start, size) == _CHOSEN
