@@ -13,7 +13,7 @@ from blackbox.arguments import as_bytes, check_integers
 from blackbox.errors import ConfigError, SubscriberError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.recovery.consumer import consumer_of
-from blackbox.recovery.start_position import BOOKS, IMAGE, Positions, Time, beginning_of
+from blackbox.recovery.start_position import Beginning, Positions, Snapshot, Time, beginning_of
 from blackbox.registration import Registration
 from blackbox.subscribe.match_table import MAX_WORKERS
 from blackbox.subscribe.options import Options
@@ -147,37 +147,44 @@ class Subscriber(Registration):
     # Life
 
     def start(
-        self, timeout: float | None = None, *, since: Time | Positions | None = None, back: int | None = None
+        self,
+        timeout: float | None = None,
+        *,
+        since: Time | Positions | None = None,
+        back: int | None = None,
+        snapshot: Snapshot | None = None,
     ) -> Self:
         """Begin, and return when every publisher has confirmed the subscriptions: nothing sent after that is missed.
 
-        With `since` or `back` it begins in the past, then goes over to what comes live, with nothing twice and nothing
-        left out. Then `on_live` is called; `wait_live` waits for that, and `statistics().received.catching_up` counts
-        the slices that are not live yet. What archives bring does not count as lag.
+        With `since`, `back` or `snapshot` it begins in the past and then receives live messages, with nothing twice and
+        nothing left out. Then `on_live` is called; `wait_live` waits for that, and `statistics().received.catching_up`
+        counts the slices that are not live yet. Messages from archives do not count as lag.
 
         Args:
             timeout: how long publishers may take to confirm, in seconds; None: without limit. After one second the log
-                says which slices it waits for. With `back` or an image it is also how long archives may take to answer,
-                10 seconds for None.
+                says which slices it waits for. With `back` or `snapshot` it is also how long archives may take to
+                answer, 10 seconds for None.
             since: with what the feed's archives recorded at this time or later: ns since 1970, a datetime, or text such
                 as "2019-12-30T14:30:00Z", "14:30" (of the session that goes on now, in the feed's time zone) or
                 "session", when that began. Or from the position of each slice on, as a `checkpoint` gave it; those
-                without begin live. "image": with the newest recorded message of each topic that callbacks want now, in
-                batches that are `is_image`, and then all that follows those. "books": the same, but in place of the
-                messages that change order books what rests in them, so that `book` has all of it and is in sync.
+                without begin live.
             back: with the last `back` messages of each slice that archives have recorded; more if some are recorded
                 meanwhile; with `key_bytes` also the rest of a block.
+            snapshot: "latest": with the latest recorded message of each topic that callbacks want now, in batches that
+                are `is_image`, and then with all later messages. "books": the same, but with all resting orders in
+                place of the messages that change order books, so that `book` is complete and in sync.
 
         Of two lines one is enough, after `timeout` seconds, or 10 for None (not counted: compiling, on the first start
         ever). Ctrl-C ends the wait with KeyboardInterrupt, and everything is closed. Raises
         NotConfirmedError naming the slices without a publisher, EndpointError when a slice cannot connect.
         """
+        beginning = Beginning(since, back, snapshot)
         self._begin_live()
         if self._consumer is not None:
             self._share.check_new()
-            since, back = self._consumer.begin(since, back)
+            beginning = self._consumer.begin(beginning)
         try:
-            begin = self._beginning(since, back, timeout)
+            begin = self._begin_at(beginning, timeout)
             self._share.start(timeout, begin)
             if self._consumer is not None:
                 self._consumer.keep_beginning(self._supervisor.first_positions(), begin)
@@ -187,18 +194,17 @@ class Subscriber(Registration):
             raise
         return self
 
-    def _beginning(
-        self, since: Time | Positions | None, back: int | None, timeout: float | None
-    ) -> Callable[[int], Since | None] | None:
+    def _begin_at(self, beginning: Beginning, timeout: float | None) -> Callable[[int], Since | None] | None:
         """Return where each slice begins, as `beginning_of`. Raises as that does, ConfigError where no image may be."""
-        if since in (IMAGE, BOOKS) and self._options.slow.action == "conflate":
-            raise ConfigError(f"since was {since!r} with the policy 'conflate', which delivers out of order")
-        if self._tables and since != IMAGE:
-            raise ConfigError(f"since was {since!r} with a table, expected 'image'")
+        snapshot = beginning.snapshot
+        if snapshot is not None and self._options.slow.action == "conflate":
+            raise ConfigError(f"snapshot was {snapshot!r} with the policy 'conflate', which delivers out of order")
+        if self._tables and snapshot != "latest":
+            raise ConfigError(f"snapshot was {snapshot!r} with a table, expected 'latest'")
         prefixes = [start for callback in self._callbacks for start in callback.starts]
         answer_s = _ARCHIVES_S if timeout is None else timeout
-        begin = beginning_of(self.feed, self._client, since, back, answer_s, prefixes)
-        if since == BOOKS:
+        begin = beginning_of(self.feed, self._client, beginning, answer_s, prefixes)
+        if snapshot == "books":
             self._expect_books(begin)
         for table in self._tables:
             table._begin(

@@ -26,7 +26,7 @@ def main() -> None:
             def price(batch: Batch) -> None:
                 print(f"{'image' if batch.is_image else 'then'}: {batch.payload_list()[-1]!r}")
 
-            subscriber.start(since="image")
+            subscriber.start(snapshot="latest")
             table.wait_synced()
             print(f"synced: {sorted(table.items())}")
             publisher.publish(b"AAPL.price", b"190.00")

@@ -27,7 +27,7 @@ def main() -> None:
         with Publisher(feed, when_full="wait") as publisher, Recorder(feed, directory, serve=True):
             early.start()
             publish(2)
-            late.start(since="books")
+            late.start(snapshot="books")
             publish(1)
             late.wait_live()
         for subscriber in (early, late):

@@ -25,7 +25,7 @@ def main() -> None:
             gone = threading.Event()
             second.on_change(lambda topic, payload: gone.set() if (topic, payload) == (b"alive", None) else None)
             for subscriber in subscribers:
-                subscriber.start(since="image")
+                subscriber.start(snapshot="latest")
             first.wait_synced()
             second.wait_synced()
 

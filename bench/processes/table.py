@@ -45,7 +45,7 @@ def keep(feed: Any) -> None:
     began, before = time.perf_counter(), _resident()
     subscriber = Subscriber(feed, on_gap="repair")
     table = subscriber.table(b"")
-    subscriber.start(60, since="image")
+    subscriber.start(60, snapshot="latest")
     expect("whether it is synced", table.wait_synced(60), True)
     joined, grown = time.perf_counter() - began, _resident() - before
     for order in orders():

@@ -17,7 +17,7 @@ from blackbox.errors import BlackBoxError, ConfigError, PositionError
 from blackbox.feed.feed import Feed
 from blackbox.life import Life
 from blackbox.native.limits import start_thread
-from blackbox.recovery.start_position import Positions, Time, position_of, positions_of
+from blackbox.recovery.start_position import Beginning, position_of, positions_of
 from blackbox.subscribe.repair import Since
 
 if TYPE_CHECKING:
@@ -68,10 +68,11 @@ class Consumer:
         self._last: Mapping[int, SlicePosition] = {}
         self._told: Mapping[int, SlicePosition] = {}
 
-    def begin(self, since: Time | Positions | None, back: int | None) -> tuple[Time | Positions | None, int | None]:
-        """Take the name; return where to begin: where it was, or at `since`, or `back`.
+    def begin(self, beginning: Beginning) -> Beginning:
+        """Take the name; return where to begin: where it was, or where `beginning` says.
 
-        Raises PositionError when another process has the name, what is kept is of another feed, or `since` is behind.
+        Raises PositionError when another process has the name, the stored positions are of another feed, or are ahead
+        of `beginning`.
         """
         if self._life is not ConsumerLife.NAMED:  # it may be so since a start that failed
             self._file.own(self._wait_s)
@@ -81,7 +82,7 @@ class Consumer:
         try:
             kept = self._file.read()
             if kept is None:
-                return since, back
+                return beginning
             slices = range(len(self._feed.slices))
             if kept.feed != self._feed.name or not kept.positions.keys() <= set(slices):
                 raise PositionError(
@@ -89,20 +90,19 @@ class Consumer:
                     f"{self._feed.name!r} and slices up to {slices[-1]}"
                 )
             self._last = kept.positions
-            if since is None and back is None:
-                return self._last, None
-            if not isinstance(since, Mapping):
-                said = "back was given" if since is None else f"since was {since!r}"
+            if beginning == Beginning():
+                return Beginning(self._last)
+            if not isinstance(beginning.since, Mapping):
                 raise PositionError(
-                    f"{said}, but consumer {self._file.name!r} has been further: expected positions, or "
-                    f"`blackbox positions {self._file.directory} --forget {self._file.name}` first"
+                    f"start was given {beginning}, but consumer {self._file.name!r} has been further: expected "
+                    f"positions, or `blackbox positions {self._file.directory} --forget {self._file.name}` first"
                 )
-            self._check_forward(positions_of(self._feed, since))
+            self._check_forward(positions_of(self._feed, beginning.since))
         except BaseException:
             if self._go_on(ConsumerLife.NEW):
                 self._file.close()
             raise
-        return since, back
+        return beginning
 
     def keep_by_itself(self, checkpoint: Checkpoint) -> None:
         """Keep positions at each interval, if there is one, in a thread; tell archives of them, in another."""

@@ -6,7 +6,7 @@ import datetime
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 from blackbox.archive.day import day_end_ns, session_date
 from blackbox.arguments import check_integers
@@ -24,21 +24,36 @@ Time = int | str | datetime.datetime
 Positions = Mapping[int, tuple[Any, ...]]
 """By slice the (epoch, sequence) of what comes next; with keys a `KeyPosition`, or a tuple of its fields."""
 
+Snapshot = Literal["latest", "books"]
+"""The latest message of each topic, or all resting orders of the order books."""
 SESSION: Final = "session"
 """For `since`: when the session that goes on now began."""
-IMAGE: Final = "image"
-"""For `since`: the newest message of each topic first, then what follows."""
-BOOKS: Final = "books"
-"""For `since`: what rests in order books first, then what follows."""
 _MARGIN_HEARTBEATS: Final = 3
 """What was sent so long before the last block of an image is in it: lines, and keys, may be behind one another."""
+
+
+class Beginning(NamedTuple):
+    """Where to begin, as given to `Subscriber.start`: at most one of these; none: live."""
+
+    since: Time | Positions | None = None
+    back: int | None = None
+    snapshot: Snapshot | None = None
+
+    def __str__(self) -> str:
+        return " and ".join(f"{name} {value!r}" for name, value in self._asdict().items() if value is not None)
+
+    def check(self) -> None:
+        """Raise ConfigError unless it can be."""
+        if sum(value is not None for value in self) > 1:
+            raise ConfigError(f"start was given {self}, expected one of them")
+        if self.snapshot not in (None, *get_args(Snapshot)):
+            raise ConfigError(f"snapshot was {self.snapshot!r}, expected 'latest' or 'books'")
 
 
 def beginning_of(
     feed: Feed,
     archives: ArchiveClient | None,
-    since: Time | Positions | None,
-    back: int | None,
+    beginning: Beginning,
     timeout: float,
     prefixes: Collection[bytes] = (),
 ) -> Callable[[int], Since | None] | None:
@@ -47,23 +62,23 @@ def beginning_of(
     `prefixes`: of the topics that are wanted. Raises ConfigError, ValueError or TypeError for a beginning that cannot
     be, ArchiveError when it is an image or a count of messages and no archive answers in `timeout` seconds.
     """
-    if since is None and back is None:
+    beginning.check()
+    if beginning == Beginning():
         return None
-    if since is not None and back is not None:
-        raise ConfigError(f"since was {since!r} and back {back}, expected one of them")
+    since, back, snapshot = beginning
     if archives is None:
         raise ConfigError(f"feed {feed.name!r} had no archives, expected endpoints such as tcp://host:5600")
     if back is not None:
         check_integers(("back", back, 1, 1 << 62))
         return _timed_back(archives, back, timeout) if feed.key_bytes else _counted_back(archives, back, timeout)
+    if snapshot is not None:
+        return _image(archives, snapshot, prefixes, timeout).get
     if isinstance(since, Mapping):
         positions = {slice_id: _since(each) for slice_id, each in positions_of(feed, since).items()}
         slices = range(len(feed.slices))
         if not positions.keys() <= set(slices):
             raise ConfigError(f"since was for slices {sorted(positions)}, expected some of 0 to {slices[-1]}")
         return positions.get
-    if since in (IMAGE, BOOKS):
-        return _image(archives, "books" if since == BOOKS else "newest", prefixes, timeout).get
     at = Since(0, {}, _ns_of(feed, since))
     return lambda _slice_id: at
 

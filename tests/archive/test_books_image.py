@@ -235,7 +235,7 @@ def test_a_late_subscriber_has_the_books_of_one_from_the_start(tmp_path: Path, k
         half = len(messages) // 2
         _publish(publisher, messages[:half])
         wait_recorded(recorder, half)
-        late.start(60, since="books")
+        late.start(60, snapshot="books")
         _publish(publisher, messages[half:])
         late.wait_live(60)
         wait_until(lambda: first.statistics().delivery.delivered == len(messages), 60)

@@ -437,7 +437,7 @@ def test_beginnings_that_cannot_be_are_refused() -> None:
         Subscriber(archived_feed(key_bytes=2)).start(since={0: (1, 1)})
     with pytest.raises(ConfigError, match=r"since was for slices \[1\], expected some of 0 to 0"):
         Subscriber(archived_feed()).start(since={1: (1, 1)})
-    with pytest.raises(ConfigError, match="since was 0 and back 5, expected one of them"):
+    with pytest.raises(ConfigError, match="start was given since 0 and back 5, expected one of them"):
         Subscriber(archived_feed()).start(since=0, back=5)
     with pytest.raises(ValueError, match="back was 0, expected 1 to"):
         Subscriber(archived_feed()).start(back=0)

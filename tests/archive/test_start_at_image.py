@@ -86,7 +86,7 @@ def test_the_image_then_what_follows_nothing_twice_nothing_between(
                 before = {topic: each[:2] for topic, each in told.newest.items()}
                 subscriber = Subscriber(feed, workers=workers)
                 heard = Heard(subscriber)
-                subscriber.start(since="image")
+                subscriber.start(snapshot="latest")
                 told.publish(publisher, 500)
                 subscriber.wait_live()
                 told.publish(publisher, 500)
@@ -130,7 +130,7 @@ def test_the_newest_of_each_topic_is_that_of_a_slow_loop_while_a_publisher_runs(
                 wait_until(lambda at_least=at_least: told.published > at_least, 60)  # type: ignore[misc]
                 subscriber = Subscriber(feed, hwm_blocks=hwm_blocks, on_gap="repair", repair_wait=30)
                 all_heard.append(Heard(subscriber, prefix))
-                subscribers.append(subscriber.start(since="image", timeout=60))
+                subscribers.append(subscriber.start(snapshot="latest", timeout=60))
         finally:
             over.set()
             thread.join()
@@ -147,7 +147,7 @@ def test_a_feed_of_which_nothing_is_recorded_begins_with_its_first_message(tmp_p
     with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True):
         subscriber = Subscriber(feed)
         heard = Heard(subscriber)
-        subscriber.start(since="image")
+        subscriber.start(snapshot="latest")
         told.publish(publisher, 100)
         publisher.close()
         subscriber.run(until_end=True)
@@ -167,7 +167,7 @@ def test_compiled_callbacks_get_the_image_too(tmp_path: Path) -> None:
         def count(batch, state):  # type: ignore[no-untyped-def]
             state[0] += len(batch.rows)
 
-        subscriber.start(since="image")
+        subscriber.start(snapshot="latest")
         told.publish(publisher, 100)
         publisher.close()
         subscriber.run(until_end=True)
@@ -181,7 +181,7 @@ def test_a_checkpoint_behind_the_image_goes_on_there(tmp_path: Path) -> None:
         wait_recorded(recorder, 1_000)
         subscriber = Subscriber(feed)
         Heard(subscriber)
-        subscriber.start(since="image")
+        subscriber.start(snapshot="latest")
         subscriber.wait_live()
         with subscriber.checkpoint() as positions:
             pass
@@ -210,7 +210,7 @@ def test_amid_an_image_there_is_no_position(tmp_path: Path) -> None:
             came.set()
             assert go_on.wait(60)
 
-        subscriber.start(since="image")
+        subscriber.start(snapshot="latest")
         assert came.wait(60)
         assert subscriber._supervisor._slices[0].position is None  # a checkpoint refuses that
         go_on.set()
@@ -230,7 +230,7 @@ def test_callbacks_that_take_long_for_the_image_do_not_keep_start_from_its_confi
         subscriber.on_batch(b"")(lambda batch: go_on.wait(60))
 
         def start() -> None:
-            subscriber.start(since="image")
+            subscriber.start(snapshot="latest")
             started.set()
 
         thread = threading.Thread(target=start)
@@ -250,7 +250,7 @@ def test_a_reader_amid_an_image_has_no_position(tmp_path: Path) -> None:
         publish_of_many_keys(publisher, recorder, 2)
         subscriber = Subscriber(feed)
         stream = subscriber.stream(b"")
-        subscriber.start(since="image")
+        subscriber.start(snapshot="latest")
         subscriber.wait_live()
         assert stream.get(60).topic == b"000.t"
         with pytest.raises(SubscriberError, match="not done with the image"), subscriber.checkpoint():
@@ -265,16 +265,16 @@ def test_what_cannot_begin_with_an_image_is_refused(tmp_path: Path) -> None:
     feed = archived_feed()
     conflating = Subscriber(feed, slow=SlowPolicy("conflate"))
     Heard(conflating)
-    with pytest.raises(ConfigError, match="since was 'image' with the policy 'conflate'"):
-        conflating.start(since="image")
+    with pytest.raises(ConfigError, match="snapshot was 'latest' with the policy 'conflate'"):
+        conflating.start(snapshot="latest")
     without = Subscriber(feed_of())
     Heard(without)
     with pytest.raises(ConfigError, match="had no archives"):
-        without.start(since="image")
+        without.start(snapshot="latest")
     silent = Subscriber(feed, repair_wait=0.1)
     Heard(silent)
     with pytest.raises(ArchiveError, match="no archive of feed 'tape' answered"):
-        silent.start(0.2, since="image")
+        silent.start(0.2, snapshot="latest")
 
 
 def test_a_subscriber_that_ends_amid_its_image_ends(tmp_path: Path) -> None:
@@ -291,6 +291,6 @@ def test_a_subscriber_that_ends_amid_its_image_ends(tmp_path: Path) -> None:
             raise ValueError(f"{len(batch)} too many")
 
         with pytest.raises(CallbackError, match="too many"):
-            subscriber.start(since="image")  # it may raise already
+            subscriber.start(snapshot="latest")  # it may raise already
             subscriber.run()
         assert came.is_set()

@@ -356,7 +356,7 @@ def test_a_table_at_the_other_site_reads_its_writes_and_ends_the_same(tmp_path: 
             before = client.put(topics[0], b"there before")
             subscriber = Subscriber(feed, on_gap="repair")
             tables.append(subscriber.table(b"S0", client=client))
-            subscriber.start(since="image")
+            subscriber.start(snapshot="latest")
             stack.callback(subscriber.stop)
             assert tables[-1].wait(before, WAIT_S, topic=topics[0])
         table = tables[1]

@@ -38,7 +38,7 @@ def kept(feed: Feed, prefix: bytes = b"") -> Iterator[Table]:
     with HubClient(feed) as client:
         subscriber = Subscriber(feed, on_gap="repair", repair_wait=60)
         table = subscriber.table(prefix, client=client)
-        subscriber.start(60, since="image")
+        subscriber.start(60, snapshot="latest")
         assert table.wait_synced(60)
         yield table
         subscriber.terminate()

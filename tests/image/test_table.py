@@ -40,7 +40,7 @@ def test_a_table_is_the_newest_of_each_topic_at_all_times(tmp_path: Path, key_by
         subscriber = Subscriber(feed)
         table = subscriber.table(prefix)
         assert (table.synced, len(table)) == (False, 0)
-        subscriber.start(since="image")
+        subscriber.start(snapshot="latest")
         assert table.wait_synced(60)
         assert dict(table) == expected(told, prefix)
         for count in (1, 500, 3):
@@ -68,7 +68,7 @@ def test_it_is_synced_once_the_image_is_whole_and_never_before(tmp_path: Path) -
             seen.append(table.synced)
 
         table = subscriber.table(b"")
-        subscriber.start(since="image")
+        subscriber.start(snapshot="latest")
         assert table.wait_synced(60)
         # A block for each key that has a value.
         assert seen == [False] * len({topic[:3] for topic in told.newest})
@@ -81,7 +81,7 @@ def test_a_table_of_a_feed_that_has_sent_nothing_is_synced_and_empty(tmp_path: P
     with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True):
         subscriber = Subscriber(feed)
         table = subscriber.table(b"")
-        subscriber.start(since="image")
+        subscriber.start(snapshot="latest")
         assert (table.wait_synced(60), dict(table), table.at) == (True, {}, {})
         publisher.publish(b"A", b"1")
         publisher.flush()
@@ -98,7 +98,7 @@ def test_two_tables_that_joined_at_other_times_have_one_digest(tmp_path: Path) -
             wait_recorded(recorder, told.published)
             subscribers.append(Subscriber(feed))
             tables.append(subscribers[-1].table(b""))
-            subscribers[-1].start(since="image")
+            subscribers[-1].start(snapshot="latest")
         told.publish(publisher, 1_000)
         publisher.close()
         for subscriber in subscribers:
@@ -119,7 +119,7 @@ def test_topics_that_go_away_while_all_are_read_harm_nobody(tmp_path: Path) -> N
         wait_recorded(recorder, 2)
         subscriber = Subscriber(feed)
         table = subscriber.table(b"")
-        subscriber.start(since="image")
+        subscriber.start(snapshot="latest")
         assert table.wait_synced(60)
         items, values = iter(table.items()), iter(table.values())
         assert (next(items), next(values)) == ((b"A", bytes(4)), bytes(4))
@@ -145,7 +145,7 @@ def test_what_a_replay_has_left_is_no_part_of_the_image(tmp_path: Path) -> None:
         publisher.publish_many((b"B",), numpy.zeros(1, numpy.int32), numpy.zeros((1, 1), numpy.uint8), valid=[False])
         publisher.flush()
         wait_recorded(recorder, 3)
-        subscriber.start(since="image")
+        subscriber.start(snapshot="latest")
         assert table.wait_synced(60)
         assert table.snapshot() == ({b"A": b"1"}, {(0, b""): Position(publisher.epoch, 3)})
         subscriber.stop()
@@ -161,7 +161,7 @@ def test_it_says_nothing_of_keys_that_it_has_no_topics_of(tmp_path: Path) -> Non
         subscriber = Subscriber(feed)
         subscriber.on_batch(b"B")(nothing)
         table = subscriber.table(b"A.")
-        subscriber.start(since="image")
+        subscriber.start(snapshot="latest")
         assert table.wait_synced(60)
         assert table.at == {(0, b"A"): Position(publisher.epoch, 1)}
         subscriber.stop()
@@ -172,9 +172,9 @@ def test_what_no_table_can_be_is_refused(tmp_path: Path) -> None:
     with Publisher(feed), Recorder(feed, tmp_path, serve=True):
         subscriber = Subscriber(feed)
         subscriber.table(b"A")
-        with pytest.raises(ConfigError, match="since was None with a table, expected 'image'"):
+        with pytest.raises(ConfigError, match="snapshot was None with a table, expected 'latest'"):
             subscriber.start()
-        subscriber.start(since="image")
+        subscriber.start(snapshot="latest")
         with pytest.raises(SubscriberError, match="table was called while running, expected it before start"):
             subscriber.table(b"B")
         subscriber.stop()
@@ -285,7 +285,7 @@ def test_it_tells_what_has_changed_the_image_first_and_then_each_block(tmp_path:
         def changed(topic: bytes, payload: bytes | None) -> None:
             told.append((topic, payload, table.get(topic)))
 
-        subscriber.start(since="image")
+        subscriber.start(snapshot="latest")
         assert table.wait_synced(60)
         publisher.publish(b"A", None)
         publisher.publish(b"C", b"3")
@@ -308,7 +308,7 @@ def test_an_error_of_who_is_told_of_changes_ends_the_subscriber(tmp_path: Path) 
         def changed(topic: bytes, _payload: bytes | None) -> None:
             raise KeyError(topic)
 
-        subscriber.start(since="image")
+        subscriber.start(snapshot="latest")
         publisher.publish(b"A", b"1")
         with pytest.raises(CallbackError):
             subscriber.run(silence_timeout=20)
@@ -319,7 +319,7 @@ def test_who_waits_for_a_message_goes_on_once_the_table_has_it(tmp_path: Path) -
         table = subscriber.table(b"")
         place = Place(0, publisher.epoch, 1)
         assert not table.wait(Place(0, 0, 0), 0.01), "it is not synced"
-        subscriber.start(since="image")
+        subscriber.start(snapshot="latest")
         assert table.wait(Place(0, publisher.epoch, 0), 20)
         assert not table.wait(place, 0.01)
         seen = list[tuple[bool, bytes]]()
@@ -346,8 +346,8 @@ def test_what_ends_the_subscriber_ends_who_waits_for_its_table(tmp_path: Path) -
             raise ValueError("as told")
 
         tables = [each.table(b"") for each in (failing, stopped)]
-        failing.start(since="image")
-        stopped.start(since="image")
+        failing.start(snapshot="latest")
+        stopped.start(snapshot="latest")
         nowhere = Place(0, publisher.epoch, 1 << 40)
         with pytest.raises(CallbackError):
             tables[0].wait(nowhere, 60)
@@ -367,7 +367,7 @@ def test_a_place_without_its_topic_tells_nothing_where_numbers_are_of_each_key()
 def test_it_is_a_frame_of_a_row_a_topic(tmp_path: Path) -> None:
     with live(tmp_path, b"A.bid", b"B.ask") as (publisher, subscriber):
         table = subscriber.table(b"")
-        subscriber.start(since="image")
+        subscriber.start(snapshot="latest")
         publisher.publish(b"A.bid", b"new", ts_event=1_700_000_000_000_000_000)
         publisher.publish(b"C.bid", None)
         publisher.flush()

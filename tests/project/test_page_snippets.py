@@ -258,7 +258,7 @@ def test_the_hub_of_the_page_takes_what_the_page_puts(tmp_path: Path, monkeypatc
         subscriber = Subscriber(feed, on_gap="repair")
         with HubClient(feed, "counter") as client:
             counts = subscriber.table(b"count", client=client)
-            with subscriber.start(since="image"):
+            with subscriber.start(snapshot="latest"):
                 counts.wait_synced()
                 for _ in range(3):
                     counts.wait(names["raise_by_one"](counts, b"count"), topic=b"count")

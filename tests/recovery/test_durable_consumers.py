@@ -274,7 +274,8 @@ def test_positions_going_back_are_refused(tmp_path: Path) -> None:
             subscriber.start(since=since)
     for when, said in ((5, "5"), ("session", "'session'")):
         subscriber, _ = consumer(feed, tmp_path)
-        with pytest.raises(PositionError, match=f"since was {said}, but consumer 'strategy-1' has been further"):
+        given = f"start was given since {said}, but consumer 'strategy-1' has been further"
+        with pytest.raises(PositionError, match=given):
             subscriber.start(since=when)
 
 

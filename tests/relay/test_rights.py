@@ -490,7 +490,7 @@ def test_an_archive_gives_images_of_what_a_key_has_a_right_to(ring: Keyring, tmp
         assert [block.topics for block in narrowed.blocks] == [[b"AAPL.x"], [b"MSFT.x"]]
         assert narrowed.next_sequences.keys() == {b"AAPL", b"MSFT"}
         subscriber, got = collected(desk, b"AAPL.", b"MSFT.")
-        subscriber.start(PATIENCE_S, since="image")
+        subscriber.start(PATIENCE_S, snapshot="latest")
         assert {bytes(each.payload) for each in got.wait(2, PATIENCE_S)} == {b"87", b"88"}
         subscriber.stop()
 

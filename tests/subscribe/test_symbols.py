@@ -110,7 +110,7 @@ def test_a_table_has_the_topics_of_its_symbols_alone(tmp_path: Path) -> None:
         wait_recorded(recorder, len(topics))
         subscriber = Subscriber(feed)
         table = subscriber.table(symbols=["AAPL", "BRK.B"])
-        with subscriber.start(since="image"):
+        with subscriber.start(snapshot="latest"):
             assert table.wait_synced(60)
             assert dict(table) == {b"AAPL.x": b"1", b"BRK.B.x": b"1"}
             with pytest.raises(ConfigError, match="topic was b'AAPLW.x', expected one of table"):

@@ -34,7 +34,7 @@ def prepare():
         with Hub(feed, place), HubClient(feed) as client:
             subscriber = Subscriber(feed, on_gap="repair")
             table = subscriber.table(b"", client=client)
-            subscriber.start(60, since="image")
+            subscriber.start(60, snapshot="latest")
             table.wait(table.put(b"A", b"1", if_at=NOWHERE, ttl=60, timeout=60), 60)
             subscriber.terminate()
 """
@@ -48,7 +48,7 @@ def work(name, seed):
     client = HubClient(feed).start()
     subscriber = Subscriber(feed, on_gap="repair", repair_wait=60)
     table = subscriber.table(b"", client=client)
-    subscriber.start(120, since="image")
+    subscriber.start(120, snapshot="latest")
     table.wait_synced(120)
     while True:
         wait_until(lambda: notes[0] > notes[1], 3600)
@@ -139,7 +139,7 @@ class House:
             subscriber = Subscriber(self.feed, on_gap="repair", repair_wait=60)
             table = subscriber.table(b"")
             try:
-                subscriber.start(30, since="image")
+                subscriber.start(30, snapshot="latest")
                 break
             except (ArchiveError, NotConfirmedError):  # the hub was killed
                 subscriber.terminate()

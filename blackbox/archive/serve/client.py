@@ -227,7 +227,7 @@ class ArchiveClient:
         slice_id: int,
         prefixes: Collection[bytes] = (b"",),
         *,
-        of: ImageOf = "newest",
+        of: ImageOf = "latest",
         timeout: float = 10.0,
         may_narrow: bool = False,
     ) -> SliceImage:

@@ -113,7 +113,7 @@ class _Scan:
     def __init__(self, slice_id: int, of: ImageOf, day: Recording) -> None:
         """Nothing is read yet, of this day and others of a feed like its. Raises ArchiveError: it has no such image."""
         self.slice_id, self._of, self.layout = slice_id, of, _layout(day, of)
-        if of == "newest":
+        if of == "latest":
             self.newest = Newest(slice_id, day.feed.key_bytes, day.feed.max_topics)
         else:
             try:
