@@ -133,7 +133,7 @@ def test_a_feed_comes_through_as_it_was(rabbit: RabbitMq) -> None:
     ):
         for number, topic in enumerate(topics):
             publisher.publish(topic, b"%d" % number, number)
-            publisher.publish(topic, None)
+            publisher.publish(topic, None, 0)
         found = got.wait(10)
     for number, topic in enumerate(topics):
         mine = [(each.payload, each.ts_event) for each in found if each.topic == topic]
