@@ -161,7 +161,7 @@ def test_quotes_of_iex_summed_by_symbol_are_those_of_the_file(
 
 
 def test_view_and_several_paths(spark: SparkSession, itch: Path, tops: Path, engine: str) -> None:
-    spark.sql(f"CREATE TEMP VIEW orders USING blackbox OPTIONS (path '{itch}', records 'A', engine '{engine}')")
+    spark.sql(f"CREATE TEMP VIEW orders USING blackbox OPTIONS (path '{itch}', messageType 'A', engine '{engine}')")
     try:
         (row,) = spark.sql("SELECT count(*) AS n, sum(shares) AS shares FROM orders WHERE price > 0").collect()
         assert row["n"] == 4_758
