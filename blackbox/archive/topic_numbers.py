@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 import numpy
 from numpy.typing import NDArray
 
+from blackbox.arguments import all_as_bytes
 from blackbox.block.encode import TopicTable
 from blackbox.errors import ConfigError
 from blackbox.feed.compiled_routing import NO_SLICE, Routes, route, routes_of
@@ -45,7 +46,7 @@ class TopicNumbers:
         """Nothing is known yet."""
         self._feed = feed
         self._routes = routes_of(feed.routing)
-        self._given: Sequence[bytes] = ()
+        self._given: Sequence[str | bytes] = ()
         self._of_given = numpy.zeros(0, numpy.int32)
         self.differ = False
         self._names, self._groups = Numbering(1, 1), Numbering(1, 1)
@@ -76,7 +77,7 @@ class TopicNumbers:
         names = enumerate(self._groups.names())
         return {name[_SLICE_BYTES:]: group for group, name in names if self.slice_of[group] == slice_id}
 
-    def numbers_of(self, topics: Sequence[bytes]) -> NDArray[numpy.int32]:
+    def numbers_of(self, topics: Sequence[str | bytes]) -> NDArray[numpy.int32]:
         """Return the numbers of a source's topics. Raises ConfigError when one cannot be published."""
         if topics is not self._given:
             # They grow at the end: those before are the same objects, and compared in no time.
@@ -87,9 +88,8 @@ class TopicNumbers:
             self._given = tuple(topics)
         return self._of_given
 
-    def _number(self, topics: Sequence[bytes]) -> NDArray[numpy.int32]:
-        for kind in set(map(type, topics)) - {bytes}:
-            self._feed.slice_of(next(topic for topic in topics if type(topic) is kind))  # raises
+    def _number(self, given: Sequence[str | bytes]) -> NDArray[numpy.int32]:
+        topics = all_as_bytes("topics", given)
         count = len(topics)
         ends = numpy.zeros(count + 1, numpy.int64)
         numpy.cumsum(numpy.fromiter(map(len, topics), numpy.int64, count), out=ends[1:])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy
 import pytest
@@ -48,12 +50,17 @@ def test_more_and_longer_topics_than_there_was_room_for_are_all_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("topic", "why"), [(b"", "empty"), (b"\0A", "zero byte"), (b"A" * 65_536, "65536"), ("A", "bytes")]
+    ("topic", "why"), [(b"", "empty"), (b"\0A", "zero byte"), (b"A" * 65_536, "65536"), (1, "str or bytes")]
 )
-def test_a_topic_that_cannot_be_published_is_refused(topic: bytes, why: str) -> None:
+def test_a_topic_that_cannot_be_published_is_refused(topic: Any, why: str) -> None:
     numbers = TopicNumbers(Feed.local("numbers"))
-    with pytest.raises(ConfigError, match=why):
+    with pytest.raises((ConfigError, TypeError), match=why):
         numbers.numbers_of([b"A.t", topic])
+
+
+def test_a_text_and_its_bytes_are_one_topic() -> None:
+    numbers = TopicNumbers(Feed.local("numbers"))
+    assert numbers.numbers_of(["A.t", "Aü", b"A.t", "Aü".encode()]).tolist() == [0, 1, 0, 1]
 
 
 def test_more_topics_than_the_feed_takes_are_refused() -> None:
