@@ -372,11 +372,12 @@ def _units(money: NDArray[Any], name: str, decimals: int, base: numpy.dtype[Any]
         wrong = [value for value, units in zip(money.tolist(), exact, strict=True) if units is None]
         units = numpy.array([] if wrong else exact, numpy.int64)
     else:
-        scaled = money.astype(numpy.float64) * 10.0**decimals
-        near = numpy.rint(scaled)
-        is_whole = (numpy.abs(scaled) < END_OF_INT64) & (
-            numpy.abs(scaled - near) <= NEAR * numpy.maximum(1.0, numpy.abs(scaled))
-        )
+        with numpy.errstate(over="ignore", invalid="ignore"):  # an infinite price is not whole
+            scaled = money.astype(numpy.float64) * 10.0**decimals
+            near = numpy.rint(scaled)
+            is_whole = (numpy.abs(scaled) < END_OF_INT64) & (
+                numpy.abs(scaled - near) <= NEAR * numpy.maximum(1.0, numpy.abs(scaled))
+            )
         wrong = money[~is_whole].tolist()
         units = near.astype(numpy.int64) if not wrong else numpy.empty(0, numpy.int64)
     if wrong:

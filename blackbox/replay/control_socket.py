@@ -10,6 +10,7 @@ The answer is a `ReplayStatus` as JSON, or {"error": "..."}.
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Self
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 _MOST_BYTES: Final = 4_096
 _QUEUE_REQUESTS: Final = 16
+_STEP_MS: Final = 200
 _LINGER_MS: Final = 500
 _LARGEST: Final = (1 << 63) - 1
 _NEEDS: Final = Needs(descriptors=3)
@@ -172,7 +174,11 @@ def ask(endpoint: str, request: Request, timeout: float = 2.0, feed: Feed | None
     """
     _check(endpoint)
     keys = None if feed is None else keys_of_line(feed, 0, endpoint)
-    with new_context("replay control", _NEEDS) as context, context.socket(zmq.REQ) as socket:
+    with ExitStack() as stack:
+        context = stack.enter_context(new_context("replay control", _NEEDS))
+        # Ctrl-C may come while the socket is closed: the end of the context would wait for it without limit.
+        stack.callback(context.destroy, linger=0)
+        socket = stack.enter_context(context.socket(zmq.REQ))
         socket.linger = 0
         use_keys(socket, keys)
         try:
@@ -180,7 +186,11 @@ def ask(endpoint: str, request: Request, timeout: float = 2.0, feed: Feed | None
         except zmq.ZMQError as error:
             raise EndpointError(error.errno, f"cannot connect to replay {endpoint}: {error.strerror}") from error
         socket.send(msgspec.json.encode(request))
-        if not socket.poll(int(timeout * 1e3)):
+        deadline = time.monotonic() + timeout
+        # In steps: a signal just before a poll begins does not end it.
+        while not socket.poll(max(0, min(_STEP_MS, int((deadline - time.monotonic()) * 1e3)))):
+            if time.monotonic() < deadline:
+                continue
             hint = "" if keys is None else "; it may not know our key, or have another one than that of server_keys"
             raise ControlError(f"no replay answered at {endpoint} within {timeout:g} s{hint}")
         answer = socket.recv()

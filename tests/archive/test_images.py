@@ -129,6 +129,7 @@ def test_who_asks_within_a_moment_gets_the_same_image_and_later_a_new_one(tmp_pa
         told.publish(publisher, 1_000)
         wait_recorded(recorder, 1_000)
         images = Images(Pieces(tmp_path / feed.name))
+        wait_until(lambda: answer_of(images, b"")[0].next_sequences == {b"": 1_000}, 60)
         first, _ = answer_of(images, b"")
         told.publish(publisher, 1_000)
         wait_recorded(recorder, 2_000)

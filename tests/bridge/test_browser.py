@@ -191,7 +191,7 @@ def test_a_browser_reads_the_binary_form_as_documented(program: Path, tmp_path: 
             browser.wait({"subscribed": "AAPL."})
             publisher.publish(b"AAPL.trade", bytes((0, 127, 255)), (1 << 62) + 1)
             publisher.publish("AAPL.€".encode(), None, -(1 << 62) - 1)
-            publisher.publish(b"AAPL.empty", b"")
+            publisher.publish(b"AAPL.empty", b"", 0)
             epoch = str(publisher.epoch)
             browser.wait(["AAPL.", "AAPL.trade", [0, 127, 255], str((1 << 62) + 1), epoch, "0", 0])
             browser.wait(["AAPL.", "AAPL.€", None, str(-(1 << 62) - 1), epoch, "1", 0])
