@@ -259,6 +259,7 @@ def test_an_order_that_is_entered_twice_gives_one_trade(spark: SparkSession, tmp
     same_as_frames(spark, Recording.open(day.path))
 
 
+@pytest.mark.long
 def test_results_of_several_days_are_those_of_each_day_alone(spark: SparkSession, tmp_path: Path) -> None:
     """No bar, average, side or match goes from one day to the next."""
     for number in (18, 19):

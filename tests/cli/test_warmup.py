@@ -32,6 +32,7 @@ print(json.dumps([compiled.count, count_loaded()]))
 """
 
 
+@pytest.mark.long
 def test_what_was_warmed_up_is_loaded_by_later_processes() -> None:
     with Command("warmup", "--json") as first:
         ended = first.end(timeout=390)

@@ -117,7 +117,9 @@ def test_a_segment_that_is_deleted_while_it_is_read_is_an_error(
         list(rows)
 
 
-@pytest.mark.parametrize("index", [b"", b"BBOXINDX", b"\0" * 400])
+@pytest.mark.parametrize(
+    "index", [b"", *(pytest.param(each, marks=pytest.mark.long) for each in (b"BBOXINDX", b"\0" * 400))]
+)
 def test_a_missing_or_damaged_index_costs_nothing_but_time(spark: SparkSession, tmp_path: Path, index: bytes) -> None:
     day = make_day(tmp_path / "day", blocks=6)
     for segment in day.segments:

@@ -33,6 +33,7 @@ def fill(channel: amqp.Channel, queue: str, begin: int, end: int) -> None:
         channel.basic_publish(message, "", queue)
 
 
+@pytest.mark.long
 def test_each_message_is_stored_once_when_the_bridge_is_killed(
     rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path
 ) -> None:
@@ -83,6 +84,7 @@ def _has_put(bridge: AmqpQueue, least: int) -> bool:
     return bridge.statistics()["messages put"] >= least
 
 
+@pytest.mark.long
 def test_each_message_is_stored_once_when_the_hub_is_killed(
     rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ from tests.cli.commands import assert_one_line, invoke, write_feed
 from tests.hub.hubs import hub_feed, published
 
 
+@pytest.mark.long
 def test_a_feed_reaches_a_hub_and_a_feed_also_when_the_broker_is_killed(rabbit: RabbitMq, tmp_path: Path) -> None:
     there, kept, live, ca = feed_of("secret", 1), hub_feed("kept", slices=1), feed_of("live"), str(rabbit.certificate)
     with (
