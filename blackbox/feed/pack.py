@@ -212,10 +212,14 @@ def _price(decimals: int, value: Any) -> int:
 
 def _instant(unit: str, value: Any) -> int:
     if isinstance(value, numpy.datetime64):
-        nearest = value.astype(_EPOCH_NS)
-        ns = int(nearest.astype(numpy.int64))
-        if nearest.astype(value.dtype) != value:  # numpy lets those that do not fit run over
+        try:
+            nearest = value.astype(_EPOCH_NS)
+            fits = bool(nearest.astype(value.dtype) == value)
+        except OverflowError:  # numpy before 2.5 returns another time instead
+            fits = False
+        if not fits:
             raise ValueError("a time that fits nanoseconds")
+        ns = int(nearest.astype(numpy.int64))
     elif isinstance(value, datetime):
         try:
             ns = ns_of(value) + getattr(value, "nanosecond", 0)  # a Timestamp of pandas has these
