@@ -125,6 +125,7 @@ def assert_right(source: Source, watched: list[bytes]) -> DemoCallbacks:
     return callbacks
 
 
+@pytest.mark.long
 def test_figures_of_a_synthetic_session_are_right() -> None:
     callbacks = assert_right(Synthetic(30_000, symbols=60), [b"AAPL", b"NVDA"])
     assert sum(callbacks.watched[b"NVDA"]) > sum(callbacks.watched[b"AAPL"]) > 100

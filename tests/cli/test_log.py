@@ -42,6 +42,7 @@ def test_the_level_is_set_before_the_command_or_behind_it(feed: Path) -> None:
         assert ended.status == Status.ERROR
 
 
+@pytest.mark.long
 def test_the_environment_sets_both_and_the_command_line_wins(feed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BLACKBOX_LOG_LEVEL", "info")
     monkeypatch.setenv("BLACKBOX_LOG_FORMAT", "json")

@@ -191,6 +191,7 @@ def test_an_endpoint_in_use_is_told(tmp_path: Path, context: zmq.Context[zmq.Soc
             asyncio.run(serve())
 
 
+@pytest.mark.long
 def test_what_is_driven_survives_kills_of_hub_and_client(
     tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]]
 ) -> None:

@@ -129,6 +129,7 @@ def test_a_missing_or_damaged_index_costs_nothing_but_time(spark: SparkSession, 
         assert told_by(load(spark, day.path, engine)) == sorted(day.told())
 
 
+@pytest.mark.long
 def test_flipped_bits_are_errors_or_lose_their_own_block_alone(spark: SparkSession, tmp_path: Path) -> None:
     choice = random.Random(11)
     days: dict[datetime.date, tuple[Day, set[Told]]] = {}

@@ -98,6 +98,7 @@ def test_a_gap_is_told_in_its_place(rabbit: RabbitMq, channel: amqp.Channel) -> 
     assert got == [(b"A", 0, None), (b"blackbox.gap", 3, 3), (b"A", 4, None)]
 
 
+@pytest.mark.long
 def test_a_bridge_that_was_killed_goes_on(rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path) -> None:
     """What it had carried since it last kept how far it was comes again."""
     feed, queue = feed_of("again", archive=True), queue_of(channel, "again", "#")
