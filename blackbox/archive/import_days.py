@@ -227,24 +227,27 @@ class _Begun(NamedTuple):
     source: Source
     first: datetime.date | None
     """The day of its first message; None: it has no message."""
-    chunks: Iterator[Chunk]
-    """All that it has."""
+    chunks: Iterator[Chunk] | None = None
+    """All that it has, if it is still open; else it is opened at its turn."""
 
 
 def _in_order(job: _Job) -> list[_Begun]:
     """Return the sources of a job by the times of their first messages."""
     if job.date is not None:
-        return [_Begun(source, job.date, source.chunks()) for source in job.sources]
-    peeked = [(source, *_peek(job.feed, source)) for source in job.sources]
+        return [_Begun(source, job.date) for source in job.sources]
+    is_only = len(job.sources) == 1  # one of several is closed again: an open source takes memory and a file
+    peeked: list[tuple[Source, int | None, Iterator[Chunk] | None]] = []
+    for source in job.sources:
+        first_ns, chunks = _peek(job.feed, source)
+        peeked.append((source, first_ns, chunks if is_only else None))
     peeked.sort(key=lambda each: float("inf") if each[1] is None else each[1])
     begun: list[_Begun] = []
-    for source, first_ns, chunks in peeked:
+    for source, first_ns, opened in peeked:
         first = None if first_ns is None else session_date(job.feed, first_ns)
         if first is not None:
             _check_is_free(job, first)
             check_is_new(job.directory, first, replace=job.replace)
-        # Of several, each is opened again at its turn: a source that is open takes memory.
-        begun.append(_Begun(source, first, chunks if len(peeked) == 1 else source.chunks()))
+        begun.append(_Begun(source, first, opened))
     return begun
 
 
@@ -359,7 +362,8 @@ class _Days:
         follows = self._read is not None and self._read[1] == first and source.follow(self._read[0])
         self._read = source, first
         outside = self._last.written.outside
-        with closing(read_ahead(begun.chunks, _CHUNKS_AHEAD)) as chunks:
+        opened = source.chunks() if begun.chunks is None else begun.chunks
+        with closing(read_ahead(opened, _CHUNKS_AHEAD)) as chunks:
             for chunk in chunks:
                 go_on()
                 for missing, run in chunk.runs():

@@ -6,7 +6,7 @@ import datetime
 import random
 import shutil
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from blackbox.archive.export.source_file import export
 from blackbox.archive.import_days import import_days
 from blackbox.archive.marks import MarkKind
 from blackbox.errors import JournalError, SourceError
+from blackbox.feed.source import Chunk
 from tests.archive.imports import DAY, DAY_NS, NOON, Made, feed_of, told
 from tests.feeds import build
 from tests.feeds.test_dbn import START as DBN_START
@@ -292,6 +293,29 @@ def test_many_days_in_order_are_few_at_a_time(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(SourceError, match="messages of 2026-01-05 came after those of 4 other days, expected days in"):
         import_days(feed, tmp_path / "back", [Made(*([row] for row in back))])
     assert recorded_days(tmp_path / "back" / feed.name) == []
+
+
+def test_a_single_source_is_opened_once_and_many_are_open_two_at_a_time(tmp_path: Path) -> None:
+    opened = is_open = most = 0
+
+    class Counted(Made):
+        def chunks(self) -> Iterator[Chunk]:
+            nonlocal opened, is_open, most
+            opened, is_open = opened + 1, is_open + 1
+            most = max(most, is_open)
+            try:
+                yield from super().chunks()
+            finally:
+                is_open -= 1
+
+    rows = [(b"A.t", b"%d" % i, NOON + i * DAY_NS) for i in range(20)]
+    feed = feed_of("raw", slices=1)
+    import_days(feed, tmp_path / "one", [Counted(rows[:1], rows[1:2])])
+    assert (opened, most, is_open) == (1, 1, 0)
+    opened = most = 0
+    import_days(feed, tmp_path / "many", [Counted([row]) for row in rows])
+    assert (opened, most, is_open) == (40, 2, 0)
+    assert days_of(feed, tmp_path / "many") == by_day(feed, rows)
 
 
 def test_sources_with_and_without_a_date_do_not_share_a_day(tmp_path: Path) -> None:
