@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 from blackbox.arguments import all_as_bytes, as_bytes
 
@@ -18,8 +18,8 @@ def covering(prefix: Prefixes) -> tuple[bytes, ...]:
     return tuple(each for each in given if not any(each != other and each.startswith(other) for other in given))
 
 
-def common_prefix(prefixes: Sequence[bytes]) -> bytes:
-    """Return the longest prefix that covers all of these."""
-    low, high = min(prefixes), max(prefixes)
+def common_prefix(prefixes: Collection[bytes]) -> bytes:
+    """Return the longest prefix that covers all of these; of none the one of all topics."""
+    low, high = min(prefixes, default=b""), max(prefixes, default=b"")
     same = next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
     return low[:same]

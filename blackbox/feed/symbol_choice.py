@@ -8,6 +8,7 @@ from typing import NamedTuple
 from blackbox.arguments import all_as_bytes
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
+from blackbox.feed.prefixes import common_prefix
 from blackbox.feed.routing import check_prefix
 from blackbox.feed.symbol import BEFORE_FIRST, SymbolRule
 
@@ -41,9 +42,7 @@ class SymbolChoice(NamedTuple):
             if not found:
                 raise ConfigError(f"symbols had {name!r}, none of whose topics starts with prefix {prefix!r}")
             starts |= dict.fromkeys(found)
-        low, high = min(starts)[0], max(starts)[0]
-        size = next((at for at, (one, other) in enumerate(zip(low, high, strict=False)) if one != other), len(low))
-        return cls(rule, frozenset(names), low[:size], tuple(starts))
+        return cls(rule, frozenset(names), common_prefix([start for start, _ in starts]), tuple(starts))
 
     def has(self, topic: bytes) -> bool:
         """Return whether a topic is chosen."""

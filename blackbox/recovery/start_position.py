@@ -13,6 +13,7 @@ from blackbox.arguments import check_integers
 from blackbox.block.position import KeyPosition, Position, SlicePosition
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
+from blackbox.feed.prefixes import common_prefix
 from blackbox.subscribe.repair import Since
 from blackbox.timestamps import check_unit, ns_of, parse_time
 
@@ -128,7 +129,6 @@ def _ns_of(feed: Feed, since: Time | None) -> int:
 
 def _image(archives: ArchiveClient, of: ImageOf, prefixes: Collection[bytes], timeout: float) -> dict[int, Since]:
     """Return the image of each slice that may hold such topics, and where it goes on."""
-    from blackbox.archive.serve.fetch_progress import common_prefix
     from blackbox.archive.serve.protocol import MOST_PREFIXES
 
     found, feed = dict[int, Since](), archives.feed

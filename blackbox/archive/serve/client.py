@@ -18,7 +18,7 @@ from blackbox.archive.serve.connection import (
     block_of,
     in_place,
 )
-from blackbox.archive.serve.fetch_progress import NO_END, Rows, RowsOfRanges, RowsOfRuns, Seen, common_prefix
+from blackbox.archive.serve.fetch_progress import NO_END, Rows, RowsOfRanges, RowsOfRuns, Seen
 from blackbox.archive.serve.protocol import (
     FRAMES_OF_BLOCK,
     MOST_PREFIXES,
@@ -43,6 +43,7 @@ from blackbox.block.block import Block
 from blackbox.block.position import Position, SlicePosition, split
 from blackbox.errors import ArchiveError, BlackBoxError, ConfigError
 from blackbox.feed.feed import Feed, check_is_feed
+from blackbox.feed.prefixes import common_prefix
 from blackbox.subscribe.repair import Later, Missing, Since, awake_s, spread
 from blackbox.transport.curve import keys_of_archive
 

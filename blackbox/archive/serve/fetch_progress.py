@@ -157,15 +157,6 @@ class RowsOfRanges:
         ]
 
 
-def common_prefix(prefixes: Collection[bytes]) -> bytes:
-    """Return what all of some prefixes begin with."""
-    first, last = min(prefixes, default=b""), max(prefixes, default=b"")
-    size = 0
-    while size < min(len(first), len(last)) and first[size] == last[size]:
-        size += 1
-    return first[:size]
-
-
 class Seen:
     """What archives have brought of a slice from a beginning on, and what they lack before what is found next."""
 
