@@ -169,11 +169,10 @@ def test_an_image_that_is_kept_no_more_is_made_again(tmp_path: Path, monkeypatch
 
 def test_an_image_that_is_too_large_is_refused_with_its_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blackbox.archive.serve.images.MOST_IMAGE_BYTES", 1_000)
-    with (
-        published(tmp_path, 1) as (feed, _),
-        pytest.raises(ArchiveError, match=r"image of slice 0 had \d+ bytes, expected at most 1000: ask for lo"),
-    ):
-        ArchiveClient(feed).image(0, timeout=0.1)
+    with published(tmp_path, 1) as (feed, _):
+        images = Images(Pieces(tmp_path / feed.name))
+        with pytest.raises(ArchiveError, match=r"image of slice 0 had \d+ bytes, expected at most 1000: ask for lo"):
+            answer_of(images, b"")
 
 
 def test_an_image_is_kept_while_its_rest_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
