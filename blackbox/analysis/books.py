@@ -113,7 +113,7 @@ def _in_order(
 ) -> DataFrame:
     require(messages, [*by, *places, payload], "messages")
     unused(messages, by, (*(f"{side}_{part}" for side in _SIDES for part in _PARTS), SYNCED, "messages", *COUNTERS))
-    kinds = [functions.lit(kind.encode("latin-1")) for kind in feed.types]
+    kinds = [functions.lit(kind.encode("latin-1")) for kind in feed.message_types]
     wanted = functions.substring(payload, feed.type_offset + 1, 1).isin(kinds)
     rows = messages.where(wanted).select(*dict.fromkeys([*by, *places, payload]))
     return rows.repartition(*by).sortWithinPartitions(*by, *order)

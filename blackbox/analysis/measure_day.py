@@ -305,7 +305,7 @@ def _has_book(schema: str) -> bool:
 
 def _types(rows: DataFrame, fields: Sequence[TradeFields | QuoteFields]) -> str:
     """Return the message types of these rows, in the order of the schema."""
-    names = [each.type for each in fields]
+    names = [each.message_type for each in fields]
     if len({each.rank for each in fields}) > 1:
         there = {row["type"] for row in rows.select("type").distinct().collect()}
         names = [name for name in names if name in there]

@@ -130,7 +130,7 @@ def _trades(days: _Days, broken: bool) -> DataFrame:
         names = {"size": each.size, **({"_only": each.only[0]} if each.only else {})}
         names |= {"price": each.price} if each.price is not None else {"_number": str(each.order)}
         names |= {"trade_id": each.id} if each.id is not None else {}
-        frame = days.fields(each.type, names)
+        frame = days.fields(each.message_type, names)
         if each.id is None:
             frame = frame.withColumn("trade_id", functions.lit(None))
         if each.order is not None:
@@ -151,7 +151,9 @@ def _trades(days: _Days, broken: bool) -> DataFrame:
 
 def _orders(days: _Days) -> DataFrame:
     """Return the orders that were entered, each number of a symbol and day once: `_number`, `price`."""
-    frames = [days.fields(each.type, {"_number": each.number, "price": each.price}) for each in days.schema.orders]
+    frames = [
+        days.fields(each.message_type, {"_number": each.number, "price": each.price}) for each in days.schema.orders
+    ]
     rows = reduce(lambda one, other: one.unionByName(other), frames)
     first = functions.min_by("price", functions.struct(*_PLACE)).alias("price")
     return rows.groupBy(*DAY, "symbol", "_number").agg(first)
@@ -175,7 +177,7 @@ def _without_broken(rows: DataFrame, days: _Days) -> DataFrame:
         parts = {"trade_id": each.id, "price": each.price, "size": each.size}
         named = {f"_{part}": name for part, name in parts.items() if name is not None}
         same = [*DAY, "symbol", *(part.removeprefix("_") for part in named)]
-        taken_back = days.fields(each.type, named).select(
+        taken_back = days.fields(each.message_type, named).select(
             *(functions.col(f"_{name}" if f"_{name}" in named else name).alias(f"_broken_{name}") for name in same)
         )
         equal = [functions.col(name).eqNullSafe(functions.col(f"_broken_{name}")) for name in same]
@@ -189,7 +191,7 @@ def _quotes(days: _Days) -> DataFrame:
     frames = []
     for each in days.schema.quotes:
         names = {f"{side}_{part}": getattr(each, f"{side}_{part}") for side in _SIDES for part in ("price", "size")}
-        frame = days.fields(each.type, names)
+        frame = days.fields(each.message_type, names)
         sides = {}
         for side in _SIDES:
             price, size = functions.col(f"{side}_price"), functions.col(f"{side}_size")
@@ -213,7 +215,7 @@ def _first_of_each(frames: list[DataFrame], fields: Sequence[TradeFields | Quote
 
 
 def _told(frame: DataFrame, fields: TradeFields | QuoteFields) -> DataFrame:
-    return frame.withColumns({"type": functions.lit(fields.type), "rank": functions.lit(fields.rank)})
+    return frame.withColumns({"type": functions.lit(fields.message_type), "rank": functions.lit(fields.rank)})
 
 
 def _together(frames: list[DataFrame]) -> DataFrame | None:

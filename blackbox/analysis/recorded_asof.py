@@ -216,7 +216,7 @@ class _Sides(NamedTuple):
     @classmethod
     def of(cls, schema: Schema, kind: str) -> Self:
         """Return those of a message type; none if the schema does not declare it as quotes, or no price is absent."""
-        declared = [each for each in schema.quotes if schema.character(each.type) == schema.character(kind)]
+        declared = [each for each in schema.quotes if schema.character(each.message_type) == schema.character(kind)]
         dtype: Any = schema.dtype(kind)
         fields, prices, carried, absent = [], [], [], []
         for quote in declared[:1]:

@@ -45,7 +45,7 @@ class NewestBooks:
         """Of each topic the last message of this run that changes a book: behind it others may have come."""
         self._sizes = numpy.full(256, -1)
         """By type of these, bytes."""
-        for kind in self._book_feed.types:
+        for kind in self._book_feed.message_types:
             self._sizes[ord(kind)] = self._schema.records[kind].itemsize
         self._books = Books(feed.schema_name, symbol_rule=feed.symbol_rule, max_symbols=feed.max_topics)
         self._epoch = self._epoch_of_day = 0
@@ -109,7 +109,7 @@ class NewestBooks:
         Raises JournalError when keys are longer than a symbol, so that its messages have no order.
         """
         self._check_keys()
-        place, types = self._book_feed.type_offset, self._book_feed.types.encode("latin-1")
+        place, types = self._book_feed.type_offset, self._book_feed.message_types.encode("latin-1")
         found = dict[bytes, dict[int, Entry]]()
         for message in self._last.messages(prefixes, keys):
             of_type = found.setdefault(self._feed.symbol_rule.symbol_of(message.topic), {})

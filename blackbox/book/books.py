@@ -251,7 +251,7 @@ class Books:
         self._numbering = Numbering(max_symbols, _MEAN_SYMBOL_BYTES)
         self._addresses = numpy.zeros(max_symbols, numpy.int64)
         self._types = numpy.zeros(256, numpy.uint8)
-        self._types[list(feed.types.encode("latin-1"))] = 1
+        self._types[list(feed.message_types.encode("latin-1"))] = 1
         self._places = numpy.empty(0, numpy.int32)
         self._feeds: Sequence[BatchFeed] = ()
         self._names: set[str] = set()

@@ -55,7 +55,7 @@ Rest = Callable[[Resting], NDArray[numpy.uint8]]
 class BookFeed(NamedTuple):
     """How a feed's payloads change a book."""
 
-    types: str
+    message_types: str
     """The message types that do."""
     type_offset: int
     """Where in a payload the type stands."""

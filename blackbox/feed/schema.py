@@ -79,7 +79,7 @@ def _with_metadata(dtype: str, absent: int | None, metadata: dict[str, Any]) -> 
 class TradeFields:
     """Which fields of a message type hold a trade."""
 
-    type: str
+    message_type: str
     price: str | None
     """The field; None: the price is that of the order."""
     size: str
@@ -97,7 +97,7 @@ class TradeFields:
 class BreakFields:
     """Which fields of a message type name a trade that the venue took back: the one of the same symbol and id."""
 
-    type: str
+    message_type: str
     id: str
     price: str | None = None
     """The field with the price of that trade, where the message repeats it: it must be equal, too."""
@@ -109,7 +109,7 @@ class BreakFields:
 class OrderFields:
     """Which fields of a message type hold a new order. Its number is unique for the symbol and day."""
 
-    type: str
+    message_type: str
     number: str
     price: str
 
@@ -121,7 +121,7 @@ class QuoteFields:
     A side is absent if its price is what the field's metadata calls `ABSENT`, or what `absent` says.
     """
 
-    type: str
+    message_type: str
     bid_price: str
     bid_size: str
     ask_price: str
@@ -183,23 +183,23 @@ class Schema:
         for trade in self.trades:
             if (trade.price is None) == (trade.order is None) or (trade.order is not None and not self.orders):
                 raise ConfigError(
-                    f"schema {self.name!r}: trades of type {trade.type!r} had price {trade.price!r} and order "
+                    f"schema {self.name!r}: trades of type {trade.message_type!r} had price {trade.price!r} and order "
                     f"{trade.order!r}, expected exactly one of them, and `orders` when the price is that of the order"
                 )
             others = [name for name in (trade.only and trade.only[0], trade.id) if name is not None]
-            self._check(trade.type, trade.price or trade.order or "", trade.size, *others)
+            self._check(trade.message_type, trade.price or trade.order or "", trade.size, *others)
         for taken_back in self.breaks:
             others = [name for name in (taken_back.price, taken_back.size) if name is not None]
-            self._check(taken_back.type, taken_back.id, *others)
+            self._check(taken_back.message_type, taken_back.id, *others)
         for order in self.orders:
-            self._check(order.type, order.number, order.price)
+            self._check(order.message_type, order.number, order.price)
         for quote in self.quotes:
             if quote.absent is not None:
                 raise ConfigError(
-                    f"schema {self.name!r}: quotes of type {quote.type!r} had absent {quote.absent}, expected it only "
-                    "for payloads of JSON; give `absent` to the fields of the prices"
+                    f"schema {self.name!r}: quotes of type {quote.message_type!r} had absent {quote.absent}, expected "
+                    "it only for payloads of JSON; give `absent` to the fields of the prices"
                 )
-            self._check(quote.type, quote.bid_price, quote.bid_size, quote.ask_price, quote.ask_size)
+            self._check(quote.message_type, quote.bid_price, quote.bid_size, quote.ask_price, quote.ask_size)
 
     def _check_type(self, kind: str, dtype: object) -> None:
         """Raise ConfigError unless payloads can be of this type."""

@@ -118,7 +118,7 @@ def test_books_of_other_feeds(
 ) -> None:
     """The last levels and the counts of each symbol are those of its messages, applied one by one."""
     messages = spark.read.format("blackbox").load(str(captured(name)))
-    kept = [chr(byte) for byte in feed.types.encode("latin-1")]
+    kept = [chr(byte) for byte in feed.message_types.encode("latin-1")]
     payloads: dict[str, list[tuple[Any, ...]]] = {}
     for row in messages.select("symbol", "ts_event", "ts_recv", "sequence", "payload").collect():
         if row.payload[feed.type_offset : feed.type_offset + 1].decode("latin-1") in kept:

@@ -173,8 +173,8 @@ def test_a_hostile_field_is_refused(changed: dict[str, Any], text: str) -> None:
         ({"types": {"A": {"name": "q\0", "bytes": 8, "fields": [FIELD]}}}, "a name was 'q.x00', expected"),
         ({"id": 65_536}, "schema_id was 65536, expected 0 to 65535"),
         ({"id": "1"}, "Expected `int`"),
-        ({"trades": [{"type": "A", "price": "a", "size": "a"}]}, "message type was 'A', expected one of"),
-        ({"trades": [{"type": "A"}]}, "missing required field"),
+        ({"trades": [{"message_type": "A", "price": "a", "size": "a"}]}, "message type was 'A', expected one of"),
+        ({"trades": [{"message_type": "A"}]}, "missing required field"),
         ({"code": "import os"}, "unknown field `code`"),
     ],
 )

@@ -198,8 +198,8 @@ def test_breaks_name_trades_by_symbol_id_price_and_size(shared_data: Path, name:
     assert (len(broken), sum(row[4] for row in broken)) == (breaks, shares)
     (fields,) = Iex(path).schema.breaks
     (trade,) = Iex(path).schema.trades
-    assert (fields.type, fields.id, fields.price, fields.size) == ("B", "trade_id", "price", "size")
-    assert (trade.type, trade.id) == ("T", "trade_id")
+    assert (fields.message_type, fields.id, fields.price, fields.size) == ("B", "trade_id", "price", "size")
+    assert (trade.message_type, trade.id) == ("T", "trade_id")
 
 
 def test_a_side_without_interest_has_neither_price_nor_size(shared_data: Path) -> None:

@@ -188,7 +188,7 @@ def test_requests_of_the_page_on_replays_are_understood() -> None:
 
 def _of(kind: TradeFields | QuoteFields) -> str:
     only = getattr(kind, "only", None)
-    return f"`{kind.type}` where `{only[0]}` is `{only[1]}`" if only else f"`{kind.type}`"
+    return f"`{kind.message_type}` where `{only[0]}` is `{only[1]}`" if only else f"`{kind.message_type}`"
 
 
 def test_types_trades_and_quotes_are_those_of_the_schemas() -> None:

@@ -240,7 +240,7 @@ class _Trades(_Tick):
 
     def __init__(self, schema: Schema, symbols: _Symbols, fields: TradeFields, broken: bool) -> None:
         names = {"price": fields.price, "size": fields.size, "trade_id": fields.id}
-        super().__init__(schema, symbols, fields.type, names, fields.rank)
+        super().__init__(schema, symbols, fields.message_type, names, fields.rank)
         self.orders: _Orders | None = None
         self.breaks: _Breaks | None = None
         self.repeated: _Repeated | None = None
@@ -248,7 +248,7 @@ class _Trades(_Tick):
         self.order = fields.order
         self._only, self._broken = fields.only, broken
         if self.order is not None:
-            price = schema.arrow(schema.orders[0].type).field(schema.orders[0].price)
+            price = schema.arrow(schema.orders[0].message_type).field(schema.orders[0].price)
             self._columns["price"] = price.with_name("price").with_nullable(True)
             self._kinds |= {"price": numpy.int64, "order": numpy.uint64}
         if fields.id is None or schema.json is not None:
@@ -309,7 +309,7 @@ class _Quotes(_Tick):
 
     def __init__(self, schema: Schema, symbols: _Symbols, fields: QuoteFields) -> None:
         names = {name: getattr(fields, name) for name in _QUOTED}
-        super().__init__(schema, symbols, fields.type, names, fields.rank)
+        super().__init__(schema, symbols, fields.message_type, names, fields.rank)
         self._columns = {name: column.with_nullable(True) for name, column in self._columns.items()}
         self._carries = fields.one_sided
         self._absent = fields.absent
@@ -537,7 +537,7 @@ class _Broken(_Tick):
     def __init__(self, schema: Schema, symbols: _Symbols, fields: BreakFields) -> None:
         names = {"price": fields.price, "size": fields.size, "trade_id": fields.id}
         told = {name: each for name, each in names.items() if each is not None}
-        super().__init__(schema, symbols, fields.type, told)
+        super().__init__(schema, symbols, fields.message_type, told)
         if schema.json is not None:
             self._kinds["trade_id"] = numpy.int64
             self._read_members = reader_of(schema.json, list(told.values()))
@@ -573,7 +573,7 @@ class _Orders:
     def add(self, batch: Batch) -> None:
         """Note the orders that messages of a batch enter."""
         for each in self._schema.orders:
-            rows, records, _ = _records_of(batch, self._schema, each.type)
+            rows, records, _ = _records_of(batch, self._schema, each.message_type)
             if len(rows):
                 number, price = records[each.number].astype(numpy.uint64), records[each.price].astype(numpy.int64)
                 self._parts.append((self._symbols.of_rows(batch, rows), number, price))
