@@ -313,7 +313,7 @@ class Subscriber(Registration):
                 tuple(self._callbacks),
                 self._options.on_error,
                 self._hooks.on_reset,
-                replay.prefix,
+                replay.topics,
                 self._player,
                 self._timers,
                 tuple(self._gap_hooks),

@@ -7,13 +7,10 @@ from numpy.typing import NDArray
 
 from blackbox.block.block import Block
 from blackbox.block.format import layout_of, read_header
-from blackbox.feed.symbol_choice import SymbolChoice
-from blackbox.feed.symbol_trie import build_symbol_trie
+from blackbox.feed.symbol_choice import CHOSEN, SymbolChoice, TopicChoice
 from blackbox.native.intrinsics import int32s_at
 from blackbox.native.jit import njit
 from blackbox.native.prefix_trie import Trie, longest_prefix
-
-_CHOSEN = 2
 
 
 class SymbolRows:
@@ -21,13 +18,7 @@ class SymbolRows:
 
     def __init__(self, symbols: SymbolChoice) -> None:
         """Choose topics as `SymbolChoice.has`."""
-        prefixes = [symbols.prefix] if symbols.prefix else []
-        self._trie = build_symbol_trie(
-            prefixes,
-            symbols.names,
-            symbols.rule,
-            lambda prefix, symbol: _CHOSEN if symbol is not None and (prefix is not None or not prefixes) else 1,
-        )
+        self._trie = TopicChoice(symbols.texts, symbols).trie()
 
     def of(self, rows: NDArray[numpy.int32] | None, block: Block, header: int, body: int) -> NDArray[numpy.int32]:
         """Return those of some rows of a checked block, None being all; `header` and `body` are its addresses."""
@@ -46,4 +37,4 @@ def _choose_topics(header: int, body: int, trie: Trie, chosen: NDArray[numpy.boo
     for topic in range(block.topics):
         start = numpy.int64(offsets[topic])
         size = numpy.int64(offsets[topic + 1]) - start
-        chosen[topic] = longest_prefix(trie, body + layout.topics + start, size) == _CHOSEN
+        chosen[topic] = longest_prefix(trie, body + layout.topics + start, size) == CHOSEN

@@ -258,8 +258,8 @@ class Books:
         """The feed that the books are of, once it is known."""
         self._takes_images = False
         self._prefix = prefix
-        self.played_prefix = b""
-        """A replay plays only messages of topics that start with it."""
+        self.played_prefixes: tuple[bytes, ...] = (b"",)
+        """How the topics start that a replay plays."""
         self._unsure = UnsureKeys()
         self._epochs: dict[int, int] = {}
         """Epoch of each slice, and"""
@@ -372,8 +372,9 @@ class Books:
 
     def _lacks(self, symbol: bytes) -> bool:
         """Return whether a symbol's first messages may be missing: its slice is not known yet."""
-        is_partly_chosen = max(len(self._prefix), len(self.played_prefix)) > len(symbol) + 1
-        return is_partly_chosen or self._unsure.may_lack(symbol)
+        start = symbol + self._symbol_rule.separator.encode()
+        is_whole = start.startswith(self._prefix) and start.startswith(self.played_prefixes)
+        return not is_whole or self._unsure.may_lack(symbol)
 
     def _put(self, number: int, book: NDArray[numpy.int64]) -> None:
         self._books[number] = book

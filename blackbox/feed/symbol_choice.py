@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from blackbox.arguments import all_as_bytes
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
-from blackbox.feed.prefixes import common_prefix
+from blackbox.feed.prefixes import Prefixes, common_prefix, covering
 from blackbox.feed.routing import check_prefix
 from blackbox.feed.symbol import BEFORE_FIRST, SymbolRule
+from blackbox.feed.symbol_trie import build_symbol_trie
+from blackbox.native.prefix_trie import Trie
+
+CHOSEN: Final = 2
+"""Number of a chosen topic in the trie of a `TopicChoice`."""
 
 
 class SymbolChoice(NamedTuple):
@@ -22,31 +27,99 @@ class SymbolChoice(NamedTuple):
     """Longest common start of the topics of the choice."""
     starts: tuple[tuple[bytes, bool], ...]
     """How topics of the choice start, each with whether that is the whole topic. Other topics may start so, too."""
+    texts: tuple[bytes, ...]
+    """The texts of `starts`."""
 
     @classmethod
-    def of(cls, feed: Feed, symbols: Iterable[str | bytes], prefix: bytes = b"") -> SymbolChoice:
-        """Return the choice of topics that start with `prefix` and have one of these symbols.
+    def of(cls, feed: Feed, symbols: Iterable[str | bytes], prefix: Prefixes = b"") -> SymbolChoice:
+        """Return the choice of topics that start with `prefix`, or one of several, and have one of these symbols.
 
         Raises TypeError unless `symbols` is a list of str or bytes; ConfigError when it is empty, or when no topic of
         the feed can have a symbol and the prefix.
         """
+        prefixes = covering(prefix)
         rule = feed.symbol_rule
         names = list(dict.fromkeys(all_as_bytes("symbols", symbols)))
         if not names:
             raise ConfigError("symbols was empty, expected at least one symbol")
         starts = dict[tuple[bytes, bool], None]()
         for name in names:
-            found = [(start, whole) for start, whole in _starts(feed, name) if start.startswith(prefix)]
-            if not found and any(not whole and prefix.startswith(start) for start, whole in _starts(feed, name)):
-                found = [(prefix, False)]
+            own = _starts(feed, name)
+            found = [(start, whole) for start, whole in own if start.startswith(prefixes)]
+            found += [
+                (each, False) for each in prefixes for start, whole in own if not whole and _is_longer(each, start)
+            ]
             if not found:
                 raise ConfigError(f"symbols had {name!r}, none of whose topics starts with prefix {prefix!r}")
             starts |= dict.fromkeys(found)
-        return cls(rule, frozenset(names), common_prefix([start for start, _ in starts]), tuple(starts))
+        texts = tuple(start for start, _ in starts)
+        return cls(rule, frozenset(names), common_prefix(texts), tuple(starts), texts)
 
     def has(self, topic: bytes) -> bool:
         """Return whether a topic is chosen."""
-        return topic.startswith(self.prefix) and self.rule.symbol_of(topic) in self.names
+        return topic.startswith(self.texts) and self.rule.symbol_of(topic) in self.names
+
+
+class TopicChoice(NamedTuple):
+    """Topics that start with one of some prefixes and, if symbols are given, have one of these."""
+
+    prefixes: tuple[bytes, ...] = (b"",)
+    symbols: SymbolChoice | None = None
+
+    @classmethod
+    def of(cls, feed: Feed, prefix: Prefixes, symbols: Iterable[str | bytes] | None) -> TopicChoice:
+        """Return the choice of a feed's topics. Raises as `SymbolChoice.of`."""
+        if symbols is None:
+            return cls(covering(prefix))
+        choice = SymbolChoice.of(feed, symbols, prefix)
+        return cls(choice.texts, choice)
+
+    def __str__(self) -> str:
+        starts = f"that starts with {' or '.join(map(repr, self.prefixes))}"
+        return starts if self.symbols is None else f"of the symbols {sorted(self.symbols.names)}, {starts}"
+
+    def has(self, topic: bytes) -> bool:
+        """Return whether a topic is chosen."""
+        return topic.startswith(self.prefixes) if self.symbols is None else self.symbols.has(topic)
+
+    @property
+    def takes_all(self) -> bool:
+        """True if all topics are chosen."""
+        return b"" in self.prefixes and self.symbols is None
+
+    @property
+    def starts(self) -> list[tuple[bytes, bool]]:
+        """How the topics start, each with whether that is the whole topic. No topic starts with two of them."""
+        if self.symbols is None:
+            return [(prefix, False) for prefix in self.prefixes]
+        open_ = [start for start, whole in self.symbols.starts if not whole]
+        return [
+            (start, whole)
+            for start, whole in self.symbols.starts
+            if not any(start.startswith(other) and (whole or start != other) for other in open_)
+        ]
+
+    @property
+    def prefix(self) -> bytes:
+        """Longest common start of the topics."""
+        return common_prefix(self.prefixes)
+
+    def trie(self) -> Trie:
+        """Return the trie with which `longest_prefix` returns CHOSEN for each topic of the choice, but for b""."""
+        rule, names = (SymbolRule(), None) if self.symbols is None else (self.symbols.rule, self.symbols.names)
+        return build_symbol_trie(
+            self.prefixes,
+            names or (),
+            rule,
+            lambda prefix, symbol: CHOSEN if prefix is not None and (names is None or symbol is not None) else 1,
+        )
+
+
+ALL_TOPICS: Final = TopicChoice()
+
+
+def _is_longer(text: bytes, start: bytes) -> bool:
+    return text != start and text.startswith(start)
 
 
 def starts_by_slice(feed: Feed, starts: Iterable[tuple[bytes, bool]]) -> dict[int, list[bytes]]:

@@ -6,7 +6,7 @@ Players take tables one after the other, row by row. These here are in the order
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from typing import Any, Final, NamedTuple, Self
 
 import numpy
@@ -16,28 +16,32 @@ from blackbox.archive.filter import Clock
 from blackbox.archive.reader import RecordRun
 from blackbox.archive.segment import Damage, SegmentFile
 from blackbox.block.validate import Fault
+from blackbox.feed.symbol_choice import TopicChoice
 from blackbox.native.jit import warm_up
 from blackbox.replay.feeds import ReplayedFeeds
-from blackbox.replay.measure_blocks import NO_BLOCKS, BlockRow, BlockTableAt, Wanted, due_rows, measure, next_in_range
+from blackbox.replay.measure_blocks import (
+    NO_BLOCKS,
+    NO_TOPICS,
+    BlockRow,
+    BlockTableAt,
+    Wanted,
+    due_rows,
+    measure,
+    next_in_range,
+)
 
 BEGINNING: Final = -(1 << 63)
 END: Final = (1 << 63) - 1
 
 
 class Selection:
-    """The messages that are played: with one of the prefixes, and a time, by a clock, in `[start, stop)`."""
+    """The messages that are played: of chosen topics, and with a time, by a clock, in `[start, stop)`."""
 
-    def __init__(
-        self, key_bytes: int, prefixes: Sequence[bytes], by: Clock, start: int = BEGINNING, stop: int = END
-    ) -> None:
+    def __init__(self, key_bytes: int, topics: TopicChoice, by: Clock, start: int = BEGINNING, stop: int = END) -> None:
         self.by = by
         self.start, self.stop = start, stop
-        named = () if b"" in prefixes else prefixes
-        self._prefixes = numpy.frombuffer(b"".join(named) + b"\0", numpy.uint8)
-        self._ends = numpy.cumsum([0, *map(len, named)])[1:].astype(numpy.int64)
-        self.wanted = Wanted(
-            key_bytes, self._prefixes.ctypes.data, self._ends.ctypes.data, len(named), int(by == "ts_event")
-        )
+        trie = NO_TOPICS if topics.takes_all else topics.trie()
+        self.wanted = Wanted(key_bytes, trie, int(topics.takes_all), int(by == "ts_event"))
 
     @property
     def is_limited(self) -> bool:

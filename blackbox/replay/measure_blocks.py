@@ -9,11 +9,13 @@ from numpy.typing import NDArray
 
 from blackbox.archive.format import OFFSET_BLOCK_HEADER
 from blackbox.archive.reader import UNCHECKED
-from blackbox.archive.rows import check_recorded, starts_with
+from blackbox.archive.rows import check_recorded
 from blackbox.block.format import layout_of, read_header
 from blackbox.block.validate import Fault
+from blackbox.feed.symbol_choice import CHOSEN
 from blackbox.native.intrinsics import inner, int32s_at, int64s_at, unsigned
 from blackbox.native.jit import njit
+from blackbox.native.prefix_trie import Trie, longest_prefix
 from blackbox.native.records import Field, SharedRecord, record_at
 
 _NO_FAULT: Final = int(Fault.NONE)
@@ -38,7 +40,7 @@ class BlockRow(SharedRecord):
     fault = Field()
     """UNCHECKED, or its `Fault`. Only valid blocks are played."""
     count = Field()
-    """Number of rows that are played: those whose topic has one of the prefixes."""
+    """Number of rows with a chosen topic."""
     next_ns = Field()
     """Time of the first of them."""
     low_ns = Field()
@@ -56,12 +58,10 @@ class Wanted(NamedTuple):
 
     key_bytes: int
     """Of the feed."""
-    prefixes: int
-    """Address of the prefixes of their topics, one after another."""
-    prefix_ends: int
-    """Address of int64[prefix_count]: where each prefix ends in these bytes."""
-    prefix_count: int
-    """0: all topics."""
+    topics: Trie
+    """Trie of a `TopicChoice`."""
+    takes_all: int
+    """1: all topics."""
     by_event: int
     """1: each message has its own time, its `ts_event`; 0: one time, already in the row, holds for the whole block."""
 
@@ -75,21 +75,14 @@ class BlockTableAt(NamedTuple):
     wanted: Wanted
 
 
-NO_BLOCKS: Final = BlockTableAt(0, 0, Wanted(0, 0, 0, 0, 0))
+NO_TOPICS: Final = Trie(numpy.zeros(256, numpy.uint8), numpy.zeros((1, 1), numpy.int32), numpy.zeros(1, numpy.int32))
+NO_BLOCKS: Final = BlockTableAt(0, 0, Wanted(0, NO_TOPICS, 0, 0))
 
 
 @inner
 def is_wanted(text: int, size: int, wanted: Wanted) -> bool:
-    """Return True if a topic starts with one of the prefixes, or all topics are wanted."""
-    if wanted.prefix_count == 0:
-        return True
-    ends = int64s_at(wanted.prefix_ends, wanted.prefix_count)
-    start = numpy.int64(0)
-    for each in range(numpy.uint64(wanted.prefix_count)):
-        if starts_with(text, size, wanted.prefixes + start, ends[each] - start):
-            return True
-        start = ends[each]
-    return False
+    """Return True if a topic is chosen, or all topics are wanted."""
+    return bool(wanted.takes_all != 0 or longest_prefix(wanted.topics, text, size) == CHOSEN)
 
 
 @inner
@@ -112,7 +105,7 @@ def _measure(address: int, wanted: Wanted) -> None:
     first, stop = block.first_row, block.stop_row
     ts_event = int64s_at(block.body, header.count)
     next_ns, low_ns, high_ns = _LATEST, _LATEST, -_LATEST
-    if wanted.prefix_count == 0:
+    if wanted.takes_all != 0:
         found = stop - first
         if found > 0:
             next_ns = ts_event[first]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from datetime import timedelta
 from itertools import groupby
@@ -28,7 +28,8 @@ from blackbox.archive.recordings import (
     runs_of,
 )
 from blackbox.errors import ConfigError
-from blackbox.feed.prefixes import Prefixes, common_prefix, covering
+from blackbox.feed.prefixes import Prefixes
+from blackbox.feed.symbol_choice import TopicChoice, starts_by_slice
 from blackbox.replay.block_table import BEGINNING, END, BlockTable, Selection, block_tables, warm_up_tables
 from blackbox.replay.controls import Action, Controls, Grant
 from blackbox.replay.feeds import ReplayedFeeds
@@ -117,6 +118,7 @@ class ReplaySettings(TypedDict, total=False):
     start: Time | None
     stop: Time | None
     prefix: Prefixes
+    symbols: Iterable[str | bytes] | None
     slices: Iterable[int] | None
     order: Literal["event", "sent"] | None
     pace_by: Literal["ts_event", "ts_out"] | None
@@ -155,6 +157,7 @@ class Replay:
         start: Time | None = None,
         stop: Time | None = None,
         prefix: Prefixes = b"",
+        symbols: Iterable[str | bytes] | None = None,
         slices: Iterable[int] | None = None,
         order: Literal["event", "sent"] | None = None,
         pace_by: Literal["ts_event", "ts_out"] | None = None,
@@ -172,6 +175,7 @@ class Replay:
             start: the first time to play, by `pace_by`; see `Recording.time`. A time of day holds for each day.
             stop: the time to stop before, likewise.
             prefix: only messages whose topics start with it, or with one of several.
+            symbols: only messages of exactly these symbols, see `Subscriber.on`.
             slices: only these.
             order: "event": by the venue's time. "sent": block by block as they were sent, slices merged. Default: the
                 venue's time, if there is any and `pace_by` is not "ts_out".
@@ -179,7 +183,7 @@ class Replay:
             max_silence: cut longer silences of market time to this, in seconds or a `timedelta`.
             keep_gaps: when publishing, skip the sequence numbers that are missing in the recording. Subscribers then
                 see the gaps that the recorder saw, and one where a time range leaves blocks out between others. By
-                default numbers are consecutive. Cannot be combined with a prefix, and means order "sent".
+                default numbers are consecutive. Cannot be combined with a prefix or symbols, and means order "sent".
             books: before playing from `start`, or from where controls seek to, build the order books of
                 `Subscriber.book` from the beginning of the recordings (of each day, for a time of day). No other
                 callback gets these messages. A stop and a seek end it; paused, the replay stands still after it.
@@ -190,9 +194,6 @@ class Replay:
             ConfigError: there is no recording, they do not fit together (see `Recordings`), or settings contradict.
             ValueError: a value is out of its range.
         """
-        self.prefixes = covering(prefix)
-        if keep_gaps and any(self.prefixes):
-            raise ConfigError(f"keep_gaps was set with prefix {prefix!r}: other messages would look like gaps too")
         given = (recordings,) if isinstance(recordings, Recording) else tuple(recordings)
         for each in given:
             if not isinstance(each, Recording):
@@ -206,9 +207,19 @@ class Replay:
         if slices is not None and len(self.feeds.names) > 1:
             raise ConfigError(f"slices were given for a replay of the feeds {self.feeds.names}, expected one feed")
         self.slices = None if slices is None else tuple(slices)
+        self.topics = _topics_of(given, prefix, symbols)
+        """Topics to play."""
+        if keep_gaps and not self.topics.takes_all:
+            raise ConfigError(
+                f"keep_gaps was set with prefix {prefix!r} and symbols {symbols!r}, expected neither: messages "
+                "that are left out would look like gaps"
+            )
         there = min(len(recording.feed.slices) for recording in given)
         if unknown := sorted(set(self.slices or ()).difference(range(there))):
             raise ValueError(f"slices had {unknown[0]}, expected 0 to {there - 1}")
+        if (choice := self.topics.symbols) is not None and len(self.feeds.names) == 1:
+            holding = {slice_id for recording in given for slice_id in starts_by_slice(recording.feed, choice.starts)}
+            self.slices = tuple(sorted(holding.intersection(range(there) if self.slices is None else self.slices)))
         place = self.feeds.names.index  # of one time, feeds come in the order in which they were given, by either order
         self.recordings = tuple(sorted(given, key=lambda recording: (recording.date, place(recording.feed.name))))
         if loops < 0:
@@ -216,8 +227,6 @@ class Replay:
         if controls is not None and (speed is not None or max_silence is not None):
             raise ValueError("controls were given beside a speed or max_silence, expected one of the two")
         self.controls = controls or Controls(speed, max_silence)
-        self.prefix = common_prefix(self.prefixes)
-        """The longest text that all prefixes start with."""
         _check_order(order, pace_by, keep_gaps)
         if keep_gaps:
             order = "sent"
@@ -410,8 +419,8 @@ class Replay:
     def _tables_of(self, player: Player, span: _Span, out_of_order: OutOfOrder) -> Generator[BlockTable, None, None]:
         recordings, start, stop = span
         by = self._pace_by
-        selection = Selection(self._key_bytes, self.prefixes, by, start, stop)
-        wanted = self.prefix, None if start == BEGINNING else start, None if stop == END else stop, self.slices
+        selection = Selection(self._key_bytes, self.topics, by, start, stop)
+        wanted = self.topics.prefix, None if start == BEGINNING else start, None if stop == END else stop, self.slices
         if self._order == "event":
             ordered = by_time(recordings, *wanted)
             is_in_order = ordered.is_in_order and not self._key_bytes  # blocks of two keys may share a time
@@ -512,6 +521,17 @@ class Replay:
                 if damage.path.is_relative_to(recording.path):
                     recording._note(damage)
                     break
+
+
+def _topics_of(recordings: Sequence[Recording], prefix: Prefixes, symbols: Iterable[str | bytes] | None) -> TopicChoice:
+    """Return the topics to play. Raises ConfigError for symbols where feeds find them in topics by several rules."""
+    rules = list(dict.fromkeys(recording.feed.symbol_rule for recording in recordings))
+    if symbols is not None and len(rules) > 1:
+        raise ConfigError(
+            f"symbols were given for feeds of the symbol rules {rules[0]} and {rules[1]}, expected one rule: choose "
+            "topics by prefix"
+        )
+    return TopicChoice.of(recordings[-1].feed, prefix, symbols)
 
 
 def check_settings(recordings: object, settings: Iterable[str]) -> None:

@@ -16,6 +16,7 @@ from blackbox.archive.recording import Recording
 from blackbox.block.gap import Gap
 from blackbox.block.validate import Fault
 from blackbox.errors import CallbackError, ConfigError, SubscriberError
+from blackbox.feed.symbol_choice import ALL_TOPICS, TopicChoice
 from blackbox.native.cgroup import usable_cpus
 from blackbox.native.memory import shared_array
 from blackbox.native.name_table import HINT_WORDS, Numbering
@@ -54,14 +55,14 @@ class CallbackPlayer:
         callbacks: Sequence[Callback],
         on_error: str,
         on_reset: Sequence[Callable[[], object]] = (),
-        within: bytes = b"",
+        within: TopicChoice = ALL_TOPICS,
         before: CallbackPlayer | None = None,
         timers: Sequence[Timer] = (),
         gap_hooks: Sequence[GapHook] = (),
         recordings: Sequence[Recording] = (),
         slices: Sequence[int] | None = None,
     ) -> None:
-        """For recordings of these feeds; only topics that start with `within` are played.
+        """For recordings of these feeds; only topics of `within` are played.
 
         Where the played `slices` (None: all) of `recordings` lack messages, `gap_hooks` are told, and callbacks that
         ask for it.
@@ -102,12 +103,12 @@ class CallbackPlayer:
         self._threads: list[WorkerThread] = []
         self._gap_hooks = gap_hooks
         listens = gap_hooks or any(callback.kind in _HEAR_OF_GAPS for callback in callbacks)
-        self._gaps = RecordedGaps(recordings if listens else (), feeds, within, slices)
+        self._gaps = RecordedGaps(recordings if listens else (), feeds, within.prefix, slices)
         self._skipped: frozenset[tuple[int, int]] = frozenset()
         """Slice and epoch of each run with messages that are not played."""
         self._set_callbacks(callbacks)
         for books in self._books():
-            books.played_prefix = within
+            books.played_prefixes = within.prefixes
         self._workers[0].warm_up()
 
     @property

@@ -86,7 +86,7 @@ class Callback:
     @property
     def starts(self) -> list[bytes]:
         """How the topics of its messages start."""
-        return [self.prefix] if self.symbols is None else [start for start, _ in self.symbols.starts]
+        return [self.prefix] if self.symbols is None else list(self.symbols.texts)
 
     def starts_by_slice(self, feed: Feed) -> dict[int, list[bytes]]:
         """Return by slice how the topics of its messages start there."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy
 from numpy.typing import NDArray
 
+from blackbox.feed.symbol_choice import ALL_TOPICS, TopicChoice
 from blackbox.feed.symbol_trie import build_symbol_trie
 from blackbox.native.prefix_trie import Trie, build_trie
 from blackbox.subscribe.callbacks import Callback, CompiledCallback
@@ -98,12 +99,12 @@ class Table:
         upstream: frozenset[bytes],
         workers: int,
         slice_id: int,
-        within: bytes = b"",
+        within: TopicChoice = ALL_TOPICS,
         wanted: frozenset[bytes] = frozenset(),
         gap_hooks: Sequence[GapHook] = (),
         hears_live: bool = False,
     ) -> None:
-        """What `callbacks` want of the topics that start with `within`; `gap_hooks` hear of what they miss.
+        """Match topics of `within` with `callbacks`. `gap_hooks` are called for lost messages.
 
         `hears_live`: a hook wants to hear when the slice goes over to live.
         """
@@ -144,15 +145,19 @@ class Table:
         )
 
 
-def _match_sets(callbacks: Sequence[Callback], within: bytes) -> tuple[Trie, list[list[int]]]:
+def _match_sets(callbacks: Sequence[Callback], within: TopicChoice) -> tuple[Trie, list[list[int]]]:
     """Return the trie that finds a topic's match set, and the places of the callbacks of each set."""
     by_prefix: dict[bytes, list[int]] = {}
     for number, callback in enumerate(callbacks):
-        if callback.prefix.startswith(within) or within.startswith(callback.prefix):
-            by_prefix.setdefault(max(callback.prefix, within, key=len), []).append(number)
-    prefixes = sorted(by_prefix)
-    of_prefix = {p: [n for size in range(len(p) + 1) for n in by_prefix.get(p[:size], ())] for p in prefixes}
-    choices = [choice for callback in callbacks if (choice := callback.symbols) is not None]
+        by_prefix.setdefault(callback.prefix, []).append(number)
+    of_prefix = {
+        p: members
+        for p in sorted({*by_prefix, *within.prefixes})
+        if p.startswith(within.prefixes)
+        and (members := [n for size in range(len(p) + 1) for n in by_prefix.get(p[:size], ())])
+    }
+    prefixes = list(of_prefix)
+    choices = [each for each in (within.symbols, *(callback.symbols for callback in callbacks)) if each is not None]
     if not choices:
         return build_trie(prefixes), [[], *of_prefix.values()]
     sets: list[list[int]] = [[]]
@@ -164,7 +169,7 @@ def _match_sets(callbacks: Sequence[Callback], within: bytes) -> tuple[Trie, lis
             members = [
                 n
                 for n in ([] if prefix is None else of_prefix[prefix])
-                if (choice := callbacks[n].symbols) is None or symbol in choice.names
+                if all(each is None or symbol in each.names for each in (within.symbols, callbacks[n].symbols))
             ]
             place = places.setdefault(tuple(members), len(sets))
             if place == len(sets):

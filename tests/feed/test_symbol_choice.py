@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from blackbox import ConfigError, Feed
 from blackbox.feed.symbol import RULES, SymbolRule
-from blackbox.feed.symbol_choice import SymbolChoice, starts_by_slice
+from blackbox.feed.symbol_choice import CHOSEN, SymbolChoice, TopicChoice, starts_by_slice
 from blackbox.feed.symbol_trie import build_symbol_trie
 from blackbox.native.prefix_trie import longest_prefix
 from tests.examples import examples
@@ -78,6 +78,33 @@ def test_a_choice_has_the_topics_of_its_symbols_and_asks_for_all_of_them(
             assert choice.has(topic) == expected
             if expected:
                 assert topic.startswith(tuple(starts[feed.slice_of(topic)]))
+
+
+@settings(deadline=None, max_examples=examples(300))
+@given(
+    st.lists(words, max_size=3),
+    st.none() | st.lists(words, min_size=1, max_size=4),
+    rules,
+    st.lists(words, max_size=40),
+)
+def test_prefixes_and_symbols_choose_what_a_plain_loop_chooses(
+    prefixes: list[bytes], symbols: list[bytes] | None, rule: SymbolRule, topics: list[bytes]
+) -> None:
+    try:
+        choice = TopicChoice.of(feed_by(rule), prefixes, symbols)
+    except ConfigError:
+        assert symbols is not None
+        return
+    trie = choice.trie()
+    for topic in [*topics, *prefixes, *(symbols or []), *(symbol + b"./" for symbol in symbols or [])]:
+        expected = any(topic.startswith(prefix) for prefix in prefixes or [b""])
+        expected = expected and (symbols is None or rule.symbol_of(topic) in symbols)
+        text = numpy.frombuffer(topic, numpy.uint8)
+        assert choice.has(topic) == expected
+        assert (longest_prefix(trie, text.ctypes.data, len(topic)) == CHOSEN) == expected
+        fitting = [start for start, whole in choice.starts if topic == start or (topic.startswith(start) and not whole)]
+        assert len(fitting) <= 1, "no message of a bridge comes twice"
+        assert fitting or not expected
 
 
 def test_a_symbol_is_no_prefix_of_others() -> None:

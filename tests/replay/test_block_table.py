@@ -13,6 +13,7 @@ from blackbox import Recording
 from blackbox.archive.reader import RUN_RECORDS
 from blackbox.archive.recordings import runs_of
 from blackbox.block.validate import FAULT_TEXT, Fault
+from blackbox.feed.symbol_choice import ALL_TOPICS
 from blackbox.replay.block_table import BEGINNING, END, BlockTable, Selection, block_tables
 from blackbox.replay.feeds import ReplayedFeeds
 from tests.damaged import damage_body
@@ -25,7 +26,9 @@ def table_of(path: Path | str, by: Any = "ts_event", start: int = BEGINNING, sto
     """The one table of a small recording, measured."""
     recordings = [Recording.open(path)]
     runs = runs_of(recordings, bodies="unpacked")
-    (table,) = block_tables(runs, Selection(0, [b""], by, start, stop), ReplayedFeeds(recordings), is_measured=True)
+    (table,) = block_tables(
+        runs, Selection(0, ALL_TOPICS, by, start, stop), ReplayedFeeds(recordings), is_measured=True
+    )
     return table
 
 
@@ -43,7 +46,7 @@ def test_a_time_range_takes_just_its_messages(times: list[int], rows: int, start
         simple_day(Path(path), times, rows)
         recordings = [Recording.open(path)]
         runs = runs_of(recordings, bodies="unpacked")
-        selection = Selection(0, [b""], "ts_event", start, stop)
+        selection = Selection(0, ALL_TOPICS, "ts_event", start, stop)
         tables = list(block_tables(runs, selection, ReplayedFeeds(recordings), is_measured=False))
         assert [number for table in tables for number in messages_of(table, rows)] == expected
         assert sum(int(table.rows["count"].sum()) for table in tables) == len(expected)
@@ -98,7 +101,7 @@ def test_a_table_gives_back_what_was_played_before_and_that_can_still_be_read(tm
     simple_day(tmp_path, range(2 * RUN_RECORDS + 1))
     recordings = [Recording.open(tmp_path)]
     runs = runs_of(recordings, bodies="unpacked", kept=9)
-    selection = Selection(0, [b""], "ts_event")
+    selection = Selection(0, ALL_TOPICS, "ts_event")
     tables = list(block_tables(runs, selection, ReplayedFeeds(recordings), is_measured=False))
     assert [table.played for table in tables] == [(), *(tuple(table.run.ranges()) for table in tables[:-1])]
     for table in tables:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from blackbox.archive.format import OFFSET_BLOCK_HEADER, RECORD, RECORD_HEAD_BYTES
 from blackbox.archive.reader import UNCHECKED
 from blackbox.block.validate import Fault
+from blackbox.feed.symbol_choice import TopicChoice
 from blackbox.replay.block_table import Selection
 from blackbox.replay.measure_blocks import BlockRow, BlockTableAt, due_rows, measure, next_in_range
 from tests.journals import Put, Row, record_of
@@ -36,7 +37,7 @@ class Measured:
         self, record: bytes, first: int = 0, stop: int = 1, prefixes: Sequence[bytes] = (b"",), *, by_event: bool = True
     ) -> None:
         self.memory = numpy.frombuffer(bytearray(record), numpy.uint8)
-        self.selection = Selection(0, prefixes, "ts_event" if by_event else "ts_out")
+        self.selection = Selection(0, TopicChoice(tuple(prefixes)), "ts_event" if by_event else "ts_out")
         address = self.memory.ctypes.data
         self.table: Any = numpy.zeros(1, BlockRow.dtype)
         self.row = self.table[0]
