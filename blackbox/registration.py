@@ -25,7 +25,7 @@ from blackbox.errors import ConfigError, SubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.feed.prices import Prices, check_prices
 from blackbox.feed.schema import load_schema
-from blackbox.feed.symbol_choice import SymbolChoice, starts_by_slice
+from blackbox.feed.symbol_choice import SymbolChoice, TopicChoice, starts_by_slice
 from blackbox.image.table import Puts, Table
 from blackbox.subscribe.callbacks import IN_SLICE, Callback, CompiledCallback
 from blackbox.subscribe.compiled_callback import compile_callback
@@ -361,9 +361,11 @@ class Registration:
         return register
 
     def on_gap(
-        self, prefix: str | bytes, *, group: str | None = None
+        self, prefix: str | bytes = b"", *, symbols: Iterable[str | bytes] | None = None, group: str | None = None
     ) -> Callable[[Callable[[Gap], object]], Callable[[Gap], object]]:
         """Decorate `f(gap)`, called when messages were lost that may have had topics that start with `prefix`.
+
+        With `symbols` it is called for messages that may have been of these symbols.
 
         It is called in the place of what is missing: on each worker with callbacks (of a `group`: with one of its
         callbacks) that may have got some of them, between their messages before and after. With the feed's `key_bytes`
@@ -373,12 +375,13 @@ class Registration:
         In a replay it is called where recordings lack messages between those that are played.
         """
         prefix = decorator_prefix(prefix, "on_gap")
+        starts = TopicChoice.of(self.feed, prefix, symbols).starts
 
         def register(function: Callable[[Gap], object]) -> Callable[[Gap], object]:
             check_function(function, "gap")
             with self._supervisor.lock:
                 self._check_may_change()
-                self._gap_hooks.append(GapHook(prefix, function, group, self._owner))
+                self._gap_hooks.append(GapHook(starts, function, group, self._owner))
                 self._renew()
             return function
 

@@ -15,7 +15,8 @@ _MOST_KEYS: Final = 4_096
 class GapHook(NamedTuple):
     """A function of the user that is told of gaps."""
 
-    prefix: bytes
+    starts: Sequence[tuple[bytes, bool]]
+    """Starts of the topics that it hears of. True: only the topic that is equal to the start."""
     function: Callable[[Gap], object]
     group: str | None
     owner: object
@@ -45,7 +46,7 @@ class GapHooks:
             hooks = [
                 hook.function
                 for hook in self._hooks
-                if may_share_topics(hook.prefix, key) and any(_is_of(hook, callback) for callback in concerned)
+                if _is_told_of(hook, key) and any(_is_of(hook, callback) for callback in concerned)
             ]
             found = [*(callback.lose for callback in concerned if callback.kind == "book"), *hooks]
             if len(self._told) == _MOST_KEYS:
@@ -61,4 +62,9 @@ def may_share_topics(prefix: bytes, other: bytes) -> bool:
 
 def _is_of(hook: GapHook, callback: Callback) -> bool:
     is_of = hook.owner is callback.owner and hook.group in (None, callback.group)
-    return is_of and may_share_topics(hook.prefix, callback.prefix)
+    return is_of and any(_is_told_of(hook, start) for start in callback.starts)
+
+
+def _is_told_of(hook: GapHook, start: bytes) -> bool:
+    """Return whether topics that start so may be those of a hook."""
+    return any(text.startswith(start) if whole else may_share_topics(text, start) for text, whole in hook.starts)
