@@ -46,14 +46,14 @@ from blackbox.archive.summary import (
     summarise,
     topic_counts,
 )
-from blackbox.arguments import as_bytes
+from blackbox.arguments import all_as_bytes, as_bytes
 from blackbox.block.batch import Batch
 from blackbox.block.gap import Gap
 from blackbox.block.received_block import BatchFeed, ReceivedBlock
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.schema import RAW, load_schema, schema_of
-from blackbox.feed.symbol_choice import SymbolChoice
+from blackbox.feed.symbol_choice import SymbolChoice, TopicChoice
 from blackbox.timestamps import MAX_NS, MIN_NS, check_unit, ns_of, parse_time
 
 if TYPE_CHECKING:
@@ -208,25 +208,36 @@ class Recording(Frames):
         wanted = self._filter(prefix, selection)
         return self._batches(wanted, self._streams(wanted.prefix, selection.get("slices")))
 
-    def newest(self, prefix: str | bytes = b"", until: Time | None = None) -> Iterator[Batch]:
+    def newest(
+        self, prefix: str | bytes = b"", until: Time | None = None, *, symbols: Iterable[str | bytes] | None = None
+    ) -> Iterator[Batch]:
         """Yield the newest message of each topic that starts with `prefix`: as it was at a time, or at the end.
 
-        `until`: only what was received before this. Slice by slice, run by run, in the order in which they were
-        published; each batch is of one key, and `is_image`. A topic whose newest message has no value is left out.
+        `until`: only what was received before this. `symbols`: only topics of exactly these symbols. Slice by slice,
+        run by run, in the order in which they were published; each batch is of one key, and `is_image`. A topic whose
+        newest message has no value is left out.
 
         Reads all that is there until then. Raises as `batches`; JournalError when a slice has more topics than the
         feed's `max_topics`, or their newest messages have more than 1 GiB.
         """
-        prefix = as_bytes("prefix", prefix)
+        chosen = TopicChoice.of(self.feed, as_bytes("prefix", prefix), symbols)
         feed = BatchFeed(self.feed.name, self.schema if self.schema.records else None, self.feed.symbol_rule)
-        for slice_id in self._wanted_slices(prefix, None):
+        for slice_id in self._wanted_slices(chosen.prefix, None):
             newest = Newest(slice_id, self.feed.key_bytes, self.feed.max_topics)
-            for run in self.runs(prefix, stop=until, by="ts_recv", slices=[slice_id]):
+            for run in self.runs(chosen.prefix, stop=until, by="ts_recv", slices=[slice_id]):
                 newest.take(run)
-            for block in newest.blocks([prefix]):
+            of = None if chosen.symbols is None else numpy.array([chosen.has(each) for each in newest.topics()], bool)
+            for block in newest.blocks(chosen.prefixes, of=of):
                 yield Batch(block, None, ReceivedBlock.of_block(block, feed, 0, is_image=True))
 
-    def book_at(self, time: Time, prefix: str | bytes = b"", *, max_bytes: int = 1 << 30) -> Books:
+    def book_at(
+        self,
+        time: Time,
+        prefix: str | bytes = b"",
+        *,
+        symbols: Iterable[str | bytes] | None = None,
+        max_bytes: int = 1 << 30,
+    ) -> Books:
         """Return the order books of all symbols as they were at a time, after all messages before it.
 
         A replay with `start=time, books=True` begins with the same books. Reads the day up to there. Ask the result
@@ -235,6 +246,7 @@ class Recording(Frames):
         Args:
             time: as `time` takes it, of the messages' `ts_event`, or of their `ts_out` if none has a venue's time.
             prefix: of the topics, such as b"AAPL.": books of symbols of which it leaves out messages are not synced.
+            symbols: only the books of exactly these symbols.
             max_bytes: of all books together.
 
         Raises ConfigError when the schema has no books; as `time`.
@@ -242,9 +254,10 @@ class Recording(Frames):
         from blackbox import Replay, Subscriber  # of rooms behind this one
 
         subscriber = Subscriber(self.feed)
-        books = subscriber.book(prefix, max_bytes=max_bytes)
+        symbols = None if symbols is None else all_as_bytes("symbols", symbols)
+        books = subscriber.book(prefix, symbols=symbols, max_bytes=max_bytes)
         by: Clock = "ts_event" if self.time_range("ts_event")[1] > 0 else "ts_out"
-        subscriber.replay(Replay(self, stop=self.time(time, by), prefix=prefix))
+        subscriber.replay(Replay(self, stop=self.time(time, by), prefix=prefix, symbols=symbols))
         return books
 
     def topics(self) -> list[bytes]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from blackbox.archive.day import as_journal_error
 from blackbox.archive.export.time_order import Messages, Order, in_order_of_time
-from blackbox.archive.filter import Filter, Time
+from blackbox.archive.filter import Time
 from blackbox.archive.recording import Recording
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.schema import load_registered
@@ -82,6 +82,7 @@ def export(
     path: str | os.PathLike[str],
     start: Time | None = None,
     stop: Time | None = None,
+    symbols: Sequence[str | bytes] | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Exported:
     """Write a recording's messages with times in `[start, stop)` to a new file, packed if it ends in `.gz` or `.zst`.
@@ -95,6 +96,7 @@ def export(
         path: of the file. It has its name only once it is whole.
         start: the first time, see `Recording.time`; not given: from the beginning.
         stop: the end of the times, not wanted itself; not given: to the end.
+        symbols: only messages of exactly these symbols; not given: all.
         progress: called with the number of messages so far.
 
     Raises ConfigError when the feed's schema has no exporter, JournalError when the file exists or cannot be written,
@@ -104,10 +106,9 @@ def export(
     exporter = load_exporter(recording.feed.schema_name)
     if target.exists():
         raise JournalError(f"{target} exists, expected the name of a new file")
-    first = None if start is None else recording.time(start)
-    end = None if stop is None else recording.time(stop)
+    wanted = recording._filter(b"", {"start": start, "stop": stop, "symbols": symbols})
     order = Order()
-    found = in_order_of_time(recording, Filter(recording.feed.key_bytes, start=first, stop=end), order)
+    found = in_order_of_time(recording, wanted, order)
     messages: Iterable[Messages] = _told(found, progress)
     wants: object = exporter
     if isinstance(wants, WantsHead):
