@@ -171,9 +171,12 @@ def routing_key(topic: bytes) -> str:
     return text[:_MOST_KEY_BYTES].decode(errors="ignore")
 
 
-def binding_key(prefix: bytes) -> str:
-    """Return the binding that lets through what starts with a prefix, and as little else as whole words can say."""
-    words = prefix.decode(errors="replace").split(".")[:-1]
+def binding_key(start: bytes, whole: bool = False) -> str:
+    """Return the binding that lets through topics that start so, and as little else as whole words can say.
+
+    `whole`: only the topic `start`.
+    """
+    words = start.decode(errors="replace").split(".")[: None if whole else -1]
     while len(".".join(words).encode()) > _MOST_KEY_BYTES - len(".#"):
         words.pop()
     return ".".join([*words, "#"])

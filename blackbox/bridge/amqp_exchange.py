@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Iterable
 from typing import Any, Final, Self
 
 from blackbox.block.batch import Batch
@@ -41,6 +42,7 @@ class AmqpExchange(Carrier):
         url: str,
         prefix: Prefixes = b"",
         *,
+        symbols: Iterable[str | bytes] | None = None,
         exchange: str | None = None,
         transient: int = 0,
         name: str | None = None,
@@ -53,6 +55,7 @@ class AmqpExchange(Carrier):
             feed: what to carry, without `key_bytes`: one row of numbers for each slice.
             url: amqp://USER:PASSWORD@HOST:PORT/VHOST.
             prefix: of the topics to carry.
+            symbols: only topics of exactly these symbols.
             exchange: its name; it is made, durable, unless it is there. Default: the feed's name.
             transient: 1: queues need not keep messages when the broker restarts.
             name: of the bridge, under which it goes on, with what the feed's archives have.
@@ -64,7 +67,7 @@ class AmqpExchange(Carrier):
         self._address = Address.of(url, ca)
         interval = _CHECKPOINT_S if name else None
         super().__init__(
-            feed, self._address.shown, prefix, name=name, positions=positions, checkpoint_interval=interval
+            feed, self._address.shown, prefix, symbols, name=name, positions=positions, checkpoint_interval=interval
         )
         self.exchange = exchange or feed.name
         if transient not in (0, 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -38,6 +39,7 @@ class AmqpQueue(HubInlet):
         url: str,
         prefix: Prefixes = b"",
         *,
+        symbols: Iterable[str | bytes] | None = None,
         queue: str | None = None,
         exchange: str | None = None,
         ca: str | None = None,
@@ -48,6 +50,7 @@ class AmqpQueue(HubInlet):
             feed: of the hub.
             url: amqp://USER:PASSWORD@HOST:PORT/VHOST.
             prefix: of the topics to take; others are acknowledged, and counted.
+            symbols: only topics of exactly these symbols.
             queue: its name; it is made, durable, unless it is there. Default: the feed's name.
             exchange: bind the queue to this topic exchange by the prefix. Default: to none but those it is bound to.
             ca: with amqps://, a file of who may certify the host. Default: whom this system trusts.
@@ -55,7 +58,7 @@ class AmqpQueue(HubInlet):
         Raises ConfigError.
         """
         self._address = Address.of(url, ca)
-        super().__init__(feed, self._address.shown, prefix)
+        super().__init__(feed, self._address.shown, prefix, symbols)
         self.queue, self.exchange = queue or feed.name, exchange
 
     def _check(self) -> None:
@@ -105,7 +108,7 @@ class AmqpQueue(HubInlet):
         channel.auto_decode = False
         if self.exchange is not None:
             channel.exchange_declare(self.exchange, "topic", durable=True, auto_delete=False)
-            for key in (*map(binding_key, self._prefixes), GAP_TOPIC.decode()):
+            for key in (*(binding_key(text, whole) for text, whole in self._topics.starts), GAP_TOPIC.decode()):
                 channel.queue_bind(self.queue, self.exchange, key)
         return channel
 
@@ -128,13 +131,14 @@ def amqp_inlet(
     url: str,
     prefix: Prefixes = b"",
     *,
+    symbols: Iterable[str | bytes] | None = None,
     exchange: str | None = None,
     queue: str | None = None,
     ca: str | None = None,
 ) -> AmqpQueue | AmqpSource:
     """Return what carries into a feed: to its hub, where it has one, or else as its publisher. Raises ConfigError."""
     if feed.hub:
-        return AmqpQueue(feed, url, prefix, queue=queue, exchange=exchange, ca=ca)
+        return AmqpQueue(feed, url, prefix, symbols=symbols, queue=queue, exchange=exchange, ca=ca)
     if queue is not None:
         raise ConfigError(f"option was queue={queue}, expected none: feed {feed.name!r} has no hub to put to")
-    return AmqpSource(feed, url, prefix, exchange=exchange, ca=ca)
+    return AmqpSource(feed, url, prefix, symbols=symbols, exchange=exchange, ca=ca)

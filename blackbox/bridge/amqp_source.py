@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any, Final
 
 from blackbox.bridge.amqp import (
@@ -35,7 +36,14 @@ class AmqpSource(Inlet):
     """
 
     def __init__(
-        self, feed: Feed, url: str, prefix: Prefixes = b"", *, exchange: str | None = None, ca: str | None = None
+        self,
+        feed: Feed,
+        url: str,
+        prefix: Prefixes = b"",
+        *,
+        symbols: Iterable[str | bytes] | None = None,
+        exchange: str | None = None,
+        ca: str | None = None,
     ) -> None:
         """Settings; nothing is opened.
 
@@ -43,13 +51,14 @@ class AmqpSource(Inlet):
             feed: what to publish.
             url: amqp://USER:PASSWORD@HOST:PORT/VHOST.
             prefix: of the topics to take, whatever is wanted.
+            symbols: only topics of exactly these symbols.
             exchange: its name; it is made, durable, unless it is there. Default: the feed's name.
             ca: with amqps://, a file of who may certify the host. Default: whom this system trusts.
 
         Raises ConfigError.
         """
         self._address, self.exchange = Address.of(url, ca), exchange or feed.name
-        super().__init__(feed, self._address.shown, prefix)
+        super().__init__(feed, self._address.shown, prefix, symbols)
         self._publisher = Publisher(feed)
         self._changed = threading.Condition()
         self._wanted: Counter[str] = Counter()
@@ -82,12 +91,13 @@ class AmqpSource(Inlet):
 
     def _want(self, prefix: bytes, is_wanted: bool) -> None:
         """Change what is bound, and wait until it is: its subscribers are confirmed then. In the publisher's thread."""
-        within = [each for each in self._prefixes if each.startswith(prefix)]
-        if not within and prefix.startswith(self._prefixes):
-            within = [prefix]
+        starts = self._topics.starts
+        within = [each for each in starts if each[0].startswith(prefix)]
+        if not within and any(prefix.startswith(text) and not whole for text, whole in starts):
+            within = [(prefix, False)]
         if not within:
             return
-        keys = list(map(binding_key, within))
+        keys = [binding_key(text, whole) for text, whole in within]
         with self._changed:
             for key in keys:
                 self._wanted[key] += 1 if is_wanted else -1
@@ -144,7 +154,7 @@ class AmqpSource(Inlet):
             self._note_missing(count)
             return
         topic, payload = content_of(message)
-        if not topic.startswith(self._prefixes) or not self._publisher.wants(topic):
+        if not self._topics.has(topic) or not self._publisher.wants(topic):
             self._counts["unwanted"] += 1  # a binding has whole words only
             return
         time_ns = headers_of(message).get("ts_event")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final, Protocol, cast
 
 from blackbox.errors import ConfigError
@@ -22,7 +22,8 @@ Say = Callable[[str], None]
 class Bridge(Protocol):
     """Made by an entry point, which is called with a feed, a URL, a tuple of prefixes, and options by name.
 
-    The entry point raises ConfigError. No prefix covers another one; `(b"",)` means all topics.
+    The entry point raises ConfigError. No prefix covers another one; `(b"",)` means all topics. If it has a parameter
+    `symbols`, it is also called with a list of symbols, or without one for all symbols.
     """
 
     def carry(self, say: Say) -> Coroutine[None, None, None] | None:
@@ -32,7 +33,15 @@ class Bridge(Protocol):
         """
 
 
-def open_bridge(feed: Feed, url: str, prefix: Prefixes = b"", *, into: bool = False, **options: Any) -> Bridge:
+def open_bridge(
+    feed: Feed,
+    url: str,
+    prefix: Prefixes = b"",
+    *,
+    symbols: Iterable[str | bytes] | None = None,
+    into: bool = False,
+    **options: Any,
+) -> Bridge:
     """Return the bridge that a URL names; `into`: the one that carries into the feed. Nothing is opened.
 
     Raises ConfigError: no bridge has the scheme, or it takes no such option.
@@ -43,6 +52,9 @@ def open_bridge(feed: Feed, url: str, prefix: Prefixes = b"", *, into: bool = Fa
     noun = "scheme of a bridge into a feed" if into else "scheme of a bridge"
     kind = cast("Callable[..., Bridge]", load_registered(IN_GROUP if into else OUT_GROUP, scheme, noun))
     known = dict(list(inspect.signature(kind).parameters.items())[3:])
+    takes_symbols = known.pop("symbols", None) is not None
+    if symbols is not None and not takes_symbols:
+        raise ConfigError(f"symbols were {symbols!r}, expected none with {scheme}://, which does not take any")
     for name, value in options.items():
         if name not in known:
             raise ConfigError(f"option was {name}={value}, expected one of {scheme}://: {', '.join(known) or 'none'}")
@@ -51,4 +63,6 @@ def open_bridge(feed: Feed, url: str, prefix: Prefixes = b"", *, into: bool = Fa
             raise ConfigError(f"option was {name}={value}, expected a number, such as {name}=1000")
         if "str" in wanted:  # a name of digits was read as a number
             options[name] = str(value)
+    if symbols is not None:
+        options["symbols"] = symbols
     return kind(feed, url, covering(prefix), **options)

@@ -7,12 +7,13 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
+from blackbox.arguments import all_as_bytes
 from blackbox.block.batch import Batch
 from blackbox.block.gap import Gap
 from blackbox.block.position import Position
@@ -20,6 +21,7 @@ from blackbox.bridge.bridge import Say
 from blackbox.errors import BridgeError, ConfigError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.prefixes import Prefixes, common_prefix, covering
+from blackbox.feed.symbol_choice import TopicChoice
 from blackbox.subscribe.slow_subscriber import PATIENT
 from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.subscriber import Subscriber
@@ -62,7 +64,9 @@ class Carrier(ABC):
     is carried, in order.
     """
 
-    def __init__(self, feed: Feed, url: str, prefix: Prefixes, **subscriber: Any) -> None:
+    def __init__(
+        self, feed: Feed, url: str, prefix: Prefixes, symbols: Iterable[str | bytes] | None, **subscriber: Any
+    ) -> None:
         """Settings; nothing is opened. `url`: as it may be shown. Raises ConfigError."""
         check_is_feed(feed)
         if feed.key_bytes:
@@ -70,7 +74,8 @@ class Carrier(ABC):
                 f"feed {feed.name!r} had key_bytes {feed.key_bytes}, expected 0: numbers ascend in each slice"
             )
         self.feed, self.url = feed, url
-        self._prefixes = covering(prefix)
+        symbols = None if symbols is None else all_as_bytes("symbols", symbols)
+        self._topics = TopicChoice.of(feed, prefix, symbols)
         self._counts = dict.fromkeys(CarrierStatistics.__struct_fields__, 0)
         self._counting = threading.Lock()
         self._subscriber = Subscriber(
@@ -81,9 +86,9 @@ class Carrier(ABC):
             repair_wait=_REPAIR_WAIT_S,
             **subscriber,
         )
-        for each in self._prefixes:
-            self._subscriber.on_batch(each)(self._add)
-        self._subscriber.on_gap(common_prefix(self._prefixes))(self._add_gap)  # each gap once
+        for each in covering(prefix):
+            self._subscriber.on_batch(each, symbols=symbols)(self._add)
+        self._subscriber.on_gap(common_prefix(covering(prefix)), symbols=symbols)(self._add_gap)  # each gap once
 
     def start(self, timeout: float | None = None) -> Self:
         """Go on where it was, as soon as the other system and publishers are there.

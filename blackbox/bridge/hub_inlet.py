@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from typing import Any, Final, NamedTuple
 
@@ -41,9 +41,9 @@ class HubInlet(Inlet):
     So it does not matter which of the three is killed, and when.
     """
 
-    def __init__(self, feed: Feed, url: str, prefix: Prefixes) -> None:
+    def __init__(self, feed: Feed, url: str, prefix: Prefixes, symbols: Iterable[str | bytes] | None) -> None:
         """Settings; nothing is opened. Raises ConfigError."""
-        super().__init__(feed, url, prefix)
+        super().__init__(feed, url, prefix, symbols)
         self._client = HubClient(feed)
         self._on_their_way: deque[Put] = deque()
         """In the order in which they came."""
@@ -59,7 +59,7 @@ class HubInlet(Inlet):
 
     def _put(self, name: Any, topic: bytes, payload: bytes | None, put_id: str | None, ts_event: object) -> bool:
         """Have a message on its way; False: no hub can have it. Raises Away when the hub takes too long."""
-        if not topic.startswith(self._prefixes):
+        if not self._topics.has(topic):
             self._counts["unwanted"] += 1
             self._on_their_way.append(Put(name))
             return True

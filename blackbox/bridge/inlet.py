@@ -7,7 +7,7 @@ import os
 import select
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
@@ -16,7 +16,8 @@ from blackbox.bridge.bridge import Say
 from blackbox.bridge.carrier import AWAY, Away
 from blackbox.errors import BlackBoxError
 from blackbox.feed.feed import Feed, check_is_feed
-from blackbox.feed.prefixes import Prefixes, covering
+from blackbox.feed.prefixes import Prefixes
+from blackbox.feed.symbol_choice import TopicChoice
 from blackbox.native.limits import start_thread
 from blackbox.transport.wakeup import Pipe
 
@@ -34,11 +35,11 @@ class Inlet(ABC):
     Life: NEW, `start`, then until `close`, or an error that `run` raises. It is used once.
     """
 
-    def __init__(self, feed: Feed, url: str, prefix: Prefixes) -> None:
+    def __init__(self, feed: Feed, url: str, prefix: Prefixes, symbols: Iterable[str | bytes] | None) -> None:
         """Settings; nothing is opened. `url`: as it may be shown. Raises ConfigError."""
         check_is_feed(feed)
         self.feed, self.url = feed, url
-        self._prefixes = covering(prefix)
+        self._topics = TopicChoice.of(feed, prefix, symbols)
         self._over = threading.Event()
         self._failure: BaseException | None = None
         self._pipe = Pipe()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from blackbox.block.batch import Batch
 from blackbox.block.gap import Gap
 from blackbox.block.position import Position
@@ -19,19 +21,28 @@ class RedisChannels(Carrier):
     breaks while some are published, those are published again, at the same places.
     """
 
-    def __init__(self, feed: Feed, url: str, prefix: Prefixes = b"", *, ca: str | None = None) -> None:
+    def __init__(
+        self,
+        feed: Feed,
+        url: str,
+        prefix: Prefixes = b"",
+        *,
+        symbols: Iterable[str | bytes] | None = None,
+        ca: str | None = None,
+    ) -> None:
         """Settings; nothing is opened.
 
         Args:
             feed: what to carry, without `key_bytes`.
             url: redis+pubsub://HOST:PORT; Redis has the same channels in all its databases.
             prefix: of the topics to carry.
+            symbols: only topics of exactly these symbols.
             ca: with rediss:// a file of who may certify the host. Default: whom this system trusts.
 
         Raises ConfigError.
         """
         address = redis_url(url)
-        super().__init__(feed, address.shown, prefix)
+        super().__init__(feed, address.shown, prefix, symbols)
         self._redis = connect(address, ca)
 
     def _open(self) -> dict[int, Position]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from blackbox.bridge.hub_inlet import IN_FLIGHT, HubInlet
@@ -98,6 +99,7 @@ class RedisGroup(HubInlet):
         url: str,
         prefix: Prefixes = b"",
         *,
+        symbols: Iterable[str | bytes] | None = None,
         stream: str | None = None,
         group: str = "blackbox",
         ca: str | None = None,
@@ -108,6 +110,7 @@ class RedisGroup(HubInlet):
             feed: of the hub.
             url: where Redis is, such as redis://127.0.0.1:6379/0.
             prefix: of the topics to take; others are acknowledged, and counted.
+            symbols: only topics of exactly these symbols.
             stream: its name. Default: the feed's.
             group: the consumer group, which is made unless it is there; it begins with the first entry.
             ca: with rediss:// a file of who may certify the host. Default: whom this system trusts.
@@ -115,7 +118,7 @@ class RedisGroup(HubInlet):
         Raises ConfigError.
         """
         address = redis_url(url)
-        super().__init__(feed, address.shown, prefix)
+        super().__init__(feed, address.shown, prefix, symbols)
         self._redis = connect(address, ca)
         self._make, self._read = self._redis.register_script(_MAKE), self._redis.register_script(_READ)
         self.stream, self.group = stream or feed.name, group

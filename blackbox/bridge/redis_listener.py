@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterable
 from typing import Final
 
 from blackbox.bridge import redis_connection
@@ -29,20 +30,30 @@ class RedisListener(HubInlet):
     store it once, and what one of them misses the other one has.
     """
 
-    def __init__(self, feed: Feed, url: str, prefix: Prefixes = b"", *, raw: int = 0, ca: str | None = None) -> None:
+    def __init__(
+        self,
+        feed: Feed,
+        url: str,
+        prefix: Prefixes = b"",
+        *,
+        symbols: Iterable[str | bytes] | None = None,
+        raw: int = 0,
+        ca: str | None = None,
+    ) -> None:
         """Settings; nothing is opened.
 
         Args:
             feed: of the hub.
             url: redis+pubsub://HOST:PORT; Redis has the same channels in all its databases.
             prefix: of the channels to subscribe to, and of the topics to take.
+            symbols: only topics of exactly these symbols.
             raw: 1: what comes is the payload, its channel the topic. Default: as `RedisChannels` publishes it.
             ca: with rediss:// a file of who may certify the host. Default: whom this system trusts.
 
         Raises ConfigError.
         """
         address = redis_url(url)
-        super().__init__(feed, address.shown, prefix)
+        super().__init__(feed, address.shown, prefix, symbols)
         if raw not in (0, 1):
             raise ConfigError(f"raw was {raw!r}, expected 0 or 1")
         self._redis, self._raw = connect(address, ca), raw
@@ -59,8 +70,9 @@ class RedisListener(HubInlet):
 
     def _serve(self) -> None:
         with errors(self.url, "the bridge"), self._redis.pubsub() as listener:
-            listener.psubscribe(*(_GLOB.sub(rb"\\\g<0>", each) + b"*" for each in self._prefixes))
-            if not self._raw and not GAP_TOPIC.startswith(self._prefixes):
+            starts = self._topics.starts
+            listener.psubscribe(*(_GLOB.sub(rb"\\\g<0>", text) + (b"" if whole else b"*") for text, whole in starts))
+            if not self._raw and not any(GAP_TOPIC.startswith(text) and not whole for text, whole in starts):
                 listener.subscribe(GAP_TOPIC)
             heard, is_asked, subscribed = time.monotonic(), False, 0
             while not self._over.is_set():
@@ -75,9 +87,9 @@ class RedisListener(HubInlet):
                         self._take(found["channel"], found["data"])
                     elif found["type"] == "psubscribe":
                         subscribed += 1
-                        if subscribed > len(self._prefixes):
+                        if subscribed > len(starts):
                             raise Away("the connection was made anew")
-                        if subscribed == len(self._prefixes):
+                        if subscribed == len(starts):
                             self._note_there("what was published there meanwhile is not carried")
                 elif is_asked and time.monotonic() > heard + 2 * redis_connection.SOCKET_S:
                     raise Away(f"it did not answer for {2 * redis_connection.SOCKET_S:g} s")

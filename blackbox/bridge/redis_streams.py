@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from blackbox.block.batch import Batch
@@ -12,6 +13,7 @@ from blackbox.bridge.redis_connection import IS_BEFORE, connect, errors, redis_u
 from blackbox.errors import BridgeError, ConfigError
 from blackbox.feed.feed import Feed
 from blackbox.feed.prefixes import Prefixes
+from blackbox.feed.symbol_choice import starts_by_slice
 
 _ADD: Final = (
     IS_BEFORE
@@ -53,6 +55,7 @@ class RedisStreams(Carrier):
         url: str,
         prefix: Prefixes = b"",
         *,
+        symbols: Iterable[str | bytes] | None = None,
         stream: str | None = None,
         keep: int | None = None,
         ca: str | None = None,
@@ -63,6 +66,7 @@ class RedisStreams(Carrier):
             feed: what to carry, without `key_bytes`: one row of numbers for each slice.
             url: where Redis is, such as redis://127.0.0.1:6379/0.
             prefix: of the topics to carry.
+            symbols: only topics of exactly these symbols.
             stream: what the names of streams begin with. Default: the feed's name.
             keep: about how many of its newest entries each stream keeps. Default: all.
             ca: with rediss:// a file of who may certify the host. Default: whom this system trusts.
@@ -70,7 +74,7 @@ class RedisStreams(Carrier):
         Raises ConfigError.
         """
         address = redis_url(url)
-        super().__init__(feed, address.shown, prefix)
+        super().__init__(feed, address.shown, prefix, symbols)
         if keep is not None and keep < 1:
             raise ConfigError(f"keep was {keep}, expected at least 1")
         self._redis = connect(address, ca)
@@ -81,7 +85,7 @@ class RedisStreams(Carrier):
 
     def _open(self) -> dict[int, Position]:
         with errors(self.url, "the bridge"):
-            slices = sorted({each for prefix in self._prefixes for each in self.feed.slices_for(prefix)})
+            slices = sorted(starts_by_slice(self.feed, self._topics.starts))
             last = {each: self._last(each) for each in slices}
         since = {slice_id: position for slice_id, position in last.items() if position is not None}
         if since and not self.feed.archives:

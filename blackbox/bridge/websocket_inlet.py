@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -15,7 +15,8 @@ from blackbox.bridge.door import ConnectionClosed, Door, ServerConnection, addre
 from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import BlackBoxError, BridgeError, ConfigError, HubError, NotStoredError
 from blackbox.feed.feed import Feed
-from blackbox.feed.prefixes import Prefixes, covering
+from blackbox.feed.prefixes import Prefixes
+from blackbox.feed.symbol_choice import TopicChoice
 from blackbox.hub.client import HubClient
 from blackbox.hub.json_form import MOST_ASKED_BYTES, Put, error_as_json, number_of, place_as_json
 
@@ -54,6 +55,7 @@ class WebSocketInlet:
         port: int = 0,
         prefix: Prefixes = b"",
         *,
+        symbols: Iterable[str | bytes] | None = None,
         origins: Sequence[str] = (),
         most_clients: int = 1_000,
     ) -> None:
@@ -64,22 +66,31 @@ class WebSocketInlet:
             host: the interface to listen on.
             port: 0: one that is free, which `port` tells once it serves.
             prefix: of the topics that may be put.
+            symbols: only topics of exactly these symbols.
             origins: pages that may connect, such as "https://desk.example"; who is no browser may, too.
             most_clients: more are turned away.
 
         Raises ConfigError.
         """
-        self.feed, self._prefixes = feed, covering(prefix)
+        self.feed, self._topics = feed, TopicChoice.of(feed, prefix, symbols)
         self._client = HubClient(feed)
         self._door = Door(host, port, [*origins, None], most_clients)
         self._put = self._failed = 0
 
     @classmethod
     def of_url(
-        cls, feed: Feed, url: str, prefix: Prefixes = b"", *, origins: str = "", most_clients: int = 1_000
+        cls,
+        feed: Feed,
+        url: str,
+        prefix: Prefixes = b"",
+        *,
+        symbols: Iterable[str | bytes] | None = None,
+        origins: str = "",
+        most_clients: int = 1_000,
     ) -> WebSocketInlet:
         """Return one that listens at ws://HOST:PORT; `origins` with commas between them. Raises ConfigError."""
-        return cls(feed, *address_of(url), prefix, origins=names_of(origins), most_clients=most_clients)
+        origin_names = names_of(origins)
+        return cls(feed, *address_of(url), prefix, symbols=symbols, origins=origin_names, most_clients=most_clients)
 
     @property
     def port(self) -> int:
@@ -154,9 +165,8 @@ class WebSocketInlet:
 
     async def _put_soon(self, asked: Put, until: float) -> asyncio.Future[Place]:
         topic, put_id = asked.topic.encode(), None if asked.id is None else asked.id.encode()
-        if not topic.startswith(self._prefixes):
-            prefixes = " or ".join(map(repr, self._prefixes))
-            raise ConfigError(f"topic was {topic[:40]!r}, expected one that starts with {prefixes}")
+        if not self._topics.has(topic):
+            raise ConfigError(f"topic was {topic[:40]!r}, expected one {self._topics}")
         value = asked.value()
         while True:
             try:

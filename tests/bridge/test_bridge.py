@@ -19,6 +19,10 @@ class Lines:
 
     def carry(self, say):
         say(self.told)
+
+class Chosen(Lines):
+    def __init__(self, feed, url, prefix, *, symbols=None):
+        self.told = str(symbols)
 """
 
 
@@ -29,7 +33,9 @@ def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     about = tmp_path / "lines_bridge-1.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: lines-bridge\nVersion: 1\n")
-    (about / "entry_points.txt").write_text("[blackbox.bridges_in]\nlines = lines_bridge:Lines\n")
+    (about / "entry_points.txt").write_text(
+        "[blackbox.bridges_in]\nlines = lines_bridge:Lines\nchosen = lines_bridge:Chosen\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
 
 
@@ -41,6 +47,19 @@ def test_another_package_adds_a_scheme(plug_in: None) -> None:
 def test_its_options_are_checked(plug_in: None) -> None:
     told = invoke("bridge", "lines://here", "--in", "-o", "size=3")
     assert_one_line(told, "option was size=3, expected one of lines://: count")
+
+
+def test_a_bridge_without_symbols_refuses_them(plug_in: None) -> None:
+    told = invoke("bridge", "lines://here", "--in", "--symbol", "AAPL")
+    assert_one_line(told, r"symbols were \[b'AAPL'\], expected none with lines://")
+    with pytest.raises(ConfigError, match="expected none with ws://"):
+        open_bridge(Feed.local("carried"), "ws://127.0.0.1:0", symbols=["AAPL"])
+
+
+def test_a_bridge_gets_its_symbols(plug_in: None) -> None:
+    told = invoke("bridge", "chosen://here", "--symbol", "AAPL", "--symbol", "BRK.B", "--in")
+    assert (told.status, told.errors.strip()) == (0, "[b'AAPL', b'BRK.B']")
+    assert invoke("bridge", "chosen://here", "--in").errors.strip() == "None"
 
 
 def test_a_scheme_has_its_directions(plug_in: None) -> None:

@@ -9,7 +9,22 @@ import pytest
 from blackbox import Hub
 from blackbox.bridge.redis_group import RedisGroup
 from blackbox.errors import BridgeError
-from tests.hub.hubs import hub_feed
+from tests.hub.hubs import hub_feed, published
+
+
+def test_topics_of_other_symbols_are_unwanted(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1)
+    topics = [b"AAPL.x", b"AAPLW.x", b"AAPL", b"BRK.B.x", b"BRK.x", b"AAPL.y.x"]
+    inlet = RedisGroup(feed, "redis://127.0.0.1", symbols=["AAPL", "BRK.B"])
+    inlet._client.start()
+    with Hub(feed, tmp_path):
+        for topic in topics:
+            assert inlet._put("name", topic, b"", None, 0)
+        inlet._client.flush()
+        inlet._client.end()
+    wanted = [topic for topic in topics if feed.symbol_rule.symbol_of(topic) in (b"AAPL", b"BRK.B")]
+    assert [topic for *_, topic, _ in published(tmp_path, feed)] == wanted
+    assert inlet.statistics()["unwanted"] == len(topics) - len(wanted)
 
 
 def test_what_the_hub_has_is_let_go_of_before_an_error_of_what_is_behind_it(tmp_path: Path) -> None:

@@ -97,6 +97,17 @@ def test_each_message_is_published_with_its_place(server: Server, listener: List
         wait_until(lambda: bridge.statistics().added == 2)
 
 
+def test_the_symbols_are_published_and_not_longer_ones(server: Server, listener: Listener) -> None:
+    feed = feed_of()
+    topics = [b"AAPL.x", b"AAPLW.x", b"AAPL", b"BRK.B.x", b"BRK.x", b"AAPL.y.x", b"AAPL.z"]
+    with Publisher(feed) as publisher, RedisChannels(feed, url_of(server), symbols=["AAPL", "BRK.B"]) as bridge:
+        for topic in topics:
+            publisher.publish(topic, b"")
+        wanted = [topic for topic in topics if feed.symbol_rule.symbol_of(topic) in (b"AAPL", b"BRK.B")]
+        assert [channel for channel, _ in listener.take(len(wanted))] == wanted
+        wait_until(lambda: bridge.statistics().added == len(wanted))
+
+
 def test_what_is_lost_on_the_way_is_told(server: Server, listener: Listener) -> None:
     feed = feed_of()
     with RawPublisher(feed) as publisher, RedisChannels(feed, url_of(server)) as bridge:
@@ -161,6 +172,19 @@ def test_what_anybody_publishes_is_put_as_it_is(server: Server, there: redis.Red
         there.publish(b"AAA", b"no")
         wait_until(lambda: bridge.statistics()["messages put"] == 1)
     assert [row[3:] for row in published(tmp_path, feed)] == [(b"A[*]?\\x", b"\x00\xff")]
+
+
+def test_channels_of_the_symbols_are_put_once(server: Server, there: redis.Redis, tmp_path: Path) -> None:
+    feed = hub_feed("orders", slices=1)
+    topics = [b"A", b"A.x", b"AW.x", b"A.B.x", b"A.B", b"A.C.x", b"A.z"]
+    with Hub(feed, tmp_path), RedisListener(feed, url_of(server), symbols=["A", "A.B"], raw=1) as bridge:
+        wait_until(lambda: there.pubsub_numpat() == 2)
+        for topic in topics:
+            there.publish(topic, b"")
+        wait_until(lambda: bridge.statistics()["messages put"] == 5)
+        assert bridge.statistics()["unwanted"] == 1
+    wanted = [topic for topic in topics if feed.symbol_rule.symbol_of(topic) in (b"A", b"A.B")]
+    assert [topic for *_, topic, _ in published(tmp_path, feed)] == wanted
 
 
 def test_what_is_published_while_a_subscriber_is_cut_off_is_told(

@@ -245,3 +245,4 @@ def test_a_prefix_is_bound_by_its_whole_words() -> None:
     assert [binding_key(each) for each in (b"", b"A", b"A.", b"A.b", b"A.b.", b".", b"A..")] == [
         *("#", "#", "A.#", "A.#", "A.b.#", ".#", "A..#")
     ]
+    assert [binding_key(each, whole=True) for each in (b"A", b"A.b")] == ["A.#", "A.b.#"]
