@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from blackbox.cli.ui.feeds import FeedOption, load_feed, named_options
-from blackbox.cli.ui.options import PrefixOption, prefixes_of
+from blackbox.cli.ui.options import PrefixOption, SymbolOption, prefixes_of, symbols_of
 from blackbox.cli.ui.status import exit_statuses, warn
 from blackbox.cli.ui.terminal import say
 from blackbox.errors import ConfigError
@@ -28,6 +28,7 @@ def bridge(
         ),
     ],
     prefix: PrefixOption = None,
+    symbol: SymbolOption = None,
     feed: FeedOption = None,
     into: Annotated[
         bool, typer.Option("--in", help="The other direction: carry messages of URL into the feed.")
@@ -70,6 +71,8 @@ def bridge(
 
     blackbox bridge redis://127.0.0.1:6379/0 --prefix AAPL. --prefix MSFT. --feed feed.toml -o keep=1000000
 
+    blackbox bridge redis+pubsub://127.0.0.1:6379 --symbol AAPL --symbol BRK.B --feed feed.toml
+
     blackbox bridge amqp://desk@127.0.0.1/prices --in --feed feed.toml -o exchange=ticks --password-file secret
     """
     with exit_statuses():
@@ -82,7 +85,10 @@ def bridge(
             url = with_password(url, password)
         elif has_password(url):
             warn(f"all users of this host can read the password in URL: use --password-file or {PASSWORD_VARIABLE}")
-        work = open_bridge(load_feed(feed), url, prefixes_of(prefix), into=into, **named_options(option)).carry(say)
+        made = open_bridge(
+            load_feed(feed), url, prefixes_of(prefix), symbols=symbols_of(symbol), into=into, **named_options(option)
+        )
+        work = made.carry(say)
         if work is not None:
             run_in_loop(work)
 

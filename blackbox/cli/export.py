@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blackbox.cli.ui.days import RecordingArgument, StartOption, StopOption, days_of, lose_damage, open_day, time_ns
-from blackbox.cli.ui.options import JsonLinesOption
+from blackbox.cli.ui.options import JsonLinesOption, SymbolOption, symbols_of
 from blackbox.cli.ui.progress import counting
 from blackbox.cli.ui.status import exit_statuses, warn
 from blackbox.cli.ui.terminal import print_json, stderr, stdout, titled, values_table
@@ -49,6 +49,7 @@ def export(
     ],
     start: StartOption = None,
     stop: StopOption = None,
+    symbol: SymbolOption = None,
     parquet: Annotated[
         bool,
         typer.Option(
@@ -90,6 +91,8 @@ def export(
 
     blackbox export recordings/nasdaq/2026-11-20 --out open.itch --start 09:30 --stop 09:35
 
+    blackbox export recordings/nasdaq/2026-11-20 --out two.itch --symbol AAPL --symbol BRK.B
+
     blackbox export recordings/nasdaq --parquet --out lake/nasdaq                      all its days
 
     blackbox export recordings/nasdaq/2026-11-20 --parquet --out lake/trades --message-type P
@@ -97,12 +100,15 @@ def export(
     if message_type is not None and not parquet:
         raise typer.BadParameter(f"was given as {message_type!r} without --parquet", param_hint="--message-type")
     with exit_statuses():
+        symbols = symbols_of(symbol)
         if parquet:
             paths = days_of(recording) or [recording]
-            written = [_write_parquet(path, out, start, stop, message_type, prices, order, as_json) for path in paths]
+            written = [
+                _write_parquet(path, out, start, stop, symbols, message_type, prices, order, as_json) for path in paths
+            ]
             lose_damage(recording, [each for day in written for each in day.damage], out)
         else:
-            _write_file(recording, out, start, stop, as_json)
+            _write_file(recording, out, start, stop, symbols, as_json)
 
 
 def _write_parquet(
@@ -110,6 +116,7 @@ def _write_parquet(
     out: Path,
     start: str | None,
     stop: str | None,
+    symbols: list[bytes] | None,
     message_type: str | None,
     prices: Prices,
     order: Order,
@@ -118,13 +125,14 @@ def _write_parquet(
     day = open_day(path)
     first, end = time_ns(day, start, "--start"), time_ns(day, stop, "--stop")
     began = time.monotonic()
-    whole = first is None and end is None and message_type is None
+    whole = first is None and end is None and symbols is None and message_type is None
     with counting(f"writing {path} to {out}", day.summary().messages if whole else None) as progress:
         try:
             done: ParquetDay = day.to_parquet(
                 out,
                 start=first,
                 stop=end,
+                symbols=symbols,
                 message_type=message_type,
                 prices=prices.value,
                 order=order.value,
@@ -162,14 +170,16 @@ def _object(recording: Path, out: Path, messages: int, file_bytes: int) -> dict[
     return {"recording": str(recording), "out": str(out), "messages": messages, "file_bytes": file_bytes}
 
 
-def _write_file(recording: Path, file: Path, start: str | None, stop: str | None, as_json: bool) -> None:
+def _write_file(
+    recording: Path, file: Path, start: str | None, stop: str | None, symbols: list[bytes] | None, as_json: bool
+) -> None:
     from blackbox.archive.export.source_file import export as write
 
     day = open_day(recording)
     first, end = time_ns(day, start, "--start"), time_ns(day, stop, "--stop")
     began = time.monotonic()
     with stderr.status("writing") as shown:
-        done = write(day, file, first, end, lambda many: shown.update(f"written {count(many)} messages"))
+        done = write(day, file, first, end, symbols, lambda many: shown.update(f"written {count(many)} messages"))
     elapsed_s = time.monotonic() - began
     if as_json:
         print_json(_object(recording, file, done.messages, done.file_bytes))

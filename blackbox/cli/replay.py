@@ -15,7 +15,7 @@ import typer
 from blackbox.cli.control import speed_of, speed_text
 from blackbox.cli.publish import WhenFull, warn_of_unwanted
 from blackbox.cli.ui.days import StartOption, StopOption, days_of, time_ns
-from blackbox.cli.ui.options import JsonOption, PrefixOption, SliceOption, prefixes_of
+from blackbox.cli.ui.options import JsonOption, PrefixOption, SliceOption, SymbolOption, prefixes_of, symbols_of
 from blackbox.cli.ui.progress import LINE_EVERY_S, TEXT, bar, ticking
 from blackbox.cli.ui.status import exit_statuses, lose, warn
 from blackbox.cli.ui.terminal import print_json, say, stderr, stdout
@@ -61,6 +61,7 @@ def replay(
     start: StartOption = None,
     stop: StopOption = None,
     prefix: PrefixOption = None,
+    symbol: SymbolOption = None,
     slices: SliceOption = None,
     loop: Annotated[int, typer.Option(metavar="N", min=0, help="Play it N times; 0: until it is stopped.")] = 1,
     keep_gaps: Annotated[
@@ -118,6 +119,8 @@ def replay(
 
     blackbox replay recordings/local/2026-11-20 --start 09:30 --stop 09:45 --prefix AAPL. --prefix MSFT. --speed 1
 
+    blackbox replay recordings/local/2026-11-20 --symbol AAPL --symbol BRK.B    exactly these symbols, not AAPLW
+
     blackbox replay recordings/local/2026-11-20 --speed 1 --max-silence 5 --control tcp://127.0.0.1:17300
     """
     with exit_statuses():
@@ -137,6 +140,7 @@ def replay(
                 start=_checked(recordings[0], start, "--start"),
                 stop=_checked(recordings[-1], stop, "--stop"),
                 prefix=prefixes_of(prefix),
+                symbols=symbols_of(symbol),
                 slices=slices,
                 keep_gaps=keep_gaps,
                 loops=loop,
@@ -276,6 +280,6 @@ def _print_summary(done: ReplayStatistics, as_json_with: PublisherStatistics | N
         soft_wrap=True,
     )
     if not done.messages:
-        warn("no message was selected: compare --start, --stop, --prefix and --slice with `blackbox inspect`")
+        warn("no message was selected: compare --start, --stop, --prefix, --symbol and --slice with `blackbox inspect`")
     if done.damaged:
         warn(f"{count(done.damaged)} messages were left out: their blocks could not be read")

@@ -128,7 +128,9 @@ def subscribe(
         prefixes = prefixes_of(prefix)
         if name is not None:
             if symbol:
-                raise typer.BadParameter("was given with --durable, which takes only prefixes", param_hint="--symbol")
+                raise typer.BadParameter(
+                    "was given with --durable, which takes only prefixes, such as --prefix AAPL.", param_hint="--symbol"
+                )
             subscribe_durably(name, positions, feed, prefixes, timeout)
             return
         from blackbox.subscribe.slow_subscriber import SlowPolicy

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from blackbox.cli.ui.status import Status
-from tests.cli.commands import invoke
+from blackbox.feed.symbol import SymbolRule
+from tests.cli.commands import assert_one_line, invoke
 from tests.cli.days import damage
 from tests.journals import Day
 
@@ -19,6 +21,19 @@ def test_an_export_tells_what_is_not_certain(day: Day, tmp_path: Path) -> None:
         "a feed of one slice keeps it" in ended.errors
     )
     assert (tmp_path / "day.itch").stat().st_size == 40 * 46
+
+
+def test_an_export_has_the_messages_of_its_symbols(day: Day, tmp_path: Path) -> None:
+    topics = [message.topic for message in day.told()]
+    expected = sum(SymbolRule().symbol_of(topic) == b"AAPL" for topic in topics)
+    assert 0 < expected < len(topics)
+    chosen = ["--symbol", "AAPL", "--symbol", "AA"]
+    ended = invoke("export", day.path, "--out", tmp_path / "two.itch", *chosen)
+    assert (ended.status, ended.text("messages")) == (0, str(expected)), ended.errors
+    ended = invoke("export", day.path, "--parquet", "--out", tmp_path / "two", *chosen, "--json")
+    assert json.loads(ended.out)["messages"] == expected, ended.errors
+    ended = invoke("export", day.path, "--out", tmp_path / "none.itch", "--symbol", "")
+    assert_one_line(ended, "symbols had an empty one")
 
 
 def test_an_export_lacks_what_is_damaged(day: Day, tmp_path: Path) -> None:

@@ -74,6 +74,19 @@ def test_on_another_feed_cut_paced_and_looped(tmp_path: Path, feed: Feed) -> Non
     assert "replayed 16 messages" in ended.out
 
 
+def test_symbols_are_replayed_and_not_longer_ones(tmp_path: Path, feed: Feed) -> None:
+    day = Day(tmp_path / "2025-11-20", feed, date="2025-11-20")
+    topics = [b"AAPL.x", b"AAPLW.x", b"BRK.B.x", b"BRK.x", b"AAPL.y.x", b"AAPL"]
+    for slice_id in range(2):
+        mine = [topic for topic in topics if feed.slice_of(topic) == slice_id]
+        day.put(slice_id, *(Put((Row(topic, topic, START + i),), i, ts_out=START + i) for i, topic in enumerate(mine)))
+    subscriber, collector = collected(feed)
+    with beside(lambda: subscriber.run(until_end=True, timeout=60)):
+        ended = invoke("replay", tmp_path, "--symbol", "AAPL", "--symbol", "BRK.B")
+    assert ended.status == Status.OK, ended.errors
+    assert sorted(message.topic for message in collector.messages) == [b"AAPL", b"AAPL.x", b"BRK.B.x"]
+
+
 def test_it_is_controlled_from_elsewhere(tmp_path: Path, feed: Feed) -> None:
     write_days(tmp_path, feed)
     endpoint = f"ipc://{tmp_path / 'control'}"
