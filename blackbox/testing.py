@@ -29,6 +29,7 @@ from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
 from blackbox.life import Life
 from blackbox.native.limits import Needs
+from blackbox.native.waits import join, result_of, step_of
 from blackbox.transport.context import MAX_SUBSCRIPTIONS, close_context, open_context
 from blackbox.transport.server_thread import bind
 from blackbox.transport.wakeup import Pipe
@@ -98,8 +99,11 @@ class Collector:
     def wait(self, count: int, timeout: float = 60.0) -> list[Received]:
         """Wait until at least `count` messages have come; returns them all. Raises TimeoutError."""
         with self._changed:
-            if not self._changed.wait_for(lambda: len(self._messages) >= count, timeout):
-                raise TimeoutError(f"{len(self._messages)} messages came in {timeout} s, expected {count}")
+            until = time.monotonic() + timeout
+            while len(self._messages) < count:
+                if (left := until - time.monotonic()) <= 0:
+                    raise TimeoutError(f"{len(self._messages)} messages came in {timeout} s, expected {count}")
+                self._changed.wait(step_of(left))
             return list(self._messages)
 
 
@@ -160,7 +164,7 @@ class RawPublisher:
         """Close the sockets without a word, as a publisher that is killed; what was sent still leaves."""
         if self._life is RawPublisherLife.RUNNING:
             self._call(self._close)
-            self._thread.join()
+            join(self._thread)
 
     def _enter(self, life: RawPublisherLife) -> None:
         """Go on to `life`. Raises RuntimeError when it may not follow."""
@@ -243,7 +247,7 @@ class RawPublisher:
         future: Future[Any] = Future()
         self._calls.put((function, future))
         self._wake.poke()
-        return future.result()
+        return result_of(future)
 
     # What follows runs in the thread.
 

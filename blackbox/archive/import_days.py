@@ -18,7 +18,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from itertools import chain, islice
 from pathlib import Path
@@ -39,6 +39,7 @@ from blackbox.errors import ConfigError, SourceError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.schema import RAW
 from blackbox.feed.source import Chunk, Source
+from blackbox.native.waits import as_done
 from blackbox.timestamps import time_text
 
 _CHUNKS_WITHOUT_TIME: Final = 16
@@ -176,7 +177,7 @@ def _run(jobs: list[_Job], threads: int) -> Generator[ImportedDay | _Empty, None
     compile_append()  # once, and kept: LLVM lets go of what two threads have compiled twice while others compile
     with ThreadPoolExecutor(threads, "blackbox-import") as pool:
         try:
-            for future in as_completed([pool.submit(_import, job, end) for job in jobs]):
+            for future in as_done([pool.submit(_import, job, end) for job in jobs]):
                 yield from future.result()
         finally:
             end.set()

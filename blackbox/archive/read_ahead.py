@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator
 from typing import Final, TypeVar
 
 from blackbox.native.limits import start_thread
+from blackbox.native.waits import join, take
 
 T = TypeVar("T")
 
@@ -43,7 +44,7 @@ def read_ahead(items: Iterator[T], depth: int = DEPTH) -> Generator[T, None, Non
     start_thread(thread)
     try:
         while True:
-            item, error = ready.get()
+            item, error = take(ready)
             if error is not None:
                 raise error
             if item is None:
@@ -51,4 +52,4 @@ def read_ahead(items: Iterator[T], depth: int = DEPTH) -> Generator[T, None, Non
             yield item
     finally:
         given_up.set()
-        thread.join()
+        join(thread)

@@ -8,7 +8,7 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Literal, Self, TypedDict
 
@@ -39,6 +39,7 @@ from blackbox.hub.protocol import (
 )
 from blackbox.hub.sender import Columns, Sender
 from blackbox.hub.settings import feed_of_hub
+from blackbox.native.waits import is_done_in
 
 
 class HubClientSettings(TypedDict, total=False):
@@ -161,12 +162,9 @@ class HubClient:
         """
         until = time.monotonic() + timeout
         future = self._put(topic, payload, b"" if id is None else id, ts_event, until, if_at, ttl, waits=True)
-        try:
-            return future.result(max(0.0, until - time.monotonic()))
-        except TimeoutError as error:
-            if isinstance(error, HubError):
-                raise
-            raise self._sender.not_stored(f"the put of {topic!r}") from None
+        if not is_done_in(future, until - time.monotonic()):
+            raise self._sender.not_stored(f"the put of {topic!r}")
+        return future.result()
 
     def put_soon(
         self,
@@ -292,8 +290,7 @@ class HubClient:
             self._put_part(names, index[part], numbers, stops, part, flat, times, ids, expected, ttl_ns, until)
             for part in parts
         ]
-        wait(futures, max(0.0, until - time.monotonic()))
-        if not all(future.done() for future in futures):
+        if not all(is_done_in(future, until - time.monotonic()) for future in futures):
             raise self._sender.not_stored(f"the put of {count} messages")
         answers = [future.result() for future in futures]
         places = numpy.concatenate([unpack_places(each.places) for each in answers] or [numpy.empty(0, PLACE)])
@@ -421,11 +418,10 @@ class HubClient:
 
     def _ask(self, timeout: float | None, prefix: bytes | None = None) -> Welcome:
         answer = self._sender.ask(prefix)
-        try:
-            return answer.result(timeout)
-        except TimeoutError:
+        if not is_done_in(answer, timeout):
             self._sender.ask_no_more(answer)
-            raise self._sender.not_stored("this client") from None
+            raise self._sender.not_stored("this client")
+        return answer.result()
 
 
 def _check_ids(ids: Sequence[bytes]) -> None:

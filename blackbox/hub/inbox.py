@@ -8,7 +8,7 @@ import os
 import re
 import threading
 import time
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -20,6 +20,7 @@ from blackbox.errors import ConfigError, HubError, NotConfirmedError, RightsErro
 from blackbox.feed.feed import Feed
 from blackbox.hub.protocol import Welcome
 from blackbox.native.limits import start_thread
+from blackbox.native.waits import is_done_in, join
 from blackbox.subscribe.slow_subscriber import PATIENT
 from blackbox.subscribe.stream import Stream
 from blackbox.subscriber import Subscriber
@@ -80,7 +81,7 @@ class _Opening:
     def end(self) -> None:
         """End the subscriber, whether it has started or not."""
         self.subscriber.terminate()
-        self._thread.join()
+        join(self._thread)
 
 
 class Inbox:
@@ -151,8 +152,7 @@ class Inbox:
         """
         nothing = f"nothing of {self.prefix!r} has come, and the hub is away"
         while not (opening := self._opening or self._begin()).has_started:
-            wait([opening.started], min(threading.TIMEOUT_MAX, max(0.0, until - time.monotonic())))
-            if not opening.started.done():
+            if not is_done_in(opening.started, until - time.monotonic()):
                 raise TimeoutError(f"{nothing}: feed {self._feed.name!r} has not confirmed the subscription yet")
             if (error := opening.started.exception()) is not None:
                 self._let_go(opening)

@@ -44,6 +44,7 @@ from blackbox.hub.protocol import (
 )
 from blackbox.native.interrupts import interrupts_held
 from blackbox.native.limits import Needs, start_thread
+from blackbox.native.waits import join, step_of
 from blackbox.transport.connections import Connections, Failure
 from blackbox.transport.context import allow_ipv6, new_context
 from blackbox.transport.curve import keys_of_hub, refusal_of, use_keys
@@ -254,7 +255,7 @@ class Sender:
             self._is_ended = self._sleeps = True
             self._wake()
         if self._thread.ident is not None and self._stands_in != threading.get_ident():  # else: behind its put
-            self._thread.join()
+            join(self._thread)
 
     def not_stored(self, what: str) -> NotStoredError:
         """Return the error that says that something took too long."""
@@ -279,7 +280,7 @@ class Sender:
     def _wait(self, until: float, what: str) -> None:
         if (left := until - time.monotonic()) <= 0:
             raise self.not_stored(what)
-        self._changed.wait(left)
+        self._changed.wait(step_of(left))
 
     def _wake(self) -> None:
         if not self._has_driver:
@@ -316,7 +317,7 @@ class Sender:
                     is_mine = self._has_driver = True
                     self._stands_in = threading.get_ident()
                 while not (put.done() or interrupts or self._is_ended) and (left := until - time.monotonic()) > 0:
-                    self._drive(left)
+                    self._drive(step_of(left))
             except BaseException as error:
                 if is_mine:
                     self._error = error

@@ -33,6 +33,7 @@ from blackbox.feed.source import Source
 from blackbox.life import Life
 from blackbox.native.jit import warm_up
 from blackbox.native.limits import check_limits
+from blackbox.native.waits import step_of
 from blackbox.publish.acknowledgements import RecorderPosition, What
 from blackbox.publish.batcher import (
     LOST_PAGES,
@@ -289,7 +290,7 @@ class Publisher:
             with sender.changed:
                 while not sender.subscriptions.subscribers(b"") and (left := until - time.monotonic()) > 0:
                     sender.check()
-                    sender.changed.wait(left)
+                    sender.changed.wait(step_of(left))
         for slice_id in again:
             keys, stored, _alive = Again.of(boxes[slice_id])
             self._put_stored(slice_id, keys, stored, is_again=True)

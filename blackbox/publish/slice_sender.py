@@ -20,6 +20,7 @@ from blackbox.native.jit import WARM_UP_NEEDS, warm_up
 from blackbox.native.kept_arguments import Kept
 from blackbox.native.limits import Needs, start_thread
 from blackbox.native.posix import allow_barriers
+from blackbox.native.waits import acquire
 from blackbox.publish import send_loop as send
 from blackbox.publish.acknowledgements import RecorderPosition, What, in_words
 from blackbox.publish.answers import SURELY_S, Answers, Full, send_control_blocks, send_refusal
@@ -231,7 +232,7 @@ class SliceSender:
         second to do so.
         """
         late = PublisherError(f"slice {self.slice_id}: flush was not done in time: a subscriber did not keep up")
-        if not self.ring.lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
+        if not acquire(self.ring.lock, deadline - time.monotonic()):
             raise late  # another thread holds it while it waits for room
         try:
             self.ring.take_turn()

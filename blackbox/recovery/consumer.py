@@ -17,6 +17,7 @@ from blackbox.errors import BlackBoxError, ConfigError, PositionError
 from blackbox.feed.feed import Feed
 from blackbox.life import Life
 from blackbox.native.limits import start_thread
+from blackbox.native.waits import join
 from blackbox.recovery.start_position import Beginning, position_of, positions_of
 from blackbox.subscribe.repair import Since
 
@@ -149,7 +150,7 @@ class Consumer:
             if self._life is ConsumerLife.ENDED:
                 return
             for thread in self._threads:
-                thread.join()
+                join(thread)
             if self._life is ConsumerLife.KEEPING:
                 if self._interval_s is not None:
                     self._keep_now(checkpoint)

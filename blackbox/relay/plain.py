@@ -18,6 +18,7 @@ from blackbox.feed.endpoint import check_bind, check_endpoint, transport_of
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.native.jit import warm_up
 from blackbox.native.limits import Needs, start_thread
+from blackbox.native.waits import join
 from blackbox.publish.peer_guard import UPSTREAM_BYTES
 from blackbox.relay.plain_send import SCRATCH_WORDS, PlainAt, PlainState, send_plain
 from blackbox.relay.relay import RelayLife
@@ -141,7 +142,7 @@ class PlainRelay:
             self._subscriber.stop()
         self._stream._end()
         if self._thread.ident is not None:
-            self._thread.join()
+            join(self._thread)
 
     def statistics(self) -> PlainStatistics:
         """Return a snapshot of the counters."""

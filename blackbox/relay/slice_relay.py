@@ -20,6 +20,7 @@ from blackbox.feed.feed import Feed, Slice
 from blackbox.life import Life
 from blackbox.native.jit import WARM_UP_NEEDS, warm_up
 from blackbox.native.limits import Needs, start_thread
+from blackbox.native.waits import join
 from blackbox.publish.answers import Answers, Full, send_control_blocks, send_refusal
 from blackbox.publish.line_socket import open_xpub
 from blackbox.publish.peer_guard import GUARD_NEEDS, Guard
@@ -175,7 +176,7 @@ class SliceRelay:
     def join(self) -> None:
         """Wait for the thread's end."""
         if self._thread.ident is not None:
-            self._thread.join()
+            join(self._thread)
 
     def _enter(self, life: SliceRelayLife) -> None:
         """Go on to `life`. Raises RuntimeError when it may not follow."""

@@ -6,11 +6,12 @@ import threading
 import time
 from typing import Final
 
+from blackbox.native.waits import step_of
+
 _COARSE_NS: Final = 300_000
 """A timed wait on a condition ends up to about this much late."""
 _SPIN_NS: Final = 100_000
 """A sleep ends up to about this much late, so the rest is spun."""
-_LONGEST_WAIT_NS: Final = 60_000_000_000
 
 
 class Clock:
@@ -31,12 +32,12 @@ class Clock:
         100 us apart, some only sleep, and end about 80 us late.
         """
         if until_ns is None:
-            condition.wait()
+            condition.wait(step_of())
             return
         now_ns = time.monotonic_ns()
         left_ns = until_ns - now_ns
         if left_ns > _COARSE_NS:
-            condition.wait(min(left_ns - _COARSE_NS, _LONGEST_WAIT_NS) / 1e9)
+            condition.wait(step_of((left_ns - _COARSE_NS) / 1e9))
             return
         condition.release()
         try:
@@ -88,7 +89,7 @@ class ManualClock(Clock):
                     return
             self._waiting.append(condition)
         try:
-            condition.wait()
+            condition.wait(step_of())
         finally:
             with self._lock:
                 self._waiting.remove(condition)

@@ -23,6 +23,7 @@ from blackbox.errors import ConfigError, ControlError, EndpointError
 from blackbox.feed.endpoint import check_endpoint
 from blackbox.feed.feed import Feed
 from blackbox.native.limits import Needs
+from blackbox.native.waits import step_of
 from blackbox.replay.status import ReplayStatus
 from blackbox.timestamps import check_unit, parse_time
 from blackbox.transport.context import new_context
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 _MOST_BYTES: Final = 4_096
 _QUEUE_REQUESTS: Final = 16
-_STEP_MS: Final = 200
 _LINGER_MS: Final = 500
 _LARGEST: Final = (1 << 63) - 1
 _NEEDS: Final = Needs(descriptors=3)
@@ -187,8 +187,7 @@ def ask(endpoint: str, request: Request, timeout: float = 2.0, feed: Feed | None
             raise EndpointError(error.errno, f"cannot connect to replay {endpoint}: {error.strerror}") from error
         socket.send(msgspec.json.encode(request))
         deadline = time.monotonic() + timeout
-        # In steps: a signal just before a poll begins does not end it.
-        while not socket.poll(max(0, min(_STEP_MS, int((deadline - time.monotonic()) * 1e3)))):
+        while not socket.poll(int(1e3 * step_of(deadline - time.monotonic()))):
             if time.monotonic() < deadline:
                 continue
             hint = "" if keys is None else "; it may not know our key, or have another one than that of server_keys"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import wait
 from itertools import pairwise
 from typing import Any, Final
 
@@ -21,6 +20,7 @@ from blackbox.native.cgroup import usable_cpus
 from blackbox.native.memory import shared_array
 from blackbox.native.name_table import HINT_WORDS, Numbering
 from blackbox.native.prefix_trie import longest_prefix
+from blackbox.native.waits import is_done_in, result_of
 from blackbox.replay.block_table import BEGINNING, END, BlockTable
 from blackbox.replay.feeds import ReplayedFeeds
 from blackbox.replay.measure_blocks import BlockTableAt
@@ -227,12 +227,13 @@ class CallbackPlayer:
         try:
             table.release_played()  # while they play: it takes a tenth of the time of playing
             for end in ends:
-                end.result()
+                result_of(end)
         except BaseException:
             self._slice_state.stopping = TERMINATE
             raise
         finally:
-            wait(ends)
+            for end in ends:
+                is_done_in(end)
 
     def begin(
         self, skipped: frozenset[tuple[int, int]], before: Iterable[BlockTable] | None = None, start_ns: int = BEGINNING

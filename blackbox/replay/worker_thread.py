@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 
 from blackbox.native.limits import start_thread
+from blackbox.native.waits import join
 from blackbox.replay.block_table import BlockTable
 from blackbox.replay.measure_blocks import BlockTableAt
 from blackbox.replay.worker import ReplayWorker
@@ -35,7 +36,7 @@ class WorkerThread:
     def close(self) -> None:
         """End, once all is played."""
         self._orders.put(None)
-        self._thread.join()
+        join(self._thread)
 
     def _run(self) -> None:
         while (order := self._orders.get()) is not None:

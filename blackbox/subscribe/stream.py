@@ -19,6 +19,7 @@ from blackbox.block.batch import Batch
 from blackbox.block.position import Undone, merged
 from blackbox.errors import SubscriberError
 from blackbox.life import Life
+from blackbox.native.waits import step_of
 
 log = logging.getLogger("blackbox")
 
@@ -110,7 +111,7 @@ class Stream:
             # perhaps nobody reads any more, or the reader is who waits.
             while self._life is StreamLife.OPEN and not self._is_cut and self._has_no_room(batch):
                 if self.when_full == "wait":
-                    self._changed.wait()
+                    self._changed.wait(step_of())
                 elif self.when_full == "drop_oldest":
                     self._drop_oldest()
                 else:
@@ -296,7 +297,7 @@ class Stream:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     raise TimeoutError(f"stream of {self.prefix!r}: nothing came in {timeout:.3g} s")
-                self._changed.wait(left)
+                self._changed.wait(step_of(left))
             batch = self._taking = self._take_oldest()
             self._left = left_items = iter(range(1 if self.batches else len(batch)))
             self._reader = _Reader.now()

@@ -22,6 +22,7 @@ from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
 from blackbox.life import Life
 from blackbox.native.limits import Needs, check_limits, start_thread
+from blackbox.native.waits import acquire
 from blackbox.subscribe.callbacks import Callback
 from blackbox.subscribe.checkpoint import Checkpoint
 from blackbox.subscribe.compiling import is_compiling
@@ -274,7 +275,7 @@ class Supervisor:
         delivered; what ended it.
         """
         self._check_checkpoint()
-        if not self._one_cut.acquire(timeout=timeout):
+        if not acquire(self._one_cut, timeout):
             raise TimeoutError(f"another checkpoint had not ended in {timeout} s")
         with self.lock:
             self._cutting = threading.get_ident()  # from here on no slice is released

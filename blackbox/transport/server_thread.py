@@ -15,6 +15,7 @@ import zmq
 from blackbox.errors import EndpointError
 from blackbox.life import Life
 from blackbox.native.limits import start_thread
+from blackbox.native.waits import result_of
 from blackbox.transport.inproc import note_bound
 from blackbox.transport.wakeup import Pipe
 
@@ -63,7 +64,7 @@ class ServerThread:
         except BaseException:
             self._enter(ServerLife.ENDED)
             raise
-        self._bound.result()
+        result_of(self._bound)
 
     def end(self, timeout: float | None = None) -> bool:
         """Have it end, and wait for that; return whether it has, within `timeout` seconds. Again is fine."""

@@ -29,6 +29,7 @@ from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.feed import Feed
 from blackbox.feed.prices import Prices, check_prices
 from blackbox.feed.schema import DECIMALS, Schema
+from blackbox.native.waits import result_of
 
 Order = Literal["capture", "topic"]
 """How messages stand in a file: as they were captured; or, of each million of them, by topic."""
@@ -152,14 +153,14 @@ class _Writer:
             for part, topics in self._parts(batches):
                 batch = self._columns.batch(part, topics)
                 if packed is not None:
-                    packed.result()
+                    result_of(packed)
                 packed = thread.submit(writer.write_batch, batch, row_group_size=group_rows)
                 self.messages += len(batch)
                 self.row_groups += -(-len(batch) // group_rows)
                 if self._progress is not None:
                     self._progress(self.messages)
             if packed is not None:
-                packed.result()
+                result_of(packed)
 
     def _parts(self, batches: Iterable[Batch]) -> Iterator[tuple[Part, dict[bytes, int]]]:
         try:

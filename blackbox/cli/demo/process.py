@@ -22,6 +22,7 @@ from blackbox.cli.demo.publisher import (
 from blackbox.cli.demo.session import SessionSummary
 from blackbox.errors import PublisherError
 from blackbox.native.interrupts import interrupts_held
+from blackbox.native.waits import STEP_S
 
 _GOODBYE_S: Final = 10.0
 
@@ -82,6 +83,8 @@ class PublishingProcess:
     def _await(self, kind: type[Reply], report: Callable[[int], object] = lambda _messages: None) -> Reply:
         while True:
             try:
+                while not self._pipe.poll(STEP_S):
+                    pass
                 reply = self._pipe.recv()
             except (EOFError, ConnectionResetError):
                 self._process.join(_GOODBYE_S)

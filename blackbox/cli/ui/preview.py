@@ -13,6 +13,7 @@ from blackbox.cli.ui.messages import describe
 from blackbox.feed.schema import schema_of
 from blackbox.native.limits import open_pipe, start_thread
 from blackbox.native.memory import shared_array
+from blackbox.native.waits import join
 
 if TYPE_CHECKING:
     from blackbox.block.batch import Batch
@@ -51,7 +52,7 @@ class Preview:
     def close(self) -> None:
         """Print what is left, and end. Call it when no callback runs any more."""
         os.close(self._writer)
-        self._thread.join()
+        join(self._thread)
 
     def _read(self) -> None:
         with os.fdopen(self._reader, encoding="utf-8", errors="replace") as lines:

@@ -1,0 +1,142 @@
+"""Waits of the main thread: Ctrl-C ends them, whatever they wait for ends them at once, and limits hold."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+
+import pytest
+
+from blackbox.native import waits
+from blackbox.native.waits import acquire, as_done, is_done_in, join, result_of, step_of, take
+from blackbox.replay.clock import Clock, ManualClock
+from blackbox.subscribe.stream import Stream
+from tests.interrupts import is_interrupted
+
+
+def stream() -> Stream:
+    return Stream(b"", 10, "wait", False, 0, lambda: None, lambda _stream: None)
+
+
+def of_future() -> tuple[Callable[[], object], Callable[[], object]]:
+    future: Future[int] = Future()
+    return lambda: result_of(future), lambda: future.set_result(1)
+
+
+def of_futures() -> tuple[Callable[[], object], Callable[[], object]]:
+    future: Future[int] = Future()
+    return lambda: list(as_done([future])), lambda: future.set_result(1)
+
+
+def of_queue() -> tuple[Callable[[], object], Callable[[], object]]:
+    items: queue.Queue[int] = queue.Queue()
+    return lambda: take(items), lambda: items.put(1)
+
+
+def of_thread() -> tuple[Callable[[], object], Callable[[], object]]:
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait, daemon=True)
+    thread.start()
+    return lambda: join(thread), over.set
+
+
+def of_stream() -> tuple[Callable[[], object], Callable[[], object]]:
+    reading = stream()
+    return lambda: list(reading), reading._end
+
+
+def of_get() -> tuple[Callable[[], object], Callable[[], object]]:
+    reading = stream()
+    return lambda: reading.get(1e6), reading._end
+
+
+def of_clock(clock: Clock, until_ns: int | None) -> tuple[Callable[[], object], Callable[[], object]]:
+    over, changed = threading.Event(), threading.Condition()
+
+    def wait() -> None:
+        with changed:
+            while not over.is_set():
+                clock.wait(changed, until_ns)
+
+    def end() -> None:
+        with changed:
+            over.set()
+            changed.notify_all()
+
+    return wait, end
+
+
+WAITS: dict[str, Callable[[], tuple[Callable[[], object], Callable[[], object]]]] = {
+    "future": of_future,
+    "futures": of_futures,
+    "queue": of_queue,
+    "thread": of_thread,
+    "stream": of_stream,
+    "get of a stream": of_get,
+    "clock": lambda: of_clock(Clock(), None),
+    "clock with a time": lambda: of_clock(Clock(), 1 << 62),
+    "clock moved by hand": lambda: of_clock(ManualClock(), 1),
+}
+
+
+@pytest.mark.parametrize("what", WAITS)
+def test_ctrl_c_that_another_thread_receives_ends_a_wait(what: str) -> None:
+    assert is_interrupted(*WAITS[what]())
+
+
+@pytest.mark.parametrize("left_s", [None, 0.0, -1.0, 1e-9, 1e9, float("inf")])
+def test_a_step_is_short_and_ends_with_the_time_that_is_left(left_s: float | None) -> None:
+    assert 0 <= step_of(left_s) <= waits.STEP_S
+    assert left_s is None or step_of(left_s) <= max(0.0, left_s)
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0, 0.01])
+def test_a_limit_ends_a_wait_for_a_future_and_for_a_lock(timeout: float) -> None:
+    assert not is_done_in(Future(), timeout)
+    lock = threading.Lock()
+    assert acquire(lock, timeout)
+    assert not acquire(lock, timeout)
+
+
+def test_the_error_of_a_future_is_raised_also_if_it_is_a_timeout() -> None:
+    future: Future[int] = Future()
+    future.set_exception(error := TimeoutError("its own"))
+    assert is_done_in(future)
+    with pytest.raises(TimeoutError) as raised:
+        result_of(future)
+    assert raised.value is error
+
+
+def test_a_cancelled_future_is_done() -> None:
+    future: Future[int] = Future()
+    assert future.cancel()
+    assert is_done_in(future)
+    with pytest.raises(CancelledError):
+        result_of(future)
+
+
+def test_futures_come_as_they_get_done_and_each_once() -> None:
+    futures: list[Future[int]] = [Future() for _ in range(5)]
+    futures[3].set_result(3)
+    done = as_done(futures)
+    assert next(done) is futures[3]
+    futures[1].set_result(1)
+    assert next(done) is futures[1]
+    for number in (0, 2, 4):
+        futures[number].set_result(number)
+    assert sorted(each.result() for each in done) == [0, 2, 4]
+
+
+def test_an_item_is_taken_at_once_and_a_thread_that_has_not_started_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(waits, "STEP_S", 1e6)  # a step that is waited to its end would end the test
+    items: queue.Queue[int] = queue.Queue()
+    threading.Thread(target=items.put, args=(7,)).start()
+    assert take(items) == 7
+    future: Future[int] = Future()
+    threading.Thread(target=future.set_result, args=(8,)).start()
+    assert result_of(future) == 8
+    join(threading.Thread())
