@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import sys
-import time
-from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -22,12 +19,8 @@ from blackbox.errors import SubscriberError
 if TYPE_CHECKING:
     from blackbox.block.batch import Message
     from blackbox.feed.schema import Schema
-    from blackbox.hub.client import HubClient
 
 _COMMIT_EVERY: Final = 1_000
-
-_TURN_S: Final = 0.02
-"""Time for which each of several subscriptions is waited for in turn."""
 
 ClientName = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the durable client.")]
 PositionsOption = Annotated[
@@ -80,7 +73,7 @@ def get(
         client, got = HubClient(known, name, positions).start(), 0
         try:
             while got < enough or not enough:
-                print_message(_next(client, prefixes, timeout), None if as_json else schema)
+                print_message(client.get(prefixes, timeout), None if as_json else schema)
                 got += 1
                 if got % _COMMIT_EVERY == 0:
                     sys.stdout.flush()
@@ -91,20 +84,6 @@ def get(
             sys.stdout.flush()
             client.commit()
             client.end()
-
-
-def _next(client: HubClient, prefixes: tuple[bytes, ...], timeout: float | None) -> Message:
-    """Return the next message of any of the subscriptions. Raises TimeoutError."""
-    if len(prefixes) == 1:
-        return client.get(prefixes[0], timeout)
-    deadline = math.inf if timeout is None else time.monotonic() + timeout
-    for prefix in cycle(prefixes):
-        try:
-            return client.get(prefix, _TURN_S)
-        except TimeoutError:
-            if time.monotonic() >= deadline:
-                raise TimeoutError(f"nothing came in {timeout} s") from None
-    raise AssertionError("a cycle does not end")
 
 
 def print_message(message: Message, schema: Schema | None) -> None:

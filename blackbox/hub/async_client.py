@@ -82,7 +82,7 @@ class AsyncHubClient:
         await asyncio.to_thread(self.client.unsubscribe, prefix)
 
     async def get(self, prefix: str | bytes) -> Message:
-        """As `HubClient.get`."""
+        """As `HubClient.get`, of one prefix."""
         inbox = self.client._inbox(prefix)
         while True:
             try:

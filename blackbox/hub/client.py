@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal, Self, TypedDict
 
@@ -21,7 +22,9 @@ from blackbox.block.block import as_topic_index
 from blackbox.block.position import Place
 from blackbox.errors import ConfigError, HubError
 from blackbox.feed.feed import Feed
+from blackbox.feed.prefixes import Prefixes
 from blackbox.feed.schema import load_schema
+from blackbox.hub.arrivals import Arrivals
 from blackbox.hub.condition_columns import INT64, as_if_at, as_place, as_revision, as_ttl_ns, error_of
 from blackbox.hub.inbox import Inbox, check_client_name, not_subscribed, prefixes_of
 from blackbox.hub.protocol import (
@@ -92,6 +95,9 @@ class HubClient:
         self._schema = load_schema(self.feed.schema)
         self._record_bytes = {kind.encode("latin-1"): each.itemsize for kind, each in self._schema.records.items()}
         self._inboxes: dict[bytes, Inbox] = {}
+        self._arrivals = Arrivals()
+        self._looks = 0
+        """Number of times that several subscriptions were looked at: each time another one is the first."""
         self._sender = Sender(self.feed, self.name, synced=acknowledged == "synced", most=in_flight)
         self._is_started = False
 
@@ -385,15 +391,34 @@ class HubClient:
         """The prefixes that are subscribed to."""
         return sorted(self._inboxes)
 
-    def get(self, prefix: str | bytes, timeout: float | None = None) -> Message:
-        """Return the next message of a subscription; what is here comes also while the hub is away.
+    def get(self, prefix: Prefixes, timeout: float | None = None) -> Message:
+        """Return the next message of a subscription, or of any of several, also while the hub is away.
 
-        What was got since the last `commit` comes again after a crash.
+        Several take turns. Messages returned since the last `commit` come again after a crash.
 
         Raises TimeoutError when none came in `timeout` seconds (None: no bound), HubError when it is not subscribed to,
         or the client has ended, SubscriberError for what ended it: the next call begins anew at the last commit.
         """
-        return self._inbox(prefix).get(timeout)
+        inboxes = [self._inbox(each) for each in ([prefix] if isinstance(prefix, str | bytes) else prefix)]
+        if not inboxes:
+            raise ValueError("prefix was empty, expected one prefix or more")
+        if len(inboxes) == 1:
+            return inboxes[0].get(timeout)
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        while True:
+            seen = self._arrivals.count
+            self._looks += 1
+            for at in range(len(inboxes)):
+                with suppress(TimeoutError):
+                    return inboxes[(self._looks + at) % len(inboxes)].get(0.0)
+            if (left := until - time.monotonic()) <= 0:
+                names = ", ".join(repr(each.prefix) for each in inboxes)
+                is_known = all(each.is_confirmed for each in inboxes)
+                away = (
+                    "" if is_known else f": the hub of feed {self.feed.name!r} has not confirmed all subscriptions yet"
+                )
+                raise TimeoutError(f"nothing of {names} came in {timeout} s{away}")
+            self._arrivals.wait(seen, left)
 
     def commit(self, timeout: float = 10.0) -> None:
         """Say that all that was got is done with, of all subscriptions: it does not come again, whatever crashes.
@@ -414,7 +439,7 @@ class HubClient:
     def _new_inbox(self, prefix: bytes) -> Inbox:
         if self._directory is None:
             raise ConfigError(f"directory was None, expected one that keeps subscriptions of client {self.name!r}")
-        return Inbox(self.feed, self._directory, self.name, prefix, self._queue)
+        return Inbox(self.feed, self._directory, self.name, prefix, self._queue, self._arrivals)
 
     def _ask(self, timeout: float | None, prefix: bytes | None = None) -> Welcome:
         answer = self._sender.ask(prefix)

@@ -18,6 +18,7 @@ from blackbox.block.gap import Gap
 from blackbox.block.position import KeyPosition, Position, SlicePosition
 from blackbox.errors import ConfigError, HubError, NotConfirmedError, RightsError, SubscriberError
 from blackbox.feed.feed import Feed
+from blackbox.hub.arrivals import Arrivals
 from blackbox.hub.protocol import Welcome
 from blackbox.native.limits import start_thread
 from blackbox.native.waits import is_done_in, join
@@ -90,8 +91,17 @@ class Inbox:
     The subscriber starts when something is asked for, and begins at the position in the file.
     """
 
-    def __init__(self, feed: Feed, directory: str | os.PathLike[str], client: str, prefix: bytes, limit: int) -> None:
+    def __init__(
+        self,
+        feed: Feed,
+        directory: str | os.PathLike[str],
+        client: str,
+        prefix: bytes,
+        limit: int,
+        arrivals: Arrivals,
+    ) -> None:
         self.prefix = prefix
+        self._arrivals = arrivals
         self._feed, self._directory, self._limit = feed, directory, limit
         self._file = PositionFile(directory, name_of(client, prefix))
         self._opening: _Opening | None = None
@@ -138,6 +148,12 @@ class Inbox:
         except SubscriberError as error:
             self.fail(error)
         return message
+
+    @property
+    def is_confirmed(self) -> bool:
+        """True if the hub has confirmed the subscription since this process asked for messages."""
+        opening = self._opening
+        return opening is not None and opening.has_started
 
     def fail(self, why: SubscriberError) -> NoReturn:
         """Raise what has ended its subscriber, or HubError as it was ended itself; the next call begins anew."""
@@ -190,8 +206,11 @@ class Inbox:
             positions=self._directory,
         )
         stream = subscriber.stream(self.prefix, limit=self._limit)
+        stream._on_change = self._arrivals.add
         subscriber.on_gap(self.prefix)(self._tell)
-        return _Opening(subscriber, stream)
+        opening = _Opening(subscriber, stream)
+        opening.started.add_done_callback(lambda _: self._arrivals.add())
+        return opening
 
     def commit(self, timeout: float) -> None:
         """Keep the position behind the message that was got last. Raises HubError, PositionError, SubscriberError."""
@@ -213,6 +232,7 @@ class Inbox:
         with self._changes:
             self._is_ended = True
         self.close()
+        self._arrivals.add()
 
     def _tell(self, gap: Gap) -> None:
         log.warning("subscription %r has lost %d messages of slice %d", self.prefix, gap.count, gap.slice_id)

@@ -98,6 +98,8 @@ class Stream:
         """What a task waits for."""
         self._sleeps = False
         """Whether it is to be woken."""
+        self._on_change: Callable[[], None] | None = None
+        """Called when a batch came or the stream ended; set before the subscriber starts. It must not block."""
 
     def __repr__(self) -> str:
         return f"Stream({self.prefix!r}, {self._messages} of {self.limit} messages waiting)"
@@ -142,6 +144,8 @@ class Stream:
 
     def _wake(self) -> None:
         self._changed.notify_all()
+        if self._on_change is not None:
+            self._on_change()
         sleeper = self._sleeper  # which may go meanwhile
         if self._sleeps and sleeper is not None:
             self._sleeps = False

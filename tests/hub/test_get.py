@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blackbox import BlackBoxError, ConfigError, Feed, Hub, HubClient
+from blackbox.block.batch import Message
 from blackbox.errors import HubError
 from blackbox.hub.inbox import name_of, prefix_of
+from blackbox.native import waits
 from blackbox.testing import wait_until
 from tests.hub.hubs import hub_feed
 from tests.support import Script
@@ -249,3 +252,85 @@ def test_a_consumer_s_name_tells_client_and_prefix(client: str, prefix: bytes, o
     assert prefix_of(client, name) == prefix
     if other and not client.startswith(other) and "_" not in other:
         assert prefix_of(other, name) is None
+
+
+def get_in_thread(client: HubClient, prefixes: list[str]) -> Future[Message]:
+    """Get a message in another thread; returns when that thread waits for one of several subscriptions."""
+    got: Future[Message] = Future()
+
+    def run() -> None:
+        try:
+            got.set_result(client.get(prefixes, WAIT_S))
+        except BaseException as error:  # noqa: BLE001 - it is for the thread that waits
+            got.set_exception(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    wait_until(lambda: client._arrivals._changed._waiters or got.done(), what="the get")  # type: ignore[attr-defined]
+    return got
+
+
+def test_the_first_message_of_any_of_several_subscriptions_ends_the_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waits, "STEP_S", 1e6)  # a wait that looks again now and then would end at its limit
+    feed = hub_feed(slices=2)
+    prefixes = [f"{letter}." for letter in "ABCDEF"]
+    with Hub(feed, tmp_path / "hub"), reader(feed, tmp_path) as client:
+        for prefix in prefixes:
+            client.subscribe(prefix)
+        for number, prefix in enumerate(prefixes):
+            got = get_in_thread(client, prefixes)
+            client.put(prefix + "x", b"%d" % number)
+            message = got.result(WAIT_S)
+            assert (message.topic, message.payload) == (prefix.encode() + b"x", b"%d" % number)
+
+
+def test_several_subscriptions_take_turns_and_none_starves(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1)
+    with Hub(feed, tmp_path / "hub"), reader(feed, tmp_path) as client:
+        for prefix in (b"A.", b"B."):
+            client.subscribe(prefix)
+        put_numbers(client, 0, 100, b"A.x")
+        put_numbers(client, 0, 100, b"B.x")
+        first = client.get(b"A.", WAIT_S), client.get(b"B.", WAIT_S)  # both are here
+        rest = [client.get([b"A.", b"B."], WAIT_S) for _ in range(198)]
+        for topic in (b"A.x", b"B.x"):
+            assert [int(each.payload) for each in (*first, *rest) if each.topic == topic] == list(range(100))
+        assert {each.topic for each in rest[:4]} == {b"A.x", b"B.x"}
+
+
+def test_several_subscriptions_are_waited_for_until_the_limit(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1)
+    with reader(feed, tmp_path) as client, Hub(feed, tmp_path / "hub"):
+        for prefix in ("A.", "B."):
+            client.subscribe(prefix)
+        put_numbers(client, 0, 1, b"A.x")
+        put_numbers(client, 0, 1, b"B.x")
+        assert {client.get(["A.", "B."], WAIT_S).topic for _ in range(2)} == {b"A.x", b"B.x"}
+        for timeout in (0.0, 0.1):
+            with pytest.raises(TimeoutError, match=rf"^nothing of b'A\.', b'B\.' came in {timeout} s$"):
+                client.get(["A.", "B."], timeout)
+        with pytest.raises(HubError, match=r"prefix was b'C\.'"):
+            client.get(["A.", "C."], 0.0)
+        with pytest.raises(ValueError, match="one prefix or more"):
+            client.get([])
+    with reader(feed, tmp_path) as client, pytest.raises(TimeoutError, match="has not confirmed all subscriptions"):
+        client.get(["A.", "B."], 0.1)
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_get_of_several_subscriptions_ends_with_the_client(tmp_path: Path, is_here: bool) -> None:
+    feed = hub_feed(slices=1)
+    client = reader(feed, tmp_path).start()
+    with Hub(feed, tmp_path / "hub"):
+        for prefix in ("A.", "B."):
+            client.subscribe(prefix)
+        if is_here:
+            put_numbers(client, 0, 1, b"A.x")
+            put_numbers(client, 0, 1, b"B.x")
+            assert {client.get(["A.", "B."], WAIT_S).topic for _ in range(2)} == {b"A.x", b"B.x"}
+        got = get_in_thread(client, ["A.", "B."])
+        client.end()
+        with pytest.raises(HubError, match="was closed"):
+            got.result(WAIT_S)
