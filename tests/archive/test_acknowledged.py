@@ -168,7 +168,7 @@ def test_a_line_that_loses_blocks_holds_nothing_back_beside_another(tmp_path: Pa
     with Publisher(feed) as publisher, LossyProxy(feed, 0.3) as proxy:
         lines = (proxy.feed.slices[0].lines[0], feed.slices[0].lines[1])
         both = msgspec.structs.replace(feed, slices=(msgspec.structs.replace(feed.slices[0], endpoints=lines),))
-        with Recorder(both, tmp_path):
+        with Recorder(both, tmp_path, line_wait=60):
             for at in range(0, 2_000, 10):
                 publish_numbered(publisher, at, 10)
                 publisher.wait_recorded(60)

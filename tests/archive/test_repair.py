@@ -265,7 +265,7 @@ def test_a_line_that_loses_blocks_loses_no_messages(tmp_path: Path, share: float
 @pytest.mark.parametrize("lines_lost", [(0,), (0, 1)])
 def test_archives_bring_what_both_lines_have_lost(lines_lost: tuple[int, ...]) -> None:
     feed = msgspec.structs.replace(archived_feed(), slices=Feed.local("tape", slices=1, lines=2).slices)
-    subscriber = Subscriber(feed, on_gap="repair", repair_wait=30)
+    subscriber = Subscriber(feed, on_gap="repair", repair_wait=60, line_wait=60)
     seen = listen(subscriber)
     blocks = [Sent(b"A", 2, False, True)] * 9
     with archive_of(feed, blocks), RawPublisher(feed) as publisher:

@@ -98,7 +98,7 @@ def test_a_forgery_between_two_blocks_of_the_run_before_changes_nothing() -> Non
     with RawPublisher(feed, epoch=100) as publisher:
         subscriber.start()
         publisher.send(publisher.encode([(b"T", b"old")]), (0, 1))
-        got.wait(1)
+        wait_until(lambda: subscriber.statistics().received.duplicates == 1, what="both copies")
         for number in range(3):
             send(publisher, b"%d" % number, epoch=200, sequence=number)
         got.wait(4)
@@ -123,7 +123,7 @@ def test_what_each_line_brings_first_of_a_run_is_delivered_in_order(lines: tuple
     with RawPublisher(feed, epoch=100) as publisher:
         subscriber.start()
         publisher.send(publisher.encode([(b"T", b"before")]), (0, 1))
-        got.wait(1)
+        wait_until(lambda: subscriber.statistics().received.duplicates == 1, what="both copies")
         publisher.epoch, publisher.sequences[0] = 200, {}
         blocks = [publisher.encode([(b"T", b"%d" % number)]) for number in range(4)]
         early, late = lines
@@ -259,13 +259,15 @@ def test_an_end_that_is_followed_by_anything_is_taken_back(proof: str) -> None:
     subscriber, got = subscribed(feed)
     with RawPublisher(feed) as publisher:
         subscriber.start()
+        lines = subscriber._supervisor._slices[0].state
         publisher.heartbeat(end=True, lines=[0])
+        wait_until(lambda: lines.finished_lines == 0b01, what="line A has ended")
         if proof == "a block":
             publisher.send(publisher.encode([(b"T", b"0")]), lines=[0])
         else:
             publisher.heartbeat(lines=[0])
+        wait_until(lambda: lines.finished_lines == 0, what="line A goes on")
         publisher.heartbeat(end=True, lines=[1])
-        lines = subscriber._supervisor._slices[0].state
         wait_until(lambda: lines.finished_lines == 0b10, what="only line B has ended")
         publisher.heartbeat(end=True, lines=[0])
         subscriber.run(until_end=True)

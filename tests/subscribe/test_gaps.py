@@ -169,6 +169,8 @@ def test_a_block_of_an_earlier_epoch_is_stale() -> None:
     with RawPublisher(feed) as publisher:
         subscriber.start()
         publisher.send(publisher.encode([(b"T", b"old 0")]), lines=(0, 1))
+        # Line B's copy would be stale, too, if it came after the next epoch had begun on line A.
+        wait_until(lambda: subscriber.statistics().received.duplicates == 1, what="both copies")
         old = publisher.encode([(b"T", b"old 1"), (b"T", b"old 2")])
         publisher.epoch, publisher.sequences[0] = 5, {}
         publisher.send(publisher.encode([(b"T", b"new 0")]))

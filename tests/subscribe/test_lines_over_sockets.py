@@ -98,9 +98,9 @@ def test_what_the_living_line_lost_after_the_other_died_is_counted() -> None:
     assert subscriber.statistics().received.gaps == 2
 
 
-def test_a_held_block_waits_for_the_other_line_and_no_longer_than_told() -> None:
-    feed = two_line_feed()
-    subscriber = Subscriber(feed, line_wait=0.2)
+def test_a_held_block_waits_for_the_other_line() -> None:
+    feed = two_line_feed(heartbeat_ns=60 * 10**9)  # neither line is taken for dead
+    subscriber = Subscriber(feed, line_wait=60, slow=PATIENT)
     got = Collector()
     subscriber.on(b"")(got.message)
     with RawPublisher(feed) as publisher:
@@ -113,9 +113,20 @@ def test_a_held_block_waits_for_the_other_line_and_no_longer_than_told() -> None
         publisher.send(blocks[1], [B])
         assert [m.payload for m in got.wait(3)] == [b"0", b"1", b"2"]
         assert subscriber.statistics().received.gaps == 0
-        last = publisher.encode([(b"T", b"4")])
-        publisher.send(last, [A])
-        assert [m.payload for m in got.wait(4)][3:] == [b"4"]
+        subscriber.stop()
+
+
+def test_a_held_block_waits_no_longer_than_told() -> None:
+    feed = two_line_feed(heartbeat_ns=60 * 10**9)  # neither line is taken for dead
+    subscriber = Subscriber(feed, line_wait=0.01, slow=PATIENT)
+    got = Collector()
+    subscriber.on(b"")(got.message)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        publisher.send(publisher.encode([(b"T", b"0")]), [A])
+        publisher.encode([(b"T", b"1")])
+        publisher.send(publisher.encode([(b"T", b"2")]), [A])
+        assert [m.payload for m in got.wait(2)] == [b"0", b"2"]
         subscriber.stop()
     assert subscriber.statistics().received.gaps == 1
 
@@ -137,8 +148,8 @@ def test_a_subscriber_starts_on_one_line_when_the_other_has_no_publisher(caplog:
 
 
 def test_forgetting_a_key_while_one_of_its_blocks_is_held_counts_no_gap() -> None:
-    feed = two_line_feed(key_bytes=1)
-    subscriber = Subscriber(feed, line_wait=0.1)
+    feed = two_line_feed(key_bytes=1, heartbeat_ns=60 * 10**9)  # neither line is taken for dead
+    subscriber = Subscriber(feed, line_wait=60, slow=PATIENT)
     keep, drop = Collector(), Collector()
     subscriber.on(b"K")(keep.message)
     subscriber.on(b"L")(drop.message)

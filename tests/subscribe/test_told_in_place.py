@@ -280,7 +280,7 @@ def test_a_gap_hook_that_raises_ends_the_subscriber_as_a_callback_does(workers: 
 @in_both_places
 def test_what_two_lines_have_lost_both_is_told_once(worker: bool) -> None:
     feed = Feed.local("lines", slices=1, lines=2)
-    subscriber, told = Subscriber(feed, slow=PATIENT), list[Gap]()
+    subscriber, told = Subscriber(feed, slow=PATIENT, line_wait=60), list[Gap]()
     counted = subscriber.on_compiled(b"", state=numpy.zeros(100, numpy.int64), worker=worker)(log_batch)
     subscriber.on_gap(b"")(told.append)
     with RawPublisher(feed) as publisher:
