@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self
@@ -37,12 +37,12 @@ from blackbox.archive.read_ahead import read_ahead
 from blackbox.archive.recording import Recording
 from blackbox.errors import ConfigError, SourceError
 from blackbox.feed.feed import Feed, check_is_feed
+from blackbox.feed.first_time import by_first_time
 from blackbox.feed.schema import RAW
 from blackbox.feed.source import Chunk, Source
 from blackbox.native.waits import as_done
 from blackbox.timestamps import time_text
 
-_CHUNKS_WITHOUT_TIME: Final = 16
 _CHUNKS_AHEAD: Final = 2
 _OPEN_DAYS: Final = 4
 """Days written at a time."""
@@ -236,19 +236,15 @@ def _in_order(job: _Job) -> list[_Begun]:
     """Return the sources of a job by the times of their first messages."""
     if job.date is not None:
         return [_Begun(source, job.date) for source in job.sources]
-    is_only = len(job.sources) == 1  # one of several is closed again: an open source takes memory and a file
-    peeked: list[tuple[Source, int | None, Iterator[Chunk] | None]] = []
-    for source in job.sources:
-        first_ns, chunks = _peek(job.feed, source)
-        peeked.append((source, first_ns, chunks if is_only else None))
-    peeked.sort(key=lambda each: float("inf") if each[1] is None else each[1])
     begun: list[_Begun] = []
-    for source, first_ns, opened in peeked:
+    for source, first_ns, chunks in by_first_time(job.sources, _earliest_ns(job.feed)):
+        if first_ns == 0:
+            raise SourceError(f"{source!r} tells no date (its first messages have no time): give the date (--date)")
         first = None if first_ns is None else session_date(job.feed, first_ns)
         if first is not None:
             _check_is_free(job, first)
             check_is_new(job.directory, first, replace=job.replace)
-        begun.append(_Begun(source, first, opened))
+        begun.append(_Begun(source, first, chunks))
     return begun
 
 
@@ -259,20 +255,6 @@ def _check_is_free(job: _Job, date: datetime.date) -> None:
             f"messages of {date} are in sources with and without a date, expected one kind: import them apart, or give "
             "the date (--date)"
         )
-
-
-def _peek(feed: Feed, source: Source) -> tuple[int | None, Iterator[Chunk]]:
-    """Return the time of the first message with one, or None if there is no message, and all chunks of the source."""
-    earliest = _earliest_ns(feed)
-    chunks, seen = source.chunks(), list[Chunk]()
-    for chunk in islice(chunks, _CHUNKS_WITHOUT_TIME):
-        seen.append(chunk)
-        timed = numpy.flatnonzero(chunk.ts_event >= earliest)
-        if len(timed):
-            return int(chunk.ts_event[timed[0]]), chain(seen, chunks)
-    if not any(len(chunk.ts_event) for chunk in seen):
-        return None, iter(seen)
-    raise SourceError(f"{source!r} tells no date (its first messages have no time): give the date (--date)")
 
 
 def _earliest_ns(feed: Feed) -> int:

@@ -87,7 +87,7 @@ def publish(
         check_schemas(named)
         shape = feed_for(shape, named[0].source, named[0].spec)
         with stderr.status("reading the first messages"):
-            opened = [each.source for each in in_order(named)]
+            opened = in_order(named)
         with SourcePublisher(shape, when_full=when_full.value) as publisher:
             publisher.wait_for_each_slice(wait_for, timeout, say)
             started = time.monotonic()

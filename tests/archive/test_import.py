@@ -295,7 +295,7 @@ def test_many_days_in_order_are_few_at_a_time(tmp_path: Path, monkeypatch: pytes
     assert recorded_days(tmp_path / "back" / feed.name) == []
 
 
-def test_a_single_source_is_opened_once_and_many_are_open_two_at_a_time(tmp_path: Path) -> None:
+def test_a_single_source_is_opened_once_and_many_are_open_one_at_a_time(tmp_path: Path) -> None:
     opened = is_open = most = 0
 
     class Counted(Made):
@@ -314,7 +314,7 @@ def test_a_single_source_is_opened_once_and_many_are_open_two_at_a_time(tmp_path
     assert (opened, most, is_open) == (1, 1, 0)
     opened = most = 0
     import_days(feed, tmp_path / "many", [Counted([row]) for row in rows])
-    assert (opened, most, is_open) == (40, 2, 0)
+    assert (opened, most, is_open) == (40, 1, 0)
     assert days_of(feed, tmp_path / "many") == by_day(feed, rows)
 
 

@@ -118,24 +118,18 @@ def check_schemas(named: Sequence[NamedSource]) -> None:
             )
 
 
-def in_order(named: Sequence[NamedSource]) -> list[NamedSource]:
-    """Return sources in the order of their first messages' times; equal times keep the order given.
+def in_order(named: Sequence[NamedSource]) -> list[Source]:
+    """Return sources in the order of the times of their first messages, which are read: wrong files are found here.
 
-    Reads the first messages of each, so that a wrong path or file is reported before the publisher binds.
-
-    Raises:
-        SourceError: a source cannot be read, or holds no message.
+    Raises SourceError when a source cannot be read, or holds no message.
     """
-    return sorted(named, key=lambda each: _first_ns(each.source))
+    from blackbox.feed.first_time import by_first_time
 
-
-def _first_ns(source: Source) -> int:
-    """Return the first time of a source, ns since 1970; 0 if its first chunk of messages has none."""
-    chunk = next(source.chunks(), None)
-    if chunk is None:
-        raise SourceError(source.truncated or f"{source!r} holds no message, expected at least one")
-    times = chunk.ts_event[chunk.ts_event > 0]
-    return int(times[0]) if len(times) else 0
+    found = by_first_time(each.source for each in named)
+    for each in found:
+        if each.first_ns is None:
+            raise SourceError(each.source.truncated or f"{each.source!r} holds no message, expected at least one")
+    return [each.source for each in found]
 
 
 def feed_text(feed: Feed) -> str:
