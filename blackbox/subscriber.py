@@ -9,11 +9,12 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
+from blackbox.archive.serve.protocol import Snapshot
 from blackbox.arguments import as_bytes, check_integers
 from blackbox.errors import ConfigError, SubscriberError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.recovery.consumer import consumer_of
-from blackbox.recovery.start_position import Beginning, Positions, Snapshot, Time, beginning_of
+from blackbox.recovery.start_position import Beginning, Positions, Time, beginning_of
 from blackbox.registration import Registration
 from blackbox.subscribe.match_table import MAX_WORKERS
 from blackbox.subscribe.options import Options

@@ -6,9 +6,10 @@ import datetime
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 
 from blackbox.archive.day import day_end_ns, session_date
+from blackbox.archive.serve.protocol import MOST_PREFIXES, Snapshot
 from blackbox.arguments import check_integers
 from blackbox.block.position import KeyPosition, Position, SlicePosition
 from blackbox.errors import ConfigError
@@ -19,14 +20,11 @@ from blackbox.timestamps import check_unit, ns_of, parse_time
 
 if TYPE_CHECKING:
     from blackbox.archive.serve.client import ArchiveClient
-    from blackbox.archive.serve.protocol import ImageOf
 
 Time = int | str | datetime.datetime
 Positions = Mapping[int, tuple[Any, ...]]
 """By slice the (epoch, sequence) of what comes next; with keys a `KeyPosition`, or a tuple of its fields."""
 
-Snapshot = Literal["latest", "books"]
-"""The latest message of each topic, or all resting orders of the order books."""
 SESSION: Final = "session"
 """For `since`: when the session that goes on now began."""
 _MARGIN_HEARTBEATS: Final = 3
@@ -127,10 +125,8 @@ def _ns_of(feed: Feed, since: Time | None) -> int:
     return check_unit(since, time.time_ns())
 
 
-def _image(archives: ArchiveClient, of: ImageOf, prefixes: Collection[bytes], timeout: float) -> dict[int, Since]:
+def _image(archives: ArchiveClient, of: Snapshot, prefixes: Collection[bytes], timeout: float) -> dict[int, Since]:
     """Return the image of each slice that may hold such topics, and where it goes on."""
-    from blackbox.archive.serve.protocol import MOST_PREFIXES
-
     found, feed = dict[int, Since](), archives.feed
     for slice_id in sorted({slice_id for prefix in prefixes for slice_id in feed.slices_for(prefix)}):
         wanted = {prefix for prefix in prefixes if slice_id in feed.slices_for(prefix)}

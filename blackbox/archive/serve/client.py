@@ -31,11 +31,11 @@ from blackbox.archive.serve.protocol import (
     Ends,
     Gone,
     Image,
-    ImageOf,
     Noted,
     Piece,
     Range,
     Refusal,
+    Snapshot,
     TellConsumer,
 )
 from blackbox.arguments import as_bytes
@@ -228,7 +228,7 @@ class ArchiveClient:
         slice_id: int,
         prefixes: Collection[bytes] = (b"",),
         *,
-        of: ImageOf = "latest",
+        of: Snapshot = "latest",
         timeout: float = 10.0,
         may_narrow: bool = False,
     ) -> SliceImage:

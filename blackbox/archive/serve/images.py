@@ -20,7 +20,7 @@ from blackbox.archive.recording import Recording
 from blackbox.archive.segment import Damage, Segment
 from blackbox.archive.serve.piece_reading import PIECE_BLOCKS, PIECE_BYTES
 from blackbox.archive.serve.pieces import Pieces, StaleCursorError, segments_of
-from blackbox.archive.serve.protocol import AskImage, Image, ImageOf
+from blackbox.archive.serve.protocol import AskImage, Image, Snapshot
 from blackbox.archive.serve.run_marks import Place
 from blackbox.block.block import Block
 from blackbox.errors import ArchiveError, ConfigError
@@ -37,7 +37,7 @@ _TURN_S: Final = 0.02
 """One request has the archive read, or make blocks, for so long; others have their turn between two."""
 _READ_BYTES: Final = 4 << 20
 
-_Asked = tuple[int, ImageOf, tuple[bytes, ...], tuple[bytes, ...] | None]
+_Asked = tuple[int, Snapshot, tuple[bytes, ...], tuple[bytes, ...] | None]
 """A slice, of what, prefixes, and the rights of who asks."""
 
 
@@ -61,7 +61,7 @@ class Images:
     def __init__(self, pieces: Pieces) -> None:
         """Read nothing yet. `pieces`: the days that the archive has."""
         self._pieces = pieces
-        self._scans: dict[tuple[int, ImageOf], _Scan] = {}
+        self._scans: dict[tuple[int, Snapshot], _Scan] = {}
         self._kept: list[_Made] = []
 
     def answer(
@@ -92,7 +92,7 @@ class Images:
             del self._kept[0]
         return _piece(self._kept[-1], 0, most_bytes)
 
-    def _scan(self, slice_id: int, of: ImageOf) -> _Scan:
+    def _scan(self, slice_id: int, of: Snapshot) -> _Scan:
         """Return what was read of a slice, as long as the feed is as it was."""
         days = self._pieces.list_days()
         if not days:
@@ -110,7 +110,7 @@ class _Scan:
 
     newest: Newest | NewestBooks
 
-    def __init__(self, slice_id: int, of: ImageOf, day: Recording) -> None:
+    def __init__(self, slice_id: int, of: Snapshot, day: Recording) -> None:
         """Nothing is read yet, of this day and others of a feed like its. Raises ArchiveError: it has no such image."""
         self.slice_id, self._of, self.layout = slice_id, of, _layout(day, of)
         if of == "latest":
@@ -165,7 +165,7 @@ class _Scan:
         self._at = Place(segment.number, stop)
 
 
-def _layout(day: Recording, of: ImageOf) -> tuple[int, int, str, SymbolRule | None]:
+def _layout(day: Recording, of: Snapshot) -> tuple[int, int, str, SymbolRule | None]:
     """Return what days have in common that are read together: books also a schema, and what a symbol is."""
     feed = day.feed
     return len(feed.slices), feed.key_bytes, *((feed.schema_name, feed.symbol_rule) if of == "books" else ("", None))

@@ -115,7 +115,8 @@ class AskEnds(Request, frozen=True, tag="ends", kw_only=True, omit_defaults=True
     """Go on behind this run and key, the last ones of the answer before."""
 
 
-ImageOf = Literal["latest", "books"]
+Snapshot = Literal["latest", "books"]
+"""The latest message of each topic, or all resting orders of the order books."""
 
 
 class AskImage(Request, frozen=True, tag="image", kw_only=True, omit_defaults=True):
@@ -124,8 +125,7 @@ class AskImage(Request, frozen=True, tag="image", kw_only=True, omit_defaults=Tr
     slice_id: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = msgspec.field(name="slice")
     prefixes: Annotated[list[_Name], msgspec.Meta(min_length=1, max_length=MOST_PREFIXES)]
     """Topics that begin with one of these."""
-    of: ImageOf = "latest"
-    """Of each topic its newest message, or what rests in order books, in place of the messages that change them."""
+    of: Snapshot = "latest"
     may_narrow: bool = False
     """As in `AskBlocks`."""
     image: Number = 0
