@@ -23,6 +23,7 @@ from blackbox.block.batch import Batch
 from blackbox.block.gap import Gap
 from blackbox.errors import ConfigError, SubscriberError
 from blackbox.feed.feed import Feed
+from blackbox.feed.prefixes import common_prefix
 from blackbox.feed.prices import Prices, check_prices
 from blackbox.feed.schema import load_schema
 from blackbox.feed.symbol_choice import SymbolChoice, TopicChoice, starts_by_slice
@@ -445,6 +446,22 @@ class Registration:
                 self._forget(callback)
             self._renew()
 
+    def _on_batch_of(self, topics: TopicChoice, function: BatchFunction) -> None:
+        """Call `f(batch)` once per block with the chosen messages."""
+        for prefix in topics.prefixes if topics.symbols is None else ():
+            self._check_slices(prefix)
+
+        def make(worker: int) -> Callback:
+            callback = Callback("batch", b"", function, worker)
+            callback.prefixes = topics.prefixes
+            return callback
+
+        self._add(make, common_prefix(topics.prefixes), None, topics.symbols)
+
+    def _check_slices(self, prefix: bytes) -> None:
+        if not self.feed.slices_for(prefix):
+            raise ConfigError(f"feed {self.feed.name!r}: no slice can hold topics that start with {prefix!r}")
+
     def _chosen(self, symbols: Iterable[str | bytes] | None, prefix: bytes) -> SymbolChoice | None:
         return None if symbols is None else SymbolChoice.of(self.feed, symbols, prefix)
 
@@ -455,8 +472,7 @@ class Registration:
             raise ConfigError(
                 f"feed {self.feed.name!r}: no slice can hold topics of the symbols {sorted(symbols.names)}"
             )
-        if not self.feed.slices_for(prefix):
-            raise ConfigError(f"feed {self.feed.name!r}: no slice can hold topics that start with {prefix!r}")
+        self._check_slices(prefix)
         with self._supervisor.lock:
             self._check_may_change()
             loads = self._supervisor.sharers.loads

@@ -86,8 +86,7 @@ class Carrier(ABC):
             repair_wait=_REPAIR_WAIT_S,
             **subscriber,
         )
-        for each in covering(prefix):
-            self._subscriber.on_batch(each, symbols=symbols)(self._add)
+        self._subscriber._on_batch_of(self._topics, self._add)  # one call per block: messages stay in order
         self._subscriber.on_gap(common_prefix(covering(prefix)), symbols=symbols)(self._add_gap)  # each gap once
 
     def start(self, timeout: float | None = None) -> Self:

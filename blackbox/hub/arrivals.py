@@ -1,4 +1,4 @@
-"""What a reader of several subscriptions waits for: the next thing that happens in any of them."""
+"""Arrivals in several subscriptions, for a reader that waits for the first one."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from blackbox.arguments import name_of
 from blackbox.block.batch import Batch
 from blackbox.block.gap import Gap
 from blackbox.errors import CallbackError, ConfigError
+from blackbox.feed.prefixes import common_prefix
 from blackbox.feed.symbol_choice import SymbolChoice, starts_by_slice
 from blackbox.native.memory import shared_array
 
@@ -67,7 +68,8 @@ class Callback:
         message_types: Sequence[str] | None = None,
     ) -> None:
         self.kind = kind
-        self.prefix = prefix
+        self.prefixes: tuple[bytes, ...] = (prefix,)
+        """Topics of its messages start with one of these. None of them starts with another."""
         self.function = function
         self.worker = worker
         self.independent = independent
@@ -81,18 +83,22 @@ class Callback:
 
     def choose(self, symbols: SymbolChoice) -> None:
         """Take only messages of some symbols, among those of the prefix."""
-        self.symbols, self.prefix = symbols, symbols.prefix
+        self.symbols, self.prefixes = symbols, (symbols.prefix,)
+
+    @property
+    def prefix(self) -> bytes:
+        """Longest common start of the topics of its messages."""
+        return common_prefix(self.prefixes)
 
     @property
     def starts(self) -> list[bytes]:
         """How the topics of its messages start."""
-        return [self.prefix] if self.symbols is None else list(self.symbols.texts)
+        return list(self.prefixes if self.symbols is None else self.symbols.texts)
 
     def starts_by_slice(self, feed: Feed) -> dict[int, list[bytes]]:
         """Return by slice how the topics of its messages start there."""
-        if self.symbols is None:
-            return {slice_id: [self.prefix] for slice_id in feed.slices_for(self.prefix)}
-        return starts_by_slice(feed, self.symbols.starts)
+        starts = [(each, False) for each in self.prefixes] if self.symbols is None else self.symbols.starts
+        return starts_by_slice(feed, starts)
 
     @property
     def takes_messages(self) -> bool:

@@ -149,7 +149,8 @@ def _match_sets(callbacks: Sequence[Callback], within: TopicChoice) -> tuple[Tri
     """Return the trie that finds a topic's match set, and the places of the callbacks of each set."""
     by_prefix: dict[bytes, list[int]] = {}
     for number, callback in enumerate(callbacks):
-        by_prefix.setdefault(callback.prefix, []).append(number)
+        for prefix in callback.prefixes:
+            by_prefix.setdefault(prefix, []).append(number)
     of_prefix = {
         p: members
         for p in sorted({*by_prefix, *within.prefixes})

@@ -353,3 +353,31 @@ def test_what_the_hub_has_not_at_the_end_is_told(
             there.publish("A", b"%d" % number)
         wait_until(lambda: len(bridge._on_their_way) == 3)
     assert "3 messages were on their way to the hub at the end" in caplog.text
+
+
+def test_messages_of_several_prefixes_are_published_in_the_order_of_the_feed(
+    server: Server, listener: Listener
+) -> None:
+    """Also those of one block."""
+    feed = feed_of()
+    topics = [b"A.x", b"B.x", b"C.x", b"AB", b"B."]
+    index = [number * number % len(topics) for number in range(100)]
+    wanted = [number for number in range(100) if topics[index[number]].startswith((b"A.", b"B."))]
+    with Publisher(feed) as publisher, RedisChannels(feed, url_of(server), ["B.", b"A.", "A.x"]):
+        publisher.publish_many(topics, index, bytes(100), offsets=range(101))
+        got = [(channel, fields.sequence) for channel, fields in listener.take(len(wanted))]
+    assert got == [(topics[index[number]], number) for number in wanted]
+
+
+def test_of_several_prefixes_each_message_is_put_once(server: Server, there: redis.Redis, tmp_path: Path) -> None:
+    feed = hub_feed("orders", slices=1)
+    gap = Fields(b"blackbox.gap", b"12", 0, 0, 1, 0).as_bytes()
+    with Hub(feed, tmp_path), RedisListener(feed, url_of(server), ["B.", b"A.", "A.x"]) as bridge:
+        wait_until(lambda: there.pubsub_numpat() == 2)
+        wait_until(lambda: there.publish("blackbox.gap", gap) == 1)
+        for number, topic in enumerate(("A.x", "B.", "C.x", "A", "B.x")):
+            receivers = there.publish(topic, Fields(topic.encode(), b"%d" % number, 0, 0, 1, number).as_bytes())
+            assert receivers == topic.startswith(("A.", "B."))
+        wait_until(lambda: bridge.statistics()["messages put"] == 3)
+        assert (bridge.statistics()["told missing"], bridge.statistics()["unwanted"]) == (12, 0)
+    assert [row[3:] for row in published(tmp_path, feed)] == [(b"A.x", b"0"), (b"B.", b"1"), (b"B.x", b"4")]

@@ -248,3 +248,35 @@ def test_wrong_settings_are_told() -> None:
         RedisStreams(Feed.local("carried", slices=1, key_bytes=2), "redis://127.0.0.1:1")
     with pytest.raises(ConfigError, match="keep was 0"):
         RedisStreams(feed_of(), "redis://127.0.0.1:1", keep=0)
+
+
+def test_messages_of_several_prefixes_are_added_in_the_order_of_the_feed(server: Server, there: redis.Redis) -> None:
+    """Also those that came in one block: Redis would refuse an entry behind a later one."""
+    feed = feed_of()
+    topics = [b"A.x", b"B.x", b"C.x", b"AB", b"B."]
+    index = [number * number % len(topics) for number in range(1_000)]
+    with Publisher(feed) as publisher, RedisStreams(feed, server.url, ["B.", b"A.", "A.x"]) as bridge:
+        publisher.publish_many(topics, index, bytes(1_000), offsets=range(1_001))
+        wanted = [number for number in range(1_000) if topics[index[number]].startswith((b"A.", b"B."))]
+        wait_until(lambda: bridge.statistics().added + bridge.statistics().known == len(wanted))
+        assert bridge.statistics().known == 0
+    assert [(name, fields[b"topic"]) for name, fields in entries(there)] == [
+        (f"{publisher.epoch}-{number}", topics[index[number]]) for number in wanted
+    ]
+
+
+def test_a_gap_of_several_prefixes_is_told_once(server: Server, there: redis.Redis) -> None:
+    feed = feed_of()
+    with RawPublisher(feed) as publisher, RedisStreams(feed, server.url, [b"A.", b"B."]) as bridge:
+        publisher.send(publisher.encode([(b"A.x", b"0"), (b"C.x", b"1"), (b"B.x", b"2")]))
+        publisher.encode([(b"B.x", b"lost")] * 3)
+        publisher.send(publisher.encode([(b"B.x", b"6"), (b"A.x", b"7")]))
+        wait_until(lambda: bridge.statistics().added == 4)
+        assert bridge.statistics().missing == 3
+    assert [(name, fields.get(b"payload"), fields.get(b"gap")) for name, fields in entries(there)] == [
+        ("1-0", b"0", None),
+        ("1-2", b"2", None),
+        ("1-5", None, b"3"),
+        ("1-6", b"6", None),
+        ("1-7", b"7", None),
+    ]

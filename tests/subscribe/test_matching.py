@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from blackbox import Batch, Feed, Message, Publisher, SlowPolicy, Subscriber
+from blackbox.feed.prefixes import covering
 from blackbox.native.prefix_trie import build_trie, longest_prefix
 from blackbox.subscribe.compiled_callback import little_endian, payload
 from blackbox.testing import wait_until
@@ -77,7 +78,7 @@ class Pair:
                 self.publisher.publish(topic, data)
         return numbers
 
-    def expected(self, prefix: bytes, numbers: range) -> dict[int, list[int]]:
+    def expected(self, prefix: bytes | tuple[bytes, ...], numbers: range) -> dict[int, list[int]]:
         """The reference: for each slice the numbers of the messages that match, in publish order."""
         matching = [number for number in numbers if self.topics[number].startswith(prefix)]
         found = defaultdict(list)
@@ -152,14 +153,18 @@ def test_each_callback_gets_each_matching_message_once_and_in_order(
     for prefix, kind, listener in listeners:
         register = pair.subscriber.on(prefix) if kind == "message" else pair.subscriber.on_batch(prefix)
         functions.append(register(getattr(listener, kind)))
+    several, of_any = covering(prefixes), Listener()
+    pair.subscriber._on_batch_of(several, of_any.batch)
+    functions.append(of_any.batch)
     if pair.past:
         pair.subscriber.wait_confirmed()
     else:
         pair.subscriber.start()
     numbers = pair.publish(topics, in_columns, pad)
-    for prefix, kind, listener in listeners:
-        expected = pair.expected(prefix, numbers)
-        wait_until(lambda: listener.has(expected), what=f"{kind} callback for {prefix!r}: {expected}")
+    all_listeners: list[tuple[bytes | tuple[bytes, ...], str, Listener]] = [*listeners, (several, "batch", of_any)]
+    for wanted, kind, listener in all_listeners:
+        expected = pair.expected(wanted, numbers)
+        wait_until(lambda: listener.has(expected), what=f"{kind} callback for {wanted!r}: {expected}")
         pair.check(listener, numbers, expected)
         pair.past.append((listener, numbers, expected))
     for function in functions:

@@ -203,3 +203,18 @@ def test_wrong_settings_are_told() -> None:
         AmqpExchange(feed_of("wrong"), "amqp://there", transient=2)
     with pytest.raises(ConfigError, match="name was 'a' and positions None, expected both"):
         AmqpExchange(feed_of("wrong"), "amqp://there", name="a")
+
+
+def test_messages_of_several_prefixes_come_in_the_order_of_the_feed(rabbit: RabbitMq, channel: amqp.Channel) -> None:
+    """Also those of one block."""
+    feed, queue = feed_of("several"), queue_of(channel, "several", "#")
+    topics = [b"A.x", b"B.x", b"C.x", b"AB", b"B."]
+    index = [number * number % len(topics) for number in range(100)]
+    with Publisher(feed) as publisher, AmqpExchange(feed, rabbit.url, ["B.", b"A.", "A.x"]) as bridge:
+        publisher.publish_many(topics, index, bytes(100), offsets=range(101))
+        wanted = [number for number in range(100) if topics[index[number]].startswith((b"A.", b"B."))]
+        wait_until(lambda: bridge.statistics().added == len(wanted))
+    got = take(channel, queue)
+    assert [(each.headers["sequence"], each.topic) for each in got] == [
+        (number, topics[index[number]]) for number in wanted
+    ]

@@ -13,7 +13,7 @@ import pytest
 
 from bench.rivals.servers import Missing
 from blackbox import ConfigError, Feed, Publisher
-from blackbox.bridge.amqp import Address, hang_up, message_of
+from blackbox.bridge.amqp import Address, hang_up, message_of, routing_key
 from blackbox.bridge.amqp_exchange import AmqpExchange
 from blackbox.bridge.amqp_queue import AmqpQueue, amqp_inlet
 from blackbox.bridge.amqp_source import AmqpSource
@@ -245,3 +245,17 @@ def test_which_way_in_depends_on_the_hub() -> None:
         amqp_inlet(feed, "amqp://there", queue="q")
     with pytest.raises(ConfigError, match="hub"):
         AmqpQueue(msgspec.structs.replace(hub_feed(), hub=""), "amqp://there")
+
+
+def test_of_several_prefixes_each_message_is_put_once(rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path) -> None:
+    """Bindings of words take more than the prefixes; others are acknowledged, and counted."""
+    feed, exchange = hub_feed("several-queued", slices=1), "several-out"
+    channel.queue_declare(feed.name, durable=True, auto_delete=False)
+    with Hub(feed, tmp_path), AmqpQueue(feed, rabbit.url, ["C.d", b"A.b", "A.bx"], exchange=exchange) as bridge:
+        wait_until(lambda: channel.queue_declare(feed.name, passive=True).consumer_count == 1)
+        for number, topic in enumerate((b"A.x", b"B.x", b"A.b", b"C.dx", b"A.bx.y")):
+            message = message_of(topic, b"%d" % number, {"topic": topic}, message_id=f"m-{number}")
+            channel.basic_publish(message, exchange, routing_key(topic))
+        wait_until(lambda: bridge.statistics()["messages put"] == 3)
+        assert bridge.statistics()["unwanted"] == 1
+    assert [row[3:] for row in published(tmp_path, feed)] == [(b"A.b", b"2"), (b"C.dx", b"3"), (b"A.bx.y", b"4")]

@@ -246,3 +246,12 @@ def test_a_prefix_is_bound_by_its_whole_words() -> None:
         *("#", "#", "A.#", "A.#", "A.b.#", ".#", "A..#")
     ]
     assert [binding_key(each, whole=True) for each in (b"A", b"A.b")] == ["A.#", "A.b.#"]
+
+
+def test_several_prefixes_bound_what_is_taken(rabbit: RabbitMq, channel: amqp.Channel) -> None:
+    feed = feed_of("several-bound")
+    with AmqpSource(feed, rabbit.url, ["C.d", b"A.b", "A.bx"]) as bridge, wanting(feed, b"") as got:
+        assert bridge.bindings == ["A.#", "C.#"]
+        for topic in (b"A.x", b"B.x", b"C.x", b"A.b", b"C.dx", b"A.bx.y"):
+            put(channel, "several-bound", topic)
+        assert sorted(each.topic for each in got.wait(3)) == [b"A.b", b"A.bx.y", b"C.dx"]
