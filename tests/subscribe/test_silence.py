@@ -8,7 +8,8 @@ import pytest
 
 from blackbox import Feed, Recorder, Recording, Subscriber
 from blackbox.errors import SilentPublisherError
-from blackbox.testing import Collector, RawPublisher
+from blackbox.testing import Collector, RawPublisher, wait_until
+from tests.archive.recorders import wait_recorded
 from tests.subscribe.subscribers import one_slice
 
 
@@ -19,6 +20,7 @@ def test_run_gives_up_on_a_publisher_that_was_killed_and_delivers_what_came() ->
         subscriber.start()
         for number in range(10):
             publisher.send(publisher.encode([(b"T", b"%d" % number)]))
+        got.wait(10)
     with pytest.raises(SilentPublisherError, match=r"slice 0: nothing came from the publisher at tcp:.* for 0.3 s"):
         subscriber.run(until_end=True, silence_timeout=0.3)
     assert [int(payload) for payload in got.payloads] == list(range(10))
@@ -31,6 +33,7 @@ def test_a_publisher_that_has_ended_is_not_silent_while_another_goes_on() -> Non
     with RawPublisher(feed) as publisher:
         subscriber.start()
         publisher.heartbeat(end=True, slice_id=0)
+        wait_until(lambda: subscriber._supervisor._slices[0].is_finished)
         with pytest.raises(SilentPublisherError, match="slice 1: nothing came"):
             subscriber.run(until_end=True, silence_timeout=0.5)
 
@@ -40,6 +43,7 @@ def test_a_recorder_gives_up_too_and_keeps_what_came(tmp_path: Path) -> None:
     with RawPublisher(feed) as publisher:
         recorder.start()
         publisher.send(publisher.encode([(b"T", b"x")]))
+        wait_recorded(recorder, 1)
     with pytest.raises(SilentPublisherError):
         recorder.run(until_end=True, silence_timeout=0.3)
     assert recorder.statistics().messages == 1
