@@ -110,7 +110,13 @@ def test_a_bridge_that_is_to_end_does_not_wait_for_redis_for_ever(
         try:
             publisher.publish(b"A", b"0")
             wait_until(lambda: "is away" in caplog.text)
-            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+            before = signal.getsignal(signal.SIGINT)
+
+            def interrupt() -> None:
+                wait_until(lambda: signal.getsignal(signal.SIGINT) is not before, what="run() handles signals")
+                os.kill(os.getpid(), signal.SIGINT)
+
+            threading.Thread(target=interrupt).start()
             bridge.run()
         finally:
             os.kill(server.pid, signal.SIGCONT)
