@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from blackbox import Batch, Feed, Message, Publisher, SlowPolicy, Subscriber
 from blackbox.feed.prefixes import covering
+from blackbox.feed.symbol_choice import TopicChoice
 from blackbox.native.prefix_trie import build_trie, longest_prefix
 from blackbox.subscribe.compiled_callback import little_endian, payload
 from blackbox.testing import wait_until
@@ -154,7 +155,7 @@ def test_each_callback_gets_each_matching_message_once_and_in_order(
         register = pair.subscriber.on(prefix) if kind == "message" else pair.subscriber.on_batch(prefix)
         functions.append(register(getattr(listener, kind)))
     several, of_any = covering(prefixes), Listener()
-    pair.subscriber._on_batch_of(several, of_any.batch)
+    pair.subscriber._on_batch_of(TopicChoice(several), of_any.batch)
     functions.append(of_any.batch)
     if pair.past:
         pair.subscriber.wait_confirmed()
