@@ -1,9 +1,12 @@
-"""How many examples hypothesis tries: a part of them in `make test`, which is to be quick, all in `make test-long`."""
+"""Keep `make test` quick: `make test-long` runs most examples of hypothesis, and parameters that tell little."""
 
 from __future__ import annotations
 
 import os
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
+
+import pytest
 
 _PART: Final = 1 if os.environ.get("BLACKBOX_ALL_EXAMPLES") else 8
 
@@ -11,3 +14,12 @@ _PART: Final = 1 if os.environ.get("BLACKBOX_ALL_EXAMPLES") else 8
 def examples(count: int) -> int:
     """Return how many of `count` examples are to be tried."""
     return -(-count // _PART)
+
+
+def first_of(values: Iterable[Any], keep: int = 1) -> list[Any]:
+    """Return `values` as parameters of a test, all but the first `keep` of them marked `long`.
+
+    A tuple holds the values of several arguments.
+    """
+    rows = [each if isinstance(each, tuple) else (each,) for each in values]
+    return [pytest.param(*row, marks=() if number < keep else pytest.mark.long) for number, row in enumerate(rows)]

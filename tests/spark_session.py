@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import blackbox.spark
+from tests.examples import first_of
 from tests.recorded import record
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def spark(own_jar: Path) -> Iterator[SparkSession]:
     made.stop()
 
 
-@pytest.fixture(params=["java", pytest.param("python", marks=pytest.mark.long)])
+@pytest.fixture(params=first_of(["java", "python"]))
 def engine(request: pytest.FixtureRequest) -> str:
     """Each of the two engines of the data source."""
     return str(request.param)

@@ -19,8 +19,9 @@ from blackbox.subscribe.options import needs_of as needs_of_receiver
 from blackbox.testing import wait_until
 from tests.cli.commands import write_feed
 from tests.cli.days import recorded_day
+from tests.examples import first_of
 from tests.process_state import held, linux_only
-from tests.torture.limits import KINDS, Limits
+from tests.torture.limits import Limits
 
 pytestmark = linux_only
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,7 +49,23 @@ def limits() -> Iterator[Limits]:
 
 # Another user than root, for whom alone threads are limited, may not write the kernels that a recorder compiles.
 @pytest.mark.parametrize(
-    ("kind", "what"), [(kind, what) for kind in KINDS for what in NAMES if (kind, what) != ("recorder", "threads")]
+    ("kind", "what"),
+    first_of(
+        [
+            ("publisher", "threads"),
+            ("subscriber", "descriptors"),
+            ("processes", "descriptors"),
+            ("recorder", "descriptors"),
+            ("replay_to_callbacks", "descriptors"),
+            ("replay_to_the_wire", "threads"),
+            ("publisher", "descriptors"),
+            ("subscriber", "threads"),
+            ("processes", "threads"),
+            ("replay_to_callbacks", "threads"),
+            ("replay_to_the_wire", "descriptors"),
+        ],
+        keep=6,
+    ),
 )
 def test_what_lacks_descriptors_or_threads_says_so_and_ends(limits: Limits, kind: str, what: str) -> None:
     said = [limits.attempt(kind, what, more) for more in (2, 5, 9, 14, 20, 27, 60)]
@@ -63,10 +80,7 @@ def test_what_lacks_descriptors_or_threads_says_so_and_ends(limits: Limits, kind
 MEMORY_MIB = (250, 350, 450, 600, 800, 1_000)
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["replay", *(pytest.param(name, marks=pytest.mark.long) for name in ("publish", "subscribe", "record", "stat"))],
-)
+@pytest.mark.parametrize("command", first_of(["replay", "publish", "subscribe", "record", "stat"]))
 def test_a_command_that_lacks_memory_says_so_in_one_line_and_never_aborts(tmp_path: Path, command: str) -> None:
     (tmp_path / "recordings").mkdir()
     feed = str(write_feed(Feed.local("memory", slices=2), tmp_path / "feed.toml"))
@@ -112,16 +126,19 @@ def test_what_is_made_sure_of_is_what_is_opened() -> None:
 
 @pytest.mark.parametrize(
     ("words", "limit"),
-    [
-        ("publish synthetic:10", 9),
-        pytest.param("publish synthetic:10", 26, marks=pytest.mark.long),
-        pytest.param("subscribe", 9, marks=pytest.mark.long),
-        ("subscribe", 26),
-        pytest.param("record --out {dir}", 9, marks=pytest.mark.long),
-        ("record --out {dir}", 26),
-        ("replay {dir}/local", 9),
-        ("stat", 16),
-    ],
+    first_of(
+        [
+            ("publish synthetic:10", 9),
+            ("record --out {dir}", 26),
+            ("stat", 16),
+            ("subscribe", 26),
+            ("replay {dir}/local", 9),
+            ("publish synthetic:10", 26),
+            ("subscribe", 9),
+            ("record --out {dir}", 9),
+        ],
+        keep=3,
+    ),
 )
 def test_a_command_that_lacks_descriptors_says_so_in_one_line(tmp_path: Path, words: str, limit: int) -> None:
     ended = run_limited(words.format(dir=tmp_path).split(), resource.RLIMIT_NOFILE, limit)

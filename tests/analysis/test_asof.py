@@ -22,7 +22,7 @@ from blackbox.analysis import asof_join, asof_recorded
 from blackbox.errors import JournalError
 from tests.analysis.tape import from_spark, tape, to_spark
 from tests.damaged import damage_body
-from tests.examples import examples
+from tests.examples import examples, first_of
 from tests.feeds.build import messages_of
 from tests.journals import Day, Put, Row, feed_of
 from tests.recorded import record
@@ -52,10 +52,7 @@ def frames(
 
 @pytest.mark.parametrize(
     ("tolerance", "exact"),
-    [
-        *((None, True), (0, False)),
-        *(pytest.param(*each, marks=pytest.mark.long) for each in ((200 * MS, True), (None, False), (0, True))),
-    ],
+    first_of([(None, True), (0, False), (200 * MS, True), (None, False), (0, True)]),
 )
 def test_trades_and_quotes_of_a_real_day(
     days: tuple[polars.DataFrame, polars.DataFrame],

@@ -237,6 +237,7 @@ def test_nothing_published_is_not_waited_for() -> None:
 CUTS = 1_000
 
 
+@pytest.mark.long
 def test_what_is_synced_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A power cut leaves of each file what was in it when a sync began that has returned. At any moment, that holds all
     that was acknowledged as synced by then.

@@ -33,6 +33,7 @@ from tests.archive.recorders import MIB, segments, wait_recorded
 from tests.archive.recorders import days as days_of
 from tests.archive.written_days import EPOCHS, days, few, made
 from tests.cli.commands import Command
+from tests.examples import first_of
 from tests.journals import Put, Row, Told
 
 
@@ -265,7 +266,7 @@ def test_a_range_of_times_is_given(tmp_path: Path) -> None:
         assert all_numbers(client.blocks(0, start_ns=low, stop_ns=high)) == expected
 
 
-@pytest.mark.parametrize("by_key", [True, False])
+@pytest.mark.parametrize("by_key", first_of([True, False]))
 def test_an_archive_that_is_killed_in_an_answer_is_followed_by_the_next_one(tmp_path: Path, by_key: bool) -> None:
     feed = archived_feed(2)
     epoch = recorded(tmp_path, feed, 120_000)

@@ -46,6 +46,10 @@ CAPTURES: dict[str, Callable[[Path], Source]] = {
     "made up": lambda _data: Synthetic(30_000, symbols=25),
 }
 DEEP = 1 << 20
+CASES = [
+    *(pytest.param(each, 0, marks=[pytest.mark.long] if each == "iex deep" else []) for each in CAPTURES),
+    ("made up", 1),
+]
 
 
 def pieces(recording: Recording, seed: int, count: int) -> Iterator[RecordRun]:
@@ -104,7 +108,7 @@ def begun_with(books: NewestBooks, feed: Feed) -> Applied:
     return late
 
 
-@pytest.mark.parametrize(("capture", "key_bytes"), [*((capture, 0) for capture in CAPTURES), ("made up", 1)])
+@pytest.mark.parametrize(("capture", "key_bytes"), CASES)
 def test_an_image_and_what_follows_are_the_books_from_the_start(
     tmp_path: Path, shared_data: Path, capture: str, key_bytes: int
 ) -> None:

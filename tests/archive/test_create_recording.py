@@ -25,7 +25,7 @@ from blackbox import ConfigError, Feed, Recording, Schema, Source
 from blackbox.archive.import_days import import_days
 from blackbox.errors import JournalError
 from blackbox.feed.schema import price
-from tests.examples import examples
+from tests.examples import examples, first_of
 from tests.ticks import TICK, TICK_ROWS, TICKS
 
 NOON = 1_767_614_400 * 10**9
@@ -147,7 +147,7 @@ def test_payloads_may_be_rows_of_bytes_or_records(tmp_path: Path) -> None:
         assert [row[2] for row in rows_of(recording)] == [row.tobytes() for row in octets]
 
 
-@pytest.mark.parametrize("form", ["arrow", "pandas", "polars"])
+@pytest.mark.parametrize("form", first_of(["polars", "arrow", "pandas"]))
 @pytest.mark.parametrize(("name", "kinds"), [("itch50", "RHYLAPDEXFU"), ("dbn", ["mbo"])])
 def test_typed_messages_of_a_venue_are_written_from_their_fields(
     shared_data: Path, tmp_path: Path, name: str, kinds: Any, form: str

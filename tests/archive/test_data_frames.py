@@ -368,6 +368,7 @@ print(len(whole), anonymous_kib() - before)
 """
 
 
+@pytest.mark.long
 def test_memory_of_chunks_does_not_grow_with_the_recording(tmp_path: Path) -> None:
     recording = recorded(tmp_path, lambda: Synthetic(1_500_000, seed=3), slices=1)
     times = recording.to_arrow(message_type="A", times="integer")["ts_event"]

@@ -19,6 +19,7 @@ from blackbox.archive.mapping import Mapping
 from blackbox.block.block import Block
 from blackbox.errors import JournalError
 from blackbox.publish.batcher import Stored
+from tests.examples import first_of
 from tests.journals import Day, Put, Row, feed_of
 
 BLOCKS = 600
@@ -89,6 +90,7 @@ REPLAY = """
 """
 
 
+@pytest.mark.long
 def test_a_segment_that_shrinks_while_it_is_replayed_costs_what_is_gone(tmp_path: Path) -> None:
     segment = large_day(tmp_path).segments[0]
     start, _ = segment.places[400]
@@ -174,6 +176,7 @@ QUEUED = """
 """
 
 
+@pytest.mark.long
 def test_what_waits_to_be_sent_of_a_segment_that_shrinks_is_sent_as_it_was(tmp_path: Path) -> None:
     segment = large_day(tmp_path).segments[0]
     start, _ = segment.places[5]
@@ -300,7 +303,7 @@ DIE = """
 """
 
 
-@pytest.mark.parametrize("handler", ["none", "before", "after"])
+@pytest.mark.parametrize("handler", first_of(["before", "none", "after"]))
 def test_a_fault_of_memory_that_is_not_ours_ends_the_process_as_before(tmp_path: Path, handler: str) -> None:
     ended = run(DIE, tmp_path / "file", handler)
     assert (ended.returncode, ended.stdout) == (-signal.SIGBUS, "0\n")

@@ -31,6 +31,7 @@ from blackbox.archive.marks import MarkKind
 from blackbox.errors import JournalError, SourceError
 from blackbox.feed.source import Chunk
 from tests.archive.imports import DAY, DAY_NS, NOON, Made, feed_of, told
+from tests.examples import first_of
 from tests.feeds import build
 from tests.feeds.test_dbn import START as DBN_START
 from tests.feeds.test_dbn import metadata_of as dbn_metadata
@@ -67,7 +68,7 @@ def messages_of(
     }
 
 
-@pytest.mark.parametrize("key_bytes", [0, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("key_bytes", first_of([0, 4]))
 @pytest.mark.parametrize("name", REAL)
 def test_what_is_imported_equals_what_is_published_recorded_and_compacted(
     shared_data: Path, tmp_path: Path, name: str, key_bytes: int

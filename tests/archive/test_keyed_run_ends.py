@@ -33,6 +33,7 @@ from tests.archive.archives import archived_feed
 from tests.archive.recorders import feed_of
 from tests.archive.test_run_ends import FIRST, OPS, SECOND, Model, Op, begin_run
 from tests.archive.written_days import few
+from tests.examples import first_of
 
 KEYS = (b"AA", b"AB", b"B")
 WHATS = ("send", "send", "lose", "lose", "hear", "end", "run", "recorder")
@@ -216,7 +217,7 @@ def pick(chance: Random, archives: int) -> tuple[int, int]:
     return chance.randint(1, 9), chance.randrange(archives)
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 8))])
+@pytest.mark.parametrize("seed", first_of(range(8), keep=3))
 def test_who_joins_is_told_of_each_key_once_what_no_archive_has(tmp_path: Path, seed: int) -> None:
     """Runs that lose messages and end, as recorders that come and go hear of them, over real sockets."""
     chance = Random(seed)

@@ -274,6 +274,7 @@ def test_broken_is_for_trades_alone(tmp_path: Path) -> None:
         recording.quotes.to_arrow(broken=True)
 
 
+@pytest.mark.long
 def test_trades_and_quotes_join_in_pandas_and_polars(tmp_path: Path, shared_data: Path) -> None:
     """Columns of trades and quotes have one dtype, whatever symbols there are and whatever is null."""
     for kind in ("trade", "quote"):

@@ -20,6 +20,7 @@ from blackbox.errors import JournalError
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import feed_of, numbered, publish_numbered, wait_recorded
+from tests.examples import first_of
 from tests.subscribe.subscribers import PATIENT
 from tests.support import Script
 
@@ -195,7 +196,7 @@ with Publisher(feed, when_full="wait", outbox=outbox) as publisher:
 """
 
 
-@pytest.mark.parametrize("key_bytes", [pytest.param(0, marks=pytest.mark.long), 1])
+@pytest.mark.parametrize("key_bytes", first_of([1, 0]))
 def test_no_number_is_used_twice_and_nothing_is_missed_over_kills(tmp_path: Path, key_bytes: int) -> None:
     """Whoever was killed in the midst: what a subscriber heard under a number is what the outbox has under it."""
     feed = archived_feed(key_bytes=key_bytes)

@@ -21,6 +21,7 @@ from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import ROW_BYTES, publish_numbered, wait_recorded
 from tests.archive.test_repair import Sent, archive_of, listen, send_all
+from tests.examples import first_of
 from tests.lossy_proxy import LossyProxy
 from tests.process_state import linux_only
 from tests.support import Script
@@ -140,7 +141,7 @@ def test_more_than_may_wait_for_a_slow_archive_is_caught_up(
 
 
 @linux_only
-@pytest.mark.parametrize("key_bytes", [0, 4])
+@pytest.mark.parametrize("key_bytes", first_of([0, 4]))
 def test_repair_after_a_night_of_pause_loses_nothing_that_the_archive_has(tmp_path: Path, key_bytes: int) -> None:
     """SIGSTOP; its clock then says that ten hours have passed, so that all that it waited for is over."""
     feed = archived_feed(block_bytes=4_096, key_bytes=key_bytes)

@@ -29,6 +29,7 @@ from tests.archive.archives import archived_feed
 from tests.archive.recorders import feed_of, wait_recorded
 from tests.archive.written_days import few
 from tests.archive.written_journals import Journal, block
+from tests.examples import first_of
 from tests.support import Script
 
 SECOND = 10**9
@@ -478,7 +479,7 @@ def test_what_was_sent_while_the_recorder_was_killed_is_told_at_the_end_of_the_r
     ]
 
 
-@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 4))])
+@pytest.mark.parametrize("seed", first_of(range(4), keep=2))
 def test_who_joins_hears_what_a_plain_walk_finds(tmp_path: Path, seed: int) -> None:
     """Runs that end and lose messages, as recorders that come and go hear of them, over real sockets."""
     chance, walk = Random(seed), Walk()

@@ -37,6 +37,7 @@ from blackbox.errors import JournalError
 from blackbox.feed.symbol import SymbolRule
 from blackbox.report.numbers import long_time
 from blackbox.testing import wait_until
+from tests.examples import first_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TRADE_TYPES = {"itch50": "P", "iex_deep10": "T", "iex_tops16": "T"}
@@ -291,7 +292,7 @@ def test_killed_publishing_process_ends_the_demo() -> None:
     assert "error: the publishing process ended with status -9" in errors
 
 
-@pytest.mark.parametrize("moment", ["preparing", "recording", pytest.param("replaying", marks=pytest.mark.long)])
+@pytest.mark.parametrize("moment", first_of(["preparing", "recording", "replaying"]))
 def test_interrupt_ends_both_processes(tmp_path: Path, moment: str) -> None:
     def has_come() -> bool:
         if moment == "preparing":

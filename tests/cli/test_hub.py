@@ -13,6 +13,7 @@ import zmq
 from blackbox import Feed
 from blackbox.feed.endpoint import free_endpoints
 from tests.cli.commands import Command, invoke
+from tests.examples import first_of
 from tests.hub.hubs import published
 
 FEED = """
@@ -73,6 +74,7 @@ def test_put_and_get_from_outside_while_the_hub_is_killed_and_started(place: Pat
     assert [each[-1] for each in said] == [b"one", b"two"]
 
 
+@pytest.mark.long
 def test_lines_that_the_hub_has_had_are_left_out(place: Path) -> None:
     with Command("hub", place / "hub.toml") as hub:
         hub.read_error("takes puts at")
@@ -112,10 +114,7 @@ def test_lines_that_the_hub_refuses_are_told_and_all_others_stored(place: Path) 
 
 @pytest.mark.parametrize(
     ("ends", "status"),
-    [
-        (signal.SIGTERM, 143),
-        *(pytest.param(*each, marks=pytest.mark.long) for each in ((signal.SIGINT, 130), (signal.SIGHUP, 129))),
-    ],
+    first_of([(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]),
 )
 def test_a_client_answers_json_until_it_is_ended(place: Path, ends: signal.Signals, status: int) -> None:
     endpoint = f"ipc://{place / 'desk'}"

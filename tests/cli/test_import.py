@@ -12,6 +12,7 @@ from blackbox import Recording
 from blackbox.cli.ui.status import Status
 from blackbox.testing import wait_until
 from tests.cli.commands import Command, Place, assert_one_line, invoke, write_feed
+from tests.examples import first_of
 from tests.feeds.build import ethernet, itch, mold, pcap
 
 
@@ -133,7 +134,7 @@ def test_a_capture_of_a_session_from_its_middle_is_whole_and_the_day_has_a_gap(t
 
 @pytest.mark.parametrize(
     ("number", "status", "said"),
-    [(signal.SIGINT, 130, "interrupted"), pytest.param(signal.SIGTERM, 143, "terminated", marks=pytest.mark.long)],
+    first_of([(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]),
 )
 def test_an_import_that_is_ended_says_so_and_leaves_no_day(
     tmp_path: Path, number: signal.Signals, status: int, said: str

@@ -18,6 +18,7 @@ from blackbox.feed.endpoint import free_endpoints
 from tests.cli.commands import ROOT, Command
 from tests.cli.days import recorded_day
 from tests.cli.test_hub import FEED
+from tests.examples import first_of
 
 INTERRUPTED: Final = "interrupted\n"
 AT_IMPORT: Final = """
@@ -115,33 +116,36 @@ def test_ctrl_c_before_a_command_begins_is_one_line_and_status_130(module: str, 
 
 @pytest.mark.parametrize(
     ("command", "module"),
-    [
-        ("demo", "blackbox.cli.demo.runs"),
-        ("subscribe", "blackbox.subscriber"),
-        ("relay", "blackbox.relay.relay"),
-        ("record", "blackbox.archive.recorder"),
-        ("replay", "blackbox.replay.replay"),
-        ("hub", "blackbox.hub.load"),
-        ("put", "blackbox.hub.client"),
-        pytest.param("publish", "blackbox.cli.ui.source_publisher", marks=pytest.mark.long),
-        pytest.param("subscribe --durable", "blackbox.hub.client", marks=pytest.mark.long),
-        pytest.param("relay --plain", "blackbox.relay.plain", marks=pytest.mark.long),
-        pytest.param("bridge", "blackbox.bridge.bridge", marks=pytest.mark.long),
-        pytest.param("bridge --in", "blackbox.bridge.websocket_inlet", marks=pytest.mark.long),
-        pytest.param("stat", "blackbox.monitor.heartbeats", marks=pytest.mark.long),
-        pytest.param("import", "blackbox.archive.import_days", marks=pytest.mark.long),
-        pytest.param("control", "blackbox.replay.control_socket", marks=pytest.mark.long),
-        pytest.param("serve", "blackbox.archive.serve.server", marks=pytest.mark.long),
-        pytest.param("inspect", "blackbox.report.rate_picture", marks=pytest.mark.long),
-        pytest.param("verify", "blackbox.archive.recording", marks=pytest.mark.long),
-        pytest.param("dump", "blackbox.archive.recording", marks=pytest.mark.long),
-        pytest.param("export", "blackbox.archive.export.source_file", marks=pytest.mark.long),
-        pytest.param("compact", "blackbox.archive.compact", marks=pytest.mark.long),
-        pytest.param("client", "blackbox.hub.driven_client", marks=pytest.mark.long),
-        pytest.param("analyse", "blackbox.archive.recording", marks=pytest.mark.long),
-        pytest.param("doctor", "blackbox.cli.ui.machine", marks=pytest.mark.long),
-        pytest.param("warmup", "blackbox.cli.ui.warm", marks=pytest.mark.long),
-    ],
+    first_of(
+        [
+            ("subscribe", "blackbox.subscriber"),
+            ("hub", "blackbox.hub.load"),
+            ("demo", "blackbox.cli.demo.runs"),
+            ("relay", "blackbox.relay.relay"),
+            ("record", "blackbox.archive.recorder"),
+            ("replay", "blackbox.replay.replay"),
+            ("put", "blackbox.hub.client"),
+            ("publish", "blackbox.cli.ui.source_publisher"),
+            ("subscribe --durable", "blackbox.hub.client"),
+            ("relay --plain", "blackbox.relay.plain"),
+            ("bridge", "blackbox.bridge.bridge"),
+            ("bridge --in", "blackbox.bridge.websocket_inlet"),
+            ("stat", "blackbox.monitor.heartbeats"),
+            ("import", "blackbox.archive.import_days"),
+            ("control", "blackbox.replay.control_socket"),
+            ("serve", "blackbox.archive.serve.server"),
+            ("inspect", "blackbox.report.rate_picture"),
+            ("verify", "blackbox.archive.recording"),
+            ("dump", "blackbox.archive.recording"),
+            ("export", "blackbox.archive.export.source_file"),
+            ("compact", "blackbox.archive.compact"),
+            ("client", "blackbox.hub.driven_client"),
+            ("analyse", "blackbox.archive.recording"),
+            ("doctor", "blackbox.cli.ui.machine"),
+            ("warmup", "blackbox.cli.ui.warm"),
+        ],
+        keep=2,
+    ),
 )
 def test_ctrl_c_while_a_command_imports_is_one_line_and_status_130(command: str, module: str, files: Files) -> None:
     status, out, errors = run_at_import(module, [*command.split(), *files.words(command)])
@@ -155,20 +159,23 @@ def test_ctrl_c_while_a_command_imports_is_one_line_and_status_130(command: str,
 
 @pytest.mark.parametrize(
     ("command", "line"),
-    [
-        ("publish", "waiting for 1 subscriber"),
-        ("replay", "waiting for 1 subscriber"),
-        ("subscribe", "waiting for the publishers"),
-        ("record", "waiting for the publishers"),
-        ("relay", "passes feed"),
-        ("relay --plain", "waits for the publishers"),
-        ("bridge", "waits for its publishers"),
-        ("bridge --in", "is carried into"),
-        ("serve", "serving"),
-        ("hub", "takes puts at"),
-        ("client", "answers at"),
-        ("warmup", "kernel"),
-    ],
+    first_of(
+        [
+            ("publish", "waiting for 1 subscriber"),
+            ("record", "waiting for the publishers"),
+            ("hub", "takes puts at"),
+            ("replay", "waiting for 1 subscriber"),
+            ("subscribe", "waiting for the publishers"),
+            ("relay", "passes feed"),
+            ("relay --plain", "waits for the publishers"),
+            ("bridge", "waits for its publishers"),
+            ("bridge --in", "is carried into"),
+            ("serve", "serving"),
+            ("client", "answers at"),
+            ("warmup", "kernel"),
+        ],
+        keep=3,
+    ),
 )
 def test_ctrl_c_while_a_command_waits_ends_with_one_line_and_status_130(command: str, line: str, files: Files) -> None:
     with Command(*command.split(), *files.words(command)) as running:
@@ -190,12 +197,14 @@ def bound(kind: int, endpoint: str) -> Iterator[zmq.Socket[bytes]]:
 
 @pytest.mark.parametrize(
     ("command", "kind", "endpoint"),
-    [
-        ("stat", zmq.XPUB, lambda files: files.line),
-        ("put", zmq.ROUTER, lambda files: files.hub),
-        ("subscribe --durable", zmq.ROUTER, lambda files: files.hub),
-        ("control", zmq.ROUTER, lambda files: f"ipc://{files.directory}/control"),
-    ],
+    first_of(
+        [
+            ("put", zmq.ROUTER, lambda files: files.hub),
+            ("stat", zmq.XPUB, lambda files: files.line),
+            ("subscribe --durable", zmq.ROUTER, lambda files: files.hub),
+            ("control", zmq.ROUTER, lambda files: f"ipc://{files.directory}/control"),
+        ]
+    ),
 )
 def test_ctrl_c_while_a_command_waits_for_an_answer_is_one_line_and_status_130(
     command: str, kind: int, endpoint: Callable[[Files], str], files: Files

@@ -14,6 +14,7 @@ from blackbox.cli.ui.status import Status
 from blackbox.feed.endpoint import free_endpoints
 from tests.cli.commands import Command, Ended, Place, write_feed
 from tests.cli.test_hub import FEED
+from tests.examples import first_of
 
 
 def document(ended: Ended, status: int = Status.INTERRUPTED) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def document(ended: Ended, status: int = Status.INTERRUPTED) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("command", ["subscribe", "record"])
+@pytest.mark.parametrize("command", first_of(["record", "subscribe"]))
 def test_totals_of_a_feed(command: str, place: Place, tmp_path: Path) -> None:
     more = ["--out", tmp_path / "out"] if command == "record" else ["--show", 2]
     words = (command, "--feed", place.path, "--until-end", "--json", *more)

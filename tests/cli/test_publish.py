@@ -45,6 +45,7 @@ def test_interrupt_ends_a_publisher_that_waits(place: Place) -> None:
     assert (ended.status, ended.out) == (Status.INTERRUPTED, ""), ended.errors
 
 
+@pytest.mark.long
 def test_interrupt_ends_a_publisher_whose_subscriber_hangs(place: Place) -> None:
     with (
         Command("publish", "synthetic:3000000", "--feed", place.path) as publisher,
@@ -62,6 +63,7 @@ def test_interrupt_ends_a_publisher_whose_subscriber_hangs(place: Place) -> None
     assert 0 < ended.value("messages") < 3_000_000
 
 
+@pytest.mark.long
 def test_a_subscriber_that_dies_before_the_end_is_told(place: Place) -> None:
     with Command("publish", "synthetic:3000000", "--feed", place.path) as publisher:
         with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
@@ -101,6 +103,7 @@ def test_messages_that_a_capture_lacks_are_published_as_gaps_and_status_4(place:
     assert received.value("delivered") == 5
 
 
+@pytest.mark.long
 def test_a_capture_of_a_session_from_its_middle_is_whole(place: Place, tmp_path: Path) -> None:
     path = tmp_path / "20260105.pcap"
     path.write_bytes(pcap([ethernet(mold(number, [itch("A", ns=number)])) for number in (100, 101)]))

@@ -18,6 +18,7 @@ from blackbox.cli.ui import progress
 from blackbox.cli.ui.status import Status
 from blackbox.testing import RawPublisher, wait_until
 from tests.cli.commands import Command, Place, assert_one_line, beside, invoke, write_feed
+from tests.examples import first_of
 from tests.journals import stored
 
 MESSAGES = 5_000
@@ -43,7 +44,7 @@ def test_record_until_the_publisher_ends(place: Place, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, Status.INTERRUPTED), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    ("number", "status"), first_of([(signal.SIGINT, Status.INTERRUPTED), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 )
 def test_a_signal_ends_it_with_all_recorded_and_the_totals(
     place: Place, tmp_path: Path, number: signal.Signals, status: int

@@ -13,14 +13,12 @@ from blackbox.cli.ui.status import Status
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.testing import Collector, wait_until
 from tests.cli.commands import Command, Place, assert_one_line, invoke, write_feed
+from tests.examples import first_of
 
 
 @pytest.mark.parametrize(
     ("number", "status"),
-    [
-        (signal.SIGINT, Status.INTERRUPTED),
-        *(pytest.param(*each, marks=pytest.mark.long) for each in ((signal.SIGTERM, 143), (signal.SIGHUP, 129))),
-    ],
+    first_of([(signal.SIGINT, Status.INTERRUPTED), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]),
 )
 def test_a_signal_ends_it_with_what_it_passed(
     place: Place, tmp_path: Path, number: signal.Signals, status: int
@@ -47,13 +45,7 @@ def test_a_signal_ends_it_with_what_it_passed(
 
 @pytest.mark.parametrize(
     ("number", "status"),
-    [
-        (signal.SIGTERM, 143),
-        *(
-            pytest.param(*each, marks=pytest.mark.long)
-            for each in ((signal.SIGINT, Status.INTERRUPTED), (signal.SIGHUP, 129))
-        ),
-    ],
+    first_of([(signal.SIGTERM, 143), (signal.SIGINT, Status.INTERRUPTED), (signal.SIGHUP, 129)]),
 )
 def test_a_signal_ends_a_plain_one_with_what_it_passed(place: Place, number: signal.Signals, status: int) -> None:
     endpoint = free_endpoints("tcp", "plain", 1, 1)[0][0]

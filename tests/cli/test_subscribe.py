@@ -16,6 +16,7 @@ from blackbox.cli.ui.status import Status
 from blackbox.subscribe.slow_subscriber import EXIT_SLOW
 from blackbox.testing import RawPublisher, wait_until
 from tests.cli.commands import Command, Ended, Place, assert_one_line, beside, invoke
+from tests.examples import first_of
 
 
 def accepts(filters: frozenset[bytes]) -> bool:
@@ -150,9 +151,7 @@ def test_lost_messages_have_their_own_status(place: Place) -> None:
     assert "lost: 4 messages never came" in ended.errors
 
 
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("number", "status"), first_of([(signal.SIGINT, 130), (signal.SIGTERM, 143)]))
 def test_signals_end_a_subscriber_with_its_statistics(place: Place, number: signal.Signals, status: int) -> None:
     with Publisher(place.feed) as publisher, Command("subscribe", "--feed", place.path) as subscriber:
         subscriber.read_error("subscribed")

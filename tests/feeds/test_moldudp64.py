@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blackbox.errors import ConfigError
-from tests.examples import examples
+from tests.examples import examples, first_of
 from tests.feeds.build import (
     ITCH_LENGTHS,
     ethernet,
@@ -253,7 +253,7 @@ def test_a_bad_message_stops_and_says_where(tmp_path: Path, bad: bytes) -> None:
     assert "no valid message starts at byte" in source.truncated
 
 
-@pytest.mark.parametrize("make", [pcap, pytest.param(pcapng, marks=pytest.mark.long)])
+@pytest.mark.parametrize("make", first_of([pcap, pcapng]))
 def test_truncated_at_every_byte(tmp_path: Path, make: Any) -> None:
     path = tmp_path / "capture"
     whole = make([ethernet(datagram) for datagram in DATAGRAMS])

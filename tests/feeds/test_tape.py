@@ -26,6 +26,7 @@ from blackbox_feeds.tape.records import COLUMNS
 
 from blackbox.archive.export.source_file import export
 from blackbox.errors import ConfigError, SourceError
+from tests.examples import first_of
 from tests.feeds.build import Message, messages_of
 from tests.recorded import recorded
 
@@ -111,9 +112,7 @@ def test_all_files_have_their_counts_and_stand_in_order_of_time(shared_data: Pat
 
 
 @pytest.mark.parametrize("symbol_and_kind", LINE_FEEDS, ids="_".join)
-@pytest.mark.parametrize(
-    "number", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("number", first_of(range(3)))
 def test_every_field_of_every_row_agrees_with_pandas(
     shared_data: Path, symbol_and_kind: tuple[str, str], number: int
 ) -> None:

@@ -266,6 +266,7 @@ def test_either_of_two_hubs_is_asked_also_the_passive_one(tmp_path: Path) -> Non
         assert (seen.hub, seen.hub_backup, len(seen.slices[0].lines)) == (ldn.hub, ldn.hub_backup, 1)
 
 
+@pytest.mark.long
 def test_sites_with_keys_find_each_other_and_a_stranger_is_no_site(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -25,6 +25,7 @@ from blackbox.hub.hub import _Fresh
 from blackbox.hub.key_numbers import KeyNumbers
 from blackbox.hub.protocol import PLACE
 from blackbox.testing import wait_until
+from tests.examples import first_of
 from tests.hub.hubs import HUB, hub_feed, published
 from tests.hub.pairs import PATIENCE_S, ROLES, Hubs, pair_feed
 from tests.hub.test_killed_hub import KilledError
@@ -76,7 +77,7 @@ def test_numbers_that_were_given_in_vain_are_taken_back() -> None:
     assert [numbers.next(0, topic) for topic in (b"A.y", b"B")] == [5, 0]
 
 
-@pytest.mark.parametrize("slices", [pytest.param(1, marks=pytest.mark.long), 3])
+@pytest.mark.parametrize("slices", first_of([3, 1]))
 def test_puts_of_all_kinds_have_the_places_of_a_plain_reference(tmp_path: Path, slices: int) -> None:
     """One by one, in columns, with ids that come twice, with conditions; over a kill and an end in order."""
     feed, random = keyed(slices=slices), Random(7)
@@ -182,6 +183,7 @@ def test_a_durable_subscription_begins_behind_each_key_and_has_new_keys_from_the
             client.get(b"S0", 0.01)
 
 
+@pytest.mark.long
 def test_what_was_got_and_not_committed_comes_again_of_each_key(tmp_path: Path) -> None:
     feed, topics = keyed(slices=1), [b"S%02d.x" % (number % 5) for number in range(100)]
     with Nursery(feed, HUB, 1) as hub:

@@ -19,6 +19,7 @@ from blackbox.hub.hub import Answer, _Fresh
 from blackbox.hub.large_requests import LARGE_BYTES
 from blackbox.hub.protocol import Stored
 from blackbox.testing import wait_until
+from tests.examples import first_of
 from tests.hub.hubs import HUB, hub_feed, published
 from tests.hub.power import KEEP, cut_power, has_on_disk, make_disk
 from tests.torture.nursery import Nursery
@@ -33,7 +34,7 @@ def feed() -> Feed:
     return hub_feed(slices=1)
 
 
-@pytest.mark.parametrize("acknowledged", ["recorded", "synced"])
+@pytest.mark.parametrize("acknowledged", first_of(["synced", "recorded"]))
 def test_a_killed_hub_goes_on_and_what_was_put_meanwhile_is_stored_once(
     tmp_path: Path, feed: Feed, acknowledged: str
 ) -> None:

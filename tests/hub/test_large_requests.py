@@ -108,6 +108,7 @@ def test_large_puts_of_a_killed_hub_are_published_by_the_next_one(
     assert values(left, feed) == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.long
 def test_a_hub_killed_while_large_and_small_puts_come_stores_each_once(tmp_path: Path, feed: Feed) -> None:
     with Nursery(feed, HUB, 1) as hub, HubClient(feed) as client:
         hub.begin((tmp_path,))

@@ -16,6 +16,7 @@ from blackbox import HubClient
 from blackbox.archive.format import FILE_HEAD_BYTES
 from blackbox.hub.large_requests import LARGE_BYTES
 from blackbox.testing import wait_until
+from tests.examples import first_of
 from tests.hub.pairs import PATIENCE_S, ROLES, Hubs, pair_feed, places_once
 from tests.hub.power import KEEP
 from tests.hub.test_pair import OTHER, Writer
@@ -42,7 +43,7 @@ def assert_both_have(hubs: Hubs, answered: list[tuple[tuple[int, int, int], byte
         assert hubs.published_by(role) == hubs.published()
 
 
-SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))]
+SEEDS = first_of(range(3))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -87,6 +88,7 @@ def test_two_hosts_that_lose_power_at_once_have_what_was_answered_as_synced(
     assert_both_have(hubs, [each for writer in writers for each in writer.answered])
 
 
+@pytest.mark.long
 def test_a_hub_whose_disk_has_damaged_a_large_request_fetches_it(tmp_path: Path, hubs: Hubs) -> None:
     """What is in the log is there, but not what lies beside it: the system writes in any order."""
     hubs.begin_both(tmp_path)

@@ -214,6 +214,7 @@ def test_a_driver_hears_what_is_refused_and_others_go_on(
     assert len(published(tmp_path / "hub", feed)) == 4
 
 
+@pytest.mark.long
 def test_a_verdict_that_was_not_heard_is_the_same_by_who_takes_over(tmp_path: Path) -> None:
     """The one that has judged is killed; the other one has room for what was refused."""
     feed = narrow(pair_feed(slices=1))

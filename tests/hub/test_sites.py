@@ -118,6 +118,7 @@ def test_what_nobody_wants_any_more_is_not_sent_to_a_site(tmp_path: Path) -> Non
         assert messages == 1
 
 
+@pytest.mark.long
 def test_a_killed_hub_of_another_site_is_waited_for(tmp_path: Path) -> None:
     mesh = Mesh(SITES[:2])
     code = f"""

@@ -19,6 +19,7 @@ from blackbox.feed.endpoint import free_endpoints
 from blackbox.native import kernel_cache
 from blackbox.native.kernel_cache import digest_of
 from blackbox.user_cache import user_cache
+from tests.examples import first_of
 from tests.support import Script
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,6 +115,7 @@ def test_a_cached_kernel_is_loaded_without_the_compiler_and_inlined_in_what_is_c
     assert call_twice() == "41 False 82 True"
 
 
+@pytest.mark.long
 def test_numbas_own_directory_is_used_where_it_is_set(package: Path, tmp_path: Path) -> None:
     place = ask(package, NUMBA_CACHE_DIR=str(tmp_path / "numba"))[2]
     assert place.is_relative_to(tmp_path / "numba" / "kernels")
@@ -144,9 +146,7 @@ def ask_where_nothing_can_be_written(package: Path, **environment: str) -> tuple
     return done.stdout.split(), done.stderr
 
 
-@pytest.mark.parametrize(
-    "where", ["XDG_CACHE_HOME", *(pytest.param(each, marks=pytest.mark.long) for each in ("HOME", "NUMBA_CACHE_DIR"))]
-)
+@pytest.mark.parametrize("where", first_of(["XDG_CACHE_HOME", "HOME", "NUMBA_CACHE_DIR"]))
 def test_a_cache_that_cannot_be_written_is_done_without_and_told_once(
     package: Path, tmp_path: Path, where: str
 ) -> None:
@@ -162,6 +162,7 @@ def test_a_cache_that_cannot_be_written_is_done_without_and_told_once(
     assert len(log.splitlines()) == 1
 
 
+@pytest.mark.long
 def test_a_full_disk_keeps_no_kernel_and_ends_nothing(package: Path, tmp_path: Path) -> None:
     (answer, is_cached, _, again), log = ask_where_nothing_can_be_written(package, XDG_CACHE_HOME=str(tmp_path / "new"))
     assert (answer, is_cached, again) == ("41", "0", "41")
@@ -169,6 +170,7 @@ def test_a_full_disk_keeps_no_kernel_and_ends_nothing(package: Path, tmp_path: P
     assert "File too large" in log
 
 
+@pytest.mark.long
 def test_a_cache_that_holds_all_need_not_be_written(package: Path) -> None:
     """As in an image."""
     assert ask(package)[:2] == (41, False)
@@ -186,6 +188,7 @@ def test_a_kernel_that_was_cut_short_is_compiled_anew(package: Path) -> None:
     assert ask(package)[:2] == (41, True)
 
 
+@pytest.mark.long
 def test_numbas_own_cache_beside_the_sources_is_never_used(package: Path, tmp_path: Path) -> None:
     """It does not look at constants of other files."""
     (tmp_path / "file").touch()

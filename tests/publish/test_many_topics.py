@@ -12,6 +12,7 @@ from blackbox.testing import Collector
 from tests.publish.subscribers import collected, one_slice
 
 
+@pytest.mark.long
 def test_a_hundred_thousand_topics() -> None:
     feed = Feed.local("publisher", slices=2)
     subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600))

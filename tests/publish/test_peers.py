@@ -73,6 +73,7 @@ def test_a_peer_that_takes_nothing_is_behind_and_the_others_are_not() -> None:
     assert quick.statistics().received.gaps == 0
 
 
+@pytest.mark.long
 def test_a_million_subscriptions_stop_at_the_bound_and_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
     feed = one_slice(key_bytes=8, max_subscriptions=1_000)
     with Publisher(feed) as publisher, Peer(feed) as greedy:

@@ -20,6 +20,7 @@ from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import wait_recorded
 from tests.archive.test_join_keys import Market, Run
+from tests.examples import first_of
 from tests.recovery.test_stream_checkpoints import ENOUGH_S, elsewhere_of
 
 PATIENCE_NS = 30_000_000_000
@@ -55,7 +56,7 @@ def behind(told: dict[int, KeyPosition], done: dict[int, KeyPosition]) -> bool:
     )
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 6))])
+@pytest.mark.parametrize("seed", first_of(range(6), keep=3))
 def test_a_reader_behind_by_runs_goes_on_exactly_once(tmp_path: Path, seed: int) -> None:
     """Its messages wait while runs of the publisher come and go; it makes a checkpoint anywhere, and is gone."""
     chance = random.Random(seed)

@@ -247,6 +247,7 @@ def test_messages_of_any_size_pass(ring: Keyring, size: int) -> None:
         subscriber.stop()
 
 
+@pytest.mark.long
 def test_thousands_of_filters_pass(ring: Keyring) -> None:
     feed = msgspec.structs.replace(quotes(), key_bytes=6)
     subscriber = Subscriber(ring.feed(feed, "desk", "exchange"))

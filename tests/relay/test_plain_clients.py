@@ -21,6 +21,7 @@ from blackbox import Feed, Publisher
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.testing import wait_until
 from tests.cli.commands import Command, write_feed
+from tests.examples import first_of
 from tests.relay.relays import PATIENCE_S, chain
 
 CLIENTS = Path(__file__).parent / "clients"
@@ -113,7 +114,7 @@ def node_client(request: pytest.FixtureRequest) -> list[str]:
     return [node, str(script)]
 
 
-@pytest.fixture(params=["c", pytest.param("node", marks=pytest.mark.long)])
+@pytest.fixture(params=first_of(["c", "node"]))
 def client(request: pytest.FixtureRequest) -> list[str]:
     """The words that run a client."""
     words: list[str] = request.getfixturevalue(f"{request.param}_client")
@@ -142,7 +143,7 @@ def endpoints_of(feed: Feed) -> list[str]:
     return [endpoint for part in feed.slices for endpoint in part.endpoints]
 
 
-@pytest.mark.parametrize("key_bytes", [0, 2])
+@pytest.mark.parametrize("key_bytes", first_of([2, 0]))
 def test_a_client_reads_what_was_published(client: list[str], key_bytes: int, tmp_path: Path) -> None:
     feed, below = chain(slices=2, key_bytes=key_bytes, heartbeat_ns=1_000_000_000)
     plain = free_endpoints("tcp", "plain", 1, 1)[0][0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from contextlib import ExitStack
@@ -14,6 +15,7 @@ import pytest
 from blackbox import Batch, ConfigError, Feed, Publisher, Relay, SlowPolicy, Subscriber
 from blackbox.errors import EndpointError
 from blackbox.testing import wait_until
+from tests.examples import first_of
 from tests.process_state import linux_only
 from tests.relay.relays import BEAT_NS, PATIENCE_S
 from tests.subscribe.shared import came_by, mapped, numbers_in, publish_numbers, shared_state
@@ -95,9 +97,7 @@ def publish_topics(publisher: Publisher, first: int, stop: int, topics: int = 8)
     publisher.publish_many(names, (rows[:, 0] % topics).astype(numpy.int32), rows.view(numpy.uint8))
 
 
-@pytest.mark.parametrize("lines", [1, 2])
-@pytest.mark.parametrize("above", ["tcp", "shm"])
-@pytest.mark.parametrize("key_bytes", [0, 2])
+@pytest.mark.parametrize(("lines", "above", "key_bytes"), first_of(itertools.product((2, 1), ("shm", "tcp"), (2, 0))))
 def test_subscribers_on_sockets_and_in_memory_get_the_bytes_of_the_publisher(
     lines: int, above: str, key_bytes: int
 ) -> None:

@@ -148,6 +148,7 @@ def test_books_when_a_replay_starts(day: tuple[str, Recording, Any]) -> None:
             assert found == [depths_before(messages, kind, time_ns)]
 
 
+@pytest.mark.long
 def test_replay_seeks_with_books(tmp_path: Path) -> None:
     """Forward and back: at each place the books are those of all messages before."""
     recording = recorded(tmp_path, lambda: Synthetic(20_000, symbols=12))

@@ -12,6 +12,7 @@ from blackbox import Batch, Feed, Message, Publisher, Recorder, Recording, Subsc
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.controls import Controls
 from blackbox.replay.replay import Replay
+from tests.examples import first_of
 
 IBM_TRADES = 24_000
 PACED_TRADES = 3_000
@@ -21,7 +22,7 @@ Decisions = list[tuple[int, int, int]]
 """Of each IBM trade: its time, and the number and time of the last SPY trade that the strategy knew."""
 
 
-@pytest.fixture(scope="module", params=[1, 4])
+@pytest.fixture(scope="module", params=first_of([4, 1]))
 def tape_day(request: pytest.FixtureRequest, shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Recording:
     """The trades of SPY and IBM of one day, recorded over so many slices."""
     path = tmp_path_factory.mktemp("tape")
@@ -71,15 +72,18 @@ def decided(recording: Recording, kind: str, speed: float | None, stop: int | No
     return decisions
 
 
-@pytest.mark.parametrize("kind", ["message", "batch"])
 @pytest.mark.parametrize(
-    ("speed", "trades"),
-    [
-        (None, IBM_TRADES),
-        (1000.0, PACED_TRADES),
-        pytest.param(100.0, PACED_TRADES, marks=pytest.mark.long),
-        pytest.param(10.0, PACED_TRADES, marks=pytest.mark.long),
-    ],
+    ("kind", "speed", "trades"),
+    first_of(
+        [
+            ("message", None, IBM_TRADES),
+            ("batch", None, IBM_TRADES),
+            ("message", 1000.0, PACED_TRADES),
+            ("batch", 1000.0, PACED_TRADES),
+            *((kind, speed, PACED_TRADES) for speed in (100.0, 10.0) for kind in ("message", "batch")),
+        ],
+        keep=3,
+    ),
 )
 def test_no_trade_sees_a_later_price(
     tape_day: Recording, plain: Decisions, kind: str, speed: float | None, trades: int

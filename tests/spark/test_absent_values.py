@@ -10,6 +10,7 @@ import pytest
 from blackbox_feeds.dbn import Dbn
 
 from tests.absent import Form, columns, records, write_day
+from tests.examples import first_of
 from tests.recorded import recorded
 from tests.spark.reading import by_python, load
 
@@ -27,7 +28,7 @@ def assert_columns(table: pyarrow.Table, expected: dict[str, list[Any]]) -> None
         assert plain(table[name]) == values, name
 
 
-@pytest.mark.parametrize("prices", ["decimal", "float", pytest.param("integer", marks=pytest.mark.long)])
+@pytest.mark.parametrize("prices", first_of(["decimal", "float", "integer"], keep=2))
 def test_absent_values_are_null_in_spark(spark: SparkSession, tmp_path: Path, prices: str) -> None:
     made = records()
     day = write_day(tmp_path / "2026-11-20", made)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.examples import first_of
 from tests.journals import Day, Put, Row, Told, feed_of
 from tests.spark.made_days import BEGIN, make_day, puts_of
 from tests.spark.reading import (
@@ -117,9 +118,7 @@ def test_a_segment_that_is_deleted_while_it_is_read_is_an_error(
         list(rows)
 
 
-@pytest.mark.parametrize(
-    "index", [b"", *(pytest.param(each, marks=pytest.mark.long) for each in (b"BBOXINDX", b"\0" * 400))]
-)
+@pytest.mark.parametrize("index", first_of([b"", b"BBOXINDX", b"\0" * 400]))
 def test_a_missing_or_damaged_index_costs_nothing_but_time(spark: SparkSession, tmp_path: Path, index: bytes) -> None:
     day = make_day(tmp_path / "day", blocks=6)
     for segment in day.segments:

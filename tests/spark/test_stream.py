@@ -15,6 +15,7 @@ from blackbox import ConfigError
 from blackbox.errors import JournalError
 from blackbox.spark.python_engine import DefaultSource
 from blackbox.spark.stream import StreamReader
+from tests.examples import first_of
 from tests.journals import Day, Put, Row, Segment, feed_of
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def test_nothing_new_is_the_same_offset(tmp_path: Path) -> None:
     assert messages(reader, NOTHING, first) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(4, 12))])
+@pytest.mark.parametrize("seed", first_of(range(12), keep=4))
 def test_everything_comes_once_whatever_the_batches_and_restarts(tmp_path: Path, seed: int) -> None:
     """Random growth, batches of random size, restarts at any time, batches that are planned again."""
     choice = random.Random(seed)

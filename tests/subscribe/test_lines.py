@@ -29,7 +29,7 @@ from blackbox.subscribe.gaps import (
 from blackbox.subscribe.held_blocks import HELD_BLOCKS, NONE
 from blackbox.subscribe.sequences import Sequences, SequencesAt
 from blackbox.subscribe.state import SliceCounters
-from tests.examples import examples
+from tests.examples import examples, first_of
 
 A, B = 0, 1
 EPOCH = 7
@@ -272,7 +272,7 @@ def take_one_more(at: SequencesAt, sequence: int, now: int) -> Any:
     return keep_doubted(at, 0, A, sequence, 1, 0, now) if verdict == IMPLAUSIBLE else numpy.int64(NONE)
 
 
-@pytest.mark.parametrize("sequence", [2, PLAUSIBLE_JUMP // 2 + PLAUSIBLE_JUMP])
+@pytest.mark.parametrize("sequence", first_of([2, PLAUSIBLE_JUMP // 2 + PLAUSIBLE_JUMP]))
 def test_the_place_of_a_block_that_is_refuted_is_free_only_when_it_is_dropped(sequence: int) -> None:
     counters, now = SliceCounters(), 10**9
     sequences = Sequences(2, 2, WAIT_NS, DEAD_NS, HELD_LIMIT, counters)

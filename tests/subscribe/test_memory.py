@@ -15,6 +15,7 @@ from blackbox import Feed, Message, Publisher, SlowPolicy, Subscriber
 from blackbox.subscribe.sequences import Sequences
 from blackbox.subscribe.statistics import Counters
 from blackbox.testing import wait_until
+from tests.examples import first_of
 from tests.process_state import held, linux_only, resident_bytes
 from tests.support import Script
 
@@ -101,7 +102,7 @@ SUBSCRIBER = """
 
 
 @linux_only
-@pytest.mark.parametrize("lines", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("lines", first_of([1, 2]))
 def test_memory_stays_flat_however_much_is_sent(lines: int) -> None:
     feed = Feed.local("memory", slices=2, lines=lines)
     warm_up, rounds = 10, 100

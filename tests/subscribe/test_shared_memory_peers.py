@@ -18,6 +18,7 @@ from blackbox.transport import shared_memory_reader
 from blackbox.transport.shared_memory import HELLO, MAGIC, READERS, address_of
 from blackbox.transport.shared_memory_reader import SharedReader, attach
 from blackbox.transport.wakeup import Pipe
+from tests.examples import first_of
 from tests.process_state import held, linux_only, wait_given_back
 from tests.subscribe.shared import (
     came_by,
@@ -79,7 +80,7 @@ def test_a_lost_bell_delays_a_block_and_loses_none() -> None:
     assert numbers_of(got) == list(range(number))
 
 
-@pytest.mark.parametrize("when_full", ["wait", "drop"])
+@pytest.mark.parametrize("when_full", first_of(["wait", "drop"]))
 def test_a_killed_reader_gives_back_what_it_had(when_full: Any) -> None:
     feed = shared_feed(block_bytes=4_096)
     survivor, got = Subscriber(feed, slow=PATIENT), list[int]()
@@ -129,7 +130,7 @@ def test_a_stopped_reader_is_not_dead_and_goes_on_where_it_was() -> None:
         script.expect("100000 0 shm")
 
 
-@pytest.mark.parametrize("killed", [True, False], ids=["killed", "closed"])
+@pytest.mark.parametrize("killed", first_of([True, False]), ids=["killed", "closed"])
 def test_readers_take_all_of_a_publisher_that_has_gone_and_share_the_next_ones_memory(killed: bool) -> None:
     feed = shared_feed()
     code = """

@@ -11,6 +11,7 @@ import pytest
 
 from blackbox import Publisher, Subscriber
 from blackbox.testing import Collector, RawPublisher, wait_until
+from tests.examples import first_of
 from tests.subscribe.subscribers import nothing, one_slice
 from tests.support import Script
 
@@ -31,7 +32,7 @@ SIGNALLED = """
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", first_of([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], keep=2))
 def test_a_signal_stops_run_and_what_was_received_is_delivered(number: signal.Signals) -> None:
     feed = one_slice()
     extra = """
@@ -85,6 +86,7 @@ def test_a_second_signal_terminates() -> None:
     assert status == 143, errors  # before all was delivered, which would take longer than `finish` waits
 
 
+@pytest.mark.long
 def test_two_signals_at_once_terminate() -> None:
     kill = "os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGTERM)"
     with blocking(kill) as (script, publisher):

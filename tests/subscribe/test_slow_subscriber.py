@@ -15,9 +15,10 @@ from blackbox import Feed, Message, Publisher, SlowPolicy, SlowSubscriberError, 
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.testing import Collector, RawPublisher, wait_until
+from tests.examples import first_of
 from tests.gate import Gate
 from tests.subscribe.late import LATE_NS, late, one_slice
-from tests.subscribe.subscribers import in_both_places, nothing
+from tests.subscribe.subscribers import nothing
 from tests.support import Script
 
 HUNG_STATUS = 3
@@ -169,16 +170,14 @@ def test_one_slow_slice_ends_all() -> None:
 
 
 HUNG = {
-    "in a sleep": "time.sleep(1000)",
-    "in a loop": "while True: pass",
     # The regular expression engine never lets go of the interpreter, so that no other Python code can run.
     "with the interpreter": "__import__('re').match('(a+)+$', 'a' * 64 + 'b')",
+    "in a sleep": "time.sleep(1000)",
+    "in a loop": "while True: pass",
 }
 
 
-@pytest.mark.parametrize(
-    "how", [pytest.param(how, marks=[pytest.mark.long] if how == "in a loop" else []) for how in HUNG]
-)
+@pytest.mark.parametrize("how", first_of(HUNG))
 def test_a_process_whose_callback_hangs_ends_itself(how: str) -> None:
     feed = one_slice()
     [[endpoint]] = free_endpoints("tcp", "console", 1, 1)
@@ -215,7 +214,7 @@ def test_a_process_whose_callback_hangs_ends_itself(how: str) -> None:
             assert "policy exit_process" in console.recv().decode()
 
 
-@in_both_places
+@pytest.mark.parametrize("worker", first_of([False, True]), ids=["in the slice thread", "on a worker"])
 def test_a_process_whose_compiled_callback_hangs_ends_itself(worker: bool) -> None:
     feed = one_slice()
     code = f"""

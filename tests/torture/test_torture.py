@@ -12,12 +12,21 @@ from tests.torture.__main__ import attacks, run
 
 ROOT = Path(__file__).resolve().parents[2]
 ATTACKS = attacks()
-TWINS = ("killed_hubs", "raced_tables")
-"""The same with one hub as `failing_hubs` and `raced_pairs` with two."""
+LONG = (
+    "failing_hubs",
+    "killed_consumers",
+    "killed_hubs",
+    "killed_recorders",
+    "killed_relays",
+    "raced_pairs",
+    "raced_tables",
+    "shared_memory",
+)
+"""Attacks that start many processes; other tests kill each of these once."""
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] if name in TWINS else []) for name in ATTACKS]
+    "name", [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in ATTACKS]
 )
 def test_torture_finds_nothing(name: str) -> None:
     outcome = run(name, ATTACKS[name], seed=14, seconds=0.5)
