@@ -14,6 +14,7 @@ from blackbox_feeds.io.open_window import open_window
 
 from blackbox import Feed
 from tests.cli.commands import Command, invoke, write_feed
+from tests.examples import first_of
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -50,7 +51,7 @@ def run(tmp_path: Path, name: str, source: str) -> Path:
 
 @pytest.mark.parametrize(
     ("name", "file", "output", "read", "messages", "shown"),
-    [
+    first_of([
         (
             "tape", "lean/ibm_20131009_trade.zip", "day.zip", members_of, 27_042,
             r"2013-10-09T13:12:36\.320000000Z IBM\.trade type=T exchange=P suspicious=0 .* price=179\.0500 symbol=IBM",
@@ -63,7 +64,7 @@ def run(tmp_path: Path, name: str, source: str) -> Path:
             "binance", "binance/spot_ethusdt_20240808.gz", "frames.gz", unpacked, 33_618,
             r"2024-08-08T23:54:15\.308000000Z ethusdt\.depth b'1723161254036052868 \{\"stream\":\"ethusdt@depth",
         ),
-    ],
+    ]),
 )  # fmt: skip
 def test_a_file_comes_out_as_it_went_in(
     shared_data: Path,
