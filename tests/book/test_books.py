@@ -25,7 +25,7 @@ from blackbox.book.orders import BUY, SELL
 from tests.book.sessions import ITCH, gone, made_up, order
 from tests.examples import examples
 from tests.feeds.build import messages_of
-from tests.feeds.test_itch50_book import all_levels, slow_book
+from tests.feeds.test_itch50_book import Slow, all_levels, apply_slowly, slow_book
 from tests.journals import Day, Put, Row, feed_of
 from tests.recorded import recorded
 from tests.subscribe.subscribers import PATIENT
@@ -405,9 +405,10 @@ def test_callbacks_of_the_group_find_the_books_after_their_message_live() -> Non
 
 def _every_top(payloads: list[bytes]) -> list[Best]:
     """The best levels after each message of a symbol."""
-    found = []
-    for many in range(1, len(payloads) + 1):
-        orders, _ = slow_book(payloads[:many])
+    found: list[Best] = []
+    orders: Slow = {}
+    for payload in payloads:
+        apply_slowly(orders, payload)
         bid, ask = (next(iter(all_levels(orders, side)), None) for side in (b"B", b"S"))
         found.append(Best(bid, ask))
     return found

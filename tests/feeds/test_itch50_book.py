@@ -26,27 +26,33 @@ def slow_book(payloads: list[bytes]) -> tuple[Slow, list[tuple[Any, ...]]]:
     orders: Slow = {}
     changes: list[tuple[Any, ...]] = [((), ())]
     for payload in payloads:
-        kind = payload[:1]
-        if kind in b"AF":
-            reference, side, many = struct.unpack_from(">QcI", payload, 11)
-            orders[reference] = (side, struct.unpack_from(">I", payload, 32)[0], many)
-        elif kind in b"ECX":
-            reference, many = struct.unpack_from(">QI", payload, 11)
-            side, price, rest = orders.pop(reference)
-            assert many <= rest
-            if many < rest:
-                orders[reference] = (side, price, rest - many)
-        elif kind == b"D":
-            del orders[struct.unpack_from(">Q", payload, 11)[0]]
-        elif kind == b"U":
-            old, new, many, price = struct.unpack_from(">QQII", payload, 11)
-            orders[new] = (orders.pop(old)[0], price, many)
-        else:
-            continue
-        best = tuple(top(orders, side) for side in (b"B", b"S"))
-        if best != changes[-1]:
-            changes.append(best)
+        if apply_slowly(orders, payload):
+            best = tuple(top(orders, side) for side in (b"B", b"S"))
+            if best != changes[-1]:
+                changes.append(best)
     return orders, changes[1:]
+
+
+def apply_slowly(orders: Slow, payload: bytes) -> bool:
+    """Apply one message to the resting orders; return whether it is about an order."""
+    kind = payload[:1]
+    if kind in b"AF":
+        reference, side, many = struct.unpack_from(">QcI", payload, 11)
+        orders[reference] = (side, struct.unpack_from(">I", payload, 32)[0], many)
+    elif kind in b"ECX":
+        reference, many = struct.unpack_from(">QI", payload, 11)
+        side, price, rest = orders.pop(reference)
+        assert many <= rest
+        if many < rest:
+            orders[reference] = (side, price, rest - many)
+    elif kind == b"D":
+        del orders[struct.unpack_from(">Q", payload, 11)[0]]
+    elif kind == b"U":
+        old, new, many, price = struct.unpack_from(">QQII", payload, 11)
+        orders[new] = (orders.pop(old)[0], price, many)
+    else:
+        return False
+    return True
 
 
 def top(orders: Slow, side: bytes) -> tuple[int, ...]:
