@@ -16,6 +16,13 @@ from blackbox.testing import RawPublisher
 ROWS = 11
 
 
+def note(batch: CompiledBatch, state: Any) -> None:
+    for row in batch.rows:
+        state[row, 0] = sequence_of(batch, row)
+        state[row, 1] = has_value(batch, row)
+        state[row, 2] = len(payload(batch, row))
+
+
 @pytest.mark.parametrize("is_numbered", [False, True])
 @pytest.mark.parametrize("absent", [pytest.param((), marks=pytest.mark.long), (0, 9), tuple(range(ROWS))])
 def test_a_row_has_its_own_number_and_an_absent_value_is_not_an_empty_one(
@@ -23,14 +30,7 @@ def test_a_row_has_its_own_number_and_an_absent_value_is_not_an_empty_one(
 ) -> None:
     feed = Feed.local("compiled", slices=1)
     subscriber = Subscriber(feed, slow=SlowPolicy("warn"))
-
-    @subscriber.on_compiled(b"", state=numpy.zeros((ROWS, 3), numpy.int64))
-    def note(batch: CompiledBatch, state: Any) -> None:
-        for row in batch.rows:
-            state[row, 0] = sequence_of(batch, row)
-            state[row, 1] = has_value(batch, row)
-            state[row, 2] = len(payload(batch, row))
-
+    noted = subscriber.on_compiled(b"", state=numpy.zeros((ROWS, 3), numpy.int64))(note)
     numbers = [7 + (row * row if is_numbered else row) for row in range(ROWS)]
     sizes = [0 if row in absent else row % 3 for row in range(ROWS)]
     block = Block.encode(
@@ -51,4 +51,4 @@ def test_a_row_has_its_own_number_and_an_absent_value_is_not_an_empty_one(
         publisher.heartbeat(end=True)
         subscriber.run(until_end=True)
     rows = [[number, row not in absent, sizes[row]] for row, number in enumerate(numbers)]
-    assert note.total().tolist() == rows
+    assert noted.total().tolist() == rows
