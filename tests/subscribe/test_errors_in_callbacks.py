@@ -163,6 +163,11 @@ def test_a_callback_that_raises_in_a_process_of_its_own_raises_the_same_error() 
             subscriber.run()
 
 
+def too_far(batch: Any, state: Any) -> None:
+    for row in batch.rows:
+        state[batch.ts_event[row]] += 1
+
+
 @in_both_places
 @pytest.mark.parametrize("policy", ["stop", "log"])
 def test_a_compiled_callback_that_raises_is_told_of(
@@ -170,12 +175,7 @@ def test_a_compiled_callback_that_raises_is_told_of(
 ) -> None:
     feed = one_slice()
     subscriber = Subscriber(feed, on_error=policy)
-
-    @subscriber.on_compiled(b"T", state=numpy.zeros(3), worker=worker)
-    def too_far(batch: Any, state: Any) -> None:
-        for row in batch.rows:
-            state[batch.ts_event[row]] += 1
-
+    counted = subscriber.on_compiled(b"T", state=numpy.zeros(3), worker=worker)(too_far)
     with RawPublisher(feed) as publisher:
         subscriber.start()
         publisher.send(publisher.encode([(b"T", b""), (b"T", b"")], ts_event=[0, 1]))
@@ -190,7 +190,7 @@ def test_a_compiled_callback_that_raises_is_told_of(
         else:
             subscriber.run(until_end=True)
             assert "too_far" in caplog.text
-            assert too_far.total().tolist() == [1, 1, 1]
+            assert counted.total().tolist() == [1, 1, 1]
             assert subscriber.statistics().delivery.delivered == 3
 
 

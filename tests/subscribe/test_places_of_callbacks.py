@@ -40,6 +40,11 @@ def ascending(batch: Any, state: Any) -> None:
         state[0] += 1
 
 
+def too_far(batch: Any, state: Any) -> None:
+    for row in batch.rows:
+        state[batch.ts_event[row]] += 1
+
+
 def blocks_of_places(subscriber: Subscriber) -> list[int]:
     """Blocks that each worker took, and the slice thread's own callbacks."""
     [thread] = subscriber._supervisor._slices.values()
@@ -165,12 +170,7 @@ def test_rows_of_several_prefixes_come_in_order_however_many(worker: bool) -> No
 @in_both_places
 def test_what_follows_an_error_is_not_delivered(worker: bool) -> None:
     subscriber = Subscriber(feed := one_slice())
-
-    @subscriber.on_compiled(b"", state=numpy.zeros(2), worker=worker)
-    def too_far(batch: Any, state: Any) -> None:
-        for row in batch.rows:
-            state[batch.ts_event[row]] += 1
-
+    subscriber.on_compiled(b"", state=numpy.zeros(2), worker=worker)(too_far)
     with RawPublisher(feed) as publisher:
         subscriber.start()
         publisher.send(publisher.encode([(b"T", b"")], ts_event=[2]))
