@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.own_process, linux_only]
 MB = 1 << 20
 
 
+@pytest.mark.long
 def test_a_huge_subscription_is_not_read() -> None:
     feed = one_slice()
     with Publisher(feed) as publisher:
@@ -46,6 +47,7 @@ def test_a_frame_announced_as_3_gib_keeps_nothing() -> None:
         receives(feed, publisher)
 
 
+@pytest.mark.long
 def test_a_message_that_does_not_end_ends_the_connection() -> None:
     feed = one_slice()
     with Publisher(feed) as publisher:
@@ -57,6 +59,7 @@ def test_a_message_that_does_not_end_ends_the_connection() -> None:
         receives(feed, publisher)
 
 
+@pytest.mark.long
 def test_a_message_of_empty_parts_that_does_not_end_stops_its_sender_alone() -> None:
     """libzmq may leave such a connection as it is, and keep what it holds of it until the publisher closes."""
     feed = one_slice()
@@ -80,6 +83,7 @@ def most_while_sending(feed: Feed, part: bytes) -> int:
     pytest.fail("it took 500 MB of one message")
 
 
+@pytest.mark.long
 def test_a_message_that_trickles_is_ended_too() -> None:
     feed = one_slice()
     with Publisher(feed) as publisher, Peer(feed) as peer:
