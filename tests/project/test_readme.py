@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -50,8 +51,8 @@ def test_the_twelve_lines_print_what_the_page_says(snippet: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
-        env={"PYTHONPATH": str(ROOT)},
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert (ran.returncode, ran.stdout) == (0, "b'AAPL.trade' b'189.98'\nlost: 0\n"), ran.stderr
     assert [line for line in ran.stdout.splitlines() if f"`{line}`" not in README] == []
@@ -128,7 +129,7 @@ def run(script: Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={"PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
 
 
