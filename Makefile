@@ -23,7 +23,7 @@ $(if $(STALE),$(shell rm -rf $(STALE)))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo servers test test-install test-long torture bench bench-check profile report scaling clean
+.PHONY: help demo servers layout test test-install test-long torture bench bench-check profile report scaling clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ test-long: $(VENV)/.ready-long  ## run what `make test` leaves out as it takes l
 
 servers:  ## unpack the distribution's RabbitMQ, Chromium and sshd into .servers (apt, 180 MB), for the tests of bridges and sites
 	@tests/bridge/fetch_servers.sh .servers
+
+layout: $(VENV)/.ready-test  ## write what follows from blackbox/block/layout.py: Java, C, Node, docs, golden files
+	@$(RUN)/python -m tests.write_layout
 
 torture: $(VENV)/.ready-test  ## attack it: kills, hostile peers, damaged files; tell what broke [SECONDS=60 SEED=n ONLY=name]
 	$(RUN)/python -m tests.torture --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))

@@ -73,12 +73,12 @@ def _flip(choice: random.Random, key: bytes, header: bytes, body: bytes) -> Fram
     for _ in range(choice.choice([1, 1, 2, 8])):
         bit = choice.randrange(8 * len(both))
         both[bit // 8] ^= 1 << bit % 8
-    return key, bytes(both[:72]), bytes(both[72:])
+    return key, bytes(both[: len(header)]), bytes(both[len(header) :])
 
 
 def _cut(choice: random.Random, key: bytes, header: bytes, body: bytes) -> Frames:
     if choice.random() < 0.3:
-        return key, header[: choice.randrange(72)], body
+        return key, header[: choice.randrange(len(header))], body
     size = choice.randrange(len(body) + 1)
     if choice.random() < 0.5:
         return key, header, body[:size]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from blackbox.block.layout import RECORD
 from tests.journals import Segment
-
-_RECORD_HEAD_BYTES = 104
 
 
 def damage_body(segment: Segment, block: int) -> None:
     """Flip a bit of a block's body, in its first time if it is not packed."""
     data = bytearray(segment.path.read_bytes())
-    data[segment.places[block][0] + _RECORD_HEAD_BYTES + 6] ^= 0x20
+    data[segment.places[block][0] + RECORD.size + 6] ^= 0x20
     segment.path.write_bytes(data)
 
 

@@ -1,10 +1,10 @@
-"""The journal format once more, written by hand from its description: slow, obvious, sharing no code with the core."""
+"""The journal format once more, slow and obvious. It shares only the table of the layout with the core."""
 
 from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -15,15 +15,15 @@ import xxhash
 import zstandard
 
 from blackbox import ConfigError, Feed, Schema
+from blackbox.block import layout
+from blackbox.block.layout import ENTRY, FILE_HEAD, MARK, RECORD, VERSION, Structure
 from blackbox.feed.feed import Slice
 from blackbox.feed.schema import load_schema
 from blackbox.feed.schema_document import SchemaDocument
 from tests import wire
 
-HEAD = struct.Struct("<8sHHIq36x")
-RECORD = struct.Struct("<qIIB3xI")
-MARK = struct.Struct("<qIHHIIqqqqqQ16x")
-ENTRY = struct.Struct("<15qI")
+CHECKED = 8
+"""Offset from which on the checksum of a record's or mark's head covers it."""
 SPAN = 64 << 10
 NEVER = (1 << 63) - 1
 
@@ -68,33 +68,16 @@ class Put:
 
     def block(self, slice_id: int) -> tuple[bytes, bytes]:
         """Header and body, as they travel."""
-        topics = list(dict.fromkeys(row.topic for row in self.rows))
-        sizes = {len(row.payload or b"") for row in self.rows}
-        fixed = len(sizes) == 1
-        body = wire.body_of(
-            [row.ts_event for row in self.rows],
-            [topics.index(row.topic) for row in self.rows],
-            topics,
-            [row.payload for row in self.rows],
-            fixed,
-            None if self.sequences is None else list(self.sequences),
-        )
-        flags = self.flags | (wire.FIXED if fixed else 0)
-        flags |= wire.SEQUENCES if self.sequences is not None else 0
-        flags |= wire.NULLS if any(row.payload is None for row in self.rows) else 0
         checksummed = bool(self.flags & wire.CHECKSUM)
-        return wire.sealed(
-            body,
-            flags=flags,
+        return wire.data(
+            [(row.topic, row.payload, row.ts_event) for row in self.rows],
+            sequences=None if self.sequences is None else list(self.sequences),
+            flags=self.flags,
             schema=self.schema,
             slice_id=slice_id,
-            count=len(self.rows),
             epoch=self.epoch,
             sequence=self.numbers[0],
             ts_out=self.ts_out,
-            topics=len(topics),
-            topic_bytes=sum(map(len, topics)),
-            stride=max(sizes) if fixed else 0,
             **({} if checksummed else {"body_checksum": 0}),
         )
 
@@ -115,10 +98,31 @@ class Put:
 def record_of(put: Put, slice_id: int) -> bytes:
     """A record, up to a multiple of 32."""
     header, body = put.block(slice_id)
-    stored = packed(put.codec, body)
-    head = RECORD.pack(put.ts_recv, len(stored), put.first_row, put.codec, wire.checksum(stored)) + header
-    record = b"BREC" + struct.pack("<I", wire.checksum(head)) + head + stored
-    return record + bytes(-len(record) % 32)
+    return stored_record(header, packed(put.codec, body), ts_recv=put.ts_recv, first_row=put.first_row, codec=put.codec)
+
+
+def stored_record(header: bytes, stored: bytes, **fields: int) -> bytes:
+    """A record, up to a multiple of 32, of a header and a body as it is stored."""
+    checksum = wire.checksum(stored)
+    head = sealed(RECORD, stored_bytes=len(stored), stored_checksum=checksum, block=header, **fields)
+    return head + stored + bytes(-len(head + stored) % 32)
+
+
+def with_fields(structure: Structure, **fields: Any) -> bytes:
+    """The bytes of a structure with these fields; others are 0."""
+    return struct.pack(structure.format, *(fields.get(name, 0) for name in structure.offsets))
+
+
+def sealed(structure: Structure, **fields: Any) -> bytes:
+    """The head of a record or mark, with its magic and checksum; other fields are 0."""
+    magic = {"record": layout.RECORD_MAGIC, "mark": layout.MARK_MAGIC}[structure.name]
+    head = with_fields(structure, **fields)[CHECKED:]
+    return magic + struct.pack("<I", wire.checksum(head)) + head
+
+
+def opened(structure: Structure, data: bytes) -> dict[str, Any]:
+    """The fields of a structure by name."""
+    return dict(zip(structure.offsets, struct.unpack(structure.format, data), strict=True))
 
 
 SEGMENT_BEGIN, SEGMENT_END = 1, 2
@@ -148,9 +152,7 @@ class Totals:
 
 def mark_of(kind: int, totals: Totals, ts: int = 0, epoch: int = 0) -> bytes:
     """A mark that names no keys."""
-    told = totals.records, totals.messages, totals.marks, totals.chain
-    head = MARK.pack(ts, 0, kind, 0, 0, wire.checksum(b""), epoch, 0, *told)
-    return b"BMRK" + struct.pack("<I", wire.checksum(head)) + head
+    return sealed(MARK, ts=ts, kind=kind, epoch=epoch, stored_checksum=wire.checksum(b""), **asdict(totals))
 
 
 def packed(codec: int, body: bytes) -> bytes:
@@ -161,7 +163,8 @@ def packed(codec: int, body: bytes) -> bytes:
 
 
 def file_head(magic: bytes, slice_id: int, number: int, created: int = 0) -> bytes:
-    head = HEAD.pack(magic, 2, slice_id, number, created)
+    fields = {"version": VERSION, "slice": slice_id, "segment": number, "created": created}
+    head = with_fields(FILE_HEAD, magic=magic, **fields)[:-4]
     return head + struct.pack("<I", wire.checksum(head))
 
 
@@ -192,7 +195,7 @@ class Segment:
     def append(self, *puts: Put) -> None:
         with self.path.open("ab") as file:
             for put in puts:
-                if file.tell() == 64:
+                if file.tell() == FILE_HEAD.size:
                     self._mark(file, SEGMENT_BEGIN)
                 start = file.tell()
                 record = record_of(put, self.slice_id)
@@ -230,7 +233,7 @@ class Segment:
         self.path.with_suffix(".index").write_bytes(data)
 
     def _start(self, group: list[int]) -> int:
-        return self.places[group[0]][0] if group[0] else 64  # where the mark is
+        return self.places[group[0]][0] if group[0] else FILE_HEAD.size  # where the mark is
 
     def _entry(self, group: list[int]) -> bytes:
         puts = [self.puts[i] for i in group]
@@ -238,30 +241,27 @@ class Segment:
         keys = 0
         for put in puts:
             keys |= key_bit(put.rows[0].topic[: self.key_bytes])
-        words = [
-            self._start(group),
-            self.end if self.end and group[-1] == len(self.puts) - 1 else self.places[group[-1]][1],
-            len(group),
-            len(events),
-            min(put.ts_out for put in puts),
-            max(put.ts_out for put in puts),
-            min(put.ts_recv for put in puts),
-            max(put.ts_recv for put in puts),
-            min(events),
-            max(events),
-            puts[0].epoch,
-            _signed(keys),
-            min(put.numbers[put.first_row] for put in puts),
-            max(put.numbers[-1] for put in puts),
-            (group[0] == 0) + (self.end > 0 and group[-1] == len(self.puts) - 1),
-            sum(time < latest for time, latest in zip(events, accumulate(events, max), strict=True)),
-        ]
-        entry = ENTRY.pack(*words)
+        is_last = self.end > 0 and group[-1] == len(self.puts) - 1
+        entry = with_fields(
+            ENTRY,
+            start=self._start(group),
+            stop=self.end if is_last else self.places[group[-1]][1],
+            records=len(group),
+            messages=len(events),
+            min_ts_out=min(put.ts_out for put in puts),
+            max_ts_out=max(put.ts_out for put in puts),
+            min_ts_recv=min(put.ts_recv for put in puts),
+            max_ts_recv=max(put.ts_recv for put in puts),
+            min_ts_event=min(events),
+            max_ts_event=max(events),
+            epoch=puts[0].epoch,
+            keys=keys,
+            min_sequence=min(put.numbers[put.first_row] for put in puts),
+            max_sequence=max(put.numbers[-1] for put in puts),
+            marks=(group[0] == 0) + is_last,
+            late=sum(time < latest for time, latest in zip(events, accumulate(events, max), strict=True)),
+        )[:-4]
         return entry + struct.pack("<I", wire.checksum(entry))
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 64) if word >> 63 else word
 
 
 @dataclass
@@ -283,11 +283,11 @@ class Day:
         except ConfigError:
             self.write_manifest(Schema(self.feed.schema_name, 0, {}))
 
-    def write_manifest(self, schema: Schema) -> None:
-        """Write the manifest, with this schema."""
+    def write_manifest(self, schema: Schema, feed: dict[str, Any] | None = None) -> None:
+        """Write the manifest, with this schema; `feed`: settings of the feed, by default all."""
         manifest = {
-            "format": 2,
-            "feed": msgspec.to_builtins(msgspec.structs.replace(self.feed, schema=self.feed.schema_name)),
+            "format": VERSION,
+            "feed": feed or msgspec.to_builtins(msgspec.structs.replace(self.feed, schema=self.feed.schema_name)),
             "schema": msgspec.to_builtins(SchemaDocument.of(schema)),
             "date": self.date,
             "created_ns": 0,
@@ -387,33 +387,29 @@ def stored_marks(segment: Path) -> list[StoredMark]:
 def read_segment(segment: Path) -> tuple[list[Stored], list[StoredMark], int]:
     """The whole records and marks of a segment, and how many bytes stand behind them."""
     data = segment.read_bytes()
-    head = data[:64]
+    head = data[: FILE_HEAD.size]
     assert head[:8] == b"BBOXJRNL"
-    assert head[60:] == struct.pack("<I", wire.checksum(head[:60]))
-    found, marks, at = list[Stored](), list[StoredMark](), 64
+    assert head[-4:] == struct.pack("<I", wire.checksum(head[:-4]))
+    found, marks, at = list[Stored](), list[StoredMark](), FILE_HEAD.size
     while True:
-        if data[at : at + 4] == b"BMRK" and at + 96 <= len(data):
-            head = data[at + 8 : at + 96]
-            ts, size, kind, flags, names, checksum, epoch, ts_out, *told = MARK.unpack(head)
-            body = data[at + 96 : at + 96 + size]
-            stop = at + (96 + size + 31) // 32 * 32
-            if data[at + 4 : at + 8] != struct.pack("<I", wire.checksum(head)) or len(data) < stop:
-                break
-            assert wire.checksum(body) == checksum
-            marks.append(StoredMark(at, stop, kind, flags, ts, epoch, ts_out, Totals(*told), names, body))
-            at = stop
-            continue
-        if not (at + 104 <= len(data) and data[at : at + 4] == b"BREC"):
+        structure = {b"BMRK": MARK, b"BREC": RECORD}.get(data[at : at + 4])
+        if structure is None or at + structure.size > len(data):
             break
-        checked = data[at + 8 : at + 104]
-        ts_recv, size, first_row, codec, checksum = RECORD.unpack(checked[:24])
-        body = data[at + 104 : at + 104 + size]
-        stop = at + (104 + size + 31) // 32 * 32
-        if data[at + 4 : at + 8] != struct.pack("<I", wire.checksum(checked)) or len(data) < stop:
+        start = at + structure.size
+        fields = opened(structure, data[at:start])
+        end = start + fields["stored_bytes"]
+        body, stop = data[start:end], end + -(end - at) % 32
+        if fields["checksum"] != wire.checksum(data[at + CHECKED : start]) or len(data) < stop:
             break
-        assert wire.checksum(body) == checksum
-        header = checked[24:]
-        found.append(Stored(at, stop, ts_recv, first_row, codec, header, unpacked(codec, header, body)))
+        assert wire.checksum(body) == fields["stored_checksum"]
+        if structure is MARK:
+            totals = Totals(*(fields[name] for name in ("records", "messages", "marks", "chain")))
+            told = {name: fields[name] for name in ("kind", "flags", "ts", "epoch", "ts_out", "names")}
+            marks.append(StoredMark(at, stop, totals=totals, body=body, **told))
+        else:
+            told = {name: fields[name] for name in ("ts_recv", "first_row", "codec")}
+            header = fields["block"]
+            found.append(Stored(at, stop, header=header, body=unpacked(fields["codec"], header, body), **told))
         at = stop
     return found, marks, len(data) - at
 
@@ -431,17 +427,18 @@ def check_index(segment: Path) -> None:
     data = segment.with_suffix(".index").read_bytes()
     assert torn == 0
     assert data[:8] == b"BBOXINDX"
-    assert (len(data) - 64) % 128 == 0
-    at, left = 64, records
-    for place in range(64, len(data), 128):
-        entry = data[place : place + 128]
-        assert entry[124:] == struct.pack("<I", wire.checksum(entry[:124]))
-        words = ENTRY.unpack(entry[:124])
-        mine, left = left[: words[2]], left[words[2] :]
-        here = [mark for mark in marks if words[0] <= mark.start < words[1]]
-        assert words[:2] == (at, max([each.stop for each in mine] + [each.stop for each in here]))
-        assert words[14] == len(here)
-        assert words[3] == sum(record.fields.count - record.first_row for record in mine)
-        assert not mine or words[12] == min(record.fields.sequence + record.first_row for record in mine)
-        at = words[1]
+    assert (len(data) - FILE_HEAD.size) % ENTRY.size == 0
+    at, left = FILE_HEAD.size, records
+    for place in range(FILE_HEAD.size, len(data), ENTRY.size):
+        entry = data[place : place + ENTRY.size]
+        assert entry[-4:] == struct.pack("<I", wire.checksum(entry[:-4]))
+        fields = opened(ENTRY, entry)
+        mine, left = left[: fields["records"]], left[fields["records"] :]
+        here = [mark for mark in marks if fields["start"] <= mark.start < fields["stop"]]
+        assert fields["start"] == at
+        assert fields["stop"] == max([each.stop for each in mine] + [each.stop for each in here])
+        assert fields["marks"] == len(here)
+        assert fields["messages"] == sum(record.fields.count - record.first_row for record in mine)
+        assert not mine or fields["min_sequence"] == min(record.fields.sequence + record.first_row for record in mine)
+        at = fields["stop"]
     assert not left

@@ -1,4 +1,4 @@
-"""The wire format once more, written by hand from its description: slow, obvious, and sharing no code with the core."""
+"""The wire format once more, slow and obvious. It shares only the table of the layout with the core."""
 
 from __future__ import annotations
 
@@ -8,18 +8,27 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-HEADER = struct.Struct("<4sBBHHHIQQQQIIIIII")
+from blackbox.block import layout
+from blackbox.block.layout import VERSION
+
+HEADER = struct.Struct("<4s" + layout.HEADER.format[2:].replace("q", "Q"))
 """Epoch, sequence and times are signed, but valid only from 0 on."""
-CHECKSUM, FIXED, CONTROL, LINE_B, END, SEQUENCES, NULLS = (1 << bit for bit in range(7))
-NUMBERS = 256
+CHECKED_BYTES = layout.HEADER.offsets["header_checksum"]
+"""Bytes of a header that its checksum covers."""
+FLAGS = {flag.name: flag.value for flag in layout.FLAGS if flag.travels}
+CHECKSUM, FIXED, CONTROL, LINE_B, END, SEQUENCES, NULLS, NUMBERS = (
+    FLAGS[name] for name in ("CHECKSUM", "FIXED", "CONTROL", "LINE_B", "END", "SEQUENCES", "NULLS", "NUMBERS")
+)
 MAX_BODY = 64 * 1024 * 1024
+_BITS = {"i64": 64, "i32": 32, "u32": 32, "byte": 8, "bit": 1}
 
 
 class Fields(NamedTuple):
     """The header's fields, in the order in which they stand."""
 
+    # layout: fields of a header
     magic: bytes = b"BBOX"
-    version: int = 2
+    version: int = VERSION
     key_bytes: int = 0
     flags: int = CHECKSUM
     schema: int = 0
@@ -35,6 +44,7 @@ class Fields(NamedTuple):
     stride: int = 0
     body_checksum: int = 0
     header_checksum: int = 0
+    # end of layout
 
 
 class Decoded(NamedTuple):
@@ -54,8 +64,8 @@ def checksum(data: bytes) -> int:
 
 
 def pack(fields: Fields) -> bytes:
-    """The 72 bytes of a header, its own checksum made right."""
-    head = HEADER.pack(*fields)[:68]
+    """A header, its own checksum made right."""
+    head = HEADER.pack(*fields)[:CHECKED_BYTES]
     return head + struct.pack("<I", checksum(head))
 
 
@@ -84,48 +94,87 @@ def body_of(
 ) -> bytes:
     """A body, column by column. Some payload of None: it has a column that says so."""
     data = [payload or b"" for payload in payloads]
-    body = struct.pack(f"<{len(ts_event)}q", *ts_event)
-    body += pad(struct.pack(f"<{len(topic_index)}i", *topic_index))
+    columns = {
+        "ts_event": struct.pack(f"<{len(ts_event)}q", *ts_event),
+        "topic_index": struct.pack(f"<{len(topic_index)}i", *topic_index),
+        "topic_offsets": struct.pack(f"<{len(topics) + 1}i", *_offsets(topics)),
+        "topics": b"".join(topics),
+        "payloads": b"".join(data),
+    }
     if not fixed:
-        body += pad(struct.pack(f"<{len(data) + 1}i", *_offsets(data)))
+        columns["payload_offsets"] = struct.pack(f"<{len(data) + 1}i", *_offsets(data))
     if sequences is not None:
-        body += struct.pack(f"<{len(sequences)}q", *sequences)
+        columns["sequences"] = struct.pack(f"<{len(sequences)}q", *sequences)
     if None in payloads:
         bits = sum((payload is not None) << i for i, payload in enumerate(payloads))
-        body += pad(bits.to_bytes(-(-len(payloads) // 8), "little"))
-    body += pad(struct.pack(f"<{len(topics) + 1}i", *_offsets(topics)))
-    return body + pad(b"".join(topics)) + b"".join(data)
+        columns["validity"] = bits.to_bytes(-(-len(payloads) // 8), "little")
+    body = b""
+    for column in layout.COLUMNS:
+        body = pad(body) + columns.get(column.name, b"")
+    return body
+
+
+def data(
+    rows: Sequence[tuple[bytes, bytes | None, int]], *, sequences: list[int] | None = None, **fields: Any
+) -> tuple[bytes, bytes]:
+    """Header and body of messages, each (topic, payload, ts_event)."""
+    topics = list(dict.fromkeys(topic for topic, _, _ in rows))
+    sizes = {len(payload or b"") for _, payload, _ in rows}
+    fixed = len(sizes) <= 1
+    body = body_of(
+        [ts_event for _, _, ts_event in rows],
+        [topics.index(topic) for topic, _, _ in rows],
+        topics,
+        [payload for _, payload, _ in rows],
+        fixed,
+        sequences,
+    )
+    flags = fields.pop("flags", CHECKSUM) | (FIXED if fixed else 0) | (SEQUENCES if sequences is not None else 0)
+    flags |= NULLS if any(payload is None for _, payload, _ in rows) else 0
+    known = {
+        "count": len(rows),
+        "topics": len(topics),
+        "topic_bytes": sum(map(len, topics)),
+        "stride": max(sizes, default=0) if fixed else 0,
+    }
+    return sealed(body, flags=flags, **(known | fields))
+
+
+def control(sequences: dict[bytes, int], flags: int = 0, **fields: Any) -> tuple[bytes, bytes]:
+    """Header and body of a control block: the next sequence of each key."""
+    rows = [(key, struct.pack("<q", number), 0) for key, number in sequences.items()]
+    return data(rows, **(fields | {"flags": CHECKSUM | CONTROL | FIXED | flags, "stride": 8}))
+
+
+def is_there(column: layout.Column, fields: Fields) -> bool:
+    """True if a block with this header has the column."""
+    return not column.flag or bool(fields.flags & FLAGS[column.flag]) != column.only.startswith("not ")
+
+
+def starts_of(fields: Fields) -> dict[str, int]:
+    """The start of each column in the body of a block with this header."""
+    at, starts = 0, {}
+    for column in layout.COLUMNS:
+        starts[column.name] = at = _up(at)
+        if is_there(column, fields) and column.name != "payloads":
+            at += -(-_BITS[column.type] * eval(column.items, {}, fields._asdict()) // 8)
+    return starts
 
 
 def decode(key: bytes | None, header: bytes, body: bytes) -> Decoded:
     """Read a block; a key of None is its first topic's. Raises ValueError with the reason when it is not valid."""
-    _require(len(header) == 72, "header size")
+    _require(len(header) == HEADER.size, "header size")
     fields = unpack(header)
     _check_fields(fields, header)
     control, fixed = bool(fields.flags & CONTROL), bool(fields.flags & FIXED)
     _require(len(body) == fields.body_bytes <= MAX_BODY, "body size")
     if fields.flags & CHECKSUM:
         _require(fields.body_checksum == checksum(body), "body checksum")
-    at = 8 * fields.count
-    index_at = at
-    at = _up(at + 4 * fields.count)
-    offsets_at = at
-    if not fixed:
-        at = _up(at + 4 * (fields.count + 1))
-    sequences_at = at
-    if fields.flags & SEQUENCES:
-        at += 8 * fields.count
-    validity_at = at
-    if fields.flags & NULLS:
-        at = _up(at + -(-fields.count // 8))
-    topic_offsets_at = at
-    at = _up(at + 4 * (fields.topics + 1))
-    text_at = at = _up(at + 4 * fields.topics * bool(fields.flags & NUMBERS))
-    payloads_at = _up(at + fields.topic_bytes)
-    _require(payloads_at <= len(body), "columns")
-    data = body[payloads_at:]
+    at = starts_of(fields)
+    _require(at["payloads"] <= len(body), "columns")
+    data = body[at["payloads"] :]
     ts_event = struct.unpack_from(f"<{fields.count}q", body, 0)
-    topic_index = struct.unpack_from(f"<{fields.count}i", body, index_at)
+    topic_index = struct.unpack_from(f"<{fields.count}i", body, at["topic_index"])
     _require(all(0 <= i < fields.topics for i in topic_index), "topic index")
     if fixed:
         _require(fields.stride * fields.count == len(data), "stride")
@@ -133,11 +182,11 @@ def decode(key: bytes | None, header: bytes, body: bytes) -> Decoded:
             tuple(range(0, len(data) + 1, fields.stride)) if fields.stride else (0,) * (fields.count + 1)
         )
     else:
-        offsets = struct.unpack_from(f"<{fields.count + 1}i", body, offsets_at)
+        offsets = struct.unpack_from(f"<{fields.count + 1}i", body, at["payload_offsets"])
         _require(_runs(offsets, len(data)), "payload offsets")
-    topic_offsets = struct.unpack_from(f"<{fields.topics + 1}i", body, topic_offsets_at)
+    topic_offsets = struct.unpack_from(f"<{fields.topics + 1}i", body, at["topic_offsets"])
     _require(_runs(topic_offsets, fields.topic_bytes), "topic offsets")
-    text = body[text_at : text_at + fields.topic_bytes]
+    text = body[at["topics"] :][: fields.topic_bytes]
     topics = [text[a:b] for a, b in zip(topic_offsets, topic_offsets[1:], strict=False)]
     key = topics[0][: fields.key_bytes] if key is None else key
     if not control:
@@ -147,7 +196,7 @@ def decode(key: bytes | None, header: bytes, body: bytes) -> Decoded:
             _require(topic[: fields.key_bytes] == key and topic[0] != 0, "topic key")
     payloads: list[Any] = [data[a:b] for a, b in zip(offsets, offsets[1:], strict=False)]
     if fields.flags & NULLS:
-        bits = int.from_bytes(body[validity_at : validity_at + -(-fields.count // 8)], "little")
+        bits = int.from_bytes(body[at["validity"] :][: -(-fields.count // 8)], "little")
         _require(bits < 1 << fields.count, "validity")
         for i in range(fields.count):
             if not bits >> i & 1:
@@ -155,7 +204,7 @@ def decode(key: bytes | None, header: bytes, body: bytes) -> Decoded:
                 payloads[i] = None
     sequences = list(range(fields.sequence, fields.sequence + fields.count))
     if fields.flags & SEQUENCES:
-        sequences = list(struct.unpack_from(f"<{fields.count}q", body, sequences_at))
+        sequences = list(struct.unpack_from(f"<{fields.count}q", body, at["sequences"]))
         _require(sequences[0] == fields.sequence, "first sequence")
         _require(sequences == sorted(set(sequences)) and sequences[-1] <= 1 << 62, "sequences")
     messages = [(topics[i], payload, ts) for i, payload, ts in zip(topic_index, payloads, ts_event, strict=True)]
@@ -164,9 +213,9 @@ def decode(key: bytes | None, header: bytes, body: bytes) -> Decoded:
 
 def _check_fields(fields: Fields, header: bytes) -> None:
     _require(fields.magic == b"BBOX", "magic")
-    _require(fields.version == 2, "version")
-    _require(fields.header_checksum == checksum(header[:68]), "header checksum")
-    _require(fields.flags & ~(127 | NUMBERS) == 0, "flags")
+    _require(fields.version == VERSION, "version")
+    _require(fields.header_checksum == checksum(header[:CHECKED_BYTES]), "header checksum")
+    _require(fields.flags & ~sum(FLAGS.values()) == 0, "flags")
     _require(not (fields.flags & CONTROL and fields.flags & (SEQUENCES | NULLS | NUMBERS)), "flags of control")
     _require(fields.key_bytes <= 8, "key bytes")
     control, fixed = bool(fields.flags & CONTROL), bool(fields.flags & FIXED)
@@ -174,7 +223,9 @@ def _check_fields(fields: Fields, header: bytes) -> None:
         _require(fixed and fields.stride == 8 and fields.topics == fields.count, "control counts")
     else:
         _require(1 <= fields.topics <= fields.count, "counts")
-    _require(all(0 <= number <= 1 << 62 for number in fields[8:11]), "sequence or time")
+    _require(
+        all(0 <= number <= 1 << 62 for number in (fields.sequence, fields.ts_out, fields.ts_in)), "sequence or time"
+    )
     _require(0 < fields.epoch < 1 << 63, "epoch")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -13,8 +14,9 @@ import zmq
 from bench.measure.contest import expect
 from bench.processes.crowd import PATIENCE_MS, ask, wait_for
 from bench.rivals.runs import Runs
-from blackbox.block.format import OFFSET_COUNT
+from blackbox.block.layout import HEADER
 
+_COUNT: Final = struct.Struct(f"<{HEADER.offsets['count']}xI")
 KEY: Final = b"S"
 """What topics of the pool begin with: the key of all, in a feed with keys of a byte."""
 
@@ -50,7 +52,7 @@ def receive(addresses: Sequence[str], sockets: int) -> None:
 def _take(sub: zmq.Socket[bytes]) -> int:
     """Return how many messages the next block has."""
     key, header, _ = sub.recv_multipart(copy=False)
-    return int.from_bytes(header.buffer[OFFSET_COUNT : OFFSET_COUNT + 4], "little") if key.bytes == KEY else 0
+    return _COUNT.unpack_from(header.buffer)[0] if key.bytes == KEY else 0
 
 
 def _checked(ended: int, found: list[int], messages: int, _began: int) -> dict[str, Any]:

@@ -24,11 +24,11 @@ from blackbox.archive.format import (
     ENTRY_BYTES,
     FILE_HEAD,
     FILE_HEAD_BYTES,
-    FORMAT_VERSION,
     INDEX_MAGIC,
 )
 from blackbox.archive.index_entry import seal_entry
 from blackbox.archive.segment import Segment
+from blackbox.block.layout import VERSION
 from blackbox.errors import JournalError
 from blackbox.native.xxh3 import xxh3
 
@@ -38,7 +38,7 @@ log = logging.getLogger("blackbox")
 def file_head(magic: bytes, slice_id: int, number: int, created_ns: int) -> bytes:
     """The 64 bytes that a segment or an index begins with."""
     head = numpy.zeros(1, FILE_HEAD)
-    head["magic"], head["version"], head["slice"], head["segment"] = magic, FORMAT_VERSION, slice_id, number
+    head["magic"], head["version"], head["slice"], head["segment"] = magic, VERSION, slice_id, number
     head["created"] = created_ns
     head["checksum"] = int(xxh3(head.ctypes.data, FILE_HEAD_BYTES - 4)) & 0xFFFFFFFF
     return head.tobytes()

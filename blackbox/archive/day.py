@@ -12,7 +12,7 @@ import msgspec
 import numpy
 
 from blackbox import __version__
-from blackbox.archive.format import FORMAT_VERSION
+from blackbox.block.layout import VERSION
 from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.feed import Feed, as_recorded
@@ -90,7 +90,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def new(cls, feed: Feed, day: datetime.date, now_ns: int) -> Self:
         """The manifest of a day that begins now. Raises ConfigError when the feed's schema is not known here."""
         return cls(
-            format=FORMAT_VERSION,
+            format=VERSION,
             feed=as_recorded(feed),
             schema=SchemaDocument.of(load_schema(feed.schema)),
             date=day,
@@ -110,9 +110,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         except OSError as error:
             raise JournalError(f"{path} cannot be read: {error.strerror}") from error
         try:
-            version = _VERSION.decode(data).format
-            if version != FORMAT_VERSION:
-                raise JournalError(f"{path}: format was {version}, expected {FORMAT_VERSION}")
+            version = _FORMAT.decode(data).format
+            if version != VERSION:
+                raise JournalError(f"{path}: format was {version}, expected {VERSION}")
             document = _MANIFEST.decode(data)
             told = document.pop("checksum", "")
             manifest = msgspec.convert(document, cls)
@@ -162,7 +162,7 @@ class _Version(msgspec.Struct):
     format: int
 
 
-_VERSION = Decoder[_Version]("json", _Version)
+_FORMAT = Decoder[_Version]("json", _Version)
 _MANIFEST = Decoder[dict[str, Any]]("json", dict[str, Any])
 
 

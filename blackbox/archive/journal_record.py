@@ -121,7 +121,7 @@ def walk(memory: int, size: int, start: int, offsets: int, heads: int, room: int
 @njit(nogil=True, cache=True)
 def next_record(memory: int, size: int, start: int) -> int:
     """Return where the next record or mark with a good head begins, at or behind `start`; -1: none does."""
-    at = FILE_HEAD_BYTES + ((max(start, FILE_HEAD_BYTES) - FILE_HEAD_BYTES + 31) & -RECORD_ALIGNMENT)
+    at = FILE_HEAD_BYTES + ((max(start, FILE_HEAD_BYTES) - FILE_HEAD_BYTES + RECORD_ALIGNMENT - 1) & -RECORD_ALIGNMENT)
     while at + min(RECORD_HEAD_BYTES, MARK_HEAD_BYTES) <= size:
         if size_at(memory + at, size - at) != 0:
             return at

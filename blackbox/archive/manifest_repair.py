@@ -25,13 +25,14 @@ from blackbox.archive.day import (
     slice_directory,
     slice_of,
 )
-from blackbox.archive.format import FILE_HEAD, FILE_HEAD_BYTES, FORMAT_VERSION, MARK, MARK_HEAD_BYTES, MARK_MAGIC
+from blackbox.archive.format import FILE_HEAD, FILE_HEAD_BYTES, MARK, MARK_HEAD_BYTES, MARK_MAGIC
 from blackbox.archive.journal_record import CHAIN_BYTES
 from blackbox.archive.marks import chain_start
 from blackbox.archive.reader import blocks_of, read_spans, whole_spans
 from blackbox.archive.recording import Recording
 from blackbox.archive.segment import Segment
 from blackbox.archive.summary import topic_counts
+from blackbox.block.layout import VERSION
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.feed import Feed, as_recorded
 from blackbox.feed.schema import RAW, load_schema, schema_of
@@ -117,7 +118,7 @@ def _repair(day: Path, feed: Feed | None, found: _Found) -> Repaired:
     if path.exists():
         kept = path.rename(day / f"{MANIFEST}.damaged")
     made = Manifest(
-        format=FORMAT_VERSION,
+        format=VERSION,
         feed=as_recorded(feed),
         schema=schema,
         date=date,

@@ -11,8 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy
 
-from blackbox.archive.format import OFFSET_BLOCK_HEADER, OFFSET_STORED_BYTES, RECORD_HEAD_BYTES, record_bytes
-from blackbox.block.format import OFFSET_BODY_BYTES, OFFSET_TS_OUT
+from blackbox.archive.format import RECORD_HEAD_BYTES, record_bytes, record_head_at
 from blackbox.native.intrinsics import copy_bytes, inner, int32s_at, int64s_at
 from blackbox.native.jit import njit
 
@@ -73,7 +72,7 @@ def _catch_up(streams: Streams, stream: int) -> None:
     """Raise a stream's `latest` to that of its next record."""
     place = streams.room * stream + int64s_at(streams.next, streams.count)[stream]
     head = streams.heads + RECORD_HEAD_BYTES * place
-    ts_out = int64s_at(head + OFFSET_BLOCK_HEADER + OFFSET_TS_OUT, 1)[0]
+    ts_out = record_head_at(head).ts_out
     latest = int64s_at(streams.latest, streams.count)
     latest[stream] = max(latest[stream], ts_out)
 
@@ -130,8 +129,8 @@ def merge(streams: Streams, target: Target, count: int, size: int) -> tuple[int,
         to_places[count] = places[place]
         to_source[count] = source[stream]
         # What it will be unpacked counts, too; both are at most 64 MiB.
-        stored = numpy.int64(int32s_at(head + OFFSET_STORED_BYTES, 1)[0])
-        size += record_bytes(max(stored, numpy.int64(int32s_at(head + OFFSET_BLOCK_HEADER + OFFSET_BODY_BYTES, 1)[0])))
+        taken = record_head_at(head)
+        size += record_bytes(max(numpy.int64(taken.stored_bytes), numpy.int64(taken.body_bytes)))
         count += 1
         following[stream] += 1
         if following[stream] == filled[stream]:

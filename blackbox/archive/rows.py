@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from blackbox.archive.format import (
     CODEC_NONE,
     OFFSET_BLOCK_HEADER,
-    OFFSET_CODEC,
-    OFFSET_STORED_CHECKSUM,
+    record_head_at,
 )
 from blackbox.archive.journal_record import is_whole
 from blackbox.block.format import FLAG_CHECKSUM, HEADER_BYTES, BodyLayout, layout_of, read_header
@@ -39,11 +38,11 @@ def check_recorded(record: int, body: int, body_bytes: int, key_bytes: int) -> i
     """
     header = record + OFFSET_BLOCK_HEADER
     block = read_header(header)
-    stored_checksum = numpy.int64(int32s_at(record + OFFSET_STORED_CHECKSUM, 1)[0]) & 0xFFFFFFFF
-    if bytes_at(record + OFFSET_CODEC, 1)[0] == CODEC_NONE:
+    head = record_head_at(record)
+    if head.codec == CODEC_NONE:
         # A block that has a checksum of its own has the same one: it is reckoned once, by `check_block`.
         if block.flags & FLAG_CHECKSUM:
-            if stored_checksum != block.body_checksum:
+            if head.stored_checksum != head.body_checksum:
                 return _BODY_CHECKSUM
         elif not is_whole(record):
             return _BODY_CHECKSUM

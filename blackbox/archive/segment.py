@@ -16,7 +16,6 @@ from blackbox.archive.format import (
     ENTRY_BYTES,
     FILE_HEAD,
     FILE_HEAD_BYTES,
-    FORMAT_VERSION,
     INDEX_MAGIC,
     OFFSET_BLOCK_HEADER,
     RECORD,
@@ -28,6 +27,7 @@ from blackbox.archive.index_entry import NO_RECORD, NO_ROOM, PACKED, good_entrie
 from blackbox.archive.journal_record import next_record
 from blackbox.archive.mapping import Mapping
 from blackbox.block.format import HEADER_BYTES
+from blackbox.block.layout import VERSION
 from blackbox.block.validate import KEY_OF_TOPICS, check_block
 from blackbox.errors import JournalError
 from blackbox.native.xxh3 import checksum_32
@@ -141,7 +141,7 @@ class Segment(SegmentFile):
         head = self.memory[:FILE_HEAD_BYTES].view(FILE_HEAD)[0]
         for name, expected in (
             ("magic", SEGMENT_MAGIC),
-            ("version", FORMAT_VERSION),
+            ("version", VERSION),
             ("slice", self.slice_id),
             ("segment", self.number),
         ):
@@ -181,7 +181,8 @@ class Segment(SegmentFile):
             return numpy.empty(0, ENTRY)
         memory = numpy.frombuffer(index, numpy.uint8)
         head = memory[:FILE_HEAD_BYTES].view(FILE_HEAD)[0]
-        right = (INDEX_MAGIC, FORMAT_VERSION, self.slice_id, self.number, checksum_32(memory.ctypes.data, 60))
+        checksum = checksum_32(memory.ctypes.data, FILE_HEAD_BYTES - 4)
+        right = (INDEX_MAGIC, VERSION, self.slice_id, self.number, checksum)
         if tuple(head[name] for name in ("magic", "version", "slice", "segment", "checksum")) != right:
             self.damage.append(Damage(path, 0, FILE_HEAD_BYTES, "the index's head is damaged"))
             return numpy.empty(0, ENTRY)

@@ -9,15 +9,16 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple, Self
 
-from blackbox.block.format import MAX_KEY_BYTES, NONCE_BYTES, RECORDED_KEY
+from blackbox.block.format import MAX_KEY_BYTES, RECORDED_KEY
+from blackbox.block.layout import ACKNOWLEDGEMENT
 
 NEVER_SYNCED: Final = -1
 NOTHING_MISSING: Final = -1
 TOO_MANY_KEYS: Final = -2
 
-_FIXED = struct.Struct(f"<{NONCE_BYTES}sqqqqqB")
+_FIXED = struct.Struct(ACKNOWLEDGEMENT.format)
 _MOST_NAME_BYTES: Final = 40
-_LEAST_BYTES: Final = len(RECORDED_KEY) + _FIXED.size
+_LEAST_BYTES: Final = _FIXED.size
 MOST_BYTES: Final = _LEAST_BYTES + MAX_KEY_BYTES + _MOST_NAME_BYTES
 
 
@@ -46,14 +47,14 @@ class Acknowledgement(NamedTuple):
         """Return the key to subscribe to."""
         *numbers, key, name = self
         text = name.encode()[:_MOST_NAME_BYTES]
-        return RECORDED_KEY + _FIXED.pack(*numbers, len(key)) + key + text
+        return _FIXED.pack(RECORDED_KEY, *numbers, len(key)) + key + text
 
     @classmethod
     def decode(cls, said: bytes) -> Self | None:
         """Return what such a key says; None: it is none."""
         if len(said) < _LEAST_BYTES:
             return None
-        nonce, epoch, begin, recorded, synced, missing, key_bytes = _FIXED.unpack_from(said, len(RECORDED_KEY))
+        _, nonce, epoch, begin, recorded, synced, missing, key_bytes = _FIXED.unpack_from(said)
         key, name = said[_LEAST_BYTES:][:key_bytes], said[_LEAST_BYTES + key_bytes :]
         told = cls(nonce, epoch, begin, recorded, synced, missing, key, name.decode(errors="replace"))
         is_sane = 0 <= begin <= recorded and NEVER_SYNCED <= synced <= recorded and key_bytes <= MAX_KEY_BYTES

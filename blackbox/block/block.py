@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 from numpy.typing import NDArray
 
+from blackbox.block import layout
 from blackbox.block.encode import (
     NO_VALUE,
     Distinct,
@@ -46,7 +47,12 @@ from blackbox.errors import BlockError
 if TYPE_CHECKING:
     import pyarrow
 
-_HEADER = struct.Struct("<IBBHHHIqqqqIIIIII")
+_HEADER = struct.Struct(
+    layout.HEADER.format_of(
+        *("key_bytes", "flags", "schema", "slice", "count", "epoch", "sequence", "ts_out", "ts_in"),
+        *("topics", "topic_bytes", "stride"),
+    )
+)
 _layout_of = lru_cache(maxsize=256)(body_layout)
 """Layouts that are kept. Many small blocks are alike, and to look one up takes a tenth of the time."""
 
@@ -208,11 +214,21 @@ class Block:
 
     def __init__(self, key: bytes, header: bytes, body: NDArray[numpy.uint8]) -> None:
         """Wrap frames that `check_block` has passed; others use `decode`."""
-        fields = _HEADER.unpack(header)
         self.key, self.header, self.body = key, header, body
-        self.key_bytes, self.flags, self.schema_id, self.slice_id, self.count = fields[2:7]
-        self.epoch, self.sequence, self.ts_out, self.ts_in = fields[7:11]
-        self.topic_count, self._topic_bytes, self.stride = fields[11], fields[12], fields[14]
+        (
+            self.key_bytes,
+            self.flags,
+            self.schema_id,
+            self.slice_id,
+            self.count,
+            self.epoch,
+            self.sequence,
+            self.ts_out,
+            self.ts_in,
+            self.topic_count,
+            self._topic_bytes,
+            self.stride,
+        ) = _HEADER.unpack(header)
         self._layout: BodyLayout | None = None
 
     @classmethod

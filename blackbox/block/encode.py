@@ -8,6 +8,7 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.block.format import (
+    CHECKED_BYTES,
     FLAG_CHECKSUM,
     FLAG_FIXED,
     FLAG_NULLS,
@@ -15,25 +16,9 @@ from blackbox.block.format import (
     FLAG_SEQUENCES,
     HEADER_BYTES,
     MAGIC,
-    OFFSET_BODY_BYTES,
-    OFFSET_BODY_CHECKSUM,
-    OFFSET_COUNT,
-    OFFSET_EPOCH,
-    OFFSET_FLAGS,
-    OFFSET_HEADER_CHECKSUM,
-    OFFSET_KEY_BYTES,
-    OFFSET_MAGIC,
-    OFFSET_SCHEMA,
-    OFFSET_SEQUENCE,
-    OFFSET_SLICE,
-    OFFSET_STRIDE,
-    OFFSET_TOPIC_BYTES,
-    OFFSET_TOPICS,
-    OFFSET_TS_IN,
-    OFFSET_TS_OUT,
-    OFFSET_VERSION,
     VERSION,
     BodyLayout,
+    block_header_at,
     body_layout,
 )
 from blackbox.native.intrinsics import (
@@ -44,7 +29,6 @@ from blackbox.native.intrinsics import (
     int32s_at,
     int64s_at,
     prefetch,
-    uint16s_at,
     unsigned,
 )
 from blackbox.native.jit import njit
@@ -349,7 +333,7 @@ def _write_words(target: int, source: int, plan: Plan, order: NDArray[numpy.int3
 def clear_padding(target: int, layout: BodyLayout) -> None:
     """Write zeros where no column writes."""
     # Up to 7 bytes before each column belong to nobody: unwritten, they would leak old memory onto the wire.
-    for place in layout[:8]:
+    for place in layout[:-1]:
         int64s_at(target + place - 8, 1)[0] = 0
 
 
@@ -453,43 +437,43 @@ def write_template(target: int, plan: Plan, body_address: int, checksum: bool, o
     """Write a header at `target` that lacks only what `finish_header` adds when the block is sent."""
     body_bytes = plan_bytes(plan)
     int64s_at(target, HEADER_BYTES // 8)[:] = 0
-    int32s_at(target + OFFSET_MAGIC, 1)[0] = MAGIC
-    bytes_at(target + OFFSET_VERSION, 1)[0] = VERSION
-    uint16s_at(target + OFFSET_FLAGS, 1)[0] = plan.flags | (FLAG_CHECKSUM if checksum else 0)
+    header = block_header_at(target)
+    header.magic = MAGIC
+    header.version = VERSION
+    header.flags = plan.flags | (FLAG_CHECKSUM if checksum else 0)
     restamp(target, origin, ts_in)
-    int32s_at(target + OFFSET_COUNT, 1)[0] = plan.stop - plan.start
-    int32s_at(target + OFFSET_TOPICS, 1)[0] = plan.topics
-    int32s_at(target + OFFSET_TOPIC_BYTES, 1)[0] = plan.topic_bytes
-    int32s_at(target + OFFSET_BODY_BYTES, 1)[0] = body_bytes
-    int32s_at(target + OFFSET_STRIDE, 1)[0] = 0 if plan.stride == VARIABLE else plan.stride
+    header.count = plan.stop - plan.start
+    header.topics = plan.topics
+    header.topic_bytes = plan.topic_bytes
+    header.body_bytes = body_bytes
+    header.stride = 0 if plan.stride == VARIABLE else plan.stride
     if checksum:
-        int32s_at(target + OFFSET_BODY_CHECKSUM, 1)[0] = checksum_32(body_address, body_bytes)
+        header.body_checksum = checksum_32(body_address, body_bytes)
 
 
 @inner
 def restamp(target: int, origin: Origin, ts_in: int) -> None:
     """Turn the header of a block that was sent into the template for sending it again."""
-    uint16s_at(target + OFFSET_FLAGS, 1)[0] &= FLAG_CHECKSUM | FLAG_FIXED | FLAG_NULLS | FLAG_NUMBERS | FLAG_SEQUENCES
-    uint16s_at(target + OFFSET_SCHEMA, 1)[0] = origin.schema_id
-    uint16s_at(target + OFFSET_SLICE, 1)[0] = origin.slice_id
-    bytes_at(target + OFFSET_KEY_BYTES, 1)[0] = origin.key_bytes
-    int64s_at(target + OFFSET_EPOCH, 1)[0] = origin.epoch
-    int64s_at(target + OFFSET_TS_IN, 1)[0] = ts_in
+    header = block_header_at(target)
+    header.flags &= FLAG_CHECKSUM | FLAG_FIXED | FLAG_NULLS | FLAG_NUMBERS | FLAG_SEQUENCES
+    header.schema = origin.schema_id
+    header.slice = origin.slice_id
+    header.key_bytes = origin.key_bytes
+    header.epoch = origin.epoch
+    header.ts_in = ts_in
 
 
 @njit(nogil=True, cache=True)
 def finish_header(target: int, sequence: int, ts_out: int, more_flags: int) -> None:
     """Stamp what is known only at the send, and the header's own checksum."""
-    uint16s_at(target + OFFSET_FLAGS, 1)[0] |= numpy.uint16(more_flags)
-    int64s_at(target + OFFSET_SEQUENCE, 1)[0] = sequence
-    int64s_at(target + OFFSET_TS_OUT, 1)[0] = ts_out
+    header = block_header_at(target)
+    header.flags |= more_flags
+    header.sequence = sequence
+    header.ts_out = ts_out
     seal_header(target)
 
 
 @inner
 def seal_header(target: int) -> None:
     """Write the header's own checksum."""
-    int32s_at(target + OFFSET_HEADER_CHECKSUM, 1)[0] = checksum_32(target, OFFSET_HEADER_CHECKSUM)
-
-
-assert OFFSET_HEADER_CHECKSUM + 4 == HEADER_BYTES
+    block_header_at(target).header_checksum = checksum_32(target, CHECKED_BYTES)

@@ -1,30 +1,4 @@
-"""Where every byte of a block is: `key | header | body`. The prose is in `docs/wire-format.md`.
-
-Header, 72 bytes, little-endian::
-
-    0      4   5   6     8     10    12       16              24              32
-    +------+---+---+-----+-----+-----+--------+---------------+---------------+
-    | BBOX |ver|key|flags|schem|slice| count  | epoch         | sequence      |
-    |      |   |len|     |     |     |        |               |               |
-    +------+---+---+-----+-----+-----+--------+---------------+---------------+
-    32              40              48       52       56       60       64       68       72
-    +---------------+---------------+--------+--------+--------+--------+--------+--------+
-    | ts_out        | ts_in         | topics | topic  | body   | stride | body   | header |
-    |               |               |        | bytes  | bytes  |        | xxh3   | xxh3   |
-    +---------------+---------------+--------+--------+--------+--------+--------+--------+
-
-Body: columns, each starting at a multiple of 8::
-
-    ts_event        int64[count]
-    topic_index     int32[count]
-    payload_offsets int32[count + 1]      absent when FLAG_FIXED: every payload then has `stride` bytes
-    sequences       int64[count]          only when FLAG_SEQUENCES: else they follow each other
-    validity        bit[count]            only when FLAG_NULLS: 0 marks a message that has no value
-    topic_offsets   int32[topics + 1]
-    topic_numbers   uint32[topics]        only when FLAG_NUMBERS: what its publisher calls each topic
-    topics          the distinct topics, one after the other
-    payloads        to the end of the body
-"""
+"""Structures of a block: `key | header | body`, from the table in `layout`. `docs/wire-format.md` explains them."""
 
 from __future__ import annotations
 
@@ -32,56 +6,49 @@ from typing import Any, Final, NamedTuple
 
 import numpy
 
-from blackbox.native.intrinsics import bytes_at, inner, int64s_at, uint16s_at, uint32_at
+from blackbox.block import layout as table
+from blackbox.native.intrinsics import bytes_at, inner, int64s_at
 from blackbox.native.jit import njit
+from blackbox.native.records import structure_at
 
-HEADER_BYTES: Final = 72
-MAGIC: Final = int.from_bytes(b"BBOX", "little")
-VERSION: Final = 2
+MAGIC: Final = int.from_bytes(table.BLOCK_MAGIC, "little")
+VERSION: Final = table.VERSION
 
+HEADER: Final = table.dtype_of(table.HEADER)
+HEADER_BYTES: Final = HEADER.itemsize
+CHECKED_BYTES: Final = table.HEADER.offsets["header_checksum"]
+"""Bytes of a header that its own checksum covers."""
+OFFSET_VERSION: Final = table.HEADER.offsets["version"]
+block_header_at: Final = structure_at(HEADER)
+"""For compiled code: the header at an address."""
+
+# layout: flags
 FLAG_CHECKSUM: Final = 1
-"""`body_checksum` holds the low 32 bits of XXH3 of the body."""
+"""`body_checksum` is valid."""
 FLAG_FIXED: Final = 2
-"""All payloads have `stride` bytes."""
+"""Payloads have `stride` bytes; no column `payload_offsets`."""
 FLAG_CONTROL: Final = 4
-"""A heartbeat or confirmation: topics are keys, payloads their next sequence numbers."""
+"""Control block: the key starts with a zero byte."""
 FLAG_LINE_B: Final = 8
 """Sent on the second line of the slice."""
 FLAG_END: Final = 16
-"""Control only: the publisher closes, nothing follows in this epoch."""
+"""Control: the publisher closes; the epoch ends."""
 FLAG_SEQUENCES: Final = 32
-"""Data only: each message's sequence number stands in a column of its own."""
+"""Data: column `sequences` present."""
 FLAG_NULLS: Final = 64
-"""Data only: some messages have no value; the column `validity` says which."""
-FLAG_RECORDED: Final = 128
-"""Never travels: a subscriber notes with it in its copy of a header that an archive has brought the block."""
+"""Data: some messages have no value; column `validity` present."""
 FLAG_NUMBERS: Final = 256
-"""Data only: the column `topic_numbers` is there, so that a receiver need not look each topic up by its name."""
-FLAG_IMAGE: Final = 1024
-"""Never travels: a subscriber notes with it in its copy of a header that the block is of an image."""
-FLAG_LATE: Final = 2048
-"""Never travels: a subscriber notes with it in its copy of a header that earlier messages of the key never came."""
+"""Data: column `topic_numbers` present."""
 FLAG_REFUSED: Final = 512
-"""Control only, in place of a confirmation: topics are prefixes that are not in force, payloads say why not."""
-KNOWN_FLAGS: Final = 127 | FLAG_NUMBERS | FLAG_REFUSED
-
-OFFSET_MAGIC: Final = 0
-OFFSET_VERSION: Final = 4
-OFFSET_KEY_BYTES: Final = 5
-OFFSET_FLAGS: Final = 6
-OFFSET_SCHEMA: Final = 8
-OFFSET_SLICE: Final = 10
-OFFSET_COUNT: Final = 12
-OFFSET_EPOCH: Final = 16
-OFFSET_SEQUENCE: Final = 24
-OFFSET_TS_OUT: Final = 32
-OFFSET_TS_IN: Final = 40
-OFFSET_TOPICS: Final = 48
-OFFSET_TOPIC_BYTES: Final = 52
-OFFSET_BODY_BYTES: Final = 56
-OFFSET_STRIDE: Final = 60
-OFFSET_BODY_CHECKSUM: Final = 64
-OFFSET_HEADER_CHECKSUM: Final = 68
+"""Control: refused prefixes instead of a confirmation."""
+FLAG_RECORDED: Final = 128
+"""An archive has sent the block."""
+FLAG_IMAGE: Final = 1024
+"""The block is part of an image."""
+FLAG_LATE: Final = 2048
+"""Earlier messages of the key were not received and are no gap."""
+# end of layout
+KNOWN_FLAGS: Final = sum(flag.value for flag in table.FLAGS if flag.travels)
 
 MAX_BODY_BYTES: Final = 64 << 20
 MAX_TOPIC_BYTES: Final = 65_535
@@ -108,14 +75,15 @@ PATH_KEY: Final = b"\0P"
 """What relays say of themselves: which of them a block passes on its way."""
 
 
+# layout: header and body
 class Header(NamedTuple):
-    """The fields of a header, all int64; `body_checksum` from 0 up."""
+    """The fields of a header, all int64; those of u32 from 0 up."""
 
     key_bytes: int
     flags: int
     schema_id: int
     slice_id: int
-    count: int  # type: ignore[assignment]  # it hides a method of tuples that nobody needs
+    count: int
     epoch: int
     sequence: int
     ts_out: int
@@ -127,8 +95,30 @@ class Header(NamedTuple):
     body_checksum: int
 
 
+@njit(nogil=True, cache=True)
+def read_header(address: int) -> Header:
+    """Return the fields of the header at `address`."""
+    head = block_header_at(address)
+    return Header(
+        numpy.int64(head.key_bytes),
+        numpy.int64(head.flags),
+        numpy.int64(head.schema),
+        numpy.int64(head.slice),
+        numpy.int64(head.count),
+        head.epoch,
+        head.sequence,
+        head.ts_out,
+        head.ts_in,
+        numpy.int64(head.topics),
+        numpy.int64(head.topic_bytes),
+        numpy.int64(head.body_bytes),
+        numpy.int64(head.stride),
+        numpy.int64(head.body_checksum),
+    )
+
+
 class BodyLayout(NamedTuple):
-    """Where each column of a body starts, in bytes, and where the body ends. A column that is absent has no bytes."""
+    """Start of each column of a body, and the end of the body, in bytes. An absent column has no bytes."""
 
     topic_index: int
     payload_offsets: int
@@ -148,26 +138,29 @@ def _align(offset: int) -> int:
 
 @njit(nogil=True, cache=True)
 def body_layout(count: int, topics: int, topic_bytes: int, payload_bytes: int, flags: int) -> BodyLayout:
-    """Return where the columns lie. `ts_event` starts at 0; `flags` tell which of the others there are."""
-    topic_index = 8 * count
-    payload_offsets = _align(topic_index + 4 * count)
-    sequences = payload_offsets if flags & FLAG_FIXED else _align(payload_offsets + 4 * (count + 1))
-    validity = sequences + (8 * count if flags & FLAG_SEQUENCES else 0)
-    topic_offsets = validity + (_align((count + 7) >> 3) if flags & FLAG_NULLS else 0)
-    topic_numbers = _align(topic_offsets + 4 * (topics + 1))
-    text = topic_numbers + (_align(4 * topics) if flags & FLAG_NUMBERS else 0)
-    payloads = _align(text + topic_bytes)
+    """Return where the columns start. `ts_event` starts at 0; `flags` say which of the others are present."""
+    topic_index_at = 8 * count
+    payload_offsets_at = _align(topic_index_at + 4 * count)
+    sequences_at = payload_offsets_at if flags & FLAG_FIXED else _align(payload_offsets_at + 4 * (count + 1))
+    validity_at = sequences_at + 8 * count if flags & FLAG_SEQUENCES else sequences_at
+    topic_offsets_at = _align(validity_at + ((count + 7) >> 3)) if flags & FLAG_NULLS else validity_at
+    topic_numbers_at = _align(topic_offsets_at + 4 * (topics + 1))
+    topics_at = _align(topic_numbers_at + 4 * topics) if flags & FLAG_NUMBERS else topic_numbers_at
+    payloads_at = _align(topics_at + topic_bytes)
     return BodyLayout(
-        topic_index,
-        payload_offsets,
-        sequences,
-        validity,
-        topic_offsets,
-        topic_numbers,
-        text,
-        payloads,
-        payloads + payload_bytes,
+        topic_index_at,
+        payload_offsets_at,
+        sequences_at,
+        validity_at,
+        topic_offsets_at,
+        topic_numbers_at,
+        topics_at,
+        payloads_at,
+        payloads_at + payload_bytes,
     )
+
+
+# end of layout
 
 
 @njit(nogil=True, cache=True)
@@ -208,29 +201,3 @@ def has_value(header: Header, layout: BodyLayout, body: int, row: int) -> Any:
     if header.flags & FLAG_NULLS:
         return (bytes_at(body + layout.validity + (row >> 3), 1)[0] >> (row & 7)) & 1 != 0
     return True
-
-
-@njit(inline="always")
-def _widen(value: int) -> Any:
-    return numpy.int64(value)
-
-
-@njit(nogil=True, cache=True)
-def read_header(address: int) -> Header:
-    """Return the fields of the header at `address`."""
-    return Header(
-        _widen(bytes_at(address + OFFSET_KEY_BYTES, 1)[0]),
-        _widen(uint16s_at(address + OFFSET_FLAGS, 1)[0]),
-        _widen(uint16s_at(address + OFFSET_SCHEMA, 1)[0]),
-        _widen(uint16s_at(address + OFFSET_SLICE, 1)[0]),
-        uint32_at(address + OFFSET_COUNT),
-        int64s_at(address + OFFSET_EPOCH, 1)[0],
-        int64s_at(address + OFFSET_SEQUENCE, 1)[0],
-        int64s_at(address + OFFSET_TS_OUT, 1)[0],
-        int64s_at(address + OFFSET_TS_IN, 1)[0],
-        uint32_at(address + OFFSET_TOPICS),
-        uint32_at(address + OFFSET_TOPIC_BYTES),
-        uint32_at(address + OFFSET_BODY_BYTES),
-        uint32_at(address + OFFSET_STRIDE),
-        uint32_at(address + OFFSET_BODY_CHECKSUM),
-    )

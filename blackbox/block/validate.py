@@ -7,6 +7,7 @@ from enum import IntEnum
 import numpy
 
 from blackbox.block.format import (
+    CHECKED_BYTES,
     FLAG_CHECKSUM,
     FLAG_CONTROL,
     FLAG_FIXED,
@@ -21,16 +22,15 @@ from blackbox.block.format import (
     MAX_KEY_BYTES,
     MAX_SEQUENCE,
     MAX_TOPIC_BYTES,
-    OFFSET_HEADER_CHECKSUM,
-    OFFSET_MAGIC,
     OFFSET_VERSION,
     VERSION,
     BodyLayout,
     Header,
+    block_header_at,
     layout_of,
     read_header,
 )
-from blackbox.native.intrinsics import bytes_at, inner, int32s_at, int64s_at, uint32_at
+from blackbox.native.intrinsics import bytes_at, inner, int32s_at, int64s_at
 from blackbox.native.jit import njit
 from blackbox.native.xxh3 import checksum_32
 
@@ -111,14 +111,14 @@ _VALIDITY = int(Fault.VALIDITY)
 def check_header(address: int, size: int) -> int:
     """Fault of the header alone: enough to trust its sequence, count and lengths."""
     # Looked at first: other versions may have headers of other sizes.
-    is_block = size > OFFSET_VERSION and uint32_at(address + OFFSET_MAGIC) == MAGIC
-    if is_block and bytes_at(address + OFFSET_VERSION, 1)[0] != VERSION:
+    header = block_header_at(address)
+    if size > OFFSET_VERSION and header.magic == MAGIC and header.version != VERSION:
         return _VERSION
     if size != HEADER_BYTES:
         return _HEADER_SIZE
-    if uint32_at(address + OFFSET_MAGIC) != MAGIC:
+    if header.magic != MAGIC:
         return _MAGIC
-    if uint32_at(address + OFFSET_HEADER_CHECKSUM) != checksum_32(address, OFFSET_HEADER_CHECKSUM):
+    if header.header_checksum != checksum_32(address, CHECKED_BYTES):
         return _HEADER_CHECKSUM
     return _check_fields(read_header(address))
 

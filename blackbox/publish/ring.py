@@ -32,7 +32,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy
 
-from blackbox.block.format import HEADER_BYTES, OFFSET_COUNT
+from blackbox.block.format import HEADER_BYTES, block_header_at
 from blackbox.feed.schema import Schema
 from blackbox.native.intrinsics import fence, inner, int32s_at, int64s_at, uint32_at
 from blackbox.native.jit import njit
@@ -462,7 +462,7 @@ def discard(ring: RingAt) -> int:
             continue
         if kind == BLOCK:
             header = record + RECORD_BYTES
-            messages += uint32_at(header + OFFSET_COUNT)
+            messages += block_header_at(header).count
             msg_close(header + HEADER_BYTES)
         elif kind < SHOW:
             messages += 1

@@ -21,10 +21,9 @@ from blackbox.block.format import (
     FLAG_LINE_B,
     HEADER_BYTES,
     HEARTBEAT_KEY,
-    OFFSET_BODY_BYTES,
-    OFFSET_COUNT,
+    block_header_at,
 )
-from blackbox.native.intrinsics import bytes_at, copy_bytes, fence, inner, uint32_at
+from blackbox.native.intrinsics import bytes_at, copy_bytes, fence, inner
 from blackbox.native.jit import njit
 from blackbox.native.kept_arguments import kept_at
 from blackbox.native.posix import barrier_of_all_threads, monotonic_ns, now_ns, poke, sleep_microseconds
@@ -158,8 +157,8 @@ def _send_on(
 @inner
 def _send_block(sender: Sender, ring: RingAt, key: int, header: int, body: int) -> bool:
     """Send a block on every line and count it. Takes the body message over."""
-    count = uint32_at(header + OFFSET_COUNT)
-    body_bytes = uint32_at(header + OFFSET_BODY_BYTES)
+    count = numpy.int64(block_header_at(header).count)
+    body_bytes = numpy.int64(block_header_at(header).body_bytes)
     state = sender_state_at(sender.state)
     sequence = sender.next_sequence[key]
     if not is_kept(sender, key, header, body, sequence):
@@ -323,7 +322,7 @@ def _send_record(sender: Sender, ring: RingAt, origin: Origin, record: int) -> b
     kind, key = kind_of(record), key_of(record)
     if kind == BLOCK:
         header = record + RECORD_BYTES
-        body_bytes = uint32_at(header + OFFSET_BODY_BYTES)
+        body_bytes = numpy.int64(block_header_at(header).body_bytes)
         if not _send_block(sender, ring, key, header, header + HEADER_BYTES):
             return False
         state = ring_state_at(ring.state)

@@ -7,8 +7,8 @@ from typing import Any, Final
 import numpy
 
 from blackbox.block.encode import finish_header
-from blackbox.block.format import OFFSET_BODY_BYTES, OFFSET_COUNT
-from blackbox.native.intrinsics import copy_bytes, inner, uint32_at
+from blackbox.block.format import block_header_at
+from blackbox.native.intrinsics import copy_bytes, inner
 from blackbox.native.posix import now_ns
 from blackbox.native.records import load_shared
 from blackbox.publish.ring import ENDING, RingAt, ring_state_at
@@ -72,7 +72,7 @@ def share(
 ) -> bool:
     """Write a block for readers that want it; wait for slow ones if set to. False: the publisher ends, or an error."""
     shared = sender.shared
-    body_bytes = uint32_at(header + OFFSET_BODY_BYTES)
+    body_bytes = numpy.int64(block_header_at(header).body_bytes)
     own = place_of(shared, msg_data(body))
     if own != NO_PLACE and on_sockets and not _leave_place(sender, body):
         return False
@@ -83,7 +83,7 @@ def share(
     place = find_place(shared, own, body_bytes)
     if place == NO_PLACE:
         if writer_state_at(shared.state).waits == 0:
-            sender_state_at(sender.state).shared_memory_dropped += uint32_at(header + OFFSET_COUNT)
+            sender_state_at(sender.state).shared_memory_dropped += block_header_at(header).count
             return True
         place = _wait_for_place(sender, ring, own, body_bytes)
         if place == NO_PLACE:

@@ -7,10 +7,10 @@ from typing import Final, NamedTuple
 import numpy
 
 from blackbox.archive.reader import UNCHECKED
-from blackbox.block.format import HEADER_BYTES, OFFSET_SLICE, Header, layout_of, read_header
+from blackbox.block.format import HEADER_BYTES, Header, block_header_at, layout_of, read_header
 from blackbox.block.received_block import ORIGINS
 from blackbox.block.worker_envelope import TOPICS_AT, envelope_at, envelope_bytes
-from blackbox.native.intrinsics import copy_bytes, inner, int32s_at, int64s_at, uint16s_at
+from blackbox.native.intrinsics import copy_bytes, inner, int32s_at, int64s_at
 from blackbox.native.jit import njit
 from blackbox.native.name_table import FULL, NumberingAt, number_of
 from blackbox.native.prefix_trie import Trie, longest_prefix
@@ -136,7 +136,7 @@ def _fill(slices: int, trie: Trie, slot: int, row: int) -> int:
     frame = msg_data(slot)
     copy_bytes(frame, block.header, HEADER_BYTES)
     if block.origins == 0:
-        uint16s_at(frame + OFFSET_SLICE, 1)[0] = block.slice_id  # where several feeds are played, not the recorded one
+        block_header_at(frame).slice = block.slice_id  # where several feeds are played, not the recorded one
     envelope = envelope_at(frame)
     envelope.version = table.version
     envelope.first_row = block.first_row

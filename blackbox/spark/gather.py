@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.archive.format import OFFSET_BLOCK_HEADER, OFFSET_FIRST_ROW, OFFSET_TS_RECV
+from blackbox.archive.format import OFFSET_BLOCK_HEADER, record_head_at
 from blackbox.archive.rows import starts_with
 from blackbox.block.format import FLAG_FIXED, Header, has_value, layout_of, read_header, sequence_of
 from blackbox.feed.compiled_symbol import CompiledSymbolRule, separator_at
@@ -121,7 +121,7 @@ def _columns_of(record: int, body: int) -> _Columns:
     layout = layout_of(block)
     return _Columns(
         numpy.int64(block.count),
-        numpy.int64(int32s_at(record + OFFSET_FIRST_ROW, 1)[0]),
+        numpy.int64(record_head_at(record).first_row),
         numpy.int64(block.stride) if fixed else numpy.int64(-1),
         numpy.int64(block.topics),
         numpy.int64(block.topic_bytes),
@@ -356,7 +356,7 @@ def fill(
         rows = chosen_rows[first:last]
         block = _columns_of(records[record], bodies[record])
         header = read_header(records[record] + OFFSET_BLOCK_HEADER)
-        ts_recv = int64s_at(records[record] + OFFSET_TS_RECV, 1)[0]
+        ts_recv = record_head_at(records[record]).ts_recv
         _spread(target.ts_out, first, last, header.ts_out)
         _spread(target.ts_recv, first, last, ts_recv)
         _spread(target.out_time, first, last, header.ts_out // 1_000)

@@ -15,8 +15,8 @@ from blackbox.block.format import (
     FLAG_RECORDED,
     HEADER_BYTES,
     KNOWN_FLAGS,
-    OFFSET_FLAGS,
     Header,
+    block_header_at,
     layout_of,
     read_header,
 )
@@ -28,7 +28,6 @@ from blackbox.native.intrinsics import (
     int32s_at,
     int64s_at,
     prefetch,
-    uint16s_at,
     uint64s_at,
     unsigned,
 )
@@ -203,7 +202,7 @@ def dispatch(
     envelope.recorded = numpy.int64(header.flags & FLAG_RECORDED != 0)
     envelope.image = numpy.int64(header.flags & FLAG_IMAGE != 0)
     envelope.late = numpy.int64(header.flags & FLAG_LATE != 0)
-    uint16s_at(frame + OFFSET_FLAGS, 1)[0] &= numpy.uint16(KNOWN_FLAGS)
+    block_header_at(frame).flags &= KNOWN_FLAGS
     body = msg_data(body_message)
     wanted = match_topics(at, table, trie, header, body, frame)
     result = 0

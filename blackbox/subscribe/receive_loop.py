@@ -14,12 +14,12 @@ from blackbox.block.format import (
     HEADER_BYTES,
     HEARTBEAT_KEY,
     MAX_KEY_BYTES,
-    OFFSET_FLAGS,
     Header,
+    block_header_at,
     read_header,
 )
 from blackbox.block.validate import Fault, check_block
-from blackbox.native.intrinsics import bytes_at, call_with_address, copy_bytes, inner, int32s_at, int64s_at, uint16s_at
+from blackbox.native.intrinsics import bytes_at, call_with_address, copy_bytes, inner, int32s_at, int64s_at
 from blackbox.native.jit import njit
 from blackbox.native.posix import monotonic_ns, now_ns
 from blackbox.native.prefix_trie import Trie, longest_prefix
@@ -317,7 +317,7 @@ def _accept_repair(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, frames: 
         counters.malformed += 1
         counters.faults[fault] += 1
         return 0
-    uint16s_at(at.scratch + HEAD_AT + OFFSET_FLAGS, 1)[0] |= numpy.uint16(FLAG_RECORDED)
+    block_header_at(at.scratch + HEAD_AT).flags |= FLAG_RECORDED
     return order_recorded(at, table, trie, keys, now, monotonic_ns())
 
 

@@ -13,13 +13,13 @@ from blackbox.block.format import (
     FLAG_RECORDED,
     FLAG_SEQUENCES,
     HEADER_BYTES,
-    OFFSET_FLAGS,
     Header,
+    block_header_at,
     read_header,
     row_from,
     span_of,
 )
-from blackbox.native.intrinsics import copy_bytes, inner, uint16s_at
+from blackbox.native.intrinsics import copy_bytes, inner
 from blackbox.native.name_table import FULL
 from blackbox.native.posix import monotonic_ns, now_ns
 from blackbox.native.prefix_trie import Trie
@@ -68,7 +68,7 @@ def note_late(at: SliceAt, key: int) -> None:
     if at.handler.function != 0:
         return  # it takes the header as it came
     if key == FULL or key_state(at.sequences, key).began > 0:
-        uint16s_at(at.scratch + HEAD_AT + OFFSET_FLAGS, 1)[0] |= numpy.uint16(FLAG_LATE)
+        block_header_at(at.scratch + HEAD_AT).flags |= FLAG_LATE
 
 
 @inner

@@ -19,7 +19,7 @@ import numpy
 import zmq
 
 from blackbox.block.block import Block
-from blackbox.block.format import FLAG_IMAGE, OFFSET_FLAGS
+from blackbox.block.format import FLAG_IMAGE, HEADER
 from blackbox.errors import BlackBoxError, SubscriberError
 from blackbox.native.limits import Needs, start_thread
 from blackbox.native.priority import give_way, giving_way, let_others_go_first
@@ -302,7 +302,7 @@ class Repairer:
         while since.image and not self._over.is_set():
             block = since.image.popleft()
             header = numpy.frombuffer(bytearray(block.header), numpy.uint8)
-            header[OFFSET_FLAGS : OFFSET_FLAGS + 2].view(numpy.uint16)[0] |= FLAG_IMAGE
+            header.view(HEADER)["flags"] |= FLAG_IMAGE
             self._send(out, [block.key, header.data, _body_of(block)])
         try:
             self._replay(out, since, _MOST_WAITS * self._wait_s)

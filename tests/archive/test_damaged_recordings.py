@@ -7,17 +7,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blackbox import Recording
 from blackbox.archive.segment import Damage
+from blackbox.block.layout import RECORD
 from blackbox.errors import JournalError
 from tests import wire
 from tests.archive.written_days import told
 from tests.examples import examples
-from tests.journals import Day, Put, Row, Segment, Told, feed_of, record_of
+from tests.journals import Day, Put, Row, Segment, Told, feed_of, opened, record_of, sealed
 
 few = settings(max_examples=examples(150))
 PLACES = st.floats(0, 1, exclude_max=True)
@@ -66,7 +66,7 @@ def hit(segment: Segment, place: int) -> Put | None:
     """The block whose record has a byte at a place; None: its padding, or the head of the file."""
     for put, (start, _) in zip(segment.puts, segment.places, strict=True):
         stored = record_of(put, segment.slice_id)
-        size = 104 + int.from_bytes(stored[16:20], "little")
+        size = RECORD.size + opened(RECORD, stored[: RECORD.size])["stored_bytes"]
         if start <= place < start + size:
             return put
     return None
@@ -321,7 +321,7 @@ def test_a_damaged_block_is_logged_once_and_its_messages_are_a_gap(
     day = Day(tmp_path, feed_of())
     segment = day.put(0, *(Put((Row(b"A", b"x"), Row(b"A", b"y")), 2 * i, i) for i in range(3)))
     data = bytearray(segment.path.read_bytes())
-    data[segment.places[1][0] + 104] ^= 1
+    data[segment.places[1][0] + RECORD.size] ^= 1
     segment.path.write_bytes(data)
     recording = Recording.open(tmp_path)
     for _ in range(2):
@@ -338,12 +338,9 @@ def test_a_head_that_tells_of_more_messages_than_its_body_can_hold_is_no_record(
     segment = day.put(0, *(Put((Row(b"A", b"x"),), i, i) for i in range(3)), index=False)
     start = segment.places[1][0]
     data = bytearray(segment.path.read_bytes())
-    block = data[start + 32 : start + 104]
-    block[12:16] = (0xFFFFFFF0).to_bytes(4, "little")
-    block[68:72] = (xxhash.xxh3_64_intdigest(bytes(block[:68])) & 0xFFFFFFFF).to_bytes(4, "little")
-    data[start + 32 : start + 104] = block
-    head = xxhash.xxh3_64_intdigest(bytes(data[start + 8 : start + 104])) & 0xFFFFFFFF
-    data[start + 4 : start + 8] = head.to_bytes(4, "little")
+    fields = opened(RECORD, bytes(data[start : start + RECORD.size]))
+    fields["block"] = wire.pack(wire.unpack(fields["block"])._replace(count=0xFFFFFFF0))
+    data[start : start + RECORD.size] = sealed(RECORD, **fields)
     segment.path.write_bytes(data)
     recording = Recording.open(tmp_path)
     assert [message.sequence for message in told(recording.batches())] == [0, 2]

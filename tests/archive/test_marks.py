@@ -14,7 +14,7 @@ import pytest
 from blackbox import Recording
 from blackbox.archive.closed import note_closed, read_closed
 from blackbox.archive.crash_recovery import recover_day
-from blackbox.archive.format import ENTRY
+from blackbox.archive.format import ENTRY, FILE_HEAD_BYTES
 from blackbox.archive.marks import AFTER_KILL, Mark, MarkKind, Totals
 from blackbox.archive.segment import NO_GOOD_RECORD
 from blackbox.archive.summary import KeyBegin
@@ -297,9 +297,9 @@ def test_an_index_that_hides_messages_is_noticed(tmp_path: Path, name: str) -> N
     _, segments = closed_day(tmp_path, 1)
     index = segments[0].path.with_suffix(".index")
     data = bytearray(index.read_bytes())
-    entry = numpy.frombuffer(data, ENTRY, 1, 64)
+    entry = numpy.frombuffer(data, ENTRY, 1, FILE_HEAD_BYTES)
     entry[name] = entry[name] ^ 1 if name != "min_ts_event" else 5
-    data[64 + 124 :] = struct.pack("<I", wire.checksum(bytes(data[64 : 64 + 124])))
+    data[-4:] = struct.pack("<I", wire.checksum(bytes(data[FILE_HEAD_BYTES:-4])))
     index.write_bytes(data)
     assert what_is_wrong(tmp_path) == ["the index says other keys, times, epochs or numbers than these records have"]
 
@@ -307,10 +307,10 @@ def test_an_index_that_hides_messages_is_noticed(tmp_path: Path, name: str) -> N
 def rewrite_entry(index: Path, **changes: int) -> None:
     """Make the only entry of an index say something else, with a right checksum."""
     data = bytearray(index.read_bytes())
-    entry = numpy.frombuffer(data, ENTRY, 1, 64)
+    entry = numpy.frombuffer(data, ENTRY, 1, FILE_HEAD_BYTES)
     for name, value in changes.items():
         entry[name] = value
-    data[64 + 124 :] = struct.pack("<I", wire.checksum(bytes(data[64 : 64 + 124])))
+    data[-4:] = struct.pack("<I", wire.checksum(bytes(data[FILE_HEAD_BYTES:-4])))
     index.write_bytes(data)
 
 

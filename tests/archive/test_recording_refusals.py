@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from blackbox import ConfigError, Recording
+from blackbox.block.layout import VERSION
 from blackbox.errors import JournalError
 from tests.archive.written_days import many
 from tests.journals import Day, feed_of
@@ -43,7 +44,7 @@ def test_another_segment_than_expected_is_refused(tmp_path: Path) -> None:
     for wrong, text in (
         (second.path.read_bytes(), "slice was 1, expected 0"),
         (b"X" + good[1:], "magic was b'XBOXJRNL', expected b'BBOXJRNL'"),
-        (good[:8] + b"\1" + good[9:], "version was 1, expected 2"),
+        (good[:8] + b"\1" + good[9:], f"version was 1, expected {VERSION}"),
         (good[:12] + b"\3" + good[13:], "segment was 3, expected 0"),
     ):
         first.path.write_bytes(wrong)

@@ -69,12 +69,12 @@ def hostile(seed: int) -> list[Frames]:
 WRONG_FRAMES = {
     "one frame": [b"K"],
     "an empty frame": [b""],
-    "two frames": [b"K", bytes(72)],
-    "four frames": [b"K", bytes(72), bytes(8), b"more"],
+    "two frames": [b"K", bytes(wire.HEADER.size)],
+    "four frames": [b"K", bytes(wire.HEADER.size), bytes(8), b"more"],
     "forty frames": [b"x" * n for n in range(40)],
     "three empty frames": [b"", b"", b""],
     "a header of a megabyte": [b"", bytes(1 << 20), b""],
-    "a key of a megabyte": [bytes(1 << 20), bytes(72), b""],
+    "a key of a megabyte": [bytes(1 << 20), bytes(wire.HEADER.size), b""],
 }
 
 
@@ -186,7 +186,7 @@ def test_a_frame_larger_than_the_limit_costs_the_connection_which_is_made_again(
     subscriber.on(b"")(got.message)
     with RawPublisher(feed) as publisher:
         subscriber.start()
-        publisher.send_frames((b"", bytes(72), numpy.zeros(wire.MAX_BODY + 1, numpy.uint8)))
+        publisher.send_frames((b"", bytes(wire.HEADER.size), numpy.zeros(wire.MAX_BODY + 1, numpy.uint8)))
         wait_until(lambda: not publisher.subscriptions(), what="the connection was dropped")
         wait_until(lambda: b"" in publisher.subscriptions(), what="it was made again")
 

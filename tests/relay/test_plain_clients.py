@@ -110,6 +110,7 @@ def node_client(request: pytest.FixtureRequest) -> list[str]:
             pytest.skip(f"{NODE_PACKAGE} was not installed in {_INSTALL_S} s")
         if done.returncode:
             pytest.skip(f"{NODE_PACKAGE} cannot be installed: {done.stderr.strip().splitlines()[-1:]}")
+    shutil.copy(CLIENTS / "layout.mjs", place)
     script = shutil.copy(CLIENTS / "client.mjs", place)
     return [node, str(script)]
 

@@ -168,7 +168,7 @@ def test_flipped_bits_are_errors_or_lose_their_own_block_alone(spark: SparkSessi
 
 
 def test_mixed_up_numbers_with_right_checksums_are_refused(spark: SparkSession, tmp_path: Path) -> None:
-    from tests import damage, wire
+    from tests import damage, journals, wire
 
     choice = random.Random(5)
     made = 0
@@ -183,7 +183,7 @@ def test_mixed_up_numbers_with_right_checksums_are_refused(spark: SparkSession, 
         segment.append(good)
         stored = wire.pack(fields._replace(slice_id=0)), body
         with segment.path.open("ab") as file:
-            file.write(record_around(*stored))
+            file.write(journals.stored_record(*stored, ts_recv=BEGIN))
         segment.append(good)
         made += 1
     assert made == 40
@@ -191,14 +191,3 @@ def test_mixed_up_numbers_with_right_checksums_are_refused(spark: SparkSession, 
     by_day = Counter(row.date for row in counted.frame.collect() if row.topic.startswith("A"))
     assert counted.read("plan")["damaged"] + counted.read("task")["damaged"] > 10
     assert all(count >= 2 * 3 - 2 for count in by_day.values())
-
-
-def record_around(header: bytes, body: bytes) -> bytes:
-    """A record whose own checksums are right, around whatever block."""
-    import struct
-
-    from tests import journals, wire
-
-    head = journals.RECORD.pack(BEGIN, len(body), 0, 0, wire.checksum(body)) + header
-    record = b"BREC" + struct.pack("<I", wire.checksum(head)) + head + body
-    return record + bytes(-len(record) % 32)

@@ -34,7 +34,8 @@ final class Block {
     private long stride;
     private boolean fixed;
     private boolean nulls;
-    private boolean hasTopicNumbers;
+    private int flags;
+    private final Layout.Columns columns = new Layout.Columns();
     private long firstSequence;
     private long body;
     private long topicIndex;
@@ -136,16 +137,15 @@ final class Block {
         this.day = day;
         this.slice = slice;
         tsOut = Records.i64(record + Layout.AT_TS_OUT);
-        tsRecv = Records.i64(record + Layout.TS_RECV);
+        tsRecv = Records.i64(record + Layout.RECORD_TS_RECV);
         epoch = Records.i64(record + Layout.AT_EPOCH);
         firstSequence = Records.i64(record + Layout.AT_SEQUENCE);
-        int flags = Records.u16(record + Layout.AT_FLAGS);
+        flags = Records.u16(record + Layout.AT_FLAGS);
         fixed = (flags & Layout.FIXED) != 0;
         numbered = (flags & Layout.SEQUENCES) != 0;
         nulls = (flags & Layout.NULLS) != 0;
-        hasTopicNumbers = (flags & Layout.NUMBERS) != 0;
         count = Records.u32(record + Layout.AT_COUNT);
-        first = (int) Records.u32(record + Layout.FIRST_ROW);
+        first = (int) Records.u32(record + Layout.RECORD_FIRST_ROW);
         chosen = false;
         size = (int) count - first;
     }
@@ -157,25 +157,27 @@ final class Block {
      */
     String check(Bytes bytes, long offset, boolean checksums) {
         long record = bytes.at(offset);
-        int codec = Records.u8(record + Layout.CODEC);
-        long stored = Records.u32(record + Layout.STORED_BYTES);
-        long recorded = Records.u32(record + Layout.STORED_CHECKSUM);
+        int codec = Records.u8(record + Layout.RECORD_CODEC);
+        long stored = Records.u32(record + Layout.RECORD_STORED_BYTES);
+        long recorded = Records.u32(record + Layout.RECORD_STORED_CHECKSUM);
         long bodyBytes = Records.u32(record + Layout.AT_BODY_BYTES);
-        boolean summed = (Records.u16(record + Layout.AT_FLAGS) & Layout.HAS_CHECKSUM) != 0;
+        boolean summed = (Records.u16(record + Layout.AT_FLAGS) & Layout.CHECKSUM) != 0;
         if (Records.u16(record + Layout.AT_SLICE) != slice) {
             return "a block came on the line of another slice";
         }
-        if (checksums && recorded != Xxh3.checksum(record + Layout.RECORD_HEAD, stored)) {
+        if (checksums && recorded != Xxh3.checksum(record + Layout.RECORD_HEAD_BYTES, stored)) {
             return "body checksum did not match";
         }
-        body = record + Layout.RECORD_HEAD;
+        body = record + Layout.RECORD_HEAD_BYTES;
         if (codec != Layout.CODEC_NONE) {
-            String wrong = unpack(codec, bytes.buffer(), bytes.place(offset) + Layout.RECORD_HEAD, stored, bodyBytes);
+            long start = bytes.place(offset) + Layout.RECORD_HEAD_BYTES;
+            String wrong = unpack(codec, bytes.buffer(), start, stored, bodyBytes);
             if (wrong != null) {
                 return wrong;
             }
             body = Platform.getDirectBufferAddress(unpacked);
-            if (checksums && summed && Records.u32(record + Layout.AT_BODY_CHECKSUM) != Xxh3.checksum(body, bodyBytes)) {
+            long right = Records.u32(record + Layout.AT_BODY_CHECKSUM);
+            if (checksums && summed && right != Xxh3.checksum(body, bodyBytes)) {
                 return "body checksum did not match";
             }
         } else if (summed && Records.u32(record + Layout.AT_BODY_CHECKSUM) != recorded) {
@@ -186,7 +188,8 @@ final class Block {
 
     private String unpack(int codec, ByteBuffer source, long offset, long stored, long size) {
         if (unpacked.capacity() < size) {
-            unpacked = ByteBuffer.allocateDirect((int) Math.max(size, Math.min(2L * unpacked.capacity(), Layout.MAX_BODY)));
+            long room = Math.max(size, Math.min(2L * unpacked.capacity(), Layout.MAX_BODY_BYTES));
+            unpacked = ByteBuffer.allocateDirect((int) room);
         }
         long got;
         if (codec == Layout.CODEC_ZSTD) {
@@ -211,28 +214,21 @@ final class Block {
         topicBytes = Records.u32(record + Layout.AT_TOPIC_BYTES);
         stride = Records.u32(record + Layout.AT_STRIDE);
         // Bound each by the body first, so that the sums below cannot overflow.
-        if (count * Layout.LEAST_ROW > size || topicCount * 4 > size || topicBytes > size) {
+        if (count * Layout.LEAST_ROW_BYTES > size || topicCount * 4 > size || topicBytes > size) {
             return "message, topic or byte counts were impossible";
         }
         if (fixed && stride * count > size) {
             return "message, topic or byte counts were impossible";
         }
-        long at = 8 * count;
-        topicIndex = body + at;
-        at = aligned(at + 4 * count);
-        payloadOffsets = body + at;
-        at = fixed ? at : aligned(at + 4 * (count + 1));
-        sequences = body + at;
-        at = numbered ? at + 8 * count : at;
-        validity = body + at;
-        at = nulls ? aligned(at + (count + 7) / 8) : at;
-        topicOffsets = body + at;
-        at = aligned(at + 4 * (topicCount + 1));
-        at = hasTopicNumbers ? aligned(at + 4 * topicCount) : at;
-        topicText = body + at;
-        at = aligned(at + topicBytes);
-        payloads = body + at;
-        long left = size - at;
+        columns.of(flags, count, topicCount, topicBytes);
+        topicIndex = body + columns.topicIndex;
+        payloadOffsets = body + columns.payloadOffsets;
+        sequences = body + columns.sequences;
+        validity = body + columns.validity;
+        topicOffsets = body + columns.topicOffsets;
+        topicText = body + columns.topics;
+        payloads = body + columns.payloads;
+        long left = size - columns.payloads;
         if (left < 0 || (fixed && left != stride * count)) {
             return "message, topic or byte counts were impossible";
         }
@@ -260,7 +256,7 @@ final class Block {
     private boolean areSequences() {
         long last = firstSequence - 1;
         boolean good = Platform.getLong(null, sequences) == firstSequence
-            && Platform.getLong(null, sequences + 8 * (count - 1)) <= Layout.MAX_NUMBER;
+            && Platform.getLong(null, sequences + 8 * (count - 1)) <= Layout.MAX_SEQUENCE;
         for (long row = 0; row < count; row++) {
             long number = Platform.getLong(null, sequences + 8 * row);
             good &= number > last;
@@ -287,7 +283,7 @@ final class Block {
         for (long i = 0; i < topicCount; i++) {
             long start = Records.u32(topicOffsets + 4 * i);
             long length = Records.u32(topicOffsets + 4 * i + 4) - start;
-            if (length == 0 || length > Layout.MAX_TOPIC) {
+            if (length == 0 || length > Layout.MAX_TOPIC_BYTES) {
                 return "topic offsets were not ascending, or a topic was empty or too long";
             }
             boolean same = length >= key && Platform.getByte(null, topicText + start) != 0;
@@ -377,9 +373,5 @@ final class Block {
         chosen = many < size;
         size = many;
         return misfits;
-    }
-
-    private static long aligned(long size) {
-        return (size + 7) & -8L;
     }
 }

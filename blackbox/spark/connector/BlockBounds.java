@@ -51,25 +51,25 @@ final class BlockBounds {
     /** Take the bounds from a record's head. Event times are in the body, so they stay unknown. */
     void ofRecord(long record) {
         long sent = Records.i64(record + Layout.AT_TS_OUT);
-        long received = Records.i64(record + Layout.TS_RECV);
+        long received = Records.i64(record + Layout.RECORD_TS_RECV);
         long epoch = Records.i64(record + Layout.AT_EPOCH);
         long first = Records.i64(record + Layout.AT_SEQUENCE);
         set(OUT, sent, sent);
         set(RECV, received, received);
         set(EPOCH, epoch, epoch);
         boolean numbered = (Records.u16(record + Layout.AT_FLAGS) & Layout.SEQUENCES) != 0;
-        long last = numbered ? Layout.MAX_NUMBER : first + Records.u32(record + Layout.AT_COUNT) - 1;
-        set(SEQUENCE, first + Records.u32(record + Layout.FIRST_ROW), last);
+        long last = numbered ? Layout.MAX_SEQUENCE : first + Records.u32(record + Layout.AT_COUNT) - 1;
+        set(SEQUENCE, first + Records.u32(record + Layout.RECORD_FIRST_ROW), last);
         set(EVENT, Long.MIN_VALUE, Long.MAX_VALUE);
         keys = -1L;
     }
 
     /** Take the bounds from an index entry. */
     void ofEntry(long entry) {
-        pair(OUT, entry + Layout.ENTRY_OUT);
-        pair(RECV, entry + Layout.ENTRY_RECV);
-        pair(EVENT, entry + Layout.ENTRY_EVENT);
-        pair(SEQUENCE, entry + Layout.ENTRY_SEQUENCE);
+        pair(OUT, entry + Layout.ENTRY_MIN_TS_OUT);
+        pair(RECV, entry + Layout.ENTRY_MIN_TS_RECV);
+        pair(EVENT, entry + Layout.ENTRY_MIN_TS_EVENT);
+        pair(SEQUENCE, entry + Layout.ENTRY_MIN_SEQUENCE);
         long epoch = Records.i64(entry + Layout.ENTRY_EPOCH);
         set(EPOCH, epoch, epoch);
         keys = Records.i64(entry + Layout.ENTRY_KEYS);

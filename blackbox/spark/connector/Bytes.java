@@ -93,7 +93,8 @@ final class Bytes {
         long from = at(offset);
         if (size > buffer.capacity()) {
             // Double it, so that slowly growing blocks do not each allocate a window.
-            use(ByteBuffer.allocateDirect((int) Math.max(size, Math.min(2L * buffer.capacity(), Layout.MAX_BODY))));
+            long room = Math.max(size, Math.min(2L * buffer.capacity(), Layout.MAX_BODY_BYTES));
+            use(ByteBuffer.allocateDirect((int) room));
         }
         if (kept > 0) {
             Platform.copyMemory(null, from, null, address, kept);

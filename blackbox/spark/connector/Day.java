@@ -60,8 +60,8 @@ final class Day implements Serializable {
             throw Errors.analysis(Files.shown(path) + " is damaged: it is no JSON");
         }
         JsonNode format = Json.of(manifest, "format");
-        if (format != null && format.asInt() != Layout.FORMAT) {
-            throw Errors.analysis(Files.shown(path) + ": format was " + format + ", expected " + Layout.FORMAT);
+        if (format != null && format.asInt() != Layout.VERSION) {
+            throw Errors.analysis(Files.shown(path) + ": format was " + format + ", expected " + Layout.VERSION);
         }
         String recorded = manifest.has("checksum") ? Json.text(manifest, "checksum") : "";
         String tail = ",\"checksum\":\"" + recorded + "\"}";

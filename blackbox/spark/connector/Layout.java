@@ -1,76 +1,140 @@
 package blackbox;
 
-/** Offsets and constants of the journal and block formats; see docs/journal-format.md and docs/wire-format.md. */
+/** Places and constants of blocks and journals. Written by `make layout` from blackbox/block/layout.py. */
 final class Layout {
-    static final int FILE_HEAD = 64;
-    static final long SEGMENT_MAGIC = 0x4C4E524A584F4242L;
-    static final long INDEX_MAGIC = 0x58444E49584F4242L;
-    static final int FORMAT = 2;
-
-    static final int RECORD_MAGIC = 0x43455242;
-    static final int MARK_MAGIC = 0x4B524D42;
-    static final int MARK_HEAD = 96;
-    static final int RECORD_HEAD = 104;
-    static final int ALIGNMENT = 32;
-    static final int RECORD_CHECKSUM = 4;
-    static final int TS_RECV = 8;
-    static final int STORED_BYTES = 16;
-    static final int FIRST_ROW = 20;
-    static final int CODEC = 24;
-    static final int STORED_CHECKSUM = 28;
-    static final int BLOCK = 32;
-
-    static final int CODEC_NONE = 0;
-    static final int CODEC_LZ4 = 1;
-    static final int CODEC_ZSTD = 2;
-
-    static final int HEADER = 72;
-    static final int BLOCK_MAGIC = 0x584F4242;
     static final int VERSION = 2;
-    static final int AT_VERSION = BLOCK + 4;
-    static final int AT_KEY_BYTES = BLOCK + 5;
-    static final int AT_FLAGS = BLOCK + 6;
-    static final int AT_SLICE = BLOCK + 10;
-    static final int AT_COUNT = BLOCK + 12;
-    static final int AT_EPOCH = BLOCK + 16;
-    static final int AT_SEQUENCE = BLOCK + 24;
-    static final int AT_TS_OUT = BLOCK + 32;
-    static final int AT_TS_IN = BLOCK + 40;
-    static final int AT_TOPICS = BLOCK + 48;
-    static final int AT_TOPIC_BYTES = BLOCK + 52;
-    static final int AT_BODY_BYTES = BLOCK + 56;
-    static final int AT_STRIDE = BLOCK + 60;
-    static final int AT_BODY_CHECKSUM = BLOCK + 64;
-    static final int AT_HEADER_CHECKSUM = BLOCK + 68;
-
-    static final int HAS_CHECKSUM = 1;
+    static final int MAGIC_BLOCK = 1481589314;
+    static final int MAGIC_RECORD = 1128616514;
+    static final int MAGIC_MARK = 1263684930;
+    static final long MAGIC_SEGMENT = 5498422674328601154L;
+    static final long MAGIC_INDEX = 6360294650675151426L;
+    static final int CHECKSUM = 1;
     static final int FIXED = 2;
     static final int CONTROL = 4;
+    static final int LINE_B = 8;
+    static final int END = 16;
     static final int SEQUENCES = 32;
     static final int NULLS = 64;
     static final int NUMBERS = 256;
-    static final int KNOWN_FLAGS = 383;
-
-    static final long MAX_BODY = 64L << 20;
-    static final long MAX_NUMBER = 1L << 62;
-    static final int MAX_KEY = 8;
-    static final int MAX_TOPIC = 65535;
-    static final int LEAST_ROW = 12;
-
-    static final int ENTRY = 128;
-    static final int ENTRY_SPAN = 64 << 10;
+    static final int REFUSED = 512;
+    static final int KNOWN_FLAGS = 895;
+    static final int HEADER_BYTES = 72;
+    static final int CHECKED_BYTES = 68;
+    static final long MAX_BODY_BYTES = 67108864L;
+    static final long MAX_SEQUENCE = 4611686018427387904L;
+    static final int MAX_KEY_BYTES = 8;
+    static final int MAX_TOPIC_BYTES = 65535;
+    static final int LEAST_ROW_BYTES = 12;
+    static final int NONCE_BYTES = 8;
+    static final int OFFSET_CHECKED = 8;
+    static final int RECORD_ALIGNMENT = 32;
+    static final int ENTRY_SPAN_BYTES = 65536;
+    static final int CODEC_NONE = 0;
+    static final int CODEC_LZ4 = 1;
+    static final int CODEC_ZSTD = 2;
+    static final int FILE_HEAD_BYTES = 64;
+    static final int FILE_HEAD_MAGIC = 0;
+    static final int FILE_HEAD_VERSION = 8;
+    static final int FILE_HEAD_SLICE = 10;
+    static final int FILE_HEAD_SEGMENT = 12;
+    static final int FILE_HEAD_CREATED = 16;
+    static final int FILE_HEAD_CHECKSUM = 60;
+    static final int RECORD_HEAD_BYTES = 104;
+    static final int RECORD_MAGIC = 0;
+    static final int RECORD_CHECKSUM = 4;
+    static final int RECORD_TS_RECV = 8;
+    static final int RECORD_STORED_BYTES = 16;
+    static final int RECORD_FIRST_ROW = 20;
+    static final int RECORD_CODEC = 24;
+    static final int RECORD_STORED_CHECKSUM = 28;
+    static final int RECORD_BLOCK = 32;
+    static final int MARK_HEAD_BYTES = 96;
+    static final int MARK_MAGIC = 0;
+    static final int MARK_CHECKSUM = 4;
+    static final int MARK_TS = 8;
+    static final int MARK_STORED_BYTES = 16;
+    static final int MARK_KIND = 20;
+    static final int MARK_FLAGS = 22;
+    static final int MARK_NAMES = 24;
+    static final int MARK_STORED_CHECKSUM = 28;
+    static final int MARK_EPOCH = 32;
+    static final int MARK_TS_OUT = 40;
+    static final int MARK_RECORDS = 48;
+    static final int MARK_MESSAGES = 56;
+    static final int MARK_MARKS = 64;
+    static final int MARK_CHAIN = 72;
+    static final int MARK_TS_EVENT = 80;
+    static final int ENTRY_BYTES = 128;
     static final int ENTRY_START = 0;
     static final int ENTRY_STOP = 8;
     static final int ENTRY_RECORDS = 16;
     static final int ENTRY_MESSAGES = 24;
-    static final int ENTRY_OUT = 32;
-    static final int ENTRY_RECV = 48;
-    static final int ENTRY_EVENT = 64;
+    static final int ENTRY_MIN_TS_OUT = 32;
+    static final int ENTRY_MAX_TS_OUT = 40;
+    static final int ENTRY_MIN_TS_RECV = 48;
+    static final int ENTRY_MAX_TS_RECV = 56;
+    static final int ENTRY_MIN_TS_EVENT = 64;
+    static final int ENTRY_MAX_TS_EVENT = 72;
     static final int ENTRY_EPOCH = 80;
     static final int ENTRY_KEYS = 88;
-    static final int ENTRY_SEQUENCE = 96;
+    static final int ENTRY_MIN_SEQUENCE = 96;
+    static final int ENTRY_MAX_SEQUENCE = 104;
+    static final int ENTRY_MARKS = 112;
+    static final int ENTRY_LATE = 120;
     static final int ENTRY_CHECKSUM = 124;
+    static final int AT_MAGIC = 32;
+    static final int AT_VERSION = 36;
+    static final int AT_KEY_BYTES = 37;
+    static final int AT_FLAGS = 38;
+    static final int AT_SCHEMA = 40;
+    static final int AT_SLICE = 42;
+    static final int AT_COUNT = 44;
+    static final int AT_EPOCH = 48;
+    static final int AT_SEQUENCE = 56;
+    static final int AT_TS_OUT = 64;
+    static final int AT_TS_IN = 72;
+    static final int AT_TOPICS = 80;
+    static final int AT_TOPIC_BYTES = 84;
+    static final int AT_BODY_BYTES = 88;
+    static final int AT_STRIDE = 92;
+    static final int AT_BODY_CHECKSUM = 96;
+    static final int AT_HEADER_CHECKSUM = 100;
 
     private Layout() {
+    }
+
+    /** Starts of the columns of a body, in bytes; `tsEvent` starts at 0. */
+    static final class Columns {
+        long topicIndex;
+        long payloadOffsets;
+        long sequences;
+        long validity;
+        long topicOffsets;
+        long topicNumbers;
+        long topics;
+        long payloads;
+
+        void of(int flags, long count, long topicCount, long topicBytes) {
+            long topicIndexAt = 8 * count;
+            long payloadOffsetsAt = align(topicIndexAt + 4 * count);
+            long sequencesAt = (flags & FIXED) != 0 ? payloadOffsetsAt : align(payloadOffsetsAt + 4 * (count + 1));
+            long validityAt = (flags & SEQUENCES) != 0 ? sequencesAt + 8 * count : sequencesAt;
+            long topicOffsetsAt = (flags & NULLS) != 0 ? align(validityAt + ((count + 7) >> 3)) : validityAt;
+            long topicNumbersAt = align(topicOffsetsAt + 4 * (topicCount + 1));
+            long topicsAt = (flags & NUMBERS) != 0 ? align(topicNumbersAt + 4 * topicCount) : topicNumbersAt;
+            long payloadsAt = align(topicsAt + topicBytes);
+            topicIndex = topicIndexAt;
+            payloadOffsets = payloadOffsetsAt;
+            sequences = sequencesAt;
+            validity = validityAt;
+            topicOffsets = topicOffsetsAt;
+            topicNumbers = topicNumbersAt;
+            topics = topicsAt;
+            payloads = payloadsAt;
+        }
+
+        private static long align(long offset) {
+            return (offset + 7) & -8L;
+        }
     }
 }

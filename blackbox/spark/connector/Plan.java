@@ -137,7 +137,7 @@ final class Plan {
         int last = -1;
         for (int i = sizes.length - 1; i >= 0; i--) {
             sizes[i] = Files.size(RecordingPaths.segment(directory, numbers[i]), settings);
-            if (last < 0 && sizes[i] > Layout.FILE_HEAD) {
+            if (last < 0 && sizes[i] > Layout.FILE_HEAD_BYTES) {
                 last = i;
             }
         }
@@ -156,17 +156,17 @@ final class Plan {
     private void segment(Day day, int slice, int number, String path, long known, boolean growing) throws IOException {
         String indexPath = RecordingPaths.index(path);
         long indexBytes = Files.size(indexPath, settings);
-        Bytes index = indexBytes < Layout.FILE_HEAD ? null : Bytes.read(indexPath, 0, indexBytes, settings);
+        Bytes index = indexBytes < Layout.FILE_HEAD_BYTES ? null : Bytes.read(indexPath, 0, indexBytes, settings);
         // Measured after the index was read: a record is written before its entry.
         long size = growing ? Files.size(path, settings) : known;
-        if (size < Layout.FILE_HEAD) {
+        if (size < Layout.FILE_HEAD_BYTES) {
             if (size >= 0 && !growing) {
                 damaged(path, "the segment has no head", 0, size, 0);
             }
             return;
         }
         head(path, slice, number);
-        long at = Layout.FILE_HEAD;
+        long at = Layout.FILE_HEAD_BYTES;
         if (index != null && isIndex(index, slice, number)) {
             at = indexed(day, slice, path, index, indexBytes, size);
         }
@@ -178,18 +178,18 @@ final class Plan {
 
     /** Check a segment's head. Bad bytes are damage; a good head of another format, slice or segment is refused. */
     private void head(String path, int slice, int number) throws IOException {
-        Bytes head = Bytes.read(path, 0, Layout.FILE_HEAD, settings);
+        Bytes head = Bytes.read(path, 0, Layout.FILE_HEAD_BYTES, settings);
         long at = head.at(0);
-        if (Records.u32(at + 60) != Xxh3.checksum(at, Layout.FILE_HEAD - 4)) {
-            damaged(path, "the checksum of the segment's head did not match", 0, Layout.FILE_HEAD, 0);
+        if (Records.u32(at + Layout.FILE_HEAD_CHECKSUM) != Xxh3.checksum(at, Layout.FILE_HEAD_CHECKSUM)) {
+            damaged(path, "the checksum of the segment's head did not match", 0, Layout.FILE_HEAD_BYTES, 0);
             return;
         }
-        if (Records.i64(at) != Layout.SEGMENT_MAGIC) {
+        if (Records.i64(at) != Layout.MAGIC_SEGMENT) {
             throw Errors.analysis(Files.shown(path) + ": magic was another one, expected that of a segment");
         }
-        mustBe(path, "version", Records.u16(at + 8), Layout.FORMAT);
-        mustBe(path, "slice", Records.u16(at + 10), slice);
-        mustBe(path, "segment", Records.u32(at + 12), number);
+        mustBe(path, "version", Records.u16(at + Layout.FILE_HEAD_VERSION), Layout.VERSION);
+        mustBe(path, "slice", Records.u16(at + Layout.FILE_HEAD_SLICE), slice);
+        mustBe(path, "segment", Records.u32(at + Layout.FILE_HEAD_SEGMENT), number);
     }
 
     private static void mustBe(String path, String name, long was, long expected) {
@@ -199,27 +199,29 @@ final class Plan {
     }
 
     private static boolean names(long head, long magic, int slice, int number) {
-        return Records.i64(head) == magic && Records.u16(head + 8) == Layout.FORMAT
-            && Records.u16(head + 10) == slice && Records.u32(head + 12) == number;
+        return Records.i64(head) == magic
+            && Records.u16(head + Layout.FILE_HEAD_VERSION) == Layout.VERSION
+            && Records.u16(head + Layout.FILE_HEAD_SLICE) == slice
+            && Records.u32(head + Layout.FILE_HEAD_SEGMENT) == number;
     }
 
     private static boolean isIndex(Bytes index, int slice, int number) {
         long at = index.at(0);
-        return names(at, Layout.INDEX_MAGIC, slice, number)
-            && Records.u32(at + 60) == Xxh3.checksum(at, Layout.FILE_HEAD - 4);
+        return names(at, Layout.MAGIC_INDEX, slice, number)
+            && Records.u32(at + Layout.FILE_HEAD_CHECKSUM) == Xxh3.checksum(at, Layout.FILE_HEAD_CHECKSUM);
     }
 
     /** Offer the runs of the index up to its first invalid entry. Returns where the last of them ends. */
     private long indexed(Day day, int slice, String path, Bytes index, long indexBytes, long size) throws IOException {
-        long at = Layout.FILE_HEAD;
+        long at = Layout.FILE_HEAD_BYTES;
         long cut = 0;
         long lost = 0;
-        for (long place = Layout.FILE_HEAD; place + Layout.ENTRY <= indexBytes; place += Layout.ENTRY) {
+        for (long place = Layout.FILE_HEAD_BYTES; place + Layout.ENTRY_BYTES <= indexBytes; place += Layout.ENTRY_BYTES) {
             long entry = index.at(place);
             long start = Records.i64(entry + Layout.ENTRY_START);
             long stop = Records.i64(entry + Layout.ENTRY_STOP);
             long recorded = Records.u32(entry + Layout.ENTRY_CHECKSUM);
-            if (recorded != Xxh3.checksum(entry, Layout.ENTRY - 4) || start < at || stop <= start
+            if (recorded != Xxh3.checksum(entry, Layout.ENTRY_CHECKSUM) || start < at || stop <= start
                     || Records.i64(entry + Layout.ENTRY_RECORDS) < 0) {
                 break;
             }
@@ -302,7 +304,7 @@ final class Plan {
             if (!Records.isMark(heads.at(at))) {
                 bounds.ofRecord(heads.at(at));
             }
-            while (at - start < Layout.ENTRY_SPAN && Records.isAt(heads, at, stop)) {
+            while (at - start < Layout.ENTRY_SPAN_BYTES && Records.isAt(heads, at, stop)) {
                 long record = heads.at(at);
                 count += Records.messages(record);
                 records += Records.isMark(record) ? 0 : 1;

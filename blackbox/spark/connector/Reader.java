@@ -190,7 +190,7 @@ final class Reader implements PartitionReader {
                 return false;
             }
             long messages = Records.messages(bytes.at(here));
-            long stored = Records.u32(bytes.at(here) + Layout.STORED_BYTES);
+            long stored = Records.u32(bytes.at(here) + Layout.RECORD_STORED_BYTES);
             boolean wanted = isWanted(bytes.at(here));
             boolean body = needsBody || block.numbered;
             if (wanted && body) {

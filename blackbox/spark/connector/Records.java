@@ -27,13 +27,17 @@ final class Records {
 
     /** Return the bytes from a record or mark to what follows it, padding included. */
     static long size(long record) {
-        int head = isMark(record) ? Layout.MARK_HEAD : Layout.RECORD_HEAD;
-        return (head + u32(record + Layout.STORED_BYTES) + Layout.ALIGNMENT - 1) & -Layout.ALIGNMENT;
+        int head = isMark(record) ? Layout.MARK_HEAD_BYTES : Layout.RECORD_HEAD_BYTES;
+        return aligned(head + u32(record + Layout.RECORD_STORED_BYTES));
+    }
+
+    private static long aligned(long size) {
+        return (size + Layout.RECORD_ALIGNMENT - 1) & -Layout.RECORD_ALIGNMENT;
     }
 
     /** Whether a mark, and not a record, begins at an address. */
     static boolean isMark(long at) {
-        return Platform.getInt(null, at) == Layout.MARK_MAGIC;
+        return Platform.getInt(null, at) == Layout.MAGIC_MARK;
     }
 
     /** Return the messages of a record, without the rows that were recorded before; a mark has none. */
@@ -41,53 +45,61 @@ final class Records {
         if (isMark(record)) {
             return 0;
         }
-        return u32(record + Layout.AT_COUNT) - u32(record + Layout.FIRST_ROW);
+        return u32(record + Layout.AT_COUNT) - u32(record + Layout.RECORD_FIRST_ROW);
     }
 
     /** Whether a record with a valid head begins at an address and fits into `room` bytes. */
     private static boolean isRecord(long record, long room) {
-        if (room < Layout.RECORD_HEAD || Platform.getInt(null, record) != Layout.RECORD_MAGIC) {
+        if (room < Layout.RECORD_HEAD_BYTES || Platform.getInt(null, record) != Layout.MAGIC_RECORD) {
             return false;
         }
         long recorded = u32(record + Layout.RECORD_CHECKSUM);
-        if (recorded != Xxh3.checksum(record + Layout.TS_RECV, Layout.RECORD_HEAD - Layout.TS_RECV)) {
+        if (recorded != headChecksum(record, Layout.RECORD_HEAD_BYTES)) {
             return false;
         }
         if (!isHeader(record)) {
             return false;
         }
-        long stored = u32(record + Layout.STORED_BYTES);
+        long stored = u32(record + Layout.RECORD_STORED_BYTES);
         long body = u32(record + Layout.AT_BODY_BYTES);
         long count = u32(record + Layout.AT_COUNT);
-        int codec = u8(record + Layout.CODEC);
-        if (codec > Layout.CODEC_ZSTD || stored > Layout.MAX_BODY || (codec == Layout.CODEC_NONE && stored != body)) {
+        int codec = u8(record + Layout.RECORD_CODEC);
+        if (codec > Layout.CODEC_ZSTD || stored > Layout.MAX_BODY_BYTES) {
             return false;
         }
-        return count * Layout.LEAST_ROW <= body && u32(record + Layout.FIRST_ROW) < count && size(record) <= room;
+        if (codec == Layout.CODEC_NONE && stored != body || count * Layout.LEAST_ROW_BYTES > body) {
+            return false;
+        }
+        return u32(record + Layout.RECORD_FIRST_ROW) < count && size(record) <= room;
     }
 
     /** Whether a mark with a valid head begins at an address and fits into `room` bytes. */
     private static boolean isWholeMark(long mark, long room) {
         long recorded = u32(mark + Layout.RECORD_CHECKSUM);
-        return recorded == Xxh3.checksum(mark + Layout.TS_RECV, Layout.MARK_HEAD - Layout.TS_RECV)
-            && u32(mark + Layout.STORED_BYTES) <= Layout.MAX_BODY && size(mark) <= room;
+        return recorded == headChecksum(mark, Layout.MARK_HEAD_BYTES)
+            && u32(mark + Layout.RECORD_STORED_BYTES) <= Layout.MAX_BODY_BYTES && size(mark) <= room;
+    }
+
+    /** The right checksum of the head of a record or mark. */
+    private static long headChecksum(long at, int bytes) {
+        return Xxh3.checksum(at + Layout.OFFSET_CHECKED, bytes - Layout.OFFSET_CHECKED);
     }
 
     /** Whether the block header of a record is valid and one of a data block. */
     private static boolean isHeader(long record) {
-        if (Platform.getInt(null, record + Layout.BLOCK) != Layout.BLOCK_MAGIC
+        if (Platform.getInt(null, record + Layout.RECORD_BLOCK) != Layout.MAGIC_BLOCK
                 || u8(record + Layout.AT_VERSION) != Layout.VERSION) {
             return false;
         }
         long recorded = u32(record + Layout.AT_HEADER_CHECKSUM);
-        if (recorded != Xxh3.checksum(record + Layout.BLOCK, Layout.HEADER - 4)) {
+        if (recorded != Xxh3.checksum(record + Layout.RECORD_BLOCK, Layout.CHECKED_BYTES)) {
             return false;
         }
         int flags = u16(record + Layout.AT_FLAGS);
         if ((flags & ~Layout.KNOWN_FLAGS) != 0 || (flags & Layout.CONTROL) != 0) {
             return false;
         }
-        if (u8(record + Layout.AT_KEY_BYTES) > Layout.MAX_KEY) {
+        if (u8(record + Layout.AT_KEY_BYTES) > Layout.MAX_KEY_BYTES) {
             return false;
         }
         long count = u32(record + Layout.AT_COUNT);
@@ -96,32 +108,31 @@ final class Records {
         long sent = i64(record + Layout.AT_TS_OUT);
         long handedOver = i64(record + Layout.AT_TS_IN);
         return topics > 0 && topics <= count
-            && sequence >= 0 && sequence <= Layout.MAX_NUMBER
-            && sent >= 0 && sent <= Layout.MAX_NUMBER
-            && handedOver >= 0 && handedOver <= Layout.MAX_NUMBER
+            && sequence >= 0 && sequence <= Layout.MAX_SEQUENCE
+            && sent >= 0 && sent <= Layout.MAX_SEQUENCE
+            && handedOver >= 0 && handedOver <= Layout.MAX_SEQUENCE
             && i64(record + Layout.AT_EPOCH) > 0
-            && u32(record + Layout.AT_BODY_BYTES) <= Layout.MAX_BODY;
+            && u32(record + Layout.AT_BODY_BYTES) <= Layout.MAX_BODY_BYTES;
     }
 
     /** Return the offset of the next record or mark between two offsets of the file; -1 when there is none. */
     static long next(Bytes bytes, long after, long stop) throws IOException {
-        long step = Layout.ALIGNMENT;
-        long at = Layout.FILE_HEAD + ((Math.max(after, Layout.FILE_HEAD) - Layout.FILE_HEAD + step - 1) & -step);
-        while (at + Layout.MARK_HEAD <= stop) {
+        long at = Layout.FILE_HEAD_BYTES + aligned(Math.max(0, after - Layout.FILE_HEAD_BYTES));
+        while (at + Layout.MARK_HEAD_BYTES <= stop) {
             if (isAt(bytes, at, stop)) {
                 return at;
             }
-            at += step;
+            at += Layout.RECORD_ALIGNMENT;
         }
         return -1L;
     }
 
     /** Whether a whole record or mark with a valid head lies between an offset and `stop`: its head is in the window. */
     static boolean isAt(Bytes bytes, long at, long stop) throws IOException {
-        if (stop - at < Layout.MARK_HEAD) {
+        if (stop - at < Layout.MARK_HEAD_BYTES) {
             return false;
         }
-        bytes.need(at, Math.min(Layout.RECORD_HEAD, stop - at));
+        bytes.need(at, Math.min(Layout.RECORD_HEAD_BYTES, stop - at));
         long here = bytes.at(at);
         return isMark(here) ? isWholeMark(here, stop - at) : isRecord(here, stop - at);
     }

@@ -6,10 +6,11 @@
    Says "ready" when its subscriptions are in force. Then a line for each message: topic, ts_event, payload ("-": it has
    no value), and of blocks its sequence number; bytes in hex. Lines that begin with "gap" tell of what is missing. */
 
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "layout.h"
 
 /* What this uses of libzmq 4, so that its header need not be installed. */
 typedef struct { uint64_t opaque[8]; } zmq_msg_t;
@@ -29,13 +30,12 @@ void *zmq_msg_data(zmq_msg_t *);
 size_t zmq_msg_size(const zmq_msg_t *);
 int zmq_msg_more(const zmq_msg_t *);
 
-enum { FIXED = 2, CONTROL = 4, LINE_B = 8, END = 16, SEQUENCES = 32, NULLS = 64, NUMBERS = 256, KNOWN = 127 | 256 };
-enum { HEADER_BYTES = 72, NONCE_KEY_BYTES = 10, ACCEPT_KEY_BYTES = 19 };
+enum { NONCE_KEY_BYTES = 2 + NONCE_BYTES, ACCEPT_KEY_BYTES = NONCE_KEY_BYTES + 9 };
 enum { MOST_FRAMES = 3, MOST_SOURCES = 16, MOST_KEYS = 999 };
 
 struct frame { const unsigned char *data; size_t size; };
 struct source { void *socket; unsigned char nonce[NONCE_KEY_BYTES], accept[ACCEPT_KEY_BYTES]; int confirmed, ended; };
-struct key { uint64_t slice; size_t size; unsigned char text[8]; uint64_t next; };
+struct key { uint64_t slice; size_t size; unsigned char text[MAX_KEY_BYTES]; uint64_t next; };
 
 static struct source sources[MOST_SOURCES];
 static struct key keys[MOST_KEYS];
@@ -49,15 +49,6 @@ static void need(int good, const char *what) {
         exit(1);
     }
 }
-
-/* Integers are little-endian, at any address. */
-static uint64_t number(const unsigned char *at, int size) {
-    uint64_t value = 0;
-    while (size-- > 0) value = value << 8 | at[size];
-    return value;
-}
-
-static uint64_t align(uint64_t place) { return (place + 7) & ~(uint64_t)7; }
 
 static int starts_with(struct frame name, const char *text, size_t size) {
     return name.size >= size && memcmp(name.data, text, size) == 0;
@@ -75,7 +66,7 @@ static void print_message(struct frame topic, int64_t ts_event, const struct fra
 }
 
 static struct key *key_of(uint64_t slice, struct frame text) {
-    need(text.size <= 8, "a key of 8 bytes at most");
+    need(text.size <= MAX_KEY_BYTES, "a key of 8 bytes at most");
     for (int i = 0; i < key_count; i++)
         if (keys[i].slice == slice && keys[i].size == text.size && memcmp(keys[i].text, text.data, text.size) == 0)
             return &keys[i];
@@ -99,9 +90,9 @@ static void filter(void *socket, int option, const void *key, size_t size) {
 
 static void accept_answer(struct source *from, const unsigned char *header, uint64_t flags) {
     memcpy(from->accept, "\0A", 2);
-    memcpy(from->accept + 2, from->nonce + 2, 8);
-    memcpy(from->accept + 10, header + 16, 8);
-    from->accept[18] = flags & LINE_B ? 1 : 0;
+    memcpy(from->accept + 2, from->nonce + 2, NONCE_BYTES);
+    memcpy(from->accept + NONCE_KEY_BYTES, header + AT_EPOCH, 8);
+    from->accept[ACCEPT_KEY_BYTES - 1] = flags & LINE_B ? 1 : 0;
     filter(from->socket, SUBSCRIBE, from->accept, ACCEPT_KEY_BYTES);
     from->confirmed = 1;
     if (++confirmed == source_count) {
@@ -111,39 +102,35 @@ static void accept_answer(struct source *from, const unsigned char *header, uint
 }
 
 static void read_block(struct source *from, const struct frame *frames) {
-    const unsigned char *header = frames[1].data, *body = frames[2].data;
-    need(frames[1].size == HEADER_BYTES && memcmp(header, "BBOX\2", 5) == 0, "a header of version 2");
-    uint64_t flags = number(header + 6, 2), slice = number(header + 10, 2), count = number(header + 12, 4);
-    uint64_t first = number(header + 24, 8), topics = number(header + 48, 4), topic_bytes = number(header + 52, 4);
-    uint64_t body_bytes = number(header + 56, 4), stride = number(header + 60, 4);
-    need((flags & ~(uint64_t)KNOWN) == 0, "known flags");
-    need(body_bytes == frames[2].size, "a body of that size");
-
-    uint64_t index_at = 8 * count, payload_offsets = align(index_at + 4 * count);
-    uint64_t sequences = flags & FIXED ? payload_offsets : align(payload_offsets + 4 * (count + 1));
-    uint64_t validity = flags & SEQUENCES ? sequences + 8 * count : sequences;
-    uint64_t topic_offsets = flags & NULLS ? align(validity + (count + 7) / 8) : validity;
-    uint64_t topic_numbers = align(topic_offsets + 4 * (topics + 1));
-    uint64_t text = flags & NUMBERS ? align(topic_numbers + 4 * topics) : topic_numbers;
-    uint64_t payloads = align(text + topic_bytes);
-    need(payloads <= body_bytes, "columns within the body");
+    const unsigned char *body = frames[2].data;
+    need(frames[1].size == HEADER_BYTES, "a header of this version");
+    struct header header = read_header(frames[1].data);
+    need(header.magic == MAGIC_BLOCK && header.version == VERSION, "a block of this version");
+    uint64_t flags = header.flags, slice = header.slice, topics = header.topics;
+    need((flags & ~(uint64_t)KNOWN_FLAGS) == 0 && !(flags & REFUSED), "known flags, and no refusal");
+    need(header.body_bytes == frames[2].size, "a body of that size");
+    struct columns at = columns_of(flags, header.count, topics, header.topic_bytes);
+    need(at.payloads <= header.body_bytes, "columns within the body");
 
     int is_answer = frames[0].size == NONCE_KEY_BYTES && memcmp(frames[0].data, from->nonce, NONCE_KEY_BYTES) == 0;
     int is_heartbeat = frames[0].size == 2 && memcmp(frames[0].data, "\0H", 2) == 0;
     if (flags & CONTROL && !is_answer && !is_heartbeat) return;
     struct key *key = flags & CONTROL ? NULL : key_of(slice, frames[0]);
 
-    for (uint64_t row = 0; row < count; row++) {
-        uint64_t topic = number(body + index_at + 4 * row, 4);
+    for (uint64_t row = 0; row < header.count; row++) {
+        uint64_t topic = number(body + at.topic_index + 4 * row, 4);
         need(topic < topics, "a topic that is there");
-        uint64_t start = number(body + topic_offsets + 4 * topic, 4);
-        uint64_t stop = number(body + topic_offsets + 4 * topic + 4, 4);
-        need(start <= stop && stop <= topic_bytes, "a topic within the topics");
-        struct frame name = {body + text + start, stop - start};
-        uint64_t begin = flags & FIXED ? stride * row : number(body + payload_offsets + 4 * row, 4);
-        uint64_t end = flags & FIXED ? begin + stride : number(body + payload_offsets + 4 * row + 4, 4);
-        need(begin <= end && end <= body_bytes - payloads, "a payload within the body");
-        struct frame payload = {body + payloads + begin, end - begin};
+        uint64_t start = number(body + at.topic_offsets + 4 * topic, 4);
+        uint64_t stop = number(body + at.topic_offsets + 4 * topic + 4, 4);
+        need(start <= stop && stop <= header.topic_bytes, "a topic within the topics");
+        struct frame name = {body + at.topics + start, stop - start};
+        uint64_t begin = header.stride * row, end = begin + header.stride;
+        if (!(flags & FIXED)) {
+            begin = number(body + at.payload_offsets + 4 * row, 4);
+            end = number(body + at.payload_offsets + 4 * row + 4, 4);
+        }
+        need(begin <= end && end <= header.body_bytes - at.payloads, "a payload within the body");
+        struct frame payload = {body + at.payloads + begin, end - begin};
         if (flags & CONTROL) {
             struct key *told = key_of(slice, name);
             int is_wanted = starts_with(name, prefix, filter_bytes);
@@ -151,15 +138,15 @@ static void read_block(struct source *from, const struct frame *frames) {
             else if (from->confirmed && is_wanted) expect(told, number(payload.data, 8));
             continue;
         }
-        uint64_t sequence = flags & SEQUENCES ? number(body + sequences + 8 * row, 8) : first + row;
+        uint64_t sequence = flags & SEQUENCES ? number(body + at.sequences + 8 * row, 8) : header.sequence + row;
         if (from->confirmed) expect(key, row == 0 || !(flags & SEQUENCES) ? sequence : key->next);
         key->next = sequence + 1;
         if (!starts_with(name, prefix, strlen(prefix))) continue;
-        int is_there = !(flags & NULLS) || body[validity + row / 8] >> row % 8 & 1;
+        int is_there = !(flags & NULLS) || body[at.validity + row / 8] >> row % 8 & 1;
         print_message(name, (int64_t)number(body + 8 * row, 8), is_there ? &payload : NULL);
         printf(" %llu\n", (unsigned long long)sequence);
     }
-    if (is_answer && !from->confirmed) accept_answer(from, header, flags);
+    if (is_answer && !from->confirmed) accept_answer(from, frames[1].data, flags);
     if (is_heartbeat && flags & END && !from->ended) {
         from->ended = 1;
         ended++;
@@ -207,7 +194,7 @@ int main(int words, char **word) {
     need(random != NULL, "random bytes");
     for (; source_count < words - 4 && source_count < MOST_SOURCES; source_count++) {
         struct source *source = &sources[source_count];
-        int64_t most_bytes = 64 << 20;
+        int64_t most_bytes = MAX_BODY_BYTES;
         int hwm = 100000, linger = 1000;
         source->socket = zmq_socket(context, SUB);
         filter(source->socket, MAXMSGSIZE, &most_bytes, sizeof most_bytes);
@@ -217,7 +204,7 @@ int main(int words, char **word) {
         if (is_blocks) filter(source->socket, SUBSCRIBE, "\0H", 2);
         filter(source->socket, SUBSCRIBE, prefix, filter_bytes);
         memcpy(source->nonce, "\0C", 2);
-        need(fread(source->nonce + 2, 8, 1, random) == 1, "8 random bytes");
+        need(fread(source->nonce + 2, NONCE_BYTES, 1, random) == 1, "8 random bytes");
         if (is_blocks) filter(source->socket, SUBSCRIBE, source->nonce, NONCE_KEY_BYTES);
         else filter(source->socket, SUBSCRIBE, "warm", 4);
         items[source_count] = (zmq_pollitem_t){source->socket, 0, POLLIN, 0};

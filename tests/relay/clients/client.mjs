@@ -9,8 +9,9 @@
 import { randomBytes } from "node:crypto"
 import { writeSync } from "node:fs"
 import * as zmq from "zeromq"
+import * as layout from "./layout.mjs"
 
-const FIXED = 2, CONTROL = 4, LINE_B = 8, END = 16, SEQUENCES = 32, NULLS = 64, NUMBERS = 256, KNOWN = 127 | 256
+const { CONTROL, END, FIXED, LINE_B, NULLS, SEQUENCES } = layout
 const HEARTBEAT = Buffer.from("\0H"), CONFIRM = Buffer.from("\0C"), ACCEPT = Buffer.from("\0A")
 
 const [kind, prefixText, number, ...endpoints] = process.argv.slice(2)
@@ -21,7 +22,6 @@ let confirmed = 0
 
 const say = line => writeSync(1, line + "\n")
 const startsWith = (bytes, begin) => bytes.subarray(0, begin.length).equals(begin)
-const align = place => (place + 7) & ~7
 
 function need(good, what) {
   if (!good) throw new Error(`not as expected: ${what}`)
@@ -34,61 +34,54 @@ function expect(place, sequence) {
 }
 
 function open(endpoint) {
-  const socket = new zmq.Subscriber({ maxMessageSize: 64 << 20, receiveHighWaterMark: 100_000, linger: 1_000 })
+  const socket = new zmq.Subscriber({ maxMessageSize: layout.MAX_BODY_BYTES, receiveHighWaterMark: 100_000, linger: 1_000 })
   socket.connect(endpoint)
   return socket
 }
 
-function* rows(header, body, flags) {
-  const count = header.readUInt32LE(12), first = header.readBigInt64LE(24)
-  const topics = header.readUInt32LE(48), topicBytes = header.readUInt32LE(52), stride = header.readUInt32LE(60)
-  const index = 8 * count
-  const payloadOffsets = align(index + 4 * count)
-  const sequences = flags & FIXED ? payloadOffsets : align(payloadOffsets + 4 * (count + 1))
-  const validity = flags & SEQUENCES ? sequences + 8 * count : sequences
-  const topicOffsets = flags & NULLS ? align(validity + ((count + 7) >> 3)) : validity
-  const topicNumbers = align(topicOffsets + 4 * (topics + 1))
-  const text = flags & NUMBERS ? align(topicNumbers + 4 * topics) : topicNumbers
-  const payloads = align(text + topicBytes)
-  need(payloads <= body.length, "columns within the body")
+function* rows(header, body) {
+  const { flags, count, sequence: first, stride } = header
+  const at = layout.columnsOf(header)
+  need(at.payloads <= body.length, "columns within the body")
   for (let row = 0; row < count; row++) {
-    const topic = topicOffsets + 4 * body.readInt32LE(index + 4 * row)
-    const begin = flags & FIXED ? stride * row : body.readInt32LE(payloadOffsets + 4 * row)
-    const end = flags & FIXED ? begin + stride : body.readInt32LE(payloadOffsets + 4 * row + 4)
-    need(begin <= end && payloads + end <= body.length, "a payload within the body")
-    const isThere = !(flags & NULLS) || (body[validity + (row >> 3)] >> (row & 7)) & 1
+    const topic = at.topicOffsets + 4 * body.readInt32LE(at.topicIndex + 4 * row)
+    const begin = flags & FIXED ? stride * row : body.readInt32LE(at.payloadOffsets + 4 * row)
+    const end = flags & FIXED ? begin + stride : body.readInt32LE(at.payloadOffsets + 4 * row + 4)
+    need(begin <= end && at.payloads + end <= body.length, "a payload within the body")
+    const isThere = !(flags & NULLS) || (body[at.validity + (row >> 3)] >> (row & 7)) & 1
     yield {
-      topic: body.subarray(text + body.readInt32LE(topic), text + body.readInt32LE(topic + 4)),
+      topic: body.subarray(at.topics + body.readInt32LE(topic), at.topics + body.readInt32LE(topic + 4)),
       time: body.readBigInt64LE(8 * row),
-      payload: isThere ? body.subarray(payloads + begin, payloads + end) : null,
-      sequence: flags & SEQUENCES ? body.readBigInt64LE(sequences + 8 * row) : first + BigInt(row),
+      payload: isThere ? body.subarray(at.payloads + begin, at.payloads + end) : null,
+      sequence: flags & SEQUENCES ? body.readBigInt64LE(at.sequences + 8 * row) : first + BigInt(row),
     }
   }
 }
 
 async function readBlocks(endpoint) {
   const socket = open(endpoint)
-  const nonce = Buffer.concat([CONFIRM, randomBytes(8)])
+  const nonce = Buffer.concat([CONFIRM, randomBytes(layout.NONCE_BYTES)])
   socket.subscribe(HEARTBEAT, filter, nonce)
   let accepted = null
   for await (const frames of socket) {
     need(frames.length === 3, "key, header and body")
-    const [key, header, body] = frames
-    need(header.length === 72 && header.toString("latin1", 0, 5) === "BBOX\x02", "a header of version 2")
-    const flags = header.readUInt16LE(6), slice = header.readUInt16LE(10)
-    need((flags & ~KNOWN) === 0, "known flags")
-    need(header.readUInt32LE(56) === body.length, "a body of that size")
+    const [key, head, body] = frames
+    need(head.length === layout.HEADER_BYTES, "a header of this version")
+    const header = layout.readHeader(head), { flags, slice } = header
+    need(header.magic === layout.MAGIC_BLOCK && header.version === layout.VERSION, "a block of this version")
+    need((flags & ~layout.KNOWN_FLAGS) === 0 && !(flags & layout.REFUSED), "known flags, and no refusal")
+    need(header.bodyBytes === body.length, "a body of that size")
     if (flags & CONTROL) {
       const isAnswer = key.equals(nonce)
       if (!isAnswer && !key.equals(HEARTBEAT)) continue
-      for (const { topic, payload } of rows(header, body, flags)) {
+      for (const { topic, payload } of rows(header, body)) {
         const place = `${slice} ${topic.toString("hex")}`
         if (isAnswer) next.set(place, payload.readBigInt64LE())
         else if (accepted && startsWith(topic, filter)) expect(place, payload.readBigInt64LE())
       }
       if (isAnswer && !accepted) {
         const line = Buffer.from([flags & LINE_B ? 1 : 0])
-        accepted = Buffer.concat([ACCEPT, nonce.subarray(2), header.subarray(16, 24), line])
+        accepted = Buffer.concat([ACCEPT, nonce.subarray(2), head.subarray(layout.AT_EPOCH, layout.AT_EPOCH + 8), line])
         socket.subscribe(accepted)
         if (++confirmed === endpoints.length) say("ready")
       }
@@ -100,7 +93,7 @@ async function readBlocks(endpoint) {
     }
     const place = `${slice} ${key.toString("hex")}`
     let isFirst = true
-    for (const { topic, time, payload, sequence } of rows(header, body, flags)) {
+    for (const { topic, time, payload, sequence } of rows(header, body)) {
       if (accepted && (isFirst || !(flags & SEQUENCES))) expect(place, sequence)
       isFirst = false
       next.set(place, sequence + 1n)

@@ -1,0 +1,84 @@
+// Places and constants of blocks. Written by `make layout` from blackbox/block/layout.py.
+
+export const VERSION = 2
+export const MAGIC_BLOCK = 1481589314
+export const CHECKSUM = 1
+export const FIXED = 2
+export const CONTROL = 4
+export const LINE_B = 8
+export const END = 16
+export const SEQUENCES = 32
+export const NULLS = 64
+export const NUMBERS = 256
+export const REFUSED = 512
+export const KNOWN_FLAGS = 895
+export const HEADER_BYTES = 72
+export const CHECKED_BYTES = 68
+export const MAX_BODY_BYTES = 67108864
+export const MAX_KEY_BYTES = 8
+export const MAX_TOPIC_BYTES = 65535
+export const LEAST_ROW_BYTES = 12
+export const NONCE_BYTES = 8
+export const AT_MAGIC = 0
+export const AT_VERSION = 4
+export const AT_KEY_BYTES = 5
+export const AT_FLAGS = 6
+export const AT_SCHEMA = 8
+export const AT_SLICE = 10
+export const AT_COUNT = 12
+export const AT_EPOCH = 16
+export const AT_SEQUENCE = 24
+export const AT_TS_OUT = 32
+export const AT_TS_IN = 40
+export const AT_TOPICS = 48
+export const AT_TOPIC_BYTES = 52
+export const AT_BODY_BYTES = 56
+export const AT_STRIDE = 60
+export const AT_BODY_CHECKSUM = 64
+export const AT_HEADER_CHECKSUM = 68
+
+export function readHeader(bytes) {
+  return {
+    magic: bytes.readUInt32LE(0),
+    version: bytes.readUInt8(4),
+    keyBytes: bytes.readUInt8(5),
+    flags: bytes.readUInt16LE(6),
+    schema: bytes.readUInt16LE(8),
+    slice: bytes.readUInt16LE(10),
+    count: bytes.readUInt32LE(12),
+    epoch: bytes.readBigInt64LE(16),
+    sequence: bytes.readBigInt64LE(24),
+    tsOut: bytes.readBigInt64LE(32),
+    tsIn: bytes.readBigInt64LE(40),
+    topics: bytes.readUInt32LE(48),
+    topicBytes: bytes.readUInt32LE(52),
+    bodyBytes: bytes.readUInt32LE(56),
+    stride: bytes.readUInt32LE(60),
+    bodyChecksum: bytes.readUInt32LE(64),
+    headerChecksum: bytes.readUInt32LE(68),
+  }
+}
+
+const align = place => (place + 7) & ~7
+
+// Starts of the columns of a body, in bytes; tsEvent starts at 0.
+export function columnsOf({ flags, count, topics, topicBytes }) {
+  const topicIndexAt = 8 * count
+  const payloadOffsetsAt = align(topicIndexAt + 4 * count)
+  const sequencesAt = (flags & FIXED) != 0 ? payloadOffsetsAt : align(payloadOffsetsAt + 4 * (count + 1))
+  const validityAt = (flags & SEQUENCES) != 0 ? sequencesAt + 8 * count : sequencesAt
+  const topicOffsetsAt = (flags & NULLS) != 0 ? align(validityAt + ((count + 7) >> 3)) : validityAt
+  const topicNumbersAt = align(topicOffsetsAt + 4 * (topics + 1))
+  const topicsAt = (flags & NUMBERS) != 0 ? align(topicNumbersAt + 4 * topics) : topicNumbersAt
+  const payloadsAt = align(topicsAt + topicBytes)
+  return {
+    topicIndex: topicIndexAt,
+    payloadOffsets: payloadOffsetsAt,
+    sequences: sequencesAt,
+    validity: validityAt,
+    topicOffsets: topicOffsetsAt,
+    topicNumbers: topicNumbersAt,
+    topics: topicsAt,
+    payloads: payloadsAt,
+  }
+}
