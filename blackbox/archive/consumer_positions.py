@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from blackbox.archive.day import make_directory, replace_file, sync_directory
+from blackbox.block.layout import VERSION
 from blackbox.block.position import KeyPosition, Number, Position, SlicePosition, split
 from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import ConfigError, PositionError
@@ -32,6 +33,8 @@ _LOOK_S: Final = 0.05
 class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a file says."""
 
+    format: int
+    """Its version."""
     feed: str
     """The name of the feed."""
     kept_ns: Number
@@ -47,6 +50,12 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         return {**self.slices, **self.keys}
 
 
+class _Format(msgspec.Struct):
+    format: int = 2
+    """Files of version 2 may lack it."""
+
+
+_FORMAT: Final = Decoder[_Format]("json", _Format)
 _KEPT: Final = Decoder[Kept]("json", Kept)
 
 
@@ -89,7 +98,12 @@ class PositionFile:
     def read(self) -> Kept | None:
         """Return what is kept; None: nothing. Raises PositionError for a file that cannot be decoded."""
         try:
-            return _KEPT.decode(read_regular(self.path, _MOST_BYTES))
+            data = read_regular(self.path, _MOST_BYTES)
+            if (version := _FORMAT.decode(data).format) != VERSION:
+                raise PositionError(
+                    f"{self.path}: format was {version}, expected {VERSION}: remove the file to start the consumer anew"
+                )
+            return _KEPT.decode(data)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -99,7 +113,7 @@ class PositionFile:
 
     def keep(self, feed: str, positions: Mapping[int, SlicePosition]) -> None:
         """Replace what is kept, durably. Raises PositionError; the old file stays then."""
-        kept = Kept(feed, time.time_ns(), *split(dict(sorted(positions.items()))))
+        kept = Kept(VERSION, feed, time.time_ns(), *split(dict(sorted(positions.items()))))
         try:
             replace_file(self.path, self.path.with_suffix(".new"), msgspec.json.encode(kept) + b"\n")
         except OSError as error:

@@ -37,11 +37,10 @@ from blackbox.block.format import (
     HEADER_BYTES,
     MAX_BODY_BYTES,
     OFFSET_VERSION,
-    VERSION,
     BodyLayout,
     body_layout,
 )
-from blackbox.block.validate import FAULT_TEXT, Fault, check_block
+from blackbox.block.validate import FAULT_TEXT, Fault, check_block, version_text
 from blackbox.errors import BlockError
 
 if TYPE_CHECKING:
@@ -247,7 +246,7 @@ class Block:
         if fault != Fault.NONE:
             what = FAULT_TEXT[Fault(fault)]
             if fault == Fault.VERSION:
-                what = f"block version was {header[OFFSET_VERSION]}, expected {VERSION}"
+                what = version_text(header[OFFSET_VERSION])
             raise BlockError(f"{what} (key {key!r}, header {len(header)} bytes, body {memory.nbytes} bytes)")
         return cls(bytes(key), bytes(header), memory)
 

@@ -87,6 +87,12 @@ FAULT_TEXT = {
     Fault.EPOCH: "the publisher's run began in the future: one of the two clocks is wrong",
 }
 
+
+def version_text(version: int) -> str:
+    """Return what is wrong with a block of another version."""
+    return f"block version was {version}, expected {VERSION}: use the same release of blackbox on both sides"
+
+
 _DATA_ONLY = FLAG_SEQUENCES | FLAG_NULLS | FLAG_NUMBERS
 _NONE = int(Fault.NONE)
 _HEADER_SIZE = int(Fault.HEADER_SIZE)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
-from blackbox.block.validate import FAULT_TEXT, Fault
+from blackbox.block.validate import FAULT_TEXT, Fault, version_text
 from blackbox.errors import NotConfirmedError
 from blackbox.feed.feed import Feed
 from blackbox.subscribe.slice_thread import SliceThread
@@ -72,6 +72,8 @@ def _heard(feed: Feed, thread: SliceThread) -> str:
     state, counters = thread.state, thread.counters.slice
     if thread.refusal:
         return f": {thread.refusal}"
+    if state.other_version:
+        return f": {version_text(state.other_version - 1)}"
     if state.other_key_bytes:
         theirs, ours = state.other_key_bytes - 1, feed.key_bytes
         return f": its blocks have key_bytes = {theirs}, expected {ours} as in the feed file"

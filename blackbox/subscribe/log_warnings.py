@@ -6,9 +6,9 @@ import logging
 import threading
 import time
 
-from blackbox.block.validate import FAULT_TEXT
+from blackbox.block.validate import FAULT_TEXT, Fault, version_text
 from blackbox.errors import CallbackError
-from blackbox.subscribe.state import SliceCounters
+from blackbox.subscribe.state import SliceCounters, SliceState
 
 log = logging.getLogger("blackbox")
 
@@ -58,7 +58,7 @@ class LogWarnings:
         self._next: dict[tuple[int, str], float] = {}
         self._seen: dict[int, int] = {}
 
-    def check(self, slice_id: int, counters: SliceCounters) -> None:
+    def check(self, slice_id: int, counters: SliceCounters, state: SliceState) -> None:
         """Log what has been counted since the last notice of its kind."""
         doubted = counters.implausible + counters.implausible_control
         seen = counters.malformed + doubted + counters.clock_steps
@@ -66,7 +66,9 @@ class LogWarnings:
             return
         waits = False
         for fault, text in FAULT_TEXT.items():
-            waits |= self._tell(slice_id, counters.faults[fault], f"refused %d blocks: {text}")
+            is_named = fault == Fault.VERSION and state.other_version
+            what = version_text(state.other_version - 1) if is_named else text
+            waits |= self._tell(slice_id, counters.faults[fault], f"refused %d blocks: {what}", fault.name)
         waits |= self._tell(
             slice_id, doubted, "%d messages or heartbeats were not believed: of another run, or numbered far ahead"
         )

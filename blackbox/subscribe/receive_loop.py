@@ -80,6 +80,7 @@ from blackbox.transport.shared_memory_reader import (
 
 _BAD_FRAMES = int(Fault.FRAMES)
 _BAD_KEY = int(Fault.RESERVED_KEY)
+_BAD_VERSION = int(Fault.VERSION)
 _BAD_KEY_BYTES = int(Fault.KEY_BYTES)
 _BAD_SLICE = int(Fault.SLICE)
 _BAD_EPOCH = int(Fault.EPOCH)
@@ -174,6 +175,8 @@ def _fault(at: SliceAt, frames: int, now: int) -> int:
         msg_data(key),
         msg_size(key),
     )
+    if fault == _BAD_VERSION:
+        slice_state_at(at.state).other_version = numpy.int64(block_header_at(at.scratch + HEAD_AT).version) + 1
     return fault if fault != 0 else _fault_here(at, now)
 
 

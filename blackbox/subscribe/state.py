@@ -92,6 +92,8 @@ class SliceState(SharedRecord):
     """1 when blocks came last from the publisher's shared memory."""
     other_key_bytes = Field()
     """The `key_bytes`, plus 1, of the last block that was refused because of it; 0: none was."""
+    other_version = Field()
+    """The version, plus 1, of the last block that was refused because of it; 0: none was."""
     other_slice = Field()
     """The slice, plus 1, of the last block that was refused because of it; 0: none was."""
 

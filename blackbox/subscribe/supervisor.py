@@ -653,7 +653,7 @@ class Supervisor:
 
     def _look_at(self, slice_id: int, thread: SliceThread) -> None:
         """Take in what went wrong in a slice, is late, or was refused."""
-        self._warnings.check(slice_id, thread.counters.slice)
+        self._warnings.check(slice_id, thread.counters.slice, thread.state)
         failure = self._runner(slice_id).failure() or self._alerts.check(slice_id, thread.take_alert)
         if failure is not None:
             self._give_up(failure)

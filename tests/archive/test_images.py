@@ -23,9 +23,10 @@ from blackbox.archive.recorder import Recorder
 from blackbox.archive.serve.client import ArchiveClient, SliceImage
 from blackbox.archive.serve.images import Images
 from blackbox.archive.serve.pieces import Pieces, StaleCursorError
-from blackbox.archive.serve.protocol import ENCODER, REQUESTS, About, AskAbout, AskImage, Image
+from blackbox.archive.serve.protocol import ENCODER, REQUESTS, About, AskAbout, AskImage, Image, check_version
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.block import Block
+from blackbox.block.layout import VERSION
 from blackbox.errors import ArchiveError
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
@@ -252,6 +253,19 @@ def _block(**fields: Any) -> Block:
     return Block.encode([b"A"], [0], numpy.zeros((1, 4), numpy.uint8), sequences=[3], epoch=1, **fields)
 
 
+ABOUT = About(
+    version=VERSION,
+    feed="tape",
+    key_bytes=0,
+    schema={},
+    days=[],
+    day="",
+    slices={},
+    deleted="",
+    live_epoch=None,
+)
+
+
 @pytest.mark.parametrize(
     ("image", "frames", "match"),
     [
@@ -286,9 +300,7 @@ def test_an_answer_that_is_wrong_is_told_and_the_next_archive_asked(
                     block = [bytes(each) for each in _block().frames]
                     answer: Any = image
                     if isinstance(REQUESTS.decode(text), AskAbout):
-                        answer = About(
-                            feed="tape", key_bytes=0, schema={}, days=[], day="", slices={}, deleted="", live_epoch=None
-                        )
+                        answer = ABOUT
                         block = []
                     told_of = block and frames(block)
                     liar.send_multipart([*envelope, ENCODER.encode(answer), *told_of])
@@ -305,6 +317,15 @@ def test_an_answer_that_is_wrong_is_told_and_the_next_archive_asked(
         finally:
             over.set()
             thread.join()
+
+
+def test_an_archive_of_another_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with published(tmp_path) as (feed, _):
+        monkeypatch.setattr("blackbox.archive.serve.pieces.VERSION", 99)
+        with pytest.raises(ArchiveError, match=f"archive version was 99, expected {VERSION}: use the same release"):
+            ArchiveClient(feed).about()
+    with pytest.raises(ArchiveError, match=f"archive version was 99, expected {VERSION}"):
+        check_version(ENCODER.encode({"is": "about", "version": 99, "fields of that version": []}))
 
 
 def test_images_while_the_feed_runs_at_full_speed_hold_nothing_up(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from blackbox import ConfigError, Feed, Publisher, Recorder, Subscriber
 from blackbox.archive.consumer_positions import PositionFile
+from blackbox.block.layout import VERSION
 from blackbox.block.position import KeyPosition, Position
 from blackbox.errors import PositionError, SubscriberError
 from blackbox.recovery.consumer import ConsumerLife
@@ -295,12 +296,21 @@ def test_positions_of_another_feed_are_refused(tmp_path: Path) -> None:
         subscriber.start()
 
 
-@pytest.mark.parametrize("text", [b"", b"{}", b'{"feed": "tape", "kept_ns": 1, "slices": {"0": [1]}}', b"\xff"])
-def test_a_damaged_file_of_positions_is_refused(tmp_path: Path, text: bytes) -> None:
+@pytest.mark.parametrize("text", ["", '{"format": %d}', '{"format": %d, "feed": "tape", "slices": {"0": [1]}}', "\xff"])
+def test_a_damaged_file_of_positions_is_refused(tmp_path: Path, text: str) -> None:
     feed = archived_feed()
-    kept_at(tmp_path, feed, 100).path.write_bytes(text)
+    kept_at(tmp_path, feed, 100).path.write_bytes(text.replace("%d", str(VERSION)).encode("latin-1"))
     subscriber, _ = consumer(feed, tmp_path)
     with pytest.raises(PositionError, match=r"strategy-1\.positions is damaged"):
+        subscriber.start()
+
+
+def test_a_file_of_positions_of_another_version_names_both(tmp_path: Path) -> None:
+    feed = archived_feed()
+    path = kept_at(tmp_path, feed, 100).path
+    path.write_text(path.read_text().replace(f'"format":{VERSION}', '"format":99'))
+    subscriber, _ = consumer(feed, tmp_path)
+    with pytest.raises(PositionError, match=rf"format was 99, expected {VERSION}: remove the file"):
         subscriber.start()
 
 

@@ -7,12 +7,15 @@ import threading
 import msgspec
 import numpy
 import pytest
+import zmq
 
 from blackbox import Batch, Feed, Publisher, SlowPolicy, Subscriber
 from blackbox.block.format import ACCEPT_KEY
+from blackbox.block.layout import VERSION
 from blackbox.errors import NotConfirmedError
 from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.testing import Collector, RawPublisher, wait_until
+from tests import wire
 from tests.late_answers import late_answers
 from tests.subscribe.subscribers import error_of_start, nothing, numbers_of, one_slice
 
@@ -150,3 +153,33 @@ def test_a_publisher_with_another_key_bytes_is_named() -> None:
     with RawPublisher(feed):
         subscriber = error_of_start(make, "its blocks have key_bytes = 2, expected 3")
     assert subscriber.statistics().received.faults.keys() == {"key_bytes"}
+
+
+def test_a_publisher_of_another_version_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Its headers may have any size."""
+    feed = one_slice()
+    subscribers = list[Subscriber]()
+
+    def make() -> Subscriber:
+        subscribers.append(Subscriber(feed))
+        subscribers[-1].on(b"")(nothing)
+        return subscribers[-1]
+
+    header = wire.pack(wire.Fields(version=99)) + bytes(16)
+    stop = threading.Event()
+    with zmq.Context() as context, context.socket(zmq.PUB) as publisher:
+        publisher.bind(feed.slices[0].endpoints[0])
+
+        def send() -> None:
+            while not stop.wait(0.01):
+                publisher.send_multipart([b"\0H", header, b""])
+
+        sending = threading.Thread(target=send)
+        sending.start()
+        try:
+            text = f"block version was 99, expected {VERSION}: use the same release of blackbox on both sides"
+            error_of_start(make, text)
+        finally:
+            stop.set()
+            sending.join()
+    assert text in caplog.text

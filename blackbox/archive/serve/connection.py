@@ -22,6 +22,7 @@ from blackbox.archive.serve.protocol import (
     Piece,
     Refusal,
     Request,
+    check_version,
 )
 from blackbox.block.block import Block
 from blackbox.documents import DecodeError
@@ -142,7 +143,11 @@ class Connection:
             if len(frames) < _HEAD_FRAMES or frames[0] != self._number:
                 continue
             try:
+                if not self.is_known:
+                    check_version(frames[1])
                 answer = ANSWERS.decode(frames[1])
+            except ArchiveError as error:
+                raise ArchiveError(f"{self.endpoint}: {error}") from None
             except DecodeError as error:
                 raise ArchiveError(f"{self.endpoint} did not answer as an archive does: {error}") from error
             if isinstance(answer, Refusal) and not answer.is_stale:

@@ -32,6 +32,7 @@ from blackbox.archive.serve.protocol import (
     SliceAbout,
 )
 from blackbox.archive.serve.run_marks import EVERYWHERE, Place, RunMarks
+from blackbox.block.layout import VERSION
 from blackbox.block.position import KeyPosition, Position, SlicePosition
 from blackbox.errors import ArchiveError, PositionError, RightsError
 from blackbox.feed.rights import Prefixes
@@ -106,6 +107,7 @@ class Pieces:
             if rights is None
         }
         return About(
+            version=VERSION,
             feed=day.feed.name,
             key_bytes=day.feed.key_bytes,
             schema=msgspec.to_builtins(SchemaDocument.of(day.schema)),

@@ -7,8 +7,10 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 
 from blackbox.archive.consumer_positions import SECRET_BYTES
+from blackbox.block.layout import VERSION
 from blackbox.block.position import KeyPosition, Number, Position
-from blackbox.documents import Decoder
+from blackbox.documents import DecodeError, Decoder
+from blackbox.errors import ArchiveError
 
 MOST_REQUEST_BYTES: Final = 65_536 * 2
 """Of one frame of a request: two topics, and some numbers, or MOST_RANGES."""
@@ -18,6 +20,9 @@ MOST_PREFIXES: Final = 256
 MOST_ENDS: Final = 8_192
 """Keys of runs in one answer."""
 FRAMES_OF_BLOCK: Final = 3
+
+UNSAID: Final = 2
+"""Version of archives that do not say it."""
 
 _Time = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _Name = Annotated[bytes, msgspec.Meta(max_length=65_535)]
@@ -247,6 +252,8 @@ class SliceAbout(msgspec.Struct, frozen=True, kw_only=True):
 class About(msgspec.Struct, frozen=True, tag_field="is", tag="about", kw_only=True):
     """What an archive holds."""
 
+    version: int = UNSAID
+    """Version of the archive's formats."""
     feed: str
     key_bytes: int
     schema: dict[str, Any]
@@ -271,8 +278,27 @@ class Refusal(msgspec.Struct, frozen=True, tag_field="is", tag="error"):
     """Whether only its cursor is not of this archive: ask again without it."""
 
 
+class _Opening(msgspec.Struct, tag_field="is", tag="about"):
+    """The part of `About` that is the same in all versions."""
+
+    version: int = UNSAID
+
+
+def check_version(text: bytes | memoryview) -> None:
+    """Raise ArchiveError if this is an `About` of an archive of another version."""
+    try:
+        version = _OPENING.decode(text).version
+    except DecodeError:
+        return
+    if version != VERSION:
+        raise ArchiveError(
+            f"archive version was {version}, expected {VERSION}: use the same release of blackbox on both sides"
+        )
+
+
 Asked = AskAbout | AskBlocks | AskEnds | AskImage | TellConsumer
 Answer = Piece | About | Ends | Image | Noted | Refusal
 REQUESTS: Final = Decoder[Asked]("msgpack", Asked)
 ANSWERS: Final = Decoder[Answer]("msgpack", Answer)
+_OPENING: Final = Decoder[_Opening]("msgpack", _Opening)
 ENCODER: Final = msgspec.msgpack.Encoder()

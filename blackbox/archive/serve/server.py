@@ -32,6 +32,7 @@ from blackbox.archive.serve.protocol import (
     TellConsumer,
 )
 from blackbox.archive.serve.turns import Turns
+from blackbox.block.layout import VERSION
 from blackbox.block.position import SlicePosition
 from blackbox.documents import DecodeError
 from blackbox.errors import ArchiveError, BlackBoxError, ConfigError, PositionError, RightsError
@@ -214,7 +215,7 @@ class ArchiveServer:
         try:
             answer = self._answer_to(reader, request[2], most_bytes)
         except DecodeError as error:
-            refusal = Refusal(f"request was not understood: {error}")
+            refusal = Refusal(f"request was not understood by an archive of version {VERSION}: {error}")
         except (BlackBoxError, OSError, ValueError) as error:
             refusal = Refusal(str(error), isinstance(error, StaleCursorError))
         except Exception as error:  # one request must not end the answers to all others
