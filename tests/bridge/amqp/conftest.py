@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import amqp
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from bench.rivals.servers import Missing
 from blackbox.bridge.amqp import Address, hang_up
 from tests.bridge.amqp.rabbitmq import RabbitMq
+
+_ANSWER_S: Final = 60.0
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +28,10 @@ def rabbit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMq]:
 @pytest.fixture
 def channel(rabbit: RabbitMq) -> Iterator[amqp.Channel]:
     """What a user of RabbitMQ has."""
-    connection = Address.of(rabbit.url).connect()
+    at = Address.of(rabbit.url)
+    # On a busy machine RabbitMQ may take longer than a bridge waits for it.
+    limits = {"connect_timeout": _ANSWER_S, "read_timeout": _ANSWER_S, "write_timeout": _ANSWER_S}
+    connection = amqp.Connection(at.host, at.user, at.password, virtual_host=at.vhost, **limits)
+    connection.connect()
     yield connection.channel()
     hang_up(connection)
