@@ -484,7 +484,10 @@ def _check_schema(named: str | Schema, given: Schema | None) -> None:
     if not isinstance(named, str):
         raise ConfigError("schema was a table, expected a name: give the schema itself to Feed.load(..., schema=...)")
     if given is not None and given.name != named:
-        raise ConfigError(f"schema was {named!r}, expected {given.name!r}, the name of the one that was given")
+        raise ConfigError(
+            f"schema was {named!r}, expected {given.name!r}, the name of the one that was given: "
+            f'write schema = "{given.name}" in the file'
+        )
 
 
 def check_name(name: str) -> None:
