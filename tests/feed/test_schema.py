@@ -144,7 +144,7 @@ def test_a_third_party_registers_a_schema(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_package_of_the_documents_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     document = (ROOT / "docs" / "own-format.md").read_text()
     module, *_ = re.findall(r"```python\n(.*?)```", document, re.DOTALL)
-    (project,) = re.findall(r"```toml\n(.*?)```", document, re.DOTALL)
+    (project,) = re.findall(r"```toml\n(\[build.*?)```", document, re.DOTALL)
     groups = tomllib.loads(project)["project"]["entry-points"]
     (tmp_path / "ticks.py").write_text(module)
     lines = [f"[{group}]\n" + "".join(f"{n} = {v}\n" for n, v in each.items()) for group, each in groups.items()]
