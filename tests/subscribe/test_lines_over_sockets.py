@@ -149,7 +149,7 @@ def test_a_subscriber_starts_on_one_line_when_the_other_has_no_publisher(caplog:
 
 def test_forgetting_a_key_while_one_of_its_blocks_is_held_counts_no_gap() -> None:
     feed = two_line_feed(key_bytes=1, heartbeat_ns=60 * 10**9)  # neither line is taken for dead
-    subscriber = Subscriber(feed, line_wait=60, slow=PATIENT)
+    subscriber = Subscriber(feed, line_wait=10, slow=PATIENT)
     keep, drop = Collector(), Collector()
     subscriber.on(b"K")(keep.message)
     subscriber.on(b"L")(drop.message)
