@@ -13,6 +13,7 @@ import msgspec
 
 import blackbox
 from blackbox import Feed
+from blackbox.transport import shared_memory_reader
 
 PATIENCE_S: Final = 60.0
 MAX_LAG_NS: Final = 60_000_000_000
@@ -23,12 +24,16 @@ _LEFT_ALONE: Final = ("close", "stop", "terminate")
 
 
 def be_patient() -> None:
-    """Raise the defaults of `timeout` of all public classes, and of the lag that feeds of `Feed.local` allow."""
+    """Raise the defaults of `timeout` of all public classes, and of the lag that feeds of `Feed.local` allow.
+
+    Raise the time limit for a publisher's answer to a reader of its shared memory, too.
+    """
     for public in (getattr(blackbox, name) for name in blackbox.__all__):
         if inspect.isclass(public):
             for function in vars(public).values():
                 if inspect.isfunction(function) and function.__name__ not in _LEFT_ALONE:
                     _raise_timeout(inspect.unwrap(function))
+    shared_memory_reader._ANSWER_S = PATIENCE_S
     _allow_lag()
 
 

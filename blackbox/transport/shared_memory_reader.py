@@ -67,7 +67,7 @@ from blackbox.transport.wakeup import Pipe
 
 log = logging.getLogger("blackbox")
 
-_ANSWER_S: Final = 1.0
+_ANSWER_S = 1.0
 """How long a publisher may take to answer; one that is stopped does not."""
 _SOCKET_EVERY: Final = 8
 """Blocks taken from memory between two looks at the sockets."""
