@@ -11,7 +11,7 @@ import typer
 
 from blackbox.cli.ui.feeds import FeedOption, load_feed
 from blackbox.cli.ui.messages import describe
-from blackbox.cli.ui.options import CountOption, JsonLinesOption, prefixes_of
+from blackbox.cli.ui.options import CountOption, JsonLinesOption, choice_of, prefixes_of
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import say
 from blackbox.errors import SubscriberError
@@ -27,13 +27,7 @@ PositionsOption = Annotated[
     Path, typer.Option("--positions", metavar="DIR", help="Directory of the positions of durable clients.")
 ]
 SubscriptionOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--prefix",
-        metavar="TEXT",
-        help="Prefix that NAME is subscribed to. Can be repeated. Default: all topics.",
-        show_default=False,
-    ),
+    list[str] | None, choice_of("--prefix", "TEXT", "Prefix that NAME is subscribed to.", default="all topics")
 ]
 
 

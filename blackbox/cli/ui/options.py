@@ -34,34 +34,24 @@ FormatOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts: one document on one line.")]
 JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts: one object per line.")]
+
+
+def choice_of(name: str, metavar: str, what: str, *, default: str, minimum: int | None = None) -> Any:
+    """Return an option that can be repeated; without it `default` is chosen."""
+    text = f"{what} Can be repeated. Default: {default}."
+    return typer.Option(name, metavar=metavar, help=text, show_default=False, min=minimum)
+
+
 PrefixOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--prefix",
-        metavar="TEXT",
-        help="Only topics that start with this. Can be repeated. Default: all topics.",
-        show_default=False,
-    ),
+    list[str] | None, choice_of("--prefix", "TEXT", "Only topics that start with this.", default="all topics")
 ]
 SymbolOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--symbol",
-        metavar="SYMBOL",
-        help="Only topics of exactly this symbol. Can be repeated. Default: all symbols.",
-        show_default=False,
-    ),
+    list[str] | None, choice_of("--symbol", "SYMBOL", "Only topics of exactly this symbol.", default="all symbols")
 ]
 CountOption = Annotated[int, typer.Option("--count", metavar="N", min=0, help="End after N messages; 0: no limit.")]
 SliceOption = Annotated[
     list[int] | None,
-    typer.Option(
-        "--slice",
-        metavar="N",
-        min=0,
-        help="Only this slice of the recording. Can be repeated. Default: all slices.",
-        show_default=False,
-    ),
+    choice_of("--slice", "N", "Only this slice of the recording.", default="all slices", minimum=0),
 ]
 # The log's options after a command's name come from the command line only; the environment is read before.
 _OWN: Final = (
