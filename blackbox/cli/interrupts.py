@@ -28,7 +28,7 @@ def end_at_once() -> None:
 
 @contextmanager
 def raised() -> Iterator[None]:
-    """Let Ctrl-C raise KeyboardInterrupt while the block runs and imports nothing, unless it is ignored."""
+    """Let Ctrl-C, unless it is ignored, raise KeyboardInterrupt while the block runs, after an import if within one."""
     if signal.getsignal(signal.SIGINT) is not _end:
         yield
         return
@@ -37,6 +37,3 @@ def raised() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, _end)
-        left_s, _ = signal.setitimer(signal.ITIMER_REAL, 0)
-        if left_s:
-            raise KeyboardInterrupt

@@ -9,23 +9,33 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Final
+from typing import Final, NoReturn
 
-_LOOK_AGAIN_S: Final = 0.02
+_IMPORT: Final = "<frozen importlib._bootstrap>"
 
 
 def raise_behind_imports(_number: int, frame: FrameType | None) -> None:
-    """Handle SIGINT: raise KeyboardInterrupt once the main thread imports nothing; until then look again at SIGALRM.
+    """Handle SIGINT: raise KeyboardInterrupt, within an import once the line that imports has ended.
 
     Within an import it is not safe: some extension modules print it as an error of their own, or lose it.
     """
+    importer = None
     while frame is not None:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
-            signal.signal(signal.SIGALRM, raise_behind_imports)
-            signal.setitimer(signal.ITIMER_REAL, _LOOK_AGAIN_S)
-            return
+        if frame.f_code.co_filename == _IMPORT:
+            importer = frame.f_back
         frame = frame.f_back
-    raise KeyboardInterrupt
+    if importer is None:
+        raise KeyboardInterrupt
+    importer.f_trace = _interrupt  # called at the next line of this frame, or when it returns
+    sys.settrace(_trace_nothing)
+
+
+def _interrupt(_frame: FrameType, _event: str, _argument: object) -> NoReturn:
+    raise KeyboardInterrupt  # which also ends tracing
+
+
+def _trace_nothing(_frame: FrameType, _event: str, _argument: object) -> None:
+    """Trace no frame that is new."""
 
 
 _RAISING: Final = (signal.default_int_handler, raise_behind_imports)
@@ -37,26 +47,22 @@ def interrupts_held(notify: Callable[[], None] | None = None) -> Iterator[list[i
 
     Yields a list that is empty until it has come; `notify` is called when it comes, and must raise nothing.
     """
-    is_main = threading.current_thread() is threading.main_thread()
-    held = {
-        number: handler
-        for number in (signal.SIGINT, signal.SIGALRM)
-        for handler in _RAISING
-        if is_main and _signal.getsignal(number) is handler
-    }
     came: list[int] = []
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = _signal.getsignal(signal.SIGINT) if is_main else None
+    if handler not in _RAISING:
+        yield came
+        return
 
     def hold(number: int, _frame: FrameType | None) -> None:
         came.append(number)
         if notify is not None:
             notify()
 
-    for number in held:
-        _signal.signal(number, hold)
+    _signal.signal(signal.SIGINT, hold)
     try:
         yield came
     finally:
-        for number, handler in held.items():
-            _signal.signal(number, handler)
+        _signal.signal(signal.SIGINT, handler)
         if came:  # also where the block raised: that is its context
-            held[signal.Signals(came[0])](came[0], sys._getframe())
+            handler(came[0], sys._getframe())

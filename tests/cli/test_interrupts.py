@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -38,13 +39,14 @@ blackbox.cli.main()
 
 
 class Files(NamedTuple):
-    """Paths and endpoints for commands. Nothing publishes, and no hub runs."""
+    """Paths and endpoints for commands. Nothing publishes, no hub runs, Redis does not answer."""
 
     directory: Path
     feed: Path
     day: Path
     line: str
     hub: str
+    redis: str
 
     def words(self, command: str) -> list[str]:
         """Return the arguments of a command."""
@@ -57,7 +59,7 @@ class Files(NamedTuple):
             "subscribe --durable": ["--timeout", "600", *durable, *feed],
             "relay": [str(self.feed), str(self.directory / "down.toml")],
             "relay --plain": [str(self.feed), f"ipc://{self.directory}/plain"],
-            "bridge": ["redis://127.0.0.1:1/0", *feed],
+            "bridge": [self.redis, *feed],
             "bridge --in": ["ws://127.0.0.1:0", *feed],
             "stat": ["--timeout", "600", *feed],
             "record": ["--out", str(self.directory / "out"), *feed],
@@ -80,13 +82,16 @@ class Files(NamedTuple):
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Files:
+def files(tmp_path: Path) -> Iterator[Files]:
     (line,), (archive,), (hub,) = free_endpoints("tcp", "orders", 3, 1)
     (tmp_path / "feed.toml").write_text(FEED.format(line=line, archive=archive, hub=hub))
     (tmp_path / "down.toml").write_text(f'name = "orders"\n[[slices]]\nendpoints = ["ipc://{tmp_path}/down"]\n')
     (tmp_path / "hub.toml").write_text('feed = "feed.toml"\ndirectory = "kept"\n')
     (tmp_path / "orders").mkdir()
-    return Files(tmp_path, tmp_path / "feed.toml", recorded_day(tmp_path / "day").path, line, hub)
+    day = recorded_day(tmp_path / "day").path
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        redis = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
+        yield Files(tmp_path, tmp_path / "feed.toml", day, line, hub, redis)
 
 
 def run_at_import(module: str, words: list[str]) -> tuple[int, str, str]:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from blackbox.native.interrupts import interrupts_held, raise_behind_imports
-from blackbox.testing import wait_until
 
 
 @pytest.fixture(autouse=True)
 def default_handler() -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, signal.default_int_handler), signal.getsignal(signal.SIGALRM)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    signal.signal(signal.SIGINT, before[0])
-    signal.signal(signal.SIGALRM, before[1])
+    signal.signal(signal.SIGINT, before)
 
 
 def press_and_fail() -> None:
@@ -40,17 +39,48 @@ try:
     signal.raise_signal(signal.SIGINT)
 except BaseException:
     pass
+from swallows_more import was_imported
+"""
+SWALLOWS_MORE = """
+import signal
+signal.raise_signal(signal.SIGINT)
 was_imported = True
 """
 
 
-def test_ctrl_c_within_an_import_comes_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def swallows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the module `swallows`, in whose import Ctrl-C comes twice."""
     (tmp_path / "swallows.py").write_text(SWALLOWS)
+    (tmp_path / "swallows_more.py").write_text(SWALLOWS_MORE)
     monkeypatch.syspath_prepend(tmp_path)
+    for name in ("swallows", "swallows_more"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     signal.signal(signal.SIGINT, raise_behind_imports)
+
+
+def import_and_go_on(import_it: Callable[[], None], done: list[str]) -> None:
+    import_it()
+    done.append("went on")
+
+
+def by_statement() -> None:
+    import swallows  # type: ignore[import-not-found]  # noqa: F401
+
+
+def by_function() -> None:
+    import_module("swallows")
+
+
+@pytest.mark.usefixtures("swallows")
+@pytest.mark.parametrize("import_it", [by_statement, by_function])
+def test_ctrl_c_within_an_import_comes_just_behind_it(import_it: Callable[[], None]) -> None:
+    done: list[str] = []
     with pytest.raises(KeyboardInterrupt):
-        assert import_module("swallows").was_imported
-        wait_until(lambda: False, what="Ctrl-C")
+        import_and_go_on(import_it, done)
+    assert sys.modules["swallows"].was_imported
+    assert not done
+    assert sys.gettrace() is None
 
 
 def test_who_holds_ctrl_c_hears_of_it_within_the_block() -> None:
