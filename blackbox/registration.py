@@ -330,7 +330,7 @@ class Registration:
 
         with self._supervisor.lock:
             if self.state is not SubscriberLife.NEW:
-                raise SubscriberError("table was called while running, expected it before start")
+                raise SubscriberError("table was called while running: call it before start")
             table = Table(self.feed, prefix, client, check_life, chosen)
             self._add(lambda worker: Callback("batch", prefix, table._take, worker), prefix, group, chosen)
             self._tables.append(table)
@@ -355,7 +355,7 @@ class Registration:
             check_function(function, "time")
             with self._supervisor.lock:
                 if self.state is not SubscriberLife.NEW or self._replay is not None:
-                    raise SubscriberError("every was called while running, expected it before start or replay")
+                    raise SubscriberError("every was called while running: call it before start or replay")
                 self._timers.append(Timer(interval_ns, function, group))
             return function
 

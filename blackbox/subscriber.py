@@ -138,7 +138,7 @@ class Subscriber(Registration):
         if self._processes:
             raise SubscriberError("share was called with processes=True, where callbacks cannot come and go")
         if self._consumer is not None:
-            raise SubscriberError("share was called on a subscriber with a name, whose positions are of its callbacks")
+            raise SubscriberError("share was called on a subscriber with a name: its positions belong to its callbacks")
         other = object.__new__(Subscriber)
         other._consumer, other._client = None, self._client
         Registration.__init__(other, self.feed, self._options, self._client, processes=False, shares=self)

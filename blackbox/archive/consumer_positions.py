@@ -101,7 +101,7 @@ class PositionFile:
             data = read_regular(self.path, _MOST_BYTES)
             if (version := _FORMAT.decode(data).format) != VERSION:
                 raise PositionError(
-                    f"{self.path}: format was {version}, expected {VERSION}: remove the file to start the consumer anew"
+                    f"{self.path}: format was {version}, expected {VERSION}: remove the file to start without positions"
                 )
             return _KEPT.decode(data)
         except FileNotFoundError:

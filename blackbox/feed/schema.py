@@ -277,7 +277,7 @@ class Schema:
             raise self._unknown(message_type) from None
 
     def offset(self, message_type: str, field: str) -> int:
-        """Return where a field stands in payloads of a message type, in bytes, for compiled code.
+        """Return the offset of a field in payloads of a message type, in bytes, for compiled code.
 
         Raises:
             ConfigError: this schema has no such message type, or that no such field.

@@ -52,7 +52,7 @@ class AsyncHubClient:
         if_at: Place | None = None,
         ttl: float | None = None,
     ) -> Place:
-        """As `HubClient.put`. A cancelled put is sent all the same."""
+        """As `HubClient.put`. A cancelled put may have been sent."""
         while True:
             try:
                 future = self.client.put_soon(topic, payload, id, ts_event=ts_event, timeout=0, if_at=if_at, ttl=ttl)

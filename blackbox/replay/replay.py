@@ -225,7 +225,7 @@ class Replay:
         if loops < 0:
             raise ValueError(f"loops was {loops}, expected 0 or more")
         if controls is not None and (speed is not None or max_silence is not None):
-            raise ValueError("controls were given beside a speed or max_silence, expected one of the two")
+            raise ValueError("controls were given together with a speed or max_silence, expected one of the two")
         self.controls = controls or Controls(speed, max_silence)
         _check_order(order, pace_by, keep_gaps)
         if keep_gaps:

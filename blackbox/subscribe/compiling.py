@@ -1,4 +1,4 @@
-"""Whether this process compiles just now: callbacks then wait for the interpreter, and lag says nothing about them."""
+"""Compilations that run in this process: callbacks wait for them, so their lag says nothing then."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Share:
         if since is not None:
             raise SubscriberError("start was called with since or back, but the slices that it shares run already")
         if self.registered.timers:
-            raise SubscriberError("every was called, but the shared slices run already, expected it before start")
+            raise SubscriberError("every was called, but the shared slices run already: call it before start")
         self._supervisor.begin_cut(self.registered.streams)
         self._supervisor.renew()
 

@@ -431,7 +431,7 @@ class Supervisor:
             log.error("a callback did not return in %s s; its thread is left behind", timeout)
 
     def _still_compiles(self) -> bool:
-        """Whether a slice compiles and has not connected yet. It then ends by itself."""
+        """Return True if a slice compiles and has not connected yet: it ends after that."""
         compiles = any(thread.life is SliceLife.OPENING for thread in self._slices.values())
         return compiles and is_compiling()
 
@@ -494,8 +494,8 @@ class Supervisor:
             thread = self._slices.get(slice_id)
             if thread is not None and thread.join.phase != JoinPhase.LIVE and not thread.covers(table.upstream):
                 raise SubscriberError(
-                    f"a callback for other keys was added while slice {slice_id} catches up, expected it before start "
-                    f"or after wait_live"
+                    f"a callback for other keys was added while slice {slice_id} catches up: add it before start or "
+                    f"after wait_live"
                 )
 
     def leave(self, registered: Registered) -> None:
@@ -737,7 +737,7 @@ class Supervisor:
             if self._runner(slice_id).release(timeout):
                 continue
             if not thread.is_ready:
-                log.info("slice %d: it still compiles, and ends by itself after that", slice_id)
+                log.info("slice %d: it compiles, and ends after that", slice_id)
             elif slice_id in self._children:
                 self._note_hung(slice_id, "a callback did not return, its process was killed")
             else:

@@ -175,7 +175,7 @@ def test_what_no_table_can_be_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="snapshot was None with a table, expected 'latest'"):
             subscriber.start()
         subscriber.start(snapshot="latest")
-        with pytest.raises(SubscriberError, match="table was called while running, expected it before start"):
+        with pytest.raises(SubscriberError, match="table was called while running: call it before start"):
             subscriber.table(b"B")
         subscriber.stop()
     apart = Subscriber(feed, processes=True)

@@ -123,7 +123,7 @@ def test_a_process_that_was_stopped_for_a_minute_survives() -> None:
         script.expect("started")
         os.kill(script.process.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, script.process.pid, os.WSTOPPED | os.WNOWAIT)
-        # What was sent a minute before it goes on, as by the publisher's clock.
+        # By the publisher's clock, this block was sent a minute before the process continues.
         publisher.send(publisher.encode([(b"T", b"")], ts_out=time.time_ns() - 60 * 10**9))
         os.kill(script.process.pid, signal.SIGCONT)
         status, output, _ = script.finish(timeout=30)
