@@ -28,7 +28,7 @@ from blackbox.native.intrinsics import int64s_at
 from blackbox.native.name_table import HINT_WORDS, Numbering
 from blackbox.native.posix import now_ns
 from blackbox.subscribe.conflation import Conflation
-from blackbox.subscribe.sequences import Sequences
+from blackbox.subscribe.order_state import Order
 from blackbox.subscribe.slice_memory import BODY_AT, COPY_AT, ENVELOPE_AT, SCRATCH_WORDS, SliceAt
 from blackbox.subscribe.slow_subscriber import WARN
 from blackbox.subscribe.state import SliceState
@@ -137,15 +137,15 @@ def _slice(router: int, workers: int, scratch: NDArray[numpy.int64]) -> tuple[Sl
     state, counters = SliceState(), Counters(workers)
     topics, sets, conflation = Numbering(1, 16), numpy.zeros(1, numpy.int32), Conflation(1)
     hints = numpy.zeros(HINT_WORDS, numpy.uint64)
-    sequences = Sequences(1, 1, 0, 1, 0, counters.slice)
+    order = Order(1, 1, 0, 1, 0, counters.slice)
     fields: list[Any] = [
         *(0, router, 0, 0, state.address, scratch.ctypes.data, counters.slice.address, counters.workers_address),
-        *(workers, topics.at, sets.ctypes.data, hints.ctypes.data, sequences.at, 0, 0, 0, 0),
+        *(workers, topics.at, sets.ctypes.data, hints.ctypes.data, order.at, 0, 0, 0, 0),
         *(WARN, QUEUE_BLOCKS, conflation.at, 10**18, 10**18, 10**9, NO_HANDLER),
         *(WorkerAt(*[0] * len(WorkerAt._fields)), WorkerTableAt(*[0] * len(WorkerTableAt._fields)), 0, NO_READER),
         *(0, 0, 0),
     ]
-    return SliceAt(*fields), (state, counters, topics, sets, hints, conflation, sequences)
+    return SliceAt(*fields), (state, counters, topics, sets, hints, conflation, order)
 
 
 def _hop(workers: int, with_router: bool) -> Figure:

@@ -29,11 +29,11 @@ from blackbox.feed.schema import load_schema
 from blackbox.feed.symbol_choice import SymbolChoice, TopicChoice, starts_by_slice
 from blackbox.image.table import Puts, Table
 from blackbox.subscribe.callbacks import IN_SLICE, Callback, CompiledCallback
+from blackbox.subscribe.catching_up import Archives
 from blackbox.subscribe.compiled_callback import compile_callback
 from blackbox.subscribe.gap_hooks import GapHook
 from blackbox.subscribe.options import Options
 from blackbox.subscribe.plain_values import PlainCallback
-from blackbox.subscribe.repair import Archives
 from blackbox.subscribe.share import Share
 from blackbox.subscribe.sharers import Sharers
 from blackbox.subscribe.slice_plan import slices_of_callbacks
@@ -260,7 +260,7 @@ class Registration:
 
         prefix = as_bytes("prefix", prefix)
         symbols = None if symbols is None else all_as_bytes("symbols", symbols)
-        stream = Stream(prefix, limit, when_full, batches, self.feed.key_bytes, raise_failure, remove)
+        stream = Stream(prefix, limit, when_full, batches, raise_failure, remove)
         with self._supervisor.lock:
             self._share.add_stream(stream)  # before anything comes to it
             try:

@@ -16,9 +16,9 @@ from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.recovery.consumer import consumer_of
 from blackbox.recovery.start_position import Beginning, Positions, Time, beginning_of
 from blackbox.registration import Registration
+from blackbox.subscribe.catching_up import Since
 from blackbox.subscribe.match_table import MAX_WORKERS
 from blackbox.subscribe.options import Options
-from blackbox.subscribe.repair import Since
 from blackbox.subscribe.slow_subscriber import SlowPolicy
 from blackbox.subscribe.statistics import Statistics
 from blackbox.subscribe.supervisor import SubscriberLife
@@ -51,8 +51,8 @@ class Subscriber(Registration):
     Life: NEW, `start` (or `with`), RUNNING, `stop` or `terminate`, STOPPING, ENDED. `run` is start, wait and stop.
     Callbacks may be added and removed at any time, from any thread, also from callbacks.
 
-    A callback lives on one worker of each slice: it sees a slice's messages one at a time in publish order (with
-    `key_bytes` > 0: those of each key), but may run for two slices at once.
+    A callback lives on one worker of each slice: it sees a slice's messages one at a time, in the order of their
+    sequences, but may run for two slices at once.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class Subscriber(Registration):
                 "session", when that began. Or from the position of each slice on, as a `checkpoint` gave it; those
                 without begin live.
             back: with the last `back` messages of each slice that archives have recorded; more if some are recorded
-                meanwhile; with `key_bytes` also the rest of a block.
+                meanwhile.
             snapshot: "latest": with the latest recorded message of each topic that callbacks want now, in batches that
                 are `is_image`, and then with all later messages. "books": the same, but with all resting orders in
                 place of the messages that change order books, so that `book` is complete and in sync.
@@ -229,8 +229,6 @@ class Subscriber(Registration):
     def checkpoint(self, timeout: float = 10.0) -> Iterator[dict[int, Any]]:
         """In a `with` block: let no callback run, and get by slice the (epoch, sequence) of what will come next.
 
-        With the feed's `key_bytes` it is by slice a `KeyPosition`, of all keys: also a tuple of plain values.
-
         All callbacks have then had every message before these, and none after. Keep your own state in the block, with
         the positions in the same transaction, and give them to `start(since=...)`; or let them be kept by `name`: when
         the block ends without an exception, they are. Other blocks wait meanwhile, which is lag, so be quick. May be
@@ -240,10 +238,12 @@ class Subscriber(Registration):
         for the next one, or when it makes the checkpoint itself, in its own thread or task. A reader in another thread
         goes on reading meanwhile.
 
-        Raises TimeoutError when callbacks do not return in time; SubscriberError in a callback, with `processes`, for
-        the policy "conflate", and while a slice has no position: nothing has come yet, or not all of an image, or
-        with `key_bytes` callbacks are new and not confirmed, see `wait_confirmed`, or a stream's reader is amid an
-        image or too many runs behind; PositionError
+        A subscriber of some keys of a slice waits for a heartbeat that shows that nothing is missing.
+
+        Raises TimeoutError when callbacks do not return or no heartbeat comes in time; SubscriberError in a callback,
+        with `processes`, for the policy "conflate", while a slice has no position (nothing has come yet, or not all of
+        an image, or new callbacks are not confirmed, see `wait_confirmed`, or it ended before that heartbeat), and
+        where a stream's reader has not taken a repaired message of one key but a later one of another; PositionError
         when positions cannot be kept; what ended the subscriber.
         """
         with self._share.checkpoint(timeout, by_reader=True) as positions:

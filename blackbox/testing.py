@@ -24,6 +24,7 @@ from blackbox.block.batch import Batch, Message
 from blackbox.block.block import Block
 from blackbox.block.encode import finish_header
 from blackbox.block.format import CONFIRM_KEY, FLAG_END, FLAG_LINE_B, HEARTBEAT_KEY, NONCE_BYTES
+from blackbox.block.position import End
 from blackbox.errors import PublisherError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
@@ -119,23 +120,30 @@ class RawPublisherLife(Life):
 
 
 class RawPublisher:
-    """Plain XPUB sockets on a feed's endpoints, which send exactly what they are told, on the lines one chooses.
+    """Plain XPUB sockets on a feed's endpoints, which send exactly the given frames on the chosen lines.
 
-    By itself it only confirms subscriptions. Life: see `RawPublisherLife`. Its sockets live in a thread of its own; any
-    thread may call, and every call returns when it is done.
+    Sends only confirmations of subscriptions unless called. Life: see `RawPublisherLife`. A separate thread owns its
+    sockets. It is thread-safe, and every call returns when it is done.
 
-    Attributes: `epoch`, of the blocks that `encode` makes and of control blocks; `sequences`, for each slice the next
-    sequence number of every key, as heartbeats tell it: moved on by `encode`, and yours to change; `confirms`, False to
-    leave subscriptions unanswered. What answers them tells of blocks that were sent.
+    Attributes:
+        epoch: epoch of blocks made by `encode` and of control blocks.
+        sequences: next sequence of each slice. `encode` updates it; tests may change it.
+        ends: end of every key by slice, also updated by `encode`. Heartbeats report `sequences` and `ends`. Without
+            `key_bytes` they report the end of the slice.
+        confirms: False to leave subscriptions unanswered. While some encoded blocks were not sent, confirmations only
+            count those that were.
     """
 
     def __init__(self, feed: Feed, epoch: int = 1) -> None:
         self.feed = feed
         self.epoch = epoch
         self.confirms = True
-        self.sequences: list[dict[bytes, int]] = [{} for _ in feed.slices]
-        self._sent: dict[tuple[int, int], dict[bytes, int]] = {}
-        """By slice and epoch."""
+        self.sequences = [0 for _ in feed.slices]
+        self.ends: list[dict[bytes, End]] = [{} for _ in feed.slices]
+        self._sent: dict[tuple[int, int], tuple[int, dict[bytes, End]]] = {}
+        """Next sequence and end of every key of sent blocks, by slice and epoch."""
+        self._unsent: set[tuple[int, int, int]] = set()
+        """Slice, epoch and sequence of blocks that were encoded but not sent."""
         self._lines = [
             (slice_id, line) for slice_id, feed_slice in enumerate(feed.slices) for line in _lines_of(feed_slice)
         ]
@@ -176,22 +184,30 @@ class RawPublisher:
         *,
         slice_id: int = 0,
         sequence: int | None = None,
+        previous: int | None = None,
+        key_sequence: int | None = None,
         ts_event: Any = None,
         ts_out: int | None = None,
         ts_in: int | None = None,
         flags: int = 0,
         checksum: bool = True,
     ) -> Block:
-        """The block of (topic, payload) messages that all have the key of the first.
+        """Return a block of (topic, payload) messages that all have the key of the first.
 
-        `sequence`: default the next one of that key. `ts_out`: default now. `ts_in`: default `ts_out`.
+        Defaults: `sequence` is the next one of the slice. `previous` and `key_sequence` are the key's end in `ends`, or
+        `sequence` without `key_bytes`. `ts_out` is now, and `ts_in` is `ts_out`.
         """
         sent = time.time_ns() if ts_out is None else ts_out
         topics = list(dict.fromkeys(topic for topic, _ in messages))
         payloads = [payload for _, payload in messages]
-        key = self.feed.key_of(topics[0])
-        first = self.sequences[slice_id].get(key, 0) if sequence is None else sequence
-        self.sequences[slice_id][key] = max(first + len(messages), self.sequences[slice_id].get(key, 0))
+        key, ends, count = self.feed.key_of(topics[0]), self.ends[slice_id], len(messages)
+        first = self.sequences[slice_id] if sequence is None else sequence
+        end = ends.get(key, End(0, 0)) if self.feed.key_bytes else End(first, first)
+        previous = min(first, end.sequence) if previous is None else previous
+        key_sequence = min(previous, end.count) if key_sequence is None else key_sequence
+        self.sequences[slice_id] = max(first + count, self.sequences[slice_id])
+        ends[key] = max(End(first + count, key_sequence + count), end)
+        self._unsent.add((slice_id, self.epoch, first))
         return Block.encode(
             topics,
             [topics.index(topic) for topic, _ in messages],
@@ -204,6 +220,8 @@ class RawPublisher:
             schema_id=load_schema(self.feed.schema).schema_id,
             epoch=self.epoch,
             sequence=first,
+            previous=previous,
+            key_sequence=key_sequence,
             ts_out=sent,
             ts_in=sent if ts_in is None else ts_in,
             flags=flags,
@@ -221,11 +239,11 @@ class RawPublisher:
         self._call(lambda: self._sockets[slice_id, line].send_multipart(frames))
 
     def heartbeat(self, *, end: bool = False, lines: Iterable[int] | None = None, slice_id: int | None = None) -> None:
-        """Tell the next sequence of every key; `end`: and that nothing follows. Default: all lines of all slices."""
+        """Send a heartbeat with the end of every key, by default on all lines of all slices. `end`: the last one."""
         for at, line in self._lines:
             if (slice_id is None or at == slice_id) and (lines is None or line in lines):
-                frames = self._control(HEARTBEAT_KEY, self.sequences[at], at, line, FLAG_END if end else 0).frames
-                self.send_frames(frames, at, line)
+                told, flags = (self.sequences[at], self.ends[at]), FLAG_END if end else 0
+                self.send_frames(self._control(HEARTBEAT_KEY, told, at, line, flags).frames, at, line)
 
     def close_line(self, line: int, slice_id: int = 0) -> None:
         """Close one line's socket without a word."""
@@ -297,21 +315,32 @@ class RawPublisher:
             if said[:1] == b"\1":
                 self._subscriptions[place].add(wish)
                 if self.confirms and wish.startswith(CONFIRM_KEY) and len(wish) == len(CONFIRM_KEY) + NONCE_BYTES:
-                    socket.send_multipart(
-                        self._control(wish, self._sent.get((place[0], self.epoch), {}), *place).frames
-                    )
+                    socket.send_multipart(self._control(wish, self._told(place[0]), *place).frames)
             else:
                 self._subscriptions[place].discard(wish)
 
+    def _told(self, slice_id: int) -> tuple[int, dict[bytes, End]]:
+        """Return the next sequence and the end of every key for a confirmation."""
+        if not any(each[:2] == (slice_id, self.epoch) for each in list(self._unsent)):
+            return self.sequences[slice_id], self.ends[slice_id]
+        return self._sent.get((slice_id, self.epoch), (0, {}))
+
     def _send(self, block: Block, frames: Sequence[Any], line: int) -> None:
         self._sockets[block.slice_id, line].send_multipart(frames)
-        sent = self._sent.setdefault((block.slice_id, block.epoch), {})
-        sent[block.key] = max(sent.get(block.key, 0), block.sequence + block.count)
+        self._unsent.discard((block.slice_id, block.epoch, block.sequence))
+        following, ends = self._sent.get((block.slice_id, block.epoch), (0, {}))
+        end = End(block.number_of(-1) + 1, block.key_sequence + block.count)
+        ends[block.key] = max(end, ends.get(block.key, end))
+        self._sent[block.slice_id, block.epoch] = max(following, end.sequence), ends
 
-    def _control(self, key: bytes, sequences: dict[bytes, int], slice_id: int, line: int, flags: int = 0) -> Block:
-        return Block.encode_sequences(
+    def _control(
+        self, key: bytes, told: tuple[int, dict[bytes, End]], slice_id: int, line: int, flags: int = 0
+    ) -> Block:
+        following, ends = told
+        return Block.encode_ends(
             key,
-            sequences,
+            ends if self.feed.key_bytes else {b"": End(following, following)},
+            sequence=following,
             slice_id=slice_id,
             epoch=self.epoch,
             ts_out=time.time_ns(),
@@ -329,5 +358,5 @@ def _header_on(block: Block, line: int) -> bytes:
     if line == block.line:
         return block.header
     header = numpy.frombuffer(block.header, numpy.uint8).copy()
-    finish_header(header.ctypes.data, block.sequence, block.ts_out, FLAG_LINE_B)
+    finish_header(header.ctypes.data, block.ts_out, FLAG_LINE_B)
     return header.tobytes()

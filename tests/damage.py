@@ -12,7 +12,7 @@ from tests import wire
 Frames = tuple[bytes, bytes, bytes]
 HOSTILE = (0, 1, 2, 3, 7, 8, 9, 255, 65_535, 1 << 16, (1 << 26) - 1, 1 << 26, (1 << 31) - 1, 1 << 31, (1 << 32) - 1)
 BITS = {"version": 8, "key_bytes": 8, "flags": 16, "schema": 16, "slice_id": 16}
-BITS |= dict.fromkeys(("epoch", "sequence", "ts_out", "ts_in"), 64)
+BITS |= dict.fromkeys(("epoch", "sequence", "previous", "key_sequence", "ts_out", "ts_in"), 64)
 WORDS = ("count", "topics", "topic_bytes", "body_bytes", "stride")
 
 
@@ -26,7 +26,7 @@ def valid(choice: random.Random) -> Frames:
     stride = choice.choice([0, 1, 8, 13])
     flags = wire.FIXED if fixed else 0
     if choice.random() < 0.1:
-        count, index, stride, fixed = len(topics), list(range(len(topics))), 8, True
+        count, index, stride, fixed = len(topics), list(range(len(topics))), 16, True
         key, flags = choice.choice([b"\0H", b"\0C12345678"]), wire.CONTROL | wire.FIXED
     sizes = [stride if fixed else choice.randrange(20) for _ in range(count)]
     payloads: list[bytes | None] = [choice.randbytes(size) for size in sizes]
@@ -39,6 +39,8 @@ def valid(choice: random.Random) -> Frames:
         flags |= wire.NULLS if None in payloads else 0
     body = wire.body_of([choice.getrandbits(40) for _ in index], index, topics, payloads, fixed, sequences)
     flags |= choice.choice([0, wire.CHECKSUM, wire.CHECKSUM]) | choice.choice([0, wire.LINE_B])
+    sequence = sequences[0] if sequences else choice.getrandbits(30)
+    previous = choice.randint(0, sequence)
     header, body = wire.sealed(
         body,
         flags=flags,
@@ -47,7 +49,9 @@ def valid(choice: random.Random) -> Frames:
         topic_bytes=sum(map(len, topics)),
         stride=stride if fixed else 0,
         key_bytes=8 if flags & wire.CONTROL else len(key),
-        sequence=sequences[0] if sequences else choice.getrandbits(30),
+        sequence=sequence,
+        previous=previous,
+        key_sequence=choice.randint(0, previous),
         ts_out=choice.getrandbits(60),
         ts_in=choice.getrandbits(60),
         epoch=choice.getrandbits(63) or 1,

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,8 +39,8 @@ def _data(rows: Sequence[tuple[bytes, bytes | None, int]], key: bytes = b"", **f
     return Frames(key, *wire.data(rows, **{"key_bytes": len(key), **fields}))
 
 
-def _control(key: bytes, sequences: dict[bytes, int], flags: int = 0, **fields: Any) -> Frames:
-    return Frames(key, *wire.control(sequences, flags, **fields))
+def _control(key: bytes, ends: Mapping[bytes, int | tuple[int, int]], flags: int = 0, **fields: Any) -> Frames:
+    return Frames(key, *wire.control(ends, flags, **fields))
 
 
 def _trades(payloads: list[bytes | None], sequences: list[int] | None = None) -> Frames:
@@ -55,7 +55,12 @@ def blocks() -> dict[str, Frames]:
     return {
         "confirmation": _control(b"\0Cnonce678", {b"": 3}, epoch=9, ts_out=NOW, key_bytes=2),
         "heartbeat": _control(
-            b"\0H", {b"AAPL": 44, b"MSFT": 7, b"X": 1 << 62}, slice_id=1, epoch=9, ts_out=NOW, key_bytes=2
+            b"\0H",
+            {b"AAPL": (44, 37), b"MSFT": (7, 7), b"X": (1 << 62, 3)},
+            slice_id=1,
+            epoch=9,
+            ts_out=NOW,
+            key_bytes=2,
         ),
         "last_heartbeat_of_line_b_without_keys": _control(
             b"\0H", {}, wire.LINE_B | wire.END, slice_id=1, epoch=9, ts_out=NOW
@@ -88,6 +93,8 @@ def blocks() -> dict[str, Frames]:
             slice_id=3,
             epoch=0x7EDCBA9876543210,
             sequence=41,
+            previous=33,
+            key_sequence=21,
             ts_out=NOW + 1_000,
             ts_in=NOW,
         ),

@@ -49,7 +49,7 @@ def touch(block: Block) -> None:
     assert sum(len(block.payload(row) or b"") for row in range(block.count)) == block.payloads.nbytes
     total += int(block.sequences.sum()) + int(block.valid.sum())
     if block.flags & wire.CONTROL:
-        block.next_sequences()
+        block.ends()
 
 
 def main(seed: int, count: int) -> None:

@@ -64,10 +64,13 @@ class Put:
     schema: int = 0
     flags: int = wire.CHECKSUM
     sequences: tuple[int, ...] | None = None
-    """Of each message, where they do not follow each other."""
+    """Sequence of each message, if they are not consecutive."""
+    previous: int | None = None
+    key_sequence: int | None = None
+    """Header fields; None: as if all messages had one key."""
 
     def block(self, slice_id: int) -> tuple[bytes, bytes]:
-        """Header and body, as they travel."""
+        """Return header and body as they are sent."""
         checksummed = bool(self.flags & wire.CHECKSUM)
         return wire.data(
             [(row.topic, row.payload, row.ts_event) for row in self.rows],
@@ -79,6 +82,8 @@ class Put:
             sequence=self.numbers[0],
             ts_out=self.ts_out,
             **({} if checksummed else {"body_checksum": 0}),
+            **({} if self.previous is None else {"previous": self.previous}),
+            **({} if self.key_sequence is None else {"key_sequence": self.key_sequence}),
         )
 
     @property
@@ -368,6 +373,7 @@ class StoredMark(NamedTuple):
     ts: int
     epoch: int
     ts_out: int
+    sequence: int
     totals: Totals
     names: int
     body: bytes
@@ -404,7 +410,7 @@ def read_segment(segment: Path) -> tuple[list[Stored], list[StoredMark], int]:
         assert wire.checksum(body) == fields["stored_checksum"]
         if structure is MARK:
             totals = Totals(*(fields[name] for name in ("records", "messages", "marks", "chain")))
-            told = {name: fields[name] for name in ("kind", "flags", "ts", "epoch", "ts_out", "names")}
+            told = {name: fields[name] for name in ("kind", "flags", "ts", "epoch", "ts_out", "sequence", "names")}
             marks.append(StoredMark(at, stop, totals=totals, body=body, **told))
         else:
             told = {name: fields[name] for name in ("ts_recv", "first_row", "codec")}

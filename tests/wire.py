@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import xxhash
@@ -36,6 +36,8 @@ class Fields(NamedTuple):
     count: int = 0
     epoch: int = 1
     sequence: int = 0
+    previous: int = 0
+    key_sequence: int = 0
     ts_out: int = 0
     ts_in: int = 0
     topics: int = 0
@@ -131,19 +133,33 @@ def data(
     )
     flags = fields.pop("flags", CHECKSUM) | (FIXED if fixed else 0) | (SEQUENCES if sequences is not None else 0)
     flags |= NULLS if any(payload is None for _, payload, _ in rows) else 0
+    previous = fields.get("previous", fields.get("sequence", 0))
     known = {
         "count": len(rows),
         "topics": len(topics),
         "topic_bytes": sum(map(len, topics)),
         "stride": max(sizes, default=0) if fixed else 0,
+        "previous": previous,
+        "key_sequence": previous,
     }
     return sealed(body, flags=flags, **(known | fields))
 
 
-def control(sequences: dict[bytes, int], flags: int = 0, **fields: Any) -> tuple[bytes, bytes]:
-    """Header and body of a control block: the next sequence of each key."""
-    rows = [(key, struct.pack("<q", number), 0) for key, number in sequences.items()]
-    return data(rows, **(fields | {"flags": CHECKSUM | CONTROL | FIXED | flags, "stride": 8}))
+def control(ends: Mapping[bytes, int | tuple[int, int]], flags: int = 0, **fields: Any) -> tuple[bytes, bytes]:
+    """Return header and body of a control block. `ends`: (end, count) of each key, or one number for both.
+
+    The next sequence of the slice is the largest end, unless `fields` has another one.
+    """
+    both = {key: (end, end) if isinstance(end, int) else end for key, end in ends.items()}
+    rows = [(key, struct.pack("<qq", *end), 0) for key, end in both.items()]
+    following = fields.get("sequence", max((end for end, _ in both.values()), default=0))
+    known = {"sequence": following, "previous": following, "key_sequence": 0}
+    return data(rows, **(known | fields | {"flags": CHECKSUM | CONTROL | FIXED | flags, "stride": 16}))
+
+
+def ends_of(control: Decoded) -> dict[bytes, tuple[int, int]]:
+    """Return the end and the number of messages of each key in a control block."""
+    return {key: struct.unpack("<qq", numbers) for key, numbers, _ in control.messages}
 
 
 def is_there(column: layout.Column, fields: Fields) -> bool:
@@ -220,12 +236,13 @@ def _check_fields(fields: Fields, header: bytes) -> None:
     _require(fields.key_bytes <= 8, "key bytes")
     control, fixed = bool(fields.flags & CONTROL), bool(fields.flags & FIXED)
     if control:
-        _require(fixed and fields.stride == 8 and fields.topics == fields.count, "control counts")
+        _require(fixed and fields.stride == 16 and fields.topics == fields.count, "control counts")
     else:
         _require(1 <= fields.topics <= fields.count, "counts")
     _require(
         all(0 <= number <= 1 << 62 for number in (fields.sequence, fields.ts_out, fields.ts_in)), "sequence or time"
     )
+    _require(fields.key_sequence <= fields.previous <= fields.sequence, "previous and key_sequence")
     _require(0 < fields.epoch < 1 << 63, "epoch")
 
 

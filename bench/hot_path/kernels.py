@@ -24,6 +24,7 @@ from blackbox.block.encode import (
     Rows,
     TopicTable,
     finish_header,
+    number_header,
     plan_block,
     plan_bytes,
     write_body,
@@ -33,16 +34,17 @@ from blackbox.block.format import FLAG_NUMBERS, HEADER_BYTES, MAX_BODY_BYTES, re
 from blackbox.block.validate import check_block
 from blackbox.block.worker_envelope import TOPICS_AT, envelope_bytes
 from blackbox.native.intrinsics import bytes_at, copy_bytes
-from blackbox.native.name_table import HINT_WORDS, Numbering, number_of
+from blackbox.native.name_table import HINT_WORDS, Numbering
 from blackbox.native.prefix_trie import Trie
 from blackbox.subscribe.callbacks import Callback
 from blackbox.subscribe.conflation import Conflation
 from blackbox.subscribe.dispatch import group_by_set, match_topics
-from blackbox.subscribe.gaps import enter_epoch, judge
+from blackbox.subscribe.epochs import SAME, epoch_state_at, judge_epoch
 from blackbox.subscribe.match_table import Table
-from blackbox.subscribe.sequences import Sequences
+from blackbox.subscribe.order import begin_live_epoch, judge, number_key
+from blackbox.subscribe.order_state import Order
 from blackbox.subscribe.slice_memory import SliceAt, TableAt
-from blackbox.subscribe.state import SliceCounters
+from blackbox.subscribe.state import SliceCounters, slice_counters_at
 from blackbox.subscribe.worker_state import WorkerAt, WorkerTableAt
 from blackbox.transport.libzmq import (
     MESSAGE_BYTES,
@@ -99,7 +101,8 @@ def _encode(
         plan = plan_block(rows, order, topic_index, 0, len(order), MAX_BODY_BYTES, table, distinct, FLAG_NUMBERS)
         write_body(target, plan, rows, order, topic_index, table, distinct)
         write_template(header, plan, target, True, origin, 1)
-        finish_header(header, 0, 1, 0)
+        number_header(header, 0, 0, 0)
+        finish_header(header, 1, 0)
 
 
 @njit(nogil=True)
@@ -111,13 +114,17 @@ def _check(head: int, body: int, body_bytes: int, times: int) -> int:
 
 
 @njit(nogil=True)
-def _order(at: Any, key: int, key_bytes: int, count: int, sequence: int, times: int) -> int:
+def _order(at: Any, head: int, key: int, sequence: int, times: int) -> int:
     verdict = 0
+    no, tick = numpy.int64(0), numpy.int64(1)
     for _ in range(times):
-        number = number_of(at.keys, key, key_bytes)
-        enter_epoch(at, 1, 0, numpy.int64(0), numpy.int64(1))
-        verdict |= judge(at, number, 0, 1, sequence, count, 0, numpy.int64(1), numpy.int64(0))
-        sequence += count
+        number_header(head, sequence, sequence, sequence)
+        header = read_header(head)
+        number = number_key(at, key, no)
+        if judge_epoch(epoch_state_at(at.epochs), slice_counters_at(at.counters), header.epoch, no, no, tick) != SAME:
+            begin_live_epoch(at, no)
+        verdict |= judge(at, number, no, header, header.count, no, no)
+        sequence += header.count
     return verdict
 
 
@@ -220,14 +227,14 @@ class Subject:
         self._sets = numpy.zeros(2 * TOPICS, numpy.int32)
         self._hints = numpy.zeros(2 * TOPICS * HINT_WORDS, numpy.uint64)
         self._counters = SliceCounters()
-        self.sequences = Sequences(1, 1, 0, 1, 0, self._counters)
+        self.order = Order(1, 1, 0, 1, 0, self._counters)
         self._conflation = Conflation(1)
         self.at = SliceAt(
             *(0, 0, 0, 0, 0, 0, self._counters.address, 0, 2),
             self._topics.at,
             self._sets.ctypes.data,
             self._hints.ctypes.data,
-            self.sequences.at,
+            self.order.at,
             *(0, 0, 0, 0, 0, 0),
             self._conflation.at,
             *(0, 0, 0),
@@ -239,6 +246,7 @@ class Subject:
             *(0, 0, 0),
         )
         self._head = numpy.frombuffer(bytearray(self.block.header), numpy.uint8)
+        self._numbered = self._head.copy()
         self._copy = numpy.empty_like(self.block.body)
         self._copied_head = numpy.zeros(HEADER_BYTES // 8, numpy.int64)
         self.envelope = numpy.zeros(envelope_bytes(self.block.topic_count, self.block.count), numpy.uint8)
@@ -275,7 +283,7 @@ class Subject:
 
         def order(times: int) -> None:
             # Each block follows the one before: nothing is a gap, nothing a duplicate.
-            verdict = _order(self.sequences.at, body, 0, BLOCK_MESSAGES, self._sequence, times)
+            verdict = _order(self.order.at, self._numbered.ctypes.data, body, self._sequence, times)
             self._sequence += BLOCK_MESSAGES * times
             assert verdict == 0
 

@@ -17,43 +17,34 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StructType
 
 from blackbox.analysis.inputs import require
-from blackbox.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 STREAM: Final = ("feed", "date", "epoch", "slice")
-"""Sequence numbers count up within these and the key."""
+"""Sequence numbers count up within these."""
 
 
-def sequence_gaps(messages: DataFrame, key_bytes: int = 0, ts_recv: str = "ts_recv") -> DataFrame:
-    """Find the sequence numbers missing between the first and the last recorded one of each (epoch, slice, key).
+def sequence_gaps(messages: DataFrame, ts_recv: str = "ts_recv") -> DataFrame:
+    """Find the sequence numbers missing between the first and the last recorded one of each epoch and slice.
 
-    A key is the first `key_bytes` bytes of a topic: a setting of the feed, which the recording's manifest holds.
-    Numbers that are there twice are no gap. What was lost before the first and after the last recorded message of a
-    key does not show in its numbers. Another epoch begins anew.
+    Numbers that are there twice are no gap. Losses before the first and after the last recorded message do not show in
+    the numbers. Each epoch has numbers of its own.
 
-    Give it all messages. A filter by type or time makes gaps of its own, and so does one by topic, unless it takes
-    whole keys.
+    Give it all messages: a filter makes gaps of its own.
 
-    Columns: `feed`, `date`, `epoch`, `slice`, `key`, `first` and `last` (the numbers that are missing), `missing` (how
+    Columns: `feed`, `date`, `epoch`, `slice`, `first` and `last` (the numbers that are missing), `missing` (how
     many they are), `recv_before` and `recv_after` (bigint ns: when the messages before and after them were received).
 
-    Raises ConfigError when a column is missing or `key_bytes` is negative.
+    Raises ConfigError when a column is missing.
     """
-    if key_bytes < 0:
-        raise ConfigError(f"key_bytes was {key_bytes}, expected 0 or more")
-    require(messages, [*STREAM, "sequence", ts_recv, *["topic"] * (key_bytes > 0)], "messages")
-    key = (
-        functions.lit(b"") if key_bytes == 0 else functions.substring(functions.encode("topic", "UTF-8"), 1, key_bytes)
-    )
-    rows = messages.select(*STREAM, key.alias("key"), "sequence", functions.col(ts_recv).cast("bigint").alias("_recv"))
-    groups = [*STREAM, "key"]
+    require(messages, [*STREAM, "sequence", ts_recv], "messages")
+    rows = messages.select(*STREAM, "sequence", functions.col(ts_recv).cast("bigint").alias("_recv"))
     made = StructType([*rows.schema.fields[:-2]])
     for name in ("_first", "_last", "_recv_first", "_recv_last"):
         made = made.add(name, LongType())
-    runs = rows.mapInArrow(_Runs(tuple(groups), to_arrow_schema(made)).batches, made)
-    ordered = Window.partitionBy(*groups).orderBy("_first", "_last")
+    runs = rows.mapInArrow(_Runs(to_arrow_schema(made)).batches, made)
+    ordered = Window.partitionBy(*STREAM).orderBy("_first", "_last")
     earlier = ordered.rowsBetween(Window.unboundedPreceding, -1)
     # Runs may overlap: what counts is how far any earlier one reached, and when that one was received.
     reach = functions.max(functions.struct("_last", "_recv_last")).over(earlier)
@@ -62,7 +53,7 @@ def sequence_gaps(messages: DataFrame, key_bytes: int = 0, ts_recv: str = "ts_re
         runs.withColumn("_reach", reach)
         .where(last >= first)
         .select(
-            *groups,
+            *STREAM,
             first.alias("first"),
             last.alias("last"),
             (last - first + 1).alias("missing"),
@@ -75,7 +66,6 @@ def sequence_gaps(messages: DataFrame, key_bytes: int = 0, ts_recv: str = "ts_re
 class _Runs(NamedTuple):
     """The pass over one partition."""
 
-    groups: tuple[str, ...]
     schema: pyarrow.Schema
 
     def batches(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
@@ -85,14 +75,14 @@ class _Runs(NamedTuple):
 
     def _runs(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
         """Return a row for each run of consecutive numbers of a stream."""
-        codes = _codes(batch.select(list(self.groups)))
+        codes = _codes(batch.select(list(STREAM)))
         sequence = _numbers(batch, "sequence")
         order = numpy.lexsort((sequence, codes))
         codes, sequence, recv = codes[order], sequence[order], _numbers(batch, "_recv")[order]
         breaks = (numpy.diff(codes) != 0) | (numpy.diff(sequence) > 1)
         starts = numpy.concatenate(([0], numpy.flatnonzero(breaks) + 1))
         ends = numpy.concatenate((starts[1:] - 1, [len(codes) - 1]))
-        named = batch.select(list(self.groups)).take(pyarrow.array(order[starts])).columns
+        named = batch.select(list(STREAM)).take(pyarrow.array(order[starts])).columns
         runs = [pyarrow.array(column) for column in (sequence[starts], sequence[ends], recv[starts], recv[ends])]
         return pyarrow.RecordBatch.from_arrays([*named, *runs], schema=self.schema)
 

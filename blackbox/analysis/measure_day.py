@@ -134,7 +134,6 @@ class _Day:
             gaps=tuple(
                 Missing(
                     slice_id=gap.slice_id,
-                    key=gap.key.decode(errors="backslashreplace"),
                     first=gap.sequence,
                     count=gap.count,
                     ts_out=gap.ts_out,

@@ -22,7 +22,7 @@ class Acknowledger:
         """`say` gets the slice and what its publisher is told."""
         self._writer, self._fsync, self._say = writer, fsync, say
         name = f"{os.getpid()}@{socket.gethostname()}"
-        self._now = Acknowledgement(secrets.token_bytes(NONCE_BYTES), 0, 0, 0, NEVER_SYNCED, 0, b"", name)
+        self._now = Acknowledgement(secrets.token_bytes(NONCE_BYTES), 0, 0, 0, NEVER_SYNCED, 0, name)
         self._told = self._now
 
     def tell_recorded(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy
 from numba import types
 
-from blackbox.archive.append_marks import begin_epoch, begin_segment, finish, keys_of, put_mark
+from blackbox.archive.append_marks import begin_epoch, begin_segment, finish, mark_control, note_sequences
 from blackbox.archive.format import CODEC_NONE, ENTRY_BYTES, FILE_HEAD_BYTES, RECORD_HEAD_BYTES, record_bytes
 from blackbox.archive.index_entry import add_to_entry
 from blackbox.archive.journal_record import chain_after, write_head
@@ -42,14 +42,12 @@ from blackbox.archive.journal_state import (
     write_all,
     write_behind_buffer,
 )
-from blackbox.archive.key_positions import NO_KEY, begin_whole, keys_that_differ, note_key, total_of
 from blackbox.archive.marks import EPOCH_END, HEARD
-from blackbox.block.acknowledgement import NOTHING_MISSING, TOO_MANY_KEYS
+from blackbox.block.acknowledgement import NOTHING_MISSING
 from blackbox.block.block_handler import BLOCK, IDLE
-from blackbox.block.format import FLAG_CHECKSUM, FLAG_END, read_header
-from blackbox.native.intrinsics import bytes_at, call_with_address, copy_bytes, fence, inner, int64s_at
+from blackbox.block.format import FLAG_CHECKSUM, FLAG_END, layout_of, read_header, sequence_of
+from blackbox.native.intrinsics import bytes_at, call_with_address, copy_bytes, fence, inner
 from blackbox.native.jit import cfunc, check_memory, njit
-from blackbox.native.name_table import FULL
 from blackbox.native.posix import now_ns, sleep_microseconds, sync_file
 from blackbox.native.records import load_shared, store_shared
 from blackbox.native.xxh3 import checksum_32
@@ -137,7 +135,7 @@ def _note(at: int, size: int, start: int) -> None:
 def _make_safe(at: int) -> None:
     """Write, and sync, the record that was appended, as each is to be."""
     state = journal_at(at)
-    if state.write_each == 0 and state.sync_each == 0:
+    if state.is_outbox == 0 and state.sync_each == 0:
         return
     if flush(at) and state.sync_each != 0:
         if sync_file(state.fd) == 0:
@@ -207,7 +205,9 @@ def _append(at: int) -> None:
     state.day_records += 1
     state.day_messages += count
     state.chain = chain
-    note_key(keys_of(at), head, state.body, state.first_row, state.key_bytes)
+    layout = layout_of(header)
+    stop = sequence_of(header, layout, state.body, header.count - 1) + 1
+    note_sequences(at, sequence_of(header, layout, state.body, state.first_row), stop)
     if direct and state.buffered == 0 and state.sync_each == 0:  # without its padding a record is not whole
         commit(at)
     _note(at, size, start)
@@ -215,66 +215,59 @@ def _append(at: int) -> None:
 
 
 @inner
-def _note_position(at: int) -> None:
-    """Note how far all is recorded, if the control block at hand tells; what waits in memory is written before.
+def _note_position(at: int, sequence: int) -> None:
+    """Write the buffer, then update the position to acknowledge, up to the publisher's next sequence.
 
-    It counts from the beginning of the epoch, or from where the publisher has confirmed that all will come.
+    The first position of an epoch starts at its first message, or at the sequence from which the publisher has
+    confirmed to send here.
     """
     state = journal_at(at)
-    epoch = read_header(state.head).epoch
-    total, lacking = total_of(keys_of(at), state.head, state.body)
-    begin, position, missing = state.position_begin, state.position, numpy.int64(NOTHING_MISSING)
-    is_new = state.position_epoch != epoch
-    if lacking == FULL:
-        missing = numpy.int64(TOO_MANY_KEYS)
-        if is_new:
-            begin = position = numpy.int64(0)
-    elif lacking == NO_KEY:
-        begin = numpy.int64(0) if is_new else begin
-        position = total if is_new else max(position, total)
-    elif not is_new:
-        missing = int64s_at(keys_of(at).whole, lacking + 1)[lacking]
-    elif state.in_force != 0 and begin_whole(keys_of(at), state.head, state.body):
-        begin = position = total
-    else:
-        return
-    is_same = position == state.position and missing == state.position_missing
+    is_new = state.position_epoch != state.recorded_epoch
+    if is_new and (state.begin > 0 or state.recorded < sequence):
+        if state.in_force == 0 or state.following > sequence:
+            return
+        if state.recorded < sequence:
+            state.begin = state.recorded = sequence
+    missing = state.recorded if state.recorded < sequence else numpy.int64(NOTHING_MISSING)
+    is_same = state.recorded == state.position and missing == state.position_missing
     if (is_same and not is_new) or not flush(at):
         return
     store_shared(state, "position_version", state.position_version + 1)
     fence()
-    state.position_epoch, state.position_begin, state.position = epoch, begin, position
-    state.position_missing, state.position_key = missing, lacking
+    state.position_epoch, state.position_begin = state.recorded_epoch, state.begin
+    state.position, state.position_missing = state.recorded, missing
     store_shared(state, "position_version", state.position_version + 1)
     notify(at, AT_WANTED)
 
 
 @inner
 def _hear(at: int) -> None:
-    """Mark what a control block says beyond what the records show."""
+    """Mark a control block if it reports messages that are not recorded, or if a mark is due."""
     state = journal_at(at)
     header = read_header(state.head)
-    epoch = header.epoch
+    epoch, sequence = header.epoch, header.sequence
     is_end = header.flags & FLAG_END != 0
-    # While blocks wait for the other line, these numbers are ahead of the journal. The next heartbeat repeats them.
+    # While blocks wait for the other line, this sequence is ahead of the journal. The next heartbeat repeats it.
     if state.error != 0 or (state.held != 0 and not is_end):
         return
     if not _make_ready(at, state.ts_recv):
         return
     begin_epoch(at, epoch, state.ts_recv, header.ts_out)
-    if state.held == 0:
-        _note_position(at)
-    if is_end:
-        if state.held == 0 and epoch != state.ended_epoch:
-            state.ended_epoch = epoch
-            put_mark(at, numpy.int64(EPOCH_END), state.ts_recv, header.ts_out, state.body)
+    if state.held != 0:
         return
-    names, _ = keys_that_differ(keys_of(at), state.head, state.body)
+    is_ahead = state.following < sequence
+    note_sequences(at, sequence, sequence)
+    _note_position(at, sequence)
+    if is_end:
+        if epoch != state.ended_epoch:
+            state.ended_epoch = epoch
+            mark_control(at, EPOCH_END, is_ahead)
+        return
     since = state.ts_recv - state.heard
     is_due = since >= (_HEARD_NS if state.records > state.heard_records else _SILENT_NS) or since < 0
-    if names > 0 or is_due:
-        put_mark(at, numpy.int64(HEARD), state.ts_recv, header.ts_out, state.body)
-        state.heard, state.heard_records = state.ts_recv, state.records
+    if is_ahead or is_due or state.names_due != 0:
+        mark_control(at, HEARD, is_ahead or state.names_due != 0)
+        state.heard, state.heard_records, state.names_due = state.ts_recv, state.records, numpy.int64(0)
 
 
 @inner

@@ -17,7 +17,7 @@ from blackbox.archive.journal_record import next_record
 from blackbox.archive.marks import Mark, MarkKind, Totals, behind, chain_start, read_mark, tally
 from blackbox.archive.reader import Recorded, RecordRun
 from blackbox.archive.segment import Damage, Segment
-from blackbox.archive.summary import KeyBegin
+from blackbox.archive.summary import LateBegin
 from blackbox.block.format import FLAG_SEQUENCES
 
 Report = Callable[[Damage], None]
@@ -136,19 +136,19 @@ class IndexAudit:
 
 
 class NumberAudit:
-    """What a slice holds of the numbers of each run and key: its recorder takes each once."""
+    """Recorded sequences of each run of a slice, to find those recorded twice."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, bytes], list[tuple[int, int]]] = {}
-        """The numbers of each run and key: ranges in order, none of which touches another."""
+        self._known: dict[int, list[tuple[int, int]]] = {}
+        """Sequences of each run as ascending ranges [first, stop). Adjacent ranges are merged."""
 
     def add(self, recorded: Recorded) -> int:
-        """Take in a block; return how many of its messages had been recorded before."""
+        """Add a block. Return the number of its messages that had been recorded before."""
         block = recorded.block
         if block.flags & FLAG_SEQUENCES:
-            return 0  # its numbers leave out others, which may be elsewhere
+            return 0  # other blocks may have the sequences that it leaves out
         begin, end = block.sequence + recorded.first_row, block.sequence + block.count
-        known = self._known.setdefault((block.epoch, block.key), [])
+        known = self._known.setdefault(block.epoch, [])
         if known and known[-1][1] == begin:
             known[-1] = known[-1][0], end
             return 0
@@ -161,12 +161,12 @@ class NumberAudit:
         known[first:last] = [(begin, end)]
         return int(repeated)
 
-    def begins(self, slice_id: int, reported: dict[tuple[int, bytes], int]) -> list[KeyBegin]:
-        """Return the keys whose first numbers the slice lacks: those before the publisher was first heard.
+    def begins(self, slice_id: int, reported: dict[int, int]) -> list[LateBegin]:
+        """Return the runs whose first messages are not recorded because they were sent before the publisher was heard.
 
         `reported`: `Reported.first`.
         """
         first = dict(reported)
-        for name, known in self._known.items():
-            first[name] = min(known[0][0], reported.get(name, known[0][0]))
-        return [KeyBegin(slice_id, epoch, key, number) for (epoch, key), number in first.items() if number > 0]
+        for epoch, known in self._known.items():
+            first[epoch] = min(known[0][0], reported.get(epoch, known[0][0]))
+        return [LateBegin(slice_id, epoch, number) for epoch, number in first.items() if number > 0]

@@ -55,8 +55,6 @@ class Written(NamedTuple):
     """Messages with a time outside of the session date."""
     missing: int = 0
     """Sequence numbers left out."""
-    keys_may_lack: bool = False
-    """Keys may begin above number 0: messages before their first one may have been left out."""
 
 
 class ColumnWriter:
@@ -89,9 +87,6 @@ class ColumnWriter:
         self._topics = TopicNumbers(feed)
         self._blocks = GrowingBlocks(block_bytes)
         self._has_keys = feed.key_bytes > 0
-        self._begins_at = 0
-        """Number of the first message of keys that come from here on: 1 after messages were left out, as some may have
-        been theirs."""
         if self._has_keys:
             self._in_order = numpy.arange(_ROWS, dtype=numpy.int32)
             self._gathered = Gathered.of(_ROWS)
@@ -101,10 +96,14 @@ class ColumnWriter:
         self._room = self._known = self._groups = 0
         self._about = numpy.zeros(0, ABOUT)
         self._generation = numpy.zeros(1, numpy.int64)
-        self._next_sequence = numpy.zeros(0, numpy.int64)
-        self._first_sequence = numpy.zeros(0, numpy.int64)
-        self._skipped = [0] * len(feed.slices)
-        """Without keys: what comes next in each slice after the last numbers that were left out."""
+        self._following = numpy.zeros(len(feed.slices), numpy.int64)
+        """Next sequence of each slice."""
+        self._skipped = numpy.zeros(len(feed.slices), numpy.int64)
+        """Sequence after the last one that each slice left out."""
+        self._ends = numpy.zeros(0, numpy.int64)
+        """Sequence after the last message of each group."""
+        self._counts = numpy.zeros(0, numpy.int64)
+        """Number of messages of each group."""
         self._make_room()
         self._header = numpy.zeros(HEADER_BYTES // 8, numpy.int64)
         check_limits(f"a day of feed {feed.name!r}", PIPE_NEEDS, *[WRITER_NEEDS] * len(feed.slices))
@@ -150,41 +149,30 @@ class ColumnWriter:
     @property
     def written(self) -> Written:
         """Counts of the messages that were put so far."""
-        return Written(self.messages, self.outside, self.missing, self._begins_at > 0)
+        return Written(self.messages, self.outside, self.missing)
 
     def skip(self, count: int) -> None:
-        """Leave out sequence numbers as `Publisher.skip`: `count` messages of the venue are missing here.
+        """Leave out sequences as `Publisher.skip` does: `count` messages of the venue are missing here.
 
-        Raises JournalError when the disk refuses a write.
+        Each slice leaves out its share. With `key_bytes`, the keys of the missing messages are unknown, so each key
+        counts one message as missing.
+
+        Raises JournalError if a write fails.
         """
-        if self._has_keys:
-            self._put_gathered()
-        else:
-            put_rest(self._blocks.address, len(self._blocks), self._topics_now(), self._journals())
-        slices = self._topics.slice_of[: self._topics.groups]
-        if self._has_keys:
-            following, first = self._next_sequence[: len(slices)], self._first_sequence[: len(slices)]
-            heard = numpy.flatnonzero(following > first)
-            shares = shares_of(count, len(heard)) if len(heard) else []
-            self.missing += sum(shares)
-            following[heard] += numpy.array(shares, numpy.int64)
-            self._begins_at = 1
-            silent = following == 0
-            following[silent] = first[silent] = 1
-            return
-        shares = shares_of(count, len(self._writers))
-        self.missing += sum(shares)
-        numbers = self._skipped.copy()
-        for group, slice_id in enumerate(slices.tolist()):
-            numbers[slice_id] = int(self._next_sequence[group])
-            self._next_sequence[group] += shares[slice_id]
+        self._put_rest()
+        shares = numpy.array(shares_of(count, len(self._writers)), numpy.int64)
+        self.missing += int(shares.sum())
         latest_ns = int(self._clocks.max())
         self._clocks[:] = latest_ns
-        for slice_id, (number, share) in enumerate(zip(numbers, shares, strict=True)):
-            if not number:
-                self._note_sequences(slice_id, {b"": 0})  # the slice is heard of: what follows is a gap
-            self._skipped[slice_id] = number + share
-            self._note_sequences(slice_id, {b"": number + share}, ts_event=latest_ns)
+        for slice_id in numpy.flatnonzero(self._following == 0).tolist():
+            self._note_end(slice_id)  # marks the start of the slice, so that the missing messages are a gap
+        self._following += shares
+        self._skipped[:] = self._following
+        slices = self._topics.slice_of[: self._groups]
+        self._ends[: self._groups] = self._following[slices]
+        self._counts[: self._groups] += 1 if self._has_keys else shares[slices]
+        for slice_id in range(len(shares)):
+            self._note_end(slice_id, ts_event=latest_ns)
 
     def _put(
         self, index: NDArray[numpy.int32], numbers: NDArray[numpy.int32], rows: Rows, columns: tuple[Any, ...]
@@ -236,12 +224,11 @@ class ColumnWriter:
 
     def close(self) -> None:
         """Write what was put, mark the end of the run, and make all of it durable. Raises JournalError."""
-        if self._has_keys:
-            self._put_gathered()
-        else:
-            put_rest(self._blocks.address, len(self._blocks), self._topics_now(), self._journals())
+        self._put_rest()
         for writer in self._writers:
-            self._end(writer)
+            self._note_end(writer.slice_id, FLAG_END)  # as a recorder does for a publisher's last heartbeat
+            writer.close()
+            _check(writer)
 
     def __enter__(self) -> Self:
         return self
@@ -255,6 +242,13 @@ class ColumnWriter:
         finally:
             for writer in self._writers:
                 writer.close()
+
+    def _put_rest(self) -> None:
+        """Append messages that were put but are not in a journal yet."""
+        if self._has_keys:
+            self._put_gathered()
+        else:
+            put_rest(self._blocks.address, len(self._blocks), self._topics_now(), self._journals())
 
     def _put_gathered(self) -> None:
         """Append all that was gathered."""
@@ -281,8 +275,8 @@ class ColumnWriter:
             writer.begin_sync()
 
     def _topics_now(self) -> Topics:
-        topics = self._topics
-        return Topics(self._about, topics.table, self._generation, topics.slice_of, self._next_sequence)
+        topics, numbers = self._topics, (self._following, self._ends, self._counts)
+        return Topics(self._about, topics.table, self._generation, topics.slice_of, *numbers)
 
     def _journals(self) -> Journals:
         return Journals(
@@ -302,11 +296,10 @@ class ColumnWriter:
         for name, column in (("size", self._topics.table.sizes), ("group", self._topics.group_of)):
             self._about[name][new] = column[new]
         self._known = new.stop
-        for group in range(self._groups, self._topics.groups):
-            skipped = self._skipped[self._topics.slice_of[group]]
-            self._next_sequence[group] = self._begins_at if self._has_keys else skipped
-            self._first_sequence[group] = self._begins_at
-        self._groups = self._topics.groups
+        fresh = slice(self._groups, self._topics.groups)
+        self._ends[fresh] = skipped = self._skipped[self._topics.slice_of[fresh]]
+        self._counts[fresh] = numpy.minimum(skipped, 1) if self._has_keys else skipped
+        self._groups = fresh.stop
 
     def _make_room(self) -> None:
         """Have scratch for as many topics as there is room for."""
@@ -320,31 +313,19 @@ class ColumnWriter:
         about = numpy.zeros(self._room, ABOUT)
         about[: len(self._about)] = self._about
         self._about = about
-        more = self._room - len(self._next_sequence)
-        self._next_sequence = numpy.pad(self._next_sequence, (0, more))
-        self._first_sequence = numpy.pad(self._first_sequence, (0, more))
+        more = self._room - len(self._ends)
+        self._ends, self._counts = numpy.pad(self._ends, (0, more)), numpy.pad(self._counts, (0, more))
 
-    def _end(self, writer: JournalWriter) -> None:
-        """Note that nothing follows: what a publisher's last heartbeat tells a recorder. Then close."""
-        slice_id = writer.slice_id
-        numbers = {key: int(self._next_sequence[group]) for key, group in self._topics.keys_of(slice_id).items()}
-        numbers = numbers or {b"": self._skipped[slice_id]}
-        self._note_sequences(slice_id, {key: number for key, number in numbers.items() if number}, FLAG_END)
-        writer.close()
-        _check(writer)
-
-    def _note_sequences(self, slice_id: int, numbers: dict[bytes, int], flags: int = 0, ts_event: int = 0) -> None:
-        """Append a control block with the next numbers of keys to a slice's journal.
-
-        `ts_event`: as `Block.encode_sequences` has it.
-        """
+    def _note_end(self, slice_id: int, flags: int = 0, ts_event: int = 0) -> None:
+        """Append a heartbeat with the slice's next sequence, as a recorder does; see `Block.encode_ends`."""
         now, writer = int(self._clocks[slice_id]), self._writers[slice_id]
-        block = Block.encode_sequences(
+        block = Block.encode_ends(
             HEARTBEAT_KEY,
-            numbers,
+            {},
             slice_id=slice_id,
             epoch=self._origin.epoch,
             ts_out=now,
+            sequence=int(self._following[slice_id]),
             ts_event=ts_event,
             key_bytes=self._origin.key_bytes,
             flags=flags,

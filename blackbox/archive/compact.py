@@ -1,4 +1,4 @@
-"""Write a recording anew, with the small blocks of each key merged into large ones, and packed if that is wanted."""
+"""Copy a recording with small adjacent blocks merged into large ones, and optionally compressed."""
 
 from __future__ import annotations
 
@@ -44,9 +44,6 @@ from blackbox.native.xxh3 import checksum_32
 
 _SPAN_NS: Final = 10**9
 """A merged block has one `ts_out`, so it holds only what was sent within this time."""
-_WINDOW_BYTES: Final = 32 << 20
-"""Blocks of all keys are looked at together up to that many bytes."""
-_WINDOW_BLOCKS: Final = 65_536
 _PADDING_BYTES: Final = 32
 _ABOUT_SEGMENTS: Final = (MarkKind.SEGMENT_BEGIN, MarkKind.SEGMENT_END)
 
@@ -72,12 +69,12 @@ def compact(
     block_bytes: int = BLOCK_BYTES,
     progress: Callable[[int], object] | None = None,
 ) -> Compacted:
-    """Write a recording anew into the directory `out`; the recording itself is not changed.
+    """Write a compacted copy of a recording to the directory `out`; the recording itself is not changed.
 
-    Blocks of one run, slice and key that follow each other without a gap become one, up to `block_bytes`, as long as
-    they were sent within a second. It has `ts_out` and `ts_recv` of the first. Gaps stay gaps; damaged blocks become
-    gaps, and a torn tail is left out. `out` gets its name only when it has been read again and found to hold the same
-    messages: topic, payload, `ts_event`, sequence number, slice and run of each.
+    Consecutive blocks of one key that were sent within a second are merged, up to `block_bytes`. A merged block has
+    `ts_out` and `ts_recv` of the first one. Messages keep their order, so nothing is merged where keys alternate block
+    by block. Gaps are kept. Damaged blocks become gaps, and a torn tail is left out. `out` is renamed into place only
+    after it was read back with the same messages: topic, payload, `ts_event`, sequence, slice and run of each.
 
     Args:
         recording: what to read, as it was when it was opened.
@@ -131,8 +128,8 @@ def _write_and_compare(
         chain = chain_start(manifest.created_ns, slice_id)
         writer = _Writer(fresh, slice_id, recording.feed.key_bytes, compression, chain)
         try:
-            windows = _windows(read(recording, slice_id, before))
-            blocks_before += _write_slice(writer, windows, _kept_marks(recording, slice_id), block_bytes, seen)
+            groups = _groups(read(recording, slice_id, before), block_bytes)
+            blocks_before += _write_slice(writer, groups, _kept_marks(recording, slice_id), seen)
         finally:
             writer.close()
         blocks_after += writer.blocks
@@ -159,18 +156,16 @@ def _write_and_compare(
 
 def _write_slice(
     writer: _Writer,
-    windows: Iterator[list[Recorded]],
+    groups: Iterator[list[Recorded]],
     marks: deque[tuple[SegmentFile, Mark]],
-    block_bytes: int,
     seen: list[RecordRun],
 ) -> int:
-    """Write a slice anew; returns how many blocks there were."""
+    """Write the merged blocks and the marks of a slice. Return the number of blocks before merging."""
     blocks = 0
-    for window in windows:
-        blocks += len(window)
-        for group in _groups(window, block_bytes):
-            writer.put(group)
-        while marks and marks[0][1].ts <= window[-1].ts_recv:
+    for group in groups:
+        blocks += len(group)
+        writer.put(group)
+        while marks and marks[0][1].ts <= group[-1].ts_recv:
             writer.copy_mark(*marks.popleft())
         _give_back(seen)
     for mark in marks:
@@ -200,42 +195,31 @@ def _file_bytes(day: Path) -> int:
     return sum(path.stat().st_size for path in recorded_files(day))
 
 
-def _windows(blocks: Iterator[Recorded]) -> Iterator[list[Recorded]]:
-    """Consecutive blocks, as many as are looked at together."""
-    window: list[Recorded] = []
+def _groups(blocks: Iterator[Recorded], block_bytes: int) -> Iterator[list[Recorded]]:
+    """Yield lists of consecutive blocks to merge into one."""
+    group: list[Recorded] = []
     size = 0
     for recorded in blocks:
-        block = recorded.block
-        if window and (
-            size + block.body.nbytes > _WINDOW_BYTES
-            or len(window) >= _WINDOW_BLOCKS
-            or abs(block.ts_out - window[0].block.ts_out) > _SPAN_NS
-        ):
-            yield window
-            window, size = [], 0
-        window.append(recorded)
-        size += block.body.nbytes
-    if window:
-        yield window
-
-
-def _groups(window: list[Recorded], block_bytes: int) -> list[list[Recorded]]:
-    """What becomes one block each, in the order of the first of each."""
-    groups: list[list[Recorded]] = []
-    growing: dict[tuple[int, int, bytes], tuple[list[Recorded], int, int]] = {}
-    for recorded in window:
-        block = recorded.block
-        name = (block.epoch, block.schema_id, block.key)
-        group, following, size = growing.get(name, ([], -1, 0))
         # Payloads of one size in each block may differ between blocks: then each row has an offset.
-        more = block.body.nbytes + 4 * block.count + _PADDING_BYTES
-        alone = block.flags & (FLAG_SEQUENCES | FLAG_NULLS)
-        if alone or following != block.sequence + recorded.first_row or size + more > block_bytes:
+        more = recorded.block.body.nbytes + 4 * recorded.block.count + _PADDING_BYTES
+        if group and (size + more > block_bytes or not _continues(group, recorded)):
+            yield group
             group, size = [], 0
-            groups.append(group)
         group.append(recorded)
-        growing[name] = group, -1 if alone else block.sequence + block.count, size + more
-    return groups
+        size += more
+    if group:
+        yield group
+
+
+def _continues(group: list[Recorded], recorded: Recorded) -> bool:
+    """Return True if a block may be merged with those before it."""
+    last, block = group[-1].block, recorded.block
+    return (
+        (last.flags | block.flags) & (FLAG_SEQUENCES | FLAG_NULLS) == 0
+        and (last.epoch, last.schema_id, last.key) == (block.epoch, block.schema_id, block.key)
+        and last.sequence + last.count == block.sequence + recorded.first_row
+        and abs(block.ts_out - group[0].block.ts_out) <= _SPAN_NS
+    )
 
 
 class _Writer:
@@ -325,12 +309,12 @@ class _Writer:
         """Append the mark in `memory`, whose body stands there, with the kind, and else what the other one says."""
         target, epoch = memory.ctypes.data, like.epoch if like else self._epoch
         flags, ts = (like.flags, like.ts) if like else (0, time.time_ns())
-        ts_out, ts_event = (like.ts_out, like.ts_event) if like else (0, 0)
+        ts_out, ts_event, sequence = (like.ts_out, like.ts_event, like.sequence) if like else (0, 0, 0)
         names = len(like.keys) if like else 0
         body_bytes = like.body_bytes if like else 0
         self._epoch = epoch
         memory[:MARK_HEAD_BYTES] = 0
-        write_mark(target, kind, flags, ts, epoch, names, ts_out, ts_event, self._totals, body_bytes)
+        write_mark(target, kind, flags, ts, epoch, names, ts_out, ts_event, sequence, self._totals, body_bytes)
         _write_all(self._files.fd, memory.data)
         at = self._entry.ctypes.data
         if not add_mark_to_entry(at, self._offset, len(memory), epoch):

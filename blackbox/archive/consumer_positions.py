@@ -15,7 +15,7 @@ import msgspec
 
 from blackbox.archive.day import make_directory, replace_file, sync_directory
 from blackbox.block.layout import VERSION
-from blackbox.block.position import KeyPosition, Number, Position, SlicePosition, split
+from blackbox.block.position import Number, Position
 from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import ConfigError, PositionError
 from blackbox.feed.feed import check_name
@@ -40,14 +40,7 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     kept_ns: Number
     """When, ns since 1970."""
     slices: dict[Number, Position] = {}
-    """By slice of a feed without keys."""
-    keys: dict[Number, KeyPosition] = {}
-    """By slice of one with keys."""
-
-    @property
-    def positions(self) -> dict[int, SlicePosition]:
-        """Return the position of each slice."""
-        return {**self.slices, **self.keys}
+    """Next position by slice."""
 
 
 class _Format(msgspec.Struct):
@@ -111,9 +104,9 @@ class PositionFile:
         except DecodeError as error:
             raise PositionError(f"{self.path} is damaged: {error}") from error
 
-    def keep(self, feed: str, positions: Mapping[int, SlicePosition]) -> None:
+    def keep(self, feed: str, positions: Mapping[int, Position]) -> None:
         """Replace what is kept, durably. Raises PositionError; the old file stays then."""
-        kept = Kept(VERSION, feed, time.time_ns(), *split(dict(sorted(positions.items()))))
+        kept = Kept(VERSION, feed, time.time_ns(), dict(sorted(positions.items())))
         try:
             replace_file(self.path, self.path.with_suffix(".new"), msgspec.json.encode(kept) + b"\n")
         except OSError as error:

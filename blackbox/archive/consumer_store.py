@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from blackbox.archive.consumer_positions import PositionFile, consumers
 from blackbox.archive.day import make_directory
-from blackbox.block.position import SlicePosition
+from blackbox.block.position import Position
 from blackbox.errors import PositionError
 
 CONSUMERS: Final = "consumers"
@@ -54,7 +54,7 @@ class ConsumerStore:
         self._new = Counter[str]()
         """Names added by each host without a key."""
 
-    def note(self, owner: Owner, name: str, positions: Mapping[int, SlicePosition]) -> None:
+    def note(self, owner: Owner, name: str, positions: Mapping[int, Position]) -> None:
         """Keep the positions of a consumer, durably. Raises PositionError, or ConfigError for an invalid name."""
         file = PositionFile(self._place / owner.directory, name)
         is_new = not file.path.exists()
@@ -67,7 +67,7 @@ class ConsumerStore:
         file.own(0.0)
         try:
             kept = file.read()
-            if kept is None or kept.positions != dict(positions):
+            if kept is None or kept.slices != dict(positions):
                 file.keep(self._feed, positions)
         finally:
             file.close()

@@ -27,6 +27,7 @@ from blackbox.block.encode import (
     TopicTable,
     clear_padding,
     finish_header,
+    number_header,
     write_template,
     write_topics,
 )
@@ -157,8 +158,12 @@ class Topics(NamedTuple):
     generation: NDArray[numpy.int64]
     """int64[1]: the last generation that was given to a block."""
     slice_of_group: NDArray[numpy.int32]
-    next_sequence: NDArray[numpy.int64]
-    """int64: the next number of each group."""
+    following: NDArray[numpy.int64]
+    """int64: next sequence of each slice."""
+    ends: NDArray[numpy.int64]
+    """int64: sequence after the last message of each group."""
+    counts: NDArray[numpy.int64]
+    """int64: number of messages of each group."""
 
 
 class Journals(NamedTuple):
@@ -308,8 +313,11 @@ def append_block(at: int, group: int, topics: Topics, journals: Journals) -> Non
             now = time
     journals.clocks[slice_id] = now
     write_template(journals.header, plan, journals.body, journals.checksum, origin, numpy.int64(0))
-    finish_header(journals.header, topics.next_sequence[group], now, numpy.int64(0))
-    topics.next_sequence[group] += count
+    sequence = topics.following[slice_id]
+    number_header(journals.header, sequence, topics.ends[group], topics.counts[group])
+    finish_header(journals.header, now, numpy.int64(0))
+    topics.following[slice_id] = topics.ends[group] = sequence + count
+    topics.counts[group] += count
     address = journals.states[slice_id]
     state = journal_at(address)
     state.kind = BLOCK

@@ -9,7 +9,6 @@ import numpy
 
 from blackbox.archive.format import ENTRY_BYTES, entry_at
 from blackbox.archive.index_entry import seal_entry
-from blackbox.archive.key_positions import KeysAt
 from blackbox.block.block_handler import HandedBlock
 from blackbox.native.intrinsics import bytes_at, copy_bytes, inner, int64s_at
 from blackbox.native.jit import njit
@@ -17,6 +16,7 @@ from blackbox.native.posix import cut_file, poke, reserve_file, write_file, writ
 from blackbox.native.records import Field, Fields, record_at
 from blackbox.transport.libzmq import zmq_errno
 
+UNHEARD: Final = -1
 COUNTERS: Final = 7
 """int64s from `records` to `chain`: what is set back when something could not be written."""
 
@@ -38,8 +38,9 @@ class JournalState(HandedBlock):
     """Size at which another segment is asked for."""
     sync_each = Field()
     """1: every record is durable before the next is taken."""
-    write_each = Field()
-    """1: every record is with the system before the next is taken."""
+    is_outbox = Field()
+    """1: journal of a publisher. Each record is written before the next is taken. Each day has the ends of all keys,
+    so that the publisher can continue after earlier days were deleted."""
     pack = Field()
     """Address of the C function that compresses the body at hand, or 0."""
     codec = Field()
@@ -51,8 +52,6 @@ class JournalState(HandedBlock):
     """When the recorder opened this journal, ns since 1970; 0 once that is marked."""
     after_kill = Field()
     """1: the recorder before this one was killed."""
-    keys = Fields(len(KeysAt._fields))
-    """Where the numbers of the keys lie: a `KeysAt`."""
 
     # Owned by the slice thread.
     flushed = Field()
@@ -90,7 +89,19 @@ class JournalState(HandedBlock):
     """Address and size of the compressed body, set by `pack`; size 0: it stays as it is."""
     packed_bytes = Field()
     epoch = Field()
-    """The latest epoch of which a beginning was marked."""
+    """Last epoch whose start was marked in this day; 0: none."""
+    names_due = Field()
+    """1: the next heartbeat must be marked with the ends of all keys."""
+    recorded_epoch = Field()
+    """Epoch of `begin`, `recorded` and `following`."""
+    begin = Field()
+    """Sequence of the first message recorded or reported; UNHEARD: nothing was received yet."""
+    recorded = Field()
+    """All messages from `begin` to before this sequence are recorded."""
+    following = Field()
+    """Sequence after the last record, or the next sequence of the last mark, whichever is larger."""
+    unheard = Field()
+    """Messages before `begin`, over all epochs."""
     ended_epoch = Field()
     """The latest epoch of which the end was marked."""
     heard = Field()
@@ -108,13 +119,11 @@ class JournalState(HandedBlock):
     """Odd while the next fields change."""
     position_epoch = Field()
     position_begin = Field()
-    """Messages that the publisher had numbered in the epoch, over all keys, when those that are recorded began."""
+    """`begin` as of `position`."""
     position = Field()
-    """The same, when they were all recorded last: these are with the system, without a gap."""
+    """Sequence before which all messages from `position_begin` on were written to the file."""
     position_missing = Field()
-    """The number of a message that is not there and holds `position` back; NOTHING_MISSING, TOO_MANY_KEYS."""
-    position_key = Field()
-    """The number of its key."""
+    """Sequence of the first missing message, where `position` stops; or NOTHING_MISSING."""
 
     # Exchanged by the slice thread and the maintenance thread.
     wanted = Field(own_line=True)

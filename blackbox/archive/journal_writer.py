@@ -29,7 +29,6 @@ from blackbox.archive.day import (
 )
 from blackbox.archive.format import ENTRY_BYTES, FILE_HEAD_BYTES, INDEX_MAGIC, SEGMENT_MAGIC
 from blackbox.archive.journal_state import BUFFER_BYTES, COUNTERS, SEALED_MAX, JournalState, lose_segment
-from blackbox.archive.key_positions import MOST_KEYS, Keys
 from blackbox.archive.marks import Totals, chain_start, end_of
 from blackbox.archive.segment import Segment
 from blackbox.block.block_handler import IDLE, BlockHandlerAt
@@ -104,13 +103,12 @@ class SegmentFiles:
 
 
 class JournalPosition(NamedTuple):
-    """How far a slice is recorded, as `Acknowledgement` has it."""
+    """Recorded range of a slice; fields as in `Acknowledgement`."""
 
     epoch: int
     begin: int
     recorded: int
     missing: int
-    key: bytes
 
 
 WRITER_NEEDS = Needs(descriptors=6)
@@ -133,24 +131,21 @@ class JournalWriter:
         pipe: Pipe,
         day_of: Callable[[int], tuple[Path, int]],
         *,
-        write_each: bool = False,
-        most_keys: int = MOST_KEYS,
+        is_outbox: bool = False,
     ) -> None:
-        """`day_of(now_ns)` is the directory of a time's day, and when that day ends. `most_keys`: as of `Keys`."""
+        """`day_of(now_ns)` returns the directory and the end of the day of a time."""
         self.slice_id = slice_id
         self.state = state = JournalState()
         self._key_bytes, self._day_of, self._pipe = key_bytes, day_of, pipe
         self._buffer = numpy.zeros(BUFFER_BYTES, numpy.uint8)
         self._entries = numpy.zeros((SEALED_MAX + 1) * ENTRY_BYTES, numpy.uint8)
-        self._keys = Keys(most_keys)
         self._is_open = True
         state.buffer = self._buffer.ctypes.data
         state.entries = self._entries.ctypes.data
-        state.keys[:] = numpy.array(self._keys.at, numpy.int64).data
         state.key_bytes = key_bytes
         state.segment_bytes = segment_bytes
         state.sync_each = sync_each
-        state.write_each = write_each
+        state.is_outbox = is_outbox
         state.maintenance_fd = pipe.writer
         self._entry = compile_append()
         self._packer = self._make_packer(compression)
@@ -170,19 +165,12 @@ class JournalWriter:
         """Where the slice thread finds it."""
         return BlockHandlerAt(int(self._entry.address), self.state.address)
 
-    @property
-    def unheard(self) -> int:
-        """Messages that were published before this recorder heard of their key."""
-        return self._keys.unheard
-
     def position(self) -> JournalPosition:
-        """Return how far it is recorded: that is with the system. The epoch is 0 while nothing can be said."""
+        """Return the range that is written to the file. Its epoch is 0 until a position is known."""
         state = self.state
         while True:
             version = state.position_version
-            missing = state.position_missing
-            key = self._keys.name(state.position_key) if missing >= 0 and state.position_epoch else b""
-            read = JournalPosition(state.position_epoch, state.position_begin, state.position, missing, key)
+            read = JournalPosition(state.position_epoch, state.position_begin, state.position, state.position_missing)
             if version % 2 == 0 and version == state.position_version:
                 return read
 

@@ -86,12 +86,12 @@ class Journals:
         serve: bool | str = False,
         retention: Retention = EVERYTHING,
         acknowledge: Callable[[int, bytes], None] | None = None,
-        write_each: bool = False,
+        is_outbox: bool = False,
     ) -> None:
         """Settings, as of `Recorder`; nothing is opened before `open`.
 
-        With `write_each` a block is with the system once its handler has returned.
-        `acknowledge` gets slice and what its publisher is to be told of how far it is recorded.
+        In an outbox, a block is written to the file when its handler returns, and each day has the ends of all keys.
+        `acknowledge` is called with a slice and the acknowledgement to send to its publisher.
         """
         check_integers(("segment_bytes", segment_bytes, 1 << 20, 1 << 40))
         self._fsync_interval_s = duration_ns("fsync_interval", fsync_interval, 0.001, 3_600) / 1e9
@@ -106,7 +106,7 @@ class Journals:
         self.error: JournalError | None = None
         self._on_failure, self._acknowledge = on_failure, acknowledge
         self._fsync: Literal["never", "interval", "block"] = fsync
-        self._segment_bytes, self._write_each = segment_bytes, write_each
+        self._segment_bytes, self._is_outbox = segment_bytes, is_outbox
         self._compression = compression
         self._deleter = Deleter(self.directory, feed, retention) if retention.is_bound else None
         self._archive = (
@@ -141,14 +141,19 @@ class Journals:
                     Acknowledger(writer, self._fsync, self._acknowledge) for writer in self._writers.values()
                 ]
             start_thread(self._keeper)
-            if self._deleter is not None:
-                self._deleter.open()
+            if not self._is_outbox:
+                self.begin_deleting()
             if self._archive is not None:
                 self._archive.open()
         except BlackBoxError:
             raise
         except OSError as error:
             raise JournalError(self._in_words(error)) from error
+
+    def begin_deleting(self) -> None:
+        """Start to delete days beyond the retention. An outbox calls this after reading its days."""
+        if self._deleter is not None:
+            self._deleter.open()
 
     def at(self, slice_id: int) -> BlockHandlerAt:
         """Return what takes the blocks of a slice."""
@@ -167,11 +172,6 @@ class Journals:
     def slices(self) -> int:
         """Slices that have a journal."""
         return len(self._writers)
-
-    @property
-    def unheard(self) -> int:
-        """Messages that their publishers had numbered before the first ones that came here of their keys."""
-        return sum(writer.unheard for writer in self._writers.values())
 
     @property
     def archive_statistics(self) -> ArchiveStatistics | None:
@@ -208,8 +208,7 @@ class Journals:
             self._compression,
             self._pipe,
             self._day,
-            write_each=self._write_each,
-            most_keys=self.feed.max_topics if self.feed.key_bytes else 1,
+            is_outbox=self._is_outbox,
         )
 
     def _day(self, now_ns: int) -> tuple[Path, int]:

@@ -28,7 +28,8 @@ from blackbox.archive.format import (
 )
 from blackbox.archive.journal_record import CHAIN_BYTES, chain_after, next_record, size_at
 from blackbox.archive.segment import Segment, SegmentFile
-from blackbox.block.format import FLAG_FIXED, body_layout
+from blackbox.block.format import END_BYTES, FLAG_FIXED, body_layout
+from blackbox.block.position import End
 from blackbox.native.intrinsics import inner, uint32_at
 from blackbox.native.jit import njit
 from blackbox.native.xxh3 import checksum_32, xxh3
@@ -50,7 +51,8 @@ class MarkKind(IntEnum):
     EPOCH_END = 6
     """The publisher has closed: nothing follows in this epoch."""
     HEARD = 7
-    """A heartbeat: the records are complete up to here, but for the keys that the mark names."""
+    """A heartbeat: the publisher's next sequence is `sequence`. Messages before it that no earlier record holds are
+    missing."""
 
 
 SEGMENT_BEGIN: Final = int(MarkKind.SEGMENT_BEGIN)
@@ -64,7 +66,7 @@ HEARD: Final = int(MarkKind.HEARD)
 AFTER_KILL: Final = 1
 """Flag of RECORDER_BEGIN: the recorder before this one was killed."""
 NAMES_LEFT_OUT: Final = 2
-"""Flag of EPOCH_END and HEARD: more keys would have to be named than there is room for."""
+"""Flag of EPOCH_END and HEARD: some keys are missing, because the next mark names them or there was no room."""
 _TALLY_BYTES: Final = 8 << 20
 
 
@@ -99,10 +101,12 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     """When the publisher sent what the mark tells of, ns since 1970; 0: it tells of nothing that was sent."""
     ts_event: int
     """The latest time of the venue before messages that the source lacked; 0: the mark is not about these."""
+    sequence: int
+    """Next sequence of the publisher in the slice, for HEARD and EPOCH_END; else 0."""
     totals: Totals
     """What stands before it."""
-    keys: dict[bytes, int]
-    """The next sequence numbers that the publisher told, of those keys whose records do not reach them."""
+    keys: dict[bytes, End]
+    """End of each key, if the records do not reach `sequence`. An outbox also names them once per day and epoch."""
 
 
 @njit(nogil=True, cache=True)
@@ -115,6 +119,7 @@ def write_mark(
     names: int,
     ts_out: int,
     ts_event: int,
+    sequence: int,
     totals: Totals,
     body_bytes: int,
 ) -> None:
@@ -130,6 +135,7 @@ def write_mark(
     mark.epoch = epoch
     mark.ts_out = ts_out
     mark.ts_event = ts_event
+    mark.sequence = sequence
     mark.records = totals.records
     mark.messages = totals.messages
     mark.marks = totals.marks
@@ -240,13 +246,14 @@ def read_mark(segment: SegmentFile, offset: int) -> Mark | None:
         epoch=int(head["epoch"]),
         ts_out=int(head["ts_out"]),
         ts_event=int(head["ts_event"]),
+        sequence=int(head["sequence"]),
         totals=Totals(records, messages, marks, int(head["chain"].astype(numpy.int64))),
         keys=keys,
     )
 
 
-def _keys(body: NDArray[numpy.uint8], names: int) -> dict[bytes, int] | None:
-    """Return the keys that a mark's body names, with their numbers; None: it is not such a body."""
+def _keys(body: NDArray[numpy.uint8], names: int) -> dict[bytes, End] | None:
+    """Return the end of each key in a mark's body; None: the body is malformed."""
     if names == 0:
         return {}
     layout = body_layout(names, names, 0, 0, FLAG_FIXED)
@@ -255,10 +262,11 @@ def _keys(body: NDArray[numpy.uint8], names: int) -> dict[bytes, int] | None:
     offsets = body[layout.topic_offsets :][: 4 * (names + 1)].view(numpy.int32).tolist()
     payloads = body_layout(names, names, max(0, offsets[-1]), 0, FLAG_FIXED).payloads
     text = body[layout.topics : payloads].tobytes()
-    numbers = body[payloads:][: 8 * names].view(numpy.int64).tolist()
-    if len(numbers) < names or offsets != sorted(offsets) or offsets[0] != 0:
+    ends = body[payloads:][: END_BYTES * names].view(numpy.int64).tolist()
+    if len(ends) < 2 * names or offsets != sorted(offsets) or offsets[0] != 0:
         return None
-    return {text[start:stop]: number for (start, stop), number in zip(pairwise(offsets), numbers, strict=True)}
+    spans = zip(pairwise(offsets), ends[::2], ends[1::2], strict=True)
+    return {text[start:stop]: End(end, count) for (start, stop), end, count in spans}
 
 
 @njit(nogil=True, cache=True)
@@ -308,7 +316,7 @@ def marks_of(segments: Iterable[Segment], *, with_keys: bool = False) -> Iterato
                 yield mark
 
 
-class End(NamedTuple):
+class SegmentEnd(NamedTuple):
     """What stands at the end of a segment."""
 
     totals: Totals
@@ -319,7 +327,7 @@ class End(NamedTuple):
     """The publisher's last run of which the recorder has heard; 0: none, or its marks are not good."""
 
 
-def end_of(segment: Segment, start: Totals) -> End:
+def end_of(segment: Segment, start: Totals) -> SegmentEnd:
     """Return what stands at the end of a segment.
 
     Totals are counted from the last mark whose place the index knows; without any, from `start`.
@@ -337,5 +345,5 @@ def end_of(segment: Segment, start: Totals) -> End:
         else:
             at = next_record(segment.address, segment.whole_bytes, at + 1) if at < segment.whole_bytes else -1
             if at < 0:
-                return End(totals, kinds[-2:] == [MarkKind.RECORDER_END, MarkKind.SEGMENT_END], epoch)
+                return SegmentEnd(totals, kinds[-2:] == [MarkKind.RECORDER_END, MarkKind.SEGMENT_END], epoch)
             kinds.append(MarkKind.SEGMENT_BEGIN)

@@ -1,4 +1,4 @@
-"""Merge small blocks of one key, which follow each other without a gap, into one block."""
+"""Merge small consecutive blocks of one key into one block."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.archive.reader import Recorded
-from blackbox.block.encode import Origin, Plan, finish_header, plan_bytes, write_template
+from blackbox.block.encode import Origin, Plan, finish_header, number_header, plan_bytes, write_template
 from blackbox.block.format import (
     FLAG_FIXED,
     FLAG_LINE_B,
@@ -43,7 +43,7 @@ class BlockMerger:
         self._topics = self._text = 0
 
     def merge(self, group: list[Recorded]) -> tuple[NDArray[numpy.uint8], NDArray[numpy.uint8]]:
-        """Header and body of the block that holds the messages of all, which must be of one key and without gaps."""
+        """Return header and body of the merged block. The blocks must be of one key and without gaps."""
         first = group[0]
         topics = sum(recorded.block.topic_count for recorded in group)
         text = sum(recorded.block.layout.payloads - recorded.block.layout.topics for recorded in group)
@@ -61,7 +61,10 @@ class BlockMerger:
         origin = Origin(block.schema_id, block.slice_id, block.key_bytes, block.epoch)
         ts_in = min(recorded.block.ts_in for recorded in group)
         write_template(at, plan, body.ctypes.data, True, origin, ts_in)
-        finish_header(at, block.sequence + first.first_row, block.ts_out, block.flags & FLAG_LINE_B)
+        sequence = block.sequence + first.first_row
+        previous = sequence if first.first_row else block.previous
+        number_header(at, sequence, previous, block.key_sequence + first.first_row)
+        finish_header(at, block.ts_out, block.flags & FLAG_LINE_B)
         self._numbering.clear()
         return header, body
 

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.archive.key_positions import Keys, KeysAt, forget_keys, note_key
 from blackbox.block.batch import Batch
 from blackbox.block.batch_rows import read_only
 from blackbox.block.block import Block
 from blackbox.block.encode import NO_VALUE
 from blackbox.block.format import FLAG_FIXED, BodyLayout, Header, has_value, layout_of, read_header, sequence_of
-from blackbox.block.position import Place
+from blackbox.block.position import Place, Position
 from blackbox.errors import JournalError
 from blackbox.native.intrinsics import copy_bytes, inner, int32s_at, int64s_at
 from blackbox.native.jit import njit, warm_up
@@ -55,10 +54,12 @@ class _Newest(SharedRecord):
 
 
 class _Reached(SharedRecord):
-    """How far the records that were read reach."""
+    """End of the records that were read."""
 
     epoch = Field()
     """The last run of the publisher."""
+    following = Field()
+    """Sequence after its last message."""
     ts_out = Field()
     """The largest of that run."""
 
@@ -94,7 +95,6 @@ class _Kept(NamedTuple):
 
 
 _kept_at = kept_at(_Kept)
-_keys_at = kept_at(KeysAt)
 
 
 class Entry(NamedTuple):
@@ -309,9 +309,12 @@ class Newest(NewestRows):
         """As `NewestRows`."""
         super().__init__(f"slice {slice_id}", key_bytes, most_topics, has_payloads=has_payloads)
         self.slice_id = slice_id
-        self._keys = Keys(most_topics)
         self._reached = _Reached()
-        self._keys_at = Kept(self._keys.at)
+
+    @property
+    def position(self) -> Position:
+        """Position after the last message of the last run that was read; epoch 0: nothing was read."""
+        return Position(self._reached.epoch, self._reached.following)
 
     @property
     def epoch(self) -> int:
@@ -322,10 +325,6 @@ class Newest(NewestRows):
     def ts_out(self) -> int:
         """The largest `ts_out` of that run."""
         return self._reached.ts_out
-
-    def next_sequences(self) -> dict[bytes, int]:
-        """Return the next number of each key of that run."""
-        return self._keys.next_sequences()
 
     def places(self) -> dict[bytes, tuple[int, int]]:
         """Return the run and number of the newest message of each topic, of those that have a value."""
@@ -341,9 +340,9 @@ class Newest(NewestRows):
         Raises JournalError when there are more topics, or bytes of their newest messages, than may be kept.
         """
         first_rows = run.heads["first_row"].astype(numpy.int64)
-        done, keys, reached = 0, self._keys_at.address, self._reached.address
+        done, reached = 0, self._reached.address
         while done < len(run.headers):
-            done = _take(self._kept.address, keys, reached, run.headers, run.bodies, first_rows, done, self._key_bytes)
+            done = _take(self._kept.address, reached, run.headers, run.bodies, first_rows, done)
             if done < len(run.headers):
                 self.make_room()
 
@@ -351,7 +350,7 @@ class Newest(NewestRows):
 def warm_up_images() -> None:
     """Compile what images of newest messages need: who asks for the first one should not wait for that."""
     none = numpy.zeros(0, numpy.int64)
-    warm_up(_take, 0, 0, 0, none, none, none, 0, 0)
+    warm_up(_take, 0, 0, none, none, none, 0)
     warm_up(_move, 0, 0, 0, 0)
 
 
@@ -472,16 +471,14 @@ def _take_batch(at: int, header_at: int, body: int, origins: int, rows: NDArray[
 @njit(nogil=True, cache=True)
 def _take(
     at: int,
-    keys_at: int,
     reached_at: int,
     headers: NDArray[numpy.int64],
     bodies: NDArray[numpy.int64],
     first_rows: NDArray[numpy.int64],
     done: int,
-    key_bytes: int,
 ) -> int:
     """Take records from the place `done` on; return up to which. If one lacks room it is taken once more then."""
-    kept, keys, reached = _kept_at(at), _keys_at(keys_at), _reached_at(reached_at)
+    kept, reached = _kept_at(at), _reached_at(reached_at)
     for place in range(done, len(headers)):
         header, body, first_row = read_header(headers[place]), bodies[place], first_rows[place]
         layout = layout_of(header)
@@ -503,10 +500,11 @@ def _take(
                 if not _keep(kept, newest, header, layout, body, row):
                     return place
         if header.epoch > reached.epoch:
-            forget_keys(keys)
-            reached.epoch, reached.ts_out = header.epoch, header.ts_out
+            reached.epoch = header.epoch
+            reached.following = reached.ts_out = 0
         if header.epoch == reached.epoch:
-            note_key(keys, headers[place], body, first_row, key_bytes)
+            following: Any = numpy.int64(sequence_of(header, layout, body, header.count - 1)) + 1
+            reached.following = max(reached.following, following)
             reached.ts_out = max(reached.ts_out, header.ts_out)
     return len(headers)
 

@@ -12,7 +12,7 @@ from blackbox.archive.newest import Entry, Newest, NewestBlocks, NewestRows
 from blackbox.archive.reader import blocks_of
 from blackbox.block.batch import Batch
 from blackbox.block.block import Block
-from blackbox.block.position import is_restart
+from blackbox.block.position import Position, is_restart
 from blackbox.block.received_block import BatchFeed, ReceivedBlock
 from blackbox.book.books import Books
 from blackbox.book.feed import BookFeed, Resting, load_book_feed
@@ -50,8 +50,13 @@ class NewestBooks:
         self._books = Books(feed.schema_name, symbol_rule=feed.symbol_rule, max_symbols=feed.max_topics)
         self._epoch = self._epoch_of_day = 0
         self._lacks_messages = False
-        self._taken: dict[bytes, int] = {}
-        """Of each key, the number behind the last message of this run that the books have."""
+        self._taken = 0
+        """Sequence after the last message of this run in the books."""
+
+    @property
+    def position(self) -> Position:
+        """Position after the last message of the last run that was read; epoch 0: nothing was read."""
+        return self._newest.position
 
     @property
     def epoch(self) -> int:
@@ -62,10 +67,6 @@ class NewestBooks:
     def ts_out(self) -> int:
         """The largest `ts_out` of that run."""
         return self._newest.ts_out
-
-    def next_sequences(self) -> dict[bytes, int]:
-        """Return the next number of each key of that run."""
-        return self._newest.next_sequences()
 
     def begin_day(self) -> None:
         """Learn that records of another day follow: the first run of a day begins with empty books."""
@@ -78,22 +79,21 @@ class NewestBooks:
             if block.epoch > self._epoch:
                 self._books.clear()  # a subscriber's books are emptied there, too
                 self._last.clear()
-                self._taken.clear()
+                self._taken = 0
                 self._lacks_messages = is_restart(self._epoch_of_day, block.epoch)
                 self._epoch = block.epoch
             self._epoch_of_day = self._epoch
-            taken = self._taken.get(block.key, 0)
-            first_row = max(fresh_row, block.row_from(taken))
+            first_row = max(fresh_row, block.row_from(self._taken))
             if block.epoch < self._epoch or first_row == block.count:
                 continue
-            if block.number_of(first_row) > taken:
+            if block.number_of(first_row) > self._taken:
                 self._lacks_messages = True
             rows = numpy.arange(first_row, block.count, dtype=numpy.int32)
             received = ReceivedBlock.of_block(block, self._feed, ts_recv)
             self._books.apply(Batch(block, rows, received))
             if len(changing := rows[self._change_books(block, first_row)]):
                 self._last.take_batch(Batch(block, changing, received))
-            self._taken[block.key] = block.number_of(-1) + 1
+            self._taken = block.number_of(-1) + 1
 
     def _change_books(self, block: Block, first_row: int) -> NDArray[numpy.bool_]:
         """Return bool[rows]: whether each row from the first one on is a whole message of those that change books."""
@@ -189,18 +189,20 @@ class BooksBlocks:
         of_key = dict[bytes, list[_Part]]()
         for part in parts:
             of_key.setdefault(part.last.topic[:key_bytes], []).append(part)
-        following = books.next_sequences()
-        for key, mine in of_key.items():
-            self._plan(key, mine, following[key])
-        self.count = others.count + len(self._planned)
-        self.size = others.size + sum(part.resting.orders.nbytes + len(part.last.payload) * part.rows for part in parts)
-
-    def _plan(self, key: bytes, parts: list[_Part], following: int) -> None:
+        following = books.position.sequence
         first = following - sum(part.rows for part in parts)
         if first < 0:
             raise JournalError(
-                f"key {key!r} had {following - first} orders of {following} messages, expected at most as many orders"
+                f"slice {books.slice_id} had {following - first} orders after {following} messages, "
+                "expected at most one for each message"
             )
+        for key, mine in of_key.items():
+            first = self._plan(key, mine, first)
+        self.count = others.count + len(self._planned)
+        self.size = others.size + sum(part.resting.orders.nbytes + len(part.last.payload) * part.rows for part in parts)
+
+    def _plan(self, key: bytes, parts: list[_Part], first: int) -> int:
+        """Plan the blocks of a key with sequences from `first` on. Return the sequence after them."""
         rows = _MOST_ROWS
         for part in parts:
             if rows >= _MOST_ROWS:
@@ -209,6 +211,7 @@ class BooksBlocks:
             self._planned[-1].parts.append(part)
             rows += part.rows
             first += part.rows
+        return first
 
     def __iter__(self) -> Iterator[Block]:
         yield from self._others

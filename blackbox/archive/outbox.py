@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from blackbox.archive.day import recorded_days, replace_file
 from blackbox.archive.format import FILE_HEAD_BYTES, SEGMENT_BYTES
 from blackbox.archive.journals import Journals
-from blackbox.archive.key_positions import next_numbers
-from blackbox.archive.marks import MarkKind, marks_of
-from blackbox.archive.reader import Span, blocks_of, read_spans
+from blackbox.archive.marks import NAMES_LEFT_OUT, MarkKind, marks_of
+from blackbox.archive.reader import RecordRun, Span, blocks_of, read_spans
 from blackbox.archive.recording import Recording
 from blackbox.archive.retention import EVERYTHING, Retention
 from blackbox.archive.segment import Segment
@@ -31,14 +30,19 @@ from blackbox.archive.serve.server import ArchiveStatistics
 from blackbox.arguments import check_integers, duration_ns
 from blackbox.block.acknowledgement import Acknowledgement
 from blackbox.block.block import Block
+from blackbox.block.format import MAX_KEY_BYTES, layout_of, read_header, sequence_of
+from blackbox.block.position import End
 from blackbox.errors import BlackBoxError, ConfigError, JournalError
 from blackbox.feed.feed import Feed, with_archive
+from blackbox.native.intrinsics import int32s_at
+from blackbox.native.jit import njit
+from blackbox.native.name_table import FULL, Numbering, NumberingAt, number_of
 from blackbox.publish.outbox import OpenOutbox, OutboxSlice
 
 log = logging.getLogger("blackbox")
 
 _BOOT: Final = "boot"
-"""The file that says since which start of the system which epoch is written."""
+"""File with the boot id of the system and the epoch written since that boot."""
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _ASK_S: Final = 0.5
 _LONGEST_WAIT_S: Final = 1_000_000.0
@@ -46,11 +50,15 @@ _NOTHING: Final = -1
 
 
 class Outbox:
-    """A journal of a publisher's own: `Publisher(feed, outbox=Outbox("outbox"))`.
+    """Journal of a publisher: `Publisher(feed, outbox=Outbox("outbox"))`.
 
-    A publisher that was killed goes on in its epoch, with the number that follows what is in here; the last blocks that
-    no archive of the feed has are sent again. One that was closed begins another epoch, as does one whose system was
-    started anew, unless each block was synced: what was sent last may then be missing here.
+    A publisher that was killed continues its epoch with the next sequence. It sends the last blocks again if no archive
+    of the feed has them. It begins a new epoch in three cases:
+
+    - It was closed.
+    - The system was restarted and blocks were not synced one by one, so the last ones may be missing here.
+    - It has keys, was killed before the first heartbeat of a day, and earlier days were deleted. The ends of its keys
+      are then unknown.
     """
 
     def __init__(
@@ -71,18 +79,18 @@ class Outbox:
         """Settings; nothing is opened before the publisher starts. Durations are seconds or `timedelta`.
 
         Args:
-            directory: where it is; made if it is missing. It has the form of a recording.
-            fsync: as `Recorder`. Whatever it says, a block is with the system before it is sent.
+            directory: directory of the journal, with the format of a recording. Created if missing.
+            fsync: as `Recorder`. In any case, a block is written to the file before it is sent.
             fsync_interval: as `Recorder`.
             segment_bytes: as `Recorder`.
             compression: as `Recorder`.
-            serve: as `Recorder`: whether to answer who asks for what is in here.
-            retention: as `Recorder`. A feed with keys keeps everything: it needs the last number of each key.
-            again_bytes: so much is sent again at most, for each slice; what is before that is only in here.
-            again_wait: how long a start waits for subscribers, if there is something to send again.
-            epoch: go on in this one behind what is here of it, also where some was lost: whoever says so has the rest.
-            are_told_before: numbers of messages are told before these are here. Then no epoch goes on over another
-                start of the system, whatever `fsync` says.
+            serve: as `Recorder`: True to serve the outbox as an archive.
+            retention: as `Recorder`.
+            again_bytes: maximum number of bytes to send again for each slice. Earlier blocks remain only in the outbox.
+            again_wait: time that a start waits for subscribers if there are blocks to send again.
+            epoch: epoch to continue even if some of its messages were lost here, because the caller has them.
+            are_told_before: True if positions are acknowledged before the block is written. Then a restart of the
+                system begins a new epoch, with any `fsync`.
         """
         check_integers(("again_bytes", again_bytes, 0, 1 << 40))
         self.directory = Path(directory)
@@ -90,8 +98,8 @@ class Outbox:
         self._again_bytes, self._epoch = again_bytes, epoch
         self._is_synced = fsync == "block" and not are_told_before
         self.is_whole = False
-        """Whether all that was written here before is here, once it is open."""
-        self._serve, self._retention = serve, retention
+        """True if everything written here before is still here. Set when it is opened."""
+        self._serve = serve
 
         def make(feed: Feed) -> Journals:
             return Journals(
@@ -104,7 +112,7 @@ class Outbox:
                 compression=compression,
                 serve=serve,
                 retention=retention,
-                write_each=True,
+                is_outbox=True,
                 acknowledge=self._note,
             )
 
@@ -113,21 +121,19 @@ class Outbox:
         self._told: dict[int, Acknowledgement] = {}
 
     def open(self, feed: Feed) -> OpenOutbox:
-        """Take hold of the files, and find where the publisher was.
+        """Lock the files and find the last published position.
 
         Raises JournalError naming file and reason when they cannot be opened, or another publisher has them;
         ConfigError, EndpointError, LimitError.
         """
         if self._journals is not None:
             raise JournalError(f"outbox {str(self.directory)!r} was used before, expected one for each publisher")
-        if feed.key_bytes and self._retention.is_bound:
-            raise ConfigError(
-                f"feed {feed.name!r} had key_bytes {feed.key_bytes}, expected 0 where an outbox deletes days"
-            )
         self._journals = journals = self._make(feed)
         try:
             journals.open()
-            return self._open(journals, feed)
+            opened = self._open(journals, feed)
+            journals.begin_deleting()
+            return opened
         except BaseException as error:
             journals.close(lambda: True)
             if isinstance(error, OSError) and not isinstance(error, BlackBoxError):
@@ -142,24 +148,28 @@ class Outbox:
         note = _Note(journals.directory, self._epoch or before.epoch)
         is_whole = self._is_synced or note.is_there
         goes_on = before.epoch == self._epoch if self._epoch else is_whole and before.epoch and not before.is_ended
-        following = [before.next_sequences(each) if goes_on else {} for each in slices]
-        self.is_whole = is_whole and not before.is_damaged  # which is known behind that
+        found = [before.reached(each) if goes_on else _NOTHING_REACHED for each in slices]
+        reached = [each or _NOTHING_REACHED for each in found]
+        is_known = not before.is_damaged and None not in found  # damage is found by `reached`
+        self.is_whole = is_whole and not before.is_damaged
         again: list[list[Block]] = [[] for _ in slices]
         if self._epoch:
             epoch = self._epoch
-            if feed.key_bytes and before.is_damaged:
+            if feed.key_bytes and not is_known:
                 raise JournalError(
-                    f"outbox {str(self.directory)!r} had blocks of epoch {epoch} that cannot be read, "
-                    f"expected to know the last number of each key"
+                    f"outbox {str(self.directory)!r} lacks the end of some key in epoch {epoch}: "
+                    f"blocks cannot be read or were deleted"
                 )
-        elif not goes_on or before.is_damaged:  # a number that cannot be read may have been the last one
-            epoch, following = max(time.time_ns(), before.epoch + 1), [{} for _ in slices]
+        elif not goes_on or not is_known:  # the last sequence may be unreadable
+            epoch, reached = max(time.time_ns(), before.epoch + 1), [_NOTHING_REACHED for _ in slices]
         else:
             epoch, held = before.epoch, self._held_elsewhere(feed, before.epoch)
-            again = [before.last_blocks(each, self._again_bytes, held.get(each, _NOTHING)) for each in slices]
+            for each in slices:
+                bounds = self._again_bytes, held.get(each, _NOTHING), reached[each].sequence
+                again[each] = before.last_blocks(each, *bounds)
         if is_whole or note.epoch != epoch:
             note.write(epoch)
-        boxes = [OutboxSlice(journals.at(each), failure, following[each], again[each]) for each in slices]
+        boxes = [OutboxSlice(journals.at(each), failure, *reached[each], again[each]) for each in slices]
         return OpenOutbox(epoch, boxes)
 
     def close(self) -> None:
@@ -175,9 +185,9 @@ class Outbox:
         return self._journals.archive_statistics if self._journals else None
 
     def synced(self, slice_id: int) -> tuple[int, int]:
-        """Return how far a slice is on the disk: epoch and count of messages numbered in it; epoch 0: nothing is told.
+        """Return epoch and next sequence of a slice on disk; epoch 0: not known.
 
-        What was written before this outbox was opened counts as on the disk.
+        Messages written before this outbox was opened count as being on disk.
         """
         told = self._told.get(slice_id)
         return (told.epoch, told.synced) if told is not None else (0, 0)
@@ -190,10 +200,10 @@ class Outbox:
         return f"Outbox({str(self.directory)!r})"
 
     def _held_elsewhere(self, feed: Feed, epoch: int) -> dict[int, int]:
-        """Return by slice the last number that an archive has of an epoch, as far as any tells now."""
+        """Return by slice the last sequence of an epoch in any other archive that answers now."""
         own = self._serve if isinstance(self._serve, str) else feed.archives[0] if self._serve else ""
         held: dict[int, int] = {}
-        for endpoint in () if feed.key_bytes else feed.archives:
+        for endpoint in feed.archives:
             if endpoint == own:
                 continue
             try:
@@ -210,27 +220,37 @@ class Outbox:
 
 
 class _Note:
-    """Which epoch is written, and since which start of the system: another start may find it with its end lost.
+    """File with the written epoch and the boot id of the system. After a reboot, the end of that epoch may be lost.
 
-    Then the note stays, until another epoch begins: whatever is killed meanwhile, the next one is told so, too.
+    In that case the file is unchanged until a new epoch begins, so that a publisher started after a kill also knows.
     """
 
     def __init__(self, directory: Path, epoch: int) -> None:
-        """Look whether all of an epoch was written since this start."""
+        """Read the file. `is_there` is True if all of `epoch` was written since this boot."""
         self._path = directory / _BOOT
         self._now = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
         then, _, noted = (self._path.read_text() if self._path.exists() else "").partition(" ")
         self.epoch = int(noted) if noted.isdigit() else 0
-        """That is noted."""
+        """Epoch in the file; 0: none."""
         self.is_there = bool(self._now) and (then, self.epoch) == (self._now, epoch)
 
     def write(self, epoch: int) -> None:
-        """Note an epoch. Raises OSError."""
+        """Write an epoch and the present boot id. Raises OSError."""
         replace_file(self._path, self._path.with_suffix(".new"), f"{self._now} {epoch}".encode())
 
 
+class _Reached(NamedTuple):
+    """Next sequence of a slice and the end of each key."""
+
+    sequence: int
+    ends: dict[bytes, End]
+
+
+_NOTHING_REACHED: Final = _Reached(0, {})
+
+
 class _Before:
-    """What the days hold of the last epoch."""
+    """Contents of the days for the last epoch."""
 
     def __init__(self, feed: Feed, days: list[Recording]) -> None:
         self._feed, self._days = feed, days
@@ -239,7 +259,7 @@ class _Before:
 
     @property
     def is_ended(self) -> bool:
-        """Whether the publisher has closed each slice that it began."""
+        """True if the publisher has closed each slice that it began."""
         heard, ended = set[int](), set[int]()
         for slice_id, segment in self._segments():
             if self.epoch in segment.entries["epoch"]:
@@ -251,45 +271,65 @@ class _Before:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether something was found that cannot be read."""
+        """True if unreadable data was found."""
         return any(day.damage for day in self._days)
 
-    def next_sequences(self, slice_id: int) -> dict[bytes, int]:
-        """Return the number that follows what was written of each key."""
-        found: dict[bytes, int] = {}
-        for _, segment in self._segments(slice_id):
-            for mark in marks_of([segment]):
-                if mark.epoch == self.epoch:
-                    for key, number in mark.keys.items():
-                        found[key] = max(number, found.get(key, 0))
-            mine = segment.entries[(segment.entries["epoch"] == self.epoch) & (segment.entries["records"] > 0)]
-            if len(mine) and not self._feed.key_bytes:
-                found[b""] = max(int(mine["max_sequence"].max()) + 1, found.get(b"", 0))
-        if self._feed.key_bytes:
-            runs = (run for day in self._days for run in day.runs(slices=[slice_id], epoch=self.epoch))
-            for key, number in next_numbers(runs, self._feed.key_bytes, self._feed.max_topics).items():
-                found[key] = max(number, found.get(key, 0))
-        return found
+    def reached(self, slice_id: int) -> _Reached | None:
+        """Return the end of a slice; None: the end of some key may be in deleted days.
 
-    def last_blocks(self, slice_id: int, most_bytes: int, held: int) -> list[Block]:
-        """Return the last blocks of a slice, in order, up to so many bytes, but for those up to the number `held`."""
+        Reads days from the newest back to one whose marks name the ends of all keys.
+        """
+        sequence, is_known = 0, False
+        begin: int | None = None
+        ends = _KeyEnds(self._feed)
+        for day in reversed(self._days):
+            segments = dict(day._segments_of()).get(slice_id, [])
+            records = [each.entries[each.entries["records"] > 0] for each in segments]
+            mine = [each[each["epoch"] == self.epoch] for each in records]
+            marks = [mark for mark in marks_of(segments) if mark.epoch == self.epoch]
+            lows = [int(each["min_sequence"].min()) for each in mine if len(each)]
+            highs = [int(each["max_sequence"].max()) + 1 for each in mine if len(each)]
+            sequence = max(sequence, *highs, *(mark.sequence for mark in marks), 0)
+            begin = min(lows, default=begin)
+            if not self._feed.key_bytes:
+                continue
+            for run in day.runs(slices=[slice_id], epoch=self.epoch):
+                ends.take(run)
+            for mark in marks:
+                ends.note(mark.keys)
+                is_all = bool(mark.keys) and not mark.flags & NAMES_LEFT_OUT
+                is_known |= is_all and mark.sequence >= (begin or 0)
+            if is_known:
+                break
+        if not self._feed.key_bytes:
+            return _Reached(sequence, {b"": End(sequence, sequence)})
+        is_known |= (sequence if begin is None else begin) == 0
+        return _Reached(sequence, ends.found()) if is_known else None
+
+    def last_blocks(self, slice_id: int, most_bytes: int, held: int, stop: int) -> list[Block]:
+        """Return the last blocks of a slice after sequence `held`, in order, with at most `most_bytes` bytes.
+
+        Returns no block if the slice ends with messages that the source lacks, before `stop`.
+        """
         found: list[Block] = []
+        for block in self._blocks_backwards(slice_id):
+            most_bytes -= block.body.nbytes
+            if most_bytes < 0 or block.number_of(-1) <= held or (not found and block.number_of(-1) + 1 < stop):
+                break
+            found.append(block)
+        return found[::-1]
+
+    def _blocks_backwards(self, slice_id: int) -> Iterator[Block]:
         for span in self._last_spans(slice_id):
             runs = read_spans([[span]], self._may, self._feed.key_bytes, lambda _: None)
-            blocks = [recorded.block for run in runs for recorded in blocks_of(run, self._feed.key_bytes)]
-            for block in reversed(blocks):
-                most_bytes -= block.body.nbytes
-                if most_bytes < 0 or int(block.sequences[-1]) <= held:
-                    return found[::-1]
-                found.append(block)
-        return found[::-1]
+            yield from reversed([each.block for run in runs for each in blocks_of(run, self._feed.key_bytes)])
 
     def _may(self, heads: NDArray[Any]) -> NDArray[numpy.bool_]:
         may: NDArray[numpy.bool_] = heads["epoch"] == self.epoch
         return may
 
     def _last_spans(self, slice_id: int) -> Iterator[Span]:
-        """Yield what holds records of the last epoch, the latest first."""
+        """Yield spans with records of the last epoch, newest first."""
         for _, segment in reversed(list(self._segments(slice_id))):
             for entry in segment.entries[::-1]:
                 if int(entry["epoch"]) == self.epoch and int(entry["records"]):
@@ -300,3 +340,50 @@ class _Before:
             for number, segments in day._segments_of():
                 if slice_id in (None, number):
                     yield from ((number, segment) for segment in segments)
+
+
+class _KeyEnds:
+    """End of each key of a slice, as reported by blocks and marks."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._key_bytes = feed.key_bytes
+        self._most = feed.max_topics if feed.key_bytes else 1
+        self._names = Numbering(self._most, MAX_KEY_BYTES)
+        self._ends = numpy.zeros((self._most, 2), numpy.int64)
+        self._marked: dict[bytes, End] = {}
+
+    def take(self, run: RecordRun) -> None:
+        """Add checked records. Raises JournalError if they have more keys than the feed allows."""
+        if not _note_ends(self._names.at, self._ends, run.headers, run.bodies, self._key_bytes):
+            raise JournalError(f"outbox had more than {self._most} keys in a slice, expected at most max_topics")
+
+    def note(self, ends: dict[bytes, End]) -> None:
+        """Add the ends that a mark names."""
+        self._marked |= {key: max(end, self._marked.get(key, end)) for key, end in ends.items()}
+
+    def found(self) -> dict[bytes, End]:
+        """Return the end of each key found so far."""
+        ends = {key: End(*each) for key, each in zip(self._names.names(), self._ends.tolist(), strict=False)}
+        return ends | {key: max(end, ends.get(key, end)) for key, end in self._marked.items()}
+
+
+@njit(nogil=True, cache=True)
+def _note_ends(
+    names: NumberingAt,
+    ends: NDArray[numpy.int64],
+    headers: NDArray[numpy.int64],
+    bodies: NDArray[numpy.int64],
+    key_bytes: int,
+) -> bool:
+    """Update the ends of the keys of checked blocks. Return False if there are too many keys."""
+    for place in range(len(headers)):
+        block, body = read_header(headers[place]), bodies[place]
+        layout = layout_of(block)
+        size = min(key_bytes, numpy.int64(int32s_at(body + layout.topic_offsets, 2)[1]))
+        number = number_of(names, body + layout.topics, size)
+        if number == FULL:
+            return False
+        end = sequence_of(block, layout, body, block.count - 1) + 1
+        if end > ends[number, 0]:
+            ends[number, 0], ends[number, 1] = end, block.key_sequence + block.count
+    return True

@@ -44,8 +44,8 @@ class RecorderStatistics(msgspec.Struct, frozen=True, kw_only=True):
     lost: int
     """Messages received that could not be recorded: the disk was full, or the files were removed."""
     unheard: int
-    """Messages that their publishers had numbered before the first ones that came here of their keys: not recorded, at
-    least not by this recorder, and no gaps."""
+    """Messages published before the first message or heartbeat of each epoch that this recorder received. They are not
+    recorded and not gaps."""
     cut_bytes: int
     """Bytes of torn tails that a killed recorder had left, cut off at the start."""
     segments: int
@@ -189,7 +189,7 @@ class Recorder:
             blocks=total.records,
             stored_bytes=total.stored_bytes,
             lost=total.lost,
-            unheard=self._journals.unheard,
+            unheard=total.unheard,
             cut_bytes=self._journals.cut_bytes,
             segments=self._journals.slices + total.switches,
             received=subscribed.received,

@@ -36,7 +36,7 @@ from blackbox.archive.segment import Damage, Segment, open_end
 from blackbox.archive.segments import Segments
 from blackbox.archive.summary import (
     Examined,
-    KeyBegin,
+    LateBegin,
     Rate,
     Reported,
     Since,
@@ -272,22 +272,23 @@ class Recording(Frames):
         return dict(total)
 
     def gaps(self, slices: Iterable[int] | None = None) -> list[Gap]:
-        """Return what is missing of each (epoch, slice, key). Reads everything, or some slices.
+        """Return the gaps of each epoch in each slice. Reads everything, or only `slices`.
 
-        What was published before a key was heard of is not known, and no gap.
+        Messages published before the publisher was heard are not gaps. The keys of missing messages are not known:
+        `Gap.key` is b"".
         """
         return list(self._gaps_and_late(slices, defaultdict(dict))[0])
 
     def _gaps_and_late(
-        self, slices: Iterable[int] | None, expected: Mapping[int, dict[tuple[int, bytes], int]]
-    ) -> tuple[dict[Gap, Since], set[tuple[int, int, bytes]]]:
-        """Return what `gaps` does, each with the latest times before it, and which keys began late.
+        self, slices: Iterable[int] | None, expected: Mapping[int, dict[int, int]]
+    ) -> tuple[dict[Gap, Since], set[tuple[int, int]]]:
+        """Return the gaps, each with the latest times before it, and (slice, epoch) of runs that begin late.
 
-        These are (slice, epoch, key) of which it is not known what was sent before the first recorded message.
+        A run begins late if messages before the first recorded one are unknown.
 
-        `expected`: by slice, what `find_gaps` takes: the numbers that follow those of earlier recordings.
+        `expected`: by slice, argument of `find_gaps`: the sequences after earlier recordings.
         """
-        late, since = set[tuple[int, int, bytes]](), dict[Gap, Since]()
+        late, since = set[tuple[int, int]](), dict[Gap, Since]()
         for slice_id, segments in self._segments_of(slices):
             reported, blocks = Reported.of(segments), self._blocks_of(slice_id)
             deque(find_gaps(slice_id, blocks, reported, expected[slice_id], late, since), maxlen=0)
@@ -325,9 +326,9 @@ class Recording(Frames):
         return self.examine(progress)[0]
 
     def examine(self, progress: Callable[[int], object] | None = None) -> Examined:
-        """As `verify` and `gaps`, in one pass; also tell which keys begin late."""
+        """Return the results of `verify` and `gaps` from one pass, and the runs that begin late."""
         gaps: list[Gap] = []
-        begins: list[KeyBegin] = []
+        begins: list[LateBegin] = []
         before = 0
         closed, damaged = self._closed
         if damaged is not None:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -22,7 +22,7 @@ from blackbox.archive.consumer_store import CONSUMERS
 from blackbox.archive.day import make_directory, recorded_days, replace_file, session_date, sync_directory
 from blackbox.archive.recording import Recording
 from blackbox.arguments import check_integers
-from blackbox.block.position import Number, Position, SlicePosition
+from blackbox.block.position import Number, Position
 from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import BlackBoxError, ConfigError, JournalError
 from blackbox.feed.feed import Feed
@@ -155,17 +155,17 @@ class Deleter:
             return 1
         return (session_date(self._feed, time.time_ns()) - date).days + 1
 
-    def _consumers(self) -> dict[str, Mapping[int, SlicePosition]]:
+    def _consumers(self) -> dict[str, Mapping[int, Position]]:
         place = self._directory / CONSUMERS
         found = [(name, file.read()) for name, file in owned_consumers(place).items()] if place.is_dir() else []
-        return {name: kept.positions for name, kept in found if kept is not None}
+        return {name: kept.slices for name, kept in found if kept is not None}
 
-    def _delete(self, day: Path, ends: Mapping[int, list[_End]]) -> None:
+    def _delete(self, day: Path, ends: Mapping[int, list[Position]]) -> None:
         """Note what is deleted, then delete it: after a kill in between, the next run deletes it."""
         slices = dict(Deleted.read(self._directory).slices)
         for slice_id, positions in ends.items():
             last = dict(slices.get(slice_id, []))
-            for (epoch, sequence), _, _ in positions:
+            for epoch, sequence in positions:
                 last[epoch] = max(sequence, last.get(epoch, 0))
             slices[slice_id] = [Position(*each) for each in sorted(last.items())[-_MOST_EPOCHS:]]
         path = self._directory / _DELETED
@@ -184,48 +184,23 @@ def _exceeds(value: int, bound: int | None) -> bool:
     return bound is not None and value > bound
 
 
-class _End(NamedTuple):
-    """How far a day goes in one epoch of a slice."""
-
-    position: Position
-    """The largest, over all keys."""
-    sent_ns: int
-    received_ns: int
-    """The largest times."""
-
-
-def _ends_of(day: Path) -> dict[int, list[_End]]:
-    """Return by slice how far a day goes in each epoch, as far as that can be read."""
-    ends: dict[int, list[_End]] = {}
+def _ends_of(day: Path) -> dict[int, list[Position]]:
+    """Return the last (epoch, sequence) of each epoch in a day, by slice; empty if the day cannot be read."""
+    ends: dict[int, list[Position]] = {}
     try:
         recording = Recording.open(day)
     except JournalError:
-        return ends  # nobody can read it
+        return ends  # unreadable
     for slice_id, segments in recording._segments_of():
-        last: dict[int, tuple[int, int, int]] = {}
+        last: dict[int, int] = {}
         for segment in segments:
             for entry in segment.entries[segment.entries["records"] > 0]:
-                found = (int(entry["max_sequence"]), int(entry["max_ts_out"]), int(entry["max_ts_recv"]))
-                known = last.get(int(entry["epoch"]), found)
-                last[int(entry["epoch"])] = (max(known[0], found[0]), max(known[1], found[1]), max(known[2], found[2]))
-        ends[slice_id] = [_End(Position(epoch, each[0]), *each[1:]) for epoch, each in sorted(last.items())]
+                epoch = int(entry["epoch"])
+                last[epoch] = max(last.get(epoch, 0), int(entry["max_sequence"]))
+        ends[slice_id] = [Position(*each) for each in sorted(last.items())]
     return ends
 
 
-def _needs(positions: Mapping[int, SlicePosition], ends: Mapping[int, list[_End]]) -> bool:
+def _needs(positions: Mapping[int, Position], ends: Mapping[int, list[Position]]) -> bool:
     """Whether a consumer has not yet passed all of a day, as far as it has the slices."""
-    return any(
-        slice_id in positions and bool(last) and _lacks(positions[slice_id], last) for slice_id, last in ends.items()
-    )
-
-
-def _lacks(position: SlicePosition, ends: list[_End]) -> bool:
-    """Whether what ends so holds something that comes next. With keys the times tell, as they do where it begins."""
-    last = ends[-1]
-    if isinstance(position, Position):
-        return position <= last.position
-    if position.since_ns:
-        return position.epoch <= last.position.epoch and position.since_ns <= last.received_ns
-    return position.epoch < last.position.epoch or (
-        position.epoch == last.position.epoch and position.done_ns <= last.sent_ns
-    )
+    return any(last and slice_id in positions and positions[slice_id] <= last[-1] for slice_id, last in ends.items())

@@ -13,7 +13,7 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.archive.filter import Filter
-from blackbox.archive.marks import marks_of
+from blackbox.archive.marks import MarkKind, marks_of
 from blackbox.archive.reader import Recorded, Report, read_runs
 from blackbox.archive.rows import count_topics
 from blackbox.archive.segment import NO_TIME, Damage, Segment, open_end
@@ -22,6 +22,7 @@ from blackbox.native.name_table import Numbering
 
 _TOPICS_AT_ONCE = 65_536
 _MEAN_TOPIC_BYTES = 32
+_TELL_NUMBERS = (MarkKind.HEARD, MarkKind.EPOCH_END)
 
 
 class SliceSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,14 +67,13 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     slices: tuple[SliceSummary, ...]
 
 
-class KeyBegin(msgspec.Struct, frozen=True, order=True):
-    """A key whose first recorded message is not the first one that was published."""
+class LateBegin(msgspec.Struct, frozen=True, order=True):
+    """A run of a slice whose first recorded message is not the first one that was published."""
 
     slice_id: int
     epoch: int
-    key: bytes
     sequence: int
-    """Of the first recorded message: the number of messages published before it."""
+    """Sequence of the first recorded message."""
 
 
 class Examined(NamedTuple):
@@ -81,7 +81,7 @@ class Examined(NamedTuple):
 
     damage: list[Damage]
     gaps: list[Gap]
-    begins: list[KeyBegin]
+    begins: list[LateBegin]
 
 
 class Rate(msgspec.Struct, frozen=True):
@@ -184,42 +184,38 @@ class Since(NamedTuple):
 
 
 class Reported(NamedTuple):
-    """Numbers that marks and, without keys, index entries name. Records may lack them."""
+    """Sequences by epoch, as reported by the marks and the index of a slice. The records may lack some."""
 
-    first: dict[tuple[int, bytes], int]
-    """By epoch and key: the lowest, from which on the publisher was heard."""
-    last: dict[tuple[int, bytes], tuple[int, int]]
-    """By epoch and key: the highest, and when it was sent, ns since 1970. Every message before it was published."""
-    shown: dict[tuple[int, bytes], list[tuple[int, Since]]]
-    """By epoch and key: each number, ascending, and what the mark says about the time before it."""
+    first: dict[int, int]
+    """Lowest sequence: the publisher was received from here on."""
+    last: dict[int, tuple[int, int]]
+    """Highest next sequence and its send time, ns since 1970. All messages before it were published."""
+    shown: dict[int, list[tuple[int, Since]]]
+    """Sequence of each mark, ascending, with the latest times before it."""
 
     @classmethod
     def of(cls, segments: Iterable[Segment]) -> Self:
-        """Return what the marks and the indexes of a slice say."""
+        """Return the sequences reported by the marks and the index of a slice."""
         segments = list(segments)
-        first: dict[tuple[int, bytes], int] = {}
-        last: dict[tuple[int, bytes], tuple[int, int]] = {}
-        shown: dict[tuple[int, bytes], list[tuple[int, Since]]] = {}
-        for mark in marks_of(segments, with_keys=True):
-            since = Since(mark.ts_out, mark.ts_event)
-            for key, number in mark.keys.items():
-                name = mark.epoch, key
-                first[name] = min(first.get(name, number), number)
-                last[name] = max(last.get(name, (0, 0)), (number, mark.ts_out))
-                insort(shown.setdefault(name, []), (number, since), key=itemgetter(0))
+        found = cls({}, {}, {})
+        for mark in marks_of(segments):
+            if mark.kind in _TELL_NUMBERS:
+                found._note(mark.epoch, mark.sequence, mark.sequence, mark.ts_out)
+                since = Since(mark.ts_out, mark.ts_event)
+                insort(found.shown.setdefault(mark.epoch, []), (mark.sequence, since), key=itemgetter(0))
         for segment in segments:
-            if segment.key_bytes:
-                continue
             entries = segment.entries[segment.entries["records"] > 0]
             for epoch, low, high, ts_out in entries[["epoch", "min_sequence", "max_sequence", "max_ts_out"]].tolist():
-                name = epoch, b""
-                first[name] = min(first.get(name, low), low)
-                last[name] = max(last.get(name, (0, 0)), (high + 1, ts_out))
-        return cls(first, last, shown)
+                found._note(epoch, low, high + 1, ts_out)
+        return found
 
-    def since(self, name: tuple[int, bytes], gap: Gap, before: Since) -> Since:
+    def _note(self, epoch: int, low: int, end: int, ts_out: int) -> None:
+        self.first[epoch] = min(self.first.get(epoch, low), low)
+        self.last[epoch] = max(self.last.get(epoch, (0, 0)), (end, ts_out))
+
+    def since(self, gap: Gap, before: Since) -> Since:
         """Return the latest times before a gap: in the source, or else `before`, those of the message before it."""
-        shown = self.shown.get(name, [])
+        shown = self.shown.get(gap.epoch, [])
         at = bisect_right(shown, gap.sequence, key=itemgetter(0))
         return shown[at][1] if at < len(shown) and shown[at][1].ts_event else before
 
@@ -228,42 +224,44 @@ def find_gaps(
     slice_id: int,
     blocks: Iterable[Recorded],
     reported: Reported,
-    expected: dict[tuple[int, bytes], int],
-    late: set[tuple[int, int, bytes]] | None = None,
+    expected: dict[int, int],
+    late: set[tuple[int, int]] | None = None,
     since: dict[Gap, Since] | None = None,
 ) -> Iterator[Gap]:
-    """Yield the gaps of one slice: between its blocks, and before and after them as far as marks report numbers.
+    """Yield the gaps of one slice: between its blocks, and before and after them where marks report sequences.
 
-    `expected` holds, by epoch and key, the number after the last message of earlier recordings; it is brought up to
-    date. Without it and without a mark, messages before the first block of a key are not known, and no gap. `late`
-    receives slice, epoch and key where messages before the first block or mark are not known, `since` the latest
-    times before each gap.
+    Sequences that a block itself leaves out are not gaps. The keys of missing messages are not known: `Gap.key` is
+    b"".
+
+    `expected` has the sequence after earlier recordings by epoch, and is updated. Without it and without a mark,
+    messages before the first block of an epoch are not gaps. `late` receives (slice, epoch) if messages before the
+    first block or mark are unknown. `since` receives the latest times before each gap.
     """
-    before: dict[tuple[int, bytes], Since] = {}
-    for block, _, first_row, _, _ in blocks:
-        name = (block.epoch, block.key)
-        begin, end = int(block.sequences[first_row]), int(block.sequences[-1]) + 1
-        known = expected.get(name)
-        if known is None:
-            known = min(begin, reported.first.get(name, begin))
-            if late is not None and known > 0:
-                late.add((slice_id, *name))
-        if begin > known:
-            gap = Gap(slice_id, block.epoch, block.key, known, begin - known, block.ts_out)
-            if since is not None:
-                since[gap] = reported.since(name, gap, before.get(name, Since()))
-            yield gap
-        expected[name] = max(known, end)
+    before: dict[int, Since] = {}
+
+    def gap_at(epoch: int, known: int, stop: int, ts_out: int) -> Gap:
+        gap = Gap(slice_id, epoch, b"", known, stop - known, ts_out)
         if since is not None:
-            before[name] = Since(block.ts_out, max(before.get(name, Since()).ts_event, int(block.ts_event.max())))
-    for (epoch, key), (number, ts_out) in reported.last.items():
-        known = expected.get((epoch, key), reported.first[epoch, key])
+            since[gap] = reported.since(gap, before.get(epoch, Since()))
+        return gap
+
+    for block, _, first_row, _, _ in blocks:
+        epoch, begin, end = block.epoch, block.number_of(first_row), block.number_of(-1) + 1
+        known = expected.get(epoch)
+        if known is None:
+            known = min(begin, reported.first.get(epoch, begin))
+            if late is not None and known > 0:
+                late.add((slice_id, epoch))
+        if begin > known:
+            yield gap_at(epoch, known, begin, block.ts_out)
+        expected[epoch] = max(known, end)
+        if since is not None:
+            before[epoch] = Since(block.ts_out, max(before.get(epoch, Since()).ts_event, int(block.ts_event.max())))
+    for epoch, (number, ts_out) in reported.last.items():
+        known = expected.get(epoch, reported.first[epoch])
         if number > known:
-            gap = Gap(slice_id, epoch, key, known, number - known, ts_out)
-            if since is not None:
-                since[gap] = reported.since((epoch, key), gap, before.get((epoch, key), Since()))
-            yield gap
-            expected[epoch, key] = number
+            yield gap_at(epoch, known, number, ts_out)
+            expected[epoch] = number
 
 
 def topic_counts(blocks: Iterable[Recorded]) -> Counter[bytes]:

@@ -72,11 +72,6 @@ class TopicNumbers:
         """The text of the topics."""
         return TopicTable(self._names.text, self._names.starts, self._sizes)
 
-    def keys_of(self, slice_id: int) -> dict[bytes, int]:
-        """Return the keys of a slice, each with its group."""
-        names = enumerate(self._groups.names())
-        return {name[_SLICE_BYTES:]: group for group, name in names if self.slice_of[group] == slice_id}
-
     def numbers_of(self, topics: Sequence[str | bytes]) -> NDArray[numpy.int32]:
         """Return the numbers of a source's topics. Raises ConfigError when one cannot be published."""
         if topics is not self._given:

@@ -256,7 +256,7 @@ class Batch:
 
     @property
     def sequence(self) -> NDArray[numpy.int64]:
-        """int64[n]: sequence number of each message within its (epoch, slice, key)."""
+        """int64[n]: sequence number of each message within its epoch and slice."""
         return self._column(self.block.sequences)
 
     def topics_per_message(self) -> list[bytes]:
@@ -489,7 +489,7 @@ class Message(msgspec.Struct, gc=False):
 
     @property
     def sequence(self) -> int:
-        """Its sequence number within its (epoch, slice, key)."""
+        """Its sequence number within its epoch and slice."""
         block, row = self.batch.block, self._row
         return int(block.sequences[row]) if block.has_sequences else int(block.sequence) + row
 

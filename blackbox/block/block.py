@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +20,12 @@ from blackbox.block.encode import (
     copy_extents,
     finish_header,
     longest_extent,
+    number_header,
     plan_block,
     plan_bytes,
-    plan_sequences,
+    plan_ends,
     write_body,
-    write_sequences,
+    write_ends,
     write_template,
 )
 from blackbox.block.format import (
@@ -40,6 +41,7 @@ from blackbox.block.format import (
     BodyLayout,
     body_layout,
 )
+from blackbox.block.position import End
 from blackbox.block.validate import FAULT_TEXT, Fault, check_block, version_text
 from blackbox.errors import BlockError
 
@@ -48,8 +50,8 @@ if TYPE_CHECKING:
 
 _HEADER = struct.Struct(
     layout.HEADER.format_of(
-        *("key_bytes", "flags", "schema", "slice", "count", "epoch", "sequence", "ts_out", "ts_in"),
-        *("topics", "topic_bytes", "stride"),
+        *("key_bytes", "flags", "schema", "slice", "count", "epoch", "sequence", "previous", "key_sequence"),
+        *("ts_out", "ts_in", "topics", "topic_bytes", "stride"),
     )
 )
 _layout_of = lru_cache(maxsize=256)(body_layout)
@@ -202,6 +204,8 @@ class Block:
         "header",
         "key",
         "key_bytes",
+        "key_sequence",
+        "previous",
         "schema_id",
         "sequence",
         "slice_id",
@@ -222,6 +226,8 @@ class Block:
             self.count,
             self.epoch,
             self.sequence,
+            self.previous,
+            self.key_sequence,
             self.ts_out,
             self.ts_in,
             self.topic_count,
@@ -268,6 +274,8 @@ class Block:
         schema_id: int = 0,
         epoch: int = 1,
         sequence: int = 0,
+        previous: int | None = None,
+        key_sequence: int | None = None,
         ts_out: int = 0,
         ts_in: int = 0,
         flags: int = 0,
@@ -275,8 +283,9 @@ class Block:
     ) -> Block:
         """Encode columns (see `Publisher.publish_many`) as one block. Only topics that occur are written.
 
-        `sequences` are for messages whose numbers do not follow each other from `sequence` on: int64[n], ascending.
-        `key_bytes` is that of the feed; None: the length of `key`.
+        `sequences`: int64[n], ascending, for messages that are not consecutive from `sequence` on. `key_bytes`: that of
+        the feed; None: the length of `key`. `previous` and `key_sequence` default to `sequence`, as if all messages had
+        one key.
 
         Raises BlockError when there is no message, an index is out of range, a topic lacks the key, or sequences do not
         ascend.
@@ -304,41 +313,48 @@ class Block:
         header = numpy.zeros(HEADER_BYTES, numpy.uint8)
         origin = Origin(schema_id, slice_id, len(key) if key_bytes is None else key_bytes, epoch)
         write_template(header.ctypes.data, plan, body.ctypes.data, checksum, origin, ts_in)
-        finish_header(header.ctypes.data, sequence, ts_out, flags)
+        previous = sequence if previous is None else previous
+        number_header(header.ctypes.data, sequence, previous, previous if key_sequence is None else key_sequence)
+        finish_header(header.ctypes.data, ts_out, flags)
         del alive
         return cls(key, header.tobytes(), body)
 
     @classmethod
-    def encode_sequences(
+    def encode_ends(
         cls,
         key: bytes,
-        sequences: dict[bytes, int],
+        ends: Mapping[bytes, End],
         *,
         slice_id: int,
         epoch: int,
         ts_out: int,
+        sequence: int | None = None,
         ts_event: int = 0,
         key_bytes: int = 0,
         flags: int = 0,
     ) -> Block:
-        """A control block that tells the next sequence number of every key.
+        """Return a control block with the end of each key.
 
-        `ts_event`: the latest before messages that the source lacks, where it shows that these are missing; else 0.
+        `sequence`: next sequence of the slice; default: the largest of the ends. `ts_event`: latest time before
+        messages that the source lacks, if the block reports their loss; else 0.
         """
-        keys = topic_table(list(sequences))
-        plan = plan_sequences(keys, len(sequences))
+        keys = topic_table(list(ends))
+        plan = plan_ends(keys, len(ends))
         body = numpy.zeros(plan_bytes(plan), numpy.uint8)
-        write_sequences(body.ctypes.data, plan, keys, numpy.array(list(sequences.values()), numpy.int64))
+        columns = numpy.array([*ends.values()], numpy.int64).reshape(-1, 2).T.copy()
+        write_ends(body.ctypes.data, plan, keys, *columns)
         header = numpy.zeros(HEADER_BYTES, numpy.uint8)
         origin = Origin(0, slice_id, key_bytes, epoch)
         write_template(header.ctypes.data, plan, body.ctypes.data, True, origin, ts_event)
-        finish_header(header.ctypes.data, 0, ts_out, flags | FLAG_CONTROL)
+        following = max((end.sequence for end in ends.values()), default=0) if sequence is None else sequence
+        number_header(header.ctypes.data, following, following, 0)
+        finish_header(header.ctypes.data, ts_out, flags | FLAG_CONTROL)
         return cls(key, header.tobytes(), body)
 
-    def next_sequences(self) -> dict[bytes, int]:
-        """Return the next sequence number of every key, as a control block tells them."""
-        numbers = self.body[self.layout.payloads :].view(numpy.int64).tolist()
-        return dict(zip(self.topics, numbers, strict=True))
+    def ends(self) -> dict[bytes, End]:
+        """Return the end of each key in a control block."""
+        numbers = self.body[self.layout.payloads :].view(numpy.int64).reshape(-1, 2).tolist()
+        return {key: End(*each) for key, each in zip(self.topics, numbers, strict=True)}
 
     def __len__(self) -> int:
         return int(self.count)
@@ -383,7 +399,7 @@ class Block:
 
     @property
     def sequences(self) -> NDArray[numpy.int64]:
-        """int64[count]: sequence number of each message within its (epoch, slice, key)."""
+        """int64[count]: sequence number of each message within its epoch and slice."""
         if self.has_sequences:
             start = self.layout.sequences
             return self.body[start : start + 8 * self.count].view(numpy.int64)

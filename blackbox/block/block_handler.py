@@ -13,8 +13,8 @@ from blackbox.native.records import Field, SharedRecord, record_at
 
 BLOCK: Final = 0
 CONTROL: Final = 1
-"""A control block (header flag CONTROL) of the current epoch, or of one that begins with it. Its body holds the next
-sequence number of each key, on the line that its header names."""
+"""A control block (header flag CONTROL) of the current epoch, or of one that begins with it. Its body holds the end
+and the count of messages of each key, on the line that its header names."""
 IDLE: Final = 2
 """Nothing more is there now."""
 

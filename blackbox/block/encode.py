@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from blackbox.block.format import (
     CHECKED_BYTES,
+    END_BYTES,
     FLAG_CHECKSUM,
     FLAG_FIXED,
     FLAG_NULLS,
@@ -393,17 +394,19 @@ def _write_payloads(
 
 
 @njit(nogil=True, cache=True)
-def plan_sequences(keys: TopicTable, count: int) -> Plan:
-    """Return the plan of a control block that holds one number for each of the first `count` keys."""
+def plan_ends(keys: TopicTable, count: int) -> Plan:
+    """Return the plan of a control block that holds the ends of the first `count` keys."""
     topic_bytes = 0
     for key in range(count):
         topic_bytes += keys.sizes[key]
-    return Plan(0, count, count, topic_bytes, 8 * count, 8, 0, 0, FLAG_FIXED)
+    return Plan(0, count, count, topic_bytes, END_BYTES * count, END_BYTES, 0, 0, FLAG_FIXED)
 
 
 @njit(nogil=True, cache=True)
-def write_sequences(target: int, plan: Plan, keys: TopicTable, sequences: NDArray[numpy.int64]) -> None:
-    """Fill `plan_bytes(plan)` bytes at `target` (8-byte aligned): row i is key i, its payload `sequences[i]`."""
+def write_ends(
+    target: int, plan: Plan, keys: TopicTable, ends: NDArray[numpy.int64], counts: NDArray[numpy.int64]
+) -> None:
+    """Fill `plan_bytes(plan)` bytes at `target` (8-byte aligned): row i is key i, its payload `ends[i], counts[i]`."""
     count = plan.topics
     layout = _plan_layout(plan)
     words = int64s_at(target, layout.payloads >> 3)
@@ -411,7 +414,7 @@ def write_sequences(target: int, plan: Plan, keys: TopicTable, sequences: NDArra
         words[i] = 0
     topic_index = int32s_at(target + layout.topic_index, count)
     offsets = int32s_at(target + layout.topic_offsets, count + 1)
-    numbers = int64s_at(target + layout.payloads, count)
+    numbers = int64s_at(target + layout.payloads, 2 * count)
     place = 0
     for i in range(count):
         size = numpy.int64(keys.sizes[i])
@@ -419,7 +422,8 @@ def write_sequences(target: int, plan: Plan, keys: TopicTable, sequences: NDArra
         offsets[i] = place
         copy_bytes(target + layout.topics + place, keys.text.ctypes.data + keys.offsets[i], size)
         place += size
-        numbers[i] = sequences[i]
+        numbers[2 * i] = ends[i]
+        numbers[2 * i + 1] = counts[i]
     offsets[count] = place
 
 
@@ -464,11 +468,19 @@ def restamp(target: int, origin: Origin, ts_in: int) -> None:
 
 
 @njit(nogil=True, cache=True)
-def finish_header(target: int, sequence: int, ts_out: int, more_flags: int) -> None:
-    """Stamp what is known only at the send, and the header's own checksum."""
+def number_header(target: int, sequence: int, previous: int, key_sequence: int) -> None:
+    """Write the sequence of the block, and its position within its key."""
+    header = block_header_at(target)
+    header.sequence = sequence
+    header.previous = previous
+    header.key_sequence = key_sequence
+
+
+@njit(nogil=True, cache=True)
+def finish_header(target: int, ts_out: int, more_flags: int) -> None:
+    """Write the send time, more flags and the header's checksum."""
     header = block_header_at(target)
     header.flags |= more_flags
-    header.sequence = sequence
     header.ts_out = ts_out
     seal_header(target)
 

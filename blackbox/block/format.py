@@ -52,6 +52,8 @@ KNOWN_FLAGS: Final = sum(flag.value for flag in table.FLAGS if flag.travels)
 
 MAX_BODY_BYTES: Final = 64 << 20
 MAX_TOPIC_BYTES: Final = 65_535
+END_BYTES: Final = 16
+"""Size of a key's end in a control block: its sequence and its number of messages, int64 each."""
 LEAST_ROW_BYTES: Final = 12
 """Bytes that a message takes in a body, at least: its time and its topic's index."""
 MAX_KEY_BYTES: Final = 8
@@ -86,6 +88,8 @@ class Header(NamedTuple):
     count: int
     epoch: int
     sequence: int
+    previous: int
+    key_sequence: int
     ts_out: int
     ts_in: int
     topics: int
@@ -107,6 +111,8 @@ def read_header(address: int) -> Header:
         numpy.int64(head.count),
         head.epoch,
         head.sequence,
+        head.previous,
+        head.key_sequence,
         head.ts_out,
         head.ts_in,
         numpy.int64(head.topics),

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Version of blocks, recordings, archive requests and positions files."""
 
 BLOCK_MAGIC: Final = b"BBOX"
@@ -153,7 +153,9 @@ HEADER: Final = Structure(
         Field("slice", "u16", "", "slice id, from 0"),
         Field("count", "u32", "messages", "messages in the block; data: at least 1"),
         Field("epoch", "i64", "ns", "start time of the publisher's run; above 0"),
-        Field("sequence", "i64", "", "sequence of the first message; control: 0"),
+        Field("sequence", "i64", "messages", "messages of the slice before this one, in this epoch"),
+        Field("previous", "i64", "messages", "the end of the earlier message of the same key; none: 0"),
+        Field("key_sequence", "i64", "messages", "messages of the same key before this one, in this epoch"),
         Field("ts_out", "i64", "ns", "when the block was sent"),
         Field("ts_in", "i64", "ns", "when its oldest message was published; control, unknown: 0"),
         Field("topics", "u32", "topics", "distinct topics; data: 1 to count"),
@@ -197,12 +199,11 @@ ACKNOWLEDGEMENT: Final = Structure(
     (
         Field("prefix", "bytes[2]", "", "`00 52`"),
         Field("nonce", "bytes[8]", "", "nonce of a slice in a run of the recorder"),
-        Field("epoch", "i64", "ns", "epoch of the positions"),
-        Field("begin", "i64", "messages", "the first recorded position"),
+        Field("epoch", "i64", "ns", "epoch of the sequences"),
+        Field("begin", "i64", "", "sequence of the first recorded message"),
         Field("recorded", "i64", "messages", "end in the page cache: survives a killed recorder"),
         Field("synced", "i64", "messages", "end on disk; -1: left to the system"),
-        Field("missing", "i64", "", "sequence of the missing message that holds `recorded` back"),
-        Field("key_bytes", "u8", "bytes", "the key of the missing message, 0 to 8"),
+        Field("missing", "i64", "", "sequence of the first missing message after `begin`; -1: none is missing"),
     ),
 )
 
@@ -252,7 +253,7 @@ MARK: Final = Structure(
         Field("marks", "i64", "marks", "earlier marks of this slice and day"),
         Field("chain", "u64", "", "chain of checksums of all of these"),
         Field("ts_event", "i64", "ns", "HEARD: latest `ts_event` before a loss of the source; else 0"),
-        Field("", "bytes[8]", "", "0"),
+        Field("sequence", "i64", "messages", "HEARD, EPOCH_END: next sequence of the slice; else 0"),
     ),
 )
 
@@ -271,8 +272,8 @@ ENTRY: Final = Structure(
         Field("max_ts_event", "i64", "ns", "largest `ts_event`, from each record's first row on"),
         Field("epoch", "i64", "ns", "epoch"),
         Field("keys", "u64", "", "bit (XXH3_64 of the key, low 6 bits) of each key"),
-        Field("min_sequence", "i64", "", "least sequence, over all keys"),
-        Field("max_sequence", "i64", "", "largest sequence, over all keys"),
+        Field("min_sequence", "i64", "", "least sequence"),
+        Field("max_sequence", "i64", "", "largest sequence"),
         Field("marks", "i64", "marks", "marks"),
         Field("late", "u32", "messages", "messages with a smaller `ts_event` than an earlier one"),
         Field("checksum", "u32", "", "checksum of the bytes before it"),

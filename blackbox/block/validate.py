@@ -8,6 +8,7 @@ import numpy
 
 from blackbox.block.format import (
     CHECKED_BYTES,
+    END_BYTES,
     FLAG_CHECKSUM,
     FLAG_CONTROL,
     FLAG_FIXED,
@@ -81,7 +82,7 @@ FAULT_TEXT = {
     Fault.RESERVED_KEY: "a control block's key was not reserved, or another's was",
     Fault.SLICE: "a block came on the line of another slice",
     Fault.KEY_BYTES: "key_bytes of a block was not that of the feed",
-    Fault.NUMBERS: "epoch, sequence or a time was out of range",
+    Fault.NUMBERS: "epoch or a time was out of range, or not key_sequence <= previous <= sequence",
     Fault.SEQUENCES: "sequence numbers were not ascending from the header's on",
     Fault.VALIDITY: "a message without a value had a payload, or the validity had bits behind the last message",
     Fault.EPOCH: "the publisher's run began in the future: one of the two clocks is wrong",
@@ -136,13 +137,15 @@ def _check_fields(header: Header) -> int:
         return _FLAGS
     if header.key_bytes > MAX_KEY_BYTES:
         return _KEY_BYTES
-    if control and (header.flags & FLAG_FIXED == 0 or header.stride != 8 or header.count != header.topics):
+    if control and (header.flags & FLAG_FIXED == 0 or header.stride != END_BYTES or header.count != header.topics):
         return _COUNTS
     if not control and (header.count == 0 or header.topics == 0 or header.topics > header.count):
         return _COUNTS
     if header.body_bytes > MAX_BODY_BYTES:
         return _COUNTS
-    if header.epoch <= 0 or header.sequence < 0 or header.sequence > MAX_SEQUENCE:
+    if header.epoch <= 0 or header.sequence > MAX_SEQUENCE:
+        return _NUMBERS
+    if not 0 <= header.key_sequence <= header.previous <= header.sequence:
         return _NUMBERS
     # Further away, a lag would overflow.
     if header.ts_out < 0 or header.ts_out > MAX_SEQUENCE or header.ts_in < 0 or header.ts_in > MAX_SEQUENCE:

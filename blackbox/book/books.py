@@ -264,7 +264,7 @@ class Books:
         self._epochs: dict[int, int] = {}
         """Epoch of each slice, and"""
         self._following: dict[tuple[int, int, bytes], int] = {}
-        """Number of the next message by slice, epoch and key, for batches that no subscriber or replay delivers."""
+        """Ends of the last messages by slice, epoch and key, for batches that no subscriber or replay delivers."""
         self._symbol_rule = symbol_rule or SymbolRule()
         rule = CompiledSymbolRule.of(self._symbol_rule)
         self._state = state = _BooksState()
@@ -324,7 +324,8 @@ class Books:
                     self._lose(block.slice_id)
             stream = block.slice_id, block.epoch, block.key
             first, end = int(batch.sequence[start]), int(batch.sequence[last - 1]) + 1
-            if first != self._following.get(stream, 0) or end - first != last - start:
+            previous = block.previous if first == block.sequence else first
+            if previous != self._following.get(stream, 0) or end - first != last - start:
                 self._lose(block.slice_id, block.key)
             self._following[stream] = end
 

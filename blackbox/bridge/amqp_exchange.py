@@ -52,7 +52,7 @@ class AmqpExchange(Carrier):
         """Settings; nothing is opened.
 
         Args:
-            feed: what to carry, without `key_bytes`: one row of numbers for each slice.
+            feed: what to carry.
             url: amqp://USER:PASSWORD@HOST:PORT/VHOST.
             prefix: of the topics to carry.
             symbols: only topics of exactly these symbols.
@@ -118,8 +118,10 @@ class AmqpExchange(Carrier):
             self._count(added=len(part))
 
     def _add_gap(self, gap: Gap) -> None:
-        last = gap.sequence + gap.count - 1
-        told = message_of(GAP_TOPIC, b"", **self._place(gap.slice_id, gap.epoch, last, 0, gap=gap.count))
+        place = self._place(gap.slice_id, gap.epoch, gap.sequence, 0, gap=gap.count)
+        if gap.key:  # several may have gaps from one number on
+            place["message_id"] += f":{gap.key.hex()}"
+        told = message_of(GAP_TOPIC, b"", **place)
         self._send(gap.slice_id, [(GAP_TOPIC.decode(), told)])
         self._count(missing=gap.count)
 

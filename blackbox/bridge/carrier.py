@@ -18,7 +18,7 @@ from blackbox.block.batch import Batch
 from blackbox.block.gap import Gap
 from blackbox.block.position import Position
 from blackbox.bridge.bridge import Say
-from blackbox.errors import BridgeError, ConfigError
+from blackbox.errors import BridgeError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.feed.prefixes import Prefixes, common_prefix, covering
 from blackbox.feed.symbol_choice import TopicChoice
@@ -69,10 +69,6 @@ class Carrier(ABC):
     ) -> None:
         """Settings; nothing is opened. `url`: as it may be shown. Raises ConfigError."""
         check_is_feed(feed)
-        if feed.key_bytes:
-            raise ConfigError(
-                f"feed {feed.name!r} had key_bytes {feed.key_bytes}, expected 0: numbers ascend in each slice"
-            )
         self.feed, self.url = feed, url
         symbols = None if symbols is None else all_as_bytes("symbols", symbols)
         self._topics = TopicChoice.of(feed, prefix, symbols)

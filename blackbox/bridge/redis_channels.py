@@ -33,7 +33,7 @@ class RedisChannels(Carrier):
         """Settings; nothing is opened.
 
         Args:
-            feed: what to carry, without `key_bytes`.
+            feed: what to carry.
             url: redis+pubsub://HOST:PORT; Redis has the same channels in all its databases.
             prefix: of the topics to carry.
             symbols: only topics of exactly these symbols.
@@ -62,8 +62,7 @@ class RedisChannels(Carrier):
             self._count(added=len(part))
 
     def _add_gap(self, gap: Gap) -> None:
-        last = gap.sequence + gap.count - 1
-        told = Fields(GAP_TOPIC, b"%d" % gap.count, 0, gap.slice_id, gap.epoch, last)
+        told = Fields(GAP_TOPIC, b"%d" % gap.count, 0, gap.slice_id, gap.epoch, gap.sequence)
         self._publish([(GAP_TOPIC, told.as_bytes())])
         self._count(missing=gap.count)
 

@@ -63,7 +63,7 @@ class RedisStreams(Carrier):
         """Settings; nothing is opened.
 
         Args:
-            feed: what to carry, without `key_bytes`: one row of numbers for each slice.
+            feed: what to carry.
             url: where Redis is, such as redis://127.0.0.1:6379/0.
             prefix: of the topics to carry.
             symbols: only topics of exactly these symbols.
@@ -77,6 +77,10 @@ class RedisStreams(Carrier):
         super().__init__(feed, address.shown, prefix, symbols)
         if keep is not None and keep < 1:
             raise ConfigError(f"keep was {keep}, expected at least 1")
+        self._slices = sorted(starts_by_slice(feed, self._topics.starts))
+        if feed.key_bytes and not self._topics.takes_all:
+            # Sequences ascend only for a subscriber of all keys: Redis rejects an entry below the last one.
+            self._subscriber.on_batch(b"")(_pass_over)
         self._redis = connect(address, ca)
         self._stream, self._keep = stream or feed.name, keep
         self._script = self._redis.register_script(_ADD)
@@ -85,8 +89,7 @@ class RedisStreams(Carrier):
 
     def _open(self) -> dict[int, Position]:
         with errors(self.url, "the bridge"):
-            slices = sorted(starts_by_slice(self.feed, self._topics.starts))
-            last = {each: self._last(each) for each in slices}
+            last = {each: self._last(each) for each in self._slices}
         since = {slice_id: position for slice_id, position in last.items() if position is not None}
         if since and not self.feed.archives:
             log.warning("feed %r has no archive: what came since the last entries is not carried", self.feed.name)
@@ -129,7 +132,12 @@ class RedisStreams(Carrier):
             self._count(added=len(part) - known, known=known)
 
     def _add_gap(self, gap: Gap) -> None:
-        if self._send(gap.slice_id, [[f"{gap.epoch}-{gap.sequence + gap.count - 1}", "gap", gap.count]]) == 0:
+        if gap.slice_id not in self._slices:
+            return
+        if gap.key:  # before it is known that nothing else is missing: its numbers may lie among those of other keys
+            log.warning("%d messages of key %r of slice %d are missing", gap.count, gap.key, gap.slice_id)
+            self._count(missing=gap.count)
+        elif self._send(gap.slice_id, [[f"{gap.epoch}-{gap.sequence + gap.count - 1}", "gap", gap.count]]) == 0:
             self._count(missing=gap.count)
 
     def _send(self, slice_id: int, entries: list[list[str | bytes | int]]) -> int:
@@ -153,6 +161,10 @@ class RedisStreams(Carrier):
     def _try(self, slice_id: int, name: str, words: list[str | bytes | int]) -> int:
         with errors(self.url, f"an entry of {name}"):
             return int(self._script([name], [self._ids.get(slice_id, ""), self._keep or "", *words]))
+
+
+def _pass_over(_: Batch) -> None:
+    """Take messages that are not to be carried."""
 
 
 def _epoch_of(id_: str) -> int:

@@ -28,7 +28,7 @@ from blackbox.report.numbers import byte_size, count, counted
 if TYPE_CHECKING:
     from blackbox.archive.recording import Recording
     from blackbox.archive.segment import Damage
-    from blackbox.archive.summary import KeyBegin, Summary
+    from blackbox.archive.summary import LateBegin, Summary
     from blackbox.block.gap import Gap
 
 _EPOCHS_SHOWN: Final = 4
@@ -130,7 +130,7 @@ def _summary_object(day: Recording) -> dict[str, Any]:
 
 
 def _day_object(
-    day: Recording, damage: list[Damage], gaps: list[Gap], begins: list[KeyBegin], topics: list[tuple[bytes, int]]
+    day: Recording, damage: list[Damage], gaps: list[Gap], begins: list[LateBegin], topics: list[tuple[bytes, int]]
 ) -> dict[str, Any]:
     return _summary_object(day) | {
         "damage": damage_objects(day, damage),
@@ -163,7 +163,7 @@ def _print_days(feed: Path, days: list[Path]) -> None:
     stdout.print(titled(f"{feed}: {counted(len(days), 'day')}", table))
 
 
-def _print_day(day: Recording, damage: list[Damage], gaps: list[Gap], begins: list[KeyBegin]) -> None:
+def _print_day(day: Recording, damage: list[Damage], gaps: list[Gap], begins: list[LateBegin]) -> None:
     total = day.summary()
     missing = sum(gap.count for gap in gaps)
     feed = day.feed
@@ -194,7 +194,7 @@ def _print_day(day: Recording, damage: list[Damage], gaps: list[Gap], begins: li
                     (
                         "not heard",
                         count(sum(begin.sequence for begin in begins)),
-                        f"published before the first message that is here, of {counted(len(begins), 'key')}",
+                        f"published before the first message that is here, of {counted(len(begins), 'epoch')}",
                     ),
                     (
                         "torn",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from blackbox.block.position import KeyPosition, Position, SlicePosition
+from blackbox.block.position import Position
 from blackbox.cli.ui.options import JsonOption
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import columns_table, print_json, say, stdout
@@ -29,7 +29,7 @@ def positions(
     to: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="SLICE:EPOCH[:KEY]:SEQUENCE",
+            metavar="SLICE:EPOCH:SEQUENCE",
             help="Move the consumer of --name to this position, as listed, or as `put` prints it. Can be repeated.",
         ),
     ] = None,
@@ -39,11 +39,10 @@ def positions(
     """List the positions of named consumers, or move or delete those of one.
 
     The next message of a consumer is the one with the listed sequence number. A consumer that is moved back receives
-    messages again; a deleted one starts again like a new consumer. Stop a consumer before you change it. A feed with
-    keys has one number per key: give KEY to move it. With another EPOCH, all other keys begin with 0.
+    messages again; a deleted one starts again like a new consumer. Stop a consumer before you change it.
 
     JSON is an array of one object per consumer: `consumer`, `feed`, `kept_ns` (ns since 1970), and `slices` with
-    `slice`, `epoch`, and `sequence`, or `keys` with the number of each key.
+    `slice`, `epoch` and `sequence`.
 
     For example:
 
@@ -87,14 +86,7 @@ def _file(directory: Path, name: str) -> PositionFile:
 
 
 def _object(name: str, kept: Kept) -> dict[str, Any]:
-    slices = []
-    for slice_id, position in sorted(kept.positions.items()):
-        if isinstance(position, Position):
-            there: dict[str, Any] = {"sequence": position.sequence}
-        else:
-            following = position.next_sequences.items()
-            there = {"keys": {key.decode(errors="backslashreplace"): number for key, number in following}}
-        slices.append({"slice": slice_id, "epoch": position.epoch, **there})
+    slices = [{"slice": n, "epoch": epoch, "sequence": number} for n, (epoch, number) in sorted(kept.slices.items())]
     return {"consumer": name, "feed": kept.feed, "kept_ns": kept.kept_ns, "slices": slices}
 
 
@@ -102,8 +94,8 @@ def _list(known: dict[str, Kept]) -> None:
     table = columns_table(("consumer", "feed", "kept", "slice", "epoch", "next message"), left=3)
     for name, kept in known.items():
         when = f"{date_of(kept.kept_ns, _ZONE)} {clock_text(kept.kept_ns, _ZONE, 0)} {_ZONE}"
-        for slice_id, position in sorted(kept.positions.items()):
-            table.add_row(name, kept.feed, when, str(slice_id), str(position.epoch), _text(position))
+        for slice_id, position in sorted(kept.slices.items()):
+            table.add_row(name, kept.feed, when, *map(str, (slice_id, *position)))  # as `--to` takes it
     stdout.print(table)
 
 
@@ -122,38 +114,22 @@ def _change(file: PositionFile, to: list[str] | None) -> Kept | None:
             file.forget()
             say(f"forgot consumer {file.name!r}")
         else:
-            file.keep(kept.feed, _moved(kept.positions, to))
+            file.keep(kept.feed, _moved(kept.slices, to))
             say(f"moved consumer {file.name!r} to {', '.join(to)}")
         return file.read()
     finally:
         file.close()
 
 
-def _text(position: SlicePosition) -> str:
-    if isinstance(position, Position):
-        return str(position.sequence)  # as `--to` takes it
-    return f"of {len(position.next_sequences)} keys"
-
-
-def _moved(positions: dict[int, SlicePosition], to: list[str]) -> dict[int, SlicePosition]:
+def _moved(positions: dict[int, Position], to: list[str]) -> dict[int, Position]:
     """Return positions with those moved that are named."""
     moved = dict(positions)
     for text in to:
         try:
-            slice_id, epoch, *keys, sequence = text.split(":", 2)[:2] + text.split(":", 2)[2].rsplit(":", 1)
-            place, run, number = int(slice_id), int(epoch), int(sequence)
-        except (ValueError, IndexError):
+            slice_id, epoch, sequence = map(int, text.split(":"))
+        except ValueError:
             raise ConfigError(
                 f"to was {text!r}, expected SLICE:EPOCH:SEQUENCE such as 0:1795510000000000000:1000"
             ) from None
-        known = moved.get(place)
-        if isinstance(known, KeyPosition) != bool(keys):
-            raise ConfigError(f"to was {text!r}, expected {'a' if not keys else 'no'} KEY before the sequence number")
-        if isinstance(known, KeyPosition):
-            same = known.epoch == run
-            following = {**(known.next_sequences if same else {}), keys[0].encode(): number}
-            # Nothing is said any more of what need not be looked for.
-            moved[place] = KeyPosition(run, following, known.prefixes, 0, known.since_ns if same else 0)
-        else:
-            moved[place] = Position(run, number)
+        moved[slice_id] = Position(epoch, sequence)
     return moved

@@ -212,7 +212,7 @@ def _print_totals(recorder: Recorder, as_json: bool) -> None:
                     ("segments", count(now.segments)),
                     ("lost", bad_if(now.lost > 0, count(now.lost)), "received, but could not be written"),
                     ("gaps", bad_if(came.gaps > 0, count(came.gaps)), "messages that never came"),
-                    ("not heard", count(now.unheard), "published before this recorder received their keys"),
+                    ("not heard", count(now.unheard), "published before this recorder heard of their epoch"),
                     ("duplicated", count(came.duplicates), "came again, on the other line: recorded once"),
                     ("malformed", bad_if(came.malformed > 0, count(came.malformed)), "blocks that were not valid"),
                     ("cut", count(now.cut_bytes), "bytes that a killed recorder had not written whole"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -46,8 +46,8 @@ class Conditions:
         is_due = not self._revisions.is_known and time.monotonic() >= self._read_again_at
         return is_due and any(each.if_at for each in puts)
 
-    def read(self, epoch: int, following: Sequence[Mapping[bytes, int]], pause: Callable[[], None]) -> None:
-        """Find the newest message of every topic, up to `following` by slice and key; if it fails, it is tried again.
+    def read(self, epoch: int, following: Sequence[int], pause: Callable[[], None]) -> None:
+        """Find the newest message of every topic, up to `following` by slice; if it fails, it is tried again.
 
         `pause` is called again and again meanwhile; what it raises ends the reading.
         """
@@ -61,13 +61,14 @@ class Conditions:
         self,
         put: Put,
         columns: Columns,
+        order: NDArray[numpy.int64],
         slices: list[int],
         codes: list[int],
         known: dict[bytes, PlaceRow],
         why: Reasons,
         number: Callable[[bytes], Revision],
     ) -> Places:
-        """Judge puts in turn, each on its own, and give those that are taken their places.
+        """Judge puts in this order, each on its own, and give those that are taken their places.
 
         `slices`: by topic. `codes`: of each put, 0, or why it is refused whatever its condition is. `known`: where
         puts with these ids are, whatever holds for them now; new ones are added. `number` gives a topic's next message
@@ -75,9 +76,10 @@ class Conditions:
         """
         is_known, revisions, rows = self._revisions.is_known, self._revisions, list[PlaceRow]()
         conditions = [ANYWHERE] * put.count if columns.if_at is None else columns.if_at.tolist()
-        puts = zip(columns.index.tolist(), put.ids or [b""] * put.count, conditions, codes, strict=True)
-        for row, (topic, put_id, expected, code) in enumerate(puts):
-            name, slice_id = put.topics[topic], slices[topic]
+        index, ids = columns.index.tolist(), put.ids or [b""] * put.count
+        for row in order.tolist():
+            put_id, expected, code = ids[row], conditions[row], codes[row]
+            name, slice_id = put.topics[index[row]], slices[index[row]]
             if put_id in known:
                 rows.append(known[put_id])
             elif code:
@@ -97,7 +99,9 @@ class Conditions:
                     revisions.note(name, revision, columns.has_value(row))
                 if put_id:
                     known[put_id] = slice_id, 0, 0, *revision
-        return numpy.array(rows, PLACE)
+        places = numpy.empty(put.count, PLACE)
+        places[order] = numpy.array(rows, PLACE)
+        return places
 
     def note(
         self, topics: list[bytes], columns: Columns, places: Places, is_new: NDArray[numpy.bool_], taken_ns: int

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
 from functools import partial
@@ -31,7 +31,7 @@ from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
 from blackbox.hub.conditions import Conditions
 from blackbox.hub.join import Join
-from blackbox.hub.numbers import Numbers
+from blackbox.hub.numbers import Numbers, by_number
 from blackbox.hub.protocol import (
     CONFLICT,
     ENCODER,
@@ -54,6 +54,7 @@ from blackbox.hub.protocol import (
     misfits,
     pack_places,
     unpack_places,
+    wrong_version,
 )
 from blackbox.hub.put_log import PutLog
 from blackbox.hub.revisions import Revision
@@ -92,8 +93,6 @@ _MORE: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
 """Once it takes the first frame of a message, it takes all."""
 _NEEDS: Final = Needs(descriptors=64)
 
-_Recorded = dict[bytes, set[int]]
-"""By key, the numbers that the outbox has."""
 Answer = Welcome | Stored | Refused | Expected | Ended | Passive | FoundSites
 
 
@@ -121,7 +120,7 @@ class HubStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Fresh(NamedTuple):
-    """Puts to be published: some rows of a request."""
+    """Puts to be published: some rows of a request, in the order of their numbers."""
 
     columns: Columns
     topics: list[bytes]
@@ -192,8 +191,6 @@ class Hub:
         if fsync not in ("interval", "block"):
             raise ValueError(f"fsync was {fsync!r}, expected interval or block")
         self.feed, self.directory = feed_of_hub(feed), Path(directory)
-        if feed.key_bytes and retention.is_bound:  # the last number of a key may be in any day
-            raise ConfigError(f"feed {feed.name!r} had key_bytes {feed.key_bytes}, expected 0 for a hub with retention")
         self.peers = tuple(Relay(there, here, name=self.feed.name) for there, here in peers)
         """What brings here what is wanted of other hubs: one hop, straight from each."""
         self.sites = Sites(self.feed, [there for there, _ in peers], join)
@@ -215,8 +212,8 @@ class Hub:
         self._error: BaseException | None = None
         self._over = threading.Event()
         self._thread = ServerThread("blackbox-hub", f"hub of feed {feed.name!r}", self._run)
-        self._numbers = Numbers(self.feed)
-        self._topics = Topics(self.feed, self._numbers.keys)
+        self._numbers = Numbers(len(self.feed.slices))
+        self._topics = Topics(self.feed)
         self._has_begun = False
         """Whether a message of the epoch is in the outbox."""
         self._newest = self._waiting_bytes = 0
@@ -304,13 +301,13 @@ class Hub:
             publisher = self._publisher = Publisher(self.feed, outbox=self._outbox)
             publisher.start()  # first: its outbox lets no other hub in
             stack.callback(publisher.close)
-            path, has_large = self.directory / f"{self.feed.name}.puts", not self.feed.key_bytes
-            self._log = stack.enter_context(PutLog(path, *self._remembered, has_large=has_large))
+            self._log = stack.enter_context(PutLog(self.directory / f"{self.feed.name}.puts", *self._remembered))
             with self._log.transaction():
                 self._log.forget_peer()
                 self._conditions = self._make_conditions()
             publisher.flush()
             self._numbers.begin(publisher)
+            self._topics = Topics(self.feed, publisher)
             self._put_again()
             publisher.flush()
             self._has_begun = self._numbers.has_any()
@@ -414,7 +411,7 @@ class Hub:
         """Find the newest message of every topic, once some put asks where that is."""
         if self._conditions.ask_for_days(puts):
             self._publisher.flush()  # so that all is in the days
-            self._conditions.read(self.epoch, self._numbers.next_sequences(), self._pause)
+            self._conditions.read(self.epoch, self._numbers.following(), self._pause)
 
     def _pause(self) -> None:
         """Do what cannot wait while days are read: nothing."""
@@ -474,23 +471,25 @@ class Hub:
         taken_ns, why = time.time_ns(), Reasons()
         topics = self._topics.find(request.topics, may, why)
         wrong = misfits(self._schema, columns.offsets, columns.data, columns.valid)
+        order = self._topics.in_order(request.topics, columns.index)
         ids = [each for each in request.ids if each]
         known = self._log.places_of(ids)
         is_plain = not wrong and topics.codes is None and columns.if_at is None
         if is_plain and not known and len(set(ids)) == len(ids) and self._topics.has_room(topics.new):
-            places = self._numbers.places_of(topics.slices, request.topics, columns.index)
+            places = self._numbers.places_of(topics.slices[columns.index], order)
             self._topics.add_all(topics.new)
         else:
             codes = [0] * request.count if topics.codes is None else topics.codes[columns.index].tolist()
             for row, misfit in wrong:
                 codes[row] = codes[row] or why.code(misfit)
-            places = self._conditions.judge(request, columns, topics.slices.tolist(), codes, known, why, self._next_of)
+            slices = topics.slices.tolist()
+            places = self._conditions.judge(request, columns, order, slices, codes, known, why, self._next_of)
         is_new = places["is_new"] != 0
         self._log.remember(request.ids, places)
         self._conditions.note(request.topics, columns, places, is_new, taken_ns)
         if numpy.count_nonzero(is_new):
             numbers = None if topics.new else topics.numbers
-            fresh.append(_Fresh(columns, request.topics, numpy.flatnonzero(is_new), numbers))
+            fresh.append(_Fresh(columns, request.topics, order[is_new[order]], numbers))
         return self._note(client, request, places, why, text, taken_ns)
 
     def _note(
@@ -513,14 +512,17 @@ class Hub:
         self._gate.look()
         return self._gate.put_rights_of(key)
 
-    def _may_read(self, key: str) -> tuple[bytes, ...] | None:
-        """Return prefixes of the topics that a key may subscribe to; None: all."""
+    def _may_read(self, prefix: bytes, key: str) -> bool:
+        """Return True if a key has a right to some topics with a prefix."""
         if self._gate is None or not key:
-            return None
+            return True
         self._gate.look()
-        return self._gate.rights_of(key)[1]
+        start, rights = self.feed.subscription_of(prefix), self._gate.rights_of(key)[1]
+        return rights is None or any(start.startswith(right) or right.startswith(start) for right in rights)
 
     def _welcome(self, request: Hello, known: tuple[int, int] | None, key: str) -> Answer:
+        if why := wrong_version("client", request.version):
+            return Ended(why)
         if request.feed != self.feed.name:
             return Ended(f"feed was {request.feed!r}, expected {self.feed.name!r}, whose hub this is")
         session, last = known or (0, 0)
@@ -528,16 +530,8 @@ class Hub:
             return Ended(f"client {request.client!r} was begun elsewhere since", session + 1)
         if request.session > session:
             self._log.begin_session(request.client, request.session)
-        following: Sequence[Mapping[bytes, int]] = ()
-        if request.prefix is not None:
-            keys = self._numbers.keys
-            following = self._numbers.next_sequences() if keys is None else keys.under(request.prefix)
-            if (rights := self._may_read(key)) is not None:
-                start = self.feed.subscription_of(request.prefix)
-                may_some = any(start.startswith(right) or right.startswith(start) for right in rights)
-                of_rights = [{key: n for key, n in each.items() if key.startswith(rights)} for each in following]
-                following = of_rights if may_some else ()
-        return Welcome(request.number, last, self.epoch, time.time_ns(), [dict(each) for each in following])
+        is_told = request.prefix is not None and self._may_read(request.prefix, key)
+        return Welcome(request.number, last, self.epoch, self._numbers.following() if is_told else [])
 
     def _answer_again(self, request: Put) -> Answer:
         answered = self._log.answered(request.client, request.first)
@@ -549,12 +543,12 @@ class Hub:
 
     def _next_of(self, topic: bytes) -> Revision:
         """Give a topic's next message its number. Raises ConfigError when there is no room for the topic."""
-        return self.epoch, self._numbers.next(self._topics.add(topic), topic)
+        return self.epoch, self._numbers.next(self._topics.add(topic))
 
     def _publish(self, fresh: _Fresh) -> None:
         columns, topics, rows, numbers = fresh
         starts, stops = columns.offsets[:-1], columns.offsets[1:]
-        if len(rows) == 1:
+        if len(rows) == 1 and not self.feed.key_bytes:  # with keys they would share blocks in another order
             row = int(rows[0])
             is_null = columns.valid is not None and not columns.valid[row]
             payload = None if is_null else columns.data[starts[row] : stops[row]].tobytes()
@@ -582,7 +576,7 @@ class Hub:
         are forgotten, and what else of their clients is behind them, as if it had not come.
         """
         self._topics.add_all(self._conditions.topics_that_end())  # so that there is room to end them
-        others, cut = dict[tuple[int, int], _Recorded](), set[str]()
+        others, cut = dict[tuple[int, int], set[int]](), set[str]()
         with self._log.transaction():
             waiting = self._log.waiting()
         for number in waiting:
@@ -593,8 +587,8 @@ class Hub:
                 client, packed, text = row
                 places, request = unpack_places(packed).copy(), None if text is None else REQUESTS.decode(text)
                 assert request is None or isinstance(request, Put)
-                lacks = self._lacks(places, request, others)
-                if lacks.any() and (request is None or request.client in cut):
+                lacks = self._lacks(places, others)
+                if len(lacks) and (request is None or request.client in cut):
                     if client is not None:
                         cut.add(client)
                     self._forget(number, places[lacks])
@@ -602,11 +596,10 @@ class Hub:
                 self._newest = number
                 if request is None:  # the outbox has all of it
                     continue
-                fresh = _Fresh(Columns.of(request), request.topics, numpy.flatnonzero(lacks))
+                fresh = _Fresh(Columns.of(request), request.topics, lacks)
                 self._topics.add_all(fresh.used_topics)
                 before = places.copy()
-                places["epoch"][lacks] = self.epoch
-                self._numbers.number(places, lacks, request.topics, fresh.columns.index)
+                self._numbers.number(places, lacks)
                 moved = before != places
                 if (moved & (before["epoch"] == self.epoch)).any():
                     raise JournalError(f"put log {number} was {before[moved][:1]}, expected {places[moved][:1]}")
@@ -623,30 +616,24 @@ class Hub:
             raise JournalError(f"put log {number} was damaged, expected it as it was taken")
         self._log.forget(number, lost)
 
-    def _lacks(
-        self, places: Places, request: Put | None, others: dict[tuple[int, int], _Recorded]
-    ) -> NDArray[numpy.bool_]:
-        """Return which puts of a request the outbox lacks; None: it was damaged, which is of a feed without keys."""
+    def _lacks(self, places: Places, others: dict[tuple[int, int], set[int]]) -> NDArray[numpy.int64]:
+        """Return which puts of a request the outbox lacks, in the order of their numbers."""
         lacks: NDArray[numpy.bool_] = places["is_new"] != 0
-        topics = [b""] if request is None else request.topics
-        index = numpy.zeros(len(places), numpy.int32) if request is None else Columns.of(request).index
         is_earlier = places["epoch"] != self.epoch
-        lacks &= is_earlier | self._numbers.are_behind(places, topics, index)
+        lacks &= is_earlier | self._numbers.are_behind(places)
         for row in numpy.flatnonzero(lacks & is_earlier).tolist():
             slice_id, _, _, epoch, sequence = places[row].item()
-            recorded = self._recorded(others, epoch, slice_id)
-            lacks[row] = sequence not in recorded.get(self.feed.key_of(topics[index[row]]), ())
-        return lacks
+            lacks[row] = sequence not in self._recorded(others, epoch, slice_id)
+        return by_number(places, numpy.flatnonzero(lacks))
 
-    def _recorded(self, known: dict[tuple[int, int], _Recorded], epoch: int, slice_id: int) -> _Recorded:
+    def _recorded(self, known: dict[tuple[int, int], set[int]], epoch: int, slice_id: int) -> set[int]:
         """Return the numbers of an earlier epoch that the outbox has of a slice."""
         if (epoch, slice_id) not in known:
-            found = known[epoch, slice_id] = {}
+            found = known[epoch, slice_id] = set()
             for day in recorded_days(self.directory / self.feed.name)[-_RECENT_DAYS:]:
                 for batch in Recording.open(day).batches():
                     if (batch.block.epoch, batch.block.slice_id) == (epoch, slice_id):
-                        key = self.feed.key_of(batch.block.topics[0])
-                        found.setdefault(key, set()).update(batch.sequence.tolist())
+                        found.update(batch.sequence.tolist())
         return known[epoch, slice_id]
 
     def _drop(self) -> None:
@@ -675,8 +662,6 @@ class Hub:
                 self._log.drop(mark.number)
                 self._dropped = mark.number
                 self._waiting_bytes -= mark.size
-            if self._numbers.keys is not None:
-                self._publisher.flush()  # blocks are made of each key: behind that none of before is left
             self._mark = _Mark(self._newest, self._waiting_bytes, self._numbers.touched)
             self._numbers.touched = {}
             if self._newest > mark.number:

@@ -15,7 +15,7 @@ from typing import Final, NoReturn
 from blackbox.archive.consumer_positions import PositionFile, consumers
 from blackbox.block.batch import Message
 from blackbox.block.gap import Gap
-from blackbox.block.position import KeyPosition, Position, SlicePosition
+from blackbox.block.position import Position
 from blackbox.errors import ConfigError, HubError, NotConfirmedError, RightsError, SubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.hub.arrivals import Arrivals
@@ -31,8 +31,6 @@ log = logging.getLogger("blackbox")
 _REPAIR_WAIT_S: Final = 60.0
 """How long a hub that is being started again is waited for, behind what it had written and not sent."""
 _START_S: Final = 10.0
-_MARGIN_HEARTBEATS: Final = 3
-"""With keys archives are read from so long before the subscription on: their blocks may be out of order in time."""
 _PLAIN: Final = re.compile(rb"[A-Za-z0-9.-]")
 _MARK: Final = "_"
 
@@ -111,22 +109,14 @@ class Inbox:
 
     def subscribe(self, welcome: Welcome) -> None:
         """Begin where the hub has said that it is, durably. Raises PositionError, RightsError."""
-        if not welcome.next_sequences:
+        if not welcome.following:
             raise RightsError(f"the key has no right to topics that begin with {self.prefix!r}")
-        positions = {each: self._position(welcome, each) for each in range(len(welcome.next_sequences))}
+        positions = {each: Position(welcome.epoch, number) for each, number in enumerate(welcome.following)}
         self._file.own(0)
         try:
             self._file.keep(self._feed.name, positions)
         finally:
             self._file.close()
-
-    def _position(self, welcome: Welcome, slice_id: int) -> SlicePosition:
-        following = welcome.next_sequences[slice_id]
-        if not self._feed.key_bytes:
-            return Position(welcome.epoch, following[b""])
-        margin_ns = _MARGIN_HEARTBEATS * self._feed.heartbeat_ns
-        done_ns = max(0, welcome.at_ns - margin_ns)
-        return KeyPosition(welcome.epoch, following, [self._feed.subscription_of(self.prefix)], done_ns)
 
     def unsubscribe(self) -> None:
         """End it, durably. Raises PositionError."""

@@ -16,6 +16,7 @@ from blackbox.errors import ConfigError
 from blackbox.feed.endpoint import check_archive
 from blackbox.feed.feed import Feed
 from blackbox.feed.toml import check_types
+from blackbox.hub.protocol import UNSAID
 
 MOST_SILENCE_NS: Final = 600 * 10**9
 LEAST_SILENCE_NS: Final = 100_000_000
@@ -106,6 +107,7 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
     is_active: bool
     is_armed: bool
     """It is passive, and has all that the active one has answered: it may take over."""
+    version: int = UNSAID
 
     @property
     def rank(self) -> tuple[int, int, bool]:

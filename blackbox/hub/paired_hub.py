@@ -18,14 +18,27 @@ import numpy
 import zmq
 
 from blackbox.archive.day import make_directory
+from blackbox.block.layout import VERSION
 from blackbox.errors import ConfigError, HubError, JournalError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.feed import Feed
 from blackbox.hub.hub import Hub, HubKeywords, HubStatistics, _Fresh, _Mark, request_of
 from blackbox.hub.link import Link
+from blackbox.hub.numbers import by_number
 from blackbox.hub.pair import Entry, Follow, Lead, Pair, Standing, next_term
 from blackbox.hub.paired_log import PairedLog, TooFarBehindError
-from blackbox.hub.protocol import PLACE, REQUESTS, Columns, Ended, FindSites, Passive, Places, Put, unpack_places
+from blackbox.hub.protocol import (
+    PLACE,
+    REQUESTS,
+    Columns,
+    Ended,
+    FindSites,
+    Passive,
+    Places,
+    Put,
+    unpack_places,
+    wrong_version,
+)
 from blackbox.hub.topics import Topics
 from blackbox.life import Life
 from blackbox.publish.publisher import Publisher
@@ -114,9 +127,7 @@ class PairedHub(Hub):
         self._sync_files()
         with ExitStack() as stack:
             path = self.directory / f"{self.feed.name}.puts"
-            self._log = self._pair_log = stack.enter_context(
-                PairedLog(path, *self._remembered, self.pair.role, has_large=not self.feed.key_bytes)
-            )
+            self._log = self._pair_log = stack.enter_context(PairedLog(path, *self._remembered, self.pair.role))
             with self._pair_log.transaction():
                 self._conditions = self._make_conditions()
             stack.callback(self._end_publisher)
@@ -179,7 +190,7 @@ class PairedHub(Hub):
     def _forget_marks(self) -> None:
         self._mark, self._numbers.touched = _Mark(0, 0, {}), {}
         self._dropped = self._waiting_bytes = 0
-        self._topics = Topics(self.feed, self._numbers.keys)
+        self._topics = Topics(self.feed, self._publisher)
 
     def _close_publisher(self) -> None:
         """End the outbox in order: all that is in the log is in there."""
@@ -214,6 +225,7 @@ class PairedHub(Hub):
             self._pair_log.outbox,
             self._is_active,
             self.life is PairLife.ARMED,
+            VERSION,
         )
 
     def _talk(self) -> None:
@@ -242,7 +254,14 @@ class PairedHub(Hub):
         return Follow(number, standing, self._done, self._leader, self._pair_log.digest(standing.newest))
 
     def _hears(self, standing: Standing) -> bool:
-        """Note how the peer stands. False: a process of its that has ended since says so, late."""
+        """Note how the peer stands. False: its process has ended since, or is of another version.
+
+        Raises HubError for another version if this hub is passive.
+        """
+        if why := wrong_version("other hub", standing.version):
+            if not self._is_active:
+                raise HubError(why)
+            return False
         if self._peer is not None and standing.run < self._peer.run:
             return False
         self._peer = standing
@@ -361,13 +380,12 @@ class PairedHub(Hub):
 
     def _publish_row(self, row: _Row, fresh: _Fresh) -> None:
         """Publish what a row has brought, where the peer did, but for what the outbox kept of it over a power cut."""
-        expected, places, index = row.places.copy(), row.places, fresh.columns.index
-        lacks = (places["is_new"] != 0) & self._numbers.are_behind(places, fresh.topics, index)
-        if lacks.any():
-            self._numbers.number(expected, lacks, fresh.topics, index)
-            if (expected != places).any():
-                raise JournalError(f"row {row.entry.number} of the peer was {places[:1]}, expected {expected[:1]}")
-            self._publish(fresh._replace(rows=numpy.flatnonzero(lacks)))
+        expected, places = row.places.copy(), row.places
+        lacks = by_number(places, numpy.flatnonzero((places["is_new"] != 0) & self._numbers.are_behind(places)))
+        self._numbers.number(expected, lacks)
+        if (expected != places).any():
+            raise JournalError(f"row {row.entry.number} of the peer was {places[:1]}, expected {expected[:1]}")
+        self._publish(fresh._replace(rows=lacks))
         self._newest, self._waiting_bytes = row.entry.number, self._waiting_bytes + len(row.entry.request or b"")
 
     # Active.
@@ -456,7 +474,9 @@ class PairedHub(Hub):
             newest = follow.standing.newest
             try:
                 digest = self._pair_log.digest(newest)
-                if newest and digest != follow.digest and (digest or newest > standing.newest):
+                if follow.standing.version != VERSION:
+                    why = wrong_version("hub", follow.standing.version)
+                elif newest and digest != follow.digest and (digest or newest > standing.newest):
                     why = self._why_not(follow, "has puts that are not here: it was active alone, and so was this one")
                 else:
                     entries = self._pair_log.entries(newest, _MOST_BYTES)

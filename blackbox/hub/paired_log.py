@@ -48,11 +48,9 @@ class PairedLog(PutLog):
         remember_ids: int,
         most_clients: int,
         role: Literal["primary", "backup"],
-        *,
-        has_large: bool = True,
     ) -> None:
         """Open it, or make it. What says that it is alone holds for the hub that has written it, not for its peer."""
-        super().__init__(path, remember_puts, remember_ids, most_clients, has_large=has_large)
+        super().__init__(path, remember_puts, remember_ids, most_clients)
         self.kept = 0
         """Up to here the peer has all on its disk."""
         with self.transaction(synced=True):

@@ -9,12 +9,15 @@ import msgspec
 import numpy
 from numpy.typing import DTypeLike, NDArray
 
+from blackbox.block.layout import VERSION
 from blackbox.block.position import Number
-from blackbox.documents import Decoder
-from blackbox.errors import ConfigError
+from blackbox.documents import DecodeError, Decoder
+from blackbox.errors import ConfigError, HubError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import Schema
 
+UNSAID: Final = 2
+"""Version of clients and hubs that do not state one."""
 MOST_PUTS: Final = 4_096
 """Of one request."""
 MOST_BYTES: Final = 1 << 20
@@ -60,6 +63,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     """Comes back in the answer."""
     prefix: bytes | None = None
     """The answer is to say where topics with this prefix are; None: none."""
+    version: int = UNSAID
 
 
 class Put(msgspec.Struct, frozen=True, array_like=True, tag="put"):
@@ -105,6 +109,7 @@ class FindSites(msgspec.Struct, frozen=True, array_like=True, tag="find"):
     number: Number
     """Comes back in the answer."""
     asks: Site
+    version: int = UNSAID
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
@@ -114,11 +119,9 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag="welcome"):
     last: int
     """The number of the client's last put that the hub has."""
     epoch: int
-    at_ns: int
-    """What is put from now on is published later, by the hub's clock."""
-    next_sequences: list[dict[bytes, int]]
-    """By slice and key (b"" where the feed has none) the number of the next message, of those that were asked for.
-    Empty if the client's key has no right to any of them."""
+    following: list[int]
+    """The number of the next message of each slice. Empty if it was not asked for, or the client's key has no right to
+    what it asked for."""
 
 
 class Stored(msgspec.Struct, frozen=True, array_like=True, tag="stored"):
@@ -162,6 +165,16 @@ class FoundSites(msgspec.Struct, frozen=True, array_like=True, tag="found"):
 
     number: int
     sites: Annotated[list[Site], msgspec.Meta(max_length=_MOST_NAMED)]
+    version: int = UNSAID
+
+
+class _OldWelcome(msgspec.Struct, array_like=True, tag="welcome"):
+    """First fields of a `Welcome` of version 2."""
+
+    number: int
+    last: int
+    epoch: int
+    at_ns: int
 
 
 FIRST: Final = bytes(4)
@@ -169,8 +182,9 @@ FIRST: Final = bytes(4)
 
 REQUESTS: Final = Decoder[Hello | Put | FindSites]("msgpack", Hello | Put | FindSites)
 Answer = Welcome | Stored | Refused | Expected | Ended | Passive
-ANSWERS: Final = Decoder[Answer]("msgpack", Answer)
+_ANSWERS: Final = Decoder[Answer]("msgpack", Answer)
 FOUND: Final = Decoder[FoundSites | Ended]("msgpack", FoundSites | Ended)
+_OLD_WELCOME: Final = Decoder[_OldWelcome]("msgpack", _OldWelcome)
 ENCODER: Final = msgspec.msgpack.Encoder()
 
 
@@ -223,6 +237,25 @@ class Columns(msgspec.Struct, frozen=True):
     def has_value(self, row: int) -> bool:
         """Whether a put has a value."""
         return self.valid is None or bool(self.valid[row])
+
+
+def wrong_version(peer: str, version: int) -> str:
+    """Return an error about the version of a peer, or "" if it is the same."""
+    if version == VERSION:
+        return ""
+    return f"{peer} version was {version}, expected {VERSION}: use the same release of blackbox on both sides"
+
+
+def decode_answer(hub: str, text: bytes) -> Answer:
+    """Decode the answer of a hub. Raises HubError."""
+    try:
+        return _ANSWERS.decode(text)
+    except DecodeError as error:
+        try:
+            _OLD_WELCOME.decode(text)
+        except DecodeError:
+            raise HubError(f"{hub} did not answer as a hub does: {error}") from error
+        raise HubError(wrong_version(f"hub {hub}", UNSAID)) from None
 
 
 def pack_places(places: Places) -> bytes:

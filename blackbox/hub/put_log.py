@@ -22,7 +22,7 @@ from blackbox.hub.protocol import PLACE, PlaceRow, Places
 
 log = logging.getLogger("blackbox")
 
-_VERSION: Final = 4
+_VERSION: Final = 5
 _CHECKPOINT_PAGES: Final = 16_384
 """Pages of the write-ahead file at which SQLite moves them to the main one, with two syncs."""
 _TABLES: Final = """
@@ -44,11 +44,9 @@ UPDATE clients SET (last, seen) = (SELECT max(last, first + count - 1), max(seen
 class PutLog:
     """The file, open in one thread. Every method raises JournalError when the disk refuses."""
 
-    def __init__(
-        self, path: Path, remember_puts: int, remember_ids: int, most_clients: int, *, has_large: bool = True
-    ) -> None:
-        """Open it, or make it, and sync what a hub before has left there. `has_large`: large requests lie beside it."""
-        self._path, self._has_large = path, has_large
+    def __init__(self, path: Path, remember_puts: int, remember_ids: int, most_clients: int) -> None:
+        """Open it, or make it, and sync what a hub before has left there."""
+        self._path = path
         self._remember_puts, self._remember_ids, self._most_clients = remember_puts, remember_ids, most_clients
         self._syncs_commits = False
         self._dropped = 0
@@ -166,7 +164,7 @@ class PutLog:
         if client is not None and (known := self.client(client)) is not None:
             self._known[client] = known[0], first + count - 1
             self._heard[client] = taken_ns
-        large = request if request is not None and self._has_large and len(request) >= LARGE_BYTES else None
+        large = request if request is not None and len(request) >= LARGE_BYTES else None
         added = self._sql.execute(
             "INSERT INTO puts VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)",
             (client, first, count, places, why, request if large is None else None, taken_ns),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,10 +33,8 @@ class Revisions:
     def __getitem__(self, topic: bytes) -> Revision:
         return self._of.get(topic, NO_VALUE)
 
-    def read(
-        self, directory: Path, epoch: int, following: Sequence[Mapping[bytes, int]], pause: Callable[[], None]
-    ) -> None:
-        """Read all days: `following` is by slice and key the next number of this epoch: so far all is in them.
+    def read(self, directory: Path, epoch: int, following: Sequence[int], pause: Callable[[], None]) -> None:
+        """Read all days. They must reach `following`, the next number of each slice in this epoch.
 
         `pause` is called after each part of a day; what it raises ends the reading, and nothing is known then.
         Raises HubError when they do not reach so far, or some of them cannot be read; JournalError.
@@ -52,15 +50,11 @@ class Revisions:
                     pause()
             if day.damage:
                 raise HubError(f"day {path} was damaged, expected to know what each topic had: {day.damage[0]}")
-        for slice_id, keys in enumerate(following):
+        for slice_id, number in enumerate(following):
             newest = slices.get(slice_id)
-            reached = newest.next_sequences() if newest is not None and newest.epoch == epoch else {}
-            for key, number in keys.items():
-                if (found := reached.get(key, 0)) != number:
-                    of_key = f", key {key!r}," if key else ""
-                    raise HubError(
-                        f"days of slice {slice_id}{of_key} reached {found} of epoch {epoch}, expected {number}"
-                    )
+            reached = newest.position.sequence if newest is not None and newest.epoch == epoch else 0
+            if reached != number:
+                raise HubError(f"days of slice {slice_id} reached {reached} of epoch {epoch}, expected {number}")
         for newest in slices.values():
             for topic, revision in newest.places().items():
                 self._of[topic] = max(revision, self[topic])

@@ -19,13 +19,12 @@ import msgspec
 import numpy
 import zmq
 
+from blackbox.block.layout import VERSION
 from blackbox.block.position import Place
-from blackbox.documents import DecodeError
 from blackbox.errors import EndpointError, HubError, NotStoredError
 from blackbox.feed.feed import Feed
 from blackbox.hub.condition_columns import error_of
 from blackbox.hub.protocol import (
-    ANSWERS,
     ANYWHERE,
     CONDITION,
     ENCODER,
@@ -39,6 +38,7 @@ from blackbox.hub.protocol import (
     Refused,
     Stored,
     Welcome,
+    decode_answer,
     offsets_of_one,
     unpack_places,
 )
@@ -404,7 +404,8 @@ class Sender:
         with suppress(zmq.Again):
             while self._unsaid:
                 if (asked := self._asked.get(self._unsaid[0])) is not None:
-                    hello = Hello(self.name, self._session, self._feed.name, self._unsaid[0], asked.prefix)
+                    number = self._unsaid[0]
+                    hello = Hello(self.name, self._session, self._feed.name, number, asked.prefix, VERSION)
                     self._send_one(ENCODER.encode(hello))
                 self._unsaid.popleft()
             while self._unsent:
@@ -448,10 +449,7 @@ class Sender:
         self.why = refusal_of(self._connections.failures.keys() - {Failure.LEFT}, self._keys)
 
     def _take(self, text: bytes) -> None:
-        try:
-            answer = ANSWERS.decode(text)
-        except DecodeError as error:
-            raise HubError(f"{self._feed.hub} did not answer as a hub does: {error}") from error
+        answer = decode_answer(self._feed.hub, text)
         if isinstance(answer, Stored):
             self._answered(answer.first, answer)
         elif isinstance(answer, Refused):

@@ -18,11 +18,22 @@ import msgspec
 import zmq
 from msgspec.structs import replace
 
+from blackbox.block.layout import VERSION
 from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import BlackBoxError, ConfigError
 from blackbox.feed.feed import Feed, as_recorded
 from blackbox.hub.join import Join
-from blackbox.hub.protocol import ENCODER, FOUND, MOST_FEED_BYTES, MOST_SITES, Ended, FindSites, FoundSites, Site
+from blackbox.hub.protocol import (
+    ENCODER,
+    FOUND,
+    MOST_FEED_BYTES,
+    MOST_SITES,
+    Ended,
+    FindSites,
+    FoundSites,
+    Site,
+    wrong_version,
+)
 from blackbox.hub.settings import feed_of_hub
 from blackbox.hub.site_files import Feeds, SiteFiles, keys_of
 from blackbox.native.limits import Needs
@@ -126,15 +137,15 @@ class Sites:
 
     def answer(self, question: FindSites, key: str) -> FoundSites | Ended:
         """Return what is known, and note who asks; `key`: of that one, empty: it came in the clear."""
-        if self._why_not:
-            return Ended(self._why_not)
+        if why := self._why_not or wrong_version("site", question.version):
+            return Ended(why)
         if self._join is not None:
             try:
                 self._note(question.asks, key)
             except ConfigError as error:
                 return Ended(f"site was refused: {error}"[:_MOST_WHY])
             self._news.poke()
-        return FoundSites(question.number, [*self._told, *self._lately().values()])
+        return FoundSites(question.number, [*self._told, *self._lately().values()], VERSION)
 
     def _note(self, site: Site, key: str) -> None:
         """Note that a site has spoken itself, with a key. Raises ConfigError if it is not that site's."""
@@ -367,7 +378,7 @@ class _Asked:
 
     def _is_asked(self, me: Site) -> bool:
         try:
-            self.socket.send(ENCODER.encode(FindSites(self._number, me)), zmq.NOBLOCK)
+            self.socket.send(ENCODER.encode(FindSites(self._number, me, VERSION)), zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True
@@ -380,6 +391,8 @@ class _Asked:
                 text = self.socket.recv(zmq.NOBLOCK)
                 try:
                     answer = FOUND.decode(text)
+                    if isinstance(answer, FoundSites) and (why := wrong_version("its", answer.version)):
+                        answer = Ended(why)
                 except DecodeError as error:
                     answer = Ended(f"its answer was not understood: {error}")
                 if isinstance(answer, FoundSites) and answer.number != self._number:

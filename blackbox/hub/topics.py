@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
 from blackbox.feed.rights import PUT_RIGHTS_FILE
-from blackbox.hub.key_numbers import KeyNumbers
 from blackbox.hub.protocol import REFUSED, check_topic_of
 from blackbox.publish.publisher import Publisher
 from blackbox.publish.slice_sender import TOPIC_TEXT_BYTES
@@ -56,9 +55,11 @@ class Found(NamedTuple):
 class Topics:
     """Those that have something, by their slices: as many of each slice as the publisher has room for."""
 
-    def __init__(self, feed: Feed, keys: KeyNumbers | None = None) -> None:
-        """None is there. `keys`: of the epoch, for which there must be room, too; None: the feed has none."""
-        self._feed, self._keys = feed, keys
+    def __init__(self, feed: Feed, publisher: Publisher | None = None) -> None:
+        """None is there. `publisher`: its keys of the epoch take room already."""
+        self._feed = feed
+        self._keys = [set(each.keys) for each in publisher._running()] if publisher else [set() for _ in feed.slices]
+        """By slice, those of the epoch."""
         self._numbers: dict[bytes, int] = {}
         self._routes = numpy.zeros((2, _LEAST_ROUTES), numpy.int32)
         """By number, the slice of a topic, and its number in there at the publisher; -1: not asked for yet."""
@@ -98,14 +99,25 @@ class Topics:
             self._routes[:, numbers[at]] = publisher._route(topics[at])
         return self._routes.take(numbers, axis=1)
 
+    def in_order(self, topics: Sequence[bytes], index: NDArray[numpy.int32]) -> NDArray[numpy.int64]:
+        """Return the rows of a request in the order in which they are published: those of a key together.
+
+        Keys come in the order of their first rows. `index`: of each row, which of `topics` it has.
+        """
+        rows = numpy.arange(len(index))
+        if not self._feed.key_bytes or len(rows) == 1:
+            return rows
+        first_of = dict[bytes, int]()
+        same = [first_of.setdefault(self._feed.key_of(topic), at) for at, topic in enumerate(topics)]
+        _, begins, kinds = numpy.unique(numpy.array(same)[index], return_index=True, return_inverse=True)
+        return numpy.argsort(begins[kinds], kind="stable")
+
     def has_room(self, new: Sequence[bytes]) -> bool:
         """Whether there is room for all of them, whatever their slices are."""
         if not new:
             return True  # at once, as in most requests: there may be many slices
-        size = sum(map(len, new))
-        if self._keys is not None and max(map(len, self._keys.next_sequences)) + len(new) > self._most:
-            return False
-        return max(self._counts) + len(new) <= self._most and max(self._bytes) + size <= self._most_bytes
+        count = max(*self._counts, *map(len, self._keys)) + len(new)
+        return count <= self._most and max(self._bytes) + sum(map(len, new)) <= self._most_bytes
 
     def add_all(self, topics: Sequence[bytes]) -> None:
         """Note that topics have something. Raises ConfigError naming the first that there is no room for."""
@@ -127,8 +139,10 @@ class Topics:
                     f"slice {found} had topics of {size} bytes with it, "
                     f"expected at most max_topics = {self._most} of {TOPIC_TEXT_BYTES} bytes on average"
                 )
-            if self._keys is not None and not self._keys.has_room(found, topic, self._most):
+            key, keys = self._feed.key_of(topic), self._keys[found]
+            if key not in keys and len(keys) >= self._most:
                 raise ConfigError(f"slice {found} had {self._most} keys in this epoch, its max_topics, and it is new")
+            keys.add(key)
             self._counts[found] += 1
             self._bytes[found] = size
             number = self._numbers[topic] = len(self._numbers)

@@ -23,10 +23,10 @@ from blackbox.errors import ConfigError, JournalError, SubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
 from blackbox.feed.symbol_choice import SymbolChoice
-from blackbox.subscribe.repair import Since
+from blackbox.subscribe.catching_up import Since
 
-At = Mapping[tuple[int, bytes], Position]
-"""By slice and key (b"" where the feed has none), the position behind the last message."""
+At = Mapping[int, Position]
+"""By slice, the position after the last message."""
 OnChange = TypeVar("OnChange", bound=Callable[[bytes, bytes | None], object])
 _LOOK_S: Final = 0.1
 """Between two looks at whether the subscriber has ended."""
@@ -82,7 +82,7 @@ class Table(Frames, Mapping[bytes, bytes]):
         self._rows = NewestRows(
             f"table {prefix!r}", feed.key_bytes, feed.max_topics * max(1, len(feed.slices_for(prefix)))
         )
-        self._at: dict[tuple[int, bytes], Position] = {}
+        self._at: dict[int, Position] = {}
         self._left = -1
         """Messages of the image that have not come yet; -1: it is not known how many there are."""
         self._changed = threading.Condition(threading.Lock())
@@ -100,32 +100,25 @@ class Table(Frames, Mapping[bytes, bytes]):
         return self._wait(lambda: self.synced, timeout)
 
     @property
-    def at(self) -> dict[tuple[int, bytes], Position]:
-        """By slice and key (b"" where the feed has none) the position behind the last message that is in the table."""
+    def at(self) -> dict[int, Position]:
+        """By slice, the position after the last message that is in the table."""
         with self._changed:
             return dict(self._at)
 
-    def wait(self, until: Place | At, timeout: float = 10.0, *, topic: str | bytes = b"") -> bool:
+    def wait(self, until: Place | At, timeout: float = 10.0) -> bool:
         """Wait until the table is synced and has a message, or is as far as another table was; return whether it is.
+
+        A table of some keys of a slice may reach a place before a message of another key that is being repaired.
 
         Args:
             until: where the message is, as `put` returned it, one whose topic begins with `prefix`. Or `at` of another
                 table of this prefix.
             timeout: in seconds.
-            topic: of the message; needed where the feed has keys, as a place is one of its key then.
 
-        Raises ConfigError for a place without its topic in a feed with keys, or a topic of another table; as
-        `wait_synced`.
+        Raises as `wait_synced`.
         """
-        topic = as_bytes("topic", topic)
-        if topic and not self._may_have(topic):
-            raise ConfigError(f"topic was {topic!r}, expected one of table {self.prefix!r}")
         if isinstance(until, Place):
-            if self.feed.key_bytes and not topic:
-                raise ConfigError(
-                    f"until was {until} in a feed with key_bytes {self.feed.key_bytes}, expected its `topic` beside it"
-                )
-            until = {(until.slice_id, self.feed.key_of(topic)): Position(until.epoch, until.sequence + 1)}
+            until = {until.slice_id: Position(until.epoch, until.sequence + 1)}
         return self._wait(lambda: self._has(until), timeout)
 
     def _wait(self, is_so: Callable[[], bool], timeout: float | None) -> bool:
@@ -143,7 +136,7 @@ class Table(Frames, Mapping[bytes, bytes]):
                 self._waiting -= 1
 
     def _has(self, until: At) -> bool:
-        return self.synced and all(self._at.get(key, (0, 0)) >= position for key, position in until.items())
+        return self.synced and all(self._at.get(each, (0, 0)) >= position for each, position in until.items())
 
     def on_change(self, function: OnChange) -> OnChange:
         """Decorate `f(topic, payload)`, called for each topic that has changed; payload None: it has no value any more.
@@ -217,7 +210,7 @@ class Table(Frames, Mapping[bytes, bytes]):
             raise ConfigError(f"topic was {topic!r}, expected one of table {self.prefix!r}")
         return self._client.put(topic, payload, put_id, ts_event=ts_event, timeout=timeout, if_at=if_at, ttl=ttl)
 
-    def snapshot(self) -> tuple[dict[bytes, bytes], dict[tuple[int, bytes], Position]]:
+    def snapshot(self) -> tuple[dict[bytes, bytes], dict[int, Position]]:
         """Return all payloads by topic, and `at`, of one moment."""
         with self._changed:
             copy, at = self._rows.copy(), dict(self._at)
@@ -281,11 +274,8 @@ class Table(Frames, Mapping[bytes, bytes]):
             if since is not None:
                 blocks = since.image or ()
                 self._left += sum(self._may_have(topic) for block in blocks for topic in block.topics)
-                self._at |= {
-                    (slice_id, key): Position(since.epoch, number)
-                    for key, number in since.next_sequences.items()
-                    if key.startswith(self.prefix[: self.feed.key_bytes])
-                }
+                if since.position is not None:
+                    self._at[slice_id] = since.position
         with self._changed:
             self._look()
 
@@ -302,9 +292,9 @@ class Table(Frames, Mapping[bytes, bytes]):
                 self._left -= len(batch)
                 self._look()
             else:
-                key = batch.topics[block.topic_index[last]][: self.feed.key_bytes] if self.feed.key_bytes else b""
-                number = int(block.sequences[last]) if block.has_sequences else block.sequence + last
-                self._at[block.slice_id, key] = Position(block.epoch, number + 1)
+                at, reached = self._at.get(block.slice_id), Position(block.epoch, block.number_of(last) + 1)
+                # Repaired messages of a key may follow larger sequences of other keys.
+                self._at[block.slice_id] = max(at, reached) if at and at.epoch == reached.epoch else reached
                 if self._waiting:
                     self._changed.notify_all()
         if self._on_change:

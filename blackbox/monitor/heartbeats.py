@@ -11,6 +11,7 @@ import zmq
 
 from blackbox.block.block import Block
 from blackbox.block.format import FLAG_CONTROL, HEARTBEAT_KEY, MAX_BODY_BYTES
+from blackbox.block.position import End
 from blackbox.errors import BlockError, EndpointError
 from blackbox.feed.feed import Feed, check_is_feed
 from blackbox.life import Life
@@ -83,8 +84,8 @@ class Heartbeats:
 
     def __enter__(self) -> Self:
         """Connect. Raises EndpointError, which names the endpoint that cannot be connected."""
-        own = Block.encode_sequences(HEARTBEAT_KEY, {b"": 0}, slice_id=0, epoch=1, ts_out=0)
-        Block.decode(*map(bytes, own.frames)).next_sequences()  # loads compiled code before a heartbeat waits for it
+        own = Block.encode_ends(HEARTBEAT_KEY, {b"": End(0, 0)}, slice_id=0, epoch=1, ts_out=0)
+        Block.decode(*map(bytes, own.frames))  # loads compiled code before a heartbeat waits for it
         try:
             for slice_id, feed_slice in enumerate(self.feed.slices):
                 for number, (name, endpoint) in enumerate(zip("AB", feed_slice.lines, strict=False)):
@@ -147,11 +148,10 @@ class Heartbeats:
             block = Block.decode(key, header, body)
             if key != HEARTBEAT_KEY or not block.flags & FLAG_CONTROL:
                 raise BlockError("not a heartbeat")
-            sequences = block.next_sequences()
         except (BlockError, ValueError):
             line.malformed += 1
             return
-        messages, epoch = sum(sequences.values()), block.epoch
+        messages, epoch = block.sequence, block.epoch
         place = self.lines.index(line)
         between_ns = block.ts_out - self._ts_out.get(place, block.ts_out)
         if epoch != line.epoch:
@@ -159,7 +159,7 @@ class Heartbeats:
         elif between_ns > 0:
             line.messages_per_second = (messages - line.messages) * 1e9 / between_ns
         self._ts_out[place], self._heard_ns[place] = block.ts_out, time.monotonic_ns()
-        line.keys, line.messages = len(sequences), messages
+        line.keys, line.messages = block.count, messages
         line.heartbeat_lag_ns = now_ns - block.ts_out
         line.last_heard_ns = now_ns
         self._enter(line, LineState.CLOSED if block.is_end else LineState.ALIVE)

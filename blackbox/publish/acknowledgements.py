@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from blackbox.block.acknowledgement import NEVER_SYNCED, NOTHING_MISSING, TOO_MANY_KEYS, Acknowledgement
+from blackbox.block.acknowledgement import NEVER_SYNCED, NOTHING_MISSING, Acknowledgement
 
 _MOST_TOLD: Final = 1_024
 """Recorders of a slice that are remembered, those that have gone included; the oldest are forgotten first."""
@@ -16,24 +16,24 @@ What = Literal["recorded", "synced"]
 
 
 class RecorderPosition(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a recorder is with one slice. Positions count the messages of the slice and epoch, over all its keys."""
+    """Messages of one slice in the present epoch that a recorder has. Positions are sequences of the slice."""
 
     slice_id: int
     recorder: str
     """Its process and host."""
     epoch: int
     sent: int
-    """How many messages the publisher has numbered so far."""
+    """Next sequence of the publisher."""
     begin: int
-    """Where it began; it has nothing from before."""
+    """Sequence of the first recorded message."""
     recorded: int
-    """It has all from `begin` up to here, in the page cache of its host at least."""
+    """Sequence before which all messages from `begin` on are recorded, at least in the page cache of its host."""
     synced: int | None
-    """It has all from `begin` up to here on its disk; None: it leaves that to its system (`fsync="never"`)."""
+    """Sequence before which they are on disk; None: left to the system (`fsync="never"`)."""
     lacks: str
-    """What it lacks, so that `recorded` stays; empty: nothing."""
+    """Description of the missing message at `recorded`; empty: no message is missing."""
     is_connected: bool
-    """Whether it is connected. What it acknowledged still holds once it has gone."""
+    """True if it is connected. Its acknowledgements remain valid after it disconnects."""
 
 
 class _Told:
@@ -119,11 +119,7 @@ class Acknowledgements:
 
 
 def _lacking(what: Acknowledgement) -> str:
-    if what.missing == NOTHING_MISSING:
-        return ""
-    if what.missing == TOO_MANY_KEYS:
-        return "more keys were published than it can follow"
-    return f"a gap at sequence {what.missing} of key {what.key!r}"
+    return "" if what.missing == NOTHING_MISSING else f"the message with sequence {what.missing}"
 
 
 def in_words(position: RecorderPosition) -> str:

@@ -13,6 +13,7 @@ import zmq
 from blackbox.block.block import Block
 from blackbox.block.encode import Origin
 from blackbox.block.format import FLAG_LINE_B, FLAG_REFUSED
+from blackbox.block.position import End
 from blackbox.publish.peers import Why
 from blackbox.publish.send_loop import send_control
 from blackbox.publish.sender_state import Sender
@@ -54,7 +55,7 @@ def send_control_blocks(
     wait: bool,
     flags: int = 0,
 ) -> tuple[int, bytes]:
-    """Send the next sequence of every key under `count` keys; return the body's bytes, and 1 for each sent.
+    """Send the end of every key under `count` keys. Return the size of the body, and a byte 1 for each that was sent.
 
     `wait`: whether the socket waits for slow subscribers afterwards.
     """
@@ -78,9 +79,9 @@ def send_refusal(
 
     `wait`: whether the socket waits for slow subscribers afterwards.
     """
-    block = Block.encode_sequences(
+    block = Block.encode_ends(
         ask.key,
-        {prefix: int(why) for prefix, why in refused.items()},
+        {prefix: End(int(why), 0) for prefix, why in refused.items()},
         slice_id=origin.slice_id,
         key_bytes=origin.key_bytes,
         epoch=max(1, origin.epoch),

@@ -27,6 +27,8 @@ from blackbox.native.jit import njit
 from blackbox.native.lost_pages import lost_pages
 from blackbox.publish.ring import (
     ABSENT,
+    AGAIN,
+    BLOCK,
     BLOCK_RECORD_BYTES,
     RECORD_BYTES,
     SHOW,
@@ -43,7 +45,7 @@ from blackbox.transport.shared_memory_writer import NO_WRITER, WriterAt, accept_
 OUT_OF_MEMORY = -1
 LOST_PAGES = -2
 """A mapped file has lost pages that were read. The block that they were read for is not in the ring."""
-_MOST_ABSENT = (1 << 31) - 1
+MOST_ABSENT = (1 << 31) - 1
 
 
 class Selection(NamedTuple):
@@ -248,7 +250,7 @@ def put_blocks(
                 return LOST_PAGES
             if place != 0:
                 accept_place(encoder.shared)
-            commit_block(ring, record, key, body_bytes, ts_in)
+            commit_block(ring, record, numpy.int64(BLOCK), key, body_bytes, ts_in)
             at = plan.stop
     return at
 
@@ -267,9 +269,9 @@ class Stored(NamedTuple):
 
 
 @njit(nogil=True, cache=True)
-def put_show(ring: RingAt, ts_event: int, ts_in: int) -> bool:
-    """Have a heartbeat sent that shows the absent numbers put so far; False: there is no room."""
-    return put_count(ring, numpy.int64(SHOW), ts_event, numpy.int64(0), ts_in)
+def put_show(ring: RingAt, ts_event: int, absent: int, ts_in: int) -> bool:
+    """Put a request to skip `absent` sequences and send a heartbeat. Return False if there is no room."""
+    return put_count(ring, numpy.int64(SHOW), ts_event, absent, ts_in)
 
 
 @njit(nogil=True, cache=True)
@@ -285,7 +287,7 @@ def put_stored(
 ) -> int:
     """Put copies of blocks from `start` on into the ring; return where it stopped, as `put_blocks`.
 
-    `is_again`: they are of this publisher, and keep the time at which they were handed to it.
+    `is_again`: they are blocks of this publisher and keep their sequences and `ts_in`.
 
     Nothing is sent from a mapped file: libzmq ends the process when the file shrinks under it.
     Sequence numbers that were put as absent are taken off their column.
@@ -295,7 +297,7 @@ def put_stored(
     for block in range(start, stored.count):
         key = keys[block]
         while absent[block] > 0:
-            part = min(absent[block], _MOST_ABSENT)
+            part = min(absent[block], MOST_ABSENT)
             if not put_count(ring, numpy.int64(ABSENT), key, part, ts_in):
                 return block
             absent[block] -= part
@@ -306,7 +308,7 @@ def put_stored(
         count, body_bytes = header.count, header.body_bytes
         if lost_pages() != lost:
             return LOST_PAGES
-        if not wanted[key]:
+        if not wanted[key] and not is_again:  # blocks that are sent again count in their sender
             if not put_count(ring, numpy.int64(UNWANTED), key, count, ts_in):
                 return block
             continue
@@ -326,5 +328,5 @@ def put_stored(
         if place != 0:
             accept_place(shared)
         restamp(new_header, origin, header.ts_in if is_again else ts_in)
-        commit_block(ring, record, key, body_bytes, ts_in)
+        commit_block(ring, record, numpy.int64(AGAIN if is_again else BLOCK), key, body_bytes, ts_in)
     return stored.count

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from blackbox.block.block import Block
 from blackbox.block.block_handler import NO_HANDLER, BlockHandlerAt
+from blackbox.block.format import HEADER_BYTES
+from blackbox.block.position import End
 from blackbox.feed.feed import Feed
 from blackbox.publish.batcher import Stored
 
@@ -18,57 +20,52 @@ class OutboxSlice(NamedTuple):
     """One slice of an outbox."""
 
     handler: BlockHandlerAt
-    """What takes its blocks."""
+    """Handler for its blocks."""
     failure: Callable[[], str]
-    """Says why it takes no more."""
-    next_sequences: dict[bytes, int]
-    """The next number of each key, after all that was written of the epoch that goes on."""
+    """Returns the reason why it refuses blocks."""
+    sequence: int
+    """Next sequence, after all written messages of the continued epoch."""
+    ends: dict[bytes, End]
+    """End of each key at that sequence."""
     again: list[Block]
-    """Those of its last blocks that no archive has, as far as is known: they are sent again, as they are."""
+    """Last blocks that no archive is known to have. They are sent again unchanged."""
 
-    def begins(self) -> dict[bytes, int]:
-        """Return the number of each key from which sending begins, again or for the first time."""
-        return self.next_sequences | {block.key: block.sequence for block in reversed(self.again)}
+    def begin(self) -> tuple[int, dict[bytes, End]]:
+        """Return the first sequence to send, again or for the first time, and the end of each key there."""
+        sequence = self.again[0].sequence if self.again else self.sequence
+        ends = {block.key: End(block.previous, block.key_sequence) for block in reversed(self.again)}
+        return sequence, self.ends | ends
 
 
 class Again(NamedTuple):
-    """What is sent again of one slice."""
+    """Blocks of one slice that are sent again."""
 
     keys: list[bytes]
-    """Of each row of `stored`."""
+    """Key of each row of `stored`."""
     stored: Stored
     columns: tuple[NDArray[numpy.uint8 | numpy.int64], ...]
-    """Where that lies."""
+    """Memory of `stored`."""
 
     @classmethod
     def of(cls, box: OutboxSlice) -> Again:
-        """Return it in columns; numbers of which nothing was written are skipped."""
-        following, keys, rows = box.begins(), list[bytes](), list[tuple[int, int, int]]()
+        """Return the blocks in columns."""
         headers = numpy.frombuffer(b"".join(bytes(block.header) for block in box.again), numpy.uint8)
-        header_bytes = len(headers) // max(1, len(box.again))
-        for number, block in enumerate(box.again):
-            absent = block.sequence - following[block.key]
-            rows.append((headers.ctypes.data + header_bytes * number, block.body.ctypes.data, absent))
-            keys.append(block.key)
-            following[block.key] = block.sequence + block.count
-        for key, end in box.next_sequences.items():
-            if following[key] < end:
-                rows.append((0, 0, end - following[key]))
-                keys.append(key)
-        columns = tuple(numpy.array(column, numpy.int64) for column in zip(*rows, strict=True))
-        heads, bodies, absents = (column.ctypes.data for column in columns)
-        return cls(keys, Stored(heads, bodies, 0, absents, len(keys)), (headers, *columns))
+        heads = headers.ctypes.data + HEADER_BYTES * numpy.arange(len(box.again), dtype=numpy.int64)
+        bodies = numpy.array([block.body.ctypes.data for block in box.again], numpy.int64)
+        absent = numpy.zeros(len(box.again), numpy.int64)
+        stored = Stored(heads.ctypes.data, bodies.ctypes.data, 0, absent.ctypes.data, len(box.again))
+        return cls([block.key for block in box.again], stored, (headers, heads, bodies, absent))
 
 
 class OpenOutbox(NamedTuple):
-    """What an outbox has when it is opened."""
+    """State of an outbox when it is opened."""
 
     epoch: int
-    """The one that goes on, or that begins."""
+    """Epoch that continues or begins."""
     slices: list[OutboxSlice]
 
 
-NO_OUTBOX: Final = OutboxSlice(NO_HANDLER, str, {}, [])
+NO_OUTBOX: Final = OutboxSlice(NO_HANDLER, str, 0, {}, [])
 
 
 class PublisherOutbox(Protocol):

@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
-from itertools import islice
 from time import time_ns
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, TypeVar
@@ -37,6 +36,7 @@ from blackbox.native.waits import step_of
 from blackbox.publish.acknowledgements import RecorderPosition, What
 from blackbox.publish.batcher import (
     LOST_PAGES,
+    MOST_ABSENT,
     OUT_OF_MEMORY,
     Stored,
     first_misfit,
@@ -495,43 +495,31 @@ class Publisher:
         self._put_stored(slice_id, keys, stored, is_again=False)
 
     def skip(self, count: int, ts_event: int = 0) -> None:
-        """Report that `count` messages of the venue are missing before what is published next: subscribers see gaps.
+        """Report that `count` messages of the venue are missing before the next published one. Subscribers see gaps.
 
-        It is not known in which slice they belonged. So every slice leaves out sequence numbers: together `count`, and
-        at least one each. With `key_bytes` so does every key that was published before; a key that is published first
-        after this begins with number 1, as its first message may be missing; and this waits as `flush` does.
+        Slices and keys of the missing messages are not known, so every slice skips at least one sequence, and all
+        slices together at least `count`. With `key_bytes`, each key counts one message as missing.
 
-        `ts_event`: the latest of what was published before, ns; 0: not known. Replays report the gap behind that time.
+        `ts_event`: latest `ts_event` published before, ns; 0: not known. Replays report the gap after that time.
 
-        Raises ValueError when `count` is below 1, PublisherError as `publish` and `flush`.
+        Raises ValueError if `count` is below 1, PublisherError as `publish`.
         """
         if count < 1:
             raise ValueError(f"count was {count}, expected 1 or more missing messages")
-        has_keys = self.feed.key_bytes > 0
-        if has_keys:
-            self.flush()
         senders = self._running()
-        keys = [sender.heard_keys() if has_keys else [b""] for sender in senders]
-        parts = sum(map(len, keys))
-        shares = iter(shares_of(count, parts) if parts else ())
-        for slice_id, each in enumerate(keys):
-            absent = numpy.fromiter(islice(shares, len(each)), numpy.int64, len(each))
-            no_blocks = numpy.zeros_like(absent).ctypes
-            stored = Stored(no_blocks.data, no_blocks.data, 0, absent.ctypes.data, len(each))
-            self._show(senders[slice_id], 0)  # what is missing before this, at a recorder, is another loss
-            self._put_stored(slice_id, each, stored, is_again=False)
-            if has_keys:
-                senders[slice_id].begin_keys_late()
-            self._show(senders[slice_id], ts_event)
+        for sender, share in zip(senders, shares_of(count, len(senders)), strict=True):
+            self._show(sender, 0)  # a heartbeat separates this gap from earlier losses at a recorder
+            for first in range(0, share, MOST_ABSENT):
+                self._show(sender, ts_event, min(share - first, MOST_ABSENT))
 
-    def _show(self, sender: SliceSender, ts_event: int) -> None:
-        """Have a heartbeat sent after the messages so far."""
+    def _show(self, sender: SliceSender, ts_event: int, absent: int = 0) -> None:
+        """Skip `absent` sequences after the messages published before, then request a heartbeat."""
         ring = sender.ring
         with ring.lock:
             ring.take_turn()
             try:
                 sender.check()
-                while not put_show(ring.at, ts_event, time.time_ns()):
+                while not put_show(ring.at, ts_event, absent, time.time_ns()):
                     ring.forget_limit()
                     ring.wait()
                     sender.check()
@@ -725,10 +713,6 @@ class Publisher:
         that goes on sees how far the one before came.
         """
         return self._running()[slice_id].position
-
-    def next_sequences(self, slice_id: int = 0) -> dict[bytes, int]:
-        """Return the next sequence number of each key of a slice; without `key_bytes` there is one key, b""."""
-        return self._running()[slice_id].next_sequences()
 
     def statistics(self) -> PublisherStatistics:
         """Return a snapshot of the counters."""

@@ -12,9 +12,10 @@ count instead of the size and a key's number instead of `ts_event`:
 
 - PAD: nothing; the next record is at the ring's start.
 - BLOCK: an encoded block, its header and then the `zmq_msg_t` of its body.
-- UNWANTED: so many messages that no subscriber wants; they are counted, but not sent.
-- ABSENT: so many sequence numbers for which the source has no messages.
-- SHOW: send a heartbeat, which shows the ABSENT numbers; `ts_event` is the latest time before them.
+- AGAIN: a BLOCK that was sent before. It keeps its sequences.
+- UNWANTED: number of messages that no subscriber wants. They are counted but not sent.
+- ABSENT: number of sequences for which the source has no messages.
+- SHOW: number of sequences to skip before a heartbeat is sent. `ts_event` is the latest time before them.
 
 One thread writes at a time, the one that has `Ring.turn`; one reads. The reader asks when the next message comes and
 the writer that sees it answers, which tells how old a block is; the same look finds a reader that sleeps.
@@ -47,7 +48,8 @@ PAD: Final = 0xFFFFFFFF
 BLOCK: Final = 0xFFFFFFFE
 UNWANTED: Final = 0xFFFFFFFD
 ABSENT: Final = 0xFFFFFFFC
-SHOW: Final = 0xFFFFFFFB
+AGAIN: Final = 0xFFFFFFFB
+SHOW: Final = 0xFFFFFFFA
 """The least of the kinds; topic ids are below."""
 
 OPEN: Final = 0
@@ -362,9 +364,12 @@ def put_count(ring: RingAt, kind: int, key: int, count: int, ts_in: int) -> bool
 
 
 @inner
-def commit_block(ring: RingAt, record: int, key: int, body_bytes: int, ts_in: int) -> None:
-    """Give the reader a block whose header and body message were written behind the head of a claimed record."""
-    write_head(record, numpy.int64(HEADER_BYTES + MESSAGE_BYTES), numpy.int64(BLOCK), key)
+def commit_block(ring: RingAt, record: int, kind: int, key: int, body_bytes: int, ts_in: int) -> None:
+    """Commit a block whose header and body message were written after the head of a claimed record.
+
+    `kind`: BLOCK or AGAIN.
+    """
+    write_head(record, numpy.int64(HEADER_BYTES + MESSAGE_BYTES), kind, key)
     ring_state_at(ring.state).bodies_in += body_bytes
     commit(ring, record + BLOCK_RECORD_BYTES, ts_in)
 
@@ -394,7 +399,7 @@ def key_of(record: int) -> Any:
 def record_bytes(record: int) -> Any:
     """How far the next record is behind one that is no PAD."""
     kind = kind_of(record)
-    if kind == BLOCK:
+    if kind in (BLOCK, AGAIN):
         return numpy.int64(BLOCK_RECORD_BYTES)
     if kind >= SHOW:
         return numpy.int64(RECORD_BYTES)
@@ -460,7 +465,7 @@ def discard(ring: RingAt) -> int:
         if kind == PAD:
             head = 0
             continue
-        if kind == BLOCK:
+        if kind in (BLOCK, AGAIN):
             header = record + RECORD_BYTES
             messages += block_header_at(header).count
             msg_close(header + HEADER_BYTES)

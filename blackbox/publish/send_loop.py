@@ -10,9 +10,10 @@ from blackbox.block.encode import (
     Origin,
     Rows,
     finish_header,
+    number_header,
     plan_bytes,
-    plan_sequences,
-    write_sequences,
+    plan_ends,
+    write_ends,
     write_template,
 )
 from blackbox.block.format import (
@@ -30,6 +31,7 @@ from blackbox.native.posix import barrier_of_all_threads, monotonic_ns, now_ns, 
 from blackbox.native.records import load_shared, store_shared, swap_shared
 from blackbox.publish.batcher import Encoder, encode_planned, group_by_key, plan_next
 from blackbox.publish.ring import (
+    AGAIN,
     ASLEEP,
     AWAKE,
     BLOCK,
@@ -133,7 +135,6 @@ def _send_on(
     key: int,
     header: int,
     body: int,
-    sequence: int,
     flags: int,
 ) -> bool:
     key_message = sender.scratch.ctypes.data + KEY_AT
@@ -145,7 +146,7 @@ def _send_on(
     if not _send_frame(sender, ring, socket, key_message, numpy.int64(SNDMORE)):
         msg_close(key_message)
         return False
-    finish_header(header, sequence, now_ns(), flags)
+    finish_header(header, now_ns(), flags)
     msg_init_size(header_message, HEADER_BYTES)
     copy_bytes(msg_data(header_message), header, HEADER_BYTES)
     if not _send_frame(sender, ring, socket, header_message, numpy.int64(SNDMORE)):
@@ -155,32 +156,46 @@ def _send_on(
 
 
 @inner
-def _send_block(sender: Sender, ring: RingAt, key: int, header: int, body: int) -> bool:
-    """Send a block on every line and count it. Takes the body message over."""
+def _count(sender: Sender, key: int, messages: int) -> None:
+    """Advance the sequence of the slice and the end of a key by a number of messages."""
+    state = sender_state_at(sender.state)
+    state.sequence += messages
+    sender.ends[key] = state.sequence
+    sender.counts[key] += messages
+
+
+@inner
+def _send_block(sender: Sender, ring: RingAt, key: int, header: int, body: int, is_again: bool) -> bool:
+    """Send a block on every line and count it. Takes ownership of the body message. `is_again`: keep its sequences."""
     count = numpy.int64(block_header_at(header).count)
     body_bytes = numpy.int64(block_header_at(header).body_bytes)
     state = sender_state_at(sender.state)
-    sequence = sender.next_sequence[key]
-    if not is_kept(sender, key, header, body, sequence):
-        msg_close(body)
-        return False
-    sender.next_sequence[key] = sequence + count
+    if is_again:
+        block = block_header_at(header)
+        state.sequence = block.sequence + count
+        sender.ends[key], sender.counts[key] = state.sequence, block.key_sequence + count
+    else:
+        number_header(header, state.sequence, sender.ends[key], sender.counts[key])
+        if not is_kept(sender, header, body):
+            msg_close(body)
+            return False
+        _count(sender, key, count)
     sent = True
     wanted = sender.wanted[key]
     shared = wanted >= SHARED and has_readers(sender.shared)
     if sender.shared.state != 0:
-        sent = share(sender, ring, key, header, body, sequence, shared, wanted % SHARED != 0)
+        sent = share(sender, ring, key, header, body, shared, wanted % SHARED != 0)
     if wanted % SHARED and sent:
         if sender.socket_b != 0:
             second = sender.scratch.ctypes.data + COPY_AT
             msg_init(second)
             msg_copy(second, body)
-            sent = _send_on(sender, ring, sender.socket_a, key, header, second, sequence, numpy.int64(0))
+            sent = _send_on(sender, ring, sender.socket_a, key, header, second, numpy.int64(0))
             msg_close(second)
         if sent:
             socket = sender.socket_b if sender.socket_b != 0 else sender.socket_a
             flags = numpy.int64(FLAG_LINE_B if sender.socket_b != 0 else 0)
-            sent = _send_on(sender, ring, socket, key, header, body, sequence, flags)
+            sent = _send_on(sender, ring, socket, key, header, body, flags)
     if shared or wanted % SHARED:
         if sent:
             state.messages += count
@@ -234,7 +249,7 @@ def _send_gathered(sender: Sender, ring: RingAt, encoder: Encoder, taken: int, t
         key = numpy.int64(encoder.selection.keys[group])
         stop = numpy.int64(encoder.selection.stops[group])
         if not sender.wanted[key] and sender.outbox.function == 0:
-            sender.next_sequence[key] += stop - at
+            _count(sender, key, stop - at)
             state.unwanted += stop - at
             at = stop
         while at < stop:
@@ -245,7 +260,7 @@ def _send_gathered(sender: Sender, ring: RingAt, encoder: Encoder, taken: int, t
             if not encode_planned(encoder, rows, plan, body, header, ts_in, place):
                 state.errno = zmq_errno()
                 return False
-            if not _send_block(sender, ring, key, header, body):
+            if not _send_block(sender, ring, key, header, body, False):
                 return False
             at = plan.stop
     return True
@@ -253,20 +268,21 @@ def _send_gathered(sender: Sender, ring: RingAt, encoder: Encoder, taken: int, t
 
 @inner
 def _make_control(sender: Sender, origin: Origin, line: int, flags: int, ts_event: int) -> int:
-    """Make a control block with the next sequence of every key; return the bytes of its body, 0: no memory.
+    """Make a control block with the end of every key. Return the size of its body; 0: no memory.
 
-    `ts_event`: the latest before messages that the source lacks, where it shows that these are missing; else 0.
+    `ts_event`: latest time before messages that the source lacks, if the block reports their loss; else 0.
     """
     state = sender_state_at(sender.state)
     body, header = sender.scratch.ctypes.data + BODY_AT, sender.scratch.ctypes.data + TEMPLATE_AT
-    plan = plan_sequences(sender.keys, load_shared(state, "keys"))
+    plan = plan_ends(sender.keys, load_shared(state, "keys"))
     if msg_init_size(body, plan_bytes(plan)) != 0:
         state.errno = zmq_errno()
         return 0
-    write_sequences(msg_data(body), plan, sender.keys, sender.next_sequence)
+    write_ends(msg_data(body), plan, sender.keys, sender.ends, sender.counts)
     origin = Origin(numpy.int64(0), origin.slice_id, origin.key_bytes, origin.epoch)
     write_template(header, plan, msg_data(body), True, origin, ts_event)
-    finish_header(header, 0, now_ns(), flags | FLAG_CONTROL | (FLAG_LINE_B if line else 0))
+    number_header(header, state.sequence, state.sequence, numpy.int64(0))
+    finish_header(header, now_ns(), flags | FLAG_CONTROL | (FLAG_LINE_B if line else 0))
     return plan_bytes(plan)
 
 
@@ -317,23 +333,34 @@ def _send_heartbeat(sender: Sender, origin: Origin, ts_event: int, send_flags: i
 
 
 @inner
+def _leave_out(sender: Sender, key_bytes: int, messages: int) -> None:
+    """Skip sequences of messages that the source lacks. With keys, each key counts one message as missing."""
+    if messages > 0:
+        state = sender_state_at(sender.state)
+        state.sequence += messages
+        sender.ends[:] = state.sequence
+        sender.counts[:] += messages if key_bytes == 0 else 1
+
+
+@inner
 def _send_record(sender: Sender, ring: RingAt, origin: Origin, record: int) -> bool:
     """Send a record that is no single message, or count what it tells. False: closing, or an error."""
     kind, key = kind_of(record), key_of(record)
-    if kind == BLOCK:
+    if kind in (BLOCK, AGAIN):
         header = record + RECORD_BYTES
         body_bytes = numpy.int64(block_header_at(header).body_bytes)
-        if not _send_block(sender, ring, key, header, header + HEADER_BYTES):
+        if not _send_block(sender, ring, key, header, header + HEADER_BYTES, kind == AGAIN):
             return False
         state = ring_state_at(ring.state)
         store_shared(state, "bodies_out", state.bodies_out + body_bytes)
         return True
     if kind == SHOW:
+        _leave_out(sender, origin.key_bytes, numpy.int64(count_of(record)))
         while not _send_heartbeat(sender, origin, key, numpy.int64(0)):
             if sender_state_at(sender.state).errno != 0 or load_shared(ring_state_at(ring.state), "closing") == ENDING:
                 return False
         return True
-    sender.next_sequence[key] += count_of(record)
+    _count(sender, key, numpy.int64(count_of(record)))
     if kind == UNWANTED:
         sender_state_at(sender.state).unwanted += count_of(record)
     return True
@@ -420,8 +447,8 @@ def send_control(
 ) -> int:
     """Send one control block under each of `count` keys, side by side, of `key_size` bytes; return its body's bytes.
 
-    It holds the next sequence of every key. Of the `count` bytes at `sent_at`, those become 1 whose subscribers had
-    room for it. `send_flags`: DONTWAIT, or 0 to wait for room, as long as the socket's `sndtimeo` says, with each.
+    It has the end of every key. Byte i at `sent_at` becomes 1 if the subscribers of key i had room for it.
+    `send_flags`: DONTWAIT, or 0 to wait for room at each send, up to the socket's `sndtimeo`.
     """
     made = _make_control(sender, origin, line, flags, numpy.int64(0))
     if made > 0 and flags & FLAG_END:

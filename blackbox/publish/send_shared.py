@@ -67,9 +67,7 @@ def _leave_place(sender: Sender, body: int) -> bool:
 
 
 @inner
-def share(
-    sender: Sender, ring: RingAt, key: int, header: int, body: int, sequence: int, is_wanted: bool, on_sockets: bool
-) -> bool:
+def share(sender: Sender, ring: RingAt, key: int, header: int, body: int, is_wanted: bool, on_sockets: bool) -> bool:
     """Write a block for readers that want it; wait for slow ones if set to. False: the publisher ends, or an error."""
     shared = sender.shared
     body_bytes = numpy.int64(block_header_at(header).body_bytes)
@@ -90,7 +88,7 @@ def share(
             return False
     if own == NO_PLACE:
         copy_bytes(place_address(shared, place), msg_data(body), body_bytes)
-    finish_header(header, sequence, now_ns(), _NO)
+    finish_header(header, now_ns(), _NO)
     name = sender.keys.text.ctypes.data + sender.keys.offsets[key]
     publish_place(shared, place, body_bytes, name, numpy.int64(sender.keys.sizes[key]), header)
     ring_bells(shared, sender.scratch.ctypes.data)

@@ -53,10 +53,14 @@ class SenderState(SharedRecord):
     """When subscriptions may be read again while there is something to send, by the monotonic clock."""
     epoch = Field()
     """Of what is sent now."""
+    sequence = Field()
+    """Sequence of the next message in the present epoch."""
+    kept = Field()
+    """Sequence at the end of the outbox at the start. Until it is reached, nothing is written there."""
     next_epoch = Field()
     """The epoch that is to begin before anything else is published; 0: none."""
     keys = Field(own_line=True)
-    """How many keys there are now; written by publishing threads."""
+    """Number of keys; written by publishing threads."""
 
 
 sender_state_at = record_at(SenderState)
@@ -76,7 +80,10 @@ class Sender(NamedTuple):
     state: int
     """Address of its SenderState."""
     keys: TopicTable
-    next_sequence: NDArray[numpy.int64]
+    ends: NDArray[numpy.int64]
+    """Sequence after the last message of each key."""
+    counts: NDArray[numpy.int64]
+    """Number of messages of each key."""
     wanted: NDArray[numpy.uint16]
     """Of each key: 1 for each filter of a socket that lets it through, SHARED for each of a reader of shared memory."""
     starts: NDArray[numpy.int64]
@@ -88,8 +95,6 @@ class Sender(NamedTuple):
     shared: WriterAt
     outbox: BlockHandlerAt
     """What is to have each block before it is sent; or NO_HANDLER."""
-    kept: NDArray[numpy.int64]
-    """Of each key: what the outbox has already, all before this number."""
     spin_ns: int
     """For how long the thread looks on, after what it sent last, before it sleeps."""
     others_send: bool

@@ -13,6 +13,7 @@ import zmq
 from blackbox.block.block import distinct_scratch
 from blackbox.block.encode import Origin, TopicTable
 from blackbox.block.format import FLAG_END, HEARTBEAT_KEY, MAX_KEY_BYTES
+from blackbox.block.position import End
 from blackbox.errors import BlackBoxError, NotRecordedError, PublisherError
 from blackbox.feed.feed import Feed, Slice
 from blackbox.life import Life
@@ -133,9 +134,8 @@ class SliceSender:
         self.sent = SenderState()
         self._epoch_deadline = 0.0
         self.sent.asked_at, self.sent.asked_from = time.time_ns(), SURE
-        self.next_sequence = numpy.zeros(self._max_keys, numpy.int64)
-        self._first_sequence = numpy.zeros(self._max_keys, numpy.int64)
-        """The number of each key's first message: 1 if an earlier one may be missing in the source."""
+        self._ends = numpy.zeros(self._max_keys, numpy.int64)
+        self._counts = numpy.zeros(self._max_keys, numpy.int64)
         self.key_of_topic = numpy.zeros(feed.max_topics, numpy.int32)
         self._key_table = TopicTable(
             numpy.zeros(self._max_keys * MAX_KEY_BYTES, numpy.uint8),
@@ -151,10 +151,11 @@ class SliceSender:
         """Above 0: the messages of a key are to become blocks; all are that an outbox is to have."""
         if not feed.key_bytes:
             self.add_key(b"")  # heartbeats name it from the start: what is lost before its first message is a gap
-        self._kept = numpy.zeros(self._max_keys, numpy.int64)
-        for key, begin in outbox.begins().items():
+        self.sent.sequence, ends = outbox.begin()
+        self.sent.kept = outbox.sequence
+        for key, end in ends.items():
             number = self.add_key(key)
-            self._kept[number], self.next_sequence[number] = outbox.next_sequences[key], begin
+            self._ends[number], self._counts[number] = end
         self.guard = Guard(slice_id, self.subscriptions, self.sent, self.ring.wake, drop=not wait)
         self._gate: Gate | None = None
 
@@ -205,18 +206,6 @@ class SliceSender:
             self.subscriptions.add_key(key, number)
             self.sent.keys = number + 1
         return number
-
-    def heard_keys(self) -> list[bytes]:
-        """Return the keys with a message in the present epoch, as far as all is sent."""
-        known = len(self.keys)
-        heard = self.next_sequence[:known] > self._first_sequence[:known]
-        return [key for key, is_heard in zip(self.keys, heard.tolist(), strict=True) if is_heard]
-
-    def begin_keys_late(self) -> None:
-        """Have keys without a message begin with number 1 in the present epoch. Call when all is sent."""
-        with self.ring.lock:
-            silent = self.next_sequence == 0
-            self.next_sequence[silent] = self._first_sequence[silent] = 1
 
     def check(self) -> None:
         """Raise what ended the thread, if it has ended."""
@@ -308,12 +297,14 @@ class SliceSender:
 
     @property
     def position(self) -> int:
-        """How many messages have their numbers in the present epoch, over all keys."""
-        return int(self.next_sequence[: len(self.keys)].sum())
+        """Next sequence of the present epoch, including blocks still to be sent again."""
+        return max(self.sent.sequence, self.sent.kept)
 
-    def next_sequences(self) -> dict[bytes, int]:
-        """Return the number of the next message of each key in the present epoch."""
-        return dict(zip(self.keys, self.next_sequence[: len(self.keys)].tolist(), strict=True))
+    def ends(self) -> dict[bytes, End]:
+        """Return the end of each key in the present epoch."""
+        known = len(self.keys)
+        ends, counts = self._ends[:known].tolist(), self._counts[:known].tolist()
+        return {key: End(*each) for key, *each in zip(self.keys, ends, counts, strict=True)}
 
     def ask_to_close(self, deadline: float, says_end: bool) -> None:
         """Let the thread send what the ring holds, then end. ZeroMQ keeps sending until the deadline at most."""
@@ -445,7 +436,8 @@ class SliceSender:
             self.feed.heartbeat_ns,
             self.sent.address,
             self._key_table,
-            self.next_sequence,
+            self._ends,
+            self._counts,
             self.wanted,
             numpy.zeros(send.GATHER_ROWS, numpy.int64),
             numpy.zeros(send.GATHER_ROWS, numpy.int32),
@@ -454,7 +446,6 @@ class SliceSender:
             numpy.zeros(EVENTS_SCRATCH_WORDS, numpy.int64),
             self.guard.shared_at,
             self._outbox,
-            self._kept,
             self.part.spin_ns if self._wait else 0,  # else who publishes sends, and need not wake anybody
             not self._wait,
         )
@@ -510,7 +501,7 @@ class SliceSender:
             if next_epoch:
                 with self.changed:
                     self.origin = self.origin._replace(epoch=next_epoch)
-                    self.next_sequence[:] = self._first_sequence[:] = self._kept[:] = 0
+                    self._ends[:] = self._counts[:] = self.sent.sequence = self.sent.kept = 0
                     self.subscriptions.begin_epoch(next_epoch)
             for line, socket in enumerate(sockets):
                 while not self._send_heartbeat(sender, line, socket, Full.KEEP):

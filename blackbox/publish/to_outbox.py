@@ -35,14 +35,14 @@ def _hand(sender: Sender, kind: int, header: int, body: int) -> bool:
 
 
 @inner
-def is_kept(sender: Sender, key: int, header: int, body: int, sequence: int) -> bool:
-    """Write a block into the outbox before it is sent, if there is one that lacks it. False: it was not written.
+def is_kept(sender: Sender, header: int, body: int) -> bool:
+    """Write a block to the outbox, if there is one, before it is sent. Return False if that failed.
 
-    Once it is written, its number is never used again, whichever process is killed.
+    The sequences of a written block are never reused, even if the process is killed.
     """
-    if sender.outbox.function == 0 or sequence < sender.kept[key]:
+    if sender.outbox.function == 0:
         return True
-    finish_header(header, sequence, now_ns(), numpy.int64(0))
+    finish_header(header, now_ns(), numpy.int64(0))
     if _hand(sender, numpy.int64(BLOCK), header, body):
         return True
     state = sender_state_at(sender.state)
@@ -53,8 +53,9 @@ def is_kept(sender: Sender, key: int, header: int, body: int, sequence: int) -> 
 
 @inner
 def tell_outbox(sender: Sender) -> None:
-    """Give the outbox, if there is one, the control block just made: it keeps a mark of what that says."""
-    if sender.outbox.function != 0:
+    """Write the current control block to the outbox, if there is one, unless blocks remain to be sent again."""
+    state = sender_state_at(sender.state)
+    if sender.outbox.function != 0 and state.sequence >= state.kept:
         scratch = sender.scratch.ctypes.data
         _hand(sender, numpy.int64(CONTROL), scratch + TEMPLATE_AT, scratch + BODY_AT)
-        call_with_address(sender.outbox.function, sender.outbox.record)  # as IDLE: it writes what it has gathered
+        call_with_address(sender.outbox.function, sender.outbox.record)  # with kind IDLE, it writes its buffer

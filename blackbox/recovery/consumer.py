@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Final
 
 from blackbox.archive.consumer_positions import PositionFile, secret_of
 from blackbox.arguments import duration_ns
-from blackbox.block.position import Position, SlicePosition, is_before
+from blackbox.block.position import Position
 from blackbox.errors import BlackBoxError, ConfigError, PositionError
 from blackbox.feed.feed import Feed
 from blackbox.life import Life
 from blackbox.native.limits import start_thread
 from blackbox.native.waits import join
-from blackbox.recovery.start_position import Beginning, position_of, positions_of
-from blackbox.subscribe.repair import Since
+from blackbox.recovery.start_position import Beginning, positions_of
+from blackbox.subscribe.catching_up import Since
 
 if TYPE_CHECKING:
     from blackbox.archive.serve.client import ArchiveClient
 
 log = logging.getLogger("blackbox")
 
-Checkpoint = Callable[[float], AbstractContextManager[Mapping[int, SlicePosition]]]
+Checkpoint = Callable[[float], AbstractContextManager[Mapping[int, Position]]]
 
 _PATIENCE_S: Final = 10.0
 _TELL_S: Final = 5.0
@@ -66,8 +66,8 @@ class Consumer:
         self._ends = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._archives = archives
-        self._last: Mapping[int, SlicePosition] = {}
-        self._told: Mapping[int, SlicePosition] = {}
+        self._last: Mapping[int, Position] = {}
+        self._told: Mapping[int, Position] = {}
 
     def begin(self, beginning: Beginning) -> Beginning:
         """Take the name; return where to begin: where it was, or where `beginning` says.
@@ -85,12 +85,12 @@ class Consumer:
             if kept is None:
                 return beginning
             slices = range(len(self._feed.slices))
-            if kept.feed != self._feed.name or not kept.positions.keys() <= set(slices):
+            if kept.feed != self._feed.name or not kept.slices.keys() <= set(slices):
                 raise PositionError(
-                    f"{self._file.path} was of feed {kept.feed!r} and slices {sorted(kept.positions)}, expected "
+                    f"{self._file.path} was of feed {kept.feed!r} and slices {sorted(kept.slices)}, expected "
                     f"{self._feed.name!r} and slices up to {slices[-1]}"
                 )
-            self._last = kept.positions
+            self._last = kept.slices
             if beginning == Beginning():
                 return Beginning(self._last)
             if not isinstance(beginning.since, Mapping):
@@ -98,7 +98,7 @@ class Consumer:
                     f"start was given {beginning}, but consumer {self._file.name!r} has been further: expected "
                     f"positions, or `blackbox positions {self._file.directory} --forget {self._file.name}` first"
                 )
-            self._check_forward(positions_of(self._feed, beginning.since))
+            self._check_forward(positions_of(beginning.since))
         except BaseException:
             if self._go_on(ConsumerLife.NEW):
                 self._file.close()
@@ -120,16 +120,14 @@ class Consumer:
         start_thread(thread)
         self._threads.append(thread)
 
-    def keep(self, positions: Mapping[int, SlicePosition]) -> None:
+    def keep(self, positions: Mapping[int, Position]) -> None:
         """Keep where it is. Raises PositionError when that cannot be written."""
         positions = {**self._last, **positions}
         if positions != self._last:
             self._file.keep(self._feed.name, positions)
             self._last = positions
 
-    def keep_beginning(
-        self, positions: Mapping[int, SlicePosition], begin: Callable[[int], Since | None] | None
-    ) -> None:
+    def keep_beginning(self, positions: Mapping[int, Position], begin: Callable[[int], Since | None] | None) -> None:
         """Keep the beginnings of slices that have no position yet: a consumer killed before a checkpoint begins there.
 
         `positions`: of slices that begin live; `begin` says where others do. Times are not kept, nor images: a new
@@ -138,7 +136,7 @@ class Consumer:
         found = dict(positions)
         if begin is not None:
             starts = {slice_id: begin(slice_id) for slice_id in range(len(self._feed.slices))}
-            known = {n: position_of(self._feed, since) for n, since in starts.items() if since is not None}
+            known = {n: since.position for n, since in starts.items() if since is not None and since.image is None}
             found |= {slice_id: position for slice_id, position in known.items() if position is not None}
         self.keep({slice_id: position for slice_id, position in found.items() if slice_id not in self._last})
 
@@ -195,9 +193,9 @@ class Consumer:
         except (BlackBoxError, TimeoutError) as error:
             log.warning("consumer %r: positions were not kept: %s", self._file.name, error)
 
-    def _check_forward(self, positions: Mapping[int, SlicePosition]) -> None:
+    def _check_forward(self, positions: Mapping[int, Position]) -> None:
         for slice_id, position in self._last.items():
-            if slice_id in positions and is_before(positions[slice_id], position):
+            if slice_id in positions and positions[slice_id] < position:
                 raise PositionError(
                     f"consumer {self._file.name!r} slice {slice_id}: position was {_text(positions[slice_id])}, "
                     f"expected {_text(position)} or later, where it has been"
@@ -227,6 +225,5 @@ def consumer_of(
     return Consumer(feed, PositionFile(positions, name), wait_s, interval_s, archives)
 
 
-def _text(position: SlicePosition) -> str:
-    where = position.sequence if isinstance(position, Position) else f"{len(position.next_sequences)} keys"
-    return f"{where} of epoch {position.epoch}"
+def _text(position: Position) -> str:
+    return f"{position.sequence} of epoch {position.epoch}"

@@ -1,8 +1,8 @@
 """The compiled loop of a relay's slice: blocks in on XSUB sockets, the same messages out on XPUB sockets, no GIL.
 
-A message is moved from socket to socket, never copied; for readers of shared memory it is written there, too. Of a
-block with data only the header is read: its key's next sequence number is what a confirmation tells later. Of a
-heartbeat also the body, which tells them of all keys.
+A message is moved from socket to socket, never copied; for readers of shared memory it is written there, too. The loop
+reads the header of a data block, which has the end of its slice and key, and the body of a heartbeat, which has the
+ends of all keys. Confirmations report these ends.
 """
 
 from __future__ import annotations
@@ -199,23 +199,27 @@ def _share_wanted(at: SliceRelayAt, line: LineAt, readers: Trie) -> bool:
 def _enter_epoch(line: LineAt, state: LineState, epoch: int) -> None:
     """Begin to count anew with another epoch. Keys stay known: none of their messages has passed."""
     if epoch != state.epoch:
-        numbers = int64s_at(line.next_sequence, state.keys)
+        ends, counts = int64s_at(line.ends, state.keys), int64s_at(line.counts, state.keys)
         for key in range(state.keys):
-            numbers[key] = 0
+            ends[key] = 0
+            counts[key] = 0
         state.epoch = epoch
+        state.sequence = 0
         state.began = 1
         state.ended = 0
 
 
 @inner
-def _note_next(line: LineAt, state: LineState, name: int, size: int, following: int) -> None:
+def _note_end(line: LineAt, state: LineState, name: int, size: int, end: int, count: int) -> None:
+    """Note where a key is, and how many messages it has sent."""
     number = number_of(line.keys, name, size)
     if number == FULL:
         return
     if number >= state.keys:
         int32s_at(line.sizes, number + 1)[number] = size
         state.keys = number + 1
-    int64s_at(line.next_sequence, number + 1)[number] = following
+    int64s_at(line.ends, number + 1)[number] = end
+    int64s_at(line.counts, number + 1)[number] = count
 
 
 @inner
@@ -237,8 +241,8 @@ def _align_body(line: LineAt) -> bool:
 
 
 @inner
-def _note_sequences(line: LineAt, state: LineState, header: Header) -> bool:
-    """Take in the next sequence number of every key of a control block. False: it cannot be read."""
+def _note_ends(line: LineAt, state: LineState, header: Header) -> bool:
+    """Take in the ends of the slice and of every key that a control block tells. False: it cannot be read."""
     body, own_header = line.scratch + BODY_AT, line.scratch + OWN_HEADER_AT
     if header.flags & FLAG_CONTROL == 0 or not _align_body(line):
         return False
@@ -246,14 +250,16 @@ def _note_sequences(line: LineAt, state: LineState, header: Header) -> bool:
     if check_body(own_header, data, msg_size(body), _NO, _NO, True) != _NONE:
         return False
     _enter_epoch(line, state, header.epoch)
+    state.sequence = header.sequence
     layout = layout_of(header)
     offsets = int32s_at(data + layout.topic_offsets, header.topics + 1)
-    following = int64s_at(data + layout.payloads, header.count)
+    ends = int64s_at(data + layout.payloads, 2 * header.count)
     for row in range(header.count):
         start = numpy.int64(offsets[row])
         size = numpy.int64(offsets[row + 1]) - start
-        if size <= MAX_KEY_BYTES and 0 <= following[row] <= MAX_SEQUENCE:
-            _note_next(line, state, data + layout.topics + start, size, following[row])
+        end, count = ends[2 * row], ends[2 * row + 1]
+        if size <= MAX_KEY_BYTES and 0 <= count <= end <= MAX_SEQUENCE:
+            _note_end(line, state, data + layout.topics + start, size, end, count)
     return True
 
 
@@ -262,7 +268,7 @@ def _take_control(line: LineAt, state: LineState, header: Header, key: int, size
     """Take in a control block; return what is to become of it."""
     kind = bytes_at(key, 2)[1]
     if kind == _HEARTBEAT and size == _SMALLEST_SIZE:
-        if not _note_sequences(line, state, header):
+        if not _note_ends(line, state, header):
             state.faults += 1
             return _PASS
         state.heartbeats += 1
@@ -273,7 +279,7 @@ def _take_control(line: LineAt, state: LineState, header: Header, key: int, size
         if ours and header.flags & FLAG_REFUSED:
             state.has_refusal = 1
             return _KEEP
-        if ours and _note_sequences(line, state, header):
+        if ours and _note_ends(line, state, header):
             state.answered = 1
             state.answer_flags = header.flags
         return _DROP
@@ -301,7 +307,8 @@ def _take(line: LineAt) -> Any:
     if header.flags & FLAG_CONTROL == 0 and size <= MAX_KEY_BYTES:
         _enter_epoch(line, state, header.epoch)
         state.ended = 0
-        _note_next(line, state, name, size, _end_of(header, msg_data(body), msg_size(body)))
+        state.sequence = _end_of(header, msg_data(body), msg_size(body))
+        _note_end(line, state, name, size, state.sequence, header.key_sequence + header.count)
         fate = _DATA
     state.messages += header.count
     state.blocks += 1

@@ -30,7 +30,7 @@ _SCRATCH_WORDS: Final = (OWN_HEADER_AT + HEADER_BYTES) // 8
 
 
 class LineState(SenderState):
-    """What a relay's loop keeps of a line: what a sender keeps, `epoch` and `keys` among it, and what it has heard."""
+    """State of a line in a relay's loop: that of a sender (`epoch`, `sequence`, `keys`), and what it has received."""
 
     heard_ns = Field()
     """When something came last, by the monotonic clock."""
@@ -74,7 +74,10 @@ class LineAt(NamedTuple):
     state: int
     keys: NumberingAt
     sizes: int
-    next_sequence: int
+    ends: int
+    """End of each key."""
+    counts: int
+    """Number of messages of each key."""
     scratch: int
 
 
@@ -96,13 +99,13 @@ class SliceRelayAt(NamedTuple):
 
 
 class LineMemory:
-    """A line's state, its keys with their next sequence numbers, and scratch; used by the thread of its slice."""
+    """A line's state, its keys with their ends, and scratch; used by the thread of its slice."""
 
     def __init__(self, max_keys: int) -> None:
         self.state = LineState()
         self._keys = Numbering(max_keys, MAX_KEY_BYTES)
         self._sizes = numpy.zeros(max_keys, numpy.int32)
-        self._next_sequence = numpy.zeros(max_keys, numpy.int64)
+        self._ends, self._counts = numpy.zeros((2, max_keys), numpy.int64)
         self._scratch = numpy.zeros(_SCRATCH_WORDS, numpy.int64)
         self.scratch = self._scratch.ctypes.data
         init_messages(self.scratch, MESSAGES)
@@ -119,7 +122,8 @@ class LineMemory:
             self.state.address,
             self._keys.at,
             self._sizes.ctypes.data,
-            self._next_sequence.ctypes.data,
+            self._ends.ctypes.data,
+            self._counts.ctypes.data,
             self.scratch,
         )
 
@@ -136,7 +140,8 @@ class LineMemory:
             heartbeat_ns=0,
             state=self.state.address,
             keys=TopicTable(self._keys.text, self._keys.starts, self._sizes),
-            next_sequence=self._next_sequence,
+            ends=self._ends,
+            counts=self._counts,
             wanted=numpy.zeros(1, numpy.uint16),
             starts=nothing,
             lengths=numpy.zeros(1, numpy.int32),
@@ -145,7 +150,6 @@ class LineMemory:
             sleep_scratch=nothing,
             shared=NO_WRITER,
             outbox=NO_HANDLER,
-            kept=nothing,
             spin_ns=0,
             others_send=False,
         )

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from blackbox.block.block import Block
 from blackbox.block.format import PATH_KEY
+from blackbox.block.position import End
 from blackbox.errors import BlockError, RelayError
 
 MOST_HOPS: Final = 16
@@ -30,16 +31,15 @@ def new_hop(name: str) -> Hop:
 
 def encode_path(hops: tuple[Hop, ...], slice_id: int, key_bytes: int, epoch: int) -> Block:
     """Return the block in which a relay says how it is reached: topics are the relays, the source's first."""
-    sequences = {hop.id + hop.name.encode()[:_MOST_NAME_BYTES]: place for place, hop in enumerate(hops, start=1)}
-    return Block.encode_sequences(
-        PATH_KEY, sequences, slice_id=slice_id, key_bytes=key_bytes, epoch=max(1, epoch), ts_out=0
-    )
+    names = [hop.id + hop.name.encode()[:_MOST_NAME_BYTES] for hop in hops]
+    ends = {name: End(place, 0) for place, name in enumerate(names, start=1)}
+    return Block.encode_ends(PATH_KEY, ends, slice_id=slice_id, key_bytes=key_bytes, epoch=max(1, epoch), ts_out=0)
 
 
 def decode_path(header: bytes, body: bytes) -> tuple[Hop, ...] | None:
     """Return what such a block says; None: it cannot be read."""
     try:
-        topics = list(Block.decode(PATH_KEY, header, body).next_sequences())
+        topics = list(Block.decode(PATH_KEY, header, body).ends())
     except (BlockError, ValueError):
         return None
     return tuple(Hop(topic[:_ID_BYTES], topic[_ID_BYTES:].decode(errors="replace")) for topic in topics)

@@ -351,8 +351,8 @@ class SliceRelay:
     def _read_refusal(line: Line) -> dict[bytes, Why]:
         header, body = (string_at(*message_bytes(line.memory.scratch + place)) for place in (HEADER_AT, BODY_AT))
         try:
-            told = Block.decode(CONFIRM_KEY, header, body).next_sequences()
-            return {prefix: Why(number) for prefix, number in told.items()}
+            told = Block.decode(CONFIRM_KEY, header, body).ends()
+            return {prefix: Why(end.sequence) for prefix, end in told.items()}
         except (BlockError, ValueError):
             return {}
 

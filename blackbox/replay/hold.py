@@ -11,7 +11,7 @@ from blackbox.block.format import FLAG_FIXED, FLAG_NULLS, FLAG_SEQUENCES, Header
 from blackbox.native.intrinsics import bytes_at, inner, int32s_at, int64s_at, unsigned
 from blackbox.native.jit import njit
 from blackbox.native.name_table import FULL, NumberingAt, number_of
-from blackbox.native.records import Field, Fields, SharedRecord, record_at
+from blackbox.native.records import Field, SharedRecord, record_at
 from blackbox.replay.block_table import BEGINNING, END
 from blackbox.replay.feeds import ONE_FEED
 from blackbox.replay.measure_blocks import BLOCK_ROW_BYTES, BlockRow, BlockTableAt, Wanted, block_row_at, is_wanted
@@ -19,15 +19,13 @@ from blackbox.replay.measure_blocks import BLOCK_ROW_BYTES, BlockRow, BlockTable
 NO_ROOM: Final = -1
 FEED_MARK_BYTES: Final = 2
 _NO_TIME: Final = 0
-_KEY_PART: Final = 7
-"""Bytes of a key that one int64 holds."""
 
 
 class HeldMessages(SharedRecord):
     """Messages of one block that wait for their turn.
 
-    Messages of equal times come by `feed`, then by `slice_id`, then by `key`; those of one key as they were recorded,
-    by `latest_out`, `stream` and `place`.
+    Messages of equal times come by `feed`, then by `slice_id`; those of one slice as they were recorded, by
+    `latest_out`, `stream` and `place`.
     """
 
     first_row = Field()
@@ -58,8 +56,6 @@ class HeldMessages(SharedRecord):
     feed = Field()
     slice_id = Field()
     """Its number among the slices of all feeds."""
-    key = Fields(2)
-    """The first bytes of its key, as two integers."""
     latest_out = Field()
     stream = Field()
     place = Field()
@@ -134,7 +130,6 @@ def hold(
         found += 1
         topics += header.topics
         _note_columns(block, header, row.body)
-        _note_key(block, header, row.body, blocks.wanted.key_bytes)
         block.ts_recv = row.ts_recv
         block.first_row, block.next, block.stop = row.first_row, numpy.int64(0), count
         block.numbers = numbers.ctypes.data
@@ -163,19 +158,6 @@ def _note_columns(block: HeldMessages, header: Header, body: int) -> None:
     block.sequence = header.sequence
     block.validity = body + layout.validity if header.flags & FLAG_NULLS else numpy.int64(0)
     block.ts_out, block.ts_in, block.epoch = header.ts_out, header.ts_in, header.epoch
-
-
-@inner
-def _note_key(block: HeldMessages, header: Header, body: int, key_bytes: int) -> None:
-    """Note the first bytes of a block's key, which are those of each of its topics."""
-    offsets = int32s_at(body + layout_of(header).topic_offsets, 2)
-    size = min(numpy.int64(key_bytes), numpy.int64(offsets[1]))
-    text = bytes_at(body + layout_of(header).topics, size)
-    for part in range(2):
-        value = 0
-        for place in range(_KEY_PART * part, _KEY_PART * (part + 1)):
-            value = (value << 8) | (text[place] if place < size else 0)
-        block.key[part] = value
 
 
 @inner

@@ -15,6 +15,7 @@ from blackbox.block.encode import (
     Rows,
     TopicTable,
     finish_header,
+    number_header,
     plan_block,
     plan_bytes,
     write_body,
@@ -49,9 +50,6 @@ def _ranks_before(held: int, left: int, right: int) -> bool:
         return a.feed < b.feed
     if a.slice_id != b.slice_id:
         return a.slice_id < b.slice_id
-    for part in range(2):
-        if a.key[part] != b.key[part]:
-            return a.key[part] < b.key[part]
     if a.latest_out != b.latest_out:
         return a.latest_out < b.latest_out
     if a.stream != b.stream:
@@ -305,11 +303,13 @@ def put_blocks(
         matched = int64s_at(record + origins + 8 * (ORIGINS * count + plan.topics), plan.topics)
         for place in range(plan.topics):
             matched[place] = names.matched + 8 * numpy.int64(names.distinct.order[place])
+        first = columns.sequences[plan.start]
         bytes_at(record, RECORD_HEAD_BYTES)[:] = 0
         write_template(
             header, plan, body, False, Origin(origin.schema_id, slice_id, origin.key_bytes, origin.epoch), ts_in
         )
-        finish_header(header, columns.sequences[plan.start], ts_out, numpy.int64(0))
+        number_header(header, first, first, first)
+        finish_header(header, ts_out, numpy.int64(0))
         row = block_row_at(to.rows + BLOCK_ROW_BYTES * made)
         row.header, row.body, row.body_bytes, row.origins = header, body, body_bytes, record + origins
         row.place, row.slice_id, row.ts_recv = made, origin.slice_id, ts_recv

@@ -1,6 +1,6 @@
 """Tables of blocks in the order of the market: by `ts_event`, over all slices.
 
-Messages of equal times come feed by feed, slice by slice and key by key; those of one key as they were recorded.
+Messages of equal times come feed by feed and slice by slice; those of one slice as they were recorded.
 
 Slices are read in units by the least time in them (`blackbox.archive.read_by_time`). Blocks whose turn has come are
 held; what is earlier than anything not yet read is played. A long run of messages of one block is played where it lies.

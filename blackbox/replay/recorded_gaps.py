@@ -2,7 +2,7 @@
 
 A gap is reported when the time of its messages may have come: before the first message of any slice that is later than
 the last message before the gap, and at the latest before the message that follows it. If the source lacked messages,
-the publisher has reported the time of that last message. Otherwise the last message of the same slice and key counts.
+the publisher has reported the time of that last message. Otherwise the last message of the same slice counts.
 """
 
 from __future__ import annotations
@@ -36,9 +36,6 @@ from blackbox.replay.measure_blocks import due_rows
 _SLICE_COLUMN: Final = 3
 _EPOCH_COLUMN: Final = 4
 
-Stream = tuple[int, bytes]
-"""A slice and a key."""
-
 
 class Run(NamedTuple):
     """A run of a slice's publisher."""
@@ -57,9 +54,9 @@ class Part(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """The numbers of messages of one stream in a row, in its order."""
+    """The numbers of messages of one slice in a row, in its order."""
 
-    stream: Stream
+    slice_id: int
     rows: NDArray[numpy.int64]
     """Their places in the block."""
     epochs: NDArray[numpy.int64]
@@ -84,28 +81,28 @@ class RecordedGaps:
 
         Reads slices whose indexes do not show that they lack nothing.
         """
-        self._key_bytes: dict[int, int] = {}
-        """By slice that has gaps."""
-        self._ends: dict[Stream, list[Position]] = {}
-        self._gaps: dict[Stream, list[Gap]] = {}
-        self._played: dict[Stream, Position] = {}
-        self._late: defaultdict[Run, set[Stream]] = defaultdict(set)
-        """By run: the keys whose first recorded message is not the first one of the day, as far as is known."""
+        self._gaps: dict[int, list[Gap]] = {}
+        """By slice."""
+        self._ends: dict[int, list[Position]] = {}
+        """Of the gaps."""
+        self._played: dict[int, Position] = {}
+        self._late: set[Run] = set()
+        """Runs whose first recorded message is not the first one that was published, as far as is known."""
         self._runs: dict[int, list[int]] = {}
         """The epochs of each slice, as they were recorded."""
         self._run: dict[int, int] = {}
         """Which of them is played now, by slice; none: the first."""
-        self._heads: set[tuple[Stream, Position]] = set()
+        self._heads: set[tuple[int, Position]] = set()
         """Ends of the gaps before the first message of a run."""
         self._read: set[Path] = set()
         """Directories of the slices that were read: their damaged blocks are among the gaps."""
         self._silent: list[Gap] = []
-        """Gaps of streams without a message."""
+        """Gaps of slices without a message."""
         self._since: dict[Gap, Since] = {}
         self._due: deque[tuple[int, Gap]] | None = None
         """Gaps to report once messages are later than these times, ns, in order; None: nothing was played yet."""
-        found: dict[Stream, set[Gap]] = {}
-        following: defaultdict[int, dict[tuple[int, bytes], int]] = defaultdict(dict)
+        found: dict[int, set[Gap]] = {}
+        following: defaultdict[int, dict[int, int]] = defaultdict(dict)
         for recording in recordings:
             first = feeds.first_slice(recording)
             asked = range(len(recording.feed.slices)) if slices is None else slices
@@ -115,8 +112,7 @@ class RecordedGaps:
             incomplete = [
                 slice_id
                 for slice_id, segments in played_slices
-                if recording.feed.key_bytes
-                or not _is_complete(segments, reported[slice_id], expected[slice_id])
+                if not _is_complete(segments, reported[slice_id], expected[slice_id])
                 or not recording._has_good_heads(slice_id)
             ]
             gaps, late = recording._gaps_and_late(incomplete, expected)
@@ -128,26 +124,23 @@ class RecordedGaps:
                 runs = self._runs.setdefault(slice_id + first, [])
                 runs += [epoch for epoch in spans if epoch not in runs]
                 restarts = {epoch for before, epoch in pairwise(spans) if is_restart(before, epoch)}
-                late |= {(slice_id, epoch, b"") for epoch in restarts}
+                late |= {(slice_id, epoch) for epoch in restarts}
                 for epoch, (begin, end) in spans.items() if slice_id not in incomplete else ():
-                    if begin > expected[slice_id].get((epoch, b""), 0):
-                        late.add((slice_id, epoch, b""))
-                    expected[slice_id][epoch, b""] = max(end, expected[slice_id].get((epoch, b""), 0))
-            for slice_id, epoch, key in late:
-                self._late[Run(slice_id + first, epoch)].add((slice_id + first, key))
+                    if begin > expected[slice_id].get(epoch, 0):
+                        late.add((slice_id, epoch))
+                    expected[slice_id][epoch] = max(end, expected[slice_id].get(epoch, 0))
+            self._late |= {Run(slice_id + first, epoch) for slice_id, epoch in late}
             for gap, since in gaps.items():
-                played = msgspec.structs.replace(gap, slice_id=gap.slice_id + first)
-                stream, of_slice, name = (played.slice_id, gap.key), reported[gap.slice_id], (gap.epoch, gap.key)
-                found.setdefault(stream, set()).add(played)
+                played, of_slice = msgspec.structs.replace(gap, slice_id=gap.slice_id + first), reported[gap.slice_id]
+                found.setdefault(played.slice_id, set()).add(played)
                 self._since[played] = since
-                self._key_bytes[played.slice_id] = recording.feed.key_bytes
-                if gap.sequence == of_slice.first.get(name):
-                    self._heads.add((stream, _end_of(gap)))
-                    if gap.sequence + gap.count == of_slice.last[name][0]:
+                if gap.sequence == of_slice.first.get(gap.epoch):
+                    self._heads.add((played.slice_id, _end_of(gap)))
+                    if gap.sequence + gap.count == of_slice.last[gap.epoch][0]:
                         self._silent.append(played)
-        for stream, gaps in found.items():
-            self._gaps[stream] = sorted(gaps, key=_end_of)
-            self._ends[stream] = [_end_of(gap) for gap in self._gaps[stream]]
+        for slice_id, mine in found.items():
+            self._gaps[slice_id] = sorted(mine, key=_end_of)
+            self._ends[slice_id] = [_end_of(gap) for gap in self._gaps[slice_id]]
 
     def jump(self, *, is_back: bool) -> None:
         """Take what comes next as the first that is played. `is_back`: the first run may come again."""
@@ -160,9 +153,9 @@ class RecordedGaps:
         """Return the run that each slice is in, or begins with."""
         return [Run(slice_id, epochs[self._run.get(slice_id, 0)]) for slice_id, epochs in self._runs.items() if epochs]
 
-    def late(self, run: Run) -> set[Stream]:
-        """Return the keys of a run that lack messages before their first one: it began late, or after a restart."""
-        return self._late[run]
+    def is_late(self, run: Run) -> bool:
+        """Return whether a run lacks messages before its first one: it began late, or after a restart."""
+        return run in self._late
 
     def due_before(self, stop_ns: int) -> list[Gap]:
         """Return the gaps that messages before a time have not shown, once all of these are played."""
@@ -176,12 +169,12 @@ class RecordedGaps:
 
     def rest(self) -> list[Gap]:
         """Return the gaps after the last messages, once all are played."""
-        found = [gap for gap in self._silent if (gap.slice_id, gap.key) not in self._played]
-        for stream, before in self._played.items():
-            gaps = self._gaps.get(stream, [])
-            found += gaps[bisect_right(self._ends.get(stream, []), before) :]
+        found = [gap for gap in self._silent if gap.slice_id not in self._played]
+        for slice_id, before in self._played.items():
+            gaps = self._gaps.get(slice_id, [])
+            found += gaps[bisect_right(self._ends.get(slice_id, []), before) :]
             if gaps:
-                self._played[stream] = max(before, self._ends[stream][-1])
+                self._played[slice_id] = max(before, self._ends[slice_id][-1])
         return found
 
     def of_damage(self, table: BlockTable, number: int) -> Gap | None:
@@ -251,12 +244,12 @@ class RecordedGaps:
     def _cuts(self, table: BlockTable, number: int) -> Iterator[tuple[int, list[Gap | Run]]]:
         """Yield, in order, rows of a block and the gaps and runs to report before each of them."""
         place_of = dict(self._due_in(table, number))
-        for row in self._streams(table, number):
-            ends = self._ends[row.stream]
-            before = self._played.get(row.stream)
+        for row in self._slices(table, number):
+            ends = self._ends[row.slice_id]
+            before = self._played.get(row.slice_id)
             if before is None:
                 before = Position(int(row.epochs[0]), int(row.sequences[0]))
-                if (row.stream, before) in self._heads:
+                if (row.slice_id, before) in self._heads:
                     before = Position(before.epoch, before.sequence - 1)
             at = bisect_right(ends, before)
             while at < len(ends):
@@ -264,11 +257,11 @@ class RecordedGaps:
                 behind = (row.epochs > epoch) | ((row.epochs == epoch) & (row.sequences >= end))
                 if not behind.any():
                     break
-                gap, place = self._gaps[row.stream][at], int(row.rows[behind.argmax()])
+                gap, place = self._gaps[row.slice_id][at], int(row.rows[behind.argmax()])
                 place_of[gap] = min(place, place_of.get(gap, place))
                 at += 1
             last = max(zip(row.epochs.tolist(), row.sequences.tolist(), strict=True))
-            self._played[row.stream] = max(before, Position(*last))
+            self._played[row.slice_id] = max(before, Position(*last))
         found: dict[int, list[Gap | Run]] = {}
         for gap, place in place_of.items():
             found.setdefault(place, []).append(gap)
@@ -301,25 +294,24 @@ class RecordedGaps:
 
     def _timed(self) -> Iterator[Gap]:
         """Yield the gaps that are reported by time: not those before a run that is not the first of its slice."""
-        for stream, gaps in self._gaps.items():
-            runs = self._runs.get(stream[0])
+        for slice_id, gaps in self._gaps.items():
+            runs = self._runs.get(slice_id)
             yield from (
-                gap for gap in gaps if not runs or gap.epoch == runs[0] or (stream, _end_of(gap)) not in self._heads
+                gap for gap in gaps if not runs or gap.epoch == runs[0] or (slice_id, _end_of(gap)) not in self._heads
             )
 
     def _is_told(self, gap: Gap) -> bool:
-        played = self._played.get((gap.slice_id, gap.key))
+        played = self._played.get(gap.slice_id)
         return played is not None and played >= _end_of(gap)
 
     def _note_told(self, gap: Gap) -> None:
-        stream = gap.slice_id, gap.key
-        self._played[stream] = max(_end_of(gap), self._played.get(stream, _end_of(gap)))
+        self._played[gap.slice_id] = max(_end_of(gap), self._played.get(gap.slice_id, _end_of(gap)))
 
-    def _streams(self, table: BlockTable, number: int) -> Iterator[_Row]:
-        """Yield the messages of a row, those of each key with gaps."""
+    def _slices(self, table: BlockTable, number: int) -> Iterator[_Row]:
+        """Yield the messages of a row, those of each slice with gaps."""
         row = table.rows[number]
         count, origins = int(table.heads["count"][number]), int(row["origins"])
-        if not self._gaps or (not origins and int(row["slice_id"]) not in self._key_bytes):
+        if not self._gaps or (not origins and int(row["slice_id"]) not in self._gaps):
             return
         if row["fault"] == UNCHECKED:
             table.measure(number, number + 1)
@@ -330,23 +322,14 @@ class RecordedGaps:
         body = foreign_array(table, int(row["body"]), int(row["body_bytes"]))
         block = Block(b"", string_at(int(row["header"]), HEADER_BYTES), body)
         sequences = block.sequences[rows]
-        if origins:
-            slices, epochs = (_column(table, origins, count, column)[rows] for column in (_SLICE_COLUMN, _EPOCH_COLUMN))
-        else:
-            slices, epochs = numpy.full(len(rows), row["slice_id"]), numpy.full(len(rows), block.epoch)
-        topics = block.topics
-        pairs, of_row = numpy.unique(slices * len(topics) + block.topic_index[rows], return_inverse=True)
-        of_stream: dict[Stream, int] = {}
-        streams = [self._stream(pair // len(topics), topics[pair % len(topics)]) for pair in pairs.tolist()]
-        numbers = numpy.array([of_stream.setdefault(stream, len(of_stream)) for stream in streams])[of_row]
-        order = numpy.argsort(numbers, kind="stable")
-        parts = numpy.split(order, numpy.searchsorted(numbers[order], numpy.arange(1, len(of_stream))))
-        for stream, mine in zip(of_stream, parts, strict=True):
-            if stream in self._gaps:
-                yield _Row(stream, rows[mine], epochs[mine], sequences[mine])
-
-    def _stream(self, slice_id: int, topic: bytes) -> Stream:
-        return slice_id, topic[: self._key_bytes.get(slice_id, 0)]
+        if not origins:
+            yield _Row(int(row["slice_id"]), rows, numpy.full(len(rows), block.epoch), sequences)
+            return
+        slices, epochs = (_column(table, origins, count, column)[rows] for column in (_SLICE_COLUMN, _EPOCH_COLUMN))
+        for slice_id in numpy.unique(slices).tolist():
+            if slice_id in self._gaps:
+                mine = slices == slice_id
+                yield _Row(slice_id, rows[mine], epochs[mine], sequences[mine])
 
 
 def _rows(table: BlockTable, number: int, first: int, stop: int) -> tuple[BlockTable, int, int]:
@@ -363,7 +346,7 @@ def _end_of(gap: Gap) -> Position:
 
 
 def _spans(segments: list[Segment]) -> dict[int, tuple[int, int]]:
-    """Return by epoch the first number of a slice, and the one after the last; of all keys together."""
+    """Return by epoch the first number of a slice, and the one after the last."""
     found: dict[int, tuple[int, int]] = {}
     for segment in segments:
         entries = segment.entries[segment.entries["records"] > 0]
@@ -373,10 +356,10 @@ def _spans(segments: list[Segment]) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _is_complete(segments: list[Segment], reported: Reported, expected: dict[tuple[int, bytes], int]) -> bool:
-    """Return whether the indexes of a slice without keys show that no number is missing of those reported.
+def _is_complete(segments: list[Segment], reported: Reported, expected: dict[int, int]) -> bool:
+    """Return whether the index of a slice shows that no number is missing of those reported.
 
-    `expected`: by epoch and key, the number after the last message of the recordings before.
+    `expected`: by epoch, the number after the last message of the recordings before.
     """
     if not segments:
         return True
@@ -385,12 +368,12 @@ def _is_complete(segments: list[Segment], reported: Reported, expected: dict[tup
     is_whole = high - low + 1 == entries["messages"]
     follows = (epochs[1:] != epochs[:-1]) | (low[1:] == high[:-1] + 1)
     spans = _spans(segments)
-    for (epoch, key), first in reported.first.items():
-        known = expected.get((epoch, key), first)
+    for epoch, first in reported.first.items():
+        known = expected.get(epoch, first)
         begin, end = spans.get(epoch, (known, known))
-        if begin > known or end < reported.last[epoch, b""][0]:
+        if begin > known or end < reported.last[epoch][0]:
             return False
-    if any(begin > expected.get((epoch, b""), begin) for epoch, (begin, _) in spans.items()):
+    if any(begin > expected.get(epoch, begin) for epoch, (begin, _) in spans.items()):
         return False
     return bool(is_whole.all() and follows.all())
 

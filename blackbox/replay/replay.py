@@ -143,10 +143,9 @@ class Replay:
     Run it as often as you like, each time from the beginning, until its controls are told to stop.
 
     By default messages come in the order of the market (`ts_event`), over all slices and recordings. Messages of one
-    time come feed by feed as the feeds were given, then slice by slice, with `key_bytes` key by key, and of one slice
-    or key as they were published: when blocks were sent has no influence. A message without a time follows the one
-    before it in its slice; if there is none with a time, it comes at the latest when it was sent. Used by one thread at
-    a time; the controls by any.
+    time come feed by feed as the feeds were given, then slice by slice, and of one slice as they were published: when
+    blocks were sent has no influence. A message without a time follows the one before it in its slice; if there is none
+    with a time, it comes at the latest when it was sent. Used by one thread at a time; the controls by any.
     """
 
     def __init__(
@@ -423,8 +422,8 @@ class Replay:
         wanted = self.topics.prefix, None if start == BEGINNING else start, None if stop == END else stop, self.slices
         if self._order == "event":
             ordered = by_time(recordings, *wanted)
-            is_in_order = ordered.is_in_order and not self._key_bytes  # blocks of two keys may share a time
-            if not is_in_order or (player.in_sequence and len(ordered.slices) > 1) or self._has_twice(ordered):
+            is_merged = player.in_sequence and len(ordered.slices) > 1
+            if not ordered.is_in_order or is_merged or self._has_twice(ordered):
                 most = self._most_topics()
                 return MarketOrder(ordered, selection, self.feeds, most, out_of_order).tables()
         runs = runs_of(

@@ -167,25 +167,25 @@ class CallbackPlayer:
         """Report the messages of a damaged block, unless they are among the gaps that were found by reading."""
         if gap := self._gaps.of_damage(table, number):
             self._tell(gap)
-        else:  # the gap is of a key, which the damaged block cannot tell
-            self._lose({(int(table.rows["slice_id"][number]), b"")})
+        else:
+            self._lose(int(table.rows["slice_id"][number]))
 
     def _begin_run(self, run: Run) -> None:
         """Empty the books of a slice: its publisher began again."""
         for callback in self._callbacks:
             if callback.kind == "book":
                 callback.reset(run.slice_id)
-        self._lose(self._lacks(run))
+        self._note_late(run)
 
-    def _lacks(self, run: Run) -> set[tuple[int, bytes]]:
-        """Return the keys of a run that lack messages before their first played one."""
-        return {(run.slice_id, b"")} if run in self._skipped else self._gaps.late(run)
+    def _note_late(self, run: Run) -> None:
+        """Note that books lack messages of a slice if a run does, before the first one that is played."""
+        if run in self._skipped or self._gaps.is_late(run):
+            self._lose(run.slice_id)
 
-    def _lose(self, streams: set[tuple[int, bytes]]) -> None:
-        """Note that books lack messages of these slices and keys."""
+    def _lose(self, slice_id: int) -> None:
+        """Note that books lack messages of a slice."""
         for books in self._books():
-            for slice_id, key in streams:
-                books.lose_sync(slice_id, key)
+            books.lose_sync(slice_id)
 
     def _tell(self, gap: Gap) -> None:
         """Tell callbacks and hooks of messages that were not recorded."""
@@ -249,7 +249,7 @@ class CallbackPlayer:
             callback.reset()
             self._gaps.jump(is_back=True)
         for run in self._gaps.current_runs():
-            self._lose(self._lacks(run))
+            self._note_late(run)
         if before is not None and callbacks:
             self._build(before, callbacks, start_ns)
 

@@ -145,10 +145,10 @@ def find_keys(blocks: BlockTableAt, keys: int, sizes: int) -> None:
 
 
 @njit(nogil=True, cache=True)
-def number_of_row(header_at: int, body: int, row: int) -> Any:
-    """Return the sequence number of a row of a valid block."""
+def numbers_to(header_at: int, body: int, row: int) -> Any:
+    """Return how many sequence numbers a valid block spans before a row."""
     header = read_header(header_at)
-    return numpy.int64(sequence_of(header, layout_of(header), body, row))
+    return numpy.int64(sequence_of(header, layout_of(header), body, row) - header.sequence)
 
 
 class PublisherPlayer:
@@ -174,6 +174,9 @@ class PublisherPlayer:
         self._key_bytes = feeds[0].key_bytes
         self._as_stored = all(_shape(feed) == _shape(theirs) for feed in feeds)
         self._expected: dict[tuple[int, int, bytes], int] | None = {} if keep_gaps else None
+        """By slice, epoch and key: how many messages the key has sent."""
+        self._begun: dict[tuple[int, int], int] = {}
+        """By slice and epoch: the first number that was played."""
         self._numbering = Numbering(theirs.max_topics * len(theirs.slices), _MEAN_TOPIC_BYTES)
         self._topics: tuple[bytes, ...] = ()
         publisher._warm_up_stored()
@@ -221,6 +224,7 @@ class PublisherPlayer:
         """Forget which sequence numbers follow: what a jump leaves out is no gap. Back in time, begin a new epoch."""
         if self._expected is not None:
             self._expected.clear()
+            self._begun.clear()
         if is_back:
             self._publisher.new_epoch(_PATIENCE_S)
 
@@ -250,7 +254,7 @@ class PublisherPlayer:
     def _send(
         self, slice_id: int, blocks: BlockTable, skips: NDArray[numpy.int64], *, only_skips: bool = False
     ) -> None:
-        """Send whole blocks of one slice as they are stored, or only skip the sequence numbers before them."""
+        """Send whole blocks of one slice as they are stored, or only skip what is missing before them."""
         headers, bodies = (blocks.rows[name].copy() for name in ("header", "body"))
         if only_skips:
             headers[:] = 0
@@ -271,26 +275,30 @@ class PublisherPlayer:
         return [data[MAX_KEY_BYTES * n : MAX_KEY_BYTES * n + size] for n, size in enumerate(sizes.tolist())]
 
     def _skips(self, blocks: BlockTable) -> NDArray[numpy.int64]:
-        """Return how many sequence numbers are missing before each block, as `Recording.gaps` counts them.
+        """Return how many messages of its key are missing before each block.
 
-        Each part of a block counts as the whole block, so there is a gap before the first one at most.
+        Each part of a block counts as the whole block, so there is a gap before the first one at most. Of a key that
+        begins later than its slice is played, losses before are known only if the slice is played from number 0 on.
         """
         assert self._expected is not None
         heads = blocks.heads
         skips = numpy.zeros(len(heads), numpy.int64)
-        begins, ends = heads["sequence"] + heads["first_row"], heads["sequence"] + heads["count"]
+        begins, ends = heads["first_row"].astype(numpy.int64), heads["count"].astype(numpy.int64)
         for place in numpy.flatnonzero(heads["flags"] & FLAG_SEQUENCES).tolist():
-            row, head = blocks.rows[place], heads[place]
+            row = blocks.rows[place]
             block = int(row["header"]), int(row["body"])
-            begins[place] = number_of_row(*block, int(head["first_row"]))
-            ends[place] = number_of_row(*block, int(head["count"]) - 1) + 1
-        fields = (column.tolist() for column in (heads["slice"], heads["epoch"], begins, ends))
-        keys = self._keys(blocks)
-        for place, (slice_id, epoch, begin, end) in enumerate(zip(*fields, strict=True)):
-            name = slice_id, epoch, keys[place]
-            known = self._expected.get(name, begin)
-            skips[place] = max(0, begin - known)
-            self._expected[name] = max(known, end)
+            begins[place] = numbers_to(*block, int(begins[place]))
+            ends[place] = numbers_to(*block, int(ends[place]) - 1) + 1
+        heads_of = (heads[name] for name in ("slice", "epoch", "sequence", "key_sequence"))
+        fields = zip(*(column.tolist() for column in (*heads_of, begins, ends)), self._keys(blocks), strict=True)
+        for place, (slice_id, epoch, sequence, sent, begin, end, key) in enumerate(fields):
+            name, run = (slice_id, epoch, key), (slice_id, epoch)
+            known = self._expected.get(name)
+            if known is None:
+                known = (sent if self._begun[run] else 0) if run in self._begun else sent + begin
+            self._begun.setdefault(run, sequence + begin)
+            skips[place] = max(0, sent + begin - known)
+            self._expected[name] = max(known, sent + end)
         return skips
 
     def _gather(self, blocks: BlockTable) -> None:

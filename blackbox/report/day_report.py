@@ -85,7 +85,6 @@ class Missing(msgspec.Struct, frozen=True, kw_only=True):
     """A gap: messages that were published but not recorded."""
 
     slice_id: int
-    key: str
     first: int
     """The first missing sequence number."""
     count: int

@@ -30,11 +30,11 @@ def gaps(report: DayReport) -> str:
         parts.append(charts.chart("When messages went missing", x, y, ticks, (), marks, 44))
         largest = sorted(report.gaps, key=lambda gap: (-gap.count, gap.ts_out))
         rows = "".join(
-            f"<tr><td>{_gap_text(report, gap.ts_out)}</td><td>{gap.slice_id}</td><td>{escape(gap.key)}</td>"
+            f"<tr><td>{_gap_text(report, gap.ts_out)}</td><td>{gap.slice_id}</td>"
             f"<td>{count(gap.first)}</td><td>{count(gap.count)}</td></tr>"
             for gap in largest[:_GAPS_SHOWN]
         )
-        head = "".join(f"<th>{name}</th>" for name in ("sent", "slice", "key", "first", "missing"))
+        head = "".join(f"<th>{name}</th>" for name in ("sent", "slice", "first", "missing"))
         parts.append(f'<div class="scroll"><table><tr>{head}</tr>{rows}</table></div>')
         if len(largest) > _GAPS_SHOWN:
             parts.append(f'<p class="dim more">and {count(len(largest) - _GAPS_SHOWN)} more</p>')
@@ -43,7 +43,7 @@ def gaps(report: DayReport) -> str:
     else:
         told = ""
         parts.append('<p class="price up">Nothing is missing</p>')
-        parts.append(nothing("The sequence numbers of every slice and key follow each other."))
+        parts.append(nothing("The sequence numbers of every slice follow each other."))
     if report.damage:
         items = "".join(f"<li>{escape(text)}</li>" for text in report.damage[:_GAPS_SHOWN])
         parts.append(

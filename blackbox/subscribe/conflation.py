@@ -14,6 +14,7 @@ from blackbox.block.encode import (
     Rows,
     TopicTable,
     finish_header,
+    number_header,
     plan_block,
     plan_bytes,
     write_body,
@@ -26,7 +27,7 @@ from blackbox.native.name_table import FULL
 from blackbox.native.prefix_trie import Trie
 from blackbox.native.records import Field, SharedRecord, record_at
 from blackbox.subscribe.dispatch import any_full, dispatch, match_topics
-from blackbox.subscribe.sequences import has_losses, number_key
+from blackbox.subscribe.order import has_losses, number_key
 from blackbox.subscribe.slice_memory import ENVELOPE_AT, NEWEST_AT, NEWEST_HEAD_AT, ConflationAt, SliceAt, TableAt
 from blackbox.subscribe.state import slice_counters_at
 from blackbox.subscribe.worker_queues import fail, tell_losses
@@ -160,14 +161,14 @@ def _key_of(at: SliceAt, sizes: NDArray[numpy.int32], topic: int) -> int:
     if at.key_bytes == 0:
         return numpy.int64(0)
     start = int64s_at(at.topics.starts + 8 * topic, 1)[0]
-    return number_key(at.sequences, at.topics.text + start, min(numpy.int64(sizes[topic]), at.key_bytes))
+    return number_key(at.order, at.topics.text + start, min(numpy.int64(sizes[topic]), at.key_bytes))
 
 
 @inner
 def _put_in_order(
     at: SliceAt, topics: NDArray[numpy.int32], sequences: NDArray[numpy.int64], sizes: NDArray[numpy.int32]
 ) -> None:
-    """Sort waiting topics by key, and by the sequence numbers of their newest messages: as they were published."""
+    """Sort waiting topics by key, and by the numbers of their newest messages: as they were published."""
     numbers = numpy.empty(len(topics), numpy.int64)
     for i in range(len(topics)):
         numbers[i] = sequences[topics[i]]
@@ -188,7 +189,7 @@ def flush(at: SliceAt, table: TableAt, trie: Trie, now: int, may_wait: int) -> i
     state = _state_at(newest.state)
     if may_wait == 0 and any_full(at):
         return 0
-    if has_losses(at.sequences):
+    if has_losses(at.order):
         told = tell_losses(at, table, state.ts_out)
         if told != 0:
             return told
@@ -223,7 +224,8 @@ def flush(at: SliceAt, table: TableAt, trie: Trie, now: int, may_wait: int) -> i
         write_body(msg_data(message), plan, rows, order, order, text, distinct)
         write_template(head, plan, msg_data(message), False, origin, state.ts_in)
         first = int64s_at(newest.sequences + 8 * order[done], 1)[0]
-        finish_header(head, first, state.ts_out, numpy.int64(0))
+        number_header(head, first, first, numpy.int64(0))
+        finish_header(head, state.ts_out, numpy.int64(0))
         result = dispatch(at, table, trie, head, message, numpy.int64(0), now, numpy.int64(1), numpy.int64(0))
         msg_close(message)
         done = plan.stop

@@ -44,14 +44,6 @@ class EpochState(SharedRecord):
     retired_count = Field()
     heard_ns = Fields(2)
     """When each line was last heard, by the monotonic clock."""
-    done_ns = Field()
-    """What was sent before this `ts_out` in the run `done_epoch` is done, as a heartbeat has shown; 0: not known."""
-    done_epoch = Field()
-    all_told = Field()
-    """1 once the publisher has told the sequences of all its keys since the present filters are in force.
-
-    Then it stays so in later runs: what they send of a key begins with 0.
-    """
 
 
 epoch_state_at = record_at(EpochState)
@@ -106,11 +98,12 @@ def judge_epoch(state: EpochState, counters: SliceCounters, epoch: int, line: in
             return DOUBTED
         state.retired[state.retired_count % _RETIRED] = state.epoch
         state.retired_count += 1
+    state.spoke = bit
     for other in range(2):
         if state.doubted[other] == epoch:
             state.doubted[other] = 0
+            state.spoke |= 1 << other
         _refute(state, counters, other)
     state.epoch = epoch
-    state.spoke = bit
     counters.epochs += 1
     return NEW

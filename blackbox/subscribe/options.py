@@ -11,9 +11,9 @@ from blackbox.arguments import check_integers, duration_ns
 from blackbox.feed.feed import Slice
 from blackbox.native.jit import WARM_UP_NEEDS
 from blackbox.native.limits import Needs
+from blackbox.subscribe.catching_up import CATCH_UP_NEEDS
 from blackbox.subscribe.flood_guard import GUARD_NEEDS
 from blackbox.subscribe.match_table import MAX_WORKERS
-from blackbox.subscribe.repair import REPAIR_NEEDS
 from blackbox.subscribe.slow_subscriber import SlowPolicy
 from blackbox.transport.context import CONTEXT_NEEDS
 from blackbox.transport.wakeup import PIPE_NEEDS
@@ -73,5 +73,5 @@ def needs_of(feed_slice: Slice, options: Options) -> tuple[Needs, ...]:
         *[WARM_UP_NEEDS] * threads,
         Needs(2 + options.workers + lines, threads),
         GUARD_NEEDS,
-        *(REPAIR_NEEDS if options.on_gap == "repair" else ()),
+        *(CATCH_UP_NEEDS if options.on_gap == "repair" else ()),
     )

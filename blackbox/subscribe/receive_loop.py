@@ -25,22 +25,22 @@ from blackbox.native.posix import monotonic_ns, now_ns
 from blackbox.native.prefix_trie import Trie, longest_prefix
 from blackbox.native.records import load_shared
 from blackbox.subscribe.arbitration import (
-    deliver_held_first,
     drop_all_doubted,
     drop_doubted,
+    enter_epoch,
+    in_force,
+    look_at_end,
     order,
     order_recorded,
+    take_ends,
     take_note,
 )
 from blackbox.subscribe.clocks import clock_state_at, note_clocks, note_own_clock
 from blackbox.subscribe.conflation import flush, pending
 from blackbox.subscribe.dispatch import hand_block, hand_idle
-from blackbox.subscribe.epochs import AHEAD_NS, REFUTED
-from blackbox.subscribe.gaps import enter_epoch, note_sequences
-from blackbox.subscribe.join_state import join_state_at
-from blackbox.subscribe.release import deliver_all_held, line_of, look_at_held
-from blackbox.subscribe.repair_queue import has_repairs, repair_queue_at
-from blackbox.subscribe.sequences import is_current
+from blackbox.subscribe.epochs import AHEAD_NS, REFUTED, epoch_state_at
+from blackbox.subscribe.order_state import is_clean, order_state_at
+from blackbox.subscribe.release import deliver_held, line_of, look_at_held
 from blackbox.subscribe.slice_memory import BODY_AT, COPY_AT, HEAD_AT, HEADER_AT, KEY_AT, WAITING_AT, SliceAt, TableAt
 from blackbox.subscribe.slow_subscriber import CONFLATE, act_on_stuck, may_call_python
 from blackbox.subscribe.state import (
@@ -221,7 +221,7 @@ def _idle(at: SliceAt, table: TableAt, trie: Trie) -> int:
 @njit(nogil=True, cache=True)
 def finish(at: SliceAt, table: TableAt, trie: Trie) -> None:
     """Deliver, gaps or not, whatever waits in the slice thread; after TERMINATE count it as due."""
-    deliver_all_held(at, table, trie, _YES)
+    deliver_held(at, table, trie, _YES)
     drop_all_doubted(at)
     if at.action == CONFLATE and pending(at) > 0:
         flush(at, table, trie, now_ns(), _YES)
@@ -248,22 +248,23 @@ def _is_heartbeat(at: SliceAt, header: Header) -> bool:
     ends = header.flags & FLAG_END != 0 or state.finished_lines != 0
     line = line_of(at, header)
     confirmed = state.confirmed_lines >> line & 1 != 0
-    return named and confirmed and not ends and is_current(at.sequences, header.epoch)
+    return named and confirmed and not ends and header.epoch == epoch_state_at(at.order.epochs).epoch
 
 
 @inner
 def _heartbeat(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, header: Header, now: int, tick: int) -> int:
     line = line_of(at, header)
     epoch = header.epoch
-    if enter_epoch(at.sequences, epoch, line, _NO, tick) == REFUTED:
+    if enter_epoch(at, epoch, line, _NO, tick) == REFUTED:
         drop_doubted(at, line)
     note_clocks(clock_state_at(at.clock), slice_counters_at(at.counters), epoch, line, header.ts_out, now)
-    body = msg_data(at.scratch + BODY_AT)
     doubted = count_doubted(at)
-    note_sequences(at.sequences, keys, at.scratch + HEAD_AT, body, line, epoch, _NO, tick)
-    result = deliver_held_first(at, table, trie, _NO)
-    if result == 0:
-        hand_control(at, now, _YES, doubted)
+    if not take_ends(at, keys, line, in_force(at, line), tick):
+        return 0
+    hand_control(at, now, _YES, doubted)
+    result = look_at_end(at, table, trie, tick)
+    if result == 0 and slice_state_at(at.state).wants_clean != 0 and is_clean(at.order):
+        return COMMAND
     return result
 
 
@@ -288,7 +289,9 @@ def hand_control(at: SliceAt, now: int, in_force: int, doubted: int) -> None:
 @inner
 def _repairs_wait(at: SliceAt) -> bool:
     """Whether archives have brought something that is not taken yet."""
-    return at.repair_socket != 0 and has_repairs(at.sequences.repair)
+    state = order_state_at(at.order.state)
+    is_more: bool = at.repair_socket != 0 and load_shared(state, "sent") != state.taken
+    return is_more
 
 
 @inner
@@ -297,7 +300,7 @@ def _receive_repair(at: SliceAt) -> int:
     if not _repairs_wait(at):
         return 0
     frames = receive_from_socket(at.repair_socket, at.scratch + KEY_AT)
-    repair_queue_at(at.sequences.repair).taken += frames > 0
+    order_state_at(at.order.state).taken += frames > 0
     return frames
 
 
@@ -314,14 +317,14 @@ def _accept_repair(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, frames: 
         return fail(at)
     fault = _fault_here(at, now)
     header = read_header(at.scratch + HEAD_AT)
-    join_state_at(at.sequences.join).images -= numpy.int64(header.flags & FLAG_IMAGE != 0)
     if fault != 0 or header.flags & FLAG_CONTROL != 0:
         counters = slice_counters_at(at.counters)
         counters.malformed += 1
         counters.faults[fault] += 1
+        order_state_at(at.order.state).images -= numpy.int64(header.flags & FLAG_IMAGE != 0)
         return 0
     block_header_at(at.scratch + HEAD_AT).flags |= FLAG_RECORDED
-    return order_recorded(at, table, trie, keys, now, monotonic_ns())
+    return order_recorded(at, table, trie, keys, now)
 
 
 @inner

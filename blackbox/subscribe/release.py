@@ -1,6 +1,6 @@
 """Deliver the block at hand, and held ones whose turn has come, as the slow-subscriber policy has it.
 
-Compiled; runs in the slice thread. What the numbers mean is in `gaps`.
+Compiled code of the slice thread. The decisions are in `order`.
 """
 
 from __future__ import annotations
@@ -21,43 +21,40 @@ from blackbox.block.format import (
 )
 from blackbox.native.intrinsics import copy_bytes, inner
 from blackbox.native.name_table import FULL
-from blackbox.native.posix import monotonic_ns, now_ns
+from blackbox.native.posix import monotonic_ns, now_ns, poke
 from blackbox.native.prefix_trie import Trie
 from blackbox.subscribe.conflation import absorb, flush, pending
 from blackbox.subscribe.dispatch import any_full, dispatch
-from blackbox.subscribe.doubt import next_refuted
-from blackbox.subscribe.gaps import (
+from blackbox.subscribe.order import (
     DUPLICATE,
-    came_at,
-    key_at,
+    goes_live,
+    has_losses,
+    is_unsettled,
     let_go,
-    next_of_another_key,
     next_ready,
-    oldest_held,
+    refute,
     release,
     settle,
 )
-from blackbox.subscribe.held_blocks import NONE
-from blackbox.subscribe.sequences import ARCHIVE, has_losses, key_state
+from blackbox.subscribe.order_state import NONE, held_block, key_state
 from blackbox.subscribe.slice_memory import (
     BODY_AT,
     COPY_AT,
     HEAD_AT,
     HELD_MESSAGE_BYTES,
-    PARKED,
     SliceAt,
     TableAt,
 )
 from blackbox.subscribe.slow_subscriber import CONFLATE, DROP, PROCEED, act_on_lag, age_of, is_over, lag_of
 from blackbox.subscribe.state import HELD_MS, slice_counters_at, slice_state_at
-from blackbox.subscribe.worker_queues import tell_losses
+from blackbox.subscribe.worker_queues import tell_live, tell_losses
 from blackbox.transport.libzmq import msg_close, msg_data, msg_init, msg_init_size, msg_move, msg_size
 
 # As arguments these are int64 rather than literals: numba would compile the callee once for each literal.
-ALL_KEYS = numpy.int64(-1)
 NO = numpy.int64(0)
 YES = numpy.int64(1)
-END = numpy.int64(numpy.iinfo(numpy.int64).max)
+ARCHIVE = 2
+"""In place of a line: blocks that archives have brought."""
 _SHARED_BYTES = 8_192
 """Bodies up to this size may lie in a buffer of libzmq's that others share; one that waits would keep all of it."""
 
@@ -67,7 +64,7 @@ def note_late(at: SliceAt, key: int) -> None:
     """Note in the header at hand whether messages of its key were sent before the first one that came."""
     if at.handler.function != 0:
         return  # it takes the header as it came
-    if key == FULL or key_state(at.sequences, key).began > 0:
+    if key == FULL or key_state(at.order, key).is_late != 0:
         block_header_at(at.scratch + HEAD_AT).flags |= FLAG_LATE
 
 
@@ -92,7 +89,7 @@ def deliver_block(at: SliceAt, table: TableAt, trie: Trie, first_row: int, now: 
                 return result
         if action == CONFLATE or pending(at) > 0 or any_full(at):
             return absorb(at, table, trie, head, body_message, first_row, now)
-    if has_losses(at.sequences):
+    if has_losses(at.order):
         result = tell_losses(at, table, header.ts_out)
         if result != 0:
             return result
@@ -101,8 +98,8 @@ def deliver_block(at: SliceAt, table: TableAt, trie: Trie, first_row: int, now: 
 
 @inner
 def tell_shown_losses(at: SliceAt, table: TableAt) -> int:
-    """Tell of what the block at hand shows to be missing, unless older messages still wait: 0 or FAILED."""
-    if not has_losses(at.sequences) or (at.action == CONFLATE and pending(at) > 0):
+    """Report losses before the present block, unless older messages wait: 0 or FAILED."""
+    if not has_losses(at.order) or (at.action == CONFLATE and pending(at) > 0):
         return 0
     return tell_losses(at, table, read_header(at.scratch + HEAD_AT).ts_out)
 
@@ -118,7 +115,7 @@ def put_aside(at: SliceAt, place: int) -> None:
 
 @inner
 def leave_shared_buffer(at: SliceAt) -> bool:
-    """Move a small body into memory of its own. False: there is none."""
+    """Copy a small body into separate memory. Return False if there is no memory."""
     body, fresh = at.scratch + BODY_AT, at.scratch + COPY_AT
     size = msg_size(body)
     if size > _SHARED_BYTES:
@@ -142,7 +139,7 @@ def take_back(at: SliceAt, place: int) -> None:
 
 @inner
 def row_of(at: SliceAt, first: int) -> int:
-    """Return the first row to deliver of the block at hand, from what was judged by its numbers.
+    """Return the first row to deliver of the present block, by the offset of its first new sequence.
 
     What was counted as duplicates are numbers: those that the block leaves out are taken off.
     """
@@ -160,16 +157,20 @@ def row_of(at: SliceAt, first: int) -> int:
 
 
 @inner
-def deliver_held(at: SliceAt, table: TableAt, trie: Trie, key: int, force: int, until: int) -> int:
-    """Deliver the held blocks of a key, before sequence `until`, whose turn has come: 0 or FAILED."""
+def deliver_held(at: SliceAt, table: TableAt, trie: Trie, force: int) -> int:
+    """Deliver held blocks whose turn has come, gaps or not with `force`; nothing is at hand: 0 or FAILED.
+
+    Then find what is missing after them, by the newest heartbeat.
+    """
     now, tick = now_ns(), monotonic_ns()
     while True:
-        place = next_ready(at.sequences, key, tick, force, until)
+        place = next_ready(at.order, tick, force)
         if place == NONE:
-            settle(at.sequences, key, tick, until)
+            if force == 0 and is_unsettled(at.order):
+                settle(at.order, tick)
             return tell_shown_losses(at, table)
-        came = came_at(at.sequences, place)
-        first = release(at.sequences, place)
+        key, came = held_block(at.order, place).key, held_block(at.order, place).came_ns
+        first = release(at.order, place)
         take_back(at, place)
         first_row = row_of(at, first)
         if first_row != DUPLICATE:
@@ -183,8 +184,26 @@ def deliver_held(at: SliceAt, table: TableAt, trie: Trie, key: int, force: int, 
 
 
 @inner
+def go_on(at: SliceAt, table: TableAt, trie: Trie) -> int:
+    """Go over to what is live if its time has come, and deliver held blocks; nothing is at hand: 0 or FAILED."""
+    if has_losses(at.order):
+        result = tell_losses(at, table, now_ns())
+        if result != 0:
+            return result
+    is_new = goes_live(at.order)
+    if is_new:
+        result = tell_live(at, table)
+        poke(at.news_fd, at.state)
+        if result != 0:
+            return result
+    if slice_counters_at(at.counters).held == 0 and not is_new:
+        return 0
+    return deliver_held(at, table, trie, NO)
+
+
+@inner
 def deliver_recorded(at: SliceAt, table: TableAt, trie: Trie, key: int, verdict: int, now: int) -> int:
-    """Deliver the block at hand, which an archive has brought, and what waited for it: 0 or FAILED."""
+    """Deliver the block at hand, which an archive has brought: 0 or FAILED."""
     header = read_header(at.scratch + HEAD_AT)
     result = 0
     first_row = row_of(at, verdict)
@@ -195,42 +214,17 @@ def deliver_recorded(at: SliceAt, table: TableAt, trie: Trie, key: int, verdict:
         note_late(at, key)
         result = deliver_block(at, table, trie, first_row, now)
         state.excused_ns = 0
-    return result if result != 0 else deliver_held(at, table, trie, key, NO, END)
-
-
-@inner
-def deliver_all_held(at: SliceAt, table: TableAt, trie: Trie, force: int) -> int:
-    """The same for every key. `force`: all of them, gaps or not."""
-    place = oldest_held(at.sequences)
-    while place != NONE:
-        key = key_at(at.sequences, place)
-        place = next_of_another_key(at.sequences, place)  # before blocks of this key go
-        result = deliver_held(at, table, trie, key, force, END)
-        if result != 0:
-            return result
-    return 0
+    return result
 
 
 @inner
 def look_at_held(at: SliceAt, table: TableAt, trie: Trie, tick: int) -> int:
-    """Now and then deliver of every key what has waited long enough, or for a line that is dead: 0 or FAILED."""
+    """Now and then deliver what was held for long enough, or for a line that is dead: 0 or FAILED."""
     state = slice_state_at(at.state)
-    if slice_counters_at(at.counters).held == 0 or tick < state.look_at_held_ns:
+    if tick < state.look_at_held_ns or (slice_counters_at(at.counters).held == 0 and not is_unsettled(at.order)):
         return 0
     state.look_at_held_ns = tick + HELD_MS * 1_000_000
-    return deliver_all_held(at, table, trie, NO)
-
-
-@inner
-def deliver_held_before(at: SliceAt, table: TableAt, trie: Trie, key: int, force: int, until: int) -> int:
-    """Deliver held blocks (of all keys: ALL_KEYS) before the one at hand, of sequence `until`, which comes back."""
-    put_aside(at, numpy.int64(PARKED))
-    if key == ALL_KEYS:
-        result = deliver_all_held(at, table, trie, force)
-    else:
-        result = deliver_held(at, table, trie, key, force, until)
-    take_back(at, numpy.int64(PARKED))
-    return result
+    return deliver_held(at, table, trie, NO)
 
 
 @inner
@@ -238,25 +232,23 @@ def line_of(at: SliceAt, header: Header) -> int:
     """The line that a block came on, or ARCHIVE."""
     if header.flags & FLAG_RECORDED:
         return ARCHIVE
-    return 1 if header.flags & FLAG_LINE_B and at.sequences.lines > 1 else 0
+    return 1 if header.flags & FLAG_LINE_B and at.order.lines > 1 else 0
 
 
 @inner
-def drop_refuted(at: SliceAt) -> None:
-    """Drop kept blocks of numbers that turned out not to be true."""
-    place = next_refuted(at.sequences)
-    while place != NONE:
+def drop_refuted(at: SliceAt, line: int) -> None:
+    """Drop the block of a line's number that turned out not to be true."""
+    place = refute(at.order, line)
+    if place != NONE:
         held = at.held_messages + HELD_MESSAGE_BYTES * place
         slice_counters_at(at.counters).implausible += read_header(held).count
         msg_close(held + HEADER_BYTES)
-        place = next_refuted(at.sequences)
 
 
 @inner
 def let_all_go(at: SliceAt) -> None:
-    """Let go of all live blocks that wait: archives bring them."""
-    place = oldest_held(at.sequences)
+    """Drop all held blocks. They are read from archives later."""
+    place = let_go(at.order)
     while place != NONE:
-        slice_counters_at(at.counters).let_go += let_go(at.sequences, place)
         msg_close(at.held_messages + HELD_MESSAGE_BYTES * place + HEADER_BYTES)
-        place = oldest_held(at.sequences)
+        place = let_go(at.order)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from blackbox.block.position import SlicePosition
+from blackbox.block.position import Position
 from blackbox.errors import SubscriberError
-from blackbox.subscribe.repair import Since
+from blackbox.subscribe.catching_up import Since
 from blackbox.subscribe.sharers import Registered
 from blackbox.subscribe.stream import Stream
 from blackbox.subscribe.supervisor import SubscriberLife, Supervisor
@@ -114,7 +114,7 @@ class Share:
             self._supervisor.begin_cut([stream])
 
     @contextmanager
-    def checkpoint(self, timeout: float, by_reader: bool = False) -> Iterator[dict[int, SlicePosition]]:
+    def checkpoint(self, timeout: float, by_reader: bool = False) -> Iterator[dict[int, Position]]:
         """Let no callback of any sharer run: see `Supervisor.checkpoint`."""
         if self._own is not SubscriberLife.RUNNING and self._supervisor.state is not SubscriberLife.NEW:
             when = "before start" if self._own is SubscriberLife.NEW else "when it had left the slices to others"

@@ -10,8 +10,7 @@ from typing import Final, NamedTuple
 from blackbox.block.block_handler import BlockHandlerAt
 from blackbox.block.format import HEADER_BYTES
 from blackbox.native.name_table import NumberingAt
-from blackbox.subscribe.held_blocks import HELD_BLOCKS
-from blackbox.subscribe.sequences import SequencesAt
+from blackbox.subscribe.order_state import HELD_BLOCKS, OrderAt
 from blackbox.subscribe.worker_state import WorkerAt, WorkerTableAt
 from blackbox.transport.libzmq import EVENTS_SCRATCH_WORDS, MESSAGE_BYTES
 from blackbox.transport.shared_memory_reader import ReaderAt
@@ -80,7 +79,7 @@ class SliceAt(NamedTuple):
     set_of_topic: int
     hints: int
     """Of publishers, by which topics are found: see `number_by_hint`."""
-    sequences: SequencesAt
+    order: OrderAt
     clock: int
     held_messages: int
     slice_id: int

@@ -16,13 +16,12 @@ import zmq
 from blackbox.arguments import name_of
 from blackbox.block.block_handler import NO_HANDLER, BlockHandlerAt
 from blackbox.block.format import HEADER_BYTES
-from blackbox.block.position import Position, SlicePosition, Undone
+from blackbox.block.position import Position
 from blackbox.block.received_block import BatchFeed
 from blackbox.errors import (
     BlackBoxError,
     CallbackError,
     GapError,
-    PositionError,
     SubscriberError,
 )
 from blackbox.feed.endpoint import SHARED_MEMORY, transport_of
@@ -33,21 +32,18 @@ from blackbox.native.memory import shared_array
 from blackbox.native.name_table import HINT_WORDS, Numbering
 from blackbox.subscribe import state as codes
 from blackbox.subscribe.callbacks import IN_SLICE, Callback
+from blackbox.subscribe.catching_up import Archives, CatchUp, Since
 from blackbox.subscribe.checkpoint import Checkpoint
 from blackbox.subscribe.clocks import ClockState
 from blackbox.subscribe.conflation import NO_CONFLATION, Conflation
 from blackbox.subscribe.flood_guard import FloodGuard
-from blackbox.subscribe.gaps import forget_uncovered
 from blackbox.subscribe.hung_callbacks import running_function
-from blackbox.subscribe.join_state import JoinPhase, JoinState
 from blackbox.subscribe.log_warnings import CallbackErrors
 from blackbox.subscribe.match_table import Table, WorkerTable
 from blackbox.subscribe.options import Options, needs_of
+from blackbox.subscribe.order_state import Order, Phase
 from blackbox.subscribe.receive_loop import finish, hand_control, renumber, run_slice
 from blackbox.subscribe.refusal import Refusal
-from blackbox.subscribe.repair import Archives, Repairer, Since
-from blackbox.subscribe.repair_queue import RepairQueue
-from blackbox.subscribe.sequences import Sequences
 from blackbox.subscribe.slice_callbacks import SliceCallbacks
 from blackbox.subscribe.slice_failure import SliceFailure
 from blackbox.subscribe.slice_hooks import NO_HOOKS, SliceHookCaller, SliceHooks
@@ -132,44 +128,32 @@ class SliceThread:
         self._tables: dict[int, Table] = {table.version: table}
         self._started_ns = time.monotonic_ns()
         self._commands: deque[Callable[[], None]] = deque()
+        self._checkpoints: deque[Checkpoint] = deque()
+        """Checkpoints that wait until the position is exact."""
         self._newest, self._filters = table.version, table.upstream
         self._timers = [timer for worker in table.workers for timer in worker.timers]
         self._wake_pipe = Pipe()
         lines = len(self.feed_slice.lines)
         asks = options.on_gap == "repair"
         self._archives, self._since = archives if asks or since is not None else None, since
-        self._repairs, self.join = RepairQueue(), JoinState()
-        self._repairer: Repairer | None = None
-        self.first_position: SlicePosition | None = None
+        self._catch_up: CatchUp | None = None
+        self.first_position: Position | None = None
         """Position at which a publisher first confirmed the filters, if the slice began live."""
-        self._sequences = Sequences(
+        self.order = Order(
             feed.max_topics if feed.key_bytes else 1,
             lines,
             options.line_wait_ns,
             _DEAD_AFTER_HEARTBEATS * feed.heartbeat_ns,
             options.hwm_blocks * feed.block_bytes,
             counters.slice,
-            self._repairs.address,
-            asks,
-            self.join,
+            repairs=asks,
         )
         if since is not None:
-            self.join.phase = JoinPhase.REPLAYING
-            self.join.images = len(since.image or ())
-            is_open = since.epoch == 0 or since.start_ns != 0
-            self.join.opens = int(is_open)
-            self.join.open_epoch = since.epoch if is_open else 0
-            self._sequences.begin_at(
-                since.epoch, since.next_sequences, since.done_ns, has_image=since.image is not None
-            )
-            if since.prefixes is not None and not _cover(since.prefixes, table.upstream):
-                raise PositionError(
-                    f"slice {slice_id}: callbacks wanted keys that begin with {sorted(table.upstream)}, expected only "
-                    f"those of its position, {sorted(since.prefixes)}"
-                )
+            is_full = not feed.key_bytes or b"" in table.upstream
+            self.order.begin(since.position, images=len(since.image or ()), is_full=is_full)
         self._clock = ClockState()
         self._subscription = Subscription(
-            feed, slice_id, self.state, self._sequences, news, self._wake_pipe, options.slow._start_grace_ns
+            feed, slice_id, self.state, self.order, news, self._wake_pipe, options.slow._start_grace_ns
         )
         self._conflation = Conflation(feed.max_topics) if options.slow.action == "conflate" else None
         self._set_of_topic = numpy.zeros(feed.max_topics, numpy.int32)
@@ -208,16 +192,21 @@ class SliceThread:
         now_ns = time.monotonic_ns()
         lines = range(len(self.feed_slice.lines))
         settled = bool(finished) and now_ns - self.state.finished_ns >= _END_SETTLES_NS
-        settled &= self.join.phase == JoinPhase.LIVE
-        settled &= self._repairs.asked == self._repairs.answered and self._repairs.sent == self._repairs.taken
-        return settled and all(finished >> n & 1 or self._sequences.is_dead(n, now_ns) for n in lines)
+        settled &= not self.is_catching_up and self.order.state.sent == self.order.state.taken
+        settled &= not self.order.is_unsettled
+        return settled and all(finished >> n & 1 or self.order.is_dead(n, now_ns) for n in lines)
+
+    @property
+    def is_catching_up(self) -> bool:
+        """True while archives deliver the messages before the live ones."""
+        return self.order.state.phase != Phase.LIVE
 
     def silence_s(self) -> float:
         """Seconds since anything came on any line; 0 once all have said that they end."""
         if self.is_finished:
             return 0.0
         lines = range(len(self.feed_slice.lines))
-        heard_ns = max(self._started_ns, *(self._sequences.heard_ns(line) for line in lines))
+        heard_ns = max(self._started_ns, *(self.order.epochs.heard_ns[line] for line in lines))
         return max(0.0, (time.monotonic_ns() - heard_ns) / 1e9)
 
     @property
@@ -249,7 +238,7 @@ class SliceThread:
         weak = weakref.ref(self)  # a slice that refers to itself would keep its memory
 
         def note() -> None:
-            if (thread := weak()) is not None and thread.join.phase == JoinPhase.LIVE:
+            if (thread := weak()) is not None and not thread.is_catching_up:
                 thread.first_position = thread.position
 
         self._subscription.note_first = note
@@ -287,33 +276,21 @@ class SliceThread:
                 worker.remove(callback)
 
     @property
-    def position(self) -> SlicePosition | None:
+    def position(self) -> Position | None:
         """What comes next, once all before it has been handed over; None: nobody knows, or that is amid an image."""
-        if self.join.images:
+        state = self.order.state
+        if state.images or not state.is_strict or self._awaits_start:
             return None
-        if not self.feed.key_bytes:
-            return self._sequences.position()
-        # Of two lines one may be behind what the other's heartbeat has shown.
-        margin_ns = _DEAD_AFTER_HEARTBEATS * self.feed.heartbeat_ns * (len(self.feed_slice.lines) - 1)
-        return self._sequences.key_position(self._filters, self._since_ns, margin_ns)
+        return self.order.position if state.epoch or self.is_catching_up else None
 
     @property
-    def _since_ns(self) -> int:
-        """The time at which it began, if it did at one."""
-        return 0 if self._since is None else max(1, self._since.start_ns)
-
-    def back_to(self, position: SlicePosition, undone: Undone) -> SlicePosition:
-        """Return where a reader is that is behind a position of this slice, which stays there meanwhile.
-
-        Raises SubscriberError when it is so far behind that nobody knows.
-        """
-        if isinstance(position, Position):
-            return min(position, Position(undone.epoch, undone.next_sequences[b""]))
-        return self._sequences.back_to(position, undone, self._since_ns)
+    def _awaits_start(self) -> bool:
+        """True if it starts at a time and archives have not reported the position of that time."""
+        return bool(self.order.state.opens and self._since is not None and self._since.start_ns)
 
     def come_to(self, checkpoint: Checkpoint) -> None:
         """Come to a checkpoint, and stay there until it is released."""
-        self._command(lambda: self._hold(checkpoint))
+        self._command(lambda: self._checkpoints.append(checkpoint))
 
     def acknowledge(self, said: bytes) -> None:
         """Tell the publishers how far what they sent is recorded."""
@@ -501,15 +478,13 @@ class SliceThread:
         self._await_workers(router)
         self._router = router
         if self._archives is not None:
-            self._repairer = Repairer(
+            self._catch_up = CatchUp(
                 self.slice_id,
                 self._archives,
                 self.options.repair_wait_ns,
-                self._repairs,
-                self.join,
+                self.order.state,
                 self._since,
                 lambda: self._filters,
-                self._sequences,
                 context,
                 self._wake_pipe.poke,
                 self.threads,
@@ -527,7 +502,7 @@ class SliceThread:
             sub,
             self.feed_slice.lines,
             self.counters.slice,
-            self._sequences.heard_ns,
+            self.order.epochs.heard_ns.__getitem__,
             lambda: self.options.hwm_blocks * max(self.feed.block_bytes, self.state.largest_body),
             lambda: self.state.reads,
             self.slice_id,
@@ -538,8 +513,8 @@ class SliceThread:
         init_messages(self._scratch.ctypes.data + KEY_AT, MESSAGES)
         self._switch(self._table)
         self._slice_callbacks.begin()
-        if self._repairer is not None:
-            self._repairer.start()
+        if self._catch_up is not None:
+            self._catch_up.start()
         self._enter(SliceLife.RUNNING)
 
     def _await_workers(self, router: zmq.Socket[bytes]) -> None:
@@ -567,7 +542,7 @@ class SliceThread:
             self.topics.at,
             self._set_of_topic.ctypes.data,
             self._hints.ctypes.data,
-            self._sequences.at,
+            self.order.at,
             self._clock.address,
             self._held.ctypes.data,
             self.slice_id,
@@ -583,7 +558,7 @@ class SliceThread:
             self._table.workers[IN_SLICE].at,
             slice_callbacks.ask,
             self._subscription.shared,
-            0 if self._repairer is None else self._repairer.socket.underlying,
+            0 if self._catch_up is None else self._catch_up.socket.underlying,
             int(self.options.on_gap == "stop"),
             self.feed_slice.spin_ns,
         )
@@ -598,11 +573,13 @@ class SliceThread:
                 reason = self._subscription.read_control(self._at)
                 self._at = self._at._replace(shared=self._subscription.shared)
             if reason == 0:
+                self._come_to_checkpoints()
                 continue
             if reason == codes.COMMAND:
                 self.state.asked = 0
                 for _ in range(len(self._commands)):  # not what comes meanwhile: blocks have their turn
                     self._commands.popleft()()
+                self._come_to_checkpoints()
                 self._subscription.look_at_shared()
                 self._at = self._at._replace(shared=self._subscription.shared)
                 if time.monotonic_ns() > self.state.look_again_at_ns:
@@ -624,7 +601,6 @@ class SliceThread:
         assert self._slice_callbacks is not None
         self._at = self._at._replace(own=self._slice_callbacks.addresses(table), own_table=table.workers[IN_SLICE].at)
         renumber(self._at, table.topics)
-        forget_uncovered(self._sequences.at, table.keys)
         in_use = [
             worker.table_version
             for worker, counts in zip(self.workers, self.counters.workers[:IN_SLICE], strict=True)
@@ -634,6 +610,12 @@ class SliceThread:
             if version < min(in_use, default=table.version):
                 del self._tables[version]
         self._subscription.ask(table)
+
+    def _come_to_checkpoints(self) -> None:
+        """Hold the checkpoints that wait, if the position is exact."""
+        while self._checkpoints and self.order.is_clean and not self._awaits_start:
+            self._hold(self._checkpoints.popleft())
+        self.state.wants_clean = int(bool(self._checkpoints))
 
     def _hold(self, checkpoint: Checkpoint) -> None:
         """Hand nothing over, and let no timer be called, until the checkpoint is released, or it is over."""
@@ -671,9 +653,9 @@ class SliceThread:
 
     def _gap_error(self) -> GapError:
         state = self.state
-        key = self._sequences.keys.name(state.gap_key)
+        of_key = f" of key {self.order.keys.name(state.gap_key)!r}" if state.gap_key >= 0 else ""
         return GapError(
-            f"feed {self.feed.name!r} slice {self.slice_id}: {state.gap_count} messages of key {key!r} were lost, from "
+            f"feed {self.feed.name!r} slice {self.slice_id}: {state.gap_count} messages{of_key} were lost, from "
             f"sequence {state.gap_sequence} of epoch {state.gap_epoch} on, expected none with on_gap='stop'"
         )
 
@@ -683,9 +665,9 @@ class SliceThread:
         if self.state.stopping == codes.TERMINATE and self.life is SliceLife.RUNNING:
             finish(self._at, self._table.at, self._table.topics)
         self._enter(SliceLife.CLOSING)
-        if self._repairer is not None:
-            self._repairer.close()
-            self._repairer = None
+        if self._catch_up is not None:
+            self._catch_up.close()
+            self._catch_up = None
         if self._guard is not None:
             self._guard.close()
             self._guard = None
@@ -703,7 +685,7 @@ class SliceThread:
             close_context(context)
         close_messages(self._scratch.ctypes.data + KEY_AT, MESSAGES)
         self._subscription.close()
-        for place in (*range(self._sequences.places_used + 1), DOUBTED_AT, DOUBTED_AT + 1):
+        for place in (*range(self.order.state.used + 1), DOUBTED_AT, DOUBTED_AT + 1):
             close_messages(self._held.ctypes.data + place * HELD_MESSAGE_BYTES + HEADER_BYTES, 1)
         self._enter(SliceLife.ENDED)
         self._notify()

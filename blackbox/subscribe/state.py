@@ -94,6 +94,8 @@ class SliceState(SharedRecord):
     """The `key_bytes`, plus 1, of the last block that was refused because of it; 0: none was."""
     other_version = Field()
     """The version, plus 1, of the last block that was refused because of it; 0: none was."""
+    wants_clean = Field()
+    """1: the loop goes back to Python once nothing was delivered behind `OrderState.proven`."""
     other_slice = Field()
     """The slice, plus 1, of the last block that was refused because of it; 0: none was."""
 

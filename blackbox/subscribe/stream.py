@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple, Self, get_args
 
 from blackbox.arguments import check_integers
 from blackbox.block.batch import Batch
-from blackbox.block.position import Undone, merged
+from blackbox.block.position import Position
 from blackbox.errors import SubscriberError
 from blackbox.life import Life
 from blackbox.native.waits import step_of
@@ -70,7 +70,6 @@ class Stream:
         limit: int,
         when_full: WhenFull,
         batches: bool,
-        key_bytes: int,
         raise_failure: Callable[[], None],
         remove: Callable[[Stream], None],
     ) -> None:
@@ -80,13 +79,15 @@ class Stream:
             raise ValueError(f"when_full was {when_full!r}, expected one of: {', '.join(get_args(WhenFull))}")
         self.prefix, self.limit, self.when_full, self.batches = prefix, limit, when_full, batches
         self.dropped = 0
-        self._key_bytes, self._raise_failure, self._remove = key_bytes, raise_failure, remove
+        self._raise_failure, self._remove = raise_failure, remove
         self._changed = threading.Condition()
         self._waiting: deque[Batch] = deque()
         self._messages = self._bytes = 0
         self._current: Iterator[Any] = iter(())
         self._taking: Batch | None = None
         """The batch of which `_current` has items, as long as its reader has not asked for what follows."""
+        self._done: dict[int, Position] = {}
+        """By slice, the end of the batches taken before it."""
         self._left: Iterator[int] = iter(())
         """Counts down how many items of it are not taken."""
         self._reader: _Reader | None = None
@@ -165,39 +166,39 @@ class Stream:
         with self._changed:
             self._is_cut = False
 
-    def _undone(self, by_reader: bool) -> dict[int, Undone]:
-        """Return by slice, and there by key, the first of the messages here with which the reader is not done.
-
-        There is none of other slices. Of a slice those of the run of the first one are told.
+    def _undone(self, by_reader: bool) -> dict[int, Position]:
+        """Return by slice the first message here with which the reader is not done; there is none of other slices.
 
         It is done with what it took before it asked for the next item. `by_reader`: if it is who asks now, also with
-        the last item. Raises SubscriberError amid an image: no position is there.
+        the last item. Raises SubscriberError where no position is exact: amid an image, and for the reader itself if it
+        took later messages of other keys while a line lacked one.
         """
-        found: dict[int, Undone] = {}
+        found: dict[int, Position] = {}
         with self._changed:
+            is_reader = by_reader and self._reader == _Reader.now()
+            done = dict(self._done)
             if (taking := self._taking) is not None:
                 items = 1 if self.batches else len(taking)
-                is_done = by_reader and self._reader == _Reader.now()
-                first = items - length_hint(self._left) - (not is_done)
+                first = items - length_hint(self._left) - (not is_reader)
                 if first < items:
                     found[taking.block.slice_id] = self._undone_from(taking, max(0, first))
+                if first > 0:
+                    _add_end(done, taking, -1 if first == items else first - 1)
             for batch in self._waiting:
-                slice_id = batch.block.slice_id
-                known = found.get(slice_id)
-                if known is None:
-                    found[slice_id] = self._undone_from(batch, 0)
-                elif known.epoch == batch.block.epoch and self._key_of(batch) not in known.next_sequences:
-                    found[slice_id] = merged(known, self._undone_from(batch, 0))
+                undone = self._undone_from(batch, 0)
+                found[batch.block.slice_id] = min(undone, found.get(batch.block.slice_id, undone))
+        for slice_id, undone in found.items() if is_reader else ():
+            if undone < done.get(slice_id, undone):
+                raise SubscriberError(
+                    f"the reader of a stream of {self.prefix!r} has taken messages of slice {slice_id} up to "
+                    f"{done[slice_id]}, but not {undone}, which came late: take it, then make the checkpoint"
+                )
         return found
 
-    def _undone_from(self, batch: Batch, item: int) -> Undone:
+    def _undone_from(self, batch: Batch, item: int) -> Position:
         if batch.is_image:
             raise SubscriberError(f"the reader of a stream of {self.prefix!r} was not done with the image yet")
-        following = {self._key_of(batch): int(batch.sequence[item])}
-        return Undone(batch.block.epoch, following, batch.block.ts_out)
-
-    def _key_of(self, batch: Batch) -> bytes:
-        return batch.topics[0][: self._key_bytes] if self._key_bytes else b""
+        return Position(batch.block.epoch, int(batch.sequence[item]))
 
     # Life, told by the subscriber.
 
@@ -294,7 +295,7 @@ class Stream:
         """Make the batch that waits longest the current one; wait for one if there is none. False: none comes."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
-            self._taking = None
+            self._finish()
             while not self._waiting:
                 if self._life is StreamLife.ENDED:
                     return False
@@ -309,15 +310,30 @@ class Stream:
         self._current = (batch for _ in left_items) if self.batches else batch.messages(left_items)
         return True
 
+    def _finish(self) -> None:
+        """Note that the reader is done with the batch that it took last."""
+        if self._taking is not None:
+            _add_end(self._done, self._taking, -1)
+            self._taking = None
+
     def _asleep(self) -> asyncio.Future[None] | None:
         """Return what is done once `_turn_over` has something to tell; None: it has now."""
         if self._sleeper is not None and not self._sleeper.get_loop().is_closed():
             raise SubscriberError(f"stream of {self.prefix!r} was read by two tasks at once, expected one")
         with self._changed:
-            self._taking = None
+            self._finish()
             self._sleeps = not (self._waiting or self._life is StreamLife.ENDED)
             self._sleeper = asyncio.get_running_loop().create_future() if self._sleeps else None
             return self._sleeper
+
+
+def _add_end(ends: dict[int, Position], batch: Batch, item: int) -> None:
+    """Note that the items of a batch up to one (-1: the last one) are done."""
+    block = batch.block
+    row = item if batch.rows is None else int(batch.rows[item])
+    if not batch.is_image:
+        end = Position(block.epoch, block.number_of(row) + 1)
+        ends[block.slice_id] = max(end, ends.get(block.slice_id, end))
 
 
 def _wake(sleeper: asyncio.Future[None]) -> None:

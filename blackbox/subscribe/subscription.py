@@ -33,13 +33,14 @@ from blackbox.block.format import (
 )
 from blackbox.errors import EndpointError
 from blackbox.feed.feed import Feed
-from blackbox.subscribe.arbitration import begin_epoch, deliver_held_first, drop_doubted
+from blackbox.native.prefix_trie import build_trie
+from blackbox.subscribe.arbitration import begin_epoch, drop_doubted, enter_epoch, look_at_end, take_ends
 from blackbox.subscribe.epochs import DOUBTED, NEW, REFUTED, STALE
-from blackbox.subscribe.gaps import enter_epoch, note_sequences
 from blackbox.subscribe.match_table import Table
+from blackbox.subscribe.order import change_filters, confirm
+from blackbox.subscribe.order_state import Order
 from blackbox.subscribe.receive_loop import count_doubted, hand_control
 from blackbox.subscribe.refusal import Refusal
-from blackbox.subscribe.sequences import Sequences
 from blackbox.subscribe.slice_memory import BODY_AT, HEAD_AT, KEY_AT, SliceAt
 from blackbox.subscribe.state import SliceState
 from blackbox.transport.connections import Connection, connection_to
@@ -93,7 +94,7 @@ class Subscription:
         feed: Feed,
         slice_id: int,
         state: SliceState,
-        sequences: Sequences,
+        order: Order,
         news: Pipe,
         bell: Pipe,
         start_grace_ns: int,
@@ -102,7 +103,9 @@ class Subscription:
         self._start_grace_ns = start_grace_ns
         self._feed, self._slice_id = feed, slice_id
         self._feed_slice = feed.slices[slice_id]
-        self._state, self._sequences, self._news = state, sequences, news
+        self._state, self._order, self._news = state, order, news
+        self._confirmed_keys = build_trie([])
+        """Keys that the filters let through which were confirmed last."""
         self._filters: frozenset[bytes] = frozenset()
         self._wanted: frozenset[bytes] = frozenset()
         self._covered: set[bytes] = set()
@@ -195,10 +198,9 @@ class Subscription:
         self._covered = {prefix for prefix in unwanted if prefix.startswith(tuple(table.wanted))}
         self._withdraw_wanted(unwanted - self._covered)
         self._wanted = table.wanted
-        added = table.upstream - self._filters
-        if added:
-            self._sequences.set_all_told(False)
-        for prefix in added:
+        if table.upstream != self._filters:
+            change_filters(self._order.at, table.keys, int(not self._feed.key_bytes or b"" in table.upstream))
+        for prefix in table.upstream - self._filters:
             self._sub.subscribe(kind + prefix)
         for prefix in self._filters - table.upstream:
             self._sub.unsubscribe(kind + prefix)
@@ -219,7 +221,7 @@ class Subscription:
         it sends while we connect is lost.
         """
         now_ns = time.monotonic_ns()
-        self._state.look_again_at_ns = now_ns + self._sequences.line_dead_ns
+        self._state.look_again_at_ns = now_ns + self._order.at.line_dead_ns
         if int(self._sub.get(zmq.EVENTS)) & zmq.POLLIN:
             return
         for line in range(len(self._feed_slice.lines)):
@@ -229,7 +231,7 @@ class Subscription:
                     self._connected_ns[line] = now_ns
                     self._connect_again(line)
                 continue
-            if not self._sequences.is_dead(line, now_ns):
+            if not self._order.is_dead(line, now_ns):
                 self._silent.discard(line)
                 continue
             address = self._address(self._feed_slice.lines[line])
@@ -309,8 +311,8 @@ class Subscription:
         fd = int(descriptor_of(scratch + BODY_AT))
         self._heard_on[line] = connection_to(self._feed_slice.lines[line], fd)
         epoch = header.epoch
-        now_ns, tick_ns = time.time_ns(), time.monotonic_ns()
-        entered = enter_epoch(self._sequences.at, epoch, line, int(ours), tick_ns)
+        tick_ns = time.monotonic_ns()
+        entered = enter_epoch(at, epoch, line, int(ours), tick_ns)
         if entered in (DOUBTED, REFUTED, STALE):
             drop_doubted(at, line)
         if entered in (DOUBTED, STALE):
@@ -326,20 +328,13 @@ class Subscription:
         unconfirmed = bool(self._confirmed) and began
         fresh = self._epoch_of_line.get(line) != epoch
         self._epoch_of_line[line] = epoch
-        body = message_bytes(scratch + BODY_AT)[0]
-        baseline = int(ours and not reconnected)
-        doubted = count_doubted(at)
-        note_sequences(self._sequences.at, self._table.keys, scratch + HEAD_AT, body, line, epoch, baseline, tick_ns)
-        result = int(deliver_held_first(at, self._table.at, self._table.topics, 0))
-        if result == 0:
-            hand_control(at, now_ns, baseline, doubted)
+        result = self._take_ends(at, header, line, ours and not reconnected, not unconfirmed)
         if reconnected or unconfirmed:
             # libzmq sends filters again in an order of its own, the nonce first: this answer proves nothing.
             self._ask_to_confirm()
         elif ours:
             self._patient_beats = max(_PATIENT_BEATS, 2 * self._beats_without_answer)
             self._confirmed |= 1 << line
-            self._sequences.set_all_told(True)
             if not self._was_confirmed:
                 self._state.acts_from_ns = time.monotonic_ns() + self._start_grace_ns
                 self.note_first()  # before the subscriber that starts hears of it
@@ -360,6 +355,24 @@ class Subscription:
         self._note_end(epoch, line, header.flags & FLAG_END != 0, ours, fresh)
         return result
 
+    def _take_ends(self, at: SliceAt, header: Header, line: int, is_answer: bool, is_sure: bool) -> int:
+        """Note the ends in a control block; return as `read_control`.
+
+        `is_answer`: it confirms the filters, unless it may answer an earlier request (not `is_sure`).
+        """
+        now_ns, tick_ns = time.time_ns(), time.monotonic_ns()
+        in_force = int(is_answer or self._confirmed >> line & 1)
+        doubted = count_doubted(at)
+        if not take_ends(at, self._table.keys, line, in_force, tick_ns):
+            return 0
+        if is_answer and is_sure:
+            confirm(self._order.at, self._confirmed_keys, header.sequence)
+            self._confirmed_keys = self._table.keys
+        hand_control(at, now_ns, int(is_answer), doubted)
+        if not in_force:
+            return 0
+        return int(look_at_end(at, self._table.at, self._table.topics, tick_ns))
+
     def _note_refusal(self, at: SliceAt, flags: int) -> bool:
         """Note what of our filters an answer says is not in force, if it does; return whether some is still wanted.
 
@@ -368,9 +381,12 @@ class Subscription:
         if not flags & FLAG_REFUSED:
             return False
         header, body = string_at(at.scratch + HEAD_AT, HEADER_BYTES), string_at(*message_bytes(at.scratch + BODY_AT))
-        refused = Block.decode(CONFIRM_KEY, header, body).next_sequences()
+        refused = Block.decode(CONFIRM_KEY, header, body).ends()
         address = self._address(self._feed_slice.lines[1 if flags & FLAG_LINE_B else 0])
-        refusal = Refusal(f"feed {self._feed.name!r} slice {self._slice_id}: {address}", refused)
+        refusal = Refusal(
+            f"feed {self._feed.name!r} slice {self._slice_id}: {address}",
+            {prefix: end.sequence for prefix, end in refused.items()},
+        )
         if not (self.refuses_alone and (self._was_confirmed or self.began_late)):
             raise refusal.error()
         if not any(self._asks_for(each) for each in refused):

@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from blackbox.block.block_handler import NO_HANDLER, BlockHandlerAt
-from blackbox.block.position import SlicePosition, Undone, merged
+from blackbox.block.position import Position
 from blackbox.errors import BlackBoxError, SilentPublisherError, SlowSubscriberError, SubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
@@ -24,17 +24,16 @@ from blackbox.life import Life
 from blackbox.native.limits import Needs, check_limits, start_thread
 from blackbox.native.waits import acquire
 from blackbox.subscribe.callbacks import Callback
+from blackbox.subscribe.catching_up import Archives, Since
 from blackbox.subscribe.checkpoint import Checkpoint
 from blackbox.subscribe.compiling import is_compiling
 from blackbox.subscribe.confirmation import WaitReport, check_lines
-from blackbox.subscribe.join_state import JoinPhase
 from blackbox.subscribe.log_warnings import LogWarnings
 from blackbox.subscribe.match_table import Table
 from blackbox.subscribe.options import Options, needs_of
 from blackbox.subscribe.processes import PROCESS_NEEDS, SliceProcess
 from blackbox.subscribe.refusal import Refusal
 from blackbox.subscribe.released_slices import ReleasedSlices
-from blackbox.subscribe.repair import Archives, Since
 from blackbox.subscribe.sharers import Registered, Sharers
 from blackbox.subscribe.slice_plan import Plan
 from blackbox.subscribe.slice_thread import SliceThread
@@ -252,7 +251,7 @@ class Supervisor:
         deadline = time.monotonic() + timeout
         self.raise_failure()
         with self._changed:
-            while behind := [n for n, thread in self._slices.items() if thread.join.phase != JoinPhase.LIVE]:
+            while behind := [n for n, thread in self._slices.items() if thread.is_catching_up]:
                 self.raise_failure()
                 if self._state is not SubscriberLife.RUNNING:
                     raise SubscriberError("the subscriber ended before it had caught up")
@@ -260,13 +259,13 @@ class Supervisor:
                     raise TimeoutError(f"slices {behind} had not caught up in {timeout} s")
                 self._changed.wait(_TICK_S)
 
-    def first_positions(self) -> dict[int, SlicePosition]:
+    def first_positions(self) -> dict[int, Position]:
         """Return by slice what came next when its start was confirmed, of those that began live."""
         found = {slice_id: thread.first_position for slice_id, thread in self._slices.items()}
         return {slice_id: position for slice_id, position in found.items() if position is not None}
 
     @contextmanager
-    def checkpoint(self, timeout: float, by_reader: bool = False) -> Iterator[dict[int, SlicePosition]]:
+    def checkpoint(self, timeout: float, by_reader: bool = False) -> Iterator[dict[int, Position]]:
         """Let no callback run, and yield what each slice will deliver next; where it has ended, would have.
 
         Or what the reader of a stream is not done with; see `Stream._undone` for `by_reader`.
@@ -293,12 +292,13 @@ class Supervisor:
                     if slices[slice_id].is_done:
                         if slices[slice_id].state.stopping == TERMINATE:
                             raise SubscriberError("the subscriber was terminated: what was queued was not delivered")
-                        checkpoint.note(slice_id, slices[slice_id].position)
+                        is_exact = slices[slice_id].order.is_clean or not by_reader
+                        checkpoint.note(slice_id, slices[slice_id].position if is_exact else None)
 
             positions = checkpoint.wait(timeout, look)
             for slice_id, undone in self._undone(by_reader).items():
                 if slice_id in positions:
-                    positions[slice_id] = slices[slice_id].back_to(positions[slice_id], undone)
+                    positions[slice_id] = min(positions[slice_id], undone)
             yield positions
         finally:
             with self.lock:
@@ -313,12 +313,12 @@ class Supervisor:
         for stream in streams if self._cutting else ():
             stream._begin_cut()
 
-    def _undone(self, by_reader: bool) -> dict[int, Undone]:
-        """Return by slice where the reader that is furthest behind is; of each key, where they are in the same run."""
-        found: dict[int, Undone] = {}
+    def _undone(self, by_reader: bool) -> dict[int, Position]:
+        """Return by slice where the reader of a stream is that is furthest behind."""
+        found: dict[int, Position] = {}
         for each in [stream._undone(by_reader) for stream in self.sharers.streams()]:
             for slice_id, undone in each.items():
-                found[slice_id] = merged(found.get(slice_id, undone), undone)
+                found[slice_id] = min(found.get(slice_id, undone), undone)
         return found
 
     def _check_checkpoint(self) -> None:
@@ -492,7 +492,7 @@ class Supervisor:
         """Raise SubscriberError when a slice that catches up would want keys that it did not: archives pass them by."""
         for slice_id, table in plan.items():
             thread = self._slices.get(slice_id)
-            if thread is not None and thread.join.phase != JoinPhase.LIVE and not thread.covers(table.upstream):
+            if thread is not None and thread.is_catching_up and not thread.covers(table.upstream):
                 raise SubscriberError(
                     f"a callback for other keys was added while slice {slice_id} catches up: add it before start or "
                     f"after wait_live"
@@ -572,7 +572,7 @@ class Supervisor:
                 thread.state.subscriptions,
                 len(thread.topics),
                 thread.transport,
-                thread.join.phase != JoinPhase.LIVE,
+                thread.is_catching_up,
             )
             for slice_id, thread in slices.items()
         ]

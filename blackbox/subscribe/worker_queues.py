@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from blackbox.native.intrinsics import bytes_at, copy_bytes, inner
+import numpy
+
+from blackbox.native.intrinsics import bytes_at, copy_bytes, inner, int64s_at
 from blackbox.native.posix import now_ns
 from blackbox.subscribe.epochs import epoch_state_at
-from blackbox.subscribe.join_state import join_state_at
-from blackbox.subscribe.sequences import has_losses, next_loss
+from blackbox.subscribe.order import has_losses, next_loss
+from blackbox.subscribe.order_state import UNKNOWN, order_state_at
 from blackbox.subscribe.slice_memory import COPY_AT, NOTICE_AT, SliceAt, TableAt
 from blackbox.subscribe.slow_subscriber import DROP, PROCEED, act_on_lag, age_of, corrected, is_over
 from blackbox.subscribe.state import (
@@ -35,7 +37,6 @@ from blackbox.transport.libzmq import (
 
 GIVEN_UP: Final = -1
 _NO_BODY: Final = 0
-_UNKNOWN: Final = -1
 
 
 @inner
@@ -132,7 +133,7 @@ def tell_dropped(at: SliceAt, table: TableAt, worker: int, epoch: int, ts_out: i
     counters = worker_counters(at, worker)
     if counters.untold == 0:
         return 0
-    message: int = _make_notice(at, table.version, epoch, _UNKNOWN, counters.untold, ts_out, 0, 0)
+    message: int = _make_notice(at, table.version, epoch, UNKNOWN, counters.untold, ts_out, 0, 0)
     if message == 0:
         return FAILED
     result: int = _tell(at, worker, ts_out, message)
@@ -147,7 +148,7 @@ def tell_live(at: SliceAt, table: TableAt) -> int:
     """Tell workers that the slice goes over to what comes live: 0 or FAILED."""
     if table.listeners == 0:
         return 0
-    epoch, turn = epoch_state_at(at.sequences.state).epoch, join_state_at(at.sequences.join).lives
+    epoch, turn = epoch_state_at(at.order.epochs).epoch, order_state_at(at.order.state).lives
     message = _make_notice(at, table.version, epoch, turn, 0, now_ns(), 0, 0)
     if message == 0:
         return FAILED
@@ -166,22 +167,24 @@ def tell_live(at: SliceAt, table: TableAt) -> int:
 def tell_losses(at: SliceAt, table: TableAt, ts_out: int) -> int:
     """Tell workers of all messages that are missing: 0 or FAILED. `ts_out`: of the block that told of it."""
     result: int = 0
-    while result == 0 and has_losses(at.sequences):
-        loss = next_loss(at.sequences)
+    while result == 0 and has_losses(at.order):
+        loss = next_loss(at.order)
         if is_over(at):
             continue
         if at.stops_at_gaps != 0:
             state = slice_state_at(at.state)
             state.gap_epoch = loss.epoch
             state.gap_sequence = loss.sequence
-            state.gap_key = loss.number
+            state.gap_key = loss.key
             state.gap_count = loss.count
             return FAILED
         if table.listeners == 0:
             continue
-        message = _make_notice(
-            at, table.version, loss.epoch, loss.sequence, loss.count, ts_out, loss.key, loss.key_bytes
-        )
+        name, size = numpy.int64(0), numpy.int64(0)
+        if loss.key != UNKNOWN:
+            starts = int64s_at(at.order.keys.starts + 8 * loss.key, 2)
+            name, size = at.order.keys.text + starts[0], starts[1] - starts[0]
+        message = _make_notice(at, table.version, loss.epoch, loss.sequence, loss.count, ts_out, name, size)
         if message == 0:
             return FAILED
         for worker in range(at.workers + 1):

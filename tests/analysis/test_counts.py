@@ -117,53 +117,41 @@ def test_wrong_arguments_are_told(spark: SparkSession, arguments: Any, message: 
 
 
 def test_whole_recording_has_no_gap(messages: DataFrame) -> None:
-    assert sequence_gaps(messages, key_bytes=4).count() == 0
+    assert sequence_gaps(messages).count() == 0
 
 
 def test_gaps_of_a_recording_that_lost_messages(messages: DataFrame) -> None:
-    """Every message of two kinds is taken out: what is missing is known."""
+    """Some messages are taken out: what is missing is known."""
     kept = messages.where("not (sequence % 97 = 5 or sequence between 300 and 340)")
-    rows = from_spark(messages.select("slice", "topic", "sequence"), "slice")
+    rows = from_spark(messages.select("slice", "sequence"), "slice")
     expected = set()
-    for (slice_id, key), group in rows.group_by("slice", col("topic").str.slice(0, 4)):
-        numbers = group["sequence"].to_list()
-        there = {n for n in numbers if not (n % 97 == 5 or 300 <= n <= 340)}
-        if there:
-            lost = sorted(n for n in range(min(there), max(there)) if n not in there)
-            expected |= {(slice_id, key, n) for n in lost}
-    found = sequence_gaps(kept, key_bytes=4).collect()
-    told = {(row.slice, bytes(row.key).decode(), n) for row in found for n in range(row["first"], row["last"] + 1)}
-    assert told == expected
+    for (slice_id,), group in rows.group_by("slice"):
+        there = {n for n in group["sequence"].to_list() if not (n % 97 == 5 or 300 <= n <= 340)}
+        expected |= {(slice_id, n) for n in range(min(there), max(there)) if n not in there}
+    found = sequence_gaps(kept).collect()
+    assert {(row.slice, n) for row in found for n in range(row["first"], row["last"] + 1)} == expected
     assert len(expected) > 50
     assert sum(row.missing for row in found) == len(expected)
     assert all(row.recv_before <= row.recv_after for row in found)
 
 
-rows_of_streams = st.lists(st.tuples(st.integers(0, 1), st.sampled_from("ab"), st.integers(0, 30)), max_size=60)
+rows_of_epochs = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 30)), max_size=60)
 
 
 @pytest.mark.long
 @settings(max_examples=examples(32), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(rows_of_streams, st.integers(1, 3))
-def test_any_numbers_in_any_order(spark: SparkSession, streams: list[tuple[int, str, int]], parts: int) -> None:
+@given(rows_of_epochs, st.integers(1, 3))
+def test_any_numbers_in_any_order(spark: SparkSession, rows: list[tuple[int, int]], parts: int) -> None:
     day = datetime.date(2026, 11, 20)
-    schema = "feed string, date date, epoch bigint, slice int, topic string, sequence bigint, ts_recv bigint"
-    full = [("f", day, epoch, 0, topic + "xyz", number, number) for epoch, topic, number in streams]
+    schema = "feed string, date date, epoch bigint, slice int, sequence bigint, ts_recv bigint"
+    full = [("f", day, epoch, 0, number, number) for epoch, number in rows]
     frame = spark.createDataFrame(full, schema).repartition(parts)
-    found = sequence_gaps(frame, key_bytes=1).collect()
+    found = sequence_gaps(frame).collect()
     expected = set()
     for epoch in (0, 1):
-        for key in "ab":
-            there = {number for e, t, number in streams if (e, t) == (epoch, key)}
-            if there:
-                expected |= {(epoch, key, n) for n in range(min(there), max(there)) if n not in there}
-    assert {
-        (row.epoch, bytes(row.key).decode(), n) for row in found for n in range(row["first"], row["last"] + 1)
-    } == expected
+        there = {number for e, number in rows if e == epoch}
+        if there:
+            expected |= {(epoch, n) for n in range(min(there), max(there)) if n not in there}
+    assert {(row.epoch, n) for row in found for n in range(row["first"], row["last"] + 1)} == expected
     for row in found:
         assert (row.recv_before, row.recv_after) == (row["first"] - 1, row["last"] + 1)
-
-
-def test_negative_key_bytes_are_told(spark: SparkSession) -> None:
-    with pytest.raises(ConfigError, match="key_bytes was -1, expected 0 or more"):
-        sequence_gaps(spark.range(1), key_bytes=-1)

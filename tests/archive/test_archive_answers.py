@@ -1,4 +1,4 @@
-"""The archive that answers: what it gives is what a plain read of the recording gives."""
+"""Answers of an archive equal a plain read of the recording."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blackbox import Publisher, Recording
@@ -18,7 +18,7 @@ from blackbox.archive.serve import piece_reading
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.connection import Fetched
 from blackbox.archive.serve.pieces import Pieces
-from blackbox.archive.serve.protocol import AskBlocks, Gone, Piece, Range
+from blackbox.archive.serve.protocol import AskBlocks, Gone, Piece
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.position import Position
 from tests.archive.archives import (
@@ -33,11 +33,10 @@ from tests.archive.recorders import MIB, segments, wait_recorded
 from tests.archive.recorders import days as days_of
 from tests.archive.written_days import EPOCHS, days, few, made
 from tests.cli.commands import Command
-from tests.examples import first_of
-from tests.journals import Put, Row, Told
+from tests.journals import Put, Told
 
 
-def told(piece: Piece, blocks: list[Any], prefix: bytes) -> list[Told]:
+def told(piece: Piece, blocks: list[Any], prefixes: tuple[bytes, ...]) -> list[Told]:
     return [
         Told(
             block.slice_id,
@@ -51,120 +50,72 @@ def told(piece: Piece, blocks: list[Any], prefix: bytes) -> list[Told]:
         )
         for block, (ts_recv, first_row) in zip(blocks, piece.blocks, strict=True)
         for row in range(first_row, block.count)
-        if block.topics[block.topic_index[row]].startswith(prefix)
+        if block.topics[block.topic_index[row]].startswith(prefixes)
     ]
 
 
+Numbers = tuple[int, int, int]
+"""Range of sequences as (epoch, first, stop)."""
+
+
+def walked(puts: list[Put], start: Position | None, start_ns: int | None) -> tuple[list[Put], list[Numbers]]:
+    """Return the blocks of a slice from a position or time on, and the gaps between them."""
+    met, gone, at = list[Put](), list[Numbers](), start
+    for put in puts:
+        epoch, first, behind = put.epoch, put.numbers[put.first_row], put.numbers[-1] + 1
+        if at is None and start_ns is not None and put.ts_recv < start_ns:
+            continue
+        at = Position(epoch, first) if at is None else at
+        at = Position(epoch, 0) if epoch > at.epoch else at
+        if (epoch, behind) > at and epoch == at.epoch:
+            if first > at.sequence:
+                gone.append((epoch, at.sequence, first))
+            met.append(put)
+            at = Position(epoch, behind)
+    return met, gone
+
+
 @few
 @given(
     days(),
-    st.sampled_from([b"", b"A", b"AXYZ.", b"B", b"AY.trade.of"]),
+    st.sampled_from([(b"",), (b"A",), (b"AXYZ.",), (b"B",), (b"AY.trade.of", b"AX"), (b"AX", b"AXYZ.q", b"C")]),
     st.sampled_from([1, 60, 400, 1 << 20]),
-    st.booleans(),
+    st.sampled_from([1, 2, 1_024]),
+    st.sampled_from([None, 0, 4]),
+    st.one_of(st.none(), st.builds(Position, st.sampled_from([0, 1, 5, EPOCHS[1]]), st.integers(0, 9))),
 )
-def test_an_answer_is_what_a_plain_read_gives(day: Any, prefix: bytes, piece_bytes: int, by_time: bool) -> None:
+def test_answers_equal_a_plain_walk_over_the_blocks(
+    day: Any,
+    prefixes: tuple[bytes, ...],
+    piece_bytes: int,
+    entries: int,
+    start_ns: int | None,
+    start: Position | None,
+) -> None:
     with TemporaryDirectory() as path, pytest.MonkeyPatch.context() as patch:
         patch.setattr(piece_reading, "PIECE_BYTES", piece_bytes)
+        patch.setattr(piece_reading, "_ENTRIES", entries)
         made(Path(path) / "day", day)
-        recording = Recording.open(Path(path) / "day")
         archive = Pieces(Path(path))
-        start_ns = 4 if by_time else None
         for slice_id in range(day[0]):
-            ask = AskBlocks(slice_id=slice_id, prefix=prefix, start_ns=start_ns)
-            found: list[Told] = []
+            puts = [put for number, _, segment in day[2] if number == slice_id for put in segment]
+            ask = AskBlocks(slice_id=slice_id, prefixes=prefixes, start=start, start_ns=start_ns)
+            found, gone, ended = list[Told](), list[Numbers](), list[int]()
             while True:
                 read = archive.read(ask)
-                assert read.piece.gone == []
-                found += told(read.piece, read.blocks, prefix)
-                ask = msgspec.structs.replace(ask, cursor=read.piece.cursor)
+                found += told(read.piece, read.blocks, prefixes)
+                gone += [(each.epoch, each.first, each.stop) for _, each in read.piece.gone]
+                ended += [read.piece.ended.epoch] if read.piece.ended else []
+                ask = msgspec.structs.replace(ask, cursor=read.piece.cursor, start=read.piece.passed)
                 if read.piece.state != "more":
                     break
             assert read.piece.state == "later"  # its recorder has not closed it
-            wanted = recording.batches(prefix, slices=[slice_id], start=start_ns, by="ts_recv")
-            assert found == [
-                Told(slice_id, b.block.epoch, sequence, b.ts_out, b.ts_recv, m.topic, m.payload, m.ts_event)
-                for b in wanted
-                for m, sequence in zip(b, b.sequence.tolist(), strict=True)
-            ]
-
-
-Number = tuple[bytes, int, int]
-"""Key, epoch and sequence number of a message."""
-
-
-def fate(number: Number, puts: list[Any], key_bytes: int) -> str:
-    """Whether a plain walk through a slice's blocks meets a message before one that comes after it."""
-    key, *at = number
-    for put in puts:
-        if put.rows[0].topic[:key_bytes] == key:
-            first, last = put.sequence + put.first_row, put.sequence + len(put.rows) - 1
-            if [put.epoch, first] > at:
-                return "gone"
-            if [put.epoch, last] >= at:
-                return "found"
-    return "open"
-
-
-def all_of(ranges: list[Range]) -> set[Number]:
-    return {(each.key, each.epoch, number) for each in ranges for number in range(each.first, each.stop)}
-
-
-@few
-@given(
-    days(),
-    st.lists(
-        st.tuples(
-            st.sampled_from([b"A", b"AX", b"AXYZ.q", b"AY.trade.of.more", b"AY.quote.of.more"]),
-            st.sampled_from(EPOCHS),
-            st.integers(0, 12),
-            st.integers(1, 9),
-        ),
-        min_size=1,
-        max_size=8,
-    ),
-    st.sampled_from([1, 60, 1 << 20]),
-)
-@example(
-    (1, 2, [(0, False, [Put((Row(b"AX", b""),), sequence=2), Put((Row(b"A", b""),), sequence=5)])]),
-    [(b"AX", 1, 0, 1), (b"AX", 1, 6, 1)],
-    1,
-)
-def test_ranges_are_what_a_plain_walk_finds_of_each_message(day: Any, drawn: Any, piece_bytes: int) -> None:
-    key_bytes, puts = day[1], [put for slice_id, _, segment in day[2] if slice_id == 0 for put in segment]
-    ranges = [Range(key[:key_bytes], epoch, first, first + count) for key, epoch, first, count in drawn]
-    with TemporaryDirectory() as path, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(piece_reading, "PIECE_BYTES", piece_bytes)
-        made(Path(path) / "day", day)
-        archive, ask = Pieces(Path(path)), AskBlocks(slice_id=0, ranges=ranges)
-        blocks: list[Number] = []
-        came: set[Number] = set()
-        gone: set[Number] = set()
-        while True:
-            piece, found = archive.read(ask)
-            for block, (_, first_row) in zip(found, piece.blocks, strict=True):
-                blocks.append((block.key, block.epoch, block.sequence + first_row))
-                came |= {(block.key, block.epoch, number) for number in block.sequences[first_row:].tolist()}
-            gone |= all_of([Range(each.key, each.epoch, each.first, each.first + each.count) for _, each in piece.gone])
-            if piece.state != "more":
-                break
-            ask = msgspec.structs.replace(ask, cursor=piece.cursor, ranges=piece.ranges)
-        expected = {number: fate(number, puts, key_bytes) for number in all_of(ranges)}
-        assert came & set(expected) == {number for number, what in expected.items() if what == "found"}
-        assert gone == {number for number, what in expected.items() if what == "gone"}
-        assert all_of(piece.ranges) == {number for number, what in expected.items() if what == "open"}
-        assert (piece.state == "done") == (not piece.ranges)
-        assert len(blocks) == len(set(blocks))
-
-
-def test_many_ranges_are_one_request(tmp_path: Path) -> None:
-    feed = archived_feed()
-    epoch = recorded(tmp_path, feed, 50_000)
-    ranges = [(b"", epoch, first, first + 20) for first in range(0, 50_000, 100)]
-    with ArchiveServer(tmp_path / feed.name, feed.archives) as archive:
-        found = [n for each in ArchiveClient(feed).ranges(0, ranges) for n in numbers(each)]  # type: ignore[arg-type]
-        assert archive.statistics().answered < len(ranges) // 10
-    assert len(found) == len(set(found))
-    assert {n for n in range(50_000) if n % 100 < 20} <= set(found)
+            met, missing = walked(puts, start, None if start else start_ns)
+            rows = [row for put in met for row in put.told(slice_id)]
+            assert found == [row for row in rows if row.topic.startswith(prefixes)]
+            assert gone == missing
+            epochs = dict.fromkeys([*([start.epoch] if start else []), *(put.epoch for put in met)])
+            assert ended == list(epochs)[:-1]
 
 
 def test_an_index_is_looked_at_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,9 +126,10 @@ def test_an_index_is_looked_at_a_part_at_a_time(tmp_path: Path, monkeypatch: pyt
             publish_parts(publisher, count - 2_000, count)
             wait_recorded(recorder, count)
     (day,) = days_of(tmp_path, feed)
-    segment = Recording.open(day)._segments_of([0])[0][1][0]
-    late_ns = int(segment.entries["max_ts_recv"][-2]) + 1
-    assert len(segment.entries) > 4
+    entries = Recording.open(day)._segments_of([0])[0][1][0].entries
+    entries = entries[entries["records"] > 0]
+    late_ns = int(entries["max_ts_recv"][-2]) + 1
+    assert len(entries) > 4
     monkeypatch.setattr(piece_reading, "_ENTRIES", 2)
     with ArchiveServer(tmp_path / feed.name, feed.archives) as archive:
         assert all_numbers(ArchiveClient(feed).blocks(0)) == list(range(40_000))
@@ -187,8 +139,9 @@ def test_an_index_is_looked_at_a_part_at_a_time(tmp_path: Path, monkeypatch: pyt
         assert archive.statistics().refused == 0
 
 
-def test_what_one_archive_lacks_is_asked_of_the_next_one(tmp_path: Path) -> None:
-    feed = archived_feed(2)
+@pytest.mark.parametrize("key_bytes", [0, 2])
+def test_messages_that_one_archive_lacks_come_from_the_next_one(tmp_path: Path, key_bytes: int) -> None:
+    feed = archived_feed(2, key_bytes=key_bytes)
     places = [tmp_path / "a", tmp_path / "b"]
     with Publisher(feed) as publisher, Recorder(feed, places[0], segment_bytes=MIB) as recorder:
         epoch, count = publisher.epoch, publish_over_segments(publisher, recorder, least=5)
@@ -196,26 +149,24 @@ def test_what_one_archive_lacks_is_asked_of_the_next_one(tmp_path: Path) -> None
     for place, lost in zip(places, ((1, 3), (2, 3)), strict=True):
         for number in lost:
             segments(place, feed)[number].write_bytes(b"")
-    ranges = [(b"", epoch, first, first + 10) for first in range(0, count, 1_000)]
     with (
         ArchiveServer(places[0] / feed.name, feed.archives[:1]),
         ArchiveServer(places[1] / feed.name, feed.archives[1:]),
     ):
-        found = list(ArchiveClient(feed).ranges(0, ranges))
+        found = list(ArchiveClient(feed).blocks(0, start=(epoch, 0)))
         alone = [
-            list(ArchiveClient(msgspec.structs.replace(feed, archives=(archive,))).ranges(0, ranges))
+            list(ArchiveClient(msgspec.structs.replace(feed, archives=(archive,))).blocks(0, start=(epoch, 0)))
             for archive in feed.archives
         ]
-    wanted = {n for _, _, first, stop in ranges for n in range(first, stop)}
-    came = [{n for each in some if isinstance(each, Fetched) for n in numbers(each)} for some in (found, *alone)]
-    assert came[0] & wanted == (came[1] | came[2]) & wanted
-    gone = [each for each in found if isinstance(each, Gone)]
-    assert {n for each in gone for n in range(each.first, each.first + each.count)} == wanted - came[0]
-    assert all("000003" in each.why for each in gone)
-    assert min(len(wanted - some) for some in came[1:]) > len(wanted - came[0]) > 0
+    came = [[n for each in some if isinstance(each, Fetched) for n in numbers(each)] for some in (found, *alone)]
+    assert came[0] == sorted({*came[1], *came[2]})
+    (gone,) = [each for each in found if isinstance(each, Gone)]
+    assert set(range(gone.first, gone.stop)) == set(range(count)) - set(came[0])
+    assert "000003" in gone.why
+    assert max(map(len, came[1:])) < len(came[0]) < count
 
 
-@pytest.mark.parametrize("by", ["time", "position", "ranges"])
+@pytest.mark.parametrize("by", ["time", "position"])
 def test_days_before_what_is_asked_for_are_not_walked(tmp_path: Path, by: str) -> None:
     feed = archived_feed()
     epochs = []
@@ -225,20 +176,16 @@ def test_days_before_what_is_asked_for_are_not_walked(tmp_path: Path, by: str) -
     archive = Pieces(tmp_path / feed.name)
     for place, epoch in enumerate(epochs):
         about = archive.about(f"2020-01-0{place + 1}").slices[0]
-        ask = {
-            "time": AskBlocks(slice_id=0, start_ns=about.first_ns),
-            "position": AskBlocks(slice_id=0, key=b"", start=Position(epoch, 0)),
-            "ranges": AskBlocks(slice_id=0, ranges=[Range(b"", epoch, 0, 1_000)]),
-        }[by]
+        start_ns, start = (about.first_ns, None) if by == "time" else (None, Position(epoch, 0))
+        ask, came = AskBlocks(slice_id=0, start_ns=start_ns, start=start), list[int]()
         piece, found = archive.read(ask)
         if place < 4:  # of the last two the first one may still be written
             assert found[0].epoch == epoch
-        if by == "time":
-            came = [block.epoch for block in found]
-            while piece.state == "more":
-                piece, found = archive.read(msgspec.structs.replace(ask, cursor=piece.cursor))
-                came += [block.epoch for block in found]
-            assert came == [each for each in epochs[place:] for _ in range(2)]
+        came += [block.epoch for block in found]
+        while piece.state == "more":
+            piece, found = archive.read(msgspec.structs.replace(ask, cursor=piece.cursor, start=piece.passed))
+            came += [block.epoch for block in found]
+        assert came == [each for each in epochs[place:] for _ in range(2)]
 
 
 def test_days_and_epochs_follow_each_other(tmp_path: Path) -> None:
@@ -247,7 +194,7 @@ def test_days_and_epochs_follow_each_other(tmp_path: Path) -> None:
     with ArchiveServer(tmp_path / feed.name, feed.archives):
         client = ArchiveClient(feed)
         assert all_numbers(client.blocks(0)) == 2 * list(range(1_000))
-        assert all_numbers(client.blocks(0, key=b"", start=(epochs[0], 900))) == [*range(900, 1_000), *range(1_000)]
+        assert all_numbers(client.blocks(0, start=(epochs[0], 900))) == [*range(900, 1_000), *range(1_000)]
         about = client.about()
         assert (about.feed, about.live_epoch, about.slices[0].epochs) == (feed.name, None, epochs)
         assert (about.slices[0].messages, about.slices[0].last_sequences) == (2_000, [999, 999])
@@ -266,8 +213,8 @@ def test_a_range_of_times_is_given(tmp_path: Path) -> None:
         assert all_numbers(client.blocks(0, start_ns=low, stop_ns=high)) == expected
 
 
-@pytest.mark.parametrize("by_key", first_of([True, False]))
-def test_an_archive_that_is_killed_in_an_answer_is_followed_by_the_next_one(tmp_path: Path, by_key: bool) -> None:
+@pytest.mark.parametrize("by_position", [True, False])
+def test_the_next_archive_continues_an_answer_of_a_killed_one(tmp_path: Path, by_position: bool) -> None:
     feed = archived_feed(2)
     epoch = recorded(tmp_path, feed, 120_000)
     path = tmp_path / "feed.toml"
@@ -279,7 +226,7 @@ def test_an_archive_that_is_killed_in_an_answer_is_followed_by_the_next_one(tmp_
         first.read_error("serving")
         next(ArchiveClient(feed, timeout=90.0).blocks(0))  # it has loaded what it reads with
         client = ArchiveClient(feed, timeout=3.0)
-        asked = client.blocks(0, key=b"", start=(epoch, 0)) if by_key else client.blocks(0)
+        asked = client.blocks(0, start=(epoch, 0)) if by_position else client.blocks(0)
         found = numbers(next(asked))  # type: ignore[arg-type]
         assert second.statistics().answered == 0
         first.process.kill()
@@ -298,5 +245,5 @@ def test_an_answer_goes_over_two_days(tmp_path: Path) -> None:
         about = client.about()
         assert len(about.days) == 2
         assert all_numbers(client.blocks(0)) == [*range(1_000), *range(700)]
-        asked = client.blocks(0, key=b"", start=(first, 900), stop=(second, 100))
+        asked = client.blocks(0, start=(first, 900), stop=(second, 100))
         assert all_numbers(asked) == [*range(900, 1_000), *range(100)]

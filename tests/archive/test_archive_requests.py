@@ -14,9 +14,8 @@ from blackbox import ConfigError, Publisher
 from blackbox.archive.recorder import Recorder
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.pieces import Pieces
-from blackbox.archive.serve.protocol import ANSWERS, ENCODER, AskAbout, AskBlocks, Piece, Range, Refusal
+from blackbox.archive.serve.protocol import ANSWERS, ENCODER, AskAbout, AskBlocks, Piece, Refusal
 from blackbox.archive.serve.server import ArchiveServer, ArchiveStatistics
-from blackbox.block.position import Position
 from blackbox.errors import ArchiveError, EndpointError
 from blackbox.testing import wait_until
 from tests.archive.archives import (
@@ -68,7 +67,7 @@ def test_a_reader_that_asks_and_does_not_read_holds_up_nobody(tmp_path: Path) ->
             for _ in range(1_000):
                 hung.send_multipart([b"", request])
             publish_parts(publisher, 30_000, 40_000)
-            asked = ArchiveClient(feed).blocks(0, key=b"", start=(publisher.epoch, 0), stop=(publisher.epoch, 40_000))
+            asked = ArchiveClient(feed).blocks(0, start=(publisher.epoch, 0), stop=(publisher.epoch, 40_000))
             assert all_numbers(asked) == list(range(40_000))
             wait_until(lambda: archive_of(recorder).disconnected >= 1, 60, "it was disconnected")
             assert archive_of(recorder).dropped >= 64
@@ -140,13 +139,9 @@ def test_settings_that_cannot_be_are_refused_at_once(tmp_path: Path) -> None:
         Recorder(feed_of(), tmp_path, serve=True)
     with pytest.raises(ConfigError, match="had no archives"):
         ArchiveClient(feed_of())
-    with pytest.raises(ConfigError, match="a position without a key"):
-        ArchiveClient(archived_feed()).blocks(0, start=(1, 1))
-    with pytest.raises(ArchiveError, match="a position without a key"):
-        Pieces(tmp_path).read(AskBlocks(slice_id=0, start=Position(1, 1)))
-    with pytest.raises(ArchiveError, match="ranges came with another choice"):
-        Pieces(tmp_path).read(AskBlocks(slice_id=0, prefix=b"A", ranges=[Range(b"", 1, 0, 1)]))
-    with pytest.raises(ArchiveError, match="range was 5 to 5"):
-        Pieces(tmp_path).read(AskBlocks(slice_id=0, ranges=[Range(b"", 1, 5, 5)]))
+    with pytest.raises(ConfigError, match="and start_ns 5, expected one of them"):
+        ArchiveClient(archived_feed()).blocks(0, start=(1, 1), start_ns=5)
+    with pytest.raises(ConfigError, match="prefixes were 257, expected at most 256"):
+        ArchiveClient(archived_feed()).blocks(0, [b"%03d" % number for number in range(257)])
     with pytest.raises(ArchiveError, match="had no recorded day"):
         Pieces(tmp_path).about(AskAbout().day)

@@ -33,13 +33,16 @@ Blocks = dict[tuple[int, int, bytes], list[tuple[int, int, list[Told]]]]
 def blocks_of(day: Day, key_bytes: int) -> Blocks:
     """What the blocks are to be, by slice, epoch and key: `ts_out`, `ts_recv` and messages of each."""
     found: Blocks = defaultdict(list)
+    last: dict[int, tuple[int, int, bytes]] = {}
     for segment in day.segments:
         for put in segment.puts:
             messages = put.told(segment.slice_id)
-            blocks = found[segment.slice_id, put.epoch, put.rows[0].topic[:key_bytes]]
-            if not blocks or blocks[-1][2][-1].sequence + 1 != messages[0].sequence:
+            name = segment.slice_id, put.epoch, put.rows[0].topic[:key_bytes]
+            blocks = found[name]
+            if last.get(segment.slice_id) != name or blocks[-1][2][-1].sequence + 1 != messages[0].sequence:
                 blocks.append((put.ts_out, put.ts_recv, []))
             blocks[-1][2].extend(messages)
+            last[segment.slice_id] = name
     return found
 
 
@@ -138,6 +141,25 @@ def test_a_merged_block_holds_a_second_at_most(tmp_path: Path) -> None:
     day = day_of(tmp_path / "day", 40, apart_ns=100_000_000)
     done = compact(Recording.open(day.path), tmp_path / "out")
     assert (done.blocks_before, done.blocks_after) == (40, 4)
+
+
+def test_alternating_keys_keep_order_and_sequences(tmp_path: Path) -> None:
+    day = Day(tmp_path / "day", feed_of(key_bytes=1))
+    ends: dict[bytes, int] = {}
+    counts: dict[bytes, int] = {}
+    for number, key in enumerate([b"A", b"A", b"B", b"A", b"A", b"A", b"B"]):
+        row = Row(key + b".x", b"%d" % number)
+        put = Put((row, row), sequence=2 * number, previous=ends.get(key, 0), key_sequence=counts.get(key, 0))
+        day.put(0, put)
+        ends[key], counts[key] = 2 * number + 2, counts.get(key, 0) + 2
+    compact(Recording.open(day.path), tmp_path / "out")
+    blocks = [batch.block for batch in Recording.open(tmp_path / "out").batches()]
+    assert [(block.key, block.count, block.sequence, block.previous, block.key_sequence) for block in blocks] == [
+        (b"A", 4, 0, 0, 0),
+        (b"B", 2, 4, 0, 0),
+        (b"A", 6, 6, 4, 4),
+        (b"B", 2, 12, 6, 2),
+    ]
 
 
 def test_damaged_blocks_become_gaps_and_are_counted(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def days(draw: st.DrawFn) -> tuple[int, int, list[tuple[int, Put]]]:
     """Slices, key_bytes, blocks as (slice, block), of one run."""
     slices, key_bytes = draw(st.integers(1, 3)), draw(st.sampled_from([0, 2]))
     puts = []
-    sequences: Counter[tuple[int, bytes]] = Counter()
+    sequences: Counter[int] = Counter()
     clock = 0
     for number in range(draw(st.integers(0, 12))):
         slice_id = draw(st.integers(0, slices - 1))
@@ -141,20 +141,19 @@ def days(draw: st.DrawFn) -> tuple[int, int, list[tuple[int, Put]]]:
             clock = max(0, clock + draw(st.sampled_from([0, 0, 1, 1, 3, -1])))
             payload = b"%d" % (1_000 * number + len(rows))
             rows.append(Row(f"{key}.t".encode(), payload * draw(st.integers(0, 2)), clock))
-        name = slice_id, key[:key_bytes].encode()
         puts.append(
             (
                 slice_id,
                 Put(
                     tuple(rows),
-                    sequence=sequences[name],
+                    sequence=sequences[slice_id],
                     ts_out=number + draw(st.integers(0, 3)),
                     first_row=draw(st.integers(0, len(rows) - 1)),
                     codec=draw(st.integers(0, 2)),
                 ),
             )
         )
-        sequences[name] += len(rows)
+        sequences[slice_id] += len(rows)
     return slices, key_bytes, puts
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import msgspec
 import numpy
@@ -53,6 +54,19 @@ def put(writer: ColumnWriter, rows: list[Row], *, spare: int) -> None:
     )
 
 
+def check_numbers(recording: Recording) -> None:
+    """Check that blocks of a slice are consecutive, and that each has the end of the earlier blocks of its key."""
+    following: dict[int, int] = {}
+    ends: dict[tuple[int, bytes], tuple[int, int]] = {}
+    for batch in recording.batches():
+        block = batch.block
+        name = block.slice_id, block.key
+        assert block.sequence == following.get(block.slice_id, 0)
+        assert (block.previous, block.key_sequence) == ends.get(name, (0, 0))
+        following[block.slice_id] = block.sequence + block.count
+        ends[name] = block.sequence + block.count, block.key_sequence + block.count
+
+
 @given(st.lists(ROWS, max_size=3), st.integers(0, 2), st.integers(1, 3), st.sampled_from([0, 2, 100]))
 @settings(max_examples=examples(60), deadline=None)
 def test_what_is_recorded_is_what_was_put(
@@ -81,7 +95,26 @@ def test_what_is_recorded_is_what_was_put(
         for topic, payload, time in (row for rows in made for row in rows):
             expected.setdefault((feed.slice_of(topic), feed.key_of(topic)), []).append((topic, payload, time))
         assert found == expected
-        assert recording.verify() == []
+        check_numbers(recording)
+        assert recording.examine() == ([], [], [])
+
+
+@pytest.mark.parametrize(
+    ("key_bytes", "numbers"),
+    [(0, [(b"", 3, 3, 3), (b"", 7, 7, 7)]), (1, [(b"A", 3, 3, 1), (b"B", 4, 3, 1), (b"A", 7, 7, 3), (b"C", 8, 7, 1)])],
+)
+def test_skipped_sequences_belong_to_the_slice(tmp_path: Path, key_bytes: int, numbers: list[Any]) -> None:
+    feed = msgspec.structs.replace(Feed.local("grown", 1), key_bytes=key_bytes)
+    with ColumnWriter(tmp_path, feed, DAY) as writer:
+        for count, names in ((3, b"AB"), (2, b"AC")):
+            writer.skip(count)
+            put(writer, [(bytes([name]) + b".t", b"x", NOON) for name in names], spare=0)
+    recording = Recording.open(tmp_path)
+    blocks = [batch.block for batch in recording.batches()]
+    assert [(block.key, block.sequence, block.previous, block.key_sequence) for block in blocks] == numbers
+    damage, gaps, begins = recording.examine()
+    assert (damage, begins) == ([], [])
+    assert [(gap.key, gap.sequence, gap.count) for gap in gaps] == [(b"", 0, 3), (b"", 5, 2)]
 
 
 @pytest.mark.parametrize(

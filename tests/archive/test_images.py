@@ -27,6 +27,7 @@ from blackbox.archive.serve.protocol import ENCODER, REQUESTS, About, AskAbout, 
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.block import Block
 from blackbox.block.layout import VERSION
+from blackbox.block.position import Position
 from blackbox.errors import ArchiveError
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
@@ -40,7 +41,8 @@ class Told:
 
     def __init__(self, key_bytes: int, seed: int = 1) -> None:
         self.newest: dict[bytes, tuple[int, int, bytes]] = {}
-        self.next_sequences: dict[bytes, int] = {}
+        self.following = 0
+        """Next sequence of the present run."""
         self.published = 0
         self._key_bytes = key_bytes
         self._random = numpy.random.default_rng(seed)
@@ -53,19 +55,22 @@ class Told:
         valid = self._random.random(count) > 0.02
         publisher.publish_many(names, index, payloads, valid=valid)
         publisher.flush()
-        for topic, payload, is_valid in zip(index.tolist(), payloads, valid.tolist(), strict=True):
-            name = names[topic]
-            key = name[: self._key_bytes]
-            number = self.next_sequences.get(key, 0)
-            self.next_sequences[key] = number + 1
+        place_of_key: dict[bytes, int] = {}
+
+        def place(row: int) -> int:
+            return place_of_key.setdefault(names[index[row]][: self._key_bytes], len(place_of_key))
+
+        for row in sorted(range(count), key=place):  # messages published together are sent key by key
+            name = names[index[row]]
             self.newest.pop(name, None)
-            if is_valid:
-                self.newest[name] = publisher.epoch, number, payload.tobytes()
+            if valid[row]:
+                self.newest[name] = publisher.epoch, self.following, payloads[row].tobytes()
+            self.following += 1
         self.published += count
 
     def new_run(self) -> None:
         """Numbers begin again."""
-        self.next_sequences = {}
+        self.following = 0
 
 
 def newest_of(image: SliceImage) -> dict[bytes, tuple[int, int, bytes]]:
@@ -82,7 +87,7 @@ def newest_of(image: SliceImage) -> dict[bytes, tuple[int, int, bytes]]:
 def answer_of(images: Images, *prefixes: bytes) -> tuple[Image, list[Block]]:
     """The first piece of an image, once the archive has read all."""
     while True:
-        answer, blocks = images.answer(AskImage(slice_id=0, prefixes=[*prefixes]))
+        answer, blocks = images.answer(AskImage(slice_id=0, prefixes=prefixes))
         if answer.image:
             return answer, blocks
 
@@ -109,8 +114,7 @@ def test_an_image_is_the_newest_of_every_topic_at_its_position(tmp_path: Path, k
     with published(tmp_path, key_bytes, runs) as (feed, told):
         image = ArchiveClient(feed).image(0)
     assert newest_of(image) == told.newest
-    assert image.next_sequences == told.next_sequences
-    assert image.epoch == max(epoch for epoch, _, _ in told.newest.values())
+    assert image.position == (max(epoch for epoch, _, _ in told.newest.values()), told.following)
 
 
 @pytest.mark.parametrize("key_bytes", [0, 1, 3])
@@ -120,8 +124,7 @@ def test_an_image_of_a_subtree_has_its_topics_alone(tmp_path: Path, key_bytes: i
         image = ArchiveClient(feed).image(0, prefixes)
         assert newest_of(ArchiveClient(feed).image(0, [b"nothing"])) == {}
     assert newest_of(image) == {topic: each for topic, each in told.newest.items() if topic.startswith(prefixes)}
-    keys = tuple(prefix[:key_bytes] for prefix in prefixes)
-    assert image.next_sequences == {key: number for key, number in told.next_sequences.items() if key.startswith(keys)}
+    assert image.position.sequence == told.following
 
 
 def test_who_asks_within_a_moment_gets_the_same_image_and_later_a_new_one(tmp_path: Path) -> None:
@@ -130,15 +133,15 @@ def test_who_asks_within_a_moment_gets_the_same_image_and_later_a_new_one(tmp_pa
         told.publish(publisher, 1_000)
         wait_recorded(recorder, 1_000)
         images = Images(Pieces(tmp_path / feed.name))
-        wait_until(lambda: answer_of(images, b"")[0].next_sequences == {b"": 1_000}, 60)
+        wait_until(lambda: answer_of(images, b"")[0].position.sequence == 1_000, 60)
         first, _ = answer_of(images, b"")
         told.publish(publisher, 1_000)
         wait_recorded(recorder, 2_000)
-        again, _ = images.answer(AskImage(slice_id=0, prefixes=[b""], image=first.image))
+        again, _ = images.answer(AskImage(slice_id=0, prefixes=(b"",), image=first.image))
         assert again == first
-        wait_until(lambda: answer_of(images, b"")[0].next_sequences == {b"": 2_000}, 60)
+        wait_until(lambda: answer_of(images, b"")[0].position.sequence == 2_000, 60)
         assert answer_of(images, b"")[0].image != first.image
-    assert first.next_sequences == {b"": 1_000}
+    assert first.position.sequence == 1_000
 
 
 def test_an_image_in_many_pieces_is_of_one_position(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,10 +163,10 @@ def test_an_image_that_is_kept_no_more_is_made_again(tmp_path: Path, monkeypatch
         images = Images(Pieces(tmp_path / feed.name))
         made, _ = answer_of(images, b"")
         with pytest.raises(StaleCursorError, match="expected one that this archive has made of late"):
-            images.answer(AskImage(slice_id=0, prefixes=[b"A"], image=made.image))  # of other prefixes
+            images.answer(AskImage(slice_id=0, prefixes=(b"A",), image=made.image))  # not its prefixes
         monkeypatch.setattr("blackbox.archive.serve.images._KEPT_S", -1.0)
         with pytest.raises(StaleCursorError, match="expected one that this archive has made of late"):
-            images.answer(AskImage(slice_id=0, prefixes=[b""], image=made.image))
+            images.answer(AskImage(slice_id=0, prefixes=(b"",), image=made.image))
         monkeypatch.undo()
         assert newest_of(ArchiveClient(feed).image(0)) == told.newest
 
@@ -184,7 +187,7 @@ def test_an_image_is_kept_while_its_rest_is_fetched(tmp_path: Path, monkeypatch:
         made, blocks = answer_of(images, b"")
         began = time.monotonic()
         while time.monotonic() < began + 1.5:
-            rest = images.answer(AskImage(slice_id=0, prefixes=[b""], image=made.image, first=0))
+            rest = images.answer(AskImage(slice_id=0, prefixes=(b"",), image=made.image, first=0))
             assert (rest[0], len(rest[1])) == (made, len(blocks))
 
 
@@ -207,8 +210,8 @@ def test_days_that_are_replaced_or_of_another_layout_do_not_mix(tmp_path: Path) 
         day.put(0, Put((Row(b"A", b"%d" % number), Row(b"B%d" % number, b"x")), epoch=number))
     images = Images(Pieces(tmp_path / feed.name))
     answer, blocks = answer_of(images, b"")
-    assert answer.epoch == 2
-    assert sorted(newest_of(SliceImage(blocks, 2, answer.next_sequences, 0))) == [b"A", b"B2"]
+    assert answer.position == (2, 2)
+    assert sorted(newest_of(SliceImage(blocks, answer.position, 0))) == [b"A", b"B2"]
 
 
 def test_what_cannot_be_asked_for_is_refused_by_name(tmp_path: Path) -> None:
@@ -232,7 +235,7 @@ def test_a_slice_of_which_nothing_is_recorded_has_an_empty_image(tmp_path: Path)
         publisher.flush()
         wait_recorded(recorder, 1)
         images = [ArchiveClient(feed).image(slice_id) for slice_id in (0, 1)]
-    assert sorted((len(image.blocks), image.epoch > 0) for image in images) == [(0, False), (1, True)]
+    assert sorted((len(image.blocks), image.position.epoch > 0) for image in images) == [(0, False), (1, True)]
 
 
 def test_what_is_damaged_is_left_out_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -269,18 +272,18 @@ ABOUT = About(
 @pytest.mark.parametrize(
     ("image", "frames", "match"),
     [
-        (Image(image=1, blocks=1, epoch=1, next_sequences={b"": 4}), lambda f: f[:2], "was no image, or lacked a part"),
-        (Image(image=1, blocks=1, epoch=1, next_sequences={b"": 4}), lambda f: [f[0], f[1][:-1], f[2]], "is damaged"),
+        (Image(image=1, blocks=1, position=Position(1, 4)), lambda f: f[:2], "was no image, or lacked a part"),
+        (Image(image=1, blocks=1, position=Position(1, 4)), lambda f: [f[0], f[1][:-1], f[2]], "is damaged"),
         (
-            Image(image=1, blocks=1, epoch=1, next_sequences={b"": 4}),
+            Image(image=1, blocks=1, position=Position(1, 4)),
             lambda f: [*f[:2], bytes(len(f[2]))],
             "is damaged",
         ),
-        (Image(image=1, blocks=1, epoch=1, next_sequences={b"": 3}), lambda f: f, "which cannot be in it"),
-        (Image(image=1, blocks=1, epoch=1), lambda f: f, "which cannot be in it"),
-        (Image(image=1, blocks=1, epoch=0, next_sequences={b"": 4}), lambda f: f, "which cannot be in it"),
-        (Image(image=1, blocks=1, epoch=1, next_sequences={b"": 4}), lambda f: f * 2, "had 2 blocks, expected 1"),
-        (Image(image=1, blocks=2, epoch=1, next_sequences={b"": 4}), lambda f: [], "was not whole in time"),
+        (Image(image=1, blocks=1, position=Position(1, 3)), lambda f: f, "which cannot be in it"),
+        (Image(image=1, blocks=1, position=Position(1, 0)), lambda f: f, "which cannot be in it"),
+        (Image(image=1, blocks=1, position=Position(0, 4)), lambda f: f, "which cannot be in it"),
+        (Image(image=1, blocks=1, position=Position(1, 4)), lambda f: f * 2, "had 2 blocks, expected 1"),
+        (Image(image=1, blocks=2, position=Position(1, 4)), lambda f: [], "was not whole in time"),
         (Image(image=0), lambda f: [], "was not whole in time"),
         (AskAbout(), lambda f: f, "did not answer as an archive does"),
     ],
@@ -338,12 +341,12 @@ def test_images_while_the_feed_runs_at_full_speed_hold_nothing_up(tmp_path: Path
 
         thread = threading.Thread(target=publish)
         thread.start()
-        reached = [ArchiveClient(feed).image(0, timeout=60).next_sequences.get(b"", 0) for _ in range(30)]
+        reached = [ArchiveClient(feed).image(0, timeout=60).position for _ in range(30)]
         over.set()
         thread.join()
         wait_recorded(recorder, told.published)
         deadline = time.monotonic() + 30
-        while (image := ArchiveClient(feed).image(0)).next_sequences != told.next_sequences:
+        while (image := ArchiveClient(feed).image(0)).position.sequence != told.following:
             assert time.monotonic() < deadline
         assert newest_of(image) == told.newest
         statistics = recorder.statistics()

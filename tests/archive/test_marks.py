@@ -1,4 +1,4 @@
-"""What stands between the records: epochs, outages, heartbeats, totals; and what they show to be missing."""
+"""Marks between records: epochs, outages, heartbeats, totals, and the gaps that they show."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import resource
 import shutil
 import struct
+import threading
 from pathlib import Path
 
 import numpy
@@ -15,12 +16,13 @@ from blackbox import Recording
 from blackbox.archive.closed import note_closed, read_closed
 from blackbox.archive.crash_recovery import recover_day
 from blackbox.archive.format import ENTRY, FILE_HEAD_BYTES
-from blackbox.archive.marks import AFTER_KILL, Mark, MarkKind, Totals
+from blackbox.archive.marks import AFTER_KILL, NAMES_LEFT_OUT, Mark, MarkKind, Totals
 from blackbox.archive.segment import NO_GOOD_RECORD
-from blackbox.archive.summary import KeyBegin
+from blackbox.block.acknowledgement import NOTHING_MISSING
 from blackbox.block.format import FLAG_END
+from blackbox.testing import wait_until
 from tests import wire
-from tests.archive.written_journals import Journal, block
+from tests.archive.written_journals import FOREVER, Journal, block
 from tests.journals import Day, Put, Row, Segment, check_index, feed_of, read_segment, stored_marks
 
 SECOND = 10**9
@@ -53,6 +55,7 @@ def test_a_journal_says_who_recorded_and_what_was_published(tmp_path: Path) -> N
     assert [mark.totals.messages for mark in found] == [0, 0, 0, 5, 6, 6, 6, 6]
     assert [mark.totals.marks for mark in found] == list(range(8))
     assert (found[4].ts, found[4].ts_out, found[4].keys) == (4 * SECOND, 4 * SECOND - 1, {})
+    assert [mark.sequence for mark in found] == [0, 0, 0, 0, 1, 1, 0, 0]
     recording = Recording.open(tmp_path)
     assert recording.verify() == recording.gaps() == []
     (segment,) = tmp_path.glob("slice-*/*.journal")
@@ -76,18 +79,50 @@ def test_messages_are_read_as_if_no_mark_stood_between_them(tmp_path: Path) -> N
     assert sum(len(run.heads) for run in recording.runs()) == recording.summary().blocks == 50
 
 
-def test_keys_are_named_where_their_records_do_not_reach_what_was_told_and_only_once(tmp_path: Path) -> None:
+def test_a_mark_names_all_ends_once_if_records_do_not_reach_its_sequence(tmp_path: Path) -> None:
     journal = Journal(tmp_path, key_bytes=1)
     journal.put(block(0, 3, 0, topic=b"A"))
-    journal.put(block(0, 2, 0, topic=b"B"))
-    told = {b"A": 3, b"B": 5, b"C": 1, b"D": 0}
-    for ts in (SECOND, 20 * SECOND, 40 * SECOND):
-        journal.hear(told, 1, ts)
-    journal.hear(told | {b"C": 4}, 1, 41 * SECOND)
+    journal.put(block(3, 2, 0, topic=b"B"))
+    journal.hear({b"A": (3, 3), b"B": (5, 2)}, 1, SECOND)
+    lost = {b"A": (3, 3), b"B": (5, 2), b"C": (7, 2)}
+    for ts in (2 * SECOND, 20 * SECOND, 40 * SECOND):
+        journal.hear(lost, 1, ts)
+    journal.hear(lost | {b"C": (9, 3)}, 1, 41 * SECOND, sequence=10)
     journal.writer.close()
     heard = [mark for mark in marks(tmp_path) if mark.kind is MarkKind.HEARD]
-    assert [mark.keys for mark in heard] == [{b"B": 5, b"C": 1, b"D": 0}, {}, {}, {b"C": 4}]
+    assert [mark.sequence for mark in heard] == [5, 7, 7, 7, 10]
+    assert [mark.keys for mark in heard] == [{}, lost, {}, {}, lost | {b"C": (9, 3)}]
     assert Recording.open(tmp_path).verify() == []
+    (segment,) = tmp_path.glob("slice-*/*.journal")
+    assert [mark.sequence for mark in stored_marks(segment) if mark.kind == MarkKind.HEARD] == [5, 7, 7, 7, 10]
+
+
+def test_many_keys_are_named_by_several_marks(tmp_path: Path) -> None:
+    ends = {b"%08d" % key: (key + 5, 1 + key % 2) for key in range(20_000)}
+    journal = Journal(tmp_path, key_bytes=8)
+    journal.put(block(0, topic=b"00000000"))
+    journal.hear(ends, 1, SECOND, flags=FLAG_END)
+    journal.writer.close()
+    found = [mark for mark in marks(tmp_path) if mark.keys]
+    assert [mark.kind.name for mark in found] == ["HEARD", "HEARD", "EPOCH_END"]
+    assert [mark.flags for mark in found] == [NAMES_LEFT_OUT, NAMES_LEFT_OUT, 0]
+    assert {mark.sequence for mark in found} == {20_004}
+    assert {key: end for mark in found for key, end in mark.keys.items()} == ends
+    assert Recording.open(tmp_path).verify() == []
+
+
+def test_an_outbox_names_all_ends_once_per_day_and_epoch(tmp_path: Path) -> None:
+    ends = {b"A": (3, 3), b"B": (4, 1)}
+    journal = Journal(tmp_path, key_bytes=1, is_outbox=True)
+    journal.put(block(0, 3, 0, topic=b"A"))
+    journal.put(block(3, 1, 0, topic=b"B"))
+    for ts in (SECOND, 20 * SECOND):
+        journal.hear(ends, 1, ts)
+    journal.put(block(0, 1, 21 * SECOND, epoch=2, topic=b"B"))
+    journal.hear({b"A": (0, 0), b"B": (1, 1)}, 2, 22 * SECOND)
+    journal.writer.close()
+    heard = [mark for mark in marks(tmp_path) if mark.kind is MarkKind.HEARD]
+    assert [mark.keys for mark in heard] == [ends, {}, {b"A": (0, 0), b"B": (1, 1)}]
 
 
 def test_heartbeats_that_say_nothing_new_are_marked_seldom(tmp_path: Path) -> None:
@@ -125,23 +160,45 @@ def test_a_run_of_a_publisher_whose_clock_was_set_back_begins_too(tmp_path: Path
     assert about == expected
 
 
-def test_what_was_published_before_a_key_was_heard_is_told(tmp_path: Path) -> None:
+def test_messages_before_the_recorder_started_are_counted_and_no_gap(tmp_path: Path) -> None:
     journal = Journal(tmp_path, key_bytes=1)
     journal.put(block(7, 3, 0, topic=b"A"))
-    journal.put(block(0, 2, 0, topic=b"B"))
-    journal.hear({b"A": 10, b"B": 2, b"C": 5}, 1, SECOND)
-    journal.put(block(5, 2, 0, topic=b"C"))
-    journal.put(block(10, 2, 0, topic=b"A"))
+    journal.put(block(10, 2, 0, topic=b"B"))
+    journal.hear({b"A": (10, 4), b"B": (12, 2)}, 1, SECOND)
     journal.put(block(2, 1, 0, epoch=2, topic=b"A"))
+    journal.hear({b"A": (5, 5)}, 3, 2 * SECOND)
+    journal.put(block(5, 1, 0, epoch=3, topic=b"A"))
     journal.writer.close()
-    assert journal.writer.unheard == 7 + 5 + 2
+    assert journal.writer.state.unheard == 7 + 2 + 5
     examined = Recording.open(tmp_path).examine()
     assert (examined.damage, examined.gaps) == ([], [])
-    assert sorted(examined.begins) == [
-        KeyBegin(0, 1, b"A", 7),
-        KeyBegin(0, 1, b"C", 5),
-        KeyBegin(0, 2, b"A", 2),
-    ]
+
+
+def test_the_recorded_position_continues_on_the_next_day(tmp_path: Path) -> None:
+    first, second = (tmp_path / name for name in ("2026-11-20", "2026-11-21"))
+    Day(second, feed_of(key_bytes=1))
+    journal = Journal(first, key_bytes=1)
+    journal.writer._day_of, journal.writer.state.day_end = lambda _: (second, FOREVER), 10 * SECOND
+    journal.put(block(0, 3, 0, topic=b"A"))
+    journal.hear({b"A": 3}, 1, SECOND)
+    assert journal.writer.position() == (1, 0, 3, NOTHING_MISSING)
+
+    def is_switched() -> bool:
+        journal.writer.tend()
+        return journal.writer.state.switches > 0
+
+    thread = threading.Thread(target=wait_until, args=[is_switched])
+    thread.start()
+    journal.put(block(3, 2, 11 * SECOND, topic=b"B"))
+    thread.join()
+    journal.hear({b"A": (3, 3), b"B": (5, 2)}, 1, 12 * SECOND)
+    assert journal.writer.position() == (1, 0, 5, NOTHING_MISSING)
+    journal.hear({b"A": (3, 3), b"B": (6, 3)}, 1, 13 * SECOND)
+    assert journal.writer.position() == (1, 0, 5, 5)
+    journal.writer.close()
+    assert journal.writer.state.unheard == 0
+    assert "EPOCH_BEGIN" in kinds(second)
+    assert [mark.keys for mark in marks(second) if mark.keys] == [{b"A": (3, 3), b"B": (6, 3)}]
 
 
 def test_a_second_recorder_goes_on_with_totals_and_chain(tmp_path: Path) -> None:

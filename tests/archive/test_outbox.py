@@ -1,10 +1,9 @@
-"""A publisher with an outbox: killed, it goes on in its epoch, with the next number; what it had sent is not lost."""
+"""A killed publisher with an outbox continues its epoch with the next sequence and loses no sent message."""
 
 from __future__ import annotations
 
 import shutil
 import signal
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +15,42 @@ from blackbox import ConfigError, Feed, Gap, Message, Publisher, Recorder, Recor
 from blackbox.archive import outbox as outbox_module
 from blackbox.archive.outbox import Outbox
 from blackbox.archive.retention import Retention
+from blackbox.block.position import End
 from blackbox.errors import JournalError
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
-from tests.archive.recorders import feed_of, numbered, publish_numbered, wait_recorded
+from tests.archive.recorders import FOREVER_NS, feed_of, numbered, publish_numbered, wait_recorded
 from tests.examples import first_of
 from tests.subscribe.subscribers import PATIENT
 from tests.support import Script
 
-Said = dict[tuple[int, bytes, int], bytes]
-"""By (epoch, key, number), what was published so."""
+Said = dict[tuple[int, int], bytes]
+"""Published payload by (epoch, sequence)."""
 
 
 def said_in(directory: Path, feed: Feed) -> Said:
-    """What recordings hold; each number stands there once."""
+    """Return the payloads in recordings, which must have each sequence once."""
     said: Said = {}
     for manifest in sorted((directory / feed.name).glob("*/manifest.json")):
         for batch in Recording.open(manifest.parent).batches():
             for message in batch:
-                place = message.epoch, feed.key_of(message.topic), message.sequence
+                place = message.epoch, message.sequence
                 assert place not in said
                 said[place] = bytes(message.payload or b"")
     return said
+
+
+def check_keys(directory: Path, feed: Feed) -> None:
+    """Check that each block has the end of the earlier blocks of its key, and their number of messages."""
+    ends: dict[tuple[int, bytes], End] = {}
+    following: dict[int, int] = {}
+    for manifest in sorted((directory / feed.name).glob("*/manifest.json")):
+        for batch in Recording.open(manifest.parent).batches():
+            block = batch.block
+            assert block.sequence == following.get(block.epoch, 0)
+            assert (block.previous, block.key_sequence) == ends.get((block.epoch, block.key), End(0, 0))
+            following[block.epoch] = block.sequence + block.count
+            ends[block.epoch, block.key] = End(following[block.epoch], block.key_sequence + block.count)
 
 
 def heard_by(subscriber: Subscriber) -> tuple[Said, list[Gap]]:
@@ -46,7 +59,7 @@ def heard_by(subscriber: Subscriber) -> tuple[Said, list[Gap]]:
 
     @subscriber.on(b"")
     def _(message: Message) -> None:
-        place = message.epoch, subscriber.feed.key_of(message.topic), message.sequence
+        place = message.epoch, message.sequence
         assert place not in said
         said[place] = bytes(message.payload or b"")
 
@@ -55,7 +68,7 @@ def heard_by(subscriber: Subscriber) -> tuple[Said, list[Gap]]:
 
 
 def killed(publisher: Publisher, directory: Path, elsewhere: Path) -> Path:
-    """What is there when the publisher is killed now."""
+    """Return a copy of the files as they would be if the publisher were killed now."""
     publisher.flush()
     shutil.copytree(directory, elsewhere)
     return elsewhere
@@ -74,32 +87,70 @@ def test_a_killed_publisher_goes_on_with_the_next_number(tmp_path: Path, key_byt
         assert publisher.epoch == epoch
         publisher.publish_many(topics, [0, 1, 2], numpy.ones((3, 8), numpy.uint8))
         publisher.flush()
-    counts: dict[bytes, int] = defaultdict(int)
-    for of, key, _ in said_in(left, feed):
-        assert of == epoch
-        counts[key] += 1
-    assert counts == ({b"": 10} if key_bytes == 0 else {b"A": 4, b"B": 2, b"C": 4})
+    assert sorted(said_in(left, feed)) == [(epoch, sequence) for sequence in range(10)]
+    check_keys(left, feed)
 
 
-def test_a_silent_key_keeps_its_number_over_days(tmp_path: Path) -> None:
+def turned(tmp_path: Path, feed: Feed, turn: int, *, is_named: bool = True) -> tuple[Path, int]:
+    """Continue the outbox of the previous turn, publish, and kill the publisher. Return its outbox and epoch.
+
+    Turn 0 is moved to an earlier day.
+    """
+    place = tmp_path / f"{turn}-left"
+    before = tmp_path / f"{turn - 1}-left"
+    if turn:
+        shutil.copytree(before, tmp_path / str(turn))
+    with Publisher(feed, outbox=Outbox(tmp_path / str(turn), again_wait=0)) as publisher:
+        publisher.publish((b"A.x", b"B.x")[turn % 2], b"%d" % turn)
+        publisher.flush()
+        day = max((tmp_path / str(turn) / feed.name).glob("*/manifest.json")).parent
+        wait_until(lambda: not is_named or any(mark.keys for mark in Recording.open(day).marks()), 60)
+        killed(publisher, tmp_path / str(turn), place)
+    if turn == 0:
+        day = next((place / feed.name).glob("*/manifest.json")).parent
+        day.rename(day.with_name("2019-12-30"))
+    return place, publisher.epoch
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_silent_key_keeps_its_end_over_days(tmp_path: Path, is_deleted: bool) -> None:
     feed = feed_of(key_bytes=1)
-    for turn, topic in enumerate((b"A.x", b"B.x", b"A.x", b"B.x")):
-        place, before = tmp_path / str(turn), tmp_path / f"{turn - 1}-left"
-        if turn:
-            shutil.copytree(before, place)
-            day = next((place / feed.name).glob("*/manifest.json")).parent
-            if turn == 1:  # as if that was yesterday: what is written from now on is another day's
-                day.rename(day.with_name("2019-12-30"))
-        with Publisher(feed, outbox=Outbox(place, again_wait=0)) as publisher:
-            publisher.publish(topic, b"%d" % turn)
-            killed(publisher, place, tmp_path / f"{turn}-left")
-    said = said_in(tmp_path / "3-left", feed)
-    assert {(key, number): text for (_, key, number), text in said.items()} == {
-        (b"A", 0): b"0",
-        (b"B", 0): b"1",
-        (b"A", 1): b"2",
-        (b"B", 1): b"3",
-    }
+    epochs = set()
+    for turn in range(4):
+        place, epoch = turned(tmp_path, feed, turn)
+        epochs.add(epoch)
+        if is_deleted and turn == 1:
+            shutil.rmtree(place / feed.name / "2019-12-30")
+    assert len(epochs) == 1
+    said = {sequence: text for (_, sequence), text in said_in(place, feed).items()}
+    assert said == {turn: b"%d" % turn for turn in range(is_deleted, 4)}
+    if not is_deleted:
+        check_keys(place, feed)
+    days = sorted((place / feed.name).glob("*/manifest.json"))
+    blocks = [batch.block for day in days for batch in Recording.open(day.parent).batches()]
+    assert [(block.previous, block.key_sequence) for block in blocks[-2:]] == [(1, 1), (2, 1)]
+
+
+def test_a_new_epoch_begins_if_ends_of_keys_were_in_deleted_days(tmp_path: Path) -> None:
+    feed = feed_of(key_bytes=1, heartbeat_ns=FOREVER_NS)
+    for turn in range(2):
+        place, epoch = turned(tmp_path, feed, turn, is_named=False)
+    shutil.rmtree(place / feed.name / "2019-12-30")
+    with pytest.raises(JournalError, match="lacks the end of some key in epoch .* cannot be read or were deleted"):
+        Publisher(feed, outbox=Outbox(place, epoch=epoch)).start()
+    with Publisher(feed, outbox=place) as publisher:
+        assert publisher.epoch > epoch
+
+
+@pytest.mark.parametrize("key_bytes", [0, 1])
+def test_an_outbox_deletes_old_days_and_continues(tmp_path: Path, key_bytes: int) -> None:
+    feed = feed_of(key_bytes=key_bytes)
+    for turn in range(2):
+        place, epoch = turned(tmp_path, feed, turn, is_named=key_bytes > 0)
+    with Publisher(feed, outbox=Outbox(place, again_wait=0, retention=Retention(days=1))) as publisher:
+        assert publisher.epoch == epoch
+        assert publisher.published_count(0) == 2
+        wait_until(lambda: not (place / feed.name / "2019-12-30").exists(), 60)
 
 
 def test_a_closed_publisher_is_followed_by_another_epoch(tmp_path: Path) -> None:
@@ -109,7 +160,7 @@ def test_a_closed_publisher_is_followed_by_another_epoch(tmp_path: Path) -> None
             publish_numbered(publisher, 0, 10)
             epochs.append(publisher.epoch)
     assert epochs == sorted(set(epochs))
-    assert sorted(said_in(tmp_path, feed)) == [(epoch, b"", number) for epoch in epochs for number in range(10)]
+    assert sorted(said_in(tmp_path, feed)) == [(epoch, number) for epoch in epochs for number in range(10)]
 
 
 def test_what_nobody_wants_is_kept_and_not_sent(tmp_path: Path) -> None:
@@ -146,13 +197,14 @@ def test_what_was_published_before_the_kill_is_sent_again(tmp_path: Path) -> Non
         wait_until(lambda: len(heard) == 1_001, 60)
         script.tell("")
         subscriber.run(until_end=True)
-    assert sorted(number for _, _, number in heard) == list(range(1_001))
+    assert sorted(number for _, number in heard) == list(range(1_001))
     assert gaps == []
     assert heard == said_in(left, feed)
 
 
-def test_only_what_no_archive_has_is_sent_again(tmp_path: Path) -> None:
-    feed = archived_feed()
+@pytest.mark.parametrize("key_bytes", [0, 1])
+def test_only_blocks_that_no_archive_has_are_sent_again(tmp_path: Path, key_bytes: int) -> None:
+    feed = archived_feed(key_bytes=key_bytes)
     recorder = Recorder(feed, tmp_path / "recorded", serve=True)
     with Publisher(feed, outbox=tmp_path / "outbox") as publisher:
         recorder.start()
@@ -163,7 +215,8 @@ def test_only_what_no_archive_has_is_sent_again(tmp_path: Path) -> None:
         wait_until(lambda: len(said_in(tmp_path / "recorded", feed)) == 1_000)
         copied = killed(publisher, tmp_path / "outbox", tmp_path / "copied")
         found = Outbox(copied).open(feed)
-        assert found.slices[0].next_sequences == {b"": 1_000}
+        assert found.slices[0].sequence == 1_000
+        assert found.slices[0].ends == {b"A"[:key_bytes]: End(1_000, 1_000)}
         assert found.slices[0].again == []
     recorder.stop()
 
@@ -178,7 +231,7 @@ def test_what_is_sent_again_is_bounded(tmp_path: Path) -> None:
     outbox.close()
     assert 0 < sum(block.body.nbytes for block in box.again) <= 30_000
     assert box.again[-1].sequence + box.again[-1].count == 2_000
-    assert box.begins() == {b"": box.again[0].sequence}
+    assert box.sequence == 2_000
 
 
 PUBLISH = """
@@ -227,8 +280,8 @@ def test_no_number_is_used_twice_and_nothing_is_missed_over_kills(tmp_path: Path
     assert len(epochs) == 1
     assert gaps == []
     kept = said_in(tmp_path, feed)
-    begun = {key: min(n for _, k, n in heard if k == key) for _, key, _ in heard}
-    assert heard == {place: text for place, text in kept.items() if place[2] >= begun[place[1]]}
+    assert heard == {place: text for place, text in kept.items() if place >= min(heard)}
+    check_keys(tmp_path, feed)
 
 
 FILL = """
@@ -292,11 +345,11 @@ def test_another_epoch_of_the_same_run_is_kept_too(tmp_path: Path) -> None:
         publisher.flush()
     kept = said_in(left, feed)
     assert sorted(kept) == [
-        *((epoch, b"", number) for number in range(40)),
-        *((epoch + 1, b"", number) for number in range(20)),
+        *((epoch, number) for number in range(40)),
+        *((epoch + 1, number) for number in range(20)),
     ]
     rows = numbered(0, 40)
-    assert all(kept[epoch, b"", number] == rows[number].tobytes() for number in range(40))
+    assert all(kept[epoch, number] == rows[number].tobytes() for number in range(40))
 
 
 def test_an_outbox_that_another_publisher_has_is_refused(tmp_path: Path) -> None:
@@ -311,8 +364,6 @@ def test_an_outbox_that_another_publisher_has_is_refused(tmp_path: Path) -> None
 
 
 def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="expected 0 where an outbox deletes days"):
-        Publisher(feed_of(key_bytes=1), outbox=Outbox(tmp_path, retention=Retention(days=1))).start()
     with pytest.raises(ValueError, match="again_bytes was -1"):
         Outbox(tmp_path, again_bytes=-1)
     with pytest.raises(ConfigError, match="had no archives"):
@@ -348,7 +399,7 @@ def test_an_outbox_whose_keys_cannot_be_read_begins_another_epoch(tmp_path: Path
     data = bytearray(segment.read_bytes())
     data[data.rindex(b"A.t")] ^= 0xFF
     segment.write_bytes(data)
-    with pytest.raises(JournalError, match="cannot be read, expected to know the last number of each key"):
+    with pytest.raises(JournalError, match="lacks the end of some key in epoch .* cannot be read or were deleted"):
         Publisher(feed, outbox=Outbox(left, epoch=epoch)).start()
     with Publisher(feed, outbox=left) as publisher:
         assert publisher.epoch > epoch
@@ -361,4 +412,4 @@ def test_all_keys_that_a_slice_may_have_are_told_to_be_synced(tmp_path: Path) ->
         topics = tuple(b"%08d" % number for number in range(count))
         publisher.publish_many(topics, numpy.arange(count), numpy.zeros((count, 1), numpy.uint8))
         wait_until(lambda: outbox.synced(0) == (publisher.epoch, count), 60)
-        assert publisher.next_sequences(0) == dict.fromkeys(topics, 1)
+        assert publisher.published_count(0) == count

@@ -1,9 +1,8 @@
-"""A subscriber that repairs: what it missed comes back from archives, once and in its place, or is told to be gone."""
+"""A repairing subscriber receives missed messages from archives, once and in order, or reports them as lost."""
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -25,8 +24,8 @@ from tests.lossy_proxy import LossyProxy
 from tests.subscribe.subscribers import nothing
 
 KEYS = (b"A", b"B")
-Events = dict[bytes, list[tuple[int, int]]]
-"""By key: the numbers that came, each as (number, 0), and what was told to be missing, as (first, count)."""
+Events = list[tuple[int, int]]
+"""Delivered sequences as (sequence, 0), and reported gaps as (first, count)."""
 
 
 class Sent(NamedTuple):
@@ -38,22 +37,21 @@ class Sent(NamedTuple):
     is_archived: bool
 
 
-def expected(blocks: list[Sent], key_bytes: int) -> Events:
+def expected(blocks: list[Sent]) -> Events:
     """What a callback sees: a plain loop."""
-    seen: Events = defaultdict(list)
-    following: dict[bytes, int] = defaultdict(int)
+    seen: Events = []
+    following = 0
     for block in blocks:
-        key = block.key[:key_bytes]
-        first = following[key]
-        following[key] += block.messages
+        first = following
+        following += block.messages
         if block.is_lost and not block.is_archived:
-            add_gap(seen[key], first, block.messages)
+            add_gap(seen, first, block.messages)
         else:
-            seen[key] += [(number, 0) for number in range(first, following[key])]
+            seen += [(number, 0) for number in range(first, following)]
     return seen
 
 
-def add_gap(events: list[tuple[int, int]], first: int, count: int) -> None:
+def add_gap(events: Events, first: int, count: int) -> None:
     """Add what is missing, to that before it if it follows it."""
     if events and events[-1][1] and sum(events[-1]) == first:
         first, count = events[-1][0], events[-1][1] + count
@@ -83,16 +81,15 @@ def archive_of(feed: Feed, blocks: list[Sent]) -> Iterator[ArchiveServer]:
 
 def listen(subscriber: Subscriber) -> Events:
     """Note what comes, on one worker."""
-    seen: Events = defaultdict(list)
-    size = subscriber.feed.key_bytes
+    seen: Events = []
 
     @subscriber.on_batch(b"")
     def _(batch: Batch) -> None:
-        seen[batch.topics[0][:size]] += [(number, 0) for number in batch.sequence.tolist()]
+        seen.extend((number, 0) for number in batch.sequence.tolist())
 
     @subscriber.on_gap(b"")
     def _(gap: Gap) -> None:
-        add_gap(seen[gap.key], gap.sequence, gap.count)
+        add_gap(seen, gap.sequence, gap.count)
 
     return seen
 
@@ -115,7 +112,7 @@ def test_what_was_missed_comes_in_its_place_or_is_told(blocks: list[Sent], key_b
         send_all(publisher, blocks, [not block.is_lost for block in blocks])
         publisher.heartbeat(end=True)
         subscriber.run(until_end=True)
-    assert seen == expected(blocks, key_bytes)
+    assert seen == expected(blocks)
     received = subscriber.statistics().received
     assert received.repaired == sum(block.messages for block in blocks if block.is_lost and block.is_archived)
     assert received.gaps == sum(block.messages for block in blocks if block.is_lost and not block.is_archived)
@@ -136,7 +133,7 @@ def test_gaps_are_told_when_no_archive_answers(caplog: pytest.LogCaptureFixture)
         send_all(publisher, blocks, [not block.is_lost for block in blocks])
         publisher.heartbeat(end=True)
         subscriber.run(until_end=True)
-    assert seen == expected(blocks, 0)
+    assert seen == expected(blocks)
     assert "slice 0: missing messages could not be fetched: no archive of feed 'tape' answered" in caplog.text
 
 
@@ -150,9 +147,9 @@ def test_the_next_archive_is_asked_when_the_first_does_not_answer() -> None:
         subscriber.start()
         send_all(publisher, blocks, [not block.is_lost for block in blocks])
         publisher.heartbeat()
-        wait_until(lambda: len(seen[b""]) == 6)
+        wait_until(lambda: len(seen) == 6)
         subscriber.stop()
-    assert seen == expected(blocks, 0)
+    assert seen == expected(blocks)
 
 
 def test_many_gaps_are_asked_for_at_once() -> None:
@@ -168,7 +165,7 @@ def test_many_gaps_are_asked_for_at_once() -> None:
         publisher.heartbeat(end=True)
         subscriber.run(until_end=True)
         asked = archive.statistics().answered - before
-    assert seen == expected(blocks, 3)
+    assert seen == expected(blocks)
     assert asked < 10
 
 
@@ -184,7 +181,7 @@ def test_what_one_archive_lacks_the_next_one_brings() -> None:
         send_all(publisher, blocks, [not block.is_lost for block in blocks])
         publisher.heartbeat(end=True)
         subscriber.run(until_end=True)
-    assert seen == {b"": [(number, 0) for number in range(18)]}
+    assert seen == [(number, 0) for number in range(18)]
 
 
 def test_what_waits_for_archives_is_no_lag_and_ends_nobody() -> None:
@@ -201,10 +198,10 @@ def test_what_waits_for_archives_is_no_lag_and_ends_nobody() -> None:
         late_ns = time.monotonic_ns() + limit_ns
         wait_until(lambda: time.monotonic_ns() > late_ns)
         with archive_of(feed, blocks):
-            wait_until(lambda: len(seen[b""]) == 84, timeout=60)
+            wait_until(lambda: len(seen) == 84, timeout=60)
         publisher.heartbeat(end=True)
         subscriber.run(until_end=True)
-    assert seen == expected(blocks, 0)
+    assert seen == expected(blocks)
     statistics = subscriber.statistics()
     assert statistics.lag.slow_blocks == 0
     assert statistics.lag.max_ns > limit_ns, "the statistics tell how late messages were all the same"
@@ -219,7 +216,7 @@ def test_more_than_may_wait_goes_on_with_a_gap() -> None:
         subscriber.start()
         for part in (blocks[:2], blocks[2:]):
             send_all(publisher, part, [not block.is_lost for block in part])
-        wait_until(lambda: (4, 4) in seen[b""])
+        wait_until(lambda: (4, 4) in seen)
         subscriber.terminate()
     assert subscriber.statistics().received.gaps == 4
 
@@ -257,8 +254,7 @@ def test_a_line_that_loses_blocks_loses_no_messages(tmp_path: Path, share: float
                 publisher.flush()
         publisher.close()
         subscriber.run(until_end=True)
-    many = {b"": 600} if key_bytes == 0 else {b"A": 300, b"B": 300}
-    assert seen == {key: [(number, 0) for number in range(count)] for key, count in many.items()}
+    assert seen == [(number, 0) for number in range(600)]
     assert (subscriber.statistics().received.repaired > 0) == (proxy.lost > 0) == (share > 0)
 
 
@@ -275,7 +271,7 @@ def test_archives_bring_what_both_lines_have_lost(lines_lost: tuple[int, ...]) -
             publisher.send(publisher.encode([(b"A.x", b"payload")] * 2), lines)
         publisher.heartbeat(end=True)
         subscriber.run(until_end=True)
-    assert seen == expected(blocks, 0)
+    assert seen == expected(blocks)
     assert subscriber.statistics().received.repaired == (6 if lines_lost == (0, 1) else 0)
 
 
@@ -294,7 +290,7 @@ def test_archives_are_asked_for_a_gap_between_blocks_of_which_each_came_on_one_l
         with archive_of(feed, blocks):
             publisher.heartbeat(end=True)
             subscriber.run(until_end=True)
-    assert seen == expected(blocks, 0)
+    assert seen == expected(blocks)
 
 
 def test_what_one_archive_lacks_amid_others_the_next_one_brings_in_its_place() -> None:
@@ -309,7 +305,7 @@ def test_what_one_archive_lacks_amid_others_the_next_one_brings_in_its_place() -
         send_all(publisher, blocks, [not block.is_lost for block in blocks])
         publisher.heartbeat(end=True)
         subscriber.run(until_end=True)
-    assert seen == {b"": [(number, 0) for number in range(20)]}
+    assert seen == [(number, 0) for number in range(20)]
 
 
 def test_more_than_may_wait_falls_back_to_the_archive(tmp_path: Path) -> None:
@@ -383,10 +379,10 @@ def test_an_archive_that_is_down_is_asked_again_until_it_is_back(has_other: bool
         late = time.monotonic() + 2.5  # longer than it waits for one answer
         wait_until(lambda: time.monotonic() > late)
         with archive_of(feed, blocks):
-            wait_until(lambda: len(seen[b""]) == 16, timeout=60)
+            wait_until(lambda: len(seen) == 16, timeout=60)
         publisher.heartbeat(end=True)
         subscriber.run(until_end=True)
-    assert seen == {b"": [(number, 0) for number in range(16)]}
+    assert seen == [(number, 0) for number in range(16)]
 
 
 def test_an_archive_that_stays_down_is_waited_for_once() -> None:
@@ -402,10 +398,10 @@ def test_an_archive_that_stays_down_is_waited_for_once() -> None:
             pair = blocks[number : number + 2]
             send_all(publisher, pair, [not block.is_lost for block in pair])
             publisher.heartbeat()
-            wait_until(lambda number=number: sum(c or 1 for _, c in seen[b""]) == 2 * number + 4)  # type: ignore[misc]
+            wait_until(lambda number=number: sum(c or 1 for _, c in seen) == 2 * number + 4)  # type: ignore[misc]
         publisher.heartbeat(end=True)
         subscriber.run(until_end=True)
-    assert seen == expected(blocks, 0)
+    assert seen == expected(blocks)
 
 
 def test_gaps_come_back_once_archives_answer_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -416,7 +412,7 @@ def test_gaps_come_back_once_archives_answer_again(caplog: pytest.LogCaptureFixt
     with RawPublisher(feed) as publisher:
         subscriber.start()
         send_all(publisher, blocks[:3], [not block.is_lost for block in blocks[:3]])
-        wait_until(lambda: (2, 2) in seen[b""])
+        wait_until(lambda: (2, 2) in seen)
         wait_until(lambda: "missing messages could not be fetched" in caplog.text)
         with archive_of(feed, blocks) as archive:
             wait_until(lambda: archive.statistics().answered > 0)  # somebody has looked whether it is back
@@ -425,7 +421,7 @@ def test_gaps_come_back_once_archives_answer_again(caplog: pytest.LogCaptureFixt
             def was_repaired() -> bool:
                 pair = [next(rest), next(rest)]
                 send_all(publisher, pair, [not block.is_lost for block in pair])
-                wait_until(lambda: seen[b""][-1] == (publisher.sequences[0][b""] - 1, 0))
+                wait_until(lambda: seen[-1] == (publisher.sequences[0] - 1, 0))
                 return subscriber.statistics().received.repaired > 0
 
             wait_until(was_repaired, 60)

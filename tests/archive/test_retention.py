@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blackbox import ConfigError, Feed, Publisher, Recorder, Recording
+from blackbox import ConfigError, Feed, Publisher, Recorder
 from blackbox.archive.consumer_positions import PositionFile, owned_consumers, secret_of
 from blackbox.archive.consumer_store import CONSUMERS, ConsumerStore, Owner
 from blackbox.archive.day import MANIFEST, Manifest, session_date
@@ -21,7 +21,7 @@ from blackbox.archive.retention import Deleted, Deleter, Retention
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.protocol import Gone
 from blackbox.archive.serve.server import ArchiveServer
-from blackbox.block.position import KeyPosition, Position
+from blackbox.block.position import Position
 from blackbox.errors import ArchiveError
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed, recorded
@@ -119,22 +119,6 @@ def test_what_remains_is_what_a_plain_rule_says(
         assert Deleter(place, feed, retention).look() == []
 
 
-@pytest.mark.parametrize("by_time", [False, True])
-def test_of_a_consumer_with_keys_times_say_what_it_needs(house: tuple[Feed, Path, list[int]], by_time: bool) -> None:
-    feed, recordings, epochs = house
-    for place, name in enumerate(days_of(recordings)[:-1]):
-        (_, segments) = Recording.open(recordings / name)._segments_of()[0]
-        column = "max_ts_recv" if by_time else "max_ts_out"
-        last_ns = max(int(entry[column]) for each in segments for entry in each.entries)
-        for at_ns, gone in ((last_ns, place), (last_ns + 1, place + 1)):
-            with TemporaryDirectory() as path:
-                copy = Path(shutil.copytree(recordings, Path(path, feed.name)))
-                times = (0, at_ns) if by_time else (at_ns, 0)
-                position = KeyPosition(epochs[place], {b"A": 5}, [b""], *times)
-                ConsumerStore(copy).note(DESK, "strategy-1", {0: position})
-                assert Deleter(copy, feed, Retention(days=1)).look() == days_of(recordings)[:gone]
-
-
 def test_a_deletion_that_was_cut_short_is_finished_the_next_time(tmp_path: Path) -> None:
     feed = archived_feed()
     for ago in (5, 4, 0):
@@ -150,22 +134,24 @@ def test_a_deletion_that_was_cut_short_is_finished_the_next_time(tmp_path: Path)
     assert days_of(place) == names[2:]
 
 
-def test_the_archive_says_what_was_deleted(tmp_path: Path) -> None:
-    feed = archived_feed()
+@pytest.mark.parametrize("key_bytes", [0, 2])
+def test_an_archive_reports_deleted_messages(tmp_path: Path, key_bytes: int) -> None:
+    feed = archived_feed(key_bytes=key_bytes)
     (_, first), (second_day, second), (_, last) = (aged(tmp_path, feed, ago) for ago in (5, 4, 0))
     place = tmp_path / feed.name
     Deleter(place, feed, Retention(days=1)).look()
     with ArchiveServer(place, feed.archives):
         client = ArchiveClient(feed)
-        found = list(client.blocks(0, key=b"", start=(first, 300)))
+        found = list(client.blocks(0, start=(first, 300)))
         assert client.about().deleted == second_day
     gone = [each for each in found if isinstance(each, Gone)]
-    assert gone == [Gone(first, 300, COUNT - 300, "deleted"), Gone(second, 0, COUNT, "deleted")]
+    assert gone == [Gone(first, 300, COUNT, "deleted"), Gone(second, 0, COUNT, "deleted")]
     assert [each.block.epoch for each in found if not isinstance(each, Gone)] == [last] * (len(found) - 2)
 
 
-def test_a_consumer_keeps_what_it_needs_until_it_has_it(tmp_path: Path) -> None:
-    feed = archived_feed()
+@pytest.mark.parametrize("key_bytes", [0, 2])
+def test_days_are_kept_until_a_consumer_has_passed_them(tmp_path: Path, key_bytes: int) -> None:
+    feed = archived_feed(key_bytes=key_bytes)
     (old_day, epoch), days = aged(tmp_path, feed, 3), tmp_path / feed.name
     begin_at(tmp_path, feed, epoch)
     with Publisher(feed, when_full="wait") as publisher:
@@ -183,7 +169,7 @@ def test_a_consumer_keeps_what_it_needs_until_it_has_it(tmp_path: Path) -> None:
             (told,) = (file.read() for file in owned_consumers(days / CONSUMERS).values())
         assert got == [*((epoch, n) for n in range(500, COUNT)), *((publisher.epoch, n) for n in range(COUNT))]
         assert told is not None
-        assert told.positions == {0: (publisher.epoch, COUNT)}
+        assert told.slices == {0: (publisher.epoch, COUNT)}
         assert Deleter(days, feed, Retention(days=1)).look() == [old_day]
 
 

@@ -1,8 +1,9 @@
-"""What an archive tells of the end of a run: what marks show to be missing there, whether it has ended, and outages."""
+"""Archives report the end of a run: gaps that marks show there, whether it has ended, and outages."""
 
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -17,19 +18,19 @@ from blackbox import Recorder, Subscriber
 from blackbox.archive.consumer_positions import PositionFile
 from blackbox.archive.serve import piece_reading
 from blackbox.archive.serve.client import ArchiveClient
-from blackbox.archive.serve.fetch_progress import NO_END, Seen
+from blackbox.archive.serve.connection import Fetched
 from blackbox.archive.serve.pieces import Pieces
-from blackbox.archive.serve.protocol import AskBlocks, Gone, Outage, Range, RunAbout
+from blackbox.archive.serve.protocol import AskBlocks, Gone, Outage, RunAbout
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.format import FLAG_END
 from blackbox.block.position import Position
-from blackbox.subscribe.repair import Later, Missing, Since
 from blackbox.testing import RawPublisher, wait_until
-from tests.archive.archives import archived_feed
+from tests.archive.archives import archived_feed, free_endpoint
 from tests.archive.recorders import feed_of, wait_recorded
 from tests.archive.written_days import few
 from tests.archive.written_journals import Journal, block
 from tests.examples import first_of
+from tests.journals import feed_of as journal_feed
 from tests.support import Script
 
 SECOND = 10**9
@@ -62,11 +63,10 @@ class Walk:
         self.log: list[tuple[str, int, bytes, int, int]] = []
         """`block` or `told`, epoch, key, first number, number behind the last one."""
 
-    def walk(self, key: bytes, start: Position | None, is_closed: bool) -> list[Fact]:
+    def walk(self, prefix: bytes, start: Position | None) -> list[Fact]:
         found: list[Fact] = []
         told: dict[int, int] = {}
         at = start
-        last_epoch = 0
 
         def lose(epoch: int, stop: int) -> None:
             nonlocal at
@@ -74,26 +74,23 @@ class Walk:
             first = at.sequence if epoch == at.epoch else 0
             if epoch >= at.epoch and first < stop:
                 found.extend(("gone", epoch, number) for number in range(first, stop))
-                at = Position(epoch, stop)
+            at = max(at, Position(epoch, max(first, stop)))
 
-        for what, epoch, of, first, stop in self.log:
-            last_epoch = epoch
-            told.setdefault(epoch, 0)
-            if of != key:
-                continue
+        for what, epoch, key, first, stop in self.log:
+            told[epoch] = max(told.get(epoch, 0), stop if what == "told" else 0)
             if what == "told":
-                told[epoch] = max(told[epoch], stop)
-            elif at is None or Position(epoch, stop - 1) >= at:
-                for before in sorted(told) if at is not None else ():
-                    if before < epoch:
-                        lose(before, told[before])
-                if at is not None:
-                    lose(epoch, first)
-                found.extend(("came", epoch, number) for number in range(first, stop))
+                continue
+            at = Position(epoch, first) if at is None else at
+            for before in sorted(told):
+                if before < epoch:
+                    lose(before, told[before])
+            if Position(epoch, stop) > at:
+                lose(epoch, first)
+                if key.startswith(prefix):
+                    found.extend(("came", epoch, number) for number in range(first, stop))
                 at = Position(epoch, stop)
         for before in sorted(told) if at is not None else ():
-            if is_closed or before < last_epoch:
-                lose(before, told[before])
+            lose(before, told[before])
         return found
 
 
@@ -106,7 +103,7 @@ class Model(Walk):
         self.days = self.epoch = 1
         self.is_begun = False
         """Whether the last recorder has anything."""
-        self.sent: dict[bytes, int] = {}
+        self.sent, self.ends = 0, dict[bytes, tuple[int, int]]()
         self.time = 0
         self.journal = self._begin()
 
@@ -120,16 +117,17 @@ class Model(Walk):
         self.is_begun |= what in ("record", "hear", "end")
         self.time += SECOND
         if what in ("record", "lose"):
-            first = self.sent.get(key, 0)
-            self.sent[key] = first + many
+            first, (previous, count) = self.sent, self.ends.get(key, (0, 0))
+            self.sent += many
+            self.ends[key] = self.sent, count + many
             if what == "record":
-                self.journal.put(block(first, many, self.time, self.epoch, topic))
+                put = block(first, many, self.time, self.epoch, topic)
+                self.journal.put(replace(put, previous=previous, key_sequence=count))
                 self.log.append(("block", self.epoch, key, first, first + many))
         elif what in ("hear", "end"):
-            self.journal.hear(self.sent, self.epoch, self.time, flags=FLAG_END if what == "end" else 0)
-            self.log += [("told", self.epoch, key, 0, number) for key, number in self.sent.items()] or [
-                ("told", self.epoch, b"", 0, 0)
-            ]
+            flags = FLAG_END if what == "end" else 0
+            self.journal.hear(self.ends, self.epoch, self.time, flags=flags, sequence=self.sent)
+            self.log.append(("told", self.epoch, b"", 0, self.sent))
             if what == "end":
                 self._run()
         elif what == "run":
@@ -141,7 +139,8 @@ class Model(Walk):
 
     def _run(self) -> None:
         self.epoch += 1
-        self.sent.clear()
+        self.sent = 0
+        self.ends.clear()
 
 
 def read_all(archive: Pieces, ask: AskBlocks) -> tuple[list[Fact], str]:
@@ -152,14 +151,14 @@ def read_all(archive: Pieces, ask: AskBlocks) -> tuple[list[Fact], str]:
         place, lost = next(gone)
         for number in range(len(blocks) + 1):
             while place <= number and lost is not None:
-                found += [("gone", lost.epoch, n) for n in range(lost.first, lost.first + lost.count)]
+                found += [("gone", lost.epoch, n) for n in range(lost.first, lost.stop)]
                 place, lost = next(gone)
             if number < len(blocks):
                 first_row = piece.blocks[number][1]
                 found += [("came", blocks[number].epoch, n) for n in blocks[number].sequences[first_row:].tolist()]
         if piece.state != "more":
             return found, piece.state
-        ask = msgspec.structs.replace(ask, cursor=piece.cursor, start=piece.start, ranges=piece.ranges)
+        ask = msgspec.structs.replace(ask, cursor=piece.cursor, start=piece.passed)
 
 
 def from_start(facts: list[Fact], start: Position | None) -> list[Fact]:
@@ -194,14 +193,27 @@ def test_what_comes_and_what_is_gone_is_what_a_plain_walk_finds(
             model.journal.writer.state.flushed = 0
             model.journal.rest()
         at = None if start is None else Position(*start)
-        for key in {b"A"[:key_bytes], b"B"[:key_bytes]}:
-            ask = AskBlocks(slice_id=0, key=key, start=at, start_ns=0 if at is None else None)
+        for prefix in {b"", b"A"[:key_bytes], b"B"[:key_bytes]}:
+            ask = AskBlocks(slice_id=0, prefixes=(prefix,), start=at)
             found, state = read_all(Pieces(Path(path)), ask)
             if model.is_begun:  # else it depends on whether the recorder had begun a file
                 assert state == ("done" if is_closed else "later")
-            assert from_start(found, at) == from_start(model.walk(key, at, state == "done"), at)
+            assert from_start(found, at) == from_start(model.walk(prefix, at), at)
         if not is_closed:
             model.journal.writer.close()
+
+
+@pytest.mark.parametrize("key_bytes", [0, 1])
+def test_an_answer_has_the_ends_of_keys_whose_last_messages_are_missing(tmp_path: Path, key_bytes: int) -> None:
+    model = Model(tmp_path, key_bytes)
+    for op in ops_of("rA2 rB1 lA3 rB2 lB1 h n rA1"):
+        model.do(op)
+    model.journal.writer.close()
+    piece, _ = Pieces(tmp_path).read(AskBlocks(slice_id=0, prefixes=(b"A"[:key_bytes],), start=Position(1, 0)))
+    assert piece.ended is not None
+    ended = piece.ended
+    assert (piece.passed, ended.epoch, ended.stop, ended.following) == (Position(2, 0), 1, 9, 9)
+    assert ended.ends == ({b"A": (6, 5)} if key_bytes else {b"": (9, 9)})
 
 
 def told_by(client: ArchiveClient, epoch: int) -> tuple[int, bool]:
@@ -242,7 +254,7 @@ def lose(publisher: RawPublisher, count: int) -> None:
 
 
 def begin_run(publisher: RawPublisher, epoch: int) -> None:
-    publisher.epoch, publisher.sequences = epoch, [{}]
+    publisher.epoch, publisher.sequences, publisher.ends = epoch, [0], [{}]
 
 
 FIRST, SECOND_RUN = 1 << 40, 1 << 41
@@ -286,7 +298,7 @@ def test_who_joins_is_told_what_an_earlier_run_lacks_at_its_end(
             wait_recorded(recorder, 13)
         live = stack.enter_context(RawPublisher(feed, SECOND_RUN))
         if second == "recorded":
-            live.sequences = [{b"": 3}]
+            live.sequences = [3]
         kept = PositionFile(tmp_path, "strategy-1")
         if named:
             kept.own(0)
@@ -321,7 +333,7 @@ def test_the_same_from_a_time_on_and_with_a_run_of_which_nothing_was_recorded(tm
         send(publisher, 3)
         wait_recorded(recorder, 13)
     with ArchiveServer(tmp_path / feed.name, feed.archives), RawPublisher(feed, SECOND_RUN) as live:
-        live.sequences = [{b"": 3}]
+        live.sequences = [3]
         subscriber = Subscriber(feed)
         heard = Order(subscriber)
         subscriber.start(since=0)
@@ -357,7 +369,7 @@ def test_what_one_archive_knows_to_lack_at_the_end_of_a_run_another_one_brings(t
         ArchiveServer(tmp_path / "rich" / feed.name, feed.archives[1:]),
         RawPublisher(feed, SECOND_RUN) as live,
     ):
-        live.sequences = [{b"": 3}]
+        live.sequences = [3]
         subscriber = Subscriber(feed, on_gap="repair", repair_wait=60)
         heard = Order(subscriber)
         subscriber.start(since={0: (FIRST, 0)})
@@ -409,7 +421,7 @@ def test_a_run_that_the_first_archive_lacks_another_one_brings(tmp_path: Path, s
         client = ArchiveClient(feed)
         wait_until(lambda: third in {run.epoch for run in client.about().slices[0].runs}, 60)
         live = stack.enter_context(RawPublisher(feed, third))
-        live.sequences = [{b"": first + 3}] if shown != "later" else [{}]
+        live.sequences = [first + 3] if shown != "later" else [0]
         subscriber = Subscriber(feed)
         heard = Order(subscriber)
         subscriber.start(since={0: (FIRST, 5)})
@@ -427,15 +439,6 @@ def test_a_run_that_the_first_archive_lacks_another_one_brings(tmp_path: Path, s
         *facts("gone", third, range(first)),
         *facts("came", third, range(first, first + 2 if shown == "later" else first + 5)),
     ]
-
-
-def test_others_are_asked_once_for_the_end_of_a_run_and_the_runs_behind_it() -> None:
-    """Each question may wait for what is not recorded yet. Between them the run 6 comes from one of the others."""
-    seen = Seen(Since(5, {b"": 10}, 0), has_keys=False)
-    assert seen.runs_before(Later(7)) == (7,)
-    assert seen.lacking(Later(6), {}) == [[Missing(b"", 5, 10, NO_END)], []]
-    assert seen.lacking(Later(7), {}) == [[], []]
-    assert seen.runs_before(Later(7)) == ()
 
 
 def test_what_was_sent_while_the_recorder_was_killed_is_told_at_the_end_of_the_run(tmp_path: Path) -> None:
@@ -489,7 +492,7 @@ def test_who_joins_hears_what_a_plain_walk_finds(tmp_path: Path, seed: int) -> N
     with RawPublisher(elsewhere, FIRST) as publisher:
         recorder = Recorder(elsewhere, tmp_path, serve=True).start()
         for _ in range(40):
-            epoch, at = publisher.epoch, publisher.sequences[0].get(b"", 0)
+            epoch, at = publisher.epoch, publisher.sequences[0]
             what, many = (
                 chance.choice(["send", "send", "lose", "lose", "hear", "end", "recorder"]),
                 chance.randint(1, 9),
@@ -516,7 +519,7 @@ def test_who_joins_hears_what_a_plain_walk_finds(tmp_path: Path, seed: int) -> N
                 recorder = Recorder(elsewhere, tmp_path, serve=True).start()
                 wait_until(lambda: client.about().slices[0].outages[-1].stop_ns > 0, 60)
         with RawPublisher(feed, publisher.epoch) as live:
-            live.sequences = [dict(publisher.sequences[0])]
+            live.sequences = list(publisher.sequences)
             start = Position(FIRST, chance.randint(0, 5))
             subscriber = Subscriber(feed, repair_wait=2)
             heard = Order(subscriber)
@@ -526,8 +529,8 @@ def test_who_joins_hears_what_a_plain_walk_finds(tmp_path: Path, seed: int) -> N
             live.heartbeat(end=True)
             subscriber.run(until_end=True)
         recorder.stop()
-    walk.log.append(("told", publisher.epoch, b"", 0, publisher.sequences[0].get(b"", 0)))
-    assert heard.told == from_start(walk.walk(b"", start, True), start)
+    walk.log.append(("told", publisher.epoch, b"", 0, publisher.sequences[0]))
+    assert heard.told == from_start(walk.walk(b"", start), start)
 
 
 def test_a_number_that_is_not_believed_is_not_told_as_gone(tmp_path: Path) -> None:
@@ -536,17 +539,17 @@ def test_a_number_that_is_not_believed_is_not_told_as_gone(tmp_path: Path) -> No
         send(publisher, 10)
         wait_recorded(recorder, 10)
         for ends in (False, True):
-            publisher.sequences = [{b"": 1 << (50 + ends)}]
+            publisher.sequences = [1 << (50 + ends)]
             publisher.heartbeat(end=ends)
-            publisher.sequences = [{b"": 10}]
+            publisher.sequences = [10]
             publisher.heartbeat()
         begin_run(publisher, SECOND_RUN)
         for _ in range(2):
             send(publisher, 2)
         wait_recorded(recorder, 14)
     archive = Pieces(tmp_path / feed.name)
-    piece, blocks = archive.read(AskBlocks(slice_id=0, key=b"", start=Position(FIRST, 0)))
-    assert (piece.gone, sum(block.count for block in blocks)) == ([], 14)
+    found, _ = read_all(archive, AskBlocks(slice_id=0, start=Position(FIRST, 0)))
+    assert found == facts("came", FIRST, range(10)) + facts("came", SECOND_RUN, range(4))
     assert [run.last_sequence for run in archive.about(None).slices[0].runs] == [9, 3]
 
 
@@ -556,7 +559,7 @@ def test_what_no_mark_tells_of_the_end_of_a_run_stays_unknown(tmp_path: Path) ->
     journal.put(block(0, 1, 2 * SECOND, epoch=8))
     journal.writer.close()
     archive = Pieces(tmp_path)
-    found, state = read_all(archive, AskBlocks(slice_id=0, key=b"", start=Position(7, 0)))
+    found, state = read_all(archive, AskBlocks(slice_id=0, start=Position(7, 0)))
     assert (found, state) == (facts("came", 7, range(3)) + facts("came", 8, range(1)), "done")
     assert archive.about(None).slices[0].runs == [
         RunAbout(epoch=7, last_sequence=2, has_ended=False, heard_ns=0),
@@ -591,28 +594,14 @@ def test_an_archive_tells_how_runs_ended_and_when_nobody_recorded(tmp_path: Path
     killed.writer.close()
 
 
-def test_ranges_of_a_run_that_is_over_are_answered_before_the_next_one_is_recorded(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "2026-01-01")
+def test_a_read_that_stops_in_a_run_that_is_over_ends(tmp_path: Path) -> None:
+    """The archive does not know the end of the run, so the rest of the requested range is reported as gone."""
+    feed = journal_feed(archives=(free_endpoint(),))
+    journal = Journal(tmp_path / feed.name / "2026-01-01")
     journal.put(block(0, 3, SECOND, epoch=7))
     journal.hear({}, 8, 2 * SECOND)
     journal.rest()
-    ask = AskBlocks(slice_id=0, ranges=[Range(b"", 7, 2, 5), Range(b"", 8, 0, 2)])
-    piece, blocks = Pieces(tmp_path).read(ask)
-    assert len(blocks) == 1
-    piece, _ = Pieces(tmp_path).read(msgspec.structs.replace(ask, ranges=piece.ranges))
-    assert piece.gone == [(0, Gone(7, 3, 2, "not recorded"))]
-    assert (piece.state, piece.ranges) == ("later", [Range(b"", 8, 0, 2)])
-    piece, _ = Pieces(tmp_path).read(msgspec.structs.replace(ask, ranges=[Range(b"", 7, 3, 5)]))
-    assert (piece.state, piece.ranges) == ("done", [])
-    journal.writer.close()
-
-
-def test_an_answer_that_is_to_end_in_a_run_that_is_over_ends(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "2026-01-01")
-    journal.put(block(0, 3, SECOND, epoch=7))
-    journal.hear({}, 8, 2 * SECOND)
-    journal.rest()
-    ask = AskBlocks(slice_id=0, key=b"", start=Position(7, 1), stop=Position(7, 5))
-    found, state = read_all(Pieces(tmp_path), ask)
-    assert (found, state) == (facts("came", 7, range(3)) + facts("gone", 7, range(3, 5)), "done")
+    with ArchiveServer(tmp_path / feed.name, feed.archives):
+        first, gone = ArchiveClient(feed).blocks(0, start=(7, 1), stop=(7, 5))
+    assert (isinstance(first, Fetched) and first.first_row, gone) == (1, Gone(7, 3, 5, "not recorded"))
     journal.writer.close()

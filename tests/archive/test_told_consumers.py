@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from blackbox.archive.consumer_store import CONSUMERS, MOST_NAMES, MOST_NEW_OF_H
 from blackbox.archive.retention import Deleter, Retention
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.server import ArchiveServer
-from blackbox.block.position import KeyPosition, Position, SlicePosition
+from blackbox.block.position import Position
 from blackbox.errors import ArchiveError, RightsError
 from tests.archive.archives import archived_feed, recorded
 from tests.archive.test_retention import COUNT, aged, days_of
@@ -47,9 +46,9 @@ def as_owner(feed: Feed, ring: Keyring | None, name: str) -> ArchiveClient:
     return ArchiveClient(feed if ring is None else ring.feed(feed, name, archives=("archive",)))
 
 
-def kept_in(place: Path) -> dict[str, dict[int, SlicePosition]]:
+def kept_in(place: Path) -> dict[str, dict[int, Position]]:
     found = {name: file.read() for name, file in owned_consumers(place / CONSUMERS).items()}
-    return {name: kept.positions for name, kept in found.items() if kept is not None}
+    return {name: kept.slices for name, kept in found.items() if kept is not None}
 
 
 @pytest.mark.parametrize("with_keys", [False, True])
@@ -58,7 +57,7 @@ def test_a_forged_request_deletes_nobodys_history(tmp_path: Path, ring: Keyring,
     (old, epoch), _, (today, last) = (aged(tmp_path, feed, ago) for ago in (5, 4, 0))
     place = tmp_path / feed.name
     secret = secret_of(tmp_path / "positions")
-    needed: dict[int, SlicePosition] = {0: Position(epoch, 500)}
+    needed: dict[int, Position] = {0: Position(epoch, 500)}
     with serving(place, feed, used):
         as_owner(feed, used, "desk").tell("strategy-1", needed, secret)
         honest = kept_in(place)
@@ -107,19 +106,19 @@ def test_a_host_without_keys_adds_a_bounded_number_of_names(tmp_path: Path) -> N
     assert len(kept_in(tmp_path / "tape")) == MOST_NEW_OF_HOST + 2
 
 
-def test_positions_beyond_the_end_and_of_no_slice_are_rejected(tmp_path: Path) -> None:
-    feed = archived_feed()
+@pytest.mark.parametrize("key_bytes", [0, 4])
+def test_positions_after_the_end_or_of_unknown_slices_are_rejected(tmp_path: Path, key_bytes: int) -> None:
+    feed = archived_feed(key_bytes=key_bytes)
     epoch = recorded(tmp_path, feed, COUNT)
     place, secret = tmp_path / feed.name, secrets.token_bytes(32)
     with serving(place, feed, None):
         client = ArchiveClient(feed)
-        wrong: list[tuple[dict[int, SlicePosition], str]] = [
+        wrong: list[tuple[dict[int, Position], str]] = [
             ({0: Position(FAR, 0)}, "beyond"),
             ({0: Position(epoch, COUNT + 1)}, rf"beyond Position\(epoch={epoch}, sequence={COUNT}\), the end"),
             ({0: Position(epoch, FAR)}, "beyond"),
             ({0: Position(epoch + 1, 0)}, "beyond"),
-            ({1: Position(epoch, 0)}, "slice 1: position was .* expected one of slices 0 to 0"),
-            ({0: KeyPosition(epoch, {}, [])}, "without keys"),
+            ({1: Position(epoch, 0)}, "slice was 1, expected one of 0 to 0"),
             ({}, "0 positions were given"),
         ]
         for positions, why in wrong:
@@ -133,23 +132,6 @@ def test_positions_beyond_the_end_and_of_no_slice_are_rejected(tmp_path: Path) -
     assert list(kept_in(place).values()) == [{0: (epoch, COUNT)}]
 
 
-def test_keyed_positions_beyond_the_end_are_rejected(tmp_path: Path) -> None:
-    feed = archived_feed(key_bytes=4)
-    epoch = recorded(tmp_path, feed, COUNT)
-    place, secret = tmp_path / feed.name, secrets.token_bytes(32)
-    later = time.time_ns() + 3_600 * 10**9
-    with serving(place, feed, None):
-        client = ArchiveClient(feed)
-        for far in ((FAR, 0, 0), (epoch + 1, 0, 0), (epoch, later, 0), (epoch, 0, later), (epoch, FAR, FAR)):
-            with pytest.raises(ArchiveError, match="beyond"):
-                client.tell("strategy-1", {0: KeyPosition(far[0], {}, [], *far[1:])}, secret)
-        with pytest.raises(ArchiveError, match="with keys"):
-            client.tell("strategy-1", {0: Position(epoch, 1)}, secret)
-        assert not (place / CONSUMERS).exists()
-        client.tell("strategy-1", {0: KeyPosition(epoch, {}, [], time.time_ns())}, secret)
-    assert len(kept_in(place)) == 1
-
-
 def test_a_secret_is_made_once_for_a_directory(tmp_path: Path) -> None:
     first = secret_of(tmp_path / "positions")
     assert secret_of(tmp_path / "positions") == first
@@ -159,23 +141,21 @@ def test_a_secret_is_made_once_for_a_directory(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_key_learns_no_counts_of_what_it_may_not_read(tmp_path: Path, ring: Keyring) -> None:
+def test_a_key_without_rights_gets_no_answer(tmp_path: Path, ring: Keyring) -> None:
     feed = archived_feed(key_bytes=4)
     recorded(tmp_path, feed, COUNT)
     allowed = ring.directory / "allowed-by-archive"
     (allowed / "rights.toml").write_text('desk = [""]\nother = ["OTHE"]\nstranger = []\n')
     with serving(tmp_path / feed.name, feed, ring):
-        assert as_owner(feed, ring, "desk").about().slices[0].messages == COUNT
-        assert as_owner(feed, ring, "other").about().slices == {}
-        with pytest.raises(ArchiveError, match="rights to some topics only: begin at a time"):
-            as_owner(feed, ring, "other").about(back={0: 5})
+        for name in ("desk", "other"):
+            assert as_owner(feed, ring, name).about().slices[0].messages == COUNT
         stranger = as_owner(feed, ring, "stranger")
         for ask in (stranger.about, lambda: stranger.image(0, timeout=0.1), lambda: next(stranger.blocks(0))):
             with pytest.raises(ArchiveError, match="no right to any topic"):
                 ask()
 
 
-def test_a_hub_tells_no_counts_of_what_a_key_may_not_read(tmp_path: Path) -> None:
+def test_a_hub_reports_sequences_to_clients_with_a_right_to_some_requested_topics(tmp_path: Path) -> None:
     ring = Keyring(tmp_path / "ring", "hub", "desk", "other", "stranger")
     ring.allow("hub", "desk", "other", "stranger")
     (ring.directory / "allowed-by-hub" / "rights.toml").write_text('desk = [""]\nother = ["OTHE"]\nstranger = []\n')
@@ -188,9 +168,9 @@ def test_a_hub_tells_no_counts_of_what_a_key_may_not_read(tmp_path: Path) -> Non
         with client("desk") as desk, client("other") as other, client("stranger") as stranger:
             for topic in (b"OTHE.x", b"MINE.x"):
                 desk.put(topic, b"1")
-            assert desk._ask(10, b"").next_sequences == [{b"OTHE": 1, b"MINE": 1}]
-            assert other._ask(10, b"").next_sequences == [{b"OTHE": 1}]
-            assert other._ask(10, b"MINE").next_sequences == []
-            assert stranger._ask(10, b"").next_sequences == []
+            assert desk._ask(10, b"").following == [2]
+            assert other._ask(10, b"").following == [2]
+            assert other._ask(10, b"MINE").following == []
+            assert stranger._ask(10, b"").following == []
             with pytest.raises(RightsError, match="no right to topics that begin with b'MINE'"):
                 other.subscribe(b"MINE")

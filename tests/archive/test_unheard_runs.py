@@ -1,60 +1,134 @@
-"""A live subscriber that repairs, of a feed with keys: what it has not heard of runs comes before the next one."""
+"""A repairing subscriber of a feed with keys receives the rest of missed runs before the next run."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import msgspec
 import pytest
 
-from blackbox import Recorder, Subscriber
+from blackbox import Feed, Recorder, Subscriber
 from blackbox.archive.serve.client import ArchiveClient
-from blackbox.archive.serve.fetch_progress import NO_END
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import feed_of, wait_recorded
-from tests.archive.test_keyed_run_ends import KEYS, Archived, Told, lose, send
-from tests.archive.test_run_ends import FIRST, SECOND, begin_run
+from tests.archive.test_run_ends import FIRST, SECOND, Fact, Order, begin_run, messages_in, told_by
 from tests.examples import examples
 
+KEYS = (b"AA", b"AB", b"BA")
 SECOND_RUN, THIRD_RUN = FIRST + 1, FIRST + 2
 
 
+def send(publisher: RawPublisher, key: bytes, count: int) -> None:
+    publisher.send(publisher.encode([(key + b".x", b"payload")] * count))
+
+
+def lose(publisher: RawPublisher, key: bytes, count: int) -> None:
+    publisher.encode([(key + b".x", b"payload")] * count)
+
+
+class Archived:
+    """A publisher with recorders that start, stop and serve, and the messages that they know of each run."""
+
+    def __init__(self, feed: Feed, path: Path, publisher: RawPublisher, elsewhere: Feed) -> None:
+        self.recorded: dict[int, set[int]] = defaultdict(set)
+        self.ends: dict[int, int] = defaultdict(int)
+        """Sequence after the last message of each run that is recorded or was reported to a recorder."""
+        self.counts = [0] * len(feed.archives)
+        self._publisher = publisher
+        self._feeds = [msgspec.structs.replace(elsewhere, archives=(each,)) for each in feed.archives]
+        self._paths = [path / f"{number}" for number in range(len(feed.archives))]
+        self._recorders: list[Recorder | None] = [None] * len(feed.archives)
+
+    def begin(self, number: int) -> None:
+        self._recorders[number] = Recorder(self._feeds[number], self._paths[number], serve=True).start()
+        if self.counts[number]:  # 0: its first day has not begun
+            self.hear()
+
+    def stop(self, number: int) -> None:
+        recorder, self._recorders[number] = self._recorders[number], None
+        if recorder is not None:
+            recorder.stop()
+
+    def is_on(self, number: int) -> bool:
+        return self._recorders[number] is not None
+
+    def _on(self) -> list[tuple[int, ArchiveClient]]:
+        return [(n, ArchiveClient(feed)) for n, feed in enumerate(self._feeds) if self.is_on(n)]
+
+    def send(self, key: bytes, many: int) -> None:
+        epoch, first = self._publisher.epoch, self._publisher.sequences[0]
+        send(self._publisher, key, many)
+        for number, client in self._on():
+            self.counts[number] += many
+            wait_until(lambda n=number, c=client: messages_in(c) == self.counts[n], 60)  # type: ignore[misc]
+            self.recorded[epoch] |= {*range(first, first + many)}
+            self.ends[epoch] = first + many
+
+    def hear(self) -> None:
+        epoch, sent = self._publisher.epoch, self._publisher.sequences[0]
+        for _ in range(3):  # a run is accepted at its second heartbeat
+            self._publisher.heartbeat()
+        for _, client in self._on():
+            wait_until(lambda c=client: told_by(c, epoch)[0] == sent - 1, 60)  # type: ignore[misc]
+            self.ends[epoch] = sent
+
+    def do(self, what: str, key: bytes, many: int) -> None:
+        if what == "send":
+            self.send(key, many)
+        elif what == "lose":
+            lose(self._publisher, key, many)
+        elif self._publisher.sequences[0]:
+            begin_run(self._publisher, self._publisher.epoch + 1)
+            self.hear()
+
+    def expected(self, since: int) -> list[Fact]:
+        """Return the facts expected from a sequence of the first run on."""
+        return [
+            ("came" if number in self.recorded[epoch] else "gone", epoch, number)
+            for epoch in range(FIRST, self._publisher.epoch + 1)
+            for number in range(since if epoch == FIRST else 0, self.ends[epoch])
+        ]
+
+
 class Scene(NamedTuple):
-    """A publisher that archives record, and another one that sends what of it the subscriber hears."""
+    """A recorded publisher, and another one that sends a part of its messages to the subscriber."""
 
     model: Archived
     publisher: RawPublisher
     live: RawPublisher
     subscriber: Subscriber
-    told: Told
+    heard: Order
     begun: list[int]
-    """The runs that `on_epoch` was called for."""
-    since: dict[bytes, int]
-    """What was sent before the subscriber began."""
+    """Runs that `on_epoch` was called for."""
 
     def send(self, key: bytes, many: int) -> None:
-        """Send what is recorded and heard."""
-        before = dict(self.publisher.sequences[0])
+        """Send messages that are recorded and received."""
+        self._take_over()
         self.model.send(key, many)
-        self.live.epoch, self.live.sequences = self.publisher.epoch, [before]
         send(self.live, key, many)
 
     def heartbeat(self, *, end: bool = False) -> None:
-        """Tell the subscriber how far each key is."""
-        self.live.epoch, self.live.sequences = self.publisher.epoch, [dict(self.publisher.sequences[0])]
+        """Send a heartbeat with the publisher's sequences to the subscriber."""
+        self._take_over()
         self.live.heartbeat(end=end)
 
-    def await_heard(self, epoch: int, key: bytes, number: int) -> None:
-        wait_until(lambda: ("came", epoch, number) in self.told.facts[key])
+    def _take_over(self) -> None:
+        self.live.epoch, self.live.sequences = self.publisher.epoch, list(self.publisher.sequences)
+        self.live.ends = [dict(ends) for ends in self.publisher.ends]
+
+    def await_heard(self) -> None:
+        wait_until(lambda: ("came", self.live.epoch, self.live.sequences[0] - 1) in self.heard.told)
 
     @contextmanager
     def without(self, number: int) -> Iterator[None]:
-        """Have one of two archives record nothing meanwhile."""
+        """Stop one of two recorders for the block."""
         has_two = len(self.model.counts) == 2
         if has_two:
             self.model.stop(number)
@@ -63,19 +137,19 @@ class Scene(NamedTuple):
             self.model.begin(number)
 
     def begin_all(self) -> None:
-        """Have all archives answer: who is silent is waited for."""
+        """Start all recorders, because subscribers wait for silent archives."""
         for number in range(len(self.model.counts)):
             if not self.model.is_on(number):
                 self.model.begin(number)
 
     def check(self) -> None:
-        """Let all end, and compare what the subscriber was told."""
-        expected = {key: facts for key in KEYS if (facts := self.model.expected(key, self.since))}
+        """End the publisher and check the facts that the subscriber received."""
+        expected = self.model.expected(2)
         self.heartbeat()
-        wait_until(lambda: {key: facts for key, facts in self.told.facts.items() if facts} == expected, 60, "all came")
+        wait_until(lambda: self.heard.told == expected, 60, "all came")
         self.heartbeat(end=True)
         self.subscriber.run(until_end=True)
-        assert self.told.facts == expected
+        assert self.heard.told == expected
 
 
 @contextmanager
@@ -91,27 +165,10 @@ def scene(tmp_path: Path, archives: int) -> Iterator[Scene]:
         subscriber = Subscriber(feed, on_gap="repair", repair_wait=60)
         begun: list[int] = []
         subscriber.on_epoch(lambda _slice_id, epoch: begun.append(epoch))
-        found = Scene(model, publisher, live, subscriber, Told(subscriber), begun, {KEYS[0]: 2})
-        found.send(KEYS[0], 2)
+        found = Scene(model, publisher, live, subscriber, Order(subscriber), begun)
+        found.send(KEYS[0], 2)  # before the subscriber starts
         subscriber.start()
         yield found
-
-
-def test_a_run_that_begins_while_an_archive_is_waited_for_is_fetched(tmp_path: Path) -> None:
-    """What wakes the thread that fetches must not be taken for another request."""
-    with scene(tmp_path, 2) as at:
-        at.model.stop(1)
-        lose(at.publisher, KEYS[0], 1)
-        at.send(KEYS[0], 1)
-        requests = at.subscriber._supervisor._slices[0]._repairs
-        wait_until(lambda: requests.asked == 1)
-        begin_run(at.publisher, SECOND_RUN)
-        at.model.hear()
-        for key in KEYS * 2:
-            at.send(key, 1)
-        wait_until(lambda: requests.answered == 1)  # it has given up on that request
-        at.begin_all()
-        at.check()
 
 
 @pytest.mark.parametrize("archives", [1, 2])
@@ -124,7 +181,7 @@ def test_a_run_that_began_and_ended_unheard_comes_before_the_next_one(
     with scene(tmp_path, archives) as at:
         for key in KEYS[:2]:
             at.send(key, 3)
-            at.await_heard(FIRST, key, at.publisher.sequences[0][key] - 1)
+            at.await_heard()
         if end == "lost":
             with at.without(0):  # of two the second one alone has it
                 at.model.send(KEYS[1], 2)
@@ -160,7 +217,7 @@ def test_runs_that_are_heard_in_part_come_whole_or_are_told(tmp_path: Path, seed
                 at.begin_all()
                 at.send(key, 2)
             elif what != "stop":
-                at.model.do(what, key, 2, 0)
+                at.model.do(what, key, 2)
             elif archives == 2 and at.model.is_on(0) and at.model.is_on(1):
                 at.model.stop(chance.randrange(2))
         at.begin_all()
@@ -206,38 +263,16 @@ def test_a_run_does_not_wait_longer_for_an_archive_that_is_gone_than_a_gap_does(
         wait_recorded(recorder, 3)
     with RawPublisher(feed, FIRST) as live:
         subscriber = Subscriber(feed, on_gap="repair", repair_wait=3)
-        told = Told(subscriber)
+        told = Order(subscriber).told
         with ArchiveServer(tmp_path / feed.name, feed.archives):
             subscriber.start()
             send(live, b"AA", 3)
-            wait_until(lambda: told.facts[b"AA"])
+            wait_until(lambda: told)
         begin_run(live, SECOND_RUN)
         for _ in range(2):
             send(live, b"AA", 1)
         live.heartbeat()
-        wait_until(lambda: len(told.facts[b"AA"]) == 5, 60)
+        wait_until(lambda: len(told) == 5, 60)
         live.heartbeat(end=True)
         subscriber.run(until_end=True)
-    assert told.facts[b"AA"] == [("came", FIRST, n) for n in range(3)] + [("came", SECOND_RUN, n) for n in range(2)]
-
-
-def test_many_keys_are_not_asked_for_one_by_one_at_a_new_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that comes live would wait for that."""
-    stops, real = list[int](), ArchiveClient.missing
-
-    def missing(client: ArchiveClient, slice_id: int, ranges: Any, *arguments: Any, **settings: Any) -> Any:
-        stops.extend(each.stop for each in ranges)
-        return real(client, slice_id, ranges, *arguments, **settings)
-
-    monkeypatch.setattr(ArchiveClient, "missing", missing)
-    with scene(tmp_path, 2) as at:
-        for key in KEYS:
-            at.send(key, 3)
-            at.await_heard(FIRST, key, at.publisher.sequences[0][key] - 1)
-        at.heartbeat()
-        begin_run(at.publisher, SECOND_RUN)
-        at.model.hear()
-        for key in KEYS * 2:
-            at.send(key, 2)
-        at.check()
-    assert max(stops, default=0) < NO_END
+    assert told == [("came", FIRST, n) for n in range(3)] + [("came", SECOND_RUN, n) for n in range(2)]

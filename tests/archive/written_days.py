@@ -31,7 +31,7 @@ def days(draw: st.DrawFn, least_time: int = 0) -> tuple[int, int, list[tuple[int
     slices = draw(st.integers(1, 3))
     key_bytes = draw(st.integers(0, 8))
     segments = []
-    sequences: Counter[tuple[int, int, bytes]] = Counter()
+    sequences: Counter[tuple[int, int]] = Counter()
     for _ in range(draw(st.integers(0, 5))):
         slice_id = draw(st.integers(0, slices - 1))
         puts = []
@@ -48,11 +48,11 @@ def days(draw: st.DrawFn, least_time: int = 0) -> tuple[int, int, list[tuple[int
                 )
             )
             epoch = draw(st.sampled_from(EPOCHS))
-            sequences[slice_id, epoch, key] += draw(st.sampled_from([0, 0, 0, 2]))
+            sequences[slice_id, epoch] += draw(st.sampled_from([0, 0, 0, 2]))
             puts.append(
                 Put(
                     tuple(Row(*row) for row in rows),
-                    sequence=sequences[slice_id, epoch, key],
+                    sequence=sequences[slice_id, epoch],
                     ts_out=draw(st.integers(0, 8)),
                     ts_recv=draw(st.integers(0, 8)),
                     epoch=epoch,
@@ -61,7 +61,7 @@ def days(draw: st.DrawFn, least_time: int = 0) -> tuple[int, int, list[tuple[int
                     flags=draw(st.integers(0, 1)),
                 )
             )
-            sequences[slice_id, epoch, key] += len(rows)
+            sequences[slice_id, epoch] += len(rows)
         segments.append((slice_id, draw(st.booleans()), puts))
     return slices, key_bytes, segments
 
@@ -86,7 +86,7 @@ def many(count: int, slice_id: int = 0, size: int = 200) -> list[Put]:
     """Blocks of one message, numbered on, over many index entries."""
     letter = chr(65 + slice_id)
     return [
-        Put((Row(f"{letter}{i % 5}".encode(), bytes(size), i),), sequence=i // 5, ts_out=2 * i + slice_id, ts_recv=i)
+        Put((Row(f"{letter}{i % 5}".encode(), bytes(size), i),), sequence=i, ts_out=2 * i + slice_id, ts_recv=i)
         for i in range(count)
     ]
 

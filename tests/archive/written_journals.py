@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import struct
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy
 
 from blackbox.archive.journal_writer import JournalWriter
 from blackbox.block.block_handler import BLOCK, CONTROL, IDLE
-from blackbox.block.format import FLAG_CONTROL, FLAG_FIXED
 from blackbox.transport.wakeup import Pipe
 from tests import wire
 from tests.journals import Day, Put, Row, feed_of
@@ -21,30 +20,28 @@ FOREVER = 1 << 62
 class Journal:
     """A slice's journal that is written by hand, block by block."""
 
-    def __init__(self, day: Path, key_bytes: int = 0, segment_bytes: int = 1 << 20) -> None:
+    def __init__(self, day: Path, key_bytes: int = 0, segment_bytes: int = 1 << 20, is_outbox: bool = False) -> None:
         if not day.joinpath("manifest.json").exists():
             Day(day, feed_of(key_bytes=key_bytes))
-        self.writer = JournalWriter(0, key_bytes, segment_bytes, False, "none", Pipe(), lambda _: (day, FOREVER))
+        self.writer = JournalWriter(
+            0, key_bytes, segment_bytes, False, "none", Pipe(), lambda _: (day, FOREVER), is_outbox=is_outbox
+        )
         self._append = ctypes.CFUNCTYPE(None, ctypes.c_int64)(self.writer.at.function)
 
     def put(self, put: Put) -> None:
         self._give(BLOCK, *put.block(0), put.ts_recv)
 
-    def hear(self, numbers: dict[bytes, int], epoch: int = 1, ts_recv: int = 0, held: int = 0, flags: int = 0) -> None:
-        """Take a heartbeat that tells these next sequence numbers."""
-        count = len(numbers)
-        payloads = [struct.pack("<q", number) for number in numbers.values()]
-        body = wire.body_of([0] * count, list(range(count)), list(numbers), payloads, True)
-        header, body = wire.sealed(
-            body,
-            flags=wire.CHECKSUM | FLAG_CONTROL | FLAG_FIXED | flags,
-            count=count,
-            epoch=epoch,
-            ts_out=max(0, ts_recv - 1),
-            topics=count,
-            topic_bytes=sum(map(len, numbers)),
-            stride=8,
-        )
+    def hear(
+        self,
+        ends: Mapping[bytes, int | tuple[int, int]],
+        epoch: int = 1,
+        ts_recv: int = 0,
+        held: int = 0,
+        flags: int = 0,
+        **fields: int,
+    ) -> None:
+        """Append a heartbeat with these ends of keys. `fields`: header fields as in `wire.control`."""
+        header, body = wire.control(ends, flags, epoch=epoch, ts_out=max(0, ts_recv - 1), **fields)
         self._give(CONTROL, header, body, ts_recv, held)
 
     def rest(self) -> None:

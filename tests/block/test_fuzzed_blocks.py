@@ -11,6 +11,7 @@ import pytest
 
 from blackbox import Feed, Subscriber
 from blackbox.block.block import Block
+from blackbox.block.position import End
 from blackbox.block.validate import Fault
 from blackbox.errors import BlockError
 from blackbox.testing import Collector, RawPublisher, wait_until
@@ -124,7 +125,7 @@ def test_a_valid_block_in_the_wrong_place_is_refused() -> None:
         subscriber.start()
         good = publisher.encode([(b"T", b"0")])
         other_slice = Block.encode([b"T"], [0], numpy.ones((1, 1), numpy.uint8), slice_id=7, epoch=1)
-        control = Block.encode_sequences(b"", {b"": 9}, slice_id=0, epoch=1, ts_out=0)
+        control = Block.encode_ends(b"", {b"": End(9, 9)}, slice_id=0, epoch=1, ts_out=0)
         for block in (other_slice, control):
             publisher.send_frames(block.frames)
         publisher.send_frames((b"\0H", *good.frames[1:]))
@@ -139,11 +140,12 @@ def test_a_valid_block_in_the_wrong_place_is_refused() -> None:
 CONTROL_BODIES = {
     "payloads of seven bytes": wire.body_of([0], [0], [b"K"], [bytes(7)], fixed=True),
     "payloads of any size": wire.body_of([0], [0], [b"K"], [bytes(7)], fixed=False),
-    "more keys than numbers": wire.body_of([0], [0], [b"K", b"L"], [bytes(8)], fixed=True),
-    "a number below zero": wire.body_of([0], [0], [b"K"], [b"\xff" * 8], fixed=True),
-    "a number past the end of time": wire.body_of([0], [0], [b"K"], [b"\xff" * 7 + b"\x7f"], fixed=True),
-    "a key longer than keys are": wire.body_of([0], [0], [b"K" * 5000], [bytes(8)], fixed=True),
-    "the same key twice": wire.body_of([0, 0], [0, 1], [b"K", b"K"], [bytes(8), b"\1" + bytes(7)], fixed=True),
+    "more keys than ends": wire.body_of([0], [0], [b"K", b"L"], [bytes(16)], fixed=True),
+    "a negative end": wire.body_of([0], [0], [b"K"], [b"\xff" * 16], fixed=True),
+    "an end above the maximum": wire.body_of([0], [0], [b"K"], [(b"\xff" * 7 + b"\x7f") * 2], fixed=True),
+    "more messages than sequences": wire.body_of([0], [0], [b"K"], [bytes(8) + b"\1" + bytes(7)], fixed=True),
+    "a key that is too long": wire.body_of([0], [0], [b"K" * 5000], [bytes(16)], fixed=True),
+    "the same key twice": wire.body_of([0, 0], [0, 1], [b"K", b"K"], [bytes(16), (b"\1" + bytes(7)) * 2], fixed=True),
 }
 
 
@@ -163,7 +165,7 @@ def test_a_hostile_heartbeat_does_not_end_the_subscriber(name: str, key_bytes: i
         count=keys,
         topics=2 if "more keys" in name else keys,
         topic_bytes={"more keys": 2, "the same ": 2, "a key lon": 5000}.get(name[:9], 1),
-        stride=(7 if "seven" in name else 8) if fixed else 0,
+        stride=(7 if "seven" in name else 16) if fixed else 0,
         epoch=1,
         key_bytes=key_bytes,
     )

@@ -15,6 +15,7 @@ from blackbox.block import format as places
 from blackbox.block import layout
 from blackbox.block.block import Block
 from blackbox.block.format import body_layout
+from blackbox.block.position import End
 from blackbox.errors import BlockError
 from blackbox.native.xxh3 import xxh3
 from blackbox.testing import RawPublisher, wait_until
@@ -42,6 +43,8 @@ def example() -> Block:
         slice_id=0x5678,
         epoch=0x7EDCBA9876543210,
         sequence=0x0123456789ABCDEF,
+        previous=0x0123456789ABCDE0,
+        key_sequence=0x0123456789ABCD00,
         ts_out=0x0FEDCBA987654321,
         ts_in=0x0FEDCBA987654300,
         flags=wire.LINE_B,
@@ -59,6 +62,8 @@ def test_each_header_field_stands_at_its_offset() -> None:
         count=3,
         epoch=0x7EDCBA9876543210,
         sequence=0x0123456789ABCDEF,
+        previous=0x0123456789ABCDE0,
+        key_sequence=0x0123456789ABCD00,
         ts_out=0x0FEDCBA987654321,
         ts_in=0x0FEDCBA987654300,
         topics=2,
@@ -160,12 +165,13 @@ def test_what_is_encoded_is_what_the_reference_reads_and_would_have_written(
     assert bool(block.flags & wire.CHECKSUM) == checksum
 
 
-@given(st.dictionaries(st.binary(max_size=8), st.integers(0, 2**62), max_size=20))
-def test_control_blocks_tell_what_the_reference_reads(sequences: dict[bytes, int]) -> None:
-    block = Block.encode_sequences(b"\0H", sequences, slice_id=3, epoch=2**63 - 1, ts_out=9)
+@given(st.dictionaries(st.binary(max_size=8), st.tuples(st.integers(0, 2**62), st.integers(0, 2**62)), max_size=20))
+def test_the_reference_reads_the_ends_of_control_blocks(numbers: dict[bytes, tuple[int, int]]) -> None:
+    ends = {key: End(max(both), min(both)) for key, both in numbers.items()}
+    block = Block.encode_ends(b"\0H", ends, slice_id=3, epoch=2**63 - 1, ts_out=9)
     said = wire.decode(*map(bytes, block.frames))
-    assert {topic: int.from_bytes(number, "little") for topic, number, _ in said.messages} == sequences
-    assert block.next_sequences() == sequences
+    assert wire.ends_of(said) == ends == block.ends()
+    assert said.fields.sequence == block.sequence == max((end.sequence for end in ends.values()), default=0)
 
 
 @pytest.mark.parametrize(("key", "header", "body"), GOLDEN.values(), ids=GOLDEN)
@@ -176,6 +182,7 @@ def test_golden_blocks_are_read_and_written(key: bytes, header: bytes, body: byt
     assert (block.flags, block.schema_id, block.slice_id) == (fields.flags, fields.schema, fields.slice_id)
     assert block.count == fields.count
     assert (block.epoch, block.ts_out, block.sequence) == (fields.epoch, fields.ts_out, fields.sequence)
+    assert (block.previous, block.key_sequence) == (fields.previous, fields.key_sequence)
     assert (block.key_bytes, block.ts_in, block.sequences.tolist()) == (
         fields.key_bytes,
         fields.ts_in,
@@ -193,12 +200,13 @@ def test_golden_blocks_are_read_and_written(key: bytes, header: bytes, body: byt
 
 def encoded_control(block: Block) -> Block:
     flags = block.flags & (wire.LINE_B | wire.END)
-    return Block.encode_sequences(
+    return Block.encode_ends(
         block.key,
-        block.next_sequences(),
+        block.ends(),
         slice_id=block.slice_id,
         epoch=block.epoch,
         ts_out=block.ts_out,
+        sequence=block.sequence,
         key_bytes=block.key_bytes,
         flags=flags,
     )
@@ -216,6 +224,8 @@ def encoded(block: Block) -> Block:
         schema_id=block.schema_id,
         epoch=block.epoch,
         sequence=block.sequence,
+        previous=block.previous,
+        key_sequence=block.key_sequence,
         ts_out=block.ts_out,
         ts_in=block.ts_in,
         key_bytes=block.key_bytes,
@@ -259,10 +269,12 @@ def test_a_publisher_sends_what_the_reference_reads() -> None:
         [(b"AAPL", b"one", 1)],
         [(b"AABB", b"two", 3), (b"AAPL", b"three", 4)],
     ]
-    assert [block.fields.sequence for block in data] == [0, 1]
+    # The second message is not sent because no subscriber wants its key, but it is counted.
+    assert [block.fields.sequence for block in data] == [0, 2]
+    assert [(block.fields.previous, block.fields.key_sequence) for block in data] == [(0, 0), (1, 1)]
     assert {block.fields.epoch for block in blocks} == {publisher.epoch}
-    last = {topic: int.from_bytes(number, "little") for topic, number, _ in blocks[-1].messages}
-    assert last == {b"AA": 3, b"ZZ": 1}
+    assert wire.ends_of(blocks[-1]) == {b"AA": (4, 3), b"ZZ": (2, 1)}
+    assert blocks[-1].fields.sequence == 4
 
 
 def test_a_subscriber_asks_for_what_the_document_says() -> None:

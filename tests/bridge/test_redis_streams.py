@@ -23,8 +23,9 @@ from blackbox.testing import RawPublisher, wait_until
 from tests.archive.recorders import wait_recorded
 
 
-def feed_of(archive: bool = False) -> Feed:
-    feed = msgspec.structs.replace(Feed.local("carried", slices=1), heartbeat_ns=50_000_000)
+def feed_of(archive: bool = False, key_bytes: int = 0, lines: int = 1) -> Feed:
+    feed = Feed.local("carried", slices=1, key_bytes=key_bytes, lines=lines)  # type: ignore[arg-type]
+    feed = msgspec.structs.replace(feed, heartbeat_ns=50_000_000)
     return msgspec.structs.replace(feed, archives=free_endpoints("tcp", "archive", 1, 1)[0]) if archive else feed
 
 
@@ -65,6 +66,60 @@ def test_who_is_started_again_goes_on_from_the_last_entry(server: Server, there:
     found = entries(there)
     assert [name for name, _ in found] == [f"{publisher.epoch}-{number}" for number in range(7_000)]
     assert [int(fields[b"payload"]) for _, fields in found] == list(range(7_000))
+
+
+@pytest.mark.parametrize("prefix", [b"", b"A"])
+def test_ids_ascend_with_keys_too_and_a_restart_lacks_nothing(
+    server: Server, there: redis.Redis, tmp_path: Path, prefix: bytes
+) -> None:
+    feed, topics = feed_of(archive=True, key_bytes=2), [b"AA.x", b"AB.x", b"B", b"A", b"AA.y", b"CC.long"]
+    sent = [(topics[number * number % 11 % 6], b"%d" % number) for number in range(3_000)]
+    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        for turn in range(3):
+            with RedisStreams(feed, server.url, prefix) as bridge:
+                for topic, payload in sent[turn * 1_000 : turn * 1_000 + 500]:
+                    publisher.publish(topic, payload)
+                until = turn * 1_000 + 500
+                wait_until(lambda until=until: len(entries(there)) == wanted_of(sent[:until], prefix))  # type: ignore[misc]
+                assert bridge.statistics().known == bridge.statistics().missing == 0
+            for topic, payload in sent[turn * 1_000 + 500 : turn * 1_000 + 1_000]:
+                publisher.publish(topic, payload)
+            publisher.flush()
+            wait_recorded(recorder, (turn + 1) * 1_000)
+        with RedisStreams(feed, server.url, prefix):
+            wait_until(lambda: len(entries(there)) == wanted_of(sent, prefix))
+    found = entries(there)
+    assert sorted((fields[b"topic"], fields[b"payload"]) for _, fields in found) == sorted(
+        each for each in sent if each[0].startswith(prefix)
+    )
+    if not prefix:
+        assert [name for name, _ in found] == [f"{publisher.epoch}-{number}" for number in range(3_000)]
+
+
+def wanted_of(sent: list[tuple[bytes, bytes]], prefix: bytes) -> int:
+    return sum(topic.startswith(prefix) for topic, _ in sent)
+
+
+def test_what_is_repaired_of_a_key_comes_in_its_place(server: Server, there: redis.Redis, tmp_path: Path) -> None:
+    """Only the recorder has line B."""
+    feed = feed_of(archive=True, key_bytes=2, lines=2)
+    (part,) = feed.slices
+    of_line_a = msgspec.structs.replace(feed, slices=(msgspec.structs.replace(part, endpoints=part.endpoints[:1]),))
+    with (
+        RawPublisher(feed) as publisher,
+        Recorder(feed, tmp_path, serve=True) as recorder,
+        RedisStreams(of_line_a, server.url, ["AA", "BB"]) as bridge,
+    ):
+        for number, (topic, lines) in enumerate([(b"AA", (0, 1)), (b"AA", (1,)), (b"BB", (0, 1)), (b"AA", (0, 1))]):
+            publisher.send(publisher.encode([(topic, b"%d" % number)]), lines)
+            if number == 0:
+                wait_until(lambda: bridge.statistics().added == 1)
+            for _ in range(3):
+                publisher.heartbeat(lines=lines)
+        wait_recorded(recorder, 4)
+        wait_until(lambda: len(entries(there)) == 4)
+        assert bridge.statistics().missing == bridge.statistics().known == 0
+    assert [fields[b"payload"] for _, fields in entries(there)] == [b"0", b"1", b"2", b"3"]
 
 
 def test_bridges_beside_each_other_add_each_message_once(server: Server, there: redis.Redis) -> None:
@@ -250,8 +305,6 @@ def test_a_redis_that_answers_later_is_waited_for(
 def test_wrong_settings_are_told() -> None:
     with pytest.raises(ConfigError, match="URL had no scheme, expected redis://"):
         RedisStreams(feed_of(), "nothing")
-    with pytest.raises(ConfigError, match="key_bytes 2, expected 0"):
-        RedisStreams(Feed.local("carried", slices=1, key_bytes=2), "redis://127.0.0.1:1")
     with pytest.raises(ConfigError, match="keep was 0"):
         RedisStreams(feed_of(), "redis://127.0.0.1:1", keep=0)
 

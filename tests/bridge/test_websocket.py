@@ -299,8 +299,9 @@ def test_many_prefixes_take_no_descriptors() -> None:
         serving(feed, work)
 
 
-def test_a_gap_is_told_to_all() -> None:
-    feed = Feed.local("bridged", slices=1, key_bytes=0)
+@pytest.mark.parametrize("key_bytes", [0, 2])
+def test_a_gap_is_told_to_all(key_bytes: int) -> None:
+    feed = Feed.local("bridged", slices=1, key_bytes=key_bytes)
     with RawPublisher(feed) as publisher:
 
         async def work(_: WebSocketBridge, url: str) -> None:

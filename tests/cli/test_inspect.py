@@ -49,7 +49,7 @@ def test_what_its_recorders_noted_is_shown(tmp_path: Path) -> None:
     ):
         assert re.search(row, ended.out), ended.out
     assert ended.text("not heard") == "3"
-    assert "published before the first message that is here, of 1 key" in ended.out
+    assert "published before the first message that is here, of 1 epoch" in ended.out
     killed.writer.refuse()
     killed.writer.close()
 

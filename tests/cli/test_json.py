@@ -9,7 +9,7 @@ import msgspec
 
 from blackbox import Recording
 from blackbox.archive.consumer_positions import PositionFile
-from blackbox.block.position import KeyPosition, Position
+from blackbox.block.position import Position
 from blackbox.cli.ui.status import Status
 from tests.cli.commands import invoke
 from tests.cli.days import OPEN, SECOND, damage, trade
@@ -95,23 +95,20 @@ def test_verify_of_a_whole_day_is_an_object_too(tmp_path: Path) -> None:
 
 
 def test_positions_are_those_of_each_consumer(tmp_path: Path) -> None:
-    for name, positions in (
-        ("plain", {0: Position(EPOCH, 1_234), 1: Position(EPOCH + 1, 5)}),
-        ("keyed", {0: KeyPosition(EPOCH, {b"AAPL": 12, b"A:B": 5}, [b"A"], 7, 8)}),
-    ):
+    for name, epoch in (("one", EPOCH), ("other", EPOCH + 7)):
         file = PositionFile(tmp_path, name)
         file.own(0)
-        file.keep("tape", positions)
+        file.keep("tape", {0: Position(epoch, 1_234), 1: Position(epoch + 1, 5)})
         file.close()
     found = {each["consumer"]: each for each in json.loads(invoke("positions", tmp_path, "--json").out)}
-    assert found["plain"]["slices"] == [
-        {"slice": 0, "epoch": EPOCH, "sequence": 1_234},
-        {"slice": 1, "epoch": EPOCH + 1, "sequence": 5},
-    ]
-    assert found["keyed"]["slices"] == [{"slice": 0, "epoch": EPOCH, "keys": {"AAPL": 12, "A:B": 5}}]
-    kept = PositionFile(tmp_path, "plain").read()
-    assert kept is not None
-    assert (found["plain"]["feed"], found["plain"]["kept_ns"]) == ("tape", kept.kept_ns)
+    for name, epoch in (("one", EPOCH), ("other", EPOCH + 7)):
+        assert found[name]["slices"] == [
+            {"slice": 0, "epoch": epoch, "sequence": 1_234},
+            {"slice": 1, "epoch": epoch + 1, "sequence": 5},
+        ]
+        kept = PositionFile(tmp_path, name).read()
+        assert kept is not None
+        assert (found[name]["feed"], found[name]["kept_ns"]) == ("tape", kept.kept_ns)
 
 
 def test_no_consumer_is_an_empty_array(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from blackbox.archive.consumer_positions import PositionFile
-from blackbox.block.position import KeyPosition, Position
+from blackbox.block.position import Position
 from tests.cli.commands import invoke
 
 EPOCH = 0x18EAD45481153800
@@ -38,32 +38,9 @@ def test_positions_moves_and_forgets_a_consumer(tmp_path: Path) -> None:
     assert ended.status == 0, ended.errors
     now = file.read()
     assert now is not None
-    assert now.positions == {0: Position(EPOCH, 1_234), 1: Position(EPOCH, 7)}
+    assert now.slices == {0: Position(EPOCH, 1_234), 1: Position(EPOCH, 7)}
     assert invoke("positions", tmp_path, "--name", "strategy-1", "--forget").status == 0
     assert file.read() is None
-
-
-def test_positions_of_keys_are_listed_and_moved(tmp_path: Path) -> None:
-    file = PositionFile(tmp_path, "strategy-1")
-    file.own(0)
-    file.keep("tape", {0: KeyPosition(EPOCH, {b"AAPL": 12, b"A:B": 5}, [b"A"], 7, 8)})
-    file.close()
-    listed = invoke("positions", tmp_path)
-    assert listed.status == 0, listed.errors
-    assert "of 2 keys" in listed.out
-    ended = invoke("positions", tmp_path, "--name", "strategy-1", "--to", f"0:{EPOCH}:A:B:3")
-    assert ended.status == 0, ended.errors
-    now = file.read()
-    assert now is not None
-    assert now.positions == {0: KeyPosition(EPOCH, {b"AAPL": 12, b"A:B": 3}, [b"A"], 0, 8)}
-    ended = invoke("positions", tmp_path, "--name", "strategy-1", "--to", f"0:{EPOCH + 1}:AAPL:9")
-    assert ended.status == 0, ended.errors
-    now = file.read()
-    assert now is not None
-    assert now.positions == {0: KeyPosition(EPOCH + 1, {b"AAPL": 9}, [b"A"])}
-    refused = invoke("positions", tmp_path, "--name", "strategy-1", "--to", f"0:{EPOCH + 1}:9")
-    assert refused.status != 0
-    assert "expected a KEY before the sequence number" in refused.errors
 
 
 def test_positions_leaves_a_consumer_that_runs_alone(tmp_path: Path) -> None:
@@ -84,6 +61,7 @@ def test_positions_leaves_a_consumer_that_runs_alone(tmp_path: Path) -> None:
         (["--forget"], "--forget was given without --name"),
         (["--to", "0:1:2"], "--to was given without --name"),
         (["--name", "strategy-1", "--to", "0:1"], "to was '0:1', expected SLICE:EPOCH:SEQUENCE"),
+        (["--name", "strategy-1", "--to", "0:1:A:2"], "to was '0:1:A:2', expected SLICE:EPOCH:SEQUENCE"),
         (["--name", "strategy-1", "--to", "0:1:2", "--forget"], "choose one"),
         (["--name", "nobody"], "expected the positions of consumer 'nobody'"),
         (["--name", "nobody", "--forget"], "expected the positions of consumer 'nobody'"),

@@ -42,8 +42,8 @@ def keep_disk() -> None:
             if synced:
                 _keep_log(self._path)
 
-    def begins(self: PutLog, path: Path, *settings: int, has_large: bool) -> None:
-        begin(self, path, *settings, has_large=has_large)
+    def begins(self: PutLog, path: Path, *settings: int) -> None:
+        begin(self, path, *settings)
         _keep_log(path)
 
     def sync_file(fd: Any) -> None:

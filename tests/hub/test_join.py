@@ -11,6 +11,7 @@ import pytest
 import zmq
 
 from blackbox import ConfigError, Feed, Hub, HubClient
+from blackbox.block.layout import VERSION
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.security import Security
 from blackbox.hub.join import Join
@@ -72,13 +73,13 @@ def site_of(feed: Feed, *keys: str) -> Site:
     return Site(msgspec.json.encode(msgspec.structs.replace(feed, security=None)), list(keys))
 
 
-def say_site(hub: Feed, site: Site, keys: ClientKeys | None = None) -> FoundSites | Ended:
+def say_site(hub: Feed, site: Site, keys: ClientKeys | None = None, version: int = VERSION) -> FoundSites | Ended:
     """Say to a hub that one is a site, as whoever reaches it can."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger, socket.rcvtimeo = 0, int(1e3 * WAIT_S)
         use_keys(socket, keys)
         socket.connect(hub.hub)
-        socket.send(ENCODER.encode(FindSites(1, site)))
+        socket.send(ENCODER.encode(FindSites(1, site, version)))
         answer: FoundSites | Ended = FOUND.decode(socket.recv())
         return answer
 
@@ -463,7 +464,7 @@ def test_a_hub_that_names_no_sites_or_far_too_many_is_not_away(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ams, ldn = hub_feed("ams", slices=1), hub_feed("ldn", slices=1)
-    many = FoundSites(1, [Site(b"%d" % number, []) for number in range(10_000)])
+    many = FoundSites(1, [Site(b"%d" % number, []) for number in range(10_000)], VERSION)
     with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
         socket.linger, socket.rcvtimeo = 0, int(1e3 * WAIT_S)
         socket.bind(ldn.hub)
@@ -477,6 +478,22 @@ def test_a_hub_that_names_no_sites_or_far_too_many_is_not_away(
             wait_log(caplog, "names no sites: its answer was not understood: Expected `array` of length <= 256")
     assert "a site was not taken" not in caplog.text
     assert "does not answer which sites there are" not in caplog.text
+
+
+def test_hubs_of_another_version_name_no_sites(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ams, ldn = hub_feed("ams", slices=1), hub_feed("ldn", slices=1)
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+        socket.linger, socket.rcvtimeo = 0, int(1e3 * WAIT_S)
+        socket.bind(ldn.hub)
+        with Hub(ams, tmp_path / "ams", join=joining(tmp_path, ldn)):
+            answer = say_site(ams, site_of(ldn), version=2)
+            assert isinstance(answer, Ended)
+            assert "site version was 2, expected 3: " in answer.why
+            peer, asked = socket.recv_multipart()
+            number = msgspec.msgpack.decode(asked)[1]
+            socket.send_multipart([peer, ENCODER.encode(["found", number, [site_of(ldn)]])])
+            wait_log(caplog, "names no sites: its version was 2, expected 3: ")
+    assert not list(tmp_path.rglob("ldn.toml"))
 
 
 def test_a_hub_that_answers_nonsense_on_and_on_is_told_once_a_question(

@@ -32,9 +32,9 @@ SIZE = 100
 NAMES = [b"A.%d" % number for number in range(ROWS)]
 
 
-@pytest.fixture
-def feed() -> Feed:
-    return hub_feed(slices=1)
+@pytest.fixture(params=[0, 2])
+def feed(request: pytest.FixtureRequest) -> Feed:
+    return hub_feed(slices=1, key_bytes=request.param)
 
 
 def put(client: HubClient, value: int, ids: bool = False) -> Places:
@@ -168,14 +168,6 @@ def test_what_other_clients_have_put_behind_a_damaged_request_stays(
         two.put(there[0], b"kept", b"order-17")
         one.put(there[0], b"of one", b"order-18")
     assert [message[-1] for message in published(left, feed)] == [b"begin", b"kept", b"of one"]
-
-
-def test_the_log_of_a_feed_with_keys_has_all_in_one_file(tmp_path: Path) -> None:
-    """Nothing else tells which keys the puts of a damaged request have."""
-    feed = hub_feed(slices=1, key_bytes=2)
-    with Hub(feed, tmp_path), HubClient(feed) as client:
-        put(client, 1)
-    assert [(tmp_path / f"hub.puts.{each}").stat().st_size for each in "ab"] == [0, 0]
 
 
 def test_a_client_whose_answered_puts_a_power_cut_has_lost_is_told(

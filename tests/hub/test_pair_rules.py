@@ -12,6 +12,7 @@ import pytest
 import zmq
 
 from blackbox import ConfigError, Feed, Hub, HubClient
+from blackbox.block.layout import VERSION
 from blackbox.errors import HubError, NotStoredError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.hub.load import load_hub
@@ -60,7 +61,7 @@ class Backup:
     def ask(self, run: int, after: Lead | None = None, wait_s: float = 30.0, **changes: object) -> Lead:
         """Ask as the process `run`, that has taken what the last answer brought; return the answer."""
         self._number += 1
-        standing = Standing(self._feed.name, "backup", run, 0, 0, 0, False, False)
+        standing = Standing(self._feed.name, "backup", run, 0, 0, 0, False, False, VERSION)
         done = leader = 0
         if after is not None:
             newest = max([0, *(entry.number for entry in after.entries)])
@@ -76,7 +77,7 @@ class Backup:
 
     def say(self, run: int) -> None:
         """Ask, and wait for no answer."""
-        standing = Standing(self._feed.name, "backup", run, 0, 0, 0, False, False)
+        standing = Standing(self._feed.name, "backup", run, 0, 0, 0, False, False, VERSION)
         self._asks.send(ENCODER.encode(Follow(0, standing, 0, 0, b"")))
 
     def __enter__(self) -> Backup:
@@ -105,12 +106,28 @@ def test_a_late_word_of_a_process_that_has_ended_does_not_let_the_active_one_ans
 
 def test_what_is_no_word_of_a_hub_on_the_link_ends_no_hub(tmp_path: Path, feed: Feed, links: tuple[str, ...]) -> None:
     with hub_of(feed, tmp_path, links, alone=True), Backup(feed, links[0]) as backup:
-        word = ENCODER.encode(Follow(1, Standing("pair", "backup", 7, 0, 0, 0, False, False), 0, 0, b""))
+        word = ENCODER.encode(Follow(1, Standing("pair", "backup", 7, 0, 0, 0, False, False, VERSION), 0, 0, b""))
         for wrong in (b"", b"\xff", word[:-1], word.replace(b"pair", b"\xff\xff\xff\xff")):
             backup._asks.send(wrong)
         assert backup.ask(7).standing.role == "primary"
         with HubClient(feed) as client:
             client.put(b"A", b"1", timeout=60)
+
+
+def test_a_peer_of_another_version_is_refused_by_an_active_hub_and_ends_a_passive_one(
+    tmp_path: Path, feed: Feed, links: tuple[str, ...]
+) -> None:
+    old = Standing(feed.name, "backup", 7, 0, 9, 0, False, False)
+    with hub_of(feed, tmp_path, links, alone=True) as hub, Backup(feed, links[0]) as backup:
+        assert "hub version was 2, expected 3: " in backup.ask(7, standing=old, digest=b"other").why
+        with HubClient(feed) as client:
+            client.put(b"A", b"1", timeout=60)
+        assert hub.statistics().life == "active"
+    hub = hub_of(feed, tmp_path / "another", links).start()
+    with Backup(feed, links[0]) as backup:
+        backup._asks.send(ENCODER.encode(Follow(1, old, 0, 0, b"")))
+        with pytest.raises(HubError, match="other hub version was 2, expected 3: "):
+            hub.run()
 
 
 def test_a_backup_that_has_a_row_that_is_not_here_is_refused(

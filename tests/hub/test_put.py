@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blackbox import AsyncHubClient, ConfigError, Feed, Hub, HubClient, Recording
+from blackbox.block.layout import VERSION
 from blackbox.errors import HubError, JournalError, NotStoredError, RefusedError
 from blackbox.feed.schema import load_schema
 from blackbox.hub import hub as hub_module
 from blackbox.hub.protocol import (
-    ANSWERS,
     ENCODER,
     MOST_BYTES,
     Ended,
@@ -31,6 +31,7 @@ from blackbox.hub.protocol import (
     Refused,
     Stored,
     Welcome,
+    decode_answer,
     unpack_places,
 )
 from blackbox.testing import wait_until
@@ -54,10 +55,10 @@ class Peer:
 
     def answer(self) -> Any:
         assert self.socket.poll(60_000), "the hub did not answer"
-        return ANSWERS.decode(self.socket.recv())
+        return decode_answer(self.feed.hub, self.socket.recv())
 
     def hello(self) -> Any:
-        return self.ask(Hello(self.name, self.session, self.feed.name, 7))
+        return self.ask(Hello(self.name, self.session, self.feed.name, 7, version=VERSION))
 
     def puts(self, first: int, *payloads: bytes, **changes: Any) -> Put:
         index = numpy.zeros(len(payloads), numpy.int32)
@@ -320,13 +321,30 @@ def test_what_cannot_be_read_or_is_of_nobody_is_answered_and_harms_nobody(tmp_pa
         peer.socket.send_multipart([b"1", b"2", b"3"])
         assert peer.answer().why == "request had 3 frames, expected 1"
         assert "was not known" in peer.ask(peer.puts(1, b"1")).why
-        assert "feed was 'other', expected 'hub'" in peer.ask(Hello("peer", 1, "other", 1)).why
+        assert "feed was 'other', expected 'hub'" in peer.ask(Hello("peer", 1, "other", 1, version=VERSION)).why
+        old_hello = ENCODER.encode(["hello", "peer", 1, "hub", 1, b"A"])
+        assert "client version was 2, expected 3: " in peer.ask(old_hello).why
         assert "not understood" in peer.ask(ENCODER.encode(peer.puts(1, b"1", count=1 << 40))).why
         assert isinstance(peer.hello(), Welcome)
         assert peer.ask(peer.puts(3, b"3")) == Expected(1)
         assert isinstance(peer.ask(peer.puts(1, b"1", session=9)), Ended)
         assert client.put(b"A.x", b"1").sequence == 0
-        assert hub.statistics().refused == 6
+        assert hub.statistics().refused == 7
+
+
+def test_a_client_reports_a_hub_of_another_version() -> None:
+    feed = hub_feed()
+    why = "hub .* version was 2, expected 3: use the same release"
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+        socket.linger = 0
+        socket.bind(feed.hub)
+        with pytest.raises(HubError, match=why), HubClient(feed) as client:
+            asked = client._sender.ask(None)
+            assert socket.poll(60_000)
+            peer, hello = socket.recv_multipart()
+            number = msgspec.msgpack.decode(hello)[4]
+            socket.send_multipart([peer, ENCODER.encode(["welcome", number, 0, 5, 10**18, []])])
+            asked.result(60)
 
 
 def test_a_payload_that_is_no_record_of_the_schema_is_refused(tmp_path: Path) -> None:
@@ -457,7 +475,7 @@ def test_a_put_log_of_another_version_is_refused(tmp_path: Path) -> None:
     sql = sqlite3.connect(tmp_path / "hub.puts")
     sql.execute("PRAGMA user_version=99")
     sql.close()
-    with pytest.raises(JournalError, match="had version 99, expected 4"):
+    with pytest.raises(JournalError, match="had version 99, expected 5"):
         Hub(feed, tmp_path).start()
 
 

@@ -17,8 +17,9 @@ from tests.archive.test_retention import aged, days_of
 from tests.hub.hubs import hub_feed
 
 
-def test_old_days_go_but_for_what_a_durable_client_needs(tmp_path: Path) -> None:
-    feed = hub_feed(slices=1)
+@pytest.mark.parametrize("key_bytes", [0, 1])
+def test_old_days_go_but_for_what_a_durable_client_needs(tmp_path: Path, key_bytes: int) -> None:
+    feed = hub_feed(slices=1, key_bytes=key_bytes)
     alone = msgspec.structs.replace(feed, hub="")
     days = [aged(tmp_path, alone, ago) for ago in (9, 8, 7)]
     ConsumerStore(tmp_path / feed.name).note(Owner.of_key("desk"), "desk-1", {0: Position(days[1][1], 500)})

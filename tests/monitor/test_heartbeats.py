@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
 
 from blackbox import Feed
@@ -91,19 +92,30 @@ def test_a_frame_above_the_largest_body_is_not_taken_in(publisher: RawPublisher,
 
 
 def test_a_heartbeat_tells_run_keys_and_messages(publisher: RawPublisher, watcher: Heartbeats) -> None:
-    publisher.sequences[0] = {b"A": 5, b"B": 7}
+    publisher.sequences[0] = 12
     publisher.heartbeat()
     line = listen(watcher, lambda line: line.heard == 1)
-    assert (line.state, line.epoch, line.keys, line.messages) == (LineState.ALIVE, 1, 2, 12)
+    assert (line.state, line.epoch, line.keys, line.messages) == (LineState.ALIVE, 1, 1, 12)
     assert line.messages_per_second is None
     assert line.heartbeat_lag_ns is not None
     assert 0 <= time.time_ns() - line.last_heard_ns < 60_000_000_000
     assert not watcher.heard_all
 
 
+def test_messages_of_all_keys_are_counted() -> None:
+    feed = msgspec.structs.replace(feed_with(1), key_bytes=1)
+    with RawPublisher(feed) as publisher, Heartbeats(feed) as watcher:
+        wait_until(lambda: HEARTBEAT_KEY in publisher.subscriptions(), what="the watcher's subscription")
+        for topic, count in ((b"A", 5), (b"B", 6), (b"A", 1)):
+            publisher.encode([(topic, b"")] * count)
+        publisher.heartbeat()
+        line = listen(watcher, lambda line: line.heard == 1)
+        assert (line.keys, line.messages) == (2, 12)
+
+
 def test_the_rate_is_that_between_two_heartbeats(publisher: RawPublisher, watcher: Heartbeats) -> None:
     publisher.heartbeat()
-    publisher.sequences[0] = {b"A": 1_000}
+    publisher.sequences[0] = 1_000
     publisher.heartbeat()
     line = listen(watcher, lambda line: line.heard == 2)
     assert line.messages_per_second is not None
@@ -112,11 +124,11 @@ def test_the_rate_is_that_between_two_heartbeats(publisher: RawPublisher, watche
 
 
 def test_a_publisher_that_starts_again_is_counted_anew(publisher: RawPublisher, watcher: Heartbeats) -> None:
-    publisher.sequences[0] = {b"A": 1_000}
+    publisher.sequences[0] = 1_000
     publisher.heartbeat()
     publisher.heartbeat()
     listen(watcher, lambda line: line.heard == 2)
-    publisher.epoch, publisher.sequences[0] = 2, {b"A": 3}
+    publisher.epoch, publisher.sequences[0] = 2, 3
     publisher.heartbeat()
     line = listen(watcher, lambda line: line.epoch == 2)
     assert (line.heard, line.messages, line.messages_per_second) == (1, 3, None)

@@ -17,7 +17,7 @@ from tests.interrupts import is_interrupted
 
 
 def stream() -> Stream:
-    return Stream(b"", 10, "wait", False, 0, lambda: None, lambda _stream: None)
+    return Stream(b"", 10, "wait", False, lambda: None, lambda _stream: None)
 
 
 def of_future() -> tuple[Callable[[], object], Callable[[], object]]:

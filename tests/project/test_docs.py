@@ -57,14 +57,14 @@ def test_limits_and_reserved_keys() -> None:
 
 
 def test_an_acknowledgement_has_the_fields_of_its_table() -> None:
-    what = Acknowledgement(b"nonce678", 2, 3, 5, 4, 6, b"KEY", "a recorder")
+    what = Acknowledgement(b"nonce678", 2, 3, 5, 4, 5, "a recorder")
     said = what.encode()
-    known = what._asdict() | {"prefix": layout.RECORDED_KEY, "key_bytes": 3}
+    known = what._asdict() | {"prefix": layout.RECORDED_KEY}
     values = struct.unpack_from(ACKNOWLEDGEMENT.format, said)
     assert dict(zip(ACKNOWLEDGEMENT.offsets, values, strict=True)) == {
         name: known[name] for name in ACKNOWLEDGEMENT.offsets
     }
-    assert said[ACKNOWLEDGEMENT.size :] == b"KEYa recorder"
+    assert said[ACKNOWLEDGEMENT.size :] == b"a recorder"
     assert Acknowledgement.decode(said) == what
 
 

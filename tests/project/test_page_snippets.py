@@ -261,7 +261,7 @@ def test_the_hub_of_the_page_takes_what_the_page_puts(tmp_path: Path, monkeypatc
             with subscriber.start(snapshot="latest"):
                 counts.wait_synced()
                 for _ in range(3):
-                    counts.wait(names["raise_by_one"](counts, b"count"), topic=b"count")
+                    counts.wait(names["raise_by_one"](counts, b"count"))
                 assert dict(counts) == {b"count": b"3"}
 
 

@@ -20,7 +20,7 @@ positions = st.integers(0, END)
 
 def told(nonce: int, begin: int, recorded: int, synced: int, epoch: int = EPOCH) -> Acknowledgement:
     return Acknowledgement(
-        nonce.to_bytes(8, "little"), epoch, begin, recorded, synced, NOTHING_MISSING, b"", f"recorder {nonce}"
+        nonce.to_bytes(8, "little"), epoch, begin, recorded, synced, NOTHING_MISSING, f"recorder {nonce}"
     )
 
 
@@ -59,9 +59,9 @@ def test_anything_may_be_told(rest: bytes) -> None:
     assert what is None or 0 <= what.begin <= what.recorded >= what.synced >= NEVER_SYNCED
 
 
-@given(st.binary(max_size=8), st.text())
-def test_what_is_told_is_what_is_read(key: bytes, name: str) -> None:
-    what = told(1, 2, 4, 3)._replace(missing=5, key=key, name=name.encode(errors="replace").decode())
+@given(st.text())
+def test_an_encoded_acknowledgement_decodes_to_the_same_values(name: str) -> None:
+    what = told(1, 2, 4, 3)._replace(missing=5, name=name.encode(errors="replace").decode())
     said = what.encode()
     read = Acknowledgement.decode(said)
     assert read is not None

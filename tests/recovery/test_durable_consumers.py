@@ -12,7 +12,7 @@ import pytest
 from blackbox import ConfigError, Feed, Publisher, Recorder, Subscriber
 from blackbox.archive.consumer_positions import PositionFile
 from blackbox.block.layout import VERSION
-from blackbox.block.position import KeyPosition, Position
+from blackbox.block.position import Position
 from blackbox.errors import PositionError, SubscriberError
 from blackbox.recovery.consumer import ConsumerLife
 from blackbox.subscribe.supervisor import SubscriberLife
@@ -30,8 +30,9 @@ def consumer(feed: Feed, positions: Path, **settings: Any) -> tuple[Subscriber, 
     return subscriber, got
 
 
-def test_it_goes_on_after_its_last_checkpoint_over_epochs_and_segments(tmp_path: Path) -> None:
-    feed = archived_feed()
+@pytest.mark.parametrize("key_bytes", [0, 2])
+def test_it_goes_on_after_its_last_checkpoint_over_epochs_and_segments(tmp_path: Path, key_bytes: int) -> None:
+    feed = archived_feed(key_bytes=key_bytes)
     came: list[tuple[int, int]] = []
     sent: list[tuple[int, int]] = []
     recorder = Recorder(feed, tmp_path / "days", serve=True, segment_bytes=MIB)
@@ -60,8 +61,9 @@ def test_it_goes_on_after_its_last_checkpoint_over_epochs_and_segments(tmp_path:
     assert len(came) == len(sent) - 50
 
 
-def test_positions_are_kept_by_themselves_and_at_the_end(tmp_path: Path) -> None:
-    feed = archived_feed()
+@pytest.mark.parametrize("key_bytes", [0, 2])
+def test_positions_are_kept_by_themselves_and_at_the_end(tmp_path: Path, key_bytes: int) -> None:
+    feed = archived_feed(key_bytes=key_bytes)
     file = PositionFile(tmp_path, "strategy-1")
 
     def kept() -> int:
@@ -80,9 +82,10 @@ def test_positions_are_kept_by_themselves_and_at_the_end(tmp_path: Path) -> None
     assert kept() == 1_000
 
 
-def test_a_killed_consumer_goes_on_exactly_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key_bytes", [0, 2])
+def test_a_killed_consumer_goes_on_exactly_once(tmp_path: Path, key_bytes: int) -> None:
     """Its state and positions are one transaction of a database; it is killed at any moment."""
-    feed = archived_feed(block_bytes=4_096)
+    feed = archived_feed(key_bytes=key_bytes, block_bytes=4_096)
     code = f"""
         import sqlite3
         database = sqlite3.connect({str(tmp_path / "state.db")!r}, isolation_level=None)
@@ -126,8 +129,9 @@ def test_a_killed_consumer_goes_on_exactly_once(tmp_path: Path) -> None:
     assert heard == list(range(published))
 
 
-def test_a_consumer_killed_before_its_first_checkpoint_skips_nothing(tmp_path: Path) -> None:
-    feed = archived_feed()
+@pytest.mark.parametrize("key_bytes", [0, 2])
+def test_a_consumer_killed_before_its_first_checkpoint_skips_nothing(tmp_path: Path, key_bytes: int) -> None:
+    feed = archived_feed(key_bytes=key_bytes)
     code = f"""
         subscriber = Subscriber(feed, name="strategy-1", positions={str(tmp_path / "positions")!r})
         subscriber.on(b"", fields=("sequence",))(lambda sequence: say("got", sequence))
@@ -164,18 +168,14 @@ def test_the_position_at_the_start_is_kept(tmp_path: Path, key_bytes: int, past:
         publisher.flush()
         wait_recorded(recorder, 100)
         subscriber, got = consumer(feed, tmp_path / "positions")
-        at: Any = (publisher.epoch, {b"A.t": 40}, [b""]) if key_bytes else (publisher.epoch, 40)
-        subscriber.start(since={0: at} if past else None)
+        subscriber.start(since={0: (publisher.epoch, 40)} if past else None)
         publish_numbered(publisher, 100, 50)
         publisher.flush()
         wait_until(lambda: got[-1:] == [(publisher.epoch, 149)])
         kept = PositionFile(tmp_path / "positions", "strategy-1").read()
         subscriber.terminate()
     assert kept is not None
-    position = kept.positions[0]
-    assert position.epoch == publisher.epoch
-    first = position.next_sequences[b"A.t"] if isinstance(position, KeyPosition) else position.sequence
-    assert first == (40 if past else 100)
+    assert kept.slices == {0: (publisher.epoch, 40 if past else 100)}
 
 
 def test_a_name_that_another_process_has_is_refused_or_waited_for(tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_positions_that_cannot_be_written_are_an_error_and_the_old_ones_stay(tmp
         subscriber.stop()
     kept = PositionFile(tmp_path, "strategy-1").read()
     assert kept is not None
-    assert kept.positions == {0: (publisher.epoch, 0)}
+    assert kept.slices == {0: (publisher.epoch, 0)}
 
 
 def test_settings_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
-"""Positions of feeds with keys: what is told at a checkpoint is where each key goes on, wherever it was taken."""
+"""Positions of feeds with keys: a checkpoint is where the slice goes on, wherever it was taken."""
 
 from __future__ import annotations
 
 import random
+import threading
+import time
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
@@ -13,40 +15,40 @@ import pytest
 
 from blackbox import Feed, Publisher, Recorder, Subscriber
 from blackbox.archive.consumer_positions import PositionFile
-from blackbox.archive.serve.client import ArchiveClient
-from blackbox.block.position import KeyPosition
-from blackbox.errors import NotConfirmedError, PositionError, SubscriberError
+from blackbox.archive.serve.pieces import Pieces
+from blackbox.block.position import Position
+from blackbox.errors import NotConfirmedError, SubscriberError
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import feed_of, wait_recorded
-from tests.archive.test_join_keys import Heard, Market, Run
+from tests.archive.test_join_keys import Heard, Market, Run, check_all
 from tests.lossy_proxy import LossyProxy
-from tests.support import Script
 
 
-def add(sent: dict[Run, list[int]], epoch: int, market: Market) -> None:
-    """Add what was published in a run."""
-    sent |= {(epoch, key): list(range(count)) for key, count in market.published.items()}
-
-
-def begun(feed: Feed, since: Any, **settings: Any) -> tuple[Subscriber, Heard]:
+def begun(feed: Feed, since: Any, prefix: bytes = b"", **settings: Any) -> tuple[Subscriber, Heard]:
     subscriber = Subscriber(feed, repair_wait=30, **settings)
-    heard = Heard(subscriber)
+    heard = Heard(subscriber, prefix)
     subscriber.start(timeout=60, since=since)
     return subscriber, heard
 
 
 @pytest.mark.parametrize(
-    ("seed", "share", "lines"),
+    ("seed", "share", "lines", "prefix"),
     [
-        *((1, 0.0, 1), (5, 0.5, 2)),
-        *(pytest.param(*each, marks=pytest.mark.long) for each in ((2, 0.0, 2), (3, 0.3, 1), (4, 0.3, 1))),
+        *((1, 0.0, 1, b""), (5, 0.5, 2, b""), (6, 0.5, 2, b"1")),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in ((2, 0.0, 2, b""), (3, 0.3, 1, b""), (4, 0.3, 1, b""), (7, 0.3, 1, b"1"), (8, 0.3, 2, b"1"))
+        ),
     ],
 )
 def test_checkpoints_at_any_moment_lose_nothing_and_repeat_nothing(
-    tmp_path: Path, seed: int, share: float, lines: int
+    tmp_path: Path, seed: int, share: float, lines: int, prefix: bytes
 ) -> None:
-    """While archives bring the past, as it goes over, and live; each time what came behind the checkpoint is undone."""
+    """While archives bring the past, as it goes over, and live; each time what came behind the checkpoint is undone.
+
+    Over bad lines a subscriber of some keys may get later messages of another key before repaired ones.
+    """
     chance = random.Random(seed)
     feed = archived_feed(lines=lines, key_bytes=2, block_bytes=8_192, heartbeat_ns=50_000_000)
     done: dict[Run, list[int]] = defaultdict(list)
@@ -60,79 +62,43 @@ def test_checkpoints_at_any_moment_lose_nothing_and_repeat_nothing(
             wait_until(lambda: market.count > 3_000, 60)
             market.slowly.set()
             for _ in range(6):
-                subscriber, heard = begun(proxy.feed, positions, on_gap="repair")
+                subscriber, heard = begun(proxy.feed, positions, prefix, on_gap="repair")
                 least = chance.choice((1, 50, 500))
                 wait_until(lambda heard=heard, least=least: heard.count >= least, 60)  # type: ignore[misc]
                 if chance.random() < 0.5:
                     subscriber.wait_live(60)
                 with subscriber.checkpoint(60) as reached:
-                    for run, numbers in heard.came.items():
-                        done[run] += numbers
-                    heard.came.clear()
-                    positions = msgspec.json.decode(msgspec.json.encode(reached), type=dict[int, KeyPosition])
+                    for run, counts in heard.counts.items():
+                        done[run] += counts
+                    heard.counts.clear()
+                    positions = msgspec.json.decode(msgspec.json.encode(reached), type=dict[int, Position])
                 subscriber.terminate()
-                assert (heard.gaps, heard.untrue) == ({}, [])
-        subscriber, heard = begun(proxy.feed, positions, on_gap="repair")
+                assert heard.gaps == {}
+                assert prefix or heard.untrue == []
+        subscriber, heard = begun(proxy.feed, positions, prefix, on_gap="repair")
         subscriber.wait_live(60)
         publisher.close()
         subscriber.run(until_end=True)
-    for run, numbers in heard.came.items():
-        done[run] += numbers
-    assert (heard.gaps, heard.untrue) == ({}, [])
-    sent: dict[Run, list[int]] = {}
-    add(sent, publisher.epoch, market)
-    assert done == sent
+    for run, counts in heard.counts.items():
+        done[run] += counts
+    assert heard.gaps == {}
+    assert prefix or heard.untrue == []
+    assert done == market.runs(prefix=prefix)
 
 
-def kept_once(subscriber: Subscriber, *, is_done: bool) -> dict[int, KeyPosition]:
-    """Return the positions of a checkpoint; `is_done`: once a heartbeat has shown that all is there."""
-    reached: dict[int, KeyPosition] = {}
-
-    def is_kept() -> bool:
-        with subscriber.checkpoint() as positions:
-            reached.update(positions)
-        return reached[0].done_ns > 0 or not is_done
-
-    wait_until(is_kept, 60)
-    return reached
+def joined(first: Heard, second: Heard) -> dict[Run, list[int]]:
+    """Return the counts of two lives of a consumer."""
+    runs = first.counts.keys() | second.counts.keys()
+    return {run: first.counts.get(run, []) + second.counts.get(run, []) for run in runs}
 
 
-def test_archives_are_asked_for_nothing_of_keys_that_are_not_wanted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What it begins behind shows later numbers of all keys: of others it does not matter what was before."""
-    feed = archived_feed(key_bytes=2, heartbeat_ns=20_000_000)
-    asked: set[bytes] = set()
-    real = ArchiveClient.missing
-
-    def missing(client: ArchiveClient, slice_id: int, ranges: Any, *arguments: Any, **settings: Any) -> Any:
-        asked.update(each.key for each in ranges)
-        return real(client, slice_id, ranges, *arguments, **settings)
-
-    monkeypatch.setattr(ArchiveClient, "missing", missing)
-    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
-        market, positions = Market(publisher), None
-        for number in range(2):
-            subscriber = Subscriber(feed, repair_wait=30)
-            heard = [Heard(subscriber, prefix) for prefix in (b"1", b"4")]
-            subscriber.start(since=positions)
-            market.publish(range(60), 1_000)
-            wait_recorded(recorder, market.count)
-            if number == 0:
-                positions = kept_once(subscriber, is_done=True)
-                subscriber.terminate()
-                market.publish(range(60), 1_000)
-                wait_recorded(recorder, market.count)
-        subscriber.wait_live(60)
-        publisher.close()
-        subscriber.run(until_end=True)
-    assert {key for each in heard for _, key in each.came} == {b"%02d" % n for n in range(60) if n // 10 in (1, 4)}
-    assert [(each.gaps, each.untrue) for each in heard] == [({}, [])] * 2
-    assert {key for key in asked if not key.startswith((b"1", b"4"))} == set()
+def kept_once(subscriber: Subscriber) -> dict[int, Position]:
+    """Return the positions of a checkpoint."""
+    with subscriber.checkpoint() as positions:
+        return dict(positions)
 
 
-@pytest.mark.parametrize("is_done", [False, True])
-def test_it_goes_on_over_runs_that_came_and_went_without_it(tmp_path: Path, is_done: bool) -> None:
+def test_it_goes_on_over_runs_that_came_and_went_without_it(tmp_path: Path) -> None:
     feed = archived_feed(key_bytes=2, heartbeat_ns=20_000_000)
     sent: dict[Run, list[int]] = {}
     recorder = Recorder(feed, tmp_path, serve=True)
@@ -146,24 +112,23 @@ def test_it_goes_on_over_runs_that_came_and_went_without_it(tmp_path: Path, is_d
             if number == 0:
                 subscriber, first = begun(feed, 0)
                 wait_until(lambda: first.count == 500, 60)
-                positions = kept_once(subscriber, is_done=is_done)
+                positions = kept_once(subscriber)
                 subscriber.terminate()
             market.publish(range(90), 500)
             wait_recorded(recorder, 1_000 * (number + 1))
-            add(sent, publisher.epoch, market)
+            sent |= market.runs()
             if number == 2:
                 subscriber, second = begun(feed, positions)
                 subscriber.wait_live(60)
                 publisher.close()
                 subscriber.run(until_end=True)
     recorder.stop()
-    came = {run: first.came.get(run, []) + second.came.get(run, []) for run in first.came.keys() | second.came.keys()}
-    assert came == sent
+    assert joined(first, second) == sent
     assert (second.gaps, second.untrue) == ({}, [])
 
 
 def test_what_was_sent_before_a_checkpoint_is_not_read_again(tmp_path: Path) -> None:
-    """Once a heartbeat has shown that all is there; one key was quiet for long."""
+    """One key was quiet for long."""
     feed = archived_feed(key_bytes=2, heartbeat_ns=20_000_000)
     with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
         market = Market(publisher)
@@ -172,18 +137,17 @@ def test_what_was_sent_before_a_checkpoint_is_not_read_again(tmp_path: Path) -> 
         wait_recorded(recorder, 10_000)
         subscriber, _ = begun(feed, 0)
         subscriber.wait_live()
-        reached = kept_once(subscriber, is_done=True)
+        reached = kept_once(subscriber)
         subscriber.terminate()
-        before = dict(market.published)
+        before = market.count
         market.publish(range(90), 1_000)
         subscriber, heard = begun(feed, reached)
         subscriber.wait_live(60)
         publisher.close()
         subscriber.run(until_end=True)
-    expected = {(publisher.epoch, key): list(range(before.get(key, 0), n)) for key, n in market.published.items()}
-    assert heard.came == {run: numbers for run, numbers in expected.items() if numbers}
+    check_all(heard, market.runs(before))
     received = subscriber.statistics().received
-    assert (heard.gaps, heard.untrue, received.duplicates, received.stale) == ({}, [], 0, 0)
+    assert (received.duplicates, received.stale) == (0, 0)
 
 
 def test_who_began_live_goes_on_with_the_keys_that_it_wants(tmp_path: Path) -> None:
@@ -192,15 +156,14 @@ def test_who_began_live_goes_on_with_the_keys_that_it_wants(tmp_path: Path) -> N
     with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
         market = Market(publisher)
         market.publish(range(5, 15), 500)
-        before = dict(market.published)
+        before = market.count
         first = Subscriber(feed)
         heard = Heard(first, b"1")
         first.start()
         market.publish(range(5, 17), 500)
-        wanted = sum(count for key, count in market.published.items() if key[:1] == b"1")
-        wanted -= sum(count for key, count in before.items() if key[:1] == b"1")
+        wanted = sum(map(len, market.runs(before, b"1").values()))
         wait_until(lambda: heard.count == wanted)
-        positions = kept_once(first, is_done=True)
+        positions = kept_once(first)
         first.terminate()
         market.publish(range(5, 19), 500)
         wait_recorded(recorder, 1_500)
@@ -211,28 +174,12 @@ def test_who_began_live_goes_on_with_the_keys_that_it_wants(tmp_path: Path) -> N
         market.publish(range(5, 20), 500)
         publisher.close()
         second.run(until_end=True)
-    came = {run: heard.came.get(run, []) + rest.came.get(run, []) for run in heard.came.keys() | rest.came.keys()}
-    assert came == {
-        (publisher.epoch, key): list(range(before.get(key, 0), count))
-        for key, count in market.published.items()
-        if key[:1] == b"1"
-    }
+    assert joined(heard, rest) == market.runs(before, b"1")
     assert (heard.gaps, heard.untrue) == (rest.gaps, rest.untrue) == ({}, [])
 
 
-def test_callbacks_for_more_than_its_positions_say_are_refused(tmp_path: Path) -> None:
-    feed = archived_feed(key_bytes=2)
-    with Publisher(feed):
-        some = {0: KeyPosition(5, {b"A1": 3}, [b"A", b"C1"])}
-        subscriber = Subscriber(feed)
-        subscriber.on(b"A1.x")(print)
-        subscriber.on(b"B")(print)
-        with pytest.raises(PositionError, match=r"wanted keys that begin with \[b'A1', b'B'\], expected only those of"):
-            subscriber.start(since=some)
-
-
 def test_keys_of_new_callbacks_have_no_position_until_their_publisher_has_told_it() -> None:
-    """It is not 0: what the publisher had sent before the callback came is not missing."""
+    """What the publisher had sent before the callback came is not missing."""
     feed = feed_of(key_bytes=2)
     with RawPublisher(feed, 5) as publisher:
         publisher.send(publisher.encode([(b"K1.x", b"")] * 60))
@@ -255,111 +202,86 @@ def test_keys_of_new_callbacks_have_no_position_until_their_publisher_has_told_i
 
         wait_until(is_confirmed)
         with subscriber.checkpoint() as positions:
-            assert positions[0].next_sequences == {b"K1": 60, b"K2": 100}
-            assert positions[0].prefixes == [b"K1", b"K2"]
+            assert positions == {0: (5, 160)}
         subscriber.terminate()
 
 
-def test_a_named_consumer_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_checkpoint_waits_for_the_end_of_a_publisher_too() -> None:
+    """Its last heartbeat shows that nothing is missing. No other one follows."""
+    feed, found = feed_of(key_bytes=2), list[dict[int, Position]]()
+    with RawPublisher(feed, 5) as publisher:
+        subscriber = Subscriber(feed)
+        heard = Heard(subscriber, b"K1")
+        subscriber.start()
+        publisher.send(publisher.encode([(b"K1.x", b"")] * 5))
+        publisher.send(publisher.encode([(b"K2.x", b"")] * 5))
+        wait_until(lambda: heard.count == 5)
+        thread = threading.Thread(target=lambda: found.append(kept_once(subscriber)))
+        thread.start()
+        wait_until(lambda: subscriber._supervisor._slices[0].state.wants_clean)
+        publisher.heartbeat(end=True)
+        thread.join()
+        assert found == [{0: (5, 10)}]
+        subscriber.terminate()
+
+
+def test_no_exact_position_is_known_after_a_stop_before_a_heartbeat(tmp_path: Path) -> None:
+    """A named consumer keeps the last exact one."""
     feed = archived_feed(key_bytes=2)
-    came: dict[Run, list[int]] = defaultdict(list)
-    sent: dict[Run, list[int]] = {}
-
-    def consumer() -> tuple[Subscriber, Heard]:
-        subscriber = Subscriber(feed, name="strategy-1", positions=tmp_path / "positions")
-        return subscriber, Heard(subscriber)
-
-    recorder = Recorder(feed, tmp_path / "days", serve=True)
-    count = 0
-    for number in range(4):
-        with Publisher(feed, when_full="wait") as publisher:
-            if number == 0:
-                recorder.start()
-            publisher.wait_for_subscribers()
-            market = Market(publisher, number)
-            if number == 2:  # that run of the publisher comes and goes without it
-                market.publish(range(80), 2_050)
-            else:
-                subscriber, heard = consumer()
-                subscriber.start(since=0 if number == 0 else None)
-                market.publish(range(20 * number, 90), 2_000)
-                expected = 2_000 + (50 + 2_050 if number == 3 else 50 if number == 1 else 0)
-                wait_until(lambda heard=heard, expected=expected: heard.count == expected, 60)  # type: ignore[misc]
-                with subscriber.checkpoint():
-                    for run, numbers in heard.came.items():
-                        came[run] += numbers
-                    assert (heard.gaps, heard.untrue) == ({}, [])
-                market.publish(range(90), 50)  # it is gone before it keeps what it did with these
-                subscriber.terminate()
-            count += 2_050
-            add(sent, publisher.epoch, market)
-            wait_recorded(recorder, count)
-    recorder.stop()
-    last = publisher.epoch
-    assert {run: numbers for run, numbers in came.items() if run[0] != last} == {
-        run: numbers for run, numbers in sent.items() if run[0] != last
-    }
-    assert sum(map(len, came.values())) == count - 50
+    with RawPublisher(feed, 5) as publisher:
+        subscriber = Subscriber(feed, name="strategy-1", positions=tmp_path, checkpoint_interval=1_000)
+        heard = Heard(subscriber, b"K1")
+        subscriber.start()
+        for count in (5, 10):
+            publisher.send(publisher.encode([(b"K1.x", b"")] * 5))
+            wait_until(lambda count=count: heard.count == count)  # type: ignore[misc]
+            if count == 5:
+                publisher.heartbeat()
+                assert kept_once(subscriber) == {0: (5, 5)}
+        subscriber.stop()
+        with pytest.raises(SubscriberError, match="ended before a heartbeat had shown"):
+            kept_once(subscriber)
+    kept = PositionFile(tmp_path, "strategy-1").read()
+    assert kept is not None
+    assert kept.slices == {0: (5, 5)}
 
 
-def test_positions_going_back_are_refused(tmp_path: Path) -> None:
-    feed = archived_feed(key_bytes=2)
-    file = PositionFile(tmp_path, "strategy-1")
-    file.own(0)
-    file.keep(feed.name, {0: KeyPosition(5, {b"A1": 100, b"A2": 7}, [b""])})
-    file.close()
-    for since in (
-        KeyPosition(5, {b"A1": 99, b"A2": 7}, [b""]),
-        KeyPosition(5, {b"A1": 200}, [b""]),
-        KeyPosition(4, {b"A1": 200, b"A2": 7}, [b""]),
-    ):
-        subscriber = Subscriber(feed, name="strategy-1", positions=tmp_path)
-        Heard(subscriber)
-        with pytest.raises(PositionError, match="expected 2 keys of epoch 5 or later, where it has been"):
-            subscriber.start(since={0: since})
+def test_a_checkpoint_waits_until_archives_have_found_the_time_of_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed, go_on, real = archived_feed(key_bytes=2), threading.Event(), Pieces.read
 
+    def read(pieces: Pieces, *arguments: Any) -> Any:
+        assert go_on.wait(60)
+        return real(pieces, *arguments)
 
-def test_a_killed_consumer_goes_on_exactly_once(tmp_path: Path) -> None:
-    """Its state and positions are replaced together; it is killed at any moment, while it catches up too."""
-    feed = archived_feed(key_bytes=2, block_bytes=4_096, heartbeat_ns=50_000_000)
-    code = f"""
-        from blackbox.block.position import KeyPosition
-        path = {str(tmp_path / "state")!r}
-        positions, heard = 0, []
-        if os.path.exists(path):
-            with open(path, "rb") as file:
-                positions, heard = msgspec.json.decode(
-                    file.read(), type=tuple[dict[int, KeyPosition], list[tuple[str, int]]]
-                )
-        subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=100), on_gap="repair", repair_wait=10)
-        subscriber.on(b"", fields=("topic", "sequence"))(lambda topic, n: heard.append((topic[:2].decode(), n)))
-        subscriber.start(since=positions)
-        say("started")
-        while True:
-            with subscriber.checkpoint() as positions:
-                with open(path + ".new", "wb") as file:
-                    file.write(msgspec.json.encode((positions, heard)))
-                os.replace(path + ".new", path)
-            say("kept", len(heard))
-    """
-    with Publisher(feed, when_full="drop") as publisher, Recorder(feed, tmp_path / "days", serve=True) as recorder:
+    with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
         market = Market(publisher)
-        market.publish(range(90), 100)
-        wait_recorded(recorder, 100)
-        for round_ in range(5):
-            with Script(code, feed) as script:
-                script.expect("started")
-                for _ in range(20):
-                    low = 10 * round_
-                    market.publish(range(low, low + 50), 25)
-                    if round_ % 2:
-                        script.read()
-                if round_ == 4:
-                    wait_recorded(recorder, market.count)
-                    while script.read() != f"kept {market.count}":
-                        pass
-                script.kill()
-    came: dict[bytes, list[int]] = defaultdict(list)
-    for key, number in msgspec.json.decode((tmp_path / "state").read_bytes())[1]:
-        came[key.encode()].append(number)
-    assert came == {key: list(range(count)) for key, count in market.published.items()}
+        market.publish(range(20), 500)
+        wait_recorded(recorder, 500)
+        since = time.time_ns()
+        market.publish(range(20), 500)
+        wait_recorded(recorder, 1_000)
+        monkeypatch.setattr(Pieces, "read", read)
+        subscriber, heard = begun(feed, since)
+        threading.Timer(0.2, go_on.set).start()
+        positions = kept_once(subscriber)
+        assert positions[0].epoch == publisher.epoch
+        assert positions[0].sequence == 500 + heard.count
+        subscriber.terminate()
+
+
+def test_a_position_of_epoch_0_is_the_first_recorded_message(tmp_path: Path) -> None:
+    """Messages sent before the recorder started are no gap."""
+    feed = archived_feed(key_bytes=2)
+    with Publisher(feed, when_full="wait") as publisher:
+        market = Market(publisher)
+        market.publish(range(20), 500)
+        with Recorder(feed, tmp_path, serve=True) as recorder:
+            market.publish(range(20), 500)
+            wait_recorded(recorder, 500)
+            subscriber, heard = begun(feed, {0: (0, 0)})
+            subscriber.wait_live(60)
+            publisher.close()
+            subscriber.run(until_end=True)
+    check_all(heard, market.runs(500))

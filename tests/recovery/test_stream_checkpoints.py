@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from blackbox import Batch, Feed, Publisher, Recorder, Recording, Subscriber
 from blackbox.archive.consumer_positions import PositionFile
-from blackbox.block.position import Position, Undone
+from blackbox.block.position import Position
 from blackbox.subscribe import supervisor
 from blackbox.subscribe.checkpoint import Checkpoint
 from blackbox.subscribe.stream import Stream
@@ -205,26 +205,24 @@ def test_what_is_undone_is_what_plain_lists_say(
 ) -> None:
     """Blocks of three slices, some in another epoch, come and are taken in any order."""
     day = Day(tmp_path_factory.mktemp("undone"), feed_of(slices=3, key_bytes=key_bytes))
-    epochs, following = [1] * 3, dict[tuple[int, int, bytes], int]()
+    epochs, following = [1] * 3, dict[tuple[int, int], int]()
     for time, (slice_id, count, restarts, letter) in enumerate(of):
         epochs[slice_id] += restarts
         topic = bytes([letter])
-        run = slice_id, epochs[slice_id], topic[:key_bytes]
+        run = slice_id, epochs[slice_id]
         first = following.get(run, 0)
         day.put(slice_id, Put(tuple(Row(topic, b"") for _ in range(count)), first, time, time, epochs[slice_id]))
         following[run] = first + count
     come = list(Recording.open(day.path).batches()) if of else []
-    stream = Stream(b"", 1_000, "wait", batches, key_bytes, lambda: None, lambda _: None)
+    stream = Stream(b"", 1_000, "wait", batches, lambda: None, lambda _: None)
     waits: list[list[tuple[Batch, int]]] = []
     took: list[tuple[Batch, int]] = []
 
-    def first_of(items: list[tuple[Batch, int]]) -> dict[int, Undone]:
-        found: dict[int, Undone] = {}
-        for slice_id in {batch.block.slice_id for batch, _ in items}:
-            of_slice = [(batch.block, number) for batch, number in items if batch.block.slice_id == slice_id]
-            of_run = [(block, number) for block, number in of_slice if block.epoch == of_slice[0][0].epoch]
-            firsts = {block.key: number for block, number in reversed(of_run)}
-            found[slice_id] = Undone(of_run[0][0].epoch, firsts, min(block.ts_out for block, _ in of_run))
+    def first_of(items: list[tuple[Batch, int]]) -> dict[int, Position]:
+        found: dict[int, Position] = {}
+        for batch, number in items:
+            at = Position(batch.block.epoch, number)
+            found[batch.block.slice_id] = min(at, found.get(batch.block.slice_id, at))
         return found
 
     for step in steps:
@@ -249,9 +247,7 @@ def kept_number(file: PositionFile) -> int:
     """Return the sequence that a consumer's file says comes next."""
     kept = file.read()
     assert kept is not None
-    position = kept.positions[0]
-    assert isinstance(position, Position)
-    return position.sequence
+    return kept.slices[0].sequence
 
 
 def test_a_named_consumer_never_keeps_more_than_its_reader_has_done(tmp_path: Path) -> None:

@@ -331,7 +331,7 @@ def test_a_recorder_and_its_archive_ask_for_keys(
 ) -> None:
     with recorded(ring, tmp_path / "recordings") as (feed, publisher):
         client = ArchiveClient(archived(ring, "desk", feed, "exchange"), timeout=60)
-        asked = client.blocks(0, key=b"", start=(publisher.epoch, 0), stop=(publisher.epoch, 500))
+        asked = client.blocks(0, start=(publisher.epoch, 0), stop=(publisher.epoch, 500))
         assert all_numbers(asked) == list(range(500))
         began = time.monotonic()
         with pytest.raises(ArchiveError, match="it refused our key"):

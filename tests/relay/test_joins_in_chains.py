@@ -26,7 +26,7 @@ def test_nothing_published_after_the_confirmation_is_missing_at_a_join(relays: i
     """
     feeds = chain(relays, key_bytes=key_bytes)
     published, over = [0], threading.Event()
-    with relayed(feeds), Publisher(feeds[0], when_full="wait") as publisher:
+    with relayed(feeds, when_full="wait"), Publisher(feeds[0], when_full="wait") as publisher:
 
         def publish() -> None:
             while not over.is_set():

@@ -8,7 +8,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -165,19 +164,15 @@ def test_a_client_reads_what_was_published(client: list[str], key_bytes: int, tm
             (open_client("messages", "", len(sent), plain), sent),
             (open_client("messages", "AAPL.", len(of_aapl), plain), of_aapl),
         ]
-        numbers = Counter[tuple[int, bytes]]()
 
-        def publish(message: Sent) -> int:
-            publisher.publish(*message)
-            place = feed.slice_of(message.topic), feed.key_of(message.topic)
-            numbers[place] += 1
-            return numbers[place] - 1
+        def slice_of(line: str) -> int:
+            return feed.slice_of(bytes.fromhex(line.partition(" ")[0]))
 
         def are_ready(clients: Sequence[Client]) -> Callable[[], bool]:
             return lambda: all(each.is_ready.is_set() for each in clients)
 
         def warm_up() -> bool:
-            publish(Sent(_WARM, b"", 0))
+            publisher.publish(*Sent(_WARM, b"", 0))
             return are_ready([each for each, _ in one_by_one])()
 
         wait_until(warm_up, PATIENCE_S)
@@ -187,11 +182,20 @@ def test_a_client_reads_what_was_published(client: list[str], key_bytes: int, tm
             for prefix in ("", "AAPL.")
         ]
         wait_until(are_ready([each for each, _ in in_blocks]), PATIENCE_S)
-        numbered = [(message, publish(message)) for message in sent]
+        publisher.flush()
+        warm = [publisher.published_count(each) for each in range(2)]
+        for message in sent:
+            publisher.publish(*message)
+        publisher.flush()
+        expected_numbers = [range(warm[each], publisher.published_count(each)) for each in range(2)]
         publisher.close()
         for each, expected in one_by_one:
             assert by_topic(each.lines()) == by_topic([message.line() for message in expected])
         for each, prefix in in_blocks:
-            wanted = [pair for pair in numbered if pair[0].topic.startswith(prefix.encode())]
-            assert by_topic(each.lines()) == by_topic([message.line(number) for message, number in wanted])
+            wanted = [message.line() for message in sent if message.topic.startswith(prefix.encode())]
+            lines = [line.rpartition(" ") for line in each.lines()]
+            assert by_topic([line for line, *_ in lines]) == by_topic(wanted)
+            for slice_id in range(2) if not prefix else ():
+                of_slice = [int(number) for line, _, number in lines if slice_of(line) == slice_id]
+                assert sorted(of_slice) == list(expected_numbers[slice_id])
         assert "Traceback" not in plain_relay.interrupt().errors + relay.interrupt().errors

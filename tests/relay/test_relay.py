@@ -375,7 +375,7 @@ def test_numbers_of_blocks_with_sequences_of_their_own_are_followed() -> None:
         early.start(PATIENCE_S)
         body = wire.body_of([0, 0], [0, 0], [b"T"], [b"a", b"b"], True, [5, 9])
         header, _ = wire.sealed(
-            body, count=2, topics=1, topic_bytes=1, stride=1, sequence=5,
+            body, count=2, topics=1, topic_bytes=1, stride=1, sequence=5, previous=5, key_sequence=5,
             flags=wire.CHECKSUM | wire.FIXED | wire.SEQUENCES, epoch=publisher.epoch, ts_out=time.time_ns(),
         )  # fmt: skip
         publisher.send_frames([b"", header, body])
@@ -383,7 +383,7 @@ def test_numbers_of_blocks_with_sequences_of_their_own_are_followed() -> None:
         subscriber.start(PATIENCE_S)
         following = wire.body_of([0], [0], [b"T"], [b"c"], True)
         header, _ = wire.sealed(
-            following, count=1, topics=1, topic_bytes=1, stride=1, sequence=10,
+            following, count=1, topics=1, topic_bytes=1, stride=1, sequence=10, previous=10, key_sequence=7,
             flags=wire.CHECKSUM | wire.FIXED, epoch=publisher.epoch, ts_out=time.time_ns(),
         )  # fmt: skip
         publisher.send_frames([b"", header, following])

@@ -118,16 +118,11 @@ def chosen(
     stop: int | None = None,
     slices: Sequence[int] | None = None,
     by: str = "ts_event",
-    key_bytes: int = 0,
 ) -> list[Told]:
     """The wanted messages, in the order in which they are played."""
     return [
         m
-        for m in (
-            sorted(messages, key=lambda m: (m.ts_event, m.slice_id, m.topic[:key_bytes]))
-            if by == "ts_event"
-            else messages
-        )
+        for m in (sorted(messages, key=lambda m: (m.ts_event, m.slice_id)) if by == "ts_event" else messages)
         if m.topic.startswith(prefix)
         and (start is None or getattr(m, by) >= start)
         and (stop is None or getattr(m, by) < stop)

@@ -164,24 +164,22 @@ def test_books_and_a_venue_file_are_those_of_the_symbols(tmp_path: Path) -> None
     assert sorted(text) == sorted((tmp_path / "two.itch").read_bytes())
 
 
-def note_key(keys: list[bytes], gap: Gap) -> None:
-    keys.append(gap.key)
+def note_gap(gaps: list[tuple[bytes, int, int]], gap: Gap) -> None:
+    gaps.append((gap.key, gap.sequence, gap.count))
 
 
-def test_a_gap_is_reported_to_hooks_of_its_symbols(tmp_path: Path) -> None:
+def test_a_recorded_gap_is_reported_to_hooks_of_all_symbols(tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of(key_bytes=5))
-    for number, topic in enumerate((b"AAPL.x", b"AAPLW.x", b"BRK.x")):
-        for sequence in (0, 3):
-            rows = (Row(topic, b"", 10 + number + 10 * sequence),)
-            day.put(0, Put(rows, sequence, ts_out=1 + number + 3 * sequence))
+    for sequence, topic in ((0, b"AAPL.x"), (1, b"BRK.x"), (5, b"AAPL.x")):
+        day.put(0, Put((Row(topic, b"", 10 + sequence),), sequence, ts_out=1 + sequence))
     recording = Recording.open(tmp_path)
-    told: dict[str, list[bytes]] = {"AAPL": [], "AAPLW": [], "BRK": [], "MSFT": []}
+    told: dict[str, list[tuple[bytes, int, int]]] = {"AAPL": [], "BRK": [], "MSFT": []}
     subscriber = Subscriber(recording.feed)
     subscriber.on()(lambda message: None)
-    for name, keys in told.items():
-        subscriber.on_gap(symbols=[name])(partial(note_key, keys))
-    both: list[bytes] = []
-    subscriber.on_gap("AAPL.", symbols=["AAPL"])(partial(note_key, both))
+    for name, gaps in told.items():
+        subscriber.on_gap(symbols=[name])(partial(note_gap, gaps))
+    both: list[tuple[bytes, int, int]] = []
+    subscriber.on_gap("AAPL.", symbols=["AAPL"])(partial(note_gap, both))
     subscriber.replay(recording)
-    assert told == {"AAPL": [b"AAPL."], "AAPLW": [b"AAPLW"], "BRK": [b"BRK.x"], "MSFT": []}
-    assert both == [b"AAPL."]
+    assert told == {"AAPL": [(b"", 2, 3)], "BRK": [(b"", 2, 3)], "MSFT": [(b"", 2, 3)]}
+    assert both == [(b"", 2, 3)]

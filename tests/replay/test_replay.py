@@ -50,7 +50,7 @@ def test_callbacks_get_what_plain_python_takes(
     assume(start is None or stop is None or start <= stop)
     with TemporaryDirectory() as path:
         written = made(path, day)
-        wanted = chosen(written.told(), prefix, start, stop, slices, by, day[1])
+        wanted = chosen(written.told(), prefix, start, stop, slices, by)
         recording = Recording.open(path)
         audience = Audience(recording.feed, wish)
         done = audience.subscriber.replay(recording, prefix=prefix, start=start, stop=stop, slices=slices, pace_by=by)
@@ -66,7 +66,7 @@ def test_steps_and_seeks_give_just_the_messages(
     with TemporaryDirectory() as path:
         written = made(path, day)
         recording = Recording.open(path)
-        everything = chosen(written.told(), prefix, start, key_bytes=day[1])
+        everything = chosen(written.told(), prefix, start)
         first = max(recording.time_range("ts_event")[0], -(1 << 63) if start is None else start)
         audience = Audience(recording.feed)
         replay = Replay(recording, prefix=prefix, start=start, controls=Scripted(script), pace_by="ts_event")
@@ -88,7 +88,7 @@ def test_pieces_that_are_due_add_up(day: Any, times: list[int]) -> None:
         audience = Audience(recording.feed)
         replay = Replay(recording, controls=Scripted(("until", time) for time in times), pace_by="ts_event")
         done = audience.subscriber.replay(replay)
-        audience.assert_got(chosen(written.told(), key_bytes=day[1]))
+        audience.assert_got(chosen(written.told()))
         assert done.messages == len(written.told())
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,17 +90,24 @@ def sent_of(day: Day, prefix: bytes = b"") -> list[Sent]:
 def gappy_day(path: Path, feed: Feed, size: int, codec: int = 0) -> Day:
     """Blocks of several keys, of these many bytes a payload: some rows known before, some missing."""
     day = Day(path, feed)
-    sequences: dict[bytes, int] = defaultdict(int)
+    ends: dict[tuple[int, bytes], tuple[int, int]] = {}
     puts = []
+    sequence = 0
     for i in range(60):
         letter = b"ABC"[i % 3 : i % 3 + 1]
         key = (letter + b"%d.x" % (i % 2))[: feed.key_bytes]
         rows = tuple(
             Row(letter + b"%d.x" % (i % 2), b"%d-%d-" % (i, j) + bytes(size), S + 10 * i + j) for j in range(3)
         )
-        sequences[key] += 4 if i % 7 == 6 else 0
-        puts.append(Put(rows, sequences[key], ts_out=S + i, first_row=i % 5 == 4, codec=codec, epoch=1 + i // 40))
-        sequences[key] += 3
+        name = 1 + i // 40, key
+        previous, count = ends.get(name, (0, 0))
+        if i % 7 == 6 and name in ends:
+            sequence, count = sequence + 4, count + 4
+            previous = sequence
+        block = Put(rows, sequence, S + i, first_row=i % 5 == 4, codec=codec, epoch=name[0])
+        puts.append(replace(block, previous=previous, key_sequence=count))
+        sequence += 3
+        ends[name] = sequence, count + 3
     day.put(0, *puts)
     return day
 

@@ -72,7 +72,7 @@ def test_each_slice_gets_what_plain_python_takes(
 ) -> None:
     assume(start is None or stop is None or start <= stop)
     with TemporaryDirectory() as path:
-        wanted = chosen(made(path, day).told(), prefix, start, stop, None, by, day[1])
+        wanted = chosen(made(path, day).told(), prefix, start, stop, None, by)
         recording = Recording.open(path)
         subscriber, callback = compiled(recording.feed)
         done = subscriber.replay(recording, prefix=prefix, start=start, stop=stop, pace_by=by)
@@ -90,7 +90,7 @@ def test_steps_and_seeks_give_just_the_messages(
     day: Any, prefix: bytes, start: int | None, script: list[tuple[str, int]]
 ) -> None:
     with TemporaryDirectory() as path:
-        everything = chosen(made(path, day).told(), prefix, start, key_bytes=day[1])
+        everything = chosen(made(path, day).told(), prefix, start)
         recording = Recording.open(path)
         first = max(recording.time_range("ts_event")[0], -(1 << 63) if start is None else start)
         subscriber, callback = compiled(recording.feed)

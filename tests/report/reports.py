@@ -48,7 +48,6 @@ def full_report() -> DayReport:
     gaps = tuple(
         Missing(
             slice_id=number % 3,
-            key="<K&>",
             first=1_000 * number,
             count=chance.randint(1, 4_000),
             ts_out=OPEN + chance.randrange(23_400) * SECOND,

@@ -101,8 +101,7 @@ def test_page_is_whole_and_needs_nothing_else(name: str) -> None:
 def test_names_are_escaped() -> None:
     text = page(msgspec.structs.replace(full_report(), feed="<b>&", recording="<i>", prices="<u>"))
     assert "&lt;M&amp;&gt;" in text
-    assert "&lt;K&amp;&gt;" in text
-    assert not re.search(r"<(b>&|i>|u>|M&|K&)", text)
+    assert not re.search(r"<(b>&|i>|u>|M&)", text)
 
 
 def test_all_figures_are_there() -> None:

@@ -47,7 +47,7 @@ def test_a_row_has_its_own_number_and_an_absent_value_is_not_an_empty_one(
     with RawPublisher(feed) as publisher:
         subscriber.start()
         publisher.send(block)
-        publisher.sequences[0][b""] = numbers[-1] + 1
+        publisher.sequences[0] = numbers[-1] + 1
         publisher.heartbeat(end=True)
         subscriber.run(until_end=True)
     rows = [[number, row not in absent, sizes[row]] for row, number in enumerate(numbers)]

@@ -156,7 +156,7 @@ def test_forgetting_a_key_while_one_of_its_blocks_is_held_counts_no_gap() -> Non
     with RawPublisher(feed) as publisher:
         subscriber.start()
         publisher.send(publisher.encode([(b"L", b"0")]), [A])
-        publisher.send(publisher.encode([(b"L", b"500")], sequence=500), [A])
+        publisher.send(publisher.encode([(b"L", b"500")], sequence=500, previous=499, key_sequence=400), [A])
         wait_until(lambda: subscriber.statistics().received.held == 1)
         subscriber.remove(drop.message)
         subscriber.wait_confirmed()

@@ -251,7 +251,7 @@ def test_the_first_messages_of_a_key_that_are_lost_with_their_connection_are_mis
         before = accepted_by(publisher)
     with RawPublisher(feed, publisher.epoch + is_killed) as publisher:
         wait_until(lambda: accepted_by(publisher) - before, 60, "it is confirmed again")
-        publisher.sequences[0][b""] = 5
+        publisher.sequences[0] = 5
         publisher.send(publisher.encode([(b"T", b"sixth")]))
         publisher.send(publisher.encode([(b"T", b"seventh")]))
         publisher.heartbeat(end=True)

@@ -12,7 +12,7 @@ import numpy
 import pytest
 
 from blackbox import Feed, Message, Publisher, SlowPolicy, Subscriber
-from blackbox.subscribe.sequences import Sequences
+from blackbox.subscribe.order_state import Order
 from blackbox.subscribe.statistics import Counters
 from blackbox.testing import wait_until
 from tests.examples import first_of
@@ -201,6 +201,6 @@ def test_a_callback_left_behind_never_writes_to_a_file_of_others(tmp_path: Path)
 def test_keys_that_nobody_has_take_no_memory() -> None:
     counters = Counters(1)
     before = resident_bytes()
-    sequences = Sequences(1 << 20, 1, 0, 0, 0, counters.slice)
+    order = Order(1 << 20, 1, 0, 0, 0, counters.slice)
     assert resident_bytes() - before < 100_000_000
-    assert sequences.position() is None
+    assert order.position == (0, 0)

@@ -17,7 +17,6 @@ import numpy
 import pytest
 
 from blackbox import Feed, Message, Publisher, Recorder, SlowPolicy, Subscriber
-from blackbox.block.position import KeyPosition
 from blackbox.errors import LimitError, SubscriberError
 from blackbox.subscribe import released_slices
 from blackbox.testing import Collector, RawPublisher, wait_until
@@ -467,9 +466,6 @@ def test_a_named_consumer_keeps_where_it_was_when_it_was_released(tmp_path: Path
     feed, first, second = two_slices(key_bytes=key_bytes, archives=(archive,))
     settings: dict[str, Any] = {"name": "strategy", "positions": tmp_path / "positions", "slow": PATIENT}
 
-    def number_of(position: Any) -> int:
-        return sum(position.next_sequences.values()) if isinstance(position, KeyPosition) else int(position[1])
-
     with Publisher(feed, when_full="wait") as publisher:
         recorder = Recorder(feed, tmp_path / "days", serve=True).start()
         subscriber, got, again, stays = Subscriber(feed, **settings), Collector(), Collector(), Collector()
@@ -482,7 +478,7 @@ def test_a_named_consumer_keeps_where_it_was_when_it_was_released(tmp_path: Path
         got.wait(5)
         stays.wait(5)
         with subscriber.checkpoint() as positions:
-            assert {n: number_of(each) for n, each in positions.items()} == {0: 5, 1: 5}
+            assert {n: each.sequence for n, each in positions.items()} == {0: 5, 1: 5}
         subscriber.remove(got.message)
         wait_released(subscriber, 0)
         for number in range(5, 10):  # nobody wants them now

@@ -109,8 +109,8 @@ def test_a_subscriber_goes_on_after_its_clock_is_stepped(seconds: int, tmp_path:
         say("started")
         for count in (2, 4):
             got.wait(count)
-            say(count)
             step_clock({seconds})
+            say(count)
         subscriber.run(until_end=True)
         lag = subscriber.statistics().lag
         say(len(got), lag.slow_blocks, lag.clock_steps, lag.clock_offset_ns // 10**9)

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blackbox import ConfigError, Feed, Publisher, Recorder, Recording, Subscriber
+from blackbox import ConfigError, Feed, Gap, Publisher, Recorder, Recording, Subscriber
 from blackbox.feed.symbol import RULES, SymbolRule
-from blackbox.testing import Collector
+from blackbox.testing import Collector, RawPublisher
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import wait_recorded
 from tests.examples import examples
@@ -113,8 +113,6 @@ def test_a_table_has_the_topics_of_its_symbols_alone(tmp_path: Path) -> None:
         with subscriber.start(snapshot="latest"):
             assert table.wait_synced(60)
             assert dict(table) == {b"AAPL.x": b"1", b"BRK.B.x": b"1"}
-            with pytest.raises(ConfigError, match="topic was b'AAPLW.x', expected one of table"):
-                table.wait(table.revision("AAPL.x"), topic="AAPLW.x")
 
 
 def test_symbols_that_a_callback_cannot_choose_are_refused() -> None:
@@ -137,3 +135,23 @@ def test_a_replay_of_a_feed_with_another_rule_is_refused(tmp_path: Path) -> None
         ConfigError, match="callbacks chose symbols by .*before_last.*, but feed 'recorded' has .*whole"
     ):
         subscriber.replay(Recording.open(day.path))
+
+
+def test_a_gap_of_one_key_is_reported_to_the_hooks_of_its_symbols() -> None:
+    feed = one_slice(key_bytes=5)
+    subscriber = Subscriber(feed)
+    gaps: dict[str, list[Gap]] = {"AAPL": [], "BRK": []}
+    for symbol, of_symbol in gaps.items():
+        subscriber.on(f"{symbol}.")(Collector().message)
+        subscriber.on_gap(symbols=[symbol])(of_symbol.append)
+    with RawPublisher(feed) as publisher:
+        subscriber.start()
+        for topic in (b"AAPL.x", b"BRK..x"):
+            publisher.send(publisher.encode([(topic, b"first")]))
+        publisher.encode([(b"AAPL.x", b"lost")])
+        for topic in (b"AAPL.x", b"BRK..x"):
+            publisher.send(publisher.encode([(topic, b"last")]))
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert [gap.key for gap in gaps["AAPL"]] == [b"AAPL."]
+    assert gaps["BRK"] == []

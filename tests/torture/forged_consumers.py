@@ -15,7 +15,7 @@ from blackbox.archive.consumer_positions import owned_consumers
 from blackbox.archive.consumer_store import CONSUMERS
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.server import ArchiveServer
-from blackbox.block.position import KeyPosition, Position, SlicePosition
+from blackbox.block.position import Position
 from blackbox.errors import ArchiveError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.testing import wait_until
@@ -48,9 +48,8 @@ def attack(random: Random, seconds: float) -> Outcome:
             end = time.monotonic() + seconds
             sequence = 1
             while (tried == 0 or time.monotonic() < end) and not found:
-                forged: list[SlicePosition] = [
+                forged = [
                     Position(random.choice([0, epoch, epoch + 1, FAR]), random.choice([0, COUNT, FAR])),
-                    KeyPosition(random.choice([epoch, FAR]), {}, [], random.choice([0, FAR])),
                 ]
                 positions = {random.choice([0, 0, 0, 1, FAR]): random.choice(forged)}
                 name = random.choice([NAME, f"junk-{random.randrange(1000)}", "../evil", "x" * 255])
@@ -61,12 +60,12 @@ def attack(random: Random, seconds: float) -> Outcome:
                     sequence = min(COUNT, sequence + 1)
                     client.tell(NAME, {0: Position(epoch, sequence)}, secret)
                 at = kept.read()
-                expected: dict[int, SlicePosition] = {0: Position(epoch, sequence)}
-                if at is None or at.positions != expected:
+                expected = {0: Position(epoch, sequence)}
+                if at is None or at.slices != expected:
                     found.append(f"after {name!r} {positions}: {NAME} was at {at}, expected sequence {sequence}")
                 for other, file in owned_consumers(place / CONSUMERS).items() if found or tried % 50 == 0 else ():
                     noted = file.read()
-                    wrong = noted is None or any(each > (epoch, COUNT) for each in noted.positions.values())
+                    wrong = noted is None or any(each > (epoch, COUNT) for each in noted.slices.values())
                     if wrong:
                         found.append(f"{other} was noted at {noted}, beyond {COUNT} of {epoch}")
             if archive.statistics().dropped:

@@ -11,6 +11,7 @@ import msgspec
 from blackbox import Feed, SlowPolicy, Subscriber
 from blackbox.block.block import Block
 from blackbox.block.format import FLAG_END, FLAG_LINE_B, HEARTBEAT_KEY
+from blackbox.block.position import End
 from blackbox.testing import Collector, RawPublisher
 from tests.torture.outcome import Outcome
 
@@ -37,9 +38,9 @@ def attack(random: Random, seconds: float) -> Outcome:
             flags = FLAG_LINE_B if line else 0
             common: dict[str, Any] = {"slice_id": 0, "epoch": epoch, "ts_out": time.time_ns(), "key_bytes": 0}
             if "heartbeat" in kind or kind == "end":
-                told = publisher.sequences[0] if kind == "end" else {b"": number}
+                told = publisher.sequences[0] if kind == "end" else number
                 flags |= FLAG_END if random.random() < 0.5 or kind == "end" else 0
-                block = Block.encode_sequences(HEARTBEAT_KEY, told, flags=flags, **common)
+                block = Block.encode_ends(HEARTBEAT_KEY, {b"": End(told, told)}, flags=flags, **common)
             else:
                 sequence = 0 if kind == "run" else number
                 block = Block.encode([b"forged"], [0], b"", offsets=[0, 0], sequence=sequence, flags=flags, **common)

@@ -1,8 +1,8 @@
 """Kill and stop publishers, archives and consumers behind lossy lines: each message is committed once, or told lost.
 
 What a killed publisher had sent last may be known to nobody: such a run ends anywhere behind what archives have of it.
-Some publishers have an outbox: they go on in a run that has begun, and nothing of it is ever lost. Some feeds have
-keys: then all of this holds of each.
+Some publishers have an outbox: they go on in a run that has begun, and nothing of it is ever lost. Some consumers want
+their keys one by one: then all of this holds of each.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from tests.torture.nursery import WARM_RECORDER, Nursery
 from tests.torture.outcome import Outcome
 
 TOPICS: Final = (b"A.x", b"AB.x", b"B")
+KEYS: Final = (b"A.", b"AB", b"B")
+"""Their keys with `key_bytes` 2."""
 PUBLISH: Final = """
 from tempfile import TemporaryDirectory
 def prepare():
@@ -53,15 +55,16 @@ def work(shape, seed, directory, doubted, *before):
                 threading.Event().wait(0.0005)
                 continue
             which = chance.randrange(len(TOPICS)) if feed.key_bytes else 0
+            numbers = begun[which] + numpy.arange(count)
             begun[which] += count
-            publisher.publish_many(TOPICS[which : which + 1], index[:count], numpy.zeros((count, 8), numpy.uint8))
+            publisher.publish_many(TOPICS[which : which + 1], index[:count], numbers.view(numpy.uint8).reshape(-1, 8))
             publisher.flush()
             sent[which] += count
 """
 EPOCH, WANTED, ENDS, BEGUN, SENT = 0, 1, 2, slice(3, 3 + len(TOPICS)), slice(3 + len(TOPICS), 3 + 2 * len(TOPICS))
 """What a publisher notes: its epoch, how many messages are wanted of it, that it is to end; of each topic how many
 messages it has begun with, and sent."""
-PLACES: Final = f"EPOCH, WANTED, ENDS, BEGUN, SENT = 0, 1, 2, {BEGUN}, {SENT}\nTOPICS = {TOPICS}\n"
+PLACES: Final = f"EPOCH, WANTED, ENDS, BEGUN, SENT = 0, 1, 2, {BEGUN}, {SENT}\nTOPICS, KEYS = {TOPICS}, {KEYS}\n"
 RECORD: Final = """
 from contextlib import suppress
 def work(shape, directory, most_bytes):
@@ -75,15 +78,17 @@ def work(shape, directory, most_bytes):
     notes[0] = 2
 """
 CONSUME: Final = """
-from blackbox.block.position import KeyPosition
-def work(shape, path, slow_s):
+def work(shape, path, slow_s, *prefixes):
     feed = msgspec.json.decode(shape, type=Feed)
     with open(path, "rb") as file:
-        position = KeyPosition if feed.key_bytes else tuple[int, int]
-        since, heard = msgspec.json.decode(file.read(), type=tuple[dict[int, position], dict[str, list[list]]])
+        since, heard = msgspec.json.decode(file.read(), type=tuple[dict[int, tuple[int, int]], dict[str, list[list]]])
+    is_full = prefixes == ("",)
 
-    def add(what, key, epoch, first, stop):
+    def add(what, key, epoch, first, count):
         of_key = heard.setdefault(key.decode(), [])
+        if first is None:
+            first = of_key[-1][3] if of_key and of_key[-1][1] == epoch else 0
+        stop = first + count
         if of_key and of_key[-1][:2] == [what, epoch] and of_key[-1][3] == first:
             of_key[-1][3] = stop
         else:
@@ -91,8 +96,9 @@ def work(shape, path, slow_s):
 
     def batch(batch):
         threading.Event().wait(float(slow_s))
-        for number in batch.sequence.tolist():
-            add("message", batch.topics[0][: feed.key_bytes], batch.block.epoch, number, number + 1)
+        key = b"" if is_full else batch.topics[0][: feed.key_bytes]
+        for number in (batch.sequence if is_full else batch.payloads().view(numpy.int64)[:, 0]).tolist():
+            add("message", key, batch.block.epoch, number, 1)
 
     subscriber = Subscriber(
         feed,
@@ -101,13 +107,18 @@ def work(shape, path, slow_s):
         repair_wait=20,
         slow=SlowPolicy(max_lag=1e9),
     )
-    subscriber.on_batch(b"")(batch)
+    for prefix in prefixes:
+        subscriber.on_batch(prefix.encode(), group="all")(batch)
 
     @subscriber.on_gap(b"")
     def gap(gap):
         is_live = subscriber.statistics().received.catching_up == 0
         what = "gap while live" if is_live else "gap"
-        add(what, gap.key, gap.epoch, gap.sequence, gap.sequence + gap.count)
+        if is_full or gap.key:
+            add(what, gap.key, gap.epoch, gap.sequence if is_full else None, gap.count)
+            return
+        for key in KEYS:
+            add("unknown keys", key, gap.epoch, None, 0)
 
     subscriber.start(timeout=60, since=since or 0)
     wait_until(lambda: heard, 3600)  # there is no position before
@@ -116,8 +127,7 @@ def work(shape, path, slow_s):
             with open(path + ".new", "wb") as file:
                 file.write(msgspec.json.encode((positions, heard)))
             os.replace(path + ".new", path)
-        epoch, following = positions[0][:2]
-        notes[:] = epoch, sum(following.values()) if feed.key_bytes else following
+        notes[:] = positions[0]
         threading.Event().wait(0.002)
 """
 MESSAGES: Final = 1_000
@@ -136,7 +146,8 @@ class _House:
 
     def __init__(self, nurseries: Sequence[Nursery], random: Random, place: Path) -> None:
         lines, key_bytes, self._has_outbox = random.choice((1, 2)), random.choice((0, 2)), random.random() < 0.5
-        self.keys = tuple(dict.fromkeys(topic[:key_bytes] for topic in TOPICS))
+        self.prefixes = ("A", "B") if key_bytes and random.random() < 0.5 else ("",)
+        self.keys = (b"",) if "" in self.prefixes else KEYS
         self.feed = feed = msgspec.structs.replace(
             Feed.local("killed-consumers", slices=1, lines=lines, key_bytes=key_bytes),
             archives=tuple(each for (each,) in free_endpoints("tcp", "archive", 1 + self._has_outbox, 1)),
@@ -178,7 +189,7 @@ class _House:
 
     def begin_consumer(self, feed: Feed, slow_s: float) -> None:
         """Go on from what was committed."""
-        self._words = msgspec.json.encode(feed).decode(), self.state, slow_s
+        self._words = msgspec.json.encode(feed).decode(), self.state, slow_s, *self.prefixes
         self.consumer.begin(self._words)
 
     def want(self, count: int) -> None:
@@ -265,7 +276,10 @@ class _House:
         yield from self.untrue
         for number, key in enumerate(self.keys):
             of_key = {epoch: numbers for (epoch, of), numbers in recorded.items() if of == key}
-            ends = {epoch: may_have_had[number] for epoch, may_have_had in self.runs.items()}
+            ends = {
+                epoch: may_have_had[number] if key else range(sum(r.start for r in may_have_had), _stop(may_have_had))
+                for epoch, may_have_had in self.runs.items()
+            }
             told = heard.get(key.decode(), [])
             yield from (f"{each}, key {key!r}" for each in self._defects(told, of_key, ends, begin))
 
@@ -279,6 +293,9 @@ class _House:
             if self._has_outbox or not recorded.get(begin, set()) & set(range(first)):
                 following[begin] = first  # it has begun with what the archive had
         for what, epoch, first, stop in heard:
+            if what == "unknown keys" and epoch in ends:
+                ends[epoch] = range(ends[epoch].stop)
+                continue
             if epoch not in ends or epoch < last:
                 yield f"epoch {epoch} came behind {last}"
                 return
@@ -291,7 +308,7 @@ class _House:
                 yield f"{what} {first} to {stop} of epoch {epoch} was told, but the archive had {len(there)} of it"
         for epoch, may_have_had in ends.items():
             least = max(may_have_had.start, max(recorded.get(epoch, {-1})) + 1)
-            if epoch == begin and not following[epoch] and epoch not in recorded and self.feed.key_bytes:
+            if epoch == begin and not following[epoch] and epoch not in recorded and len(self.keys) > 1:
                 continue  # nobody knows where a key begins of which nothing has come since it joined
             if not least <= following[epoch] < may_have_had.stop:
                 yield f"of epoch {epoch} {following[epoch]} were committed, expected {least} to {may_have_had.stop - 1}"
@@ -302,9 +319,15 @@ class _House:
         manifests = [*self._days.glob("*/*/manifest.json"), *self._outbox.glob("*/*/manifest.json")]
         for day in sorted(path.parent for path in manifests):
             for batch in Recording.open(day).batches():
-                key = batch.topics[0][: self.feed.key_bytes]
-                recorded.setdefault((batch.block.epoch, key), set()).update(batch.sequence.tolist())
+                key = batch.topics[0][: self.feed.key_bytes] if len(self.keys) > 1 else b""
+                numbers = batch.payloads().view("i8")[:, 0] if key else batch.sequence
+                recorded.setdefault((batch.block.epoch, key), set()).update(numbers.tolist())
         return recorded
+
+
+def _stop(may_have_had: list[range]) -> int:
+    """Return the number after the most messages that a run may have: topics are known one at a time only."""
+    return sum(each.stop - 1 for each in may_have_had) + 1
 
 
 def attack(random: Random, seconds: float) -> Outcome:
@@ -312,7 +335,7 @@ def attack(random: Random, seconds: float) -> Outcome:
     outcome, until = Outcome(0, "schedules of killed consumers"), monotonic() + seconds
     warm = Feed.local("killed-consumers", slices=1, key_bytes=2)
     with ExitStack() as stack, ThreadPoolExecutor() as pool:
-        codes = (WARM_RECORDER + RECORD, 1), (CONSUME, 2), (PLACES + PUBLISH, SENT.stop)
+        codes = (WARM_RECORDER + RECORD, 1), (PLACES + CONSUME, 2), (PLACES + PUBLISH, SENT.stop)
         nurseries = [stack.enter_context(each) for each in pool.map(lambda each: Nursery(warm, *each), codes)]
         while outcome.tried == 0 or monotonic() < until:
             with TemporaryDirectory() as place, closing(_House(nurseries, random, Path(place))) as house:

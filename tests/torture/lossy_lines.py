@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections import defaultdict
 from random import Random
 from tempfile import TemporaryDirectory
 
@@ -35,31 +34,31 @@ TOPICS = (b"A.x", b"B.x")
 
 
 class Heard:
-    """What callbacks and a gap hook heard of each key, in the order in which they did."""
+    """Messages and gaps that a subscriber of all keys, or of one key, received, in order."""
 
-    def __init__(self, subscriber: Subscriber) -> None:
+    def __init__(self, subscriber: Subscriber, prefix: bytes) -> None:
         self.defects: list[str] = []
         self.delivered = self.lost = 0
-        self._next: dict[bytes, int] = defaultdict(int)
-        self._key_bytes = subscriber.feed.key_bytes
-        subscriber.on_batch(b"")(self.batch)
-        subscriber.on_gap(b"")(self.gap)
+        self._prefix = prefix
+        subscriber.on_batch(prefix)(self.batch)
+        subscriber.on_gap(prefix)(self.gap)
 
     def batch(self, batch: Batch) -> None:
-        """Take in messages."""
-        self._add("message", batch.topics[0][: self._key_bytes], batch.sequence.tolist())
+        """Take in messages: their numbers in the slice, or else, in their payloads, those of their topic."""
+        numbers = batch.payloads().view(numpy.int64)[:, 0] if self._prefix else batch.sequence
+        self._add("message", numbers.tolist())
         self.delivered += len(batch)
 
     def gap(self, gap: Gap) -> None:
         """Take in what is lost."""
-        self._add("gap", gap.key, list(range(gap.sequence, gap.sequence + gap.count)))
+        first = self.delivered + self.lost if self._prefix else gap.sequence
+        self._add("gap", list(range(first, first + gap.count)))
         self.lost += gap.count
 
-    def _add(self, what: str, key: bytes, numbers: list[int]) -> None:
-        first = self._next[key]
+    def _add(self, what: str, numbers: list[int]) -> None:
+        first = self.delivered + self.lost
         if numbers != list(range(first, first + len(numbers))):
-            self.defects.append(f"{what} {numbers[0]} to {numbers[-1]} of key {key!r} came where {first} was next")
-        self._next[key] = numbers[-1] + 1
+            self.defects.append(f"{what} {numbers[0]} to {numbers[-1]} came where {first} was next")
 
 
 def attack(random: Random, seconds: float) -> Outcome:
@@ -97,20 +96,26 @@ def _begin(nursery: Nursery, feed: Feed, directory: str) -> None:
 
 def _run(random: Random, feed: Feed, directory: str, nursery: Nursery, outcome: Outcome) -> None:
     share, harm = random.choice((0.0, 0.3, 0.8)), random.choice(("no harm", "stopped", "killed"))
-    lags = random.choice((0.0, 0.5))
+    lags, prefix = random.choice((0.0, 0.5)), random.choice((b"", b"A") if feed.key_bytes else (b"",))
     harmed_at, published, is_stopped = random.randrange(MESSAGES), 0, False
+    sent = numpy.zeros(len(TOPICS), numpy.int64)
     with Publisher(feed, when_full="wait") as publisher:
         if not nursery.notes[0]:
             _begin(nursery, feed, directory)
         publisher.wait_for_subscribers(timeout=60)
         with LossyProxy(feed, share, random.randrange(1 << 30), lags) as proxy:
             subscriber = Subscriber(proxy.feed, on_gap="repair", repair_wait=20)
-            heard = Heard(subscriber)
+            heard = Heard(subscriber, prefix)
             subscriber.start(timeout=60)
             while published < MESSAGES:
                 count = min(random.randrange(1, 60), MESSAGES - published)
                 index = numpy.array([random.randrange(2) for _ in range(count)])
-                publisher.publish_many(TOPICS, index, numpy.zeros((count, 8), numpy.uint8))
+                numbers = numpy.zeros(count, numpy.int64)
+                for topic in range(len(TOPICS)):
+                    which = index == topic
+                    numbers[which] = sent[topic] + numpy.arange(which.sum())
+                    sent[topic] += which.sum()
+                publisher.publish_many(TOPICS, index, numbers.view(numpy.uint8).reshape(-1, 8))
                 publisher.flush()
                 if is_stopped:
                     nursery.signal(signal.SIGCONT)
@@ -126,9 +131,10 @@ def _run(random: Random, feed: Feed, directory: str, nursery: Nursery, outcome: 
             publisher.close()
             subscriber.run(until_end=True)
     shape = f"{len(feed.slices[0].lines)} lines, {share:.0%} lost, {lags:.0%} lag"
-    how = f"run {outcome.tried} ({shape}, key_bytes {feed.key_bytes}, archive: {harm})"
+    how = f"run {outcome.tried} ({shape}, key_bytes {feed.key_bytes}, archive: {harm}, wanted: {prefix!r})"
+    wanted = sent[0] if prefix else MESSAGES
     outcome.found += [f"{how}: {defect}" for defect in heard.defects]
-    if heard.delivered + heard.lost != MESSAGES:
-        outcome.found.append(f"{how}: {heard.delivered} came and {heard.lost} were told lost of {MESSAGES}")
+    if heard.delivered + heard.lost != wanted:
+        outcome.found.append(f"{how}: {heard.delivered} came and {heard.lost} were reported lost of {wanted}")
     if heard.lost and harm != "killed":
         outcome.found.append(f"{how}: {heard.lost} were told lost, which the archive had")

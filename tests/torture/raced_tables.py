@@ -87,7 +87,7 @@ class House:
         self.feed = self.begin_hub()
         self.writers = [stack.enter_context(Nursery(self.feed, PREPARE + WRITE, 2 + COUNTERS)) for _ in range(2)]
         self.tables: list[tuple[Subscriber, Table]] = []
-        self._synced: list[tuple[dict[bytes, bytes], dict[tuple[int, bytes], Position]]] = []
+        self._synced: list[tuple[dict[bytes, bytes], dict[int, Position]]] = []
         """What tables had when they were synced."""
         stack.callback(self._end)
         for number, writer in enumerate(self.writers):
@@ -155,7 +155,7 @@ class House:
         for has, at in self._synced:
             expected: dict[bytes, bytes] = {}
             for epoch, slice_id, sequence, topic, payload in said:
-                if (epoch, sequence) < at.get((slice_id, b""), (0, 0)):
+                if (epoch, sequence) < at.get(slice_id, (0, 0)):
                     expected.pop(topic, None)
                     if payload is not None:
                         expected[topic] = payload

@@ -34,7 +34,7 @@ def attack(random: Random, seconds: float) -> Outcome:
     feed = msgspec.structs.replace(Feed.local("unread-answers", slices=1), archives=archives)
     requests = [
         ENCODER.encode(each)
-        for each in (AskBlocks(slice_id=0), AskAbout(), AskImage(slice_id=0, prefixes=[b""]), AskBlocks(slice_id=9))
+        for each in (AskBlocks(slice_id=0), AskAbout(), AskImage(slice_id=0, prefixes=(b"",)), AskBlocks(slice_id=9))
     ]
     found, tried = list[str](), 0
     with TemporaryDirectory() as directory, ExitStack() as stack:

@@ -15,7 +15,6 @@ from blackbox.archive.serve.protocol import (
     ENCODER,
     FRAMES_OF_BLOCK,
     About,
-    Ends,
     Gone,
     Image,
     Noted,
@@ -27,8 +26,8 @@ from blackbox.archive.serve.protocol import (
 from blackbox.block.block import Block
 from blackbox.documents import DecodeError
 from blackbox.errors import ArchiveError, BlockError, EndpointError
+from blackbox.native.awake_clock import awake_s
 from blackbox.native.limits import Needs
-from blackbox.subscribe.repair import awake_s
 from blackbox.transport.connections import Connections, Failure
 from blackbox.transport.context import allow_ipv6, new_context
 from blackbox.transport.curve import ClientKeys, refusal_of, use_keys
@@ -44,7 +43,7 @@ _SHARED_BYTES: Final = 8_192
 _NEEDS: Final = Needs(descriptors=5)
 
 
-Answered = tuple[Piece | About | Ends | Image | Noted | Refusal, list[bytes | memoryview]]
+Answered = tuple[Piece | About | Image | Noted | Refusal, list[bytes | memoryview]]
 """An answer, and the frames of its blocks."""
 
 

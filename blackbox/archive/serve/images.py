@@ -76,7 +76,7 @@ class Images:
         """
         now, most_bytes = time.monotonic(), PIECE_BYTES if most_bytes is None else min(most_bytes, PIECE_BYTES)
         self._kept = [each for each in self._kept if now - each.asked_at < _KEPT_S]
-        asked = ask.slice_id, ask.of, tuple(ask.prefixes), rights
+        asked = ask.slice_id, ask.of, ask.prefixes, rights
         for place, made in reversed([*enumerate(self._kept)]):
             is_new_enough = ask.image == 0 and now - made.made_at < _SAME_S
             if made.asked == asked and (made.number == ask.image or is_new_enough):
@@ -180,18 +180,10 @@ def _make(scan: _Scan, asked: _Asked) -> _Made:
             f"image of slice {slice_id} had {blocks.size} bytes, expected at most {MOST_IMAGE_BYTES}: "
             "ask for longer prefixes"
         )
-    key_bytes = scan.layout[1]
-    keys = tuple(prefix[:key_bytes] for prefix in prefixes)
-    following = {
-        key: number
-        for key, number in newest.next_sequences().items()
-        if key.startswith(keys) and (rights is None or key.startswith(rights))
-    }
     image = Image(
         image=secrets.randbits(62) + 1,
         blocks=blocks.count,
-        epoch=newest.epoch,
-        next_sequences=following,
+        position=newest.position,
         ts_out=newest.ts_out,
         unreadable=scan.unreadable,
         is_unsure=blocks.is_unsure or scan.unreadable > 0,

@@ -1,11 +1,11 @@
-"""Read the recorded days of a feed a piece at a time, each from where the one before ended."""
+"""Read the recorded days of a feed piece by piece, each from the end of the one before."""
 
 from __future__ import annotations
 
 import secrets
 import time
 from bisect import bisect, bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -14,37 +14,26 @@ import numpy
 
 from blackbox.archive.day import MANIFEST, recorded_days, segment_path
 from blackbox.archive.format import FILE_HEAD_BYTES
-from blackbox.archive.marks import End, Totals, end_of
-from blackbox.archive.reader import Span, read_spans
+from blackbox.archive.marks import SegmentEnd, Totals, end_of
 from blackbox.archive.recording import Recording
 from blackbox.archive.retention import Deleted
 from blackbox.archive.segment import Damage, Segment
 from blackbox.archive.serve.piece_reading import EVERYTHING, PieceReading, Read
-from blackbox.archive.serve.protocol import (
-    MOST_ENDS,
-    About,
-    AskBlocks,
-    AskEnds,
-    Cursor,
-    Ends,
-    Piece,
-    PieceState,
-    SliceAbout,
-)
-from blackbox.archive.serve.run_marks import EVERYWHERE, Place, RunMarks
+from blackbox.archive.serve.protocol import About, AskBlocks, Cursor, Piece, PieceState, SliceAbout
+from blackbox.archive.serve.run_marks import RunEnd, RunMarks
 from blackbox.block.layout import VERSION
-from blackbox.block.position import KeyPosition, Position, SlicePosition
-from blackbox.errors import ArchiveError, PositionError, RightsError
+from blackbox.block.position import Position
+from blackbox.errors import ArchiveError, PositionError
 from blackbox.feed.rights import Prefixes
 from blackbox.feed.schema_document import SchemaDocument
 
 _PASSED_SEGMENTS: Final = 64
-"""Segments without a wanted block that one answer passes over, at most: others wait for theirs."""
+"""Most segments without a wanted block that one answer skips, so that other clients are served in between."""
 _DAYS_OPEN: Final = 16
 _MARKS_KEPT: Final = 256
-"""Slices of days of which marks are kept in memory."""
+"""Number of (day, slice) pairs to cache the marks of."""
 _DAYS_GROWING: Final = 2
-"""The newest days, which may still be written."""
+"""Number of newest days that may still be written."""
 
 
 class StaleCursorError(ArchiveError):
@@ -52,39 +41,34 @@ class StaleCursorError(ArchiveError):
 
 
 class _End(NamedTuple):
-    """How far a slice's day goes."""
+    """End of a slice in one day."""
 
     last_ns: int
-    """The largest `ts_recv`."""
+    """Largest `ts_recv`, ns since 1970."""
     position: Position
-    """The largest sequence number of the last epoch, over all keys."""
+    """Position after the last message of the last epoch."""
 
 
 class Pieces:
-    """The days of one feed. From one thread at a time; keeps maps of the files of the last days read."""
+    """The days of one feed. Not thread-safe. Keeps the files of the days read last mapped."""
 
     def __init__(self, directory: Path) -> None:
-        """`directory`: the feed's, with a directory for each day."""
+        """`directory`: directory of the feed, with one subdirectory for each day."""
         self._directory = directory
         self._archive = secrets.randbits(63)
-        self._rights: Prefixes | None = None
-        self._most_bytes: int | None = None
         self._open: dict[str, tuple[int, Recording]] = {}
         self._days: list[str] = []
-        """As they were listed last."""
+        """Days as of the last `list_days`."""
         self._deleted = Deleted()
-        """What was, when they were."""
+        """Deleted days as of the last `list_days`."""
         self._ends: dict[tuple[str, int], tuple[int, _End | None]] = {}
         self._marks: dict[tuple[str, int], tuple[int, RunMarks]] = {}
 
-    def about(self, name: str | None, back: Mapping[int, int] | None = None, rights: Prefixes | None = None) -> About:
-        """Return what is there. `back`: see `AskAbout`. `rights`: as `read`; with some, slices are left out.
+    def about(self, name: str | None) -> About:
+        """Return the contents of the archive, in detail for one day; None: the last day.
 
-        Raises RightsError for `back` with rights to some topics, as it would reveal how many others there are;
-        ArchiveError when there is no such day, JournalError when it cannot be read.
+        Raises ArchiveError if there is no such day, JournalError if it cannot be read.
         """
-        if back and rights is not None:
-            raise RightsError("the key has rights to some topics only: begin at a time, not a count of messages back")
         days = self.list_days()
         if not days:
             raise ArchiveError(f"{self._directory} had no recorded day, expected at least one")
@@ -97,14 +81,8 @@ class Pieces:
             if not _end_of_segment(segments[-1]).is_closed
         ]
         slices = {
-            slice_id: _about(
-                segments,
-                self._marks_of(day.path.name, day, slice_id),
-                (back or {}).get(slice_id, 0),
-                day.feed.key_bytes,
-            )
+            slice_id: _about(segments, self._marks_of(day.path.name, day, slice_id))
             for slice_id, segments in _with_entries(day)
-            if rights is None
         }
         return About(
             version=VERSION,
@@ -119,70 +97,160 @@ class Pieces:
         )
 
     def read(self, ask: AskBlocks, rights: Prefixes | None = None, most_bytes: int | None = None) -> Read:
-        """Return the next piece. What is on disk and whole is in it, or in one of those after it, in order.
+        """Return the next piece. Successive pieces have every complete block on disk, in order.
 
-        `rights`: what the keys of its blocks are to begin with; None: with anything. `most_bytes`: bodies of a piece
-        once they have so many; default: `PIECE_BYTES`.
+        `rights`: prefixes that the keys of its blocks must start with; None: any key. `most_bytes`: size of the bodies
+        at which a piece ends; default: `PIECE_BYTES`.
 
-        Raises ArchiveError naming what of the request cannot be, JournalError when files cannot be read.
+        Raises ArchiveError if the request is invalid, JournalError if files cannot be read.
         """
-        _check(ask)
-        self._rights, self._most_bytes = rights, most_bytes
-        found = self._read(ask)
+        cursor, start, stop = ask.cursor, ask.start, ask.stop
+        if cursor is None or cursor.day not in self._days:
+            self.list_days()
+        if cursor is None or (not cursor.day and cursor.archive == self._archive):
+            cursor = self._begin(self._days[0]) if self._days else Cursor(self._archive, "", 0, FILE_HEAD_BYTES)
+        elif cursor.day not in self._days or cursor.archive != self.made(cursor.day):
+            raise StaleCursorError("cursor was of another archive or day, expected one that this archive has made")
+        is_done = start is not None and stop is not None and start >= stop
+        if is_done or not cursor.day:
+            state: PieceState = "done" if is_done else "later"
+            return Read(Piece(blocks=[], gone=[], state=state, cursor=cursor, passed=start or Position(0, 0)), [])
+        if (cursor.segment, cursor.offset) == (0, FILE_HEAD_BYTES):
+            cursor = self._begin(self._first_wanted(cursor.day, ask))
+        deleted = self._deleted.slices.get(ask.slice_id, [])
+        reading = PieceReading(ask, self.known(cursor.day).feed.key_bytes, deleted, rights, most_bytes)
         for _ in range(_PASSED_SEGMENTS):
-            if found.blocks or found.piece.gone or found.piece.state != "more":
+            found = self._next(ask.slice_id, cursor, reading)
+            if found is None:
+                return self._at_end(ask, cursor, reading)
+            cursor = found
+            if reading.is_full:
                 break
-            piece = found.piece
-            ask = msgspec.structs.replace(ask, cursor=piece.cursor, start=piece.start, ranges=piece.ranges)
-            found = self._read(ask)
-        return found
+        if reading.next_epoch and not reading.is_done:
+            self._end_epoch(ask.slice_id, cursor.day, reading)
+        return reading.answer("more", cursor)
 
-    def ends(self, ask: AskEnds, rights: Prefixes | None = None) -> Ends:
-        """Return how far runs had come, as marks tell, key by key. `rights`: as `read`, and it raises as that."""
-        found: dict[tuple[int, bytes], int] = {}
-        for name in reversed(self.list_days()[-_DAYS_OPEN:]):
-            day = self.fresh(name, ask.slice_id)
-            marks, prefix = self._marks_of(name, day, ask.slice_id), ask.prefix[: day.feed.key_bytes]
-            for epoch, told in marks.ends(ask.first, ask.stop).items():
-                for key, following in told.items():
-                    if key.startswith(prefix) and (rights is None or key.startswith(rights)) and following > 0:
-                        found[epoch, key] = max(following, found.get((epoch, key), 0))
-            if marks.tells_of(ask.first):
-                break
-        behind = sorted(each for each in found if ask.behind is None or each > ask.behind)
-        ends = [(epoch, key, found[epoch, key]) for epoch, key in behind[:MOST_ENDS]]
-        return Ends(ends=ends, has_more=len(behind) > MOST_ENDS)
+    def _next(self, slice_id: int, cursor: Cursor, reading: PieceReading) -> Cursor | None:
+        """Read the next segment. Return the cursor after it; None: nothing more is recorded."""
+        day = self.known(cursor.day)
+        found = _next(day, slice_id, cursor)
+        if found is None:
+            day = self.fresh(cursor.day, slice_id)
+            found = _next(day, slice_id, cursor)
+        if found is None:
+            return self._next_day(slice_id, cursor, reading)
+        segment, is_open = found
+        start = cursor.offset if segment.number == cursor.segment else FILE_HEAD_BYTES
+        reading.note_damage(_missing(day, slice_id, cursor.segment, segment.number))
+        stop, number = reading.take(segment, start, torn=not is_open), segment.number
+        if stop < 0:
+            number, stop = (number, segment.whole_bytes) if is_open else (number + 1, FILE_HEAD_BYTES)
+        return Cursor(cursor.archive, cursor.day, number, stop)
 
-    def check_positions(self, positions: Mapping[int, SlicePosition]) -> None:
-        """Check that positions of a consumer are of this feed, and not beyond what is recorded.
+    def _next_day(self, slice_id: int, cursor: Cursor, reading: PieceReading) -> Cursor | None:
+        """Return the start of the next day with data of a slice; None: no later day has any."""
+        days = self.list_days()
+        for name in days[bisect(days, cursor.day) :]:
+            if segments_of(self.fresh(name, slice_id), slice_id):
+                # A later day has begun, so this one is complete: look at it once more.
+                day = self.fresh(cursor.day, slice_id)
+                if _next(day, slice_id, cursor) is not None:
+                    return cursor
+                reading.note_damage(_missing(day, slice_id, cursor.segment))
+                return self._begin(name)
+        return None
 
-        Raises PositionError naming the position and the end, JournalError when files cannot be read.
+    def _at_end(self, ask: AskBlocks, cursor: Cursor, reading: PieceReading) -> Read:
+        """Return the last recorded piece. Its state says if more may follow."""
+        slice_id, days = ask.slice_id, self._days[bisect_left(self._days, cursor.day) :]
+        day = self.fresh(cursor.day, slice_id)
+        is_begun = any(_is_begun(self.fresh(name, slice_id), slice_id) for name in days)
+        passed = self._end_of_slice(self._days, slice_id) if reading.passed is None else reading.passed
+        run, next_epoch = self._run_end(slice_id, days[-1], passed.epoch)
+        settled = self._settled(slice_id, passed.epoch)
+        if _next(self.fresh(cursor.day, slice_id), slice_id, cursor) is not None:
+            return reading.answer("more", cursor)  # these marks may be of messages that were recorded just now
+        reading.passed = passed
+        if next_epoch:
+            reading.end_epoch(run, next_epoch)
+            return reading.answer("more", cursor)
+        segments, missing = segments_of(day, slice_id), _missing(day, slice_id, cursor.segment)
+        is_closed = bool(segments) and _end_of_segment(segments[-1]).is_closed
+        if is_begun or (not is_closed and not missing):
+            reading.note_heard(settled)
+            return reading.answer("later", cursor)
+        reading.note_damage(missing)
+        reading.note_heard(run.heard)
+        return reading.answer("done", cursor)
+
+    def _end_epoch(self, slice_id: int, name: str, reading: PieceReading) -> None:
+        """End the epoch because a block of a later one comes next; `name`: day of that block."""
+        assert reading.passed is not None
+        run, next_epoch = self._run_end(slice_id, name, reading.passed.epoch)
+        reading.end_epoch(run, min(next_epoch, reading.next_epoch) if next_epoch else reading.next_epoch)
+
+    def _run_end(self, slice_id: int, last: str, epoch: int) -> tuple[RunEnd, int]:
+        """Return the end of a run and the next known run, 0: none, from the marks of days up to `last`.
+
+        Reads back to the first day that has a mark of an earlier run.
         """
-        days = self.list_days()[-_DAYS_OPEN:]
+        run = RunEnd()
+        later = [last.epoch for last in self._deleted.slices.get(slice_id, []) if last.epoch > epoch]
+        for marks in self._marks_back(slice_id, last):
+            run = run.joined(marks.end(epoch))
+            later += [each for each in marks.epochs if each > epoch]
+            if any(each < epoch for each in marks.epochs):
+                break
+        return run, min(later, default=0)
+
+    def _settled(self, slice_id: int, epoch: int) -> int:
+        """Return the sequence of an epoch before which nothing more will be recorded; 0: not known."""
+        now_ns = time.time_ns()
+        marks = next(self._marks_back(slice_id, self._days[-1]), None)
+        return 0 if marks is None else marks.settled(epoch, now_ns)
+
+    def _marks_back(self, slice_id: int, last: str) -> Iterator[RunMarks]:
+        """Yield the marks of each day that has marks of a run, from day `last` backwards."""
+        for name in reversed(self._days[: bisect(self._days, last)][-_DAYS_OPEN:]):
+            if self.made(name):  # 0: deleted in the meantime
+                marks = self._marks_of(name, self.fresh(name, slice_id), slice_id)
+                if marks.epochs:
+                    yield marks
+
+    def _marks_of(self, name: str, day: Recording, slice_id: int) -> RunMarks:
+        """Return the marks of a slice in one day. Evicts those used longest ago."""
+        made, was = self.made(name), self._marks.pop((name, slice_id), None)
+        marks = was[1] if was and was[0] == made else RunMarks()
+        self._marks[name, slice_id] = made, marks.grow(segments_of(day, slice_id))
+        if len(self._marks) > _MARKS_KEPT:
+            del self._marks[next(iter(self._marks))]
+        return marks
+
+    def list_days(self) -> list[str]:
+        """Return the names of all days, in order."""
+        self._days = [day.name for day in recorded_days(self._directory)]
+        self._deleted = Deleted.read(self._directory)  # read last: a day is noted there before it is removed
+        return self._days
+
+    def check_positions(self, positions: Mapping[int, Position]) -> None:
+        """Check that the positions of a consumer are of this feed and not after its end.
+
+        Raises PositionError with the position and the end, JournalError if files cannot be read.
+        """
+        days = self.list_days()
         feed = self.known(days[-1]).feed if days else None
         if feed is None or not positions:
             raise PositionError(f"{len(positions)} positions were given for {len(days)} days, expected some of both")
         for slice_id, position in positions.items():
-            if slice_id >= len(feed.slices) or isinstance(position, KeyPosition) != bool(feed.key_bytes):
-                raise PositionError(
-                    f"slice {slice_id}: position was {position}, expected one of slices 0 to {len(feed.slices) - 1}, "
-                    f"{'with' if feed.key_bytes else 'without'} keys"
-                )
+            if slice_id >= len(feed.slices):
+                raise PositionError(f"slice was {slice_id}, expected one of 0 to {len(feed.slices) - 1}")
             end = self._end_of_slice(days, slice_id)
-            if isinstance(position, Position):
-                is_beyond = position > end.position
-            else:
-                newest_ns = max(end.last_ns, time.time_ns())
-                is_beyond = position.epoch > end.position.epoch or max(position.done_ns, position.since_ns) > newest_ns
-            if is_beyond:
-                raise PositionError(f"slice {slice_id}: position was {position}, beyond {end.position}, the end")
+            if position > end:
+                raise PositionError(f"slice {slice_id}: position was {position}, beyond {end}, the end")
 
-    def _end_of_slice(self, days: list[str], slice_id: int) -> _End:
-        """Return the position that comes next in a slice, as recorded or reported by its publisher.
-
-        Its `last_ns` is the largest time of sending or receiving of the day that holds it.
-        """
-        for name in reversed(days):
+    def _end_of_slice(self, days: list[str], slice_id: int) -> Position:
+        """Return the position after the last message of a slice, recorded or reported by its publisher."""
+        for name in reversed(days[-_DAYS_OPEN:]):
             day = self.fresh(name, slice_id)
             segments = segments_of(day, slice_id) if slice_id < len(day.feed.slices) else []
             if segments:
@@ -192,134 +260,25 @@ class Pieces:
                 lasts = {each: int(recorded["max_sequence"][recorded["epoch"] == each].max()) for each in epochs}
                 last = max(self._marks_of(name, day, slice_id).runs(lasts), key=lambda run: run.epoch, default=None)
                 if last is not None:
-                    last_ns = max(int(recorded[each].max(initial=0)) for each in ("max_ts_out", "max_ts_recv"))
-                    return _End(last_ns, Position(last.epoch, last.last_sequence + 1))
-        return _End(0, Position(0, 0))
-
-    def _read(self, ask: AskBlocks) -> Read:
-        cursor = ask.cursor
-        if cursor is None or cursor.day not in self._days:
-            self.list_days()
-        if cursor is None or (not cursor.day and cursor.archive == self._archive):
-            cursor = self._begin(self._days[0]) if self._days else Cursor(self._archive, "", 0, FILE_HEAD_BYTES)
-        elif cursor.day not in self._days or cursor.archive != self.made(cursor.day):
-            raise StaleCursorError("cursor was of another archive or day, expected one that this archive has made")
-        if not cursor.day:
-            return _nothing("later", ask, cursor)
-        if (cursor.segment, cursor.offset) == (0, FILE_HEAD_BYTES):
-            cursor = self._begin(self._first_wanted(cursor.day, ask))
-        day = self.known(cursor.day)
-        found = _next(day, ask.slice_id, cursor)
-        if found is None:
-            day = self.fresh(cursor.day, ask.slice_id)
-            found = _next(day, ask.slice_id, cursor)
-        if found is None:
-            return self._at_end(day, ask, cursor)
-        segment, is_open = found
-        start = cursor.offset if segment.number == cursor.segment else FILE_HEAD_BYTES
-        reading = self._reading(ask, day, _missing(day, ask.slice_id, cursor.segment, segment.number))
-        stop = reading.take(segment, start, torn=not is_open)
-        number = segment.number
-        if stop < 0:
-            number, stop = (number, segment.whole_bytes) if is_open else (number + 1, FILE_HEAD_BYTES)
-        return reading.answer("done" if reading.is_done else "more", Cursor(cursor.archive, cursor.day, number, stop))
-
-    def _at_end(self, day: Recording, ask: AskBlocks, cursor: Cursor) -> Read:
-        """Answer where nothing more of a day is known: go on to the next one, or say whether anything follows."""
-        is_begun = _is_begun(day, ask.slice_id)
-        days = self.list_days()
-        for name in days[bisect(days, cursor.day) :]:
-            following = self.fresh(name, ask.slice_id)
-            is_begun |= _is_begun(following, ask.slice_id)
-            if segments_of(following, ask.slice_id):
-                # Only now is what was known of this day all that there is of it.
-                day = self.fresh(cursor.day, ask.slice_id)
-                if _next(day, ask.slice_id, cursor) is not None:
-                    return _nothing("more", ask, cursor)
-                reading = self._reading(ask, day, _missing(day, ask.slice_id, cursor.segment))
-                return reading.answer("more", self._begin(name))
-        segments = segments_of(day, ask.slice_id)
-        if segments:
-            end = _end_of_segment(segments[-1])
-        else:
-            end = End(Totals(), is_closed=False, epoch=self._last_run_before(cursor.day, ask.slice_id))
-        missing = _missing(day, ask.slice_id, cursor.segment)
-        if is_begun or (not end.is_closed and not missing):
-            reading = self._reading(ask, day, [])
-            reading.pass_runs(end.epoch)
-            return reading.answer("done" if reading.is_done else "later", cursor, end.epoch)
-        reading = self._reading(ask, day, missing)
-        reading.end()
-        return reading.answer("done", cursor)
-
-    def _last_run_before(self, name: str, slice_id: int) -> int:
-        """Return the last run of which the days before one tell; 0: they tell of none."""
-        for before in reversed(self._days[: bisect_left(self._days, name)][-_DAYS_OPEN:]):
-            segments = segments_of(self.known(before), slice_id) if self.made(before) else []
-            if segments:
-                return _end_of_segment(segments[-1]).epoch
-        return 0
-
-    def _reading(self, ask: AskBlocks, day: Recording, missing: list[Damage]) -> PieceReading:
-        def told(since: int, before: Place) -> dict[int, int]:
-            return self._told_of_runs(ask.slice_id, ask.key or b"", since, day, before)
-
-        deleted = self._deleted.slices.get(ask.slice_id, [])
-        return PieceReading(ask, day.feed.key_bytes, missing, deleted, told, self._rights, self._most_bytes)
-
-    def _told_of_runs(self, slice_id: int, key: bytes, since: int, day: Recording, before: Place) -> dict[int, int]:
-        """Return by run, from one on, the next number of a key that its publisher has told.
-
-        As far as marks tell that stand before a place of a day. Of the days before, as many are read as may tell of
-        these runs: each tells anew how far a run is that goes on.
-        """
-        found: dict[int, int] = {}
-        for name in reversed(self._days[: bisect(self._days, day.path.name)][-_DAYS_OPEN:]):
-            is_here = name == day.path.name
-            if not is_here and not self.made(name):
-                continue  # it was deleted meanwhile
-            marks = self._marks_of(name, day if is_here else self.fresh(name, slice_id), slice_id)
-            told = marks.next_sequences(key, before if is_here else EVERYWHERE)
-            for epoch, following in told.items():
-                found[epoch] = max(following, found.get(epoch, 0))
-            if any(epoch <= since for epoch in told):
-                break
-        return found
-
-    def _marks_of(self, name: str, day: Recording, slice_id: int) -> RunMarks:
-        """Return the marks of a slice's day, as far as the day is known; those used longest ago are let go."""
-        made, was = self.made(name), self._marks.pop((name, slice_id), None)
-        marks = was[1] if was and was[0] == made else RunMarks()
-        self._marks[name, slice_id] = made, marks.grow(segments_of(day, slice_id))
-        if len(self._marks) > _MARKS_KEPT:
-            del self._marks[next(iter(self._marks))]
-        return marks
-
-    def list_days(self) -> list[str]:
-        """Return all days there are now, in order."""
-        self._days = [day.name for day in recorded_days(self._directory)]
-        self._deleted = Deleted.read(self._directory)  # behind it: a day that is not listed is noted there before
-        return self._days
+                    return Position(last.epoch, last.last_sequence + 1)
+        return Position(0, 0)
 
     def _first_wanted(self, name: str, ask: AskBlocks) -> str:
-        """Return the first day, from one on, that may hold what is asked for; no more than some are opened for it."""
+        """Return the first day from `name` on that may have wanted blocks. Opens at most `_DAYS_OPEN` days."""
         opened = len(self._ends)
-        start = min((Position(each.epoch, each.first) for each in ask.ranges), default=ask.start)
         for day in self._days[self._days.index(name) : -_DAYS_GROWING]:
             end = self._end_of(day, ask.slice_id)
             if end is None or len(self._ends) - opened == _DAYS_OPEN:
                 return day
-            if end.position.epoch < ask.epoch:
-                continue
-            if start is not None:
-                if end.position >= start:
+            if ask.start is not None:
+                if end.position > ask.start:
                     return day
             elif ask.start_ns is None or end.last_ns >= ask.start_ns:
                 return day
         return max(name, self._days[-_DAYS_GROWING:][0])
 
     def _end_of(self, name: str, slice_id: int) -> _End | None:
-        """Return how far a day goes that is not written any more; None: damage has left that unknown."""
+        """Return the end of a slice in a day that is no longer written; None: unknown because of damage."""
         made = self.made(name)
         known = self._ends.get((name, slice_id))
         if known is None or known[0] != made:
@@ -331,7 +290,7 @@ class Pieces:
         return Cursor(self.made(name), name, 0, FILE_HEAD_BYTES)
 
     def made(self, name: str) -> int:
-        """Return a number of this archive and a day, another once the day is replaced; 0: it is gone."""
+        """Return an identifier of a day in this archive, which changes if the day is replaced; 0: it was deleted."""
         try:
             manifest = (self._directory / name / MANIFEST).stat()
         except FileNotFoundError:
@@ -339,7 +298,7 @@ class Pieces:
         return (self._archive + manifest.st_ino + manifest.st_mtime_ns) % (1 << 63)
 
     def known(self, name: str) -> Recording:
-        """Return a day as it was known; the one used longest ago is let go."""
+        """Return a day from the cache, or open it. Evicts the one used longest ago."""
         made, was = self.made(name), self._open.pop(name, None)
         day = was[1] if was and was[0] == made else Recording.open(self._directory / name)
         self._open[name] = made, day
@@ -348,30 +307,14 @@ class Pieces:
         return day
 
     def fresh(self, name: str, slice_id: int | None = None) -> Recording:
-        """Return a day as it is now, or at least one slice of it."""
+        """Return a day, or one slice of it, as it is on disk now."""
         day = self.known(name)
         day.refresh(slice_id)
         return day
 
 
-def _check(ask: AskBlocks) -> None:
-    if ask.key is None and (ask.start or ask.stop):
-        raise ArchiveError("start or stop was a position without a key, expected the key that it counts")
-    alone = AskBlocks(slice_id=ask.slice_id, ranges=ask.ranges, cursor=ask.cursor)
-    if ask.ranges and ask != alone:
-        raise ArchiveError("ranges came with another choice of blocks, expected them alone")
-    for each in ask.ranges:
-        if each.first >= each.stop:
-            raise ArchiveError(f"range was {each.first} to {each.stop}, expected an end behind its beginning")
-
-
-def _nothing(state: PieceState, ask: AskBlocks, cursor: Cursor, epoch: int = 0) -> Read:
-    piece = Piece(blocks=[], gone=[], state=state, cursor=cursor, start=ask.start, ranges=ask.ranges, epoch=epoch)
-    return Read(piece, [])
-
-
 def segments_of(day: Recording, slice_id: int) -> list[Segment]:
-    """Return the segments of a slice that hold something. Raises ArchiveError when the day has no such slice."""
+    """Return the segments of a slice that are not empty. Raises ArchiveError if the day has no such slice."""
     if slice_id >= len(day.feed.slices):
         raise ArchiveError(f"slice was {slice_id}, expected 0 to {len(day.feed.slices) - 1}")
     return [each for _, segments in day._segments_of([slice_id]) for each in segments if len(each.entries)]
@@ -387,12 +330,12 @@ def _end_of(day: Recording, slice_id: int) -> _End | None:
     epoch = int(entries["epoch"].max())
     return _End(
         int(entries["max_ts_recv"].max()),
-        Position(epoch, int(entries["max_sequence"][entries["epoch"] == epoch].max())),
+        Position(epoch, int(entries["max_sequence"][entries["epoch"] == epoch].max()) + 1),
     )
 
 
 def _is_begun(day: Recording, slice_id: int) -> bool:
-    """Whether a recorder has begun a segment that holds nothing yet: when it ends, it removes it."""
+    """Return True if a recorder has begun a segment that is still empty. It removes such a segment when it stops."""
     return any(not len(segments[-1].entries) for _, segments in day._segments_of([slice_id]) if segments)
 
 
@@ -402,7 +345,7 @@ def _with_entries(day: Recording) -> list[tuple[int, list[Segment]]]:
 
 
 def _next(day: Recording, slice_id: int, cursor: Cursor) -> tuple[Segment, bool] | None:
-    """Return the segment to read on in, and whether more may be appended to it; None: nothing more is known."""
+    """Return the segment to continue in, and True if more may be appended to it; None: nothing more is known."""
     segments = segments_of(day, slice_id)
     for segment in segments:
         is_last = segment is segments[-1]
@@ -413,7 +356,7 @@ def _next(day: Recording, slice_id: int, cursor: Cursor) -> tuple[Segment, bool]
 
 
 def _missing(day: Recording, slice_id: int, first: int, stop: int | None = None) -> list[Damage]:
-    """Return the segments, of numbers from `first` on, that the day should have, and of which nothing can be read."""
+    """Return the damage of segments numbered from `first` to before `stop` that are missing or unreadable."""
     readable = {each.path for each in segments_of(day, slice_id)}
     low = segment_path(day.path, slice_id, first)
     high = None if stop is None else segment_path(day.path, slice_id, stop)
@@ -425,31 +368,11 @@ def _missing(day: Recording, slice_id: int, first: int, stop: int | None = None)
     ]
 
 
-def _end_of_segment(segment: Segment) -> End:
+def _end_of_segment(segment: Segment) -> SegmentEnd:
     return end_of(segment, Totals())
 
 
-def _last_of(segments: list[Segment], back: int, key_bytes: int) -> int:
-    """Return the least `ts_recv` of the last `back` messages; 0: there are none."""
-    least, left = EVERYTHING, back
-    for segment in reversed(segments):
-        entries = segment.entries[segment.entries["records"] > 0][::-1]
-        whole = int(numpy.searchsorted(numpy.cumsum(entries["messages"]), left, side="right"))
-        least = min(least, int(entries["min_ts_recv"][:whole].min(initial=EVERYTHING)))
-        left -= int(entries["messages"][:whole].sum())
-        if left > 0 and whole < len(entries):
-            span = Span(segment, int(entries["start"][whole]), int(entries["stop"][whole]))
-            runs = read_spans([[span]], lambda heads: numpy.ones(len(heads), bool), key_bytes, lambda _: None)
-            heads = numpy.concatenate([run.heads for run in runs])[::-1]
-            many = int(numpy.searchsorted(numpy.cumsum(heads["count"] - heads["first_row"]), left)) + 1
-            least = min(least, int(heads["ts_recv"][:many].min(initial=EVERYTHING)))
-            left = 0
-        if left <= 0:
-            break
-    return least if least != EVERYTHING else 0
-
-
-def _about(segments: list[Segment], marks: RunMarks, back: int, key_bytes: int) -> SliceAbout:
+def _about(segments: list[Segment], marks: RunMarks) -> SliceAbout:
     entries = numpy.concatenate([each.entries[each.entries["records"] > 0] for each in segments])
     epochs = list(dict.fromkeys(entries["epoch"].tolist()))
     each = [entries[entries["epoch"] == epoch] for epoch in epochs]
@@ -461,7 +384,6 @@ def _about(segments: list[Segment], marks: RunMarks, back: int, key_bytes: int) 
         last_sequences=lasts,
         first_ns=int(entries["min_ts_recv"].min()) if len(entries) else 0,
         last_ns=int(entries["max_ts_recv"].max()) if len(entries) else 0,
-        back_ns=_last_of(segments, back, key_bytes),
         is_closed=_end_of_segment(segments[-1]).is_closed,
         runs=marks.runs(dict(zip(epochs, lasts, strict=True))),
         outages=marks.outages(segments),

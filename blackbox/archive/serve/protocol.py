@@ -1,4 +1,4 @@
-"""What archive and reader say to each other: msgpack, in one frame; blocks in three frames each behind an answer."""
+"""Messages between archive and reader: msgpack in one frame. Each block of an answer follows in three frames."""
 
 from __future__ import annotations
 
@@ -8,116 +8,90 @@ import msgspec
 
 from blackbox.archive.consumer_positions import SECRET_BYTES
 from blackbox.block.layout import VERSION
-from blackbox.block.position import KeyPosition, Number, Position
+from blackbox.block.position import Number, Position
 from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import ArchiveError
 
 MOST_REQUEST_BYTES: Final = 65_536 * 2
-"""Of one frame of a request: two topics, and some numbers, or MOST_RANGES."""
-MOST_RANGES: Final = 1_024
+"""Maximum size of one frame of a request."""
 MOST_PREFIXES: Final = 256
-"""Of one request for an image."""
-MOST_ENDS: Final = 8_192
-"""Keys of runs in one answer."""
+"""Maximum number of prefixes in one request."""
 FRAMES_OF_BLOCK: Final = 3
 
 UNSAID: Final = 2
-"""Version of archives that do not say it."""
+"""Version of archives that do not report one."""
 
 _Time = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _Name = Annotated[bytes, msgspec.Meta(max_length=65_535)]
 
 
-class Range(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """Messages of one key, of one run of its publisher."""
-
-    key: _Name
-    """b"" where the feed has no keys."""
-    epoch: Number
-    first: Number
-    """The first of their sequence numbers."""
-    stop: Number
-    """The number behind the last one."""
-
-
 class Gone(msgspec.Struct, frozen=True, array_like=True):
-    """Messages that were asked for and are not in the archive."""
+    """Requested messages that are not in the archive."""
 
-    epoch: int
-    """The publisher's run; 0: not known."""
-    first: int
-    """The first of their sequence numbers; -1: not known, a part of a file cannot be read."""
-    count: int
-    """How many; 0: not known."""
+    epoch: Number
+    """The publisher's run."""
+    first: Number
+    """First missing sequence."""
+    stop: Number
+    """Sequence after the last missing one; equal to `first` if the number of missing messages is not known."""
     why: str
-    """Why they are not there."""
-    key: bytes = b""
-    """Their key; b"" where `first` is not known."""
+    """Reason for the gap."""
+
+
+class EndOfEpoch(msgspec.Struct, frozen=True, array_like=True):
+    """End of an epoch that is over, as its publisher reported it to the recorder."""
+
+    epoch: Number
+    stop: Number
+    """Sequence after the last message that was recorded or reported."""
+    following: Number
+    """Next sequence of the slice at the time of `ends`."""
+    ends: dict[_Name, tuple[Number, Number]]
+    """End and number of messages of each key whose records do not reach its end."""
 
 
 class Cursor(msgspec.Struct, frozen=True, array_like=True):
-    """How far an archive has read. Only the archive that made it understands it, until it ends."""
+    """Place up to which an archive has read. Valid only at the archive that made it, until it stops."""
 
     archive: Number
-    """Drawn by each archive when it starts."""
+    """Random number that each archive draws when it starts."""
     day: Annotated[str, msgspec.Meta(max_length=255)]
     segment: Number
     offset: Number
 
 
 class Request(msgspec.Struct, frozen=True, tag_field="do", forbid_unknown_fields=True):
-    """A request; its name is in the key `do`."""
+    """A request. The key `do` has its name."""
 
 
 class AskAbout(Request, frozen=True, tag="about"):
-    """Ask what the archive holds."""
+    """Request the contents of the archive."""
 
     day: str | None = None
-    """The day that `slices` shall tell of; None: the last one."""
-    back: Annotated[dict[Number, Number], msgspec.Meta(max_length=65_536)] = {}
-    """By slice, how many of its last messages that day to tell the beginning of."""
+    """Day that `slices` describes; None: the last one."""
+
+
+_Prefixes = Annotated[tuple[_Name, ...], msgspec.Meta(min_length=1, max_length=MOST_PREFIXES)]
 
 
 class AskBlocks(Request, frozen=True, tag="blocks", kw_only=True, omit_defaults=True):
-    """Ask for the next piece of the blocks of a slice."""
+    """Request the next piece of the blocks of a slice."""
 
     slice_id: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = msgspec.field(name="slice")
-    prefix: _Name = b""
-    """Blocks with a topic that begins with this."""
-    key: _Name | None = None
-    """Blocks of this key alone."""
+    prefixes: _Prefixes = (b"",)
+    """Prefixes of wanted topics."""
     start: Position | None = None
-    """Where to begin. Needs a key."""
+    """First wanted position; in later requests, `passed` of the previous piece."""
     stop: Position | None = None
-    """Where to end; not asked for itself. Needs a key."""
-    ranges: Annotated[list[Range], msgspec.Meta(max_length=MOST_RANGES)] = []
-    """Blocks that hold some of these; then none of what else narrows them."""
-    epoch: Number = 0
-    """Blocks of this run of the publisher, or later ones."""
-    sent_ns: _Time = 0
-    """Those of that run that were sent at this time or later, by the publisher's clock, ns since 1970."""
+    """Position after the last wanted message."""
     start_ns: _Time | None = None
-    """Blocks received at this time or later, ns since 1970."""
+    """Without `start`: time of receipt of the first wanted block, ns since 1970."""
     stop_ns: _Time | None = None
     """End before the first block received at this time or later, ns since 1970."""
     may_narrow: bool = False
-    """Whether to leave out topics that the reader's key has no right to; else a prefix that holds some is an error."""
+    """True to leave out topics without a right of the reader's key. Otherwise a prefix with such topics is an error."""
     cursor: Cursor | None = None
-    """Where the piece before this one ended; None: this is the first one."""
-
-
-class AskEnds(Request, frozen=True, tag="ends", kw_only=True, omit_defaults=True):
-    """Ask how far publishers have told that runs had come, key by key, as far as records fell short."""
-
-    slice_id: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = msgspec.field(name="slice")
-    first: Number
-    """The first run."""
-    stop: Number
-    """Runs before this one."""
-    prefix: _Name = b""
-    """Keys with topics that begin with this."""
-    behind: tuple[Number, _Name] | None = None
-    """Go on behind this run and key, the last ones of the answer before."""
+    """Cursor of the previous piece; None: this is the first one."""
 
 
 Snapshot = Literal["latest", "books"]
@@ -125,18 +99,18 @@ Snapshot = Literal["latest", "books"]
 
 
 class AskImage(Request, frozen=True, tag="image", kw_only=True, omit_defaults=True):
-    """Ask for an image of a slice, or for the next piece of that."""
+    """Request an image of a slice, or the next piece of one."""
 
     slice_id: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = msgspec.field(name="slice")
-    prefixes: Annotated[list[_Name], msgspec.Meta(min_length=1, max_length=MOST_PREFIXES)]
+    prefixes: _Prefixes
     """Topics that begin with one of these."""
     of: Snapshot = "latest"
     may_narrow: bool = False
     """As in `AskBlocks`."""
     image: Number = 0
-    """The one to go on with; 0: a new one."""
+    """Image to continue; 0: a new one."""
     first: Number = 0
-    """The first of its blocks that is wanted."""
+    """Index of the first wanted block."""
 
 
 class TellConsumer(Request, frozen=True, tag="consumer", kw_only=True, omit_defaults=True):
@@ -146,102 +120,85 @@ class TellConsumer(Request, frozen=True, tag="consumer", kw_only=True, omit_defa
     secret: Annotated[bytes, msgspec.Meta(max_length=SECRET_BYTES)] = b""
     """Proof that the name is the sender's, where its connection has no key: 32 bytes. Ignored where it has one."""
     slices: Annotated[dict[Number, Position], msgspec.Meta(max_length=65_536)] = {}
-    """By slice of a feed without keys."""
-    keys: Annotated[dict[Number, KeyPosition], msgspec.Meta(max_length=65_536)] = {}
-    """By slice of a feed with keys. Only `epoch`, `done_ns` and `since_ns` count."""
+    """By slice."""
 
 
 class Noted(msgspec.Struct, frozen=True, tag_field="is", tag="noted"):
-    """What was told is kept."""
+    """The positions were stored."""
 
 
 PieceState = Literal["more", "later", "done"]
-"""Whether to ask on at once, or later, as it is still being written; or nothing follows."""
+"""When to request the next piece: at once, later because the recording is still being written, or not at all."""
 
 
 class Piece(msgspec.Struct, frozen=True, tag_field="is", tag="blocks", kw_only=True):
-    """Some blocks of an answer; they stand in the frames behind it, key, header and body of each."""
+    """Some blocks of an answer, all of one epoch. Key, header and body of each are in the frames that follow."""
 
     blocks: list[tuple[int, int]]
-    """(`ts_recv`, first row) of each block: rows before the first one are no part of the recording."""
+    """(`ts_recv`, first row) of each block. Rows before the first row are not part of the recording."""
     gone: list[tuple[int, Gone]]
-    """What is missing, and before which of the blocks."""
+    """Each gap, with the index of the block after it."""
     state: PieceState
     cursor: Cursor
     """For the next request."""
-    start: Position | None = None
-    """For the next request, where a start was asked for, or a block of the key that was asked for has come."""
-    ranges: list[Range] = []
-    """For the next request, where ranges were asked for: what is left of them."""
-    epoch: int = 0
-    """With `later`, the publisher's last run of which the recorder has heard; 0: none, as far as is known."""
-
-
-class Ends(msgspec.Struct, frozen=True, tag_field="is", tag="ends", kw_only=True):
-    """How far runs had come, as their publisher has told."""
-
-    ends: list[tuple[int, bytes, int]]
-    """Run, key and the number behind the last message told of, in order; a key may have come so far meanwhile."""
-    has_more: bool
-    """Whether there are more: ask on."""
+    passed: Position | None = None
+    """Position before which every wanted message was sent or is `gone`; None: no block was found yet."""
+    ended: EndOfEpoch | None = None
+    """End of the requested epoch, if it is over. `passed` is then the start of the next known epoch."""
 
 
 class Image(msgspec.Struct, frozen=True, tag_field="is", tag="image", kw_only=True):
-    """An image; some of its blocks stand in the frames behind it, as those of a `Piece`."""
+    """An image, with some of its blocks in the frames that follow, as in a `Piece`."""
 
     image: Number
-    """For the next request; 0: the archive has more to read before, ask once more."""
+    """Image to name in the next request; 0: it is not ready, ask again."""
     blocks: Number = 0
-    """How many there are in all."""
-    epoch: Number = 0
-    """The last run of the publisher that is recorded; 0: none is."""
-    next_sequences: dict[_Name, Number] = {}
-    """By key, what follows the image in that run; others begin there. Where the feed has no keys, of b""."""
+    """Total number of blocks."""
+    position: Position = Position(0, 0)
+    """Position after the image, in the last recorded epoch; epoch 0: nothing is recorded."""
     ts_out: int = 0
-    """The largest `ts_out` of that run."""
+    """Largest `ts_out` of that epoch."""
     unreadable: int = 0
-    """Places of the archive's files that could not be read: what they held may be missing."""
+    """Number of places in the archive's files that could not be read. Their messages may be missing."""
     is_unsure: bool = False
-    """Whether order books may lack something, as the archive has not all messages of the run."""
+    """True if order books may lack orders because the archive lacks messages of the epoch."""
 
 
 class RunAbout(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a run of the publisher has come, as far as a day of a slice tells."""
+    """End of a run of the publisher, as known from one day of a slice."""
 
     epoch: int
     last_sequence: int
-    """The largest sequence number over all keys, recorded or told by the publisher; -1: none."""
+    """Last sequence, recorded or reported by the publisher; -1: none."""
     has_ended: bool
-    """Whether the publisher has said that nothing follows: `last_sequence` is its last."""
+    """True if the publisher has closed, so that `last_sequence` is final."""
     heard_ns: int
-    """When the publisher last told how far it is, by the recorder's clock, ns since 1970; 0: it never did."""
+    """Time of the publisher's last heartbeat, by the recorder's clock, ns since 1970; 0: none."""
 
 
 class Outage(NamedTuple):
-    """A time in which nobody recorded, ns since 1970."""
+    """Period without a recorder."""
 
     start_ns: int
-    """When something was recorded last; 0: nothing of this day was, before."""
+    """Time of the last record before it, ns since 1970; 0: none on this day."""
     stop_ns: int
-    """When the publisher was heard again; 0: not on this day."""
+    """Time at which the publisher was received again, ns since 1970; 0: not on this day."""
 
 
 class SliceAbout(msgspec.Struct, frozen=True, kw_only=True):
-    """What a slice holds of a day, by its indexes; messages that are still in the recorder's memory are not in it."""
+    """Contents of a slice in one day, from its indexes. Messages still in the recorder's memory are not included."""
 
     messages: int
     epochs: list[int]
     """The publisher's runs, in the order of their first blocks."""
     first_sequences: list[int]
-    """Of each epoch, the least sequence number over all keys."""
+    """First sequence of each epoch."""
     last_sequences: list[int]
-    """Of each epoch, the largest sequence number over all keys."""
+    """Last sequence of each epoch."""
     first_ns: int
     """The least `ts_recv`, 0: there is no message."""
     last_ns: int
     """The largest `ts_recv`."""
-    back_ns: int
-    """Of the last messages that were asked for, the least `ts_recv`; some more may have come then."""
     is_closed: bool
     """Whether its recorder has closed the journal: nothing follows."""
     runs: list[RunAbout]
@@ -263,7 +220,6 @@ class About(msgspec.Struct, frozen=True, tag_field="is", tag="about", kw_only=Tr
     day: str
     """The one that `slices` tells of."""
     slices: dict[int, SliceAbout]
-    """Empty for a key with rights to some topics: it must not learn how many others there are."""
     deleted: str
     """All days up to this one were deleted; empty: none."""
     live_epoch: int | None
@@ -296,8 +252,8 @@ def check_version(text: bytes | memoryview) -> None:
         )
 
 
-Asked = AskAbout | AskBlocks | AskEnds | AskImage | TellConsumer
-Answer = Piece | About | Ends | Image | Noted | Refusal
+Asked = AskAbout | AskBlocks | AskImage | TellConsumer
+Answer = Piece | About | Image | Noted | Refusal
 REQUESTS: Final = Decoder[Asked]("msgpack", Asked)
 ANSWERS: Final = Decoder[Answer]("msgpack", Answer)
 _OPENING: Final = Decoder[_Opening]("msgpack", _Opening)

@@ -1,61 +1,81 @@
-"""What the marks of a slice's day tell of the publisher's runs: how far each has sent, and when nobody recorded."""
+"""Read the marks of a slice in one day: the end of each run of the publisher, and outages of the recorders."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
 
 from blackbox.archive.format import FILE_HEAD_BYTES, MARK, MARK_HEAD_BYTES
-from blackbox.archive.marks import Mark, MarkKind, places_of_marks, read_mark
+from blackbox.archive.marks import NAMES_LEFT_OUT, Mark, MarkKind, places_of_marks, read_mark
 from blackbox.archive.segment import Segment
 from blackbox.archive.serve.protocol import Outage, RunAbout
+from blackbox.block.position import End
 
-_TELLS_OF_A_RUN: Final = (MarkKind.EPOCH_BEGIN, MarkKind.EPOCH_END, MarkKind.HEARD)
+_HEARD: Final = (MarkKind.EPOCH_END, MarkKind.HEARD)
+_TELLS_OF_A_RUN: Final = (MarkKind.EPOCH_BEGIN, *_HEARD)
+_SETTLED_NS: Final = 1_000_000_000
+"""Age of a mark from which messages before its sequence are recorded or lost, even if a line is slower."""
 _RECORDERS: Final = (MarkKind.RECORDER_BEGIN, MarkKind.RECORDER_END)
 
 
 class Place(NamedTuple):
-    """Where something stands in a slice's day."""
+    """Location in a slice of one day."""
 
     segment: int
     offset: int
 
 
-EVERYWHERE: Final = Place(1 << 62, 0)
-"""Behind all that a day holds."""
+class RunEnd(NamedTuple):
+    """End of a run, as its publisher has reported it."""
+
+    heard: int = 0
+    """Largest next sequence of any mark."""
+    told: int = 0
+    """Largest next sequence of a mark that left no key out."""
+    ends: Mapping[bytes, End] = MappingProxyType({})
+    """End of each key that marks name."""
+
+    def joined(self, other: RunEnd) -> RunEnd:
+        """Return both combined, with the later end of each key."""
+        ends = {key: max(end, self.ends.get(key, end)) for key, end in other.ends.items()}
+        return RunEnd(
+            max(self.heard, other.heard), max(self.told, other.told), {**self.ends, **ends} if ends else self.ends
+        )
 
 
 class _Turn(NamedTuple):
-    """Where a recorder began or ended, or heard of the publisher for the first time after that."""
+    """Start or stop of a recorder, or its first mark about the publisher after that."""
 
     kind: MarkKind
     place: Place
     ts: int
     before_ns: int
-    """When a recorder last made a mark before it, by its clock; 0: none did."""
+    """Time of the last mark before it, by the recorder's clock, ns since 1970; 0: none."""
 
 
 class RunMarks:
-    """What the marks of a slice's day tell, read once, however the day grows."""
+    """Contents of the marks of a slice in one day. Each mark is read once while the day grows."""
 
     def __init__(self) -> None:
         self._until = Place(0, FILE_HEAD_BYTES)
-        """Marks before this place are read."""
-        self._begun: dict[int, Place] = {}
-        """Where marks tell of each run first."""
-        self._told: dict[int, dict[bytes, int]] = {}
-        """By run, the largest next number that its publisher has told of each key, as far as records fell short."""
+        """Marks before this place have been read."""
+        self._ends: dict[int, RunEnd] = {}
+        """End by run, in the order of their first marks."""
+        self._latest: dict[int, deque[tuple[int, int]]] = {}
+        """By run, time and sequence of its latest marks, ascending."""
         self._ended: set[int] = set()
         self._heard_ns: dict[int, int] = {}
-        """When each run was last heard of, by the recorder's clock."""
+        """Time of the last mark of each run, by the recorder's clock, ns since 1970."""
         self._turns: list[_Turn] = []
         self._last_ns = 0
 
     def grow(self, segments: Iterable[Segment]) -> RunMarks:
-        """Read what has come since. `segments`: all of the slice's day, in order."""
+        """Read new marks. `segments`: all segments of the slice in this day, in order."""
         for segment in segments:
             if segment.number >= self._until.segment and len(segment.entries):
                 start = self._until.offset if segment.number == self._until.segment else FILE_HEAD_BYTES
@@ -64,16 +84,16 @@ class RunMarks:
         return self
 
     def _take(self, segment: Segment, places: NDArray[numpy.int64]) -> None:
-        """Take marks. Most are heartbeats that say nothing new: only their heads are looked at."""
+        """Take marks. Most are heartbeats without keys: only their heads are read."""
         heads = segment.memory[places[:, numpy.newaxis] + numpy.arange(MARK_HEAD_BYTES)].view(MARK)[:, 0]
-        heard = heads[numpy.isin(heads["kind"], (MarkKind.EPOCH_END, MarkKind.HEARD))]
-        self._heard_ns.update(zip(heard["epoch"].tolist(), heard["ts"].tolist(), strict=True))
-        says_more = (heads["names"] > 0) | (heads["kind"] != MarkKind.HEARD)
-        # What a new recorder writes first, the beginning of a segment, does not show that the one before was alive.
+        says_all = (heads["kind"] == MarkKind.HEARD) & (heads["names"] == 0) & (heads["flags"] & NAMES_LEFT_OUT == 0)
+        for epoch, ts, sequence in heads[says_all][["epoch", "ts", "sequence"]].tolist():
+            self._take_end(epoch, ts, RunEnd(sequence, sequence))
+        # A new recorder first marks the start of a segment, which does not show that the recorder before it was alive.
         lasts = numpy.where(heads["kind"] == MarkKind.SEGMENT_BEGIN, 0, numpy.arange(1, len(heads) + 1))
         made_ns = numpy.concatenate(([self._last_ns], heads["ts"]))
         before_ns = made_ns[numpy.maximum.accumulate(numpy.concatenate(([0], lasts)))]
-        for number in numpy.flatnonzero(says_more).tolist():
+        for number in numpy.flatnonzero(~says_all).tolist():
             mark = read_mark(segment, int(places[number]))
             if mark is not None:
                 self._take_mark(mark, int(before_ns[number]))
@@ -82,48 +102,50 @@ class RunMarks:
     def _take_mark(self, mark: Mark, before_ns: int) -> None:
         place = Place(mark.segment, mark.offset)
         if mark.kind in _TELLS_OF_A_RUN:
-            self._begun.setdefault(mark.epoch, place)
-            told = self._told.setdefault(mark.epoch, {})
-            for key, number in mark.keys.items():
-                told[key] = max(number, told.get(key, 0))
+            told = 0 if mark.flags & NAMES_LEFT_OUT else mark.sequence
+            self._take_end(mark.epoch, mark.ts if mark.kind in _HEARD else 0, RunEnd(mark.sequence, told, mark.keys))
             if mark.kind is MarkKind.EPOCH_END:
                 self._ended.add(mark.epoch)
         is_first = bool(self._turns) and self._turns[-1].kind in _RECORDERS and mark.kind in _TELLS_OF_A_RUN
         if is_first or mark.kind in _RECORDERS:
             self._turns.append(_Turn(mark.kind, place, mark.ts, before_ns))
 
-    def next_sequences(self, key: bytes, before: Place = EVERYWHERE) -> dict[int, int]:
-        """Return by run the largest next number of a key that its publisher has told; 0: none.
+    def _take_end(self, epoch: int, ts: int, end: RunEnd) -> None:
+        self._ends[epoch] = self._ends.get(epoch, RunEnd()).joined(end)
+        self._heard_ns[epoch] = ts or self._heard_ns.get(epoch, 0)
+        latest = self._latest.setdefault(epoch, deque())
+        if not latest or end.heard > latest[-1][1]:
+            latest.append((ts, end.heard))
+        while len(latest) > 1 and latest[1][0] <= ts - _SETTLED_NS:
+            latest.popleft()
 
-        Only of runs of which marks before a place tell.
-        """
-        return {epoch: self._told[epoch].get(key, 0) for epoch, place in self._begun.items() if place < before}
+    @property
+    def epochs(self) -> list[int]:
+        """Runs that have marks."""
+        return list(self._ends)
 
-    def ends(self, first: int, stop: int) -> dict[int, dict[bytes, int]]:
-        """Return by run, from `first` to before `stop`, the largest next numbers that its publisher has told, by key.
+    def end(self, epoch: int) -> RunEnd:
+        """Return the end of a run, as reported by its marks."""
+        return self._ends.get(epoch, RunEnd())
 
-        As far as records fell short when it did.
-        """
-        return {epoch: told for epoch, told in self._told.items() if first <= epoch < stop}
-
-    def tells_of(self, before: int) -> bool:
-        """Whether marks tell of a run before one."""
-        return any(epoch < before for epoch in self._told)
+    def settled(self, epoch: int, now_ns: int) -> int:
+        """Return the largest sequence of a mark that is older than `_SETTLED_NS`; 0: no such mark."""
+        return max((number for ts, number in self._latest.get(epoch, ()) if ts <= now_ns - _SETTLED_NS), default=0)
 
     def runs(self, recorded: dict[int, int]) -> list[RunAbout]:
-        """Return what is known of each run, in order. `recorded`: the largest number of each, over all keys."""
+        """Return a summary of each run, in order. `recorded`: last recorded sequence of each."""
         return [
             RunAbout(
                 epoch=epoch,
-                last_sequence=max(*self._told.get(epoch, {}).values(), recorded.get(epoch, -1) + 1, 0) - 1,
+                last_sequence=max(self.end(epoch).heard - 1, recorded.get(epoch, -1)),
                 has_ended=epoch in self._ended,
                 heard_ns=self._heard_ns.get(epoch, 0),
             )
-            for epoch in dict.fromkeys([*self._begun, *recorded])
+            for epoch in dict.fromkeys([*self._ends, *recorded])
         ]
 
     def outages(self, segments: Iterable[Segment]) -> list[Outage]:
-        """Return when nobody recorded, as far as recorders have told. `segments`: all of the slice's day."""
+        """Return the times without a recorder, according to marks. `segments`: all of the slice in this day."""
         found: list[Outage] = []
         since_ns, is_out = 0, False
         for turn in self._turns:
@@ -132,13 +154,13 @@ class RunMarks:
                 is_out = False
             elif turn.kind is MarkKind.RECORDER_END:
                 since_ns, is_out = turn.ts, True
-            elif not is_out:  # the recorder before was killed, or was of another day
+            elif not is_out:  # the previous recorder was killed, or stopped on another day
                 since_ns, is_out = max(_last_before(segments, turn.place), turn.before_ns), True
         return [*found, Outage(since_ns, 0)] if is_out else found
 
 
 def _last_before(segments: Iterable[Segment], place: Place) -> int:
-    """Return when the last message before a place was received; 0: there is none."""
+    """Return the time at which the last message before a place was received; 0: no such message."""
     before = [
         each.entries if each.number < place.segment else each.entries[each.entries["stop"] <= place.offset]
         for each in segments

@@ -25,7 +25,6 @@ from blackbox.archive.serve.protocol import (
     REQUESTS,
     AskAbout,
     AskBlocks,
-    AskEnds,
     AskImage,
     Noted,
     Refusal,
@@ -33,7 +32,6 @@ from blackbox.archive.serve.protocol import (
 )
 from blackbox.archive.serve.turns import Turns
 from blackbox.block.layout import VERSION
-from blackbox.block.position import SlicePosition
 from blackbox.documents import DecodeError
 from blackbox.errors import ArchiveError, BlackBoxError, ConfigError, PositionError, RightsError
 from blackbox.feed.endpoint import check_archive
@@ -250,19 +248,9 @@ class ArchiveServer:
         if rights == ():
             raise RightsError("the key has no right to any topic")
         if isinstance(request, AskBlocks | AskImage) and rights is not None:
-            if isinstance(request, AskImage):
-                asked = request.prefixes
-            else:
-                asked = [each.key for each in request.ranges]
-                asked = asked or [request.prefix if request.key is None else request.key]
-            for prefix in asked:
-                may_narrow = request.may_narrow and any(right.startswith(prefix) for right in rights)
-                if not (may_narrow or prefix.startswith(rights)):
-                    raise RightsError(f"the key has no right to topics that begin with {prefix!r}")
+            _check_rights(request, rights)
         if isinstance(request, AskAbout):
-            return [ENCODER.encode(reader.pieces.about(request.day, request.back, rights))]
-        if isinstance(request, AskEnds):
-            return [ENCODER.encode(reader.pieces.ends(request, rights))]
+            return [ENCODER.encode(reader.pieces.about(request.day))]
         if isinstance(request, AskImage):
             image, blocks = reader.images.answer(request, rights, most_bytes)
             return [ENCODER.encode(image), *(frame for block in blocks for frame in block.frames)]
@@ -287,10 +275,8 @@ class ArchiveServer:
                 f"consumer {request.name!r} came without a key and with a secret of {len(request.secret)} bytes, "
                 f"expected {SECRET_BYTES}: another process must not move it"
             )
-        keys = {n: each._replace(next_sequences={}, prefixes=[]) for n, each in request.keys.items()}
-        positions: dict[int, SlicePosition] = {**request.slices, **keys}
-        reader.pieces.check_positions(positions)
-        reader.consumers.note(owner, request.name, positions)
+        reader.pieces.check_positions(request.slices)
+        reader.consumers.note(owner, request.name, request.slices)
 
 
 class _Reader:
@@ -300,6 +286,15 @@ class _Reader:
         self.pieces = Pieces(directory)
         self.images = Images(self.pieces)
         self.consumers = ConsumerStore(directory)
+
+
+def _check_rights(request: AskBlocks | AskImage, rights: Prefixes) -> None:
+    """Raise RightsError unless all requested topics may be read, or some of them if the request may be narrowed."""
+    refused = [prefix for prefix in request.prefixes if not prefix.startswith(rights)]
+    wider = [prefix for prefix in refused if any(right.startswith(prefix) for right in rights)]
+    is_narrowed = request.may_narrow and (wider or len(refused) < len(request.prefixes))
+    if refused and not is_narrowed:
+        raise RightsError(f"the key has no right to topics that begin with {refused[0]!r}")
 
 
 def _host_of(frame: zmq.Frame) -> str:

@@ -2,7 +2,7 @@ package blackbox;
 
 /** Places and constants of blocks and journals. Written by `make layout` from blackbox/block/layout.py. */
 final class Layout {
-    static final int VERSION = 2;
+    static final int VERSION = 3;
     static final int MAGIC_BLOCK = 1481589314;
     static final int MAGIC_RECORD = 1128616514;
     static final int MAGIC_MARK = 1263684930;
@@ -18,8 +18,8 @@ final class Layout {
     static final int NUMBERS = 256;
     static final int REFUSED = 512;
     static final int KNOWN_FLAGS = 895;
-    static final int HEADER_BYTES = 72;
-    static final int CHECKED_BYTES = 68;
+    static final int HEADER_BYTES = 88;
+    static final int CHECKED_BYTES = 84;
     static final long MAX_BODY_BYTES = 67108864L;
     static final long MAX_SEQUENCE = 4611686018427387904L;
     static final int MAX_KEY_BYTES = 8;
@@ -39,7 +39,7 @@ final class Layout {
     static final int FILE_HEAD_SEGMENT = 12;
     static final int FILE_HEAD_CREATED = 16;
     static final int FILE_HEAD_CHECKSUM = 60;
-    static final int RECORD_HEAD_BYTES = 104;
+    static final int RECORD_HEAD_BYTES = 120;
     static final int RECORD_MAGIC = 0;
     static final int RECORD_CHECKSUM = 4;
     static final int RECORD_TS_RECV = 8;
@@ -64,6 +64,7 @@ final class Layout {
     static final int MARK_MARKS = 64;
     static final int MARK_CHAIN = 72;
     static final int MARK_TS_EVENT = 80;
+    static final int MARK_SEQUENCE = 88;
     static final int ENTRY_BYTES = 128;
     static final int ENTRY_START = 0;
     static final int ENTRY_STOP = 8;
@@ -91,14 +92,16 @@ final class Layout {
     static final int AT_COUNT = 44;
     static final int AT_EPOCH = 48;
     static final int AT_SEQUENCE = 56;
-    static final int AT_TS_OUT = 64;
-    static final int AT_TS_IN = 72;
-    static final int AT_TOPICS = 80;
-    static final int AT_TOPIC_BYTES = 84;
-    static final int AT_BODY_BYTES = 88;
-    static final int AT_STRIDE = 92;
-    static final int AT_BODY_CHECKSUM = 96;
-    static final int AT_HEADER_CHECKSUM = 100;
+    static final int AT_PREVIOUS = 64;
+    static final int AT_KEY_SEQUENCE = 72;
+    static final int AT_TS_OUT = 80;
+    static final int AT_TS_IN = 88;
+    static final int AT_TOPICS = 96;
+    static final int AT_TOPIC_BYTES = 100;
+    static final int AT_BODY_BYTES = 104;
+    static final int AT_STRIDE = 108;
+    static final int AT_BODY_CHECKSUM = 112;
+    static final int AT_HEADER_CHECKSUM = 116;
 
     private Layout() {
     }

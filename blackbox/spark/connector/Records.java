@@ -105,10 +105,12 @@ final class Records {
         long count = u32(record + Layout.AT_COUNT);
         long topics = u32(record + Layout.AT_TOPICS);
         long sequence = i64(record + Layout.AT_SEQUENCE);
+        long previous = i64(record + Layout.AT_PREVIOUS);
+        long ofKey = i64(record + Layout.AT_KEY_SEQUENCE);
         long sent = i64(record + Layout.AT_TS_OUT);
         long handedOver = i64(record + Layout.AT_TS_IN);
         return topics > 0 && topics <= count
-            && sequence >= 0 && sequence <= Layout.MAX_SEQUENCE
+            && sequence <= Layout.MAX_SEQUENCE && 0 <= ofKey && ofKey <= previous && previous <= sequence
             && sent >= 0 && sent <= Layout.MAX_SEQUENCE
             && handedOver >= 0 && handedOver <= Layout.MAX_SEQUENCE
             && i64(record + Layout.AT_EPOCH) > 0

@@ -29,8 +29,8 @@ class Got(NamedTuple):
     id: str
 
 
-def feed_of(name: str, archive: bool = False) -> Feed:
-    feed = msgspec.structs.replace(Feed.local(name, slices=1), heartbeat_ns=50_000_000)
+def feed_of(name: str, archive: bool = False, key_bytes: int = 0) -> Feed:
+    feed = msgspec.structs.replace(Feed.local(name, slices=1, key_bytes=key_bytes), heartbeat_ns=50_000_000)
     return msgspec.structs.replace(feed, archives=free_endpoints("tcp", "archive", 1, 1)[0]) if archive else feed
 
 
@@ -86,16 +86,33 @@ def test_messages_survive_a_restart_unless_they_need_not(
     assert channel.basic_get(queue, no_ack=True).properties["delivery_mode"] == 2 - transient
 
 
-def test_a_gap_is_told_in_its_place(rabbit: RabbitMq, channel: amqp.Channel) -> None:
-    feed, queue = feed_of("gaps"), queue_of(channel, "gaps", "#")
+@pytest.mark.parametrize("key_bytes", [0, 2])
+def test_a_gap_is_told_in_its_place(rabbit: RabbitMq, channel: amqp.Channel, key_bytes: int) -> None:
+    feed = feed_of(f"gaps{key_bytes}", key_bytes=key_bytes)
+    queue = queue_of(channel, feed.name, "#")
     with RawPublisher(feed) as publisher, AmqpExchange(feed, rabbit.url) as bridge:
         publisher.send(publisher.encode([(b"A", b"0")]))
         publisher.encode([(b"A", b"1")] * 3)  # is lost
         publisher.send(publisher.encode([(b"A", b"4")]))
         wait_until(lambda: bridge.statistics().added == 2)
         assert bridge.statistics().missing == 3
-    got = [(each.topic, each.headers["sequence"], each.headers.get("gap")) for each in take(channel, queue)]
-    assert got == [(b"A", 0, None), (b"blackbox.gap", 3, 3), (b"A", 4, None)]
+    took = take(channel, queue)
+    got = [(each.topic, each.headers["sequence"], each.headers.get("gap")) for each in took]
+    assert got == [(b"A", 0, None), (b"blackbox.gap", 1, 3), (b"A", 4, None)]
+    assert len({each.id for each in took}) == 3
+
+
+def test_all_keys_have_one_number_line(rabbit: RabbitMq, channel: amqp.Channel) -> None:
+    feed = feed_of("keys", key_bytes=2)
+    queue = queue_of(channel, feed.name, "#")
+    with Publisher(feed) as publisher, AmqpExchange(feed, rabbit.url, ["AA", "B"]) as bridge:
+        for topic in (b"AA.x", b"BB.x", b"AA.x", b"CC.x", b"B", b"AA.y"):
+            publisher.publish(topic, b"")
+            publisher.flush()
+        wait_until(lambda: bridge.statistics().added == 5)
+    got = [(each.topic, each.id) for each in take(channel, queue)]
+    topics = ((0, b"AA.x"), (1, b"BB.x"), (2, b"AA.x"), (4, b"B"), (5, b"AA.y"))
+    assert got == [(topic, f"keys:0:{publisher.epoch}:{number}") for number, topic in topics]
 
 
 @pytest.mark.long

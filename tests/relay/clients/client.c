@@ -35,7 +35,7 @@ enum { MOST_FRAMES = 3, MOST_SOURCES = 16, MOST_KEYS = 999 };
 
 struct frame { const unsigned char *data; size_t size; };
 struct source { void *socket; unsigned char nonce[NONCE_KEY_BYTES], accept[ACCEPT_KEY_BYTES]; int confirmed, ended; };
-struct key { uint64_t slice; size_t size; unsigned char text[MAX_KEY_BYTES]; uint64_t next; };
+struct key { uint64_t slice; size_t size; unsigned char text[MAX_KEY_BYTES]; uint64_t end, count; };
 
 static struct source sources[MOST_SOURCES];
 static struct key keys[MOST_KEYS];
@@ -72,16 +72,16 @@ static struct key *key_of(uint64_t slice, struct frame text) {
             return &keys[i];
     need(key_count < MOST_KEYS, "fewer keys");
     struct key *made = &keys[key_count++];
-    made->slice = slice, made->size = text.size, made->next = 0;
+    made->slice = slice, made->size = text.size, made->end = made->count = 0;
     memcpy(made->text, text.data, text.size);
     return made;
 }
 
-/* Move a key's count on to a number that should be `next`. */
-static void expect(struct key *key, uint64_t sequence) {
-    if (sequence != key->next)
-        printf("gap %llu to %llu\n", (unsigned long long)key->next, (unsigned long long)sequence);
-    key->next = sequence;
+/* Move a key on to an end that should be where it is. */
+static void expect(struct key *key, uint64_t end, uint64_t count) {
+    if (end != key->end)
+        printf("gap of %lld before %llu\n", (long long)(count - key->count), (unsigned long long)end);
+    key->end = end, key->count = count;
 }
 
 static void filter(void *socket, int option, const void *key, size_t size) {
@@ -116,6 +116,7 @@ static void read_block(struct source *from, const struct frame *frames) {
     int is_heartbeat = frames[0].size == 2 && memcmp(frames[0].data, "\0H", 2) == 0;
     if (flags & CONTROL && !is_answer && !is_heartbeat) return;
     struct key *key = flags & CONTROL ? NULL : key_of(slice, frames[0]);
+    if (key != NULL && from->confirmed) expect(key, header.previous, header.key_sequence);
 
     for (uint64_t row = 0; row < header.count; row++) {
         uint64_t topic = number(body + at.topic_index + 4 * row, 4);
@@ -134,13 +135,13 @@ static void read_block(struct source *from, const struct frame *frames) {
         if (flags & CONTROL) {
             struct key *told = key_of(slice, name);
             int is_wanted = starts_with(name, prefix, filter_bytes);
-            if (is_answer) told->next = number(payload.data, 8);
-            else if (from->confirmed && is_wanted) expect(told, number(payload.data, 8));
+            uint64_t end_of_key = number(payload.data, 8), count = number(payload.data + 8, 8);
+            if (is_answer) told->end = end_of_key, told->count = count;
+            else if (from->confirmed && is_wanted) expect(told, end_of_key, count);
             continue;
         }
         uint64_t sequence = flags & SEQUENCES ? number(body + at.sequences + 8 * row, 8) : header.sequence + row;
-        if (from->confirmed) expect(key, row == 0 || !(flags & SEQUENCES) ? sequence : key->next);
-        key->next = sequence + 1;
+        key->end = sequence + 1, key->count = header.key_sequence + row + 1;
         if (!starts_with(name, prefix, strlen(prefix))) continue;
         int is_there = !(flags & NULLS) || body[at.validity + row / 8] >> row % 8 & 1;
         print_message(name, (int64_t)number(body + 8 * row, 8), is_there ? &payload : NULL);

@@ -17,7 +17,7 @@ const HEARTBEAT = Buffer.from("\0H"), CONFIRM = Buffer.from("\0C"), ACCEPT = Buf
 const [kind, prefixText, number, ...endpoints] = process.argv.slice(2)
 const prefix = Buffer.from(prefixText)
 const filter = kind === "blocks" ? prefix.subarray(0, Number(number)) : prefix
-const next = new Map() // by slice and key
+const ends = new Map() // by slice and key: behind its last message, and how many it has sent
 let confirmed = 0
 
 const say = line => writeSync(1, line + "\n")
@@ -27,10 +27,10 @@ function need(good, what) {
   if (!good) throw new Error(`not as expected: ${what}`)
 }
 
-function expect(place, sequence) {
-  const known = next.get(place) ?? 0n
-  if (sequence !== known) say(`gap ${known} to ${sequence}`)
-  next.set(place, sequence)
+function expect(place, end, count) {
+  const [known, before] = ends.get(place) ?? [0n, 0n]
+  if (end !== known) say(`gap of ${count - before} before ${end}`)
+  ends.set(place, [end, count])
 }
 
 function open(endpoint) {
@@ -76,8 +76,9 @@ async function readBlocks(endpoint) {
       if (!isAnswer && !key.equals(HEARTBEAT)) continue
       for (const { topic, payload } of rows(header, body)) {
         const place = `${slice} ${topic.toString("hex")}`
-        if (isAnswer) next.set(place, payload.readBigInt64LE())
-        else if (accepted && startsWith(topic, filter)) expect(place, payload.readBigInt64LE())
+        const end = payload.readBigInt64LE(), count = payload.readBigInt64LE(8)
+        if (isAnswer) ends.set(place, [end, count])
+        else if (accepted && startsWith(topic, filter)) expect(place, end, count)
       }
       if (isAnswer && !accepted) {
         const line = Buffer.from([flags & LINE_B ? 1 : 0])
@@ -92,11 +93,9 @@ async function readBlocks(endpoint) {
       continue
     }
     const place = `${slice} ${key.toString("hex")}`
-    let isFirst = true
+    if (accepted) expect(place, header.previous, header.keySequence)
     for (const { topic, time, payload, sequence } of rows(header, body)) {
-      if (accepted && (isFirst || !(flags & SEQUENCES))) expect(place, sequence)
-      isFirst = false
-      next.set(place, sequence + 1n)
+      ends.set(place, [sequence + 1n, header.keySequence + BigInt(header.count)])
       if (startsWith(topic, prefix))
         say(`${topic.toString("hex")} ${time} ${payload?.toString("hex") ?? "-"} ${sequence}`)
     }

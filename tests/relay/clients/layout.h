@@ -3,7 +3,7 @@
 #include <stdint.h>
 
 enum {
-    VERSION = 2,
+    VERSION = 3,
     MAGIC_BLOCK = 1481589314,
     CHECKSUM = 1,
     FIXED = 2,
@@ -15,8 +15,8 @@ enum {
     NUMBERS = 256,
     REFUSED = 512,
     KNOWN_FLAGS = 895,
-    HEADER_BYTES = 72,
-    CHECKED_BYTES = 68,
+    HEADER_BYTES = 88,
+    CHECKED_BYTES = 84,
     MAX_BODY_BYTES = 67108864,
     MAX_KEY_BYTES = 8,
     MAX_TOPIC_BYTES = 65535,
@@ -31,14 +31,16 @@ enum {
     AT_COUNT = 12,
     AT_EPOCH = 16,
     AT_SEQUENCE = 24,
-    AT_TS_OUT = 32,
-    AT_TS_IN = 40,
-    AT_TOPICS = 48,
-    AT_TOPIC_BYTES = 52,
-    AT_BODY_BYTES = 56,
-    AT_STRIDE = 60,
-    AT_BODY_CHECKSUM = 64,
-    AT_HEADER_CHECKSUM = 68,
+    AT_PREVIOUS = 32,
+    AT_KEY_SEQUENCE = 40,
+    AT_TS_OUT = 48,
+    AT_TS_IN = 56,
+    AT_TOPICS = 64,
+    AT_TOPIC_BYTES = 68,
+    AT_BODY_BYTES = 72,
+    AT_STRIDE = 76,
+    AT_BODY_CHECKSUM = 80,
+    AT_HEADER_CHECKSUM = 84,
 };
 
 struct header {
@@ -51,6 +53,8 @@ struct header {
     uint64_t count;
     uint64_t epoch;
     uint64_t sequence;
+    uint64_t previous;
+    uint64_t key_sequence;
     uint64_t ts_out;
     uint64_t ts_in;
     uint64_t topics;
@@ -93,12 +97,14 @@ static struct header read_header(const unsigned char *at) {
         number(at + 24, 8),
         number(at + 32, 8),
         number(at + 40, 8),
-        number(at + 48, 4),
-        number(at + 52, 4),
-        number(at + 56, 4),
-        number(at + 60, 4),
+        number(at + 48, 8),
+        number(at + 56, 8),
         number(at + 64, 4),
         number(at + 68, 4),
+        number(at + 72, 4),
+        number(at + 76, 4),
+        number(at + 80, 4),
+        number(at + 84, 4),
     };
 }
 

@@ -1,6 +1,6 @@
 // Places and constants of blocks. Written by `make layout` from blackbox/block/layout.py.
 
-export const VERSION = 2
+export const VERSION = 3
 export const MAGIC_BLOCK = 1481589314
 export const CHECKSUM = 1
 export const FIXED = 2
@@ -12,8 +12,8 @@ export const NULLS = 64
 export const NUMBERS = 256
 export const REFUSED = 512
 export const KNOWN_FLAGS = 895
-export const HEADER_BYTES = 72
-export const CHECKED_BYTES = 68
+export const HEADER_BYTES = 88
+export const CHECKED_BYTES = 84
 export const MAX_BODY_BYTES = 67108864
 export const MAX_KEY_BYTES = 8
 export const MAX_TOPIC_BYTES = 65535
@@ -28,14 +28,16 @@ export const AT_SLICE = 10
 export const AT_COUNT = 12
 export const AT_EPOCH = 16
 export const AT_SEQUENCE = 24
-export const AT_TS_OUT = 32
-export const AT_TS_IN = 40
-export const AT_TOPICS = 48
-export const AT_TOPIC_BYTES = 52
-export const AT_BODY_BYTES = 56
-export const AT_STRIDE = 60
-export const AT_BODY_CHECKSUM = 64
-export const AT_HEADER_CHECKSUM = 68
+export const AT_PREVIOUS = 32
+export const AT_KEY_SEQUENCE = 40
+export const AT_TS_OUT = 48
+export const AT_TS_IN = 56
+export const AT_TOPICS = 64
+export const AT_TOPIC_BYTES = 68
+export const AT_BODY_BYTES = 72
+export const AT_STRIDE = 76
+export const AT_BODY_CHECKSUM = 80
+export const AT_HEADER_CHECKSUM = 84
 
 export function readHeader(bytes) {
   return {
@@ -48,14 +50,16 @@ export function readHeader(bytes) {
     count: bytes.readUInt32LE(12),
     epoch: bytes.readBigInt64LE(16),
     sequence: bytes.readBigInt64LE(24),
-    tsOut: bytes.readBigInt64LE(32),
-    tsIn: bytes.readBigInt64LE(40),
-    topics: bytes.readUInt32LE(48),
-    topicBytes: bytes.readUInt32LE(52),
-    bodyBytes: bytes.readUInt32LE(56),
-    stride: bytes.readUInt32LE(60),
-    bodyChecksum: bytes.readUInt32LE(64),
-    headerChecksum: bytes.readUInt32LE(68),
+    previous: bytes.readBigInt64LE(32),
+    keySequence: bytes.readBigInt64LE(40),
+    tsOut: bytes.readBigInt64LE(48),
+    tsIn: bytes.readBigInt64LE(56),
+    topics: bytes.readUInt32LE(64),
+    topicBytes: bytes.readUInt32LE(68),
+    bodyBytes: bytes.readUInt32LE(72),
+    stride: bytes.readUInt32LE(76),
+    bodyChecksum: bytes.readUInt32LE(80),
+    headerChecksum: bytes.readUInt32LE(84),
   }
 }
 
