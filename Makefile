@@ -23,7 +23,7 @@ $(if $(STALE),$(shell rm -rf $(STALE)))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo servers layout test test-install test-long torture bench bench-check profile report scaling clean
+.PHONY: help demo servers layout test test-install test-long torture simulate bench bench-check profile report scaling clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ layout: $(VENV)/.ready-test  ## write what follows from blackbox/block/layout.py
 
 torture: $(VENV)/.ready-test  ## attack it: kills, hostile peers, damaged files; tell what broke [SECONDS=60 SEED=n ONLY=name]
 	$(RUN)/python -m tests.torture --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
+
+simulate: $(VENV)/.ready-test  ## run recovery in virtual time, with faults; print what the model forbids [SECONDS=60 SEED=n: only that schedule]
+	$(RUN)/python -m tests.simulation $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS))
 
 # The whole run and each ONLY have a file of their own. It takes its place when the run is over, or ended early.
 nothing :=

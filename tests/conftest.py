@@ -55,14 +55,14 @@ LONG = (
 at the end is short, and no worker waits for the other."""
 
 
-SESSIONS = ("tests/analysis/", "tests/spark/", "tests/bridge/amqp/")
-"""Each has a worker for itself: its tests share Spark's session, or a RabbitMQ."""
+SESSIONS = ("tests/analysis/", "tests/spark/", "tests/bridge/amqp/", "tests/simulation/")
+"""Each has a worker for itself: its tests share Spark's session, a RabbitMQ, or what is compiled once."""
 
 WITHOUT_SESSION = tuple(f"tests/spark/test_{name}.py" for name in ("cluster", "connect", "java", "machines"))
 
 
 def _scope_of(nodeid: str) -> str:
-    """What stays on one worker: a file's tests, and all that share Spark's session, or a RabbitMQ."""
+    """What stays on one worker: a file's tests, and all of a folder of SESSIONS."""
     file = nodeid.partition("::")[0]
     shared = (folder for folder in SESSIONS if file.startswith(folder) and file not in WITHOUT_SESSION)
     return next(shared, file)

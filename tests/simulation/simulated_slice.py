@@ -1,0 +1,428 @@
+"""A slice without threads and sockets: the compiled `order`, called step by step."""
+
+from __future__ import annotations
+
+import os
+from typing import Final, NamedTuple, Protocol
+
+import numpy
+
+from blackbox.block.format import HEADER, read_header
+from blackbox.block.position import End, Position
+from blackbox.native.jit import njit
+from blackbox.native.kept_arguments import Kept, kept_at
+from blackbox.native.prefix_trie import build_trie
+from blackbox.subscribe import order
+from blackbox.subscribe.order_state import LIVE, NONE, UNKNOWN, Answers, Order, OrderAt, order_state_at
+from blackbox.subscribe.state import SliceCounters
+
+_WAKE: Final = os.open(os.devnull, os.O_WRONLY)
+_MESSAGE_BYTES: Final = 100
+LINE_WAIT_NS: Final = 5 * 10**9
+LINE_DEAD_NS: Final = 12 * 10**9
+_at = kept_at(OrderAt)
+
+
+class SentBlock(NamedTuple):
+    """A block without payloads."""
+
+    sequence: int
+    span: int
+    previous: int
+    key_sequence: int
+    key: bytes
+    epoch: int
+
+    @property
+    def end(self) -> int:
+        """Sequence after its last message."""
+        return self.sequence + self.span
+
+
+class Out(Protocol):
+    """Receiver of a slice's messages and gaps."""
+
+    def deliver(self, block: SentBlock, first: int) -> None:
+        """Receive the messages of a block from row `first` on."""
+
+    def report(self, epoch: int, key: bytes | None, first: int, lost: int) -> None:
+        """Receive a gap of one key; None: of any key."""
+
+
+@njit(nogil=True)
+def _judge(kept: int, header: int, key: int, line: int, in_force: int, force: int) -> int:
+    block = read_header(header)
+    result: int = order.judge(_at(kept), key, line, block, block.count, in_force, force)
+    return result
+
+
+@njit(nogil=True)
+def _hold(kept: int, header: int, key: int, now: int) -> int:
+    block = read_header(header)
+    place: int = order.hold(_at(kept), key, block, block.count, now, 0)
+    return place
+
+
+@njit(nogil=True)
+def _let_go(kept: int) -> int:
+    place: int = order.let_go(_at(kept))
+    return place
+
+
+@njit(nogil=True)
+def _next_ready(kept: int, now: int, force: int) -> int:
+    place: int = order.next_ready(_at(kept), now, force)
+    return place
+
+
+@njit(nogil=True)
+def _release(kept: int, place: int) -> int:
+    first: int = order.release(_at(kept), place)
+    return first
+
+
+@njit(nogil=True)
+def _next_loss(kept: int) -> tuple[int, int, int, int]:
+    at = _at(kept)
+    if not order.has_losses(at):
+        return 0, 0, 0, 0
+    loss = order.next_loss(at)
+    return loss.epoch, loss.sequence, loss.count, loss.key
+
+
+@njit(nogil=True)
+def _begin_live_epoch(kept: int, before: int) -> None:
+    order.begin_live_epoch(_at(kept), before)
+
+
+@njit(nogil=True)
+def _leaves_to_archives(kept: int) -> bool:
+    leaves: bool = order.leaves_to_archives(_at(kept))
+    return leaves
+
+
+@njit(nogil=True)
+def _believe(kept: int, line: int, sequence: int, now: int) -> int:
+    at = _at(kept)
+    refuted: int = NONE
+    if order_state_at(at.state).doubted[line] != 0 and not order.believed(at, line, sequence, now):
+        refuted = order.refute(at, line)
+    place: int = refuted
+    return place
+
+
+@njit(nogil=True)
+def _is_plausible(kept: int, line: int, sequence: int) -> bool:
+    is_plausible: bool = order._is_plausible(order_state_at(_at(kept).state), line, sequence, sequence)
+    return is_plausible
+
+
+@njit(nogil=True)
+def _keep_doubted(kept: int, header: int, key: int, line: int) -> int:
+    block = read_header(header)
+    place: int = order.keep_doubted(_at(kept), key, line, block, block.count, 0)
+    return place
+
+
+@njit(nogil=True)
+def _note_line(kept: int, line: int, following: int, in_force: int) -> None:
+    at = _at(kept)
+    order._note_line(order_state_at(at.state), line, following, following, in_force)
+
+
+@njit(nogil=True)
+def _note_end(kept: int, key: int, epoch: int, end: int, count: int) -> None:
+    order.note_end(_at(kept), key, epoch, end, count)
+
+
+@njit(nogil=True)
+def _note_told_end(kept: int, key: int, following: int, end: int, count: int) -> None:
+    order.note_told_end(_at(kept), key, following, end, count)
+
+
+@njit(nogil=True)
+def _note_told(kept: int, epoch: int, following: int) -> None:
+    order.note_told(_at(kept), epoch, following)
+
+
+@njit(nogil=True)
+def _heard_told(kept: int, epoch: int, following: int) -> None:
+    state = order_state_at(_at(kept).state)
+    order._lose_left(_at(kept), epoch, following)
+    state.told_epoch = epoch
+    state.heard_told = max(state.heard_told, following)
+    state.told_next = following
+
+
+@njit(nogil=True)
+def _settle(kept: int, now: int) -> None:
+    order.settle(_at(kept), now)
+
+
+@njit(nogil=True)
+def _is_unsettled(kept: int) -> bool:
+    unsettled: bool = order.is_unsettled(_at(kept))
+    return unsettled
+
+
+@njit(nogil=True)
+def _enter_archived(kept: int, epoch: int, sequence: int) -> bool:
+    more: bool = order.enter_archived(_at(kept), epoch, sequence)
+    return more
+
+
+@njit(nogil=True)
+def _judge_recorded(kept: int, header: int, key: int) -> int:
+    block = read_header(header)
+    first: int = order.judge_recorded(_at(kept), key, block, block.count)
+    return first
+
+
+@njit(nogil=True)
+def _note_passed(kept: int, epoch: int, following: int, is_all: int, in_force: int, now: int) -> bool:
+    goes_on: bool = order.note_passed(_at(kept), epoch, following, is_all, in_force, now)
+    return goes_on
+
+
+@njit(nogil=True)
+def _note_gone(kept: int, epoch: int, following: int) -> None:
+    order.note_gone(_at(kept), epoch, following)
+
+
+@njit(nogil=True)
+def _give_up(kept: int, in_force: int) -> bool:
+    gave: bool = order.give_up(_at(kept), in_force)
+    return gave
+
+
+@njit(nogil=True)
+def _goes_live(kept: int) -> bool:
+    goes: bool = order.goes_live(_at(kept))
+    return goes
+
+
+@njit(nogil=True)
+def _number_key(kept: int, text: int, size: int) -> int:
+    number: int = order.number_key(_at(kept), text, size)
+    return number
+
+
+class SimulatedSlice:
+    """One slice. Each method is a step of a slice thread."""
+
+    def __init__(self, out: Out, prefixes: tuple[bytes, ...], lines: int, *, repairs: bool, held_messages: int) -> None:
+        self._out, self.prefixes = out, prefixes
+        self.is_full = b"" in prefixes
+        self.counters = SliceCounters()
+        self.order = Order(
+            16, lines, LINE_WAIT_NS, LINE_DEAD_NS, held_messages * _MESSAGE_BYTES, self.counters, repairs=repairs
+        )
+        self.state = self.order.state
+        self.state.wake_fd, self.state.answers = _WAKE, Answers.EXPECTED
+        self.state.wants_full = int(self.is_full)
+        for line in range(2):
+            self.order.epochs.heard_ns[line] = -(1 << 62)
+        self._kept = Kept(self.order.at)
+        self._header = numpy.zeros(1, HEADER)
+        self._at = self._header.ctypes.data
+        self._held: dict[int, SentBlock] = {}
+        self._trie, self._before = build_trie(sorted(prefixes)), build_trie([])
+        self._confirmed = [0] * lines
+        self._names: dict[bytes, int] = {}
+        self._line_epochs = [0] * lines
+
+    def begin(self, position: Position) -> None:
+        """Start at a position."""
+        self.order.begin(position, is_full=self.is_full)
+
+    @property
+    def cursor(self) -> Position | None:
+        """Position from which archives must be read; None: the slice is live."""
+        return None if self.state.phase == LIVE else Position(self.state.epoch, self.state.cursor)
+
+    @property
+    def live_epoch(self) -> int:
+        return self.order.epochs.epoch
+
+    def _key(self, name: bytes) -> int:
+        if name not in self._names:
+            text = numpy.frombuffer(name, numpy.uint8)
+            self._names[name] = _number_key(self._kept.address, text.ctypes.data, len(name))
+        return self._names[name]
+
+    def _enter(self, line: int, epoch: int, now: int) -> bool:
+        """Note the epoch of a line. Return True if it is the live one. Epochs only ascend here."""
+        epochs = self.order.epochs
+        epochs.heard_ns[line] = now
+        if epoch < epochs.epoch or epoch < self._line_epochs[line]:
+            return False
+        self._line_epochs[line] = epoch
+        if epoch == epochs.epoch:
+            epochs.spoke |= 1 << line
+            return True
+        if _leaves_to_archives(self._kept.address):
+            self._let_all_go()
+        else:
+            self._deliver_held(now, force=1)
+        before, epochs.epoch, epochs.spoke = epochs.epoch, epoch, 1 << line
+        _begin_live_epoch(self._kept.address, before)
+        self._report()
+        return True
+
+    def confirmed(self, line: int, epoch: int, following: int, ends: dict[bytes, End], now: int) -> None:
+        """Receive a confirmation of the filters on a line."""
+        if not self._enter(line, epoch, now):
+            return
+        if not self._believe(line, following, now, is_block=False):
+            return
+        self._confirmed[line] = 1
+        self._note(line, epoch, following, ends)
+        order.confirm(self.order.at, self._before, following)
+        self._go_on(now)
+        _settle(self._kept.address, now)
+        self._report()
+
+    def _note(self, line: int, epoch: int, following: int, ends: dict[bytes, End]) -> None:
+        _note_line(self._kept.address, line, following, self._confirmed[line])
+        _heard_told(self._kept.address, epoch, following)
+        for key, end in ends.items():
+            if key.startswith(self.prefixes):
+                _note_end(self._kept.address, self._key(key), epoch, *end)
+                _note_told_end(self._kept.address, self._key(key), following, *end)
+
+    def lost_line(self, line: int) -> None:
+        """Note that the connection of a line broke."""
+        self._confirmed[line] = 0
+
+    def live(self, line: int, block: SentBlock, now: int) -> None:
+        """Receive a block on a line."""
+        if not self._enter(line, block.epoch, now):
+            return
+        self._believe(line, block.sequence, now, is_block=True)
+        self._put(block)
+        key = self._key(block.key)
+        verdict = _judge(self._kept.address, self._at, key, line, self._confirmed[line], 0)
+        if verdict == order.MAKE_ROOM:
+            self._go_on(now)
+            self._deliver_held(now, force=1)
+            self._put(block)
+            verdict = _judge(self._kept.address, self._at, key, line, self._confirmed[line], 1)
+            self._report()
+        if verdict == order.HOLD:
+            self._held[_hold(self._kept.address, self._at, key, now)] = block
+        elif verdict == order.LET_GO:
+            self._let_all_go()
+        elif verdict == order.IMPLAUSIBLE:
+            place = _keep_doubted(self._kept.address, self._at, key, line)
+            if place != NONE:
+                self._held[place] = block
+        elif verdict >= 0:
+            self._out.deliver(block, verdict)
+        self._go_on(now)
+
+    def _believe(self, line: int, sequence: int, now: int, *, is_block: bool) -> bool:
+        """Accept or refute a doubted block of the line. Return False for a heartbeat with an implausible sequence."""
+        refuted = _believe(self._kept.address, line, sequence, now)
+        if refuted != NONE:
+            del self._held[refuted]
+        return is_block or _is_plausible(self._kept.address, line, sequence)
+
+    def _put(self, block: SentBlock) -> None:
+        header = self._header[0]
+        header["sequence"], header["count"], header["previous"], header["key_sequence"] = block[:4]
+        header["epoch"], header["body_bytes"] = block.epoch, _MESSAGE_BYTES * block.span
+
+    def heartbeat(self, line: int, epoch: int, following: int, ends: dict[bytes, End], now: int) -> None:
+        """Receive a heartbeat."""
+        if not self._enter(line, epoch, now) or not self._believe(line, following, now, is_block=False):
+            return
+        self._note(line, epoch, following, ends)
+        self._go_on(now)
+        if self._confirmed[line]:
+            _settle(self._kept.address, now)
+            self._report()
+
+    def tick(self, now: int) -> None:
+        """Check if the wait for a line has expired."""
+        self._go_on(now)
+
+    def archived(self, request: int, block: SentBlock, now: int) -> None:
+        """Receive a block from archives."""
+        if request != self.state.request or self.state.phase == LIVE:
+            return
+        self._enter_archived(block.epoch, block.sequence)
+        self._put(block)
+        first = _judge_recorded(self._kept.address, self._at, self._key(block.key))
+        self._report()
+        if first >= 0:
+            self._out.deliver(block, first)
+        self._go_on(now)
+
+    def _enter_archived(self, epoch: int, sequence: int) -> None:
+        while _enter_archived(self._kept.address, epoch, sequence):
+            self._report()
+        self._report()
+
+    def passed(self, request: int, epoch: int, following: int, now: int, *, is_all: bool) -> None:
+        """Note that archives have returned everything before a sequence."""
+        if request != self.state.request or self.state.phase == LIVE:
+            return
+        in_force = int(any(self._confirmed))
+        if _note_passed(self._kept.address, epoch, following, int(is_all), in_force, now):
+            self._enter_archived(epoch, following)
+            _note_passed(self._kept.address, epoch, following, 0, in_force, now)
+        self._report()
+        self._go_on(now)
+
+    def gone(self, request: int, epoch: int, following: int, now: int) -> None:
+        """Note that archives lack all messages before a sequence."""
+        if request == self.state.request and self.state.phase != LIVE:
+            _note_gone(self._kept.address, epoch, following)
+            self._report()
+            self._go_on(now)
+
+    def told(self, request: int, epoch: int, following: int, ends: dict[bytes, End]) -> None:
+        """Note the end of an epoch that is over, as archives report it."""
+        if request == self.state.request and self.state.phase != LIVE and epoch == self.state.epoch:
+            _note_told(self._kept.address, epoch, following)
+            for key, end in ends.items():
+                if key.startswith(self.prefixes):
+                    _note_end(self._kept.address, self._key(key), epoch, *end)
+
+    def give_up(self, request: int, now: int) -> None:
+        """Switch to live although archives lack messages before it."""
+        if request != self.state.request or self.state.phase == LIVE:
+            return
+        self._enter_archived(self.live_epoch, 0)
+        _give_up(self._kept.address, int(any(self._confirmed)))
+        self._report()
+        self._go_on(now)
+
+    def _go_on(self, now: int) -> None:
+        self._report()
+        _goes_live(self._kept.address)
+        self._deliver_held(now, force=0)
+
+    def _deliver_held(self, now: int, force: int) -> None:
+        self._release(now, force)
+        if force == 0 and _is_unsettled(self._kept.address):
+            _settle(self._kept.address, now)
+            self._report()
+
+    def _release(self, now: int, force: int) -> None:
+        while (place := _next_ready(self._kept.address, now, force)) != NONE:
+            block = self._held.pop(place)
+            first = _release(self._kept.address, place)
+            self._report()
+            if first >= 0:
+                self._out.deliver(block, first)
+
+    def _let_all_go(self) -> None:
+        while (place := _let_go(self._kept.address)) != NONE:
+            del self._held[place]
+
+    def _report(self) -> None:
+        names = list(self._names)
+        while (loss := _next_loss(self._kept.address))[2]:
+            epoch, sequence, count, key = loss
+            self._out.report(epoch, None if key == UNKNOWN else names[key], sequence, count)

@@ -1,0 +1,14 @@
+"""Schedules of faults in virtual time: each message is delivered once and in order, or reported as lost once."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.world import finding_of
+
+SCHEDULES = 250
+
+
+@pytest.mark.parametrize("first", range(0, 2_000, SCHEDULES))
+def test_no_message_is_lost_unreported_or_delivered_twice(first: int) -> None:
+    assert [finding for finding in map(finding_of, range(first, first + SCHEDULES)) if finding] == []
