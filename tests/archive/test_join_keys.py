@@ -400,6 +400,7 @@ def test_whatever_is_lost_all_is_told_once(
     if archives == 1:
         blocks = [block._replace(archived=(block.archived[0], False)) for block in blocks]
     feed, which = archived_feed(archives, key_bytes=1), [not block.is_lost for block in blocks]
+    confirmed = max((at + 1 for at in range(live_from) if which[at]), default=0)
     subscriber = Subscriber(feed, on_gap="repair" if repairs else "tell", repair_wait=0.7)
     heard = Heard(subscriber, wanted)
     with ExitStack() as stack:
@@ -420,7 +421,7 @@ def test_whatever_is_lost_all_is_told_once(
     assert wanted or heard.untrue == []
     runs = runs_of(blocks)
     for epoch in dict.fromkeys(epoch for epoch, _ in runs):
-        check_run(epoch, blocks, runs, heard, (live_from, waits_at), repairs, wanted)
+        check_run(epoch, blocks, runs, heard, (confirmed, waits_at), repairs, wanted)
 
 
 def check_run(
@@ -434,16 +435,16 @@ def check_run(
 ) -> None:
     """Check what was heard of one run of the publisher.
 
-    `begins`: first blocks that were sent after the start, and when it was live. It may be live from its start on.
+    `begins`: number of blocks that the publisher had sent at the start, and when the slice was live at the latest.
     """
-    live_from, waits_at = begins
+    confirmed, waits_at = begins
     came = [number for (epoch, _), of_run in heard.came.items() if epoch == run for number in of_run]
     ranges = [gap for (epoch, key), of_run in heard.gaps.items() if (epoch, key) == (run, b"") for gap in of_run]
     lost = {number for first, count in ranges for number in range(first, first + count)}
     archived, live, sent, last = set[int](), set[int](), set[int](), runs[-1][0]
     for place, (block, (epoch, numbers)) in enumerate(zip(blocks, runs, strict=True)):
         if epoch == run and block.key.startswith(wanted):
-            archived |= {*numbers} if any(block.archived) and (repairs or place < live_from) else set()
+            archived |= {*numbers} if any(block.archived) and (repairs or place < confirmed) else set()
             live |= {*numbers} if place >= waits_at and not block.is_lost else set()
             sent |= {*numbers}
     assert len(came) == len({*came}), "nothing comes twice"
