@@ -168,7 +168,8 @@ class Pieces:
         passed = self._end_of_slice(self._days, slice_id) if reading.passed is None else reading.passed
         run, next_epoch = self._run_end(slice_id, days[-1], passed.epoch)
         settled = self._settled(slice_id, passed.epoch)
-        if _next(self.fresh(cursor.day, slice_id), slice_id, cursor) is not None:
+        has_next_day = any(segments_of(self.fresh(name, slice_id), slice_id) for name in days[1:])
+        if has_next_day or _next(self.fresh(cursor.day, slice_id), slice_id, cursor) is not None:
             return reading.answer("more", cursor)  # these marks may be of messages that were recorded just now
         reading.passed = passed
         if next_epoch:
