@@ -56,13 +56,13 @@ at the end is short, and no worker waits for the other."""
 
 
 SESSIONS = ("tests/analysis/", "tests/spark/", "tests/bridge/amqp/", "tests/simulation/")
-"""Each has a worker for itself: its tests share Spark's session, a RabbitMQ, or what is compiled once."""
+"""Each has its own worker, as its tests share Spark's session, a RabbitMQ, or compiled kernels."""
 
 WITHOUT_SESSION = tuple(f"tests/spark/test_{name}.py" for name in ("cluster", "connect", "java", "machines"))
 
 
 def _scope_of(nodeid: str) -> str:
-    """What stays on one worker: a file's tests, and all of a folder of SESSIONS."""
+    """Return the scope whose tests run on one worker: a file, or a folder of SESSIONS."""
     file = nodeid.partition("::")[0]
     shared = (folder for folder in SESSIONS if file.startswith(folder) and file not in WITHOUT_SESSION)
     return next(shared, file)

@@ -82,7 +82,7 @@ def beginning_of(
 
 
 def positions_of(since: Positions) -> dict[int, Position]:
-    """Return positions as a checkpoint gives them. Raises ConfigError when they are none."""
+    """Return positions as a checkpoint gives them. Raises ConfigError for anything else."""
     try:
         return {n: Position(*each) for n, each in since.items()}
     except TypeError as error:

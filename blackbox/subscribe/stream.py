@@ -167,7 +167,7 @@ class Stream:
             self._is_cut = False
 
     def _undone(self, by_reader: bool) -> dict[int, Position]:
-        """Return by slice the first message here with which the reader is not done; there is none of other slices.
+        """Return the first message that the reader has not finished, for each slice with such messages.
 
         It is done with what it took before it asked for the next item. `by_reader`: if it is who asks now, also with
         the last item. Raises SubscriberError where no position is exact: amid an image, and for the reader itself if it

@@ -179,7 +179,7 @@ def test_who_began_live_goes_on_with_the_keys_that_it_wants(tmp_path: Path) -> N
 
 
 def test_keys_of_new_callbacks_have_no_position_until_their_publisher_has_told_it() -> None:
-    """What the publisher had sent before the callback came is not missing."""
+    """Messages sent before the callback was added are not missing."""
     feed = feed_of(key_bytes=2)
     with RawPublisher(feed, 5) as publisher:
         publisher.send(publisher.encode([(b"K1.x", b"")] * 60))
