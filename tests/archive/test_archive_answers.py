@@ -18,7 +18,7 @@ from blackbox.archive.serve import piece_reading
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.connection import Fetched
 from blackbox.archive.serve.pieces import Pieces
-from blackbox.archive.serve.protocol import AskBlocks, Gone, Piece
+from blackbox.archive.serve.protocol import BEGINNING_NS, AskBlocks, Gone, Piece
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.position import Position
 from tests.archive.archives import (
@@ -58,14 +58,11 @@ Numbers = tuple[int, int, int]
 """Range of sequences as (epoch, first, stop)."""
 
 
-def walked(puts: list[Put], start: Position | None, start_ns: int | None) -> tuple[list[Put], list[Numbers]]:
-    """Return the blocks of a slice from a position or time on, and the gaps between them."""
+def walked(puts: list[Put], start: Position) -> tuple[list[Put], list[Numbers]]:
+    """Return the blocks of a slice from a position on, and the gaps between them."""
     met, gone, at = list[Put](), list[Numbers](), start
     for put in puts:
         epoch, first, behind = put.epoch, put.numbers[put.first_row], put.numbers[-1] + 1
-        if at is None and start_ns is not None and put.ts_recv < start_ns:
-            continue
-        at = Position(epoch, first) if at is None else at
         at = Position(epoch, 0) if epoch > at.epoch else at
         if (epoch, behind) > at and epoch == at.epoch:
             if first > at.sequence:
@@ -81,7 +78,7 @@ def walked(puts: list[Put], start: Position | None, start_ns: int | None) -> tup
     st.sampled_from([(b"",), (b"A",), (b"AXYZ.",), (b"B",), (b"AY.trade.of", b"AX"), (b"AX", b"AXYZ.q", b"C")]),
     st.sampled_from([1, 60, 400, 1 << 20]),
     st.sampled_from([1, 2, 1_024]),
-    st.sampled_from([None, 0, 4]),
+    st.sampled_from([BEGINNING_NS, 0, 4]),
     st.one_of(st.none(), st.builds(Position, st.sampled_from([0, 1, 5, EPOCHS[1]]), st.integers(0, 9))),
 )
 def test_answers_equal_a_plain_walk_over_the_blocks(
@@ -89,7 +86,7 @@ def test_answers_equal_a_plain_walk_over_the_blocks(
     prefixes: tuple[bytes, ...],
     piece_bytes: int,
     entries: int,
-    start_ns: int | None,
+    start_ns: int,
     start: Position | None,
 ) -> None:
     with TemporaryDirectory() as path, pytest.MonkeyPatch.context() as patch:
@@ -99,7 +96,12 @@ def test_answers_equal_a_plain_walk_over_the_blocks(
         archive = Pieces(Path(path))
         for slice_id in range(day[0]):
             puts = [put for number, _, segment in day[2] if number == slice_id for put in segment]
-            ask = AskBlocks(slice_id=slice_id, prefixes=prefixes, start=start, start_ns=start_ns)
+            at_time = next((put for put in puts if put.ts_recv >= start_ns), None)
+            position, is_end = msgspec.structs.astuple(archive.position_at(slice_id, start_ns))
+            assert is_end == (at_time is None)
+            assert at_time is None or position == (at_time.epoch, at_time.numbers[at_time.first_row])
+            begin = start or position
+            ask = AskBlocks(slice_id=slice_id, prefixes=prefixes, start=begin)
             found, gone, ended = list[Told](), list[Numbers](), list[int]()
             while True:
                 read = archive.read(ask)
@@ -110,11 +112,11 @@ def test_answers_equal_a_plain_walk_over_the_blocks(
                 if read.piece.state != "more":
                     break
             assert read.piece.state == "later"  # its recorder has not closed it
-            met, missing = walked(puts, start, None if start else start_ns)
+            met, missing = walked(puts, begin)
             rows = [row for put in met for row in put.told(slice_id)]
             assert found == [row for row in rows if row.topic.startswith(prefixes)]
             assert gone == missing
-            epochs = dict.fromkeys([*([start.epoch] if start else []), *(put.epoch for put in met)])
+            epochs = dict.fromkeys([begin.epoch, *(put.epoch for put in met)])
             assert ended == list(epochs)[:-1]
 
 
@@ -176,8 +178,9 @@ def test_days_before_what_is_asked_for_are_not_walked(tmp_path: Path, by: str) -
     archive = Pieces(tmp_path / feed.name)
     for place, epoch in enumerate(epochs):
         about = archive.about(f"2020-01-0{place + 1}").slices[0]
-        start_ns, start = (about.first_ns, None) if by == "time" else (None, Position(epoch, 0))
-        ask, came = AskBlocks(slice_id=0, start_ns=start_ns, start=start), list[int]()
+        start = archive.position_at(0, about.first_ns).position if by == "time" else Position(epoch, 0)
+        assert start is not None
+        ask, came = AskBlocks(slice_id=0, start=start), list[int]()
         piece, found = archive.read(ask)
         if place < 4:  # of the last two the first one may still be written
             assert found[0].epoch == epoch
@@ -213,8 +216,7 @@ def test_a_range_of_times_is_given(tmp_path: Path) -> None:
         assert all_numbers(client.blocks(0, start_ns=low, stop_ns=high)) == expected
 
 
-@pytest.mark.parametrize("by_position", [True, False])
-def test_the_next_archive_continues_an_answer_of_a_killed_one(tmp_path: Path, by_position: bool) -> None:
+def test_the_next_archive_continues_an_answer_of_a_killed_one(tmp_path: Path) -> None:
     feed = archived_feed(2)
     epoch = recorded(tmp_path, feed, 120_000)
     path = tmp_path / "feed.toml"
@@ -224,9 +226,9 @@ def test_the_next_archive_continues_an_answer_of_a_killed_one(tmp_path: Path, by
         ArchiveServer(tmp_path / feed.name, feed.archives[1:]) as second,
     ):
         first.read_error("serving")
-        next(ArchiveClient(feed, timeout=90.0).blocks(0))  # it has loaded what it reads with
+        next(ArchiveClient(feed, timeout=90.0).blocks(0, start=(epoch, 0)))  # it has loaded what it reads with
         client = ArchiveClient(feed, timeout=3.0)
-        asked = client.blocks(0, start=(epoch, 0)) if by_position else client.blocks(0)
+        asked = client.blocks(0, start=(epoch, 0))
         found = numbers(next(asked))  # type: ignore[arg-type]
         assert second.statistics().answered == 0
         first.process.kill()

@@ -15,6 +15,7 @@ from blackbox.archive.serve.connection import Fetched
 from blackbox.archive.serve.pieces import Pieces
 from blackbox.archive.serve.protocol import AskBlocks, Gone
 from blackbox.archive.serve.server import ArchiveServer
+from blackbox.block.position import Position
 from tests.archive.archives import (
     PART,
     archived_feed,
@@ -80,7 +81,7 @@ def test_damage_is_told_once_and_in_its_place_to_who_reads_piece_by_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feed = archived_feed()
-    recorded(tmp_path, feed, 10_000)
+    epoch = recorded(tmp_path, feed, 10_000)
     path = segments(tmp_path, feed)[0]
     data = bytearray(path.read_bytes())
     for part in (1, 2):
@@ -88,7 +89,7 @@ def test_damage_is_told_once_and_in_its_place_to_who_reads_piece_by_piece(
     path.write_bytes(data)
     for blocks in (1, 3, 1_000):
         monkeypatch.setattr(piece_reading, "PIECE_BLOCKS", blocks)
-        archive, cursor, start, state = Pieces(tmp_path / feed.name), None, None, "more"
+        archive, cursor, start, state = Pieces(tmp_path / feed.name), None, Position(epoch, 0), "more"
         told: list[int | None] = []
         while state == "more":
             piece, found = archive.read(AskBlocks(slice_id=0, cursor=cursor, start=start))

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from blackbox.archive.serve.client import ArchiveClient
+from blackbox.archive.serve.connection import Fetched
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.block import Block
 from blackbox.block.block_handler import BLOCK
@@ -140,6 +141,49 @@ def test_reading_from_a_time_starts_at_the_first_block_received_then(tmp_path: P
             )
             assert next(reading) == Passed(Position(7, first))
             reading.close()
+
+
+ARCHIVED = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=8)
+
+
+@settings(deadline=None, max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])
+@given(ARCHIVED, st.integers(0, 9))
+def test_reading_from_a_time_starts_at_the_first_block_of_any_archive(
+    archived: list[tuple[bool, bool]], start: int
+) -> None:
+    """Block n is received at second n. After the last block of an archive it has nothing more."""
+    feed = feed_of(archives=(free_endpoint(), free_endpoint()))
+    found = [n for n, has in enumerate(archived) if any(has)]
+    expected = next((n for n in found if n >= start), found[-1] + 1 if found else 0)
+    with TemporaryDirectory() as directory, ExitStack() as stack:
+        for number, endpoint in enumerate(feed.archives):
+            place = Path(directory) / str(number) / feed.name
+            journal = Journal(place / "2026-01-01")
+            for n in (n for n, has in enumerate(archived) if has[number]):
+                put(journal, b"A", 0, 1, n, epoch=7, sequence=n)
+            journal.writer.close()
+            stack.enter_context(ArchiveServer(place, (endpoint,)))
+        until = awake_s() + 20
+        reading = ArchiveClient(feed).read(0, start * SECOND, [b""], 1.0, lambda: awake_s() > until, patience_s=1.0)
+        assert next(reading) == Passed(Position(7 if found else 0, expected))
+        cast(Generator[object], reading).close()
+
+
+def test_an_archive_that_does_not_answer_is_left_out_of_a_start_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    feed = feed_of(archives=(free_endpoint(), free_endpoint()))
+    journal = Journal(tmp_path / feed.name / "2026-01-01")
+    for number in range(5):
+        put(journal, b"A", 0, 1, number, epoch=7, sequence=number)
+    journal.writer.close()
+    with ArchiveServer(tmp_path / feed.name, feed.archives[1:]):
+        found = list(ArchiveClient(feed, timeout=0.5).blocks(0, start_ns=3 * SECOND))
+    assert [each.block.number_of(0) for each in found if isinstance(each, Fetched)] == [3, 4]
+    warnings = [each.message for each in caplog.records if each.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("slice 0 starts without the messages of an archive: ")
+    assert feed.archives[0] in warnings[0]
 
 
 def test_an_empty_slice_starts_before_its_first_run(tmp_path: Path) -> None:

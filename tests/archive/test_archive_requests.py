@@ -16,6 +16,7 @@ from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.pieces import Pieces
 from blackbox.archive.serve.protocol import ANSWERS, ENCODER, AskAbout, AskBlocks, Piece, Refusal
 from blackbox.archive.serve.server import ArchiveServer, ArchiveStatistics
+from blackbox.block.position import Position
 from blackbox.errors import ArchiveError, EndpointError
 from blackbox.testing import wait_until
 from tests.archive.archives import (
@@ -63,7 +64,7 @@ def test_a_reader_that_asks_and_does_not_read_holds_up_nobody(tmp_path: Path) ->
             hung.setsockopt(zmq.RCVBUF, 4_096)
             hung.linger = 0
             hung.connect(feed.archives[0])
-            request = ENCODER.encode(AskBlocks(slice_id=0))
+            request = ENCODER.encode(AskBlocks(slice_id=0, start=Position(publisher.epoch, 0)))
             for _ in range(1_000):
                 hung.send_multipart([b"", request])
             publish_parts(publisher, 30_000, 40_000)
@@ -76,8 +77,8 @@ def test_a_reader_that_asks_and_does_not_read_holds_up_nobody(tmp_path: Path) ->
 
 def test_requests_that_are_none_are_refused_or_dropped(tmp_path: Path) -> None:
     feed = archived_feed()
-    recorded(tmp_path, feed, 100)
-    good = ENCODER.encode(AskBlocks(slice_id=0))
+    epoch = recorded(tmp_path, feed, 100)
+    good = ENCODER.encode(AskBlocks(slice_id=0, start=Position(epoch, 0)))
     random = numpy.random.default_rng(7)
     with (
         ArchiveServer(tmp_path / feed.name, feed.archives) as archive,
@@ -105,11 +106,11 @@ def test_requests_that_are_none_are_refused_or_dropped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", [(0, 65), (0, 1 << 62), (999_999, 64), (0, 0)])
 def test_a_cursor_of_nowhere_does_no_harm(tmp_path: Path, place: tuple[int, int]) -> None:
     feed = archived_feed()
-    recorded(tmp_path, feed, 100)
+    ask = AskBlocks(slice_id=0, start=Position(recorded(tmp_path, feed, 100), 0))
     archive = Pieces(tmp_path / feed.name)
-    cursor = archive.read(AskBlocks(slice_id=0)).piece.cursor
+    cursor = archive.read(ask).piece.cursor
     wrong = msgspec.structs.replace(cursor, segment=place[0], offset=place[1])
-    assert archive.read(AskBlocks(slice_id=0, cursor=wrong)).piece.state in ("more", "later", "done")
+    assert archive.read(msgspec.structs.replace(ask, cursor=wrong)).piece.state in ("more", "later", "done")
 
 
 def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from blackbox.archive.serve import piece_reading
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.connection import Fetched
 from blackbox.archive.serve.pieces import Pieces
-from blackbox.archive.serve.protocol import AskBlocks, Gone, Outage, RunAbout
+from blackbox.archive.serve.protocol import BEGINNING_NS, AskBlocks, Gone, Outage, RunAbout
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.format import FLAG_END
 from blackbox.block.position import Position
@@ -193,8 +193,10 @@ def test_what_comes_and_what_is_gone_is_what_a_plain_walk_finds(
             model.journal.writer.state.flushed = 0
             model.journal.rest()
         at = None if start is None else Position(*start)
+        begin = at or Pieces(Path(path)).position_at(0, BEGINNING_NS).position
+        assert begin is not None
         for prefix in {b"", b"A"[:key_bytes], b"B"[:key_bytes]}:
-            ask = AskBlocks(slice_id=0, prefixes=(prefix,), start=at)
+            ask = AskBlocks(slice_id=0, prefixes=(prefix,), start=begin)
             found, state = read_all(Pieces(Path(path)), ask)
             if model.is_begun:  # else it depends on whether the recorder had begun a file
                 assert state == ("done" if is_closed else "later")

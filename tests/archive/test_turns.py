@@ -10,6 +10,7 @@ import zmq
 from blackbox.archive.serve import turns
 from blackbox.archive.serve.protocol import ANSWERS, ENCODER, AskBlocks, Piece
 from blackbox.archive.serve.server import ArchiveServer
+from blackbox.block.position import Position
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed, recorded
 from tests.process_state import linux_only, resident_bytes
@@ -24,7 +25,7 @@ MIB = 1 << 20
 def test_memory_does_not_grow_with_connections_that_do_not_read(tmp_path: Path) -> None:
     """200 connections ask for 40 pieces each and read none; an honest answer comes after at most one of each."""
     feed = archived_feed()
-    recorded(tmp_path, feed, 100_000)
+    epoch = recorded(tmp_path, feed, 100_000)
     code = f"""
         from pathlib import Path
         from blackbox.archive.serve.server import ArchiveServer
@@ -33,7 +34,7 @@ def test_memory_does_not_grow_with_connections_that_do_not_read(tmp_path: Path) 
             while input() != "end":
                 say(archive.statistics().answered)
     """
-    request = ENCODER.encode(AskBlocks(slice_id=0))
+    request = ENCODER.encode(AskBlocks(slice_id=0, start=Position(epoch, 0)))
     with Script(code, feed) as script, zmq.Context() as context, context.socket(zmq.DEALER) as honest:
         script.expect("serves")
         honest.linger = 0
@@ -83,8 +84,8 @@ def test_readers_that_take_nothing_are_disconnected(
 ) -> None:
     monkeypatch.setattr(turns, "STUCK_S", stuck_s)
     feed = archived_feed()
-    recorded(tmp_path, feed, 100_000)
-    request = ENCODER.encode(AskBlocks(slice_id=0))
+    epoch = recorded(tmp_path, feed, 100_000)
+    request = ENCODER.encode(AskBlocks(slice_id=0, start=Position(epoch, 0)))
     with (
         ArchiveServer(tmp_path / feed.name, feed.archives) as archive,
         zmq.Context() as context,

@@ -15,6 +15,7 @@ from blackbox import Feed, Publisher, Recorder
 from blackbox.archive.serve.protocol import ENCODER, AskAbout, AskBlocks, AskImage
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.archive.serve.turns import MOST_IN_FLIGHT
+from blackbox.block.position import Position
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.testing import wait_until
 from tests.process_state import resident_bytes
@@ -32,10 +33,6 @@ def attack(random: Random, seconds: float) -> Outcome:
     """Open a connection that asks and does not read, or close one; then have an honest reader ask, and be answered."""
     archives = tuple(free_endpoints("tcp", "unread-answers", 1, 1)[0])
     feed = msgspec.structs.replace(Feed.local("unread-answers", slices=1), archives=archives)
-    requests = [
-        ENCODER.encode(each)
-        for each in (AskBlocks(slice_id=0), AskAbout(), AskImage(slice_id=0, prefixes=(b"",)), AskBlocks(slice_id=9))
-    ]
     found, tried = list[str](), 0
     with TemporaryDirectory() as directory, ExitStack() as stack:
         with Publisher(feed, when_full="wait") as publisher, Recorder(feed, directory) as recorder:
@@ -43,6 +40,9 @@ def attack(random: Random, seconds: float) -> Outcome:
                 publisher.publish(b"T%d" % (number % 100), random.randbytes(PAYLOAD_BYTES))
             publisher.flush()
             wait_until(lambda: recorder.statistics().messages == COUNT, 60)
+            blocks = AskBlocks(slice_id=0, start=Position(publisher.epoch, 0))
+        other = msgspec.structs.replace(blocks, slice_id=9)
+        requests = [ENCODER.encode(each) for each in (blocks, AskAbout(), AskImage(slice_id=0, prefixes=(b"",)), other)]
         archive = stack.enter_context(ArchiveServer(Path(directory) / feed.name, feed.archives))
         context = stack.enter_context(zmq.Context())
         hogs: list[zmq.Socket[bytes]] = []

@@ -20,13 +20,16 @@ from blackbox.archive.serve.connection import (
 )
 from blackbox.archive.serve.cursor import CLOSED, MAY_COME, NO_END, Cursor, Lack
 from blackbox.archive.serve.protocol import (
+    BEGINNING_NS,
     FRAMES_OF_BLOCK,
     MOST_PREFIXES,
     About,
     AskAbout,
     AskBlocks,
     AskImage,
+    AskPosition,
     EndOfEpoch,
+    FoundPosition,
     Gone,
     Image,
     Noted,
@@ -76,7 +79,7 @@ class SliceImage(NamedTuple):
 class _Waits:
     """Times and failures while archives are read, by `awake_s`."""
 
-    def __init__(self, at: Position | None) -> None:
+    def __init__(self, at: Position) -> None:
         self.at = at
         """Position at the last `look`."""
         self.moved = self.heard = awake_s()
@@ -85,7 +88,7 @@ class _Waits:
         """Time and reason of each failure, by endpoint."""
         self._pause_s = _LATER_S
 
-    def look(self, at: Position | None) -> float:
+    def look(self, at: Position) -> float:
         """Note the position. Return the current time."""
         now = awake_s()
         if at != self.at:
@@ -315,7 +318,8 @@ class ArchiveClient:
             prefix: yield blocks that have a topic with this prefix, or one of these. Such a block is yielded whole.
             start: (epoch, sequence) of the first wanted message. Later epochs follow.
             stop: (epoch, sequence) after the last wanted message.
-            start_ns: instead of `start`: time of receipt of the first wanted block, ns since 1970.
+            start_ns: instead of `start`: start with the first block that any archive received at this time or later,
+                ns since 1970. Default: with the first block.
             stop_ns: end before the first block received at this time or later, ns since 1970.
             timeout: time to wait for more while the recording is being written.
 
@@ -327,19 +331,24 @@ class ArchiveClient:
         if start is not None and start_ns is not None:
             raise ConfigError(f"start was {start} and start_ns {start_ns}, expected one of them")
         self._check_slice(slice_id)
-        ask = AskBlocks(
-            slice_id=slice_id,
-            prefixes=prefixes,
-            start=None if start is None else Position(*start),
-            stop=None if stop is None else Position(*stop),
-            start_ns=start_ns,
-            stop_ns=stop_ns,
-        )
-        return self._blocks(ask, timeout)
+        begin = (BEGINNING_NS if start_ns is None else start_ns) if start is None else Position(*start)
+        stop_at = None if stop is None else Position(*stop)
+        return self._blocks(slice_id, begin, stop_at, stop_ns, prefixes, timeout)
 
-    def _blocks(self, ask: AskBlocks, timeout: float) -> Iterator[Fetched | Gone]:
-        came = awake_s()
+    def _blocks(
+        self,
+        slice_id: int,
+        start: Position | int,
+        stop: Position | None,
+        stop_ns: int | None,
+        prefixes: tuple[bytes, ...],
+        timeout: float,
+    ) -> Iterator[Fetched | Gone]:
         with self.kept() as client:
+            if not isinstance(start, Position):
+                start = client._position_at(slice_id, start, None, 0.0)
+            ask = AskBlocks(slice_id=slice_id, prefixes=prefixes, start=start, stop=stop, stop_ns=stop_ns)
+            came = awake_s()
             for found in client._read(ask, 0.0, None, 0.0):
                 if isinstance(found, Fetched | Gone):
                     yield found
@@ -366,14 +375,16 @@ class ArchiveClient:
         `wait_s` after the last progress or after an archive stopped answering. End when `is_over`. Raises ArchiveError
         if no archive answers for `patience_s`.
         """
+        if not isinstance(start, Position):
+            start = self._position_at(slice_id, start, is_over, patience_s)
+            yield Passed(start)
         keys = covering(prefixes)
         ask = AskBlocks(
             slice_id=slice_id,
             prefixes=keys if len(keys) <= MOST_PREFIXES else (common_prefix(keys),),
             # The publisher refuses topics without a right as well, and the subscriber reports them.
             may_narrow=True,
-            start=start if isinstance(start, Position) else None,
-            start_ns=None if isinstance(start, Position) else start,
+            start=start,
         )
         for found in self._read(ask, wait_s, is_over, patience_s):
             if isinstance(found, Fetched):
@@ -386,6 +397,34 @@ class ArchiveClient:
                 yield found
             elif found.first < found.stop:
                 yield GoneTo(Position(found.epoch, found.stop))
+
+    def _position_at(
+        self, slice_id: int, start_ns: int, is_over: Callable[[], bool] | None, patience_s: float
+    ) -> Position:
+        """Return the position of the first block that any archive received at a time or later; else the last end.
+
+        An archive that does not answer in time is left out, with a warning. Raises ArchiveError if none answers for
+        `patience_s`, or when `is_over`.
+        """
+        ask, began = AskPosition(slice_id=slice_id, start_ns=start_ns), awake_s()
+        while True:
+            found, ends, failures = list[Position](), list[Position](), list[str]()
+            for endpoint in self._order:
+                try:
+                    with self._asking(endpoint, is_over) as asking:
+                        position, is_end = _find(asking, ask)
+                    (ends if is_end else found).append(position)
+                except ArchiveError as error:
+                    self._put_last(endpoint)
+                    failures.append(str(error))
+            is_ended = is_over is not None and is_over()
+            if (found or ends) and not is_ended:
+                for failure in failures:
+                    log.warning("slice %d starts without the messages of an archive: %s", slice_id, failure)
+                return min(found, default=max([*found, *ends]))
+            if is_ended or (awake_s() - began >= patience_s and not (is_over and self.may_answer())):
+                raise self._none(failures)
+            time.sleep(spread(_MOST_LATER_S))
 
     def _read(
         self, ask: AskBlocks, wait_s: float, is_over: Callable[[], bool] | None, patience_s: float
@@ -408,11 +447,10 @@ class ArchiveClient:
             has_waited = now - waits.moved >= wait_s and not may_answer
             if has_waited or not (may_answer or cursor.may_come):
                 yield from cursor.pass_on()
-            if cursor.at is not None and cursor.at != waits.at:
+            if cursor.at != waits.at:
                 yield Passed(cursor.at)
                 continue
-            if cursor.at is not None:
-                yield Passed(cursor.at, cursor.may_come or cursor.are_all_closed, has_waited)
+            yield Passed(cursor.at, cursor.may_come or cursor.are_all_closed, has_waited)
             waits.pause(self._timeout)
             cursor.lacks.clear()
         if is_over is None and (rest := cursor.rest()) is not None:
@@ -462,11 +500,11 @@ class ArchiveClient:
                 if endpoint in cursor.lacks:
                     return
             ended, passed = answer.ended, answer.passed
-            if ended is not None and passed is not None:
+            if ended is not None:
                 lack, passed = Lack(NO_END, "", passed.epoch, ended), Position(ended.epoch, ended.stop)
             else:
                 lack = CLOSED if answer.state == "done" else MAY_COME
-            if passed is not None and cursor.go_to(passed):
+            if cursor.go_to(passed):
                 yield Passed(passed)
             if not has_more:
                 cursor.lacks[endpoint] = lack
@@ -528,16 +566,22 @@ class ArchiveClient:
         return ArchiveError(f"no archive of feed {self.feed.name!r} answered: {'; '.join(failures)}")
 
 
-def _pass_block(endpoint: str, found: Fetched, cursor: Cursor) -> Iterator[Fetched | Passed]:
+def _pass_block(endpoint: str, found: Fetched, cursor: Cursor) -> Iterator[Fetched]:
     """Pass a block from an archive. Yield it with the range of wanted rows."""
-    if cursor.at is None:
-        first = Position(found.block.epoch, found.block.number_of(found.first_row))
-        cursor.go_to(first)
-        yield Passed(first)
-    elif found.block.epoch != cursor.at.epoch:
+    if found.block.epoch != cursor.at.epoch:
         raise ArchiveError(f"{endpoint}: {found.block!r} was not of epoch {cursor.at.epoch}")
     if (wanted := cursor.take(found)) is not None:
         yield wanted
+
+
+def _find(asking: Connection, ask: AskPosition) -> tuple[Position, bool]:
+    """Return the position that an archive finds, and True if that is the end of what it has. Raises ArchiveError."""
+    while True:
+        answer, _ = asking.ask(ask)
+        if not isinstance(answer, FoundPosition):
+            raise ArchiveError(f"{asking.endpoint}: answer was {type(answer).__name__}, expected FoundPosition")
+        if answer.position is not None:
+            return answer.position, answer.is_end
 
 
 def _never() -> bool:

@@ -14,10 +14,8 @@ from blackbox.archive.serve.protocol import (
     ANSWERS,
     ENCODER,
     FRAMES_OF_BLOCK,
-    About,
+    Answer,
     Gone,
-    Image,
-    Noted,
     Piece,
     Refusal,
     Request,
@@ -43,7 +41,7 @@ _SHARED_BYTES: Final = 8_192
 _NEEDS: Final = Needs(descriptors=5)
 
 
-Answered = tuple[Piece | About | Image | Noted | Refusal, list[bytes | memoryview]]
+Answered = tuple[Answer, list[bytes | memoryview]]
 """An answer, and the frames of its blocks."""
 
 

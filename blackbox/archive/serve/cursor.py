@@ -42,22 +42,21 @@ CLOSED: Final = Lack(NO_END)
 class Cursor:
     """Position up to which all wanted messages are passed, and which archives lack the next one.
 
-    Attributes: `at`, the position of the next message; None while no archive has found the first one received at the
-    requested time. `lacks`, by endpoint, for the archives that were asked.
+    Attributes: `at`, the position of the next message; `lacks`, by endpoint, for the archives that were asked.
     """
 
-    def __init__(self, start: Position | None, stop: Position | None) -> None:
+    def __init__(self, start: Position, stop: Position | None) -> None:
         self.at, self._stop = start, stop
         self.lacks: dict[str, Lack] = {}
 
     @property
     def is_done(self) -> bool:
         """True if all wanted messages are passed."""
-        return self.at is not None and self._stop is not None and self.at >= self._stop
+        return self._stop is not None and self.at >= self._stop
 
     def go_to(self, position: Position) -> bool:
         """Move forward to a position. Return False if the cursor has already reached it."""
-        if self.at is not None and position <= self.at:
+        if position <= self.at:
             return False
         self.at = position
         self.lacks.clear()
@@ -67,9 +66,9 @@ class Cursor:
         """Pass a block from an archive. Return it with the range of wanted rows, or None if no row is wanted."""
         block = found.block
         first, stop = found.first_row, block.count
-        if self.at is not None and (block.epoch, block.number_of(-1)) < self.at:
+        if (block.epoch, block.number_of(-1)) < self.at:
             return None
-        if self.at is not None and block.epoch == self.at.epoch:
+        if block.epoch == self.at.epoch:
             first = max(first, block.row_from(self.at.sequence))
         if self._stop is not None and block.epoch == self._stop.epoch:
             stop = block.row_from(self._stop.sequence)
@@ -78,7 +77,7 @@ class Cursor:
 
     def note_gone(self, endpoint: str, gone: Gone) -> bool:
         """Note messages that an archive lacks. Return False if the next message is not among them."""
-        is_next = self.at is not None and gone.epoch == self.at.epoch and self.at.sequence < gone.stop
+        is_next = gone.epoch == self.at.epoch and self.at.sequence < gone.stop
         if is_next:
             self.lacks[endpoint] = Lack(gone.stop, gone.why)
         return is_next
@@ -101,7 +100,7 @@ class Cursor:
     def pass_gone(self) -> Gone | None:
         """Pass messages that every archive lacks and return them; None if nothing later in this epoch is recorded."""
         stop = min((lack.stop for lack in self.lacks.values()), default=NO_END)
-        if self.at is None or stop == NO_END:
+        if stop == NO_END:
             return None
         epoch, first = self.at
         if self._stop is not None and self._stop.epoch == epoch:
@@ -127,6 +126,6 @@ class Cursor:
 
     def rest(self) -> Gone | None:
         """Return the rest of the requested range as a gap when nothing follows; None if `stop` is in another epoch."""
-        if self.at is None or self._stop is None or self._stop.epoch != self.at.epoch or self.is_done:
+        if self._stop is None or self._stop.epoch != self.at.epoch or self.is_done:
             return None
         return Gone(*self.at, self._stop.sequence, "not recorded")

@@ -91,9 +91,8 @@ class PieceReading:
         `torn`: the segment is no longer written, so an incomplete record at its end is lost.
         """
         entries, until = segment.entries[bisect(segment.entries["stop"], start) :], -1
-        many = self._entries if self.passed is not None else self._early(entries) + 1
-        if len(entries) > many:
-            entries = entries[:many]
+        if len(entries) > self._entries:
+            entries = entries[: self._entries]
             until = int(entries["stop"][-1])
         self._entries -= len(entries)
         limit = until if until >= 0 else EVERYTHING
@@ -115,16 +114,8 @@ class PieceReading:
             self._damage.append(Damage(segment.path, segment.whole_bytes, segment.torn_bytes, NO_GOOD_RECORD))
         return until
 
-    def _early(self, entries: NDArray[Any]) -> int:
-        """Return the number of entries before the first one that has a block received at `start_ns` or later."""
-        if self._ask.start_ns is None:
-            return 0
-        return int(numpy.argmax(numpy.append(entries["max_ts_recv"] >= self._ask.start_ns, True)))
-
     def _is_ahead(self, entries: NDArray[Any]) -> NDArray[numpy.bool_]:
-        """Return bool[n]: True for each entry that has a block at or after the next wanted position or time."""
-        if self.passed is None:
-            return numpy.arange(len(entries)) >= self._early(entries)
+        """Return bool[n]: True for each entry that has a block at or after the next wanted position."""
         epoch, sequence = self.passed
         ahead: NDArray[numpy.bool_] = (entries["epoch"] > epoch) | (
             (entries["epoch"] == epoch) & (entries["max_sequence"] >= sequence)
@@ -136,8 +127,6 @@ class PieceReading:
 
         An entry after a skipped one must also start where that one ends.
         """
-        if self.passed is None:
-            return numpy.zeros(len(entries), bool)
         low, behind = entries["min_sequence"], entries["max_sequence"] + 1
         may: NDArray[numpy.bool_] = entries["messages"] == behind - low
         for prefix in self._prefixes:
@@ -150,7 +139,7 @@ class PieceReading:
 
     def _skips(self, part: NDArray[Any]) -> bool:
         """Pass entries if all of them may be skipped. Return True if they were."""
-        if self.passed is None or not self._may_skip(part).all():
+        if not self._may_skip(part).all():
             return False
         epoch, sequence = self.passed
         following = Position(epoch, int(part["max_sequence"][-1]) + 1)
@@ -186,11 +175,7 @@ class PieceReading:
                 yield recorded, begin, begin + int(record_bytes(stored))
 
     def _may(self, heads: NDArray[Any]) -> NDArray[numpy.bool_]:
-        """Return bool[n]: True for each record at or after the next wanted position or time."""
-        ask = self._ask
-        if self.passed is None:
-            late = heads["ts_recv"] >= ask.start_ns if ask.start_ns is not None else numpy.ones(len(heads), bool)
-            return numpy.logical_or.accumulate(late)
+        """Return bool[n]: True for each record at or after the next wanted position."""
         epoch, sequence = self.passed
         reaches = (heads["sequence"] + heads["count"] > sequence) | (heads["flags"] & FLAG_SEQUENCES != 0)
         may: NDArray[numpy.bool_] = (heads["epoch"] > epoch) | ((heads["epoch"] == epoch) & reaches)
@@ -203,8 +188,6 @@ class PieceReading:
         if ask.stop_ns is not None and recorded.ts_recv >= ask.stop_ns:
             self.is_done = True
             return False
-        if self.passed is None:
-            self.passed = Position(block.epoch, first)
         epoch, at = self.passed
         if block.epoch > epoch:
             self.next_epoch = block.epoch
@@ -239,7 +222,6 @@ class PieceReading:
 
     def _miss(self, stop: int, damage: Collection[Damage]) -> None:
         """Report a gap from `passed` to a sequence, caused by damage, deletion or an outage of the recorder."""
-        assert self.passed is not None
         epoch, first = self.passed
         is_deleted = any(epoch == last.epoch and stop - 1 <= last.sequence for last in self._deleted)
         why = "; ".join(sorted({_words(each) for each in damage})) or (_DELETED if is_deleted else _NOT_RECORDED)
@@ -248,8 +230,6 @@ class PieceReading:
 
     def note_heard(self, following: int) -> None:
         """Report all messages before a sequence that were not passed as a gap. The answer may end there."""
-        if self.passed is None:
-            return
         stop = self._ask.stop
         if stop is not None and stop.epoch == self.passed.epoch:
             following = min(following, stop.sequence)
@@ -260,7 +240,6 @@ class PieceReading:
 
     def end_epoch(self, end: RunEnd, next_epoch: int) -> None:
         """Note the end of the epoch and continue with the next known one."""
-        assert self.passed is not None
         epoch = self.passed.epoch
         deleted = [last.sequence + 1 for last in self._deleted if last.epoch == epoch]
         self.note_heard(max(end.heard, *deleted, 0))
@@ -279,7 +258,7 @@ class PieceReading:
 
     def _give_up_damage(self) -> None:
         """Report damage as a gap of unknown size where no later sequence shows how much is missing."""
-        if self._damage and self.passed is not None:
+        if self._damage:
             self._miss(self.passed.sequence, self._damage)
             self._damage = []
 

@@ -15,11 +15,12 @@ import numpy
 from blackbox.archive.day import MANIFEST, recorded_days, segment_path
 from blackbox.archive.format import FILE_HEAD_BYTES
 from blackbox.archive.marks import SegmentEnd, Totals, end_of
+from blackbox.archive.reader import Span, blocks_of, read_spans
 from blackbox.archive.recording import Recording
 from blackbox.archive.retention import Deleted
 from blackbox.archive.segment import Damage, Segment
 from blackbox.archive.serve.piece_reading import EVERYTHING, PieceReading, Read
-from blackbox.archive.serve.protocol import About, AskBlocks, Cursor, Piece, PieceState, SliceAbout
+from blackbox.archive.serve.protocol import About, AskBlocks, Cursor, FoundPosition, Piece, PieceState, SliceAbout
 from blackbox.archive.serve.run_marks import RunEnd, RunMarks
 from blackbox.block.layout import VERSION
 from blackbox.block.position import Position
@@ -111,12 +112,12 @@ class Pieces:
             cursor = self._begin(self._days[0]) if self._days else Cursor(self._archive, "", 0, FILE_HEAD_BYTES)
         elif cursor.day not in self._days or cursor.archive != self.made(cursor.day):
             raise StaleCursorError("cursor was of another archive or day, expected one that this archive has made")
-        is_done = start is not None and stop is not None and start >= stop
+        is_done = stop is not None and start >= stop
         if is_done or not cursor.day:
             state: PieceState = "done" if is_done else "later"
-            return Read(Piece(blocks=[], gone=[], state=state, cursor=cursor, passed=start or Position(0, 0)), [])
+            return Read(Piece(blocks=[], gone=[], state=state, cursor=cursor, passed=start), [])
         if (cursor.segment, cursor.offset) == (0, FILE_HEAD_BYTES):
-            cursor = self._begin(self._first_wanted(cursor.day, ask))
+            cursor = self._begin(self._first_wanted(cursor.day, ask.slice_id, start))
         deleted = self._deleted.slices.get(ask.slice_id, [])
         reading = PieceReading(ask, self.known(cursor.day).feed.key_bytes, deleted, rights, most_bytes)
         for _ in range(_PASSED_SEGMENTS):
@@ -165,13 +166,11 @@ class Pieces:
         slice_id, days = ask.slice_id, self._days[bisect_left(self._days, cursor.day) :]
         day = self.fresh(cursor.day, slice_id)
         is_begun = any(_is_begun(self.fresh(name, slice_id), slice_id) for name in days)
-        passed = self._end_of_slice(self._days, slice_id) if reading.passed is None else reading.passed
-        run, next_epoch = self._run_end(slice_id, days[-1], passed.epoch)
-        settled = self._settled(slice_id, passed.epoch)
+        run, next_epoch = self._run_end(slice_id, days[-1], reading.passed.epoch)
+        settled = self._settled(slice_id, reading.passed.epoch)
         has_next_day = any(segments_of(self.fresh(name, slice_id), slice_id) for name in days[1:])
         if has_next_day or _next(self.fresh(cursor.day, slice_id), slice_id, cursor) is not None:
             return reading.answer("more", cursor)  # these marks may be of messages that were recorded just now
-        reading.passed = passed
         if next_epoch:
             reading.end_epoch(run, next_epoch)
             return reading.answer("more", cursor)
@@ -186,7 +185,6 @@ class Pieces:
 
     def _end_epoch(self, slice_id: int, name: str, reading: PieceReading) -> None:
         """End the epoch because a block of a later one comes next; `name`: day of that block."""
-        assert reading.passed is not None
         run, next_epoch = self._run_end(slice_id, name, reading.passed.epoch)
         reading.end_epoch(run, min(next_epoch, reading.next_epoch) if next_epoch else reading.next_epoch)
 
@@ -264,19 +262,32 @@ class Pieces:
                     return Position(last.epoch, last.last_sequence + 1)
         return Position(0, 0)
 
-    def _first_wanted(self, name: str, ask: AskBlocks) -> str:
-        """Return the first day from `name` on that may have wanted blocks. Opens at most `_DAYS_OPEN` days."""
+    def _first_wanted(self, name: str, slice_id: int, start: Position) -> str:
+        """Return the first day from `name` on that may have blocks at `start` or later. Opens at most `_DAYS_OPEN`."""
         opened = len(self._ends)
         for day in self._days[self._days.index(name) : -_DAYS_GROWING]:
-            end = self._end_of(day, ask.slice_id)
-            if end is None or len(self._ends) - opened == _DAYS_OPEN:
-                return day
-            if ask.start is not None:
-                if end.position > ask.start:
-                    return day
-            elif ask.start_ns is None or end.last_ns >= ask.start_ns:
+            end = self._end_of(day, slice_id)
+            if end is None or end.position > start or len(self._ends) - opened == _DAYS_OPEN:
                 return day
         return max(name, self._days[-_DAYS_GROWING:][0])
+
+    def position_at(self, slice_id: int, start_ns: int) -> FoundPosition:
+        """Return the position of the first block received at a time or later. Opens at most `_DAYS_OPEN` days.
+
+        Raises ArchiveError if there is no such slice, JournalError if files cannot be read.
+        """
+        opened = len(self._ends)
+        for name in self.list_days():
+            if name not in self._days[-_DAYS_GROWING:]:
+                if len(self._ends) - opened == _DAYS_OPEN:
+                    return FoundPosition()
+                end = self._end_of(name, slice_id)
+                if end is not None and end.last_ns < start_ns:
+                    continue
+            position = _first_received(self.fresh(name, slice_id), slice_id, start_ns)
+            if position is not None:
+                return FoundPosition(position=position)
+        return FoundPosition(position=self._end_of_slice(self._days, slice_id), is_end=True)
 
     def _end_of(self, name: str, slice_id: int) -> _End | None:
         """Return the end of a slice in a day that is no longer written; None: unknown because of damage."""
@@ -333,6 +344,19 @@ def _end_of(day: Recording, slice_id: int) -> _End | None:
         int(entries["max_ts_recv"].max()),
         Position(epoch, int(entries["max_sequence"][entries["epoch"] == epoch].max()) + 1),
     )
+
+
+def _first_received(day: Recording, slice_id: int, start_ns: int) -> Position | None:
+    """Return the position of the first readable block of a day that was received at a time or later."""
+    key_bytes = day.feed.key_bytes
+    for segment in segments_of(day, slice_id):
+        entries = segment.entries
+        for number in numpy.flatnonzero((entries["records"] > 0) & (entries["max_ts_recv"] >= start_ns)):
+            span = Span(segment, int(entries["start"][number]), int(entries["stop"][number]))
+            for run in read_spans([[span]], lambda heads: heads["ts_recv"] >= start_ns, key_bytes, lambda _: None):
+                for recorded in blocks_of(run, key_bytes):
+                    return Position(recorded.block.epoch, recorded.block.number_of(recorded.first_row))
+    return None
 
 
 def _is_begun(day: Recording, slice_id: int) -> bool:

@@ -17,6 +17,8 @@ MOST_REQUEST_BYTES: Final = 65_536 * 2
 MOST_PREFIXES: Final = 256
 """Maximum number of prefixes in one request."""
 FRAMES_OF_BLOCK: Final = 3
+BEGINNING_NS: Final = -(1 << 63)
+"""Time before every block. Unit: ns since 1970."""
 
 UNSAID: Final = 2
 """Version of archives that do not report one."""
@@ -80,18 +82,24 @@ class AskBlocks(Request, frozen=True, tag="blocks", kw_only=True, omit_defaults=
     slice_id: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = msgspec.field(name="slice")
     prefixes: _Prefixes = (b"",)
     """Prefixes of wanted topics."""
-    start: Position | None = None
+    start: Position
     """First wanted position; in later requests, `passed` of the previous piece."""
     stop: Position | None = None
     """Position after the last wanted message."""
-    start_ns: _Time | None = None
-    """Without `start`: time of receipt of the first wanted block, ns since 1970."""
     stop_ns: _Time | None = None
     """End before the first block received at this time or later, ns since 1970."""
     may_narrow: bool = False
     """True to leave out topics without a right of the reader's key. Otherwise a prefix with such topics is an error."""
     cursor: Cursor | None = None
     """Cursor of the previous piece; None: this is the first one."""
+
+
+class AskPosition(Request, frozen=True, tag="position", kw_only=True):
+    """Request the position of the first block received at a time or later."""
+
+    slice_id: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = msgspec.field(name="slice")
+    start_ns: _Time
+    """Time of receipt, ns since 1970."""
 
 
 Snapshot = Literal["latest", "books"]
@@ -141,10 +149,19 @@ class Piece(msgspec.Struct, frozen=True, tag_field="is", tag="blocks", kw_only=T
     state: PieceState
     cursor: Cursor
     """For the next request."""
-    passed: Position | None = None
-    """Position before which every wanted message was sent or is `gone`; None: no block was found yet."""
+    passed: Position
+    """Position before which every wanted message was sent or is `gone`."""
     ended: EndOfEpoch | None = None
     """End of the requested epoch, if it is over. `passed` is then the start of the next known epoch."""
+
+
+class FoundPosition(msgspec.Struct, frozen=True, tag_field="is", tag="position", kw_only=True):
+    """Position of the first block received at the requested time or later."""
+
+    position: Position | None = None
+    """None: not all days were searched yet, ask again."""
+    is_end: bool = False
+    """True if there is no such block: `position` is the end of the slice."""
 
 
 class Image(msgspec.Struct, frozen=True, tag_field="is", tag="image", kw_only=True):
@@ -252,8 +269,8 @@ def check_version(text: bytes | memoryview) -> None:
         )
 
 
-Asked = AskAbout | AskBlocks | AskImage | TellConsumer
-Answer = Piece | About | Image | Noted | Refusal
+Asked = AskAbout | AskBlocks | AskImage | AskPosition | TellConsumer
+Answer = Piece | About | FoundPosition | Image | Noted | Refusal
 REQUESTS: Final = Decoder[Asked]("msgpack", Asked)
 ANSWERS: Final = Decoder[Answer]("msgpack", Answer)
 _OPENING: Final = Decoder[_Opening]("msgpack", _Opening)

@@ -26,6 +26,7 @@ from blackbox.archive.serve.protocol import (
     AskAbout,
     AskBlocks,
     AskImage,
+    AskPosition,
     Noted,
     Refusal,
     TellConsumer,
@@ -254,6 +255,8 @@ class ArchiveServer:
         if isinstance(request, AskImage):
             image, blocks = reader.images.answer(request, rights, most_bytes)
             return [ENCODER.encode(image), *(frame for block in blocks for frame in block.frames)]
+        if isinstance(request, AskPosition):
+            return [ENCODER.encode(reader.pieces.position_at(request.slice_id, request.start_ns))]
         if isinstance(request, TellConsumer):
             self._note_consumer(reader, request, name, frame)
             return [ENCODER.encode(Noted())]
