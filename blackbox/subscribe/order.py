@@ -288,7 +288,7 @@ def _known_count(state: OrderState, key: KeyState) -> int:
 @inner
 def _begins(state: OrderState, key: KeyState) -> bool:
     """Return True if nothing of a key is missing: its start is unknown, or it is not wanted any more."""
-    is_first = state.is_strict == 0 and key.count == UNKNOWN
+    is_first = state.is_strict == 0 and key.count == UNKNOWN and key.end == 0
     return state.is_full == 0 and (is_first or key.is_out != 0)
 
 
@@ -321,6 +321,7 @@ def _lose_range(at: OrderAt, epoch: int, first: int, stop: int) -> None:
         state.lost_from = first
         state.lost_epoch = epoch
     state.lost += stop - first
+    state.lost_to = stop
 
 
 class Loss(NamedTuple):
@@ -358,13 +359,14 @@ def next_loss(at: OrderAt) -> Loss:
 
 
 @inner
-def _take(at: OrderAt, key: int, sequence: int, span: int, key_sequence: int, messages: int) -> int:
+def _take(at: OrderAt, key: int, sequence: int, span: int, previous: int, key_sequence: int, messages: int) -> int:
     """Note the delivery of a block; return the offset of its first new sequence."""
     state, of_key = order_state_at(at.state), key_state(at, key)
     end = sequence + span
     first: int = max(0, _end_of(at, state, key) - sequence)
     if of_key.count == UNKNOWN and state.is_counted == 0:
-        of_key.began = key_sequence
+        if of_key.began != UNKNOWN:
+            of_key.began = min(key_sequence, max(0, previous - state.proven))
         of_key.is_late = numpy.int64(key_sequence > 0)
     of_key.end = max(of_key.end, end)
     of_key.count = key_sequence + messages
@@ -430,7 +432,7 @@ def judge(at: OrderAt, key: int, line: int, header: Header, span: int, in_force:
         return MAKE_ROOM
     if is_missing:
         _lose_before(at, key, header.sequence, header.previous, header.key_sequence)
-    new: int = _take(at, key, header.sequence, span, header.key_sequence, header.count)
+    new: int = _take(at, key, header.sequence, span, header.previous, header.key_sequence, header.count)
     counters.duplicates = saturated(counters.duplicates, new)
     return new
 
@@ -512,7 +514,7 @@ def release(at: OrderAt, place: int) -> int:
         return DUPLICATE
     if _is_missing_before(at, state, key, sequence, previous):
         _lose_before(at, key, sequence, previous, key_sequence)
-    first: int = _take(at, key, sequence, count, key_sequence, messages)
+    first: int = _take(at, key, sequence, count, previous, key_sequence, messages)
     counters.duplicates = saturated(counters.duplicates, first)
     return first
 
@@ -644,7 +646,10 @@ def change_filters(at: OrderAt, filters: Trie, wants_full: int) -> None:
         if is_out != 0 or of_key.is_out != 0:
             of_key.end = of_key.is_late = of_key.heard_epoch = 0
             of_key.count = UNKNOWN
-        of_key.began = 0
+        elif state.is_strict != 0 and (of_key.count == UNKNOWN or of_key.end < state.lost_to):
+            of_key.end = max(of_key.end, state.proven)
+            of_key.count = UNKNOWN
+        of_key.began = of_key.is_out and UNKNOWN
         of_key.is_out = is_out
     state.wants_full = wants_full
     if state.phase == LIVE:
@@ -667,13 +672,13 @@ def confirm(at: OrderAt, before: Trie, following: int) -> None:
         if of_key.told_before != following:
             continue
         text, size = at.keys.text + starts[key], starts[key + 1] - starts[key]
-        if longest_prefix(before, text, size) != 0:
+        if longest_prefix(before, text, size) != 0 and of_key.began != UNKNOWN:
             if of_key.began > 0 and of_key.end > 0:  # it began too late: its earlier messages are lost
                 lost, of_key.began = of_key.began, numpy.int64(0)
                 count = of_key.count
                 of_key.count -= lost
                 _lose(at, key, of_key.end, count)
-            elif of_key.count == UNKNOWN:
+            elif of_key.count == UNKNOWN and of_key.end == 0:
                 of_key.count = 0
         elif of_key.end <= of_key.told_end:
             if of_key.count == UNKNOWN:
@@ -737,12 +742,15 @@ def _enter_epoch(at: OrderAt, epoch: int) -> None:
     """Begin another epoch with sequence 0."""
     state = order_state_at(at.state)
     state.epoch = epoch
-    state.at = state.proven = state.cursor = state.first = state.gone_before = 0
-    state.is_from_proven = state.is_counted = 1
+    state.at = state.proven = state.cursor = state.first = state.gone_before = state.lost_to = 0
+    state.is_from_proven = 1
+    state.is_counted = state.is_strict
     state.is_full = state.wants_full & state.is_strict
     for key in range(int64s_at(at.keys.used, 1)[0]):
         of_key = key_state(at, key)
-        of_key.end = of_key.count = of_key.began = of_key.is_late = 0
+        is_new = state.is_begun == 0 or (state.is_strict == 0 and of_key.end == 0 and of_key.count == UNKNOWN)
+        of_key.end = of_key.began = of_key.is_late = 0
+        of_key.count = UNKNOWN if is_new else 0
 
 
 @inner
@@ -757,7 +765,7 @@ def _lose_rest(at: OrderAt, following: int, told: int, is_over: bool) -> None:
         for key in range(int64s_at(at.keys.used, 1)[0]):
             of_key = key_state(at, key)
             is_told = of_key.heard_epoch == state.epoch and of_key.heard_end <= told
-            if is_told and of_key.heard_end > _end_of(at, state, key):
+            if is_told and not _begins(state, of_key) and of_key.heard_end > _end_of(at, state, key):
                 _lose(at, key, of_key.heard_end, of_key.heard_count)
         state.proven = max(state.proven, told)
     first = state.at if state.is_full != 0 else state.proven
@@ -785,9 +793,6 @@ def begin_live_epoch(at: OrderAt, before: int) -> None:
             _leave(state, epoch, 0)
     elif state.is_begun == 0:
         _enter_epoch(at, epoch)
-        state.is_counted = 0
-        for key in range(int64s_at(at.keys.used, 1)[0]):
-            key_state(at, key).count = UNKNOWN
     elif can_repair(at):
         _end_epoch(at, before)
         _catch_up(at, 1)
@@ -883,7 +888,7 @@ def judge_recorded(at: OrderAt, key: int, header: Header, span: int) -> int:
     if header.epoch == state.epoch and end > _end_of(at, state, key):
         if _is_missing_before(at, state, key, header.sequence, header.previous):
             _lose_before(at, key, header.sequence, header.previous, header.key_sequence)
-        first = _take(at, key, header.sequence, span, header.key_sequence, header.count)
+        first = _take(at, key, header.sequence, span, header.previous, header.key_sequence, header.count)
     if header.epoch == state.epoch:
         _pass(at, end)
     return first

@@ -52,7 +52,9 @@ class KeyState(SharedRecord):
     count = Field()
     """Number of its messages before `end`, or UNKNOWN."""
     began = Field()
-    """Number of its messages before the first delivered one, if that came before filters were confirmed."""
+    """Number of its messages before the first delivered one, if that came before filters were confirmed.
+
+    UNKNOWN: the newest filters accept it, those before did not."""
     is_late = Field()
     """1: earlier messages of this epoch were not received. They are no gap and will not arrive."""
     heard_epoch = Field()
@@ -169,6 +171,8 @@ class OrderState(SharedRecord):
     """Number of unreported lost messages of a range, of any keys."""
     lost_from = Field()
     lost_epoch = Field()
+    lost_to = Field()
+    """End of the last lost range of any keys in `epoch`. Counts of keys that end before it are not exact."""
     left = Field()
     """Number of epochs that archives left before the live line did."""
     left_epoch = Fields(MOST_ENDED)
