@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy
 
-from blackbox.block.format import FLAG_IMAGE, HEADER_BYTES, Header, read_header, span_of
+from blackbox.block.format import FLAG_IMAGE, HEADER_BYTES, HEARTBEAT_KEY, Header, read_header, span_of
 from blackbox.native.intrinsics import inner, int64s_at
 from blackbox.native.jit import njit
 from blackbox.native.name_table import FULL
@@ -289,7 +289,8 @@ def take_ends(at: SliceAt, filters: Trie, line: int, is_in_force: int, tick: int
     """Note the ends in the present control block of the live epoch. Return False if they are implausible."""
     head, body = at.scratch + HEAD_AT, msg_data(at.scratch + BODY_AT)
     believe(at, line, read_header(head).sequence, tick)
-    good: bool = note_ends(at.order, filters, head, body, line, is_in_force)
+    is_answer = msg_size(at.scratch + KEY_AT) != len(HEARTBEAT_KEY)
+    good: bool = note_ends(at.order, filters, head, body, line, is_in_force, is_answer)
     return good
 
 
