@@ -992,6 +992,7 @@ def goes_live(at: OrderAt) -> bool:
     is_here = state.phase != LIVE and state.epoch == epoch_state_at(at.epochs).epoch and state.images == 0
     if not is_here or state.holds_from == UNKNOWN or state.cursor < state.holds_from:
         return False
+    state.gone_before = max(state.gone_before, state.cursor)
     state.holds = 0
     state.lives += 1
     state.request += 1
