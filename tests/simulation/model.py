@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from blackbox.block.position import Position
 from blackbox.subscribe.order_state import LIVE
 
 if TYPE_CHECKING:
+    from tests.simulation.network import Sent
     from tests.simulation.world import World
+
+Line = tuple[int, int, bytes | None]
+"""Epoch, sequence and key of a message. Key None: any key."""
 
 
 class ModelError(AssertionError):
@@ -25,6 +31,21 @@ class Report(NamedTuple):
     lost: int
 
 
+@dataclass
+class Want:
+    """A time in which a consumer wants a key."""
+
+    start: Position
+    """No message before it may be reported as lost."""
+    begin: Position | None = None
+    """Each message from here on must be delivered or reported as lost. None: no filter was confirmed."""
+    end: Position | None = None
+    """Each message before it must be; None: it is still wanted."""
+
+    def copy(self) -> Want:
+        return Want(self.start, self.begin, self.end)
+
+
 def check(world: World) -> None:
     """Raise ModelError unless the consumer is live and each message was delivered once in order or reported as lost."""
     consumer, order, publisher = world.consumer, world.consumer.order, world.publisher
@@ -38,72 +59,108 @@ def check(world: World) -> None:
     lost = _check_reports(world, came)
     _check_repairs(world, lost)
     for epoch, log in publisher.log.items():
-        for sequence, key in enumerate(log):
-            at = epoch, sequence
-            if at < consumer.begun or not key.startswith(consumer.prefixes) or came[at] + (at in lost) == 1:
-                continue
-            if not _is_excused(world, epoch, sequence):
-                raise ModelError(f"{epoch, sequence, key} came {came[at]} times, begun {consumer.begun}")
+        for sequence, sent in log:
+            for key in sent.keys:
+                if _is_wanted(world, epoch, sequence, key):
+                    is_lost = (epoch, sequence, key) in lost or (epoch, sequence, None) in lost
+                    if came[epoch, sequence] + is_lost != 1 and not _is_excused(world, epoch, sequence):
+                        wants = consumer.wants[key]
+                        raise ModelError(f"{epoch, sequence, key} came {came[epoch, sequence]} times, wanted {wants}")
 
 
-def _check_delivered(world: World, begun: tuple[int, int]) -> dict[tuple[int, int], int]:
+def _is_wanted(world: World, epoch: int, sequence: int, key: bytes) -> bool:
+    """Return True if a consumer wants a message, and its filters were confirmed before."""
+    at, want = (epoch, sequence), world.consumer.wants.get(key)
+    if want is None or want.begin is None or at < want.begin:
+        return False
+    return want.end is None or at < want.end
+
+
+def _check_delivered(world: World, begun: Position) -> Counter[tuple[int, int]]:
     """Return the number of deliveries of each message, by (epoch, sequence)."""
     consumer = world.consumer
-    came: dict[tuple[int, int], int] = defaultdict(int)
+    came = Counter((epoch, sequence) for epoch, sequence, _ in consumer.state)
+    sent = {(epoch, sequence): each for epoch, log in world.publisher.log.items() for sequence, each in log}
     last: dict[bytes, tuple[int, int]] = {}
     for epoch, sequence, key in consumer.state:
         at = epoch, sequence
-        came[at] += 1
-        if world.publisher.log[epoch][sequence] != key or not key.startswith(consumer.prefixes):
+        if at not in sent or sent[at].is_message != (key is not None) or not sent[at].keys <= {key}:
             raise ModelError(f"not what was sent: {epoch, sequence, key}")
-        line = b"" if consumer.order.is_full and at >= begun else key
-        if at <= last.get(line, (0, -1)):
-            raise ModelError(f"out of order: {epoch, sequence, key} after {last[line]}")
-        last[line] = at
+        if key is not None:
+            line = b"" if consumer.is_full and at >= begun else key
+            if at <= last.get(line, (0, -1)):
+                raise ModelError(f"out of order: {epoch, sequence, key} after {last[line]}")
+            last[line] = at
     return came
 
 
-def _check_reports(world: World, came: dict[tuple[int, int], int]) -> set[tuple[int, int]]:
-    """Return (epoch, sequence) of each message that was reported as lost."""
+def _check_reports(world: World, came: Counter[tuple[int, int]]) -> set[Line]:
+    """Return each message that was reported as lost."""
     consumer = world.consumer
-    reported = set[tuple[int, int]]()
+    reported = set[Line]()
     for epoch, key, first, lost in consumer.reports:
-        log = world.publisher.log[epoch]
-        is_exact = (key is not None or consumer.order.is_full) and epoch not in consumer.resumed
-        stop = len(log) if key is not None else min(len(log), first + lost)
-        missing = [
-            (epoch, sequence)
-            for sequence in range(first, stop)
-            if key in (None, log[sequence]) and not came[epoch, sequence]
+        is_exact = epoch not in consumer.resumed and _is_exact(world, epoch, key, first)
+        stop = 1 << 62 if key is not None else first + lost
+        if first + lost > world.publisher.log[epoch].end:
+            raise ModelError(f"{epoch, key, first} counts {lost}, the epoch ends before")
+        missing: list[tuple[int, Sent]] = [
+            (sequence, sent)
+            for sequence, sent in world.publisher.log[epoch].between(first, stop)
+            if (key is None or key in sent.keys | sent.later) and not came[epoch, sequence]
         ]
-        if is_exact and len(missing) < lost:
+        if key is not None:
+            missing = missing[:lost]
+        lines = [(epoch, sequence, key) for sequence, _ in missing]
+        if is_exact and (len(lines) if key is not None else sum(sent.numbers for _, sent in missing)) < lost:
             raise ModelError(f"{epoch, key, first} counts {lost}, missing {len(missing)}")
-        if is_exact and reported.intersection(missing[:lost]):
+        if is_exact and (reported.intersection(lines) or any((*line[:2], None) in reported for line in lines)):
             raise ModelError(f"{epoch, key, first, lost} reported twice")
-        reported.update(missing[:lost])
+        if key is not None and is_exact:
+            _check_start(world, key, lines)
+        reported.update(lines)
     return reported
 
 
-def _check_repairs(world: World, lost: set[tuple[int, int]]) -> None:
+def _is_exact(world: World, epoch: int, key: bytes | None, first: int) -> bool:
+    """Return True if the count of a report has no messages of other keys, or from before the consumer began."""
+    consumer = world.consumer
+    if key is None:
+        return consumer.is_full
+    is_first = any(key in sent.later for _, sent in world.publisher.log[epoch].between(0, first))
+    return not is_first and not (consumer.has_changed and (consumer.was_full or world.repairs))
+
+
+def _check_start(world: World, key: bytes, lines: list[Line]) -> None:
+    """Raise ModelError for messages that were reported as lost although the consumer did not want them yet."""
+    delivered = ((epoch, sequence) for epoch, sequence, each in world.consumer.state if each == key)
+    start = min([world.consumer.wants[key].start, *delivered])
+    for epoch, sequence, _ in lines:
+        if (epoch, sequence) < start:
+            raise ModelError(f"{epoch, sequence, key} was reported as lost, but wanted from {start} on")
+
+
+def _check_repairs(world: World, lost: set[Line]) -> None:
     """Raise ModelError for a wanted message that an archive has and that was reported as lost."""
     consumer = world.consumer
-    if not world.repairs or not world.are_reliable or consumer.gave_up or consumer.begun is None:
+    if not world.repairs or not world.are_reliable or consumer.gave_up:
         return
     for archive in world.archives:
         for epoch, blocks in archive.blocks.items():
             for block in blocks:
-                for at in ((epoch, sequence) for sequence in range(block.sequence, block.end)):
-                    if at in lost and at >= consumer.begun and block.key.startswith(consumer.prefixes):
-                        raise ModelError(f"{at, block.key} was reported as lost, but an archive has it")
+                for offset in block.rows or range(block.span):
+                    sequence = block.sequence + offset
+                    is_lost = (epoch, sequence, block.key) in lost or (epoch, sequence, None) in lost
+                    if is_lost and _is_wanted(world, epoch, sequence, block.key):
+                        raise ModelError(f"{epoch, sequence, block.key} was reported as lost, but an archive has it")
 
 
 def _is_excused(world: World, epoch: int, sequence: int) -> bool:
     """Return True if the consumer had no means to know of a message."""
     consumer = world.consumer
     if not world.repairs:
-        proven = dict(consumer.unproven)
-        heard_of = {each for each, _, _ in consumer.state} | {each.epoch for each in consumer.reports} | set(proven)
-        return epoch not in heard_of or sequence >= proven.get(epoch, sequence + 1)
+        known = consumer.known_ends
+        heard_of = {each for each, _, _ in consumer.state} | {each.epoch for each in consumer.reports} | set(known)
+        return epoch not in heard_of or sequence >= known.get(epoch, sequence + 1)
     heard = [consumer.heard.get(epoch, 0)]
     if world.are_reliable and not consumer.gave_up:
         heard += [archive.heard.get(epoch, 0) for archive in world.archives]

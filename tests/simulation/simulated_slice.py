@@ -13,13 +13,15 @@ from blackbox.native.jit import njit
 from blackbox.native.kept_arguments import Kept, kept_at
 from blackbox.native.prefix_trie import build_trie
 from blackbox.subscribe import order
+from blackbox.subscribe.epochs import DOUBTED, NEW, STALE, epoch_before, epoch_state_at, judge_epoch
 from blackbox.subscribe.order_state import LIVE, NONE, UNKNOWN, Answers, Order, OrderAt, order_state_at
-from blackbox.subscribe.state import SliceCounters
+from blackbox.subscribe.state import SliceCounters, slice_counters_at
 
 _WAKE: Final = os.open(os.devnull, os.O_WRONLY)
 _MESSAGE_BYTES: Final = 100
 LINE_WAIT_NS: Final = 5 * 10**9
 LINE_DEAD_NS: Final = 12 * 10**9
+_LOSSES: Final = -2
 _at = kept_at(OrderAt)
 
 
@@ -32,6 +34,13 @@ class SentBlock(NamedTuple):
     key_sequence: int
     key: bytes
     epoch: int
+    rows: tuple[int, ...] = ()
+    """Offsets of its messages, the first and the last of the span among them. Empty: all."""
+
+    @property
+    def messages(self) -> int:
+        """Number of its messages."""
+        return len(self.rows) or self.span
 
     @property
     def end(self) -> int:
@@ -50,16 +59,21 @@ class Out(Protocol):
 
 
 @njit(nogil=True)
-def _judge(kept: int, header: int, key: int, line: int, in_force: int, force: int) -> int:
-    block = read_header(header)
-    result: int = order.judge(_at(kept), key, line, block, block.count, in_force, force)
+def _enter(kept: int, epoch: int, line: int, proven: int, now: int) -> int:
+    at = _at(kept)
+    entered: int = judge_epoch(epoch_state_at(at.epochs), slice_counters_at(at.counters), epoch, line, proven, now)
+    return entered
+
+
+@njit(nogil=True)
+def _judge(kept: int, header: int, span: int, key: int, line: int, in_force: int, force: int) -> int:
+    result: int = order.judge(_at(kept), key, line, read_header(header), span, in_force, force)
     return result
 
 
 @njit(nogil=True)
-def _hold(kept: int, header: int, key: int, now: int) -> int:
-    block = read_header(header)
-    place: int = order.hold(_at(kept), key, block, block.count, now, 0)
+def _hold(kept: int, header: int, span: int, key: int, now: int) -> int:
+    place: int = order.hold(_at(kept), key, read_header(header), span, now, 0)
     return place
 
 
@@ -70,8 +84,17 @@ def _let_go(kept: int) -> int:
 
 
 @njit(nogil=True)
-def _next_ready(kept: int, now: int, force: int) -> int:
-    place: int = order.next_ready(_at(kept), now, force)
+def _next(kept: int, now: int, force: int) -> int:
+    """Return the place of the next deliverable held block, NONE, or _LOSSES that must be reported before."""
+    at = _at(kept)
+    if order.has_losses(at):
+        return _LOSSES
+    if force == 0:
+        order.goes_live(at)
+    place: int = order.next_ready(at, now, force)
+    if place == NONE and force == 0 and order.is_unsettled(at):
+        order.settle(at, now)
+        place = _LOSSES if order.has_losses(at) else NONE
     return place
 
 
@@ -91,8 +114,9 @@ def _next_loss(kept: int) -> tuple[int, int, int, int]:
 
 
 @njit(nogil=True)
-def _begin_live_epoch(kept: int, before: int) -> None:
-    order.begin_live_epoch(_at(kept), before)
+def _begin_live_epoch(kept: int) -> None:
+    at = _at(kept)
+    order.begin_live_epoch(at, epoch_before(epoch_state_at(at.epochs)))
 
 
 @njit(nogil=True)
@@ -104,10 +128,15 @@ def _leaves_to_archives(kept: int) -> bool:
 @njit(nogil=True)
 def _believe(kept: int, line: int, sequence: int, now: int) -> int:
     at = _at(kept)
-    refuted: int = NONE
+    place: int = NONE
     if order_state_at(at.state).doubted[line] != 0 and not order.believed(at, line, sequence, now):
-        refuted = order.refute(at, line)
-    place: int = refuted
+        place = order.refute(at, line)
+    return place
+
+
+@njit(nogil=True)
+def _refute(kept: int, line: int) -> int:
+    place: int = order.refute(_at(kept), line)
     return place
 
 
@@ -118,9 +147,8 @@ def _is_plausible(kept: int, line: int, sequence: int) -> bool:
 
 
 @njit(nogil=True)
-def _keep_doubted(kept: int, header: int, key: int, line: int) -> int:
-    block = read_header(header)
-    place: int = order.keep_doubted(_at(kept), key, line, block, block.count, 0)
+def _keep_doubted(kept: int, header: int, span: int, key: int, line: int) -> int:
+    place: int = order.keep_doubted(_at(kept), key, line, read_header(header), span, 0)
     return place
 
 
@@ -160,21 +188,14 @@ def _settle(kept: int, now: int) -> None:
 
 
 @njit(nogil=True)
-def _is_unsettled(kept: int) -> bool:
-    unsettled: bool = order.is_unsettled(_at(kept))
-    return unsettled
-
-
-@njit(nogil=True)
 def _enter_archived(kept: int, epoch: int, sequence: int) -> bool:
     more: bool = order.enter_archived(_at(kept), epoch, sequence)
     return more
 
 
 @njit(nogil=True)
-def _judge_recorded(kept: int, header: int, key: int) -> int:
-    block = read_header(header)
-    first: int = order.judge_recorded(_at(kept), key, block, block.count)
+def _judge_recorded(kept: int, header: int, span: int, key: int) -> int:
+    first: int = order.judge_recorded(_at(kept), key, read_header(header), span)
     return first
 
 
@@ -196,12 +217,6 @@ def _give_up(kept: int, in_force: int) -> bool:
 
 
 @njit(nogil=True)
-def _goes_live(kept: int) -> bool:
-    goes: bool = order.goes_live(_at(kept))
-    return goes
-
-
-@njit(nogil=True)
 def _number_key(kept: int, text: int, size: int) -> int:
     number: int = order.number_key(_at(kept), text, size)
     return number
@@ -212,33 +227,41 @@ class SimulatedSlice:
 
     def __init__(self, out: Out, prefixes: tuple[bytes, ...], lines: int, *, repairs: bool, held_messages: int) -> None:
         self._out, self.prefixes = out, prefixes
-        self.is_full = b"" in prefixes
         self.counters = SliceCounters()
         self.order = Order(
             16, lines, LINE_WAIT_NS, LINE_DEAD_NS, held_messages * _MESSAGE_BYTES, self.counters, repairs=repairs
         )
         self.state = self.order.state
         self.state.wake_fd, self.state.answers = _WAKE, Answers.EXPECTED
-        self.state.wants_full = int(self.is_full)
+        self.state.wants_full = int(b"" in prefixes)
         for line in range(2):
             self.order.epochs.heard_ns[line] = -(1 << 62)
         self._kept = Kept(self.order.at)
+        self._address = self._kept.address
         self._header = numpy.zeros(1, HEADER)
         self._at = self._header.ctypes.data
         self._held: dict[int, SentBlock] = {}
-        self._trie, self._before = build_trie(sorted(prefixes)), build_trie([])
+        self._before = build_trie([])
         self._confirmed = [0] * lines
         self._names: dict[bytes, int] = {}
-        self._line_epochs = [0] * lines
+        self._doubted: dict[int, SentBlock] = {}
+        """Block of each line with an epoch that is not accepted yet."""
+        self.is_unconfirmed = False
+        """True if an epoch began: the filters must be confirmed again."""
 
-    def begin(self, position: Position) -> None:
+    def begin(self, position: Position, images: int = 0) -> None:
         """Start at a position."""
-        self.order.begin(position, is_full=self.is_full)
+        self.order.begin(position, images=images, is_full=b"" in self.prefixes)
 
     @property
     def cursor(self) -> Position | None:
         """Position from which archives must be read; None: the slice is live."""
         return None if self.state.phase == LIVE else Position(self.state.epoch, self.state.cursor)
+
+    @property
+    def is_confirmed(self) -> bool:
+        """True if a line has confirmed the newest filters."""
+        return any(self._confirmed)
 
     @property
     def live_epoch(self) -> int:
@@ -247,48 +270,62 @@ class SimulatedSlice:
     def _key(self, name: bytes) -> int:
         if name not in self._names:
             text = numpy.frombuffer(name, numpy.uint8)
-            self._names[name] = _number_key(self._kept.address, text.ctypes.data, len(name))
+            self._names[name] = _number_key(self._address, text.ctypes.data, len(name))
         return self._names[name]
 
-    def _enter(self, line: int, epoch: int, now: int) -> bool:
-        """Note the epoch of a line. Return True if it is the live one. Epochs only ascend here."""
-        epochs = self.order.epochs
-        epochs.heard_ns[line] = now
-        if epoch < epochs.epoch or epoch < self._line_epochs[line]:
-            return False
-        self._line_epochs[line] = epoch
-        if epoch == epochs.epoch:
-            epochs.spoke |= 1 << line
-            return True
-        if _leaves_to_archives(self._kept.address):
+    def change_filters(self, prefixes: tuple[bytes, ...]) -> None:
+        """Change the filters, which must be confirmed again."""
+        self.prefixes = prefixes
+        order.change_filters(self.order.at, build_trie(sorted(prefixes)), int(b"" in prefixes))
+        self._confirmed = [0] * len(self._confirmed)
+
+    def _enter(self, line: int, epoch: int, now: int, proven: int = 0) -> int:
+        """Judge the epoch of a block, heartbeat or confirmation."""
+        entered: int = _enter(self._address, epoch, line, proven, now)
+        if entered == NEW:
+            self._confirmed, self.is_unconfirmed = [0] * len(self._confirmed), not proven
+            self._begin_epoch(now)
+        elif entered:
+            self._doubted.pop(line, None)
+        return entered
+
+    def _begin_epoch(self, now: int) -> None:
+        for line in range(2):
+            self._held.pop(_refute(self._address, line), None)
+        if _leaves_to_archives(self._address):
             self._let_all_go()
         else:
-            self._deliver_held(now, force=1)
-        before, epochs.epoch, epochs.spoke = epochs.epoch, epoch, 1 << line
-        _begin_live_epoch(self._kept.address, before)
+            self._release(now, force=1)
+        _begin_live_epoch(self._address)
         self._report()
-        return True
+        doubted, self._doubted = self._doubted, {}
+        for line, block in sorted(doubted.items(), key=lambda item: item[1].sequence):
+            if block.epoch == self.live_epoch:
+                self._order_live(line, block, now)
 
     def confirmed(self, line: int, epoch: int, following: int, ends: dict[bytes, End], now: int) -> None:
-        """Receive a confirmation of the filters on a line."""
-        if not self._enter(line, epoch, now):
+        """Receive a confirmation of the newest filters on a line."""
+        if self._enter(line, epoch, now, proven=1) == STALE:
             return
-        if not self._believe(line, following, now, is_block=False):
-            return
+        self._believe(line, following, now, is_block=True)
         self._confirmed[line] = 1
         self._note(line, epoch, following, ends)
         order.confirm(self.order.at, self._before, following)
+        self._before = build_trie(sorted(self.prefixes))
+        self._settle(now)
+
+    def _settle(self, now: int) -> None:
         self._go_on(now)
-        _settle(self._kept.address, now)
-        self._report()
+        _settle(self._address, now)
+        self._go_on(now)
 
     def _note(self, line: int, epoch: int, following: int, ends: dict[bytes, End]) -> None:
-        _note_line(self._kept.address, line, following, self._confirmed[line])
-        _heard_told(self._kept.address, epoch, following)
+        _note_line(self._address, line, following, self._confirmed[line])
+        _heard_told(self._address, epoch, following)
         for key, end in ends.items():
             if key.startswith(self.prefixes):
-                _note_end(self._kept.address, self._key(key), epoch, *end)
-                _note_told_end(self._kept.address, self._key(key), following, *end)
+                _note_end(self._address, self._key(key), epoch, *end)
+                _note_told_end(self._address, self._key(key), following, *end)
 
     def lost_line(self, line: int) -> None:
         """Note that the connection of a line broke."""
@@ -296,24 +333,29 @@ class SimulatedSlice:
 
     def live(self, line: int, block: SentBlock, now: int) -> None:
         """Receive a block on a line."""
-        if not self._enter(line, block.epoch, now):
-            return
+        entered = self._enter(line, block.epoch, now)
+        if entered == DOUBTED:
+            self._doubted[line] = block
+        elif entered != STALE:
+            self._order_live(line, block, now)
+
+    def _order_live(self, line: int, block: SentBlock, now: int) -> None:
         self._believe(line, block.sequence, now, is_block=True)
         self._put(block)
-        key = self._key(block.key)
-        verdict = _judge(self._kept.address, self._at, key, line, self._confirmed[line], 0)
+        key, span, in_force = self._key(block.key), block.span, self._confirmed[line]
+        verdict = _judge(self._address, self._at, span, key, line, in_force, 0)
         if verdict == order.MAKE_ROOM:
             self._go_on(now)
-            self._deliver_held(now, force=1)
+            self._release(now, force=1)
             self._put(block)
-            verdict = _judge(self._kept.address, self._at, key, line, self._confirmed[line], 1)
+            verdict = _judge(self._address, self._at, span, key, line, in_force, 1)
             self._report()
         if verdict == order.HOLD:
-            self._held[_hold(self._kept.address, self._at, key, now)] = block
+            self._held[_hold(self._address, self._at, span, key, now)] = block
         elif verdict == order.LET_GO:
             self._let_all_go()
         elif verdict == order.IMPLAUSIBLE:
-            place = _keep_doubted(self._kept.address, self._at, key, line)
+            place = _keep_doubted(self._address, self._at, span, key, line)
             if place != NONE:
                 self._held[place] = block
         elif verdict >= 0:
@@ -322,44 +364,55 @@ class SimulatedSlice:
 
     def _believe(self, line: int, sequence: int, now: int, *, is_block: bool) -> bool:
         """Accept or refute a doubted block of the line. Return False for a heartbeat with an implausible sequence."""
-        refuted = _believe(self._kept.address, line, sequence, now)
-        if refuted != NONE:
-            del self._held[refuted]
-        return is_block or _is_plausible(self._kept.address, line, sequence)
+        self._held.pop(_believe(self._address, line, sequence, now), None)
+        return is_block or _is_plausible(self._address, line, sequence)
 
     def _put(self, block: SentBlock) -> None:
         header = self._header[0]
-        header["sequence"], header["count"], header["previous"], header["key_sequence"] = block[:4]
-        header["epoch"], header["body_bytes"] = block.epoch, _MESSAGE_BYTES * block.span
+        header["sequence"], header["previous"], header["key_sequence"] = (
+            block.sequence,
+            block.previous,
+            block.key_sequence,
+        )
+        header["epoch"], header["count"], header["body_bytes"] = (
+            block.epoch,
+            block.messages,
+            _MESSAGE_BYTES * block.messages,
+        )
 
     def heartbeat(self, line: int, epoch: int, following: int, ends: dict[bytes, End], now: int) -> None:
         """Receive a heartbeat."""
-        if not self._enter(line, epoch, now) or not self._believe(line, following, now, is_block=False):
+        if self._enter(line, epoch, now) in (DOUBTED, STALE) or not self._believe(line, following, now, is_block=False):
             return
         self._note(line, epoch, following, ends)
-        self._go_on(now)
         if self._confirmed[line]:
-            _settle(self._kept.address, now)
-            self._report()
+            self._settle(now)
+        else:
+            self._go_on(now)
 
     def tick(self, now: int) -> None:
         """Check if the wait for a line has expired."""
         self._go_on(now)
 
+    def image(self, now: int) -> None:
+        """Receive a block of the image."""
+        self.state.images -= 1
+        self._go_on(now)
+
     def archived(self, request: int, block: SentBlock, now: int) -> None:
         """Receive a block from archives."""
-        if request != self.state.request or self.state.phase == LIVE:
+        if request != self.state.request or self.state.phase == LIVE or not block.key.startswith(self.prefixes):
             return
         self._enter_archived(block.epoch, block.sequence)
         self._put(block)
-        first = _judge_recorded(self._kept.address, self._at, self._key(block.key))
+        first = _judge_recorded(self._address, self._at, block.span, self._key(block.key))
         self._report()
         if first >= 0:
             self._out.deliver(block, first)
         self._go_on(now)
 
     def _enter_archived(self, epoch: int, sequence: int) -> None:
-        while _enter_archived(self._kept.address, epoch, sequence):
+        while _enter_archived(self._address, epoch, sequence):
             self._report()
         self._report()
 
@@ -368,61 +421,52 @@ class SimulatedSlice:
         if request != self.state.request or self.state.phase == LIVE:
             return
         in_force = int(any(self._confirmed))
-        if _note_passed(self._kept.address, epoch, following, int(is_all), in_force, now):
+        if _note_passed(self._address, epoch, following, int(is_all), in_force, now):
             self._enter_archived(epoch, following)
-            _note_passed(self._kept.address, epoch, following, 0, in_force, now)
-        self._report()
+            _note_passed(self._address, epoch, following, 0, in_force, now)
         self._go_on(now)
 
     def gone(self, request: int, epoch: int, following: int, now: int) -> None:
         """Note that archives lack all messages before a sequence."""
         if request == self.state.request and self.state.phase != LIVE:
-            _note_gone(self._kept.address, epoch, following)
-            self._report()
+            _note_gone(self._address, epoch, following)
             self._go_on(now)
 
     def told(self, request: int, epoch: int, following: int, ends: dict[bytes, End]) -> None:
         """Note the end of an epoch that is over, as archives report it."""
         if request == self.state.request and self.state.phase != LIVE and epoch == self.state.epoch:
-            _note_told(self._kept.address, epoch, following)
+            _note_told(self._address, epoch, following)
             for key, end in ends.items():
                 if key.startswith(self.prefixes):
-                    _note_end(self._kept.address, self._key(key), epoch, *end)
+                    _note_end(self._address, self._key(key), epoch, *end)
 
     def give_up(self, request: int, now: int) -> None:
         """Switch to live although archives lack messages before it."""
-        if request != self.state.request or self.state.phase == LIVE:
+        if request != self.state.request or self.state.phase == LIVE or not self.live_epoch:
             return
         self._enter_archived(self.live_epoch, 0)
-        _give_up(self._kept.address, int(any(self._confirmed)))
-        self._report()
+        _give_up(self._address, int(any(self._confirmed)))
         self._go_on(now)
 
     def _go_on(self, now: int) -> None:
-        self._report()
-        _goes_live(self._kept.address)
-        self._deliver_held(now, force=0)
-
-    def _deliver_held(self, now: int, force: int) -> None:
-        self._release(now, force)
-        if force == 0 and _is_unsettled(self._kept.address):
-            _settle(self._kept.address, now)
-            self._report()
+        self._release(now, force=0)
 
     def _release(self, now: int, force: int) -> None:
-        while (place := _next_ready(self._kept.address, now, force)) != NONE:
+        while (place := _next(self._address, now, force)) != NONE:
+            if place == _LOSSES:
+                self._report()
+                continue
             block = self._held.pop(place)
-            first = _release(self._kept.address, place)
+            first = _release(self._address, place)
             self._report()
             if first >= 0:
                 self._out.deliver(block, first)
 
     def _let_all_go(self) -> None:
-        while (place := _let_go(self._kept.address)) != NONE:
+        while (place := _let_go(self._address)) != NONE:
             del self._held[place]
 
     def _report(self) -> None:
-        names = list(self._names)
-        while (loss := _next_loss(self._kept.address))[2]:
+        while (loss := _next_loss(self._address))[2]:
             epoch, sequence, count, key = loss
-            self._out.report(epoch, None if key == UNKNOWN else names[key], sequence, count)
+            self._out.report(epoch, None if key == UNKNOWN else list(self._names)[key], sequence, count)

@@ -1,0 +1,369 @@
+"""A publisher, relays and the connections between them, in virtual time."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from functools import partial
+from random import Random
+from typing import NamedTuple, Protocol
+
+import numpy
+
+from blackbox.block.position import End
+from blackbox.native.jit import njit
+from blackbox.native.kept_arguments import Kept, kept_at
+from blackbox.relay.cover import Changes, Interest, SmallestCover
+from blackbox.relay.forward_loop import _enter_epoch, _note_end
+from blackbox.relay.line_state import LineAt, LineMemory, line_state_at
+from tests.simulation.simulated_slice import SentBlock as Block
+
+KEYS = [b"A", b"B", b"C", b"AB", b"D"]
+FAR = (1 << 24) + 10
+"""Step of a sequence that is not plausible."""
+_FORGED_STEP = 1 << 40
+_line_at = kept_at(LineAt)
+
+
+class Loop:
+    """Runs events in the order of their virtual times."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+
+    def at(self, delay: float, run: Callable[[], None]) -> None:
+        self.at_time(self.now + delay, run)
+
+    def at_time(self, when: float, run: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (when, self._count, run))
+
+    def run(self, until: float) -> None:
+        while self._events and self._events[0][0] <= until:
+            self.now, _, run = heapq.heappop(self._events)
+            run()
+        self.now = until
+
+
+class Heartbeat(NamedTuple):
+    epoch: int
+    following: int
+    ends: dict[bytes, End]
+
+
+class Confirm(NamedTuple):
+    """Answer to a nonce."""
+
+    epoch: int
+    following: int
+    ends: dict[bytes, End]
+    nonce: int
+
+
+class Sent(NamedTuple):
+    """A message, or sequences for which there is no message."""
+
+    keys: set[bytes]
+    """Its key, or the keys that count one message as missing because the publisher skipped sequences."""
+    later: set[bytes]
+    """Further keys that count it, but began later."""
+    is_message: bool = True
+    numbers: int = 1
+
+
+class Log:
+    """Everything that an epoch sent, by sequence."""
+
+    def __init__(self) -> None:
+        self._sequences: list[int] = []
+        self._sent: list[Sent] = []
+        self.end = 0
+
+    def add(self, sequence: int, sent: Sent) -> None:
+        self._sequences.append(sequence)
+        self._sent.append(sent)
+        self.end = sequence + sent.numbers
+
+    def between(self, first: int, stop: int) -> Iterator[tuple[int, Sent]]:
+        """Yield what starts in a range, with its sequence."""
+        for place in range(bisect_left(self._sequences, first), bisect_left(self._sequences, stop)):
+            yield self._sequences[place], self._sent[place]
+
+    def __iter__(self) -> Iterator[tuple[int, Sent]]:
+        return zip(self._sequences, self._sent, strict=True)
+
+
+class Publisher:
+    """One slice of a publisher."""
+
+    is_up = True
+
+    def __init__(self, start: int) -> None:
+        """`start`: first sequence of the first epoch."""
+        self.epoch = 0
+        self.log: dict[int, Log] = {}
+        self.pipes: list[Pipe] = []
+        self.restart()
+        self.next = start
+
+    def restart(self) -> None:
+        """Begin another epoch."""
+        self.epoch += 10
+        self.log[self.epoch] = Log()
+        self.next = self._skips = self._skipped_to = 0
+        self.ends: dict[bytes, End] = {}
+
+    def publish(self, key: bytes, span: int, rows: tuple[int, ...]) -> None:
+        """Send a block. `rows`: see `SentBlock`."""
+        log = self.log[self.epoch]
+        if key not in self.ends:
+            for _, sent in log:
+                if not sent.is_message and sent.keys:
+                    sent.later.add(key)
+        end, count = self.ends.get(key, End(self._skipped_to, self._skips))
+        block = Block(self.next, span, end, count, key, self.epoch, rows)
+        for offset in range(span):
+            is_message = not rows or offset in rows
+            log.add(self.next + offset, Sent({key} if is_message else set(), set(), is_message))
+        self.next += span
+        self.ends[key] = End(self.next, count + block.messages)
+        for pipe in self.pipes:
+            pipe.send(block)
+
+    def skip(self, numbers: int) -> None:
+        """Skip sequences of messages that the source lacks. Each key counts one message as missing."""
+        if self.ends:
+            self.log[self.epoch].add(self.next, Sent(set(self.ends), set(), is_message=False, numbers=numbers))
+            self.next += numbers
+            self._skips, self._skipped_to = self._skips + 1, self.next
+            self.ends = {key: End(self.next, count + 1) for key, (_, count) in self.ends.items()}
+            self.heartbeat()
+
+    def heartbeat(self) -> None:
+        for pipe in self.pipes:
+            pipe.send(Heartbeat(self.epoch, self.next, dict(self.ends)))
+
+    def confirm(self, answer: Answer) -> None:
+        answer(self.epoch, self.next, dict(self.ends))
+
+    def want(self, prefix: bytes) -> None:
+        pass
+
+    def leave(self, prefix: bytes) -> None:
+        pass
+
+
+Answer = Callable[[int, int, dict[bytes, End]], None]
+
+
+class Source(Protocol):
+    """The far end of a pipe."""
+
+    pipes: list[Pipe]
+    is_up: bool
+
+    def confirm(self, answer: Answer) -> None:
+        """Call `answer` with the ends of the epoch and its keys once all filters requested before are in force."""
+
+    def want(self, prefix: bytes) -> None:
+        """Count one more subscriber of a prefix."""
+
+    def leave(self, prefix: bytes) -> None:
+        """Count one subscriber less."""
+
+
+class Pipe:
+    """A connection with ordered, delayed delivery. It loses messages while broken, and others with chance `drop`."""
+
+    def __init__(
+        self, loop: Loop, random: Random, source: Source, take: Callable[[Block | Heartbeat | Confirm], None]
+    ) -> None:
+        self._loop, self._random, self.source, self._take = loop, random, source, take
+        self._asked: set[bytes] = set()
+        self._in_force: set[bytes] = set()
+        self._filters: tuple[bytes, ...] = ()
+        self.is_up, self.drop, self.delay, self._life = False, 0.0, 1.0, 0
+        self.forges, self._was_forged = False, False
+        """True: an item that the publisher did not send comes before the next one."""
+        self._last = self._last_asked = 0.0
+        source.pipes.append(self)
+
+    def connect(self, prefixes: tuple[bytes, ...], nonce: int = 0) -> None:
+        """Connect, subscribe, and ask for a confirmation."""
+        self.is_up = True
+        self._asked = set()
+        self.ask(prefixes, nonce)
+
+    def break_(self) -> None:
+        self.is_up, self._life = False, self._life + 1
+        for prefix in self._in_force:
+            self.source.leave(prefix)
+        self._in_force, self._filters = set(), ()
+
+    def ask(self, prefixes: tuple[bytes, ...], nonce: int) -> None:
+        """Change the filters, then ask for a confirmation."""
+        wanted = set(prefixes)
+        for prefix in sorted(wanted - self._asked):
+            self._send_up(partial(self._set, prefix, is_wanted=True))
+        for prefix in sorted(self._asked - wanted):
+            self._send_up(partial(self._set, prefix, is_wanted=False))
+        self._asked = wanted
+        self._send_up(lambda: self.source.confirm(partial(self._answer, self._life, nonce)))
+
+    def _answer(self, life: int, nonce: int, epoch: int, following: int, ends: dict[bytes, End]) -> None:
+        if life == self._life:
+            self.send(Confirm(epoch, following, ends, nonce))
+
+    def _send_up(self, run: Callable[[], None]) -> None:
+        life = self._life
+        self._last_asked = max(self._last_asked, self._loop.now) + self._random.random() * 3
+        self._loop.at_time(self._last_asked, lambda: run() if life == self._life else None)
+
+    def _set(self, prefix: bytes, *, is_wanted: bool) -> None:
+        if is_wanted:
+            self._in_force.add(prefix)
+            self.source.want(prefix)
+        else:
+            self._in_force.remove(prefix)
+            self.source.leave(prefix)
+        self._filters = tuple(self._in_force)
+
+    def send(self, what: Block | Heartbeat | Confirm) -> None:
+        if not self.is_up or (isinstance(what, Block) and not what.key.startswith(self._filters)):
+            return
+        if self.drop and not isinstance(what, Confirm) and self._random.random() < self.drop:
+            return
+        if self.forges:
+            self.forges = False
+            self._deliver(_forged(self._random, what), is_forged=True)
+        self._deliver(what, is_forged=False)
+
+    def _deliver(self, what: Block | Heartbeat | Confirm, *, is_forged: bool) -> None:
+        life = self._life
+        self._last = max(self._last, self._loop.now + self._random.random() * self.delay)
+
+        def arrive() -> None:
+            if life == self._life and not (is_forged and self._was_forged):
+                self._was_forged = is_forged
+                self._take(what)
+
+        self._loop.at_time(self._last, arrive)
+
+
+def _forged(random: Random, what: Block | Heartbeat | Confirm) -> Block | Heartbeat | Confirm:
+    """Return an item with another epoch, or a sequence too far ahead. An answer to a nonce cannot be forged."""
+    if isinstance(what, Confirm):
+        what = Heartbeat(what.epoch, what.following, what.ends)
+    if random.random() < 0.5:
+        return what._replace(epoch=what.epoch + random.choice([-5, 5]))
+    if isinstance(what, Block):
+        return what._replace(sequence=what.sequence + _FORGED_STEP)
+    return what._replace(following=what.following + _FORGED_STEP)
+
+
+@njit(nogil=True)
+def _note(kept: int, epoch: int, following: int) -> None:
+    line = _line_at(kept)
+    state = line_state_at(line.state)
+    _enter_epoch(line, state, epoch)
+    state.sequence = following
+
+
+@njit(nogil=True)
+def _note_key(kept: int, text: int, size: int, end: int, count: int) -> None:
+    line = _line_at(kept)
+    _note_end(line, line_state_at(line.state), text, size, end, count)
+
+
+class Relay:
+    """A relay of one line: the filters that it asks for above and the ends that it has seen, without its sockets."""
+
+    def __init__(self, loop: Loop, random: Random, source: Source) -> None:
+        self.pipes: list[Pipe] = []
+        self._loop, self._random = loop, random
+        self.up = Pipe(loop, random, source, self._take)
+        self.is_up = False
+        self.start()
+
+    def start(self) -> None:
+        self.is_up = True
+        self._interest = Interest(SmallestCover())
+        self._filters: set[bytes] = set()
+        self._waiting: list[tuple[int, Answer]] = []
+        self._version, self._confirmed = 0, -1
+        self._memory = LineMemory(16)
+        self._kept = Kept(self._memory.at(0, 0))
+        self._names: list[bytes] = []
+        self.up.connect(())
+
+    def kill(self) -> None:
+        self.is_up = False
+        self.up.break_()
+        for pipe in self.pipes:
+            pipe.break_()
+
+    def break_up(self) -> None:
+        """Lose the connection to the source."""
+        self.up.break_()
+        self._confirmed = -1
+
+    def connect_up(self) -> None:
+        self.up.connect(tuple(sorted(self._filters)), self._version)
+
+    def want(self, prefix: bytes) -> None:
+        self._change(self._interest.want(prefix))
+
+    def leave(self, prefix: bytes) -> None:
+        if self.is_up:
+            self._change(self._interest.leave(prefix, self._loop.now))
+
+    def _change(self, changes: Changes) -> None:
+        if changes.subscribe or changes.withdraw:
+            self._filters = self._filters.union(changes.subscribe).difference(changes.withdraw)
+            self._version += bool(changes.subscribe)
+            self._ask()
+
+    def _ask(self) -> None:
+        if self.up.is_up:
+            self.up.ask(tuple(self._filters), self._version)
+
+    def confirm(self, answer: Answer) -> None:
+        self._waiting.append((self._version, answer))
+        self._answer()
+
+    def _answer(self) -> None:
+        """Answer below for all that is in force above."""
+        sender, state = self._memory.sender(0), self._memory.state
+        due = [answer for version, answer in self._waiting if version <= self._confirmed]
+        self._waiting = [each for each in self._waiting if each[0] > self._confirmed]
+        for answer in due:
+            pairs = zip(sender.ends.tolist(), sender.counts.tolist(), strict=True)
+            ends = {name: End(*pair) for name, pair in zip(self._names, pairs, strict=False)}
+            answer(state.epoch, state.sequence, ends)
+
+    def _take(self, what: Block | Heartbeat | Confirm) -> None:
+        before = self._memory.state.epoch
+        if isinstance(what, Block):
+            self._note(what.epoch, what.end, {what.key: End(what.end, what.key_sequence + what.messages)})
+        else:
+            self._note(what.epoch, what.following, what.ends)
+        if isinstance(what, Confirm):
+            self._confirmed = what.nonce
+            self._answer()
+            return
+        if what.epoch != before:
+            self._confirmed = -1
+            self._ask()
+        for pipe in self.pipes:
+            pipe.send(what)
+
+    def _note(self, epoch: int, following: int, ends: dict[bytes, End]) -> None:
+        _note(self._kept.address, epoch, following)
+        for key, end in ends.items():
+            if key not in self._names:
+                self._names.append(key)
+            text = numpy.frombuffer(key, numpy.uint8)
+            _note_key(self._kept.address, text.ctypes.data, len(key), *end)
