@@ -17,7 +17,6 @@ from blackbox.publish.slice_sender import SenderLife
 from blackbox.recovery.consumer import ConsumerLife
 from blackbox.relay.relay import RelayLife
 from blackbox.relay.slice_relay import SliceRelayLife
-from blackbox.relay.upstream import UpstreamLife
 from blackbox.replay.controls import ControlsLife
 from blackbox.subscribe.state import SliceLife
 from blackbox.subscribe.stream import StreamLife
@@ -41,7 +40,6 @@ LIVES: list[type[Life]] = [
     SliceRelayLife,
     StreamLife,
     SubscriberLife,
-    UpstreamLife,
     WorkerLife,
 ]
 

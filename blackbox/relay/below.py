@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
@@ -48,8 +49,7 @@ class Below(Subscriptions):
                 self._readers_changed = True
                 self.filter_changed((line, prefix.removeprefix(SHARED_KEY)), by)
         elif prefix[:1] != b"\0" or prefix.startswith(WANT_KEY):
-            upstream = self._upstreams[line]
-            (upstream.want if by > 0 else upstream.leave)(prefix)
+            self._pass_on(line, prefix, by > 0)
             if prefix.startswith(WANT_KEY):
                 self._bound_wants(line)
 
@@ -84,8 +84,13 @@ class Below(Subscriptions):
         is_too_much = self._wants[line] > _MOST_WANTS_ABOVE
         if is_too_much != self._wants_all[line]:
             self._wants_all[line] = is_too_much
-            upstream = self._upstreams[line]
-            (upstream.want if is_too_much else upstream.leave)(WANT_KEY)
+            self._pass_on(line, WANT_KEY, is_too_much)
+
+    def _pass_on(self, line: int, prefix: bytes, is_wanted: bool) -> None:
+        if is_wanted:
+            self._upstreams[line].want(prefix)
+        else:
+            self._upstreams[line].leave(prefix, time.monotonic())
 
 
 class _PassedUp:
@@ -99,7 +104,7 @@ class _PassedUp:
 
     def note(self, line: int, said: bytes, _what: Acknowledgement) -> None:
         """Pass on how far a recorder is."""
-        self._upstreams[line].tell_recorded(said)
+        self._upstreams[line].note_recorded(said)
 
     def withdraw(self, line: int, said: bytes) -> None:
         """Pass on that this was withdrawn."""

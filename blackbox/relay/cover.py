@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple, Protocol
 
+from blackbox.block.format import WANT_KEY
 from blackbox.publish.peers import Why
 
 _MOST_HELD: Final = 65_536
@@ -67,6 +68,24 @@ class SmallestCover:
             yield found
             behind = _behind(found)
             at = bisect_left(self._sorted, behind, at + 1) if behind else len(self._sorted)
+
+
+class CoverByKind:
+    """Covers filters as `filters` does, and wanted topics, which are behind WANT_KEY, by the smallest cover.
+
+    A larger one of these would make publishers compute unwanted messages.
+    """
+
+    def __init__(self, filters: Cover) -> None:
+        self._filters, self._topics = filters, SmallestCover()
+
+    def add(self, prefix: bytes) -> Changes:
+        """Cover a prefix that was not wanted before."""
+        return (self._topics if prefix.startswith(WANT_KEY) else self._filters).add(prefix)
+
+    def remove(self, prefix: bytes) -> Changes:
+        """Cover a prefix no longer."""
+        return (self._topics if prefix.startswith(WANT_KEY) else self._filters).remove(prefix)
 
 
 def _behind(prefix: bytes) -> bytes:

@@ -22,7 +22,7 @@ from blackbox.publish.publisher import HWM_BLOCKS_DROP, HWM_BLOCKS_WAIT
 from blackbox.relay.cover import Cover, SmallestCover
 from blackbox.relay.path import new_hop
 from blackbox.relay.slice_relay import Line, Settings, SliceRelay, needs_of
-from blackbox.relay.upstream import Source
+from blackbox.relay.upstream_socket import Source
 from blackbox.subscribe.subscription import address_from
 from blackbox.transport.curve import keys_of_line
 
@@ -269,7 +269,7 @@ def _line_of(each: SliceRelay, number: int, line: Line, name: str) -> RelayLine:
         slice_id=each.slice_id,
         line="AB"[number],
         source=upstream.address,
-        transport=SHARED_MEMORY if upstream.memory.at.state else transport_of(upstream.address),
+        transport=SHARED_MEMORY if line.way.memory.at.state else transport_of(upstream.address),
         is_connected=upstream.is_connected,
         is_confirmed=upstream.is_confirmed(upstream.version),
         reconnects=max(0, upstream.reconnects),
@@ -284,7 +284,7 @@ def _line_of(each: SliceRelay, number: int, line: Line, name: str) -> RelayLine:
         faults=state.faults,
         keys=state.keys,
         filters_below=each.below.filter_count(wants=False),
-        filters_above=upstream.filters,
+        filters_above=len(upstream.filters),
     )
 
 

@@ -29,11 +29,11 @@ from blackbox.publish.send_loop import send_control
 from blackbox.publish.subscription_reader import SubscriptionReader, read_subscriptions
 from blackbox.publish.subscriptions import Asked
 from blackbox.relay.below import Below
-from blackbox.relay.cover import Cover, Interest
+from blackbox.relay.cover import Cover
 from blackbox.relay.forward_loop import CLOSED, FAILED, ITEMS_OF_LINE, SUBSCRIPTIONS, forward_until
 from blackbox.relay.line_state import BODY_AT, HEADER_AT, LineMemory, SliceRelayAt, SliceRelayState
 from blackbox.relay.path import Hop, check_path, decode_path, encode_path
-from blackbox.relay.upstream import Source, Upstream
+from blackbox.relay.upstream_socket import Source, UpstreamSocket
 from blackbox.transport.context import CONTEXT_NEEDS, close_context, open_context, pin_thread, wake_on_time
 from blackbox.transport.gate import Gate, open_gate
 from blackbox.transport.libzmq import message_bytes
@@ -101,14 +101,13 @@ def _sockets_of(part: Slice) -> Needs:
 class Line:
     """One line of a slice: what it knows, the way up, and, once it is open, the sockets down."""
 
-    def __init__(self, memory: LineMemory, upstream: Upstream) -> None:
-        self.memory, self.upstream = memory, upstream
+    def __init__(self, memory: LineMemory, way: UpstreamSocket) -> None:
+        self.memory, self.way, self.upstream = memory, way, way.upstream
         self.state = memory.state
         self.above: tuple[Hop, ...] = ()
         """The relays between the source and this one."""
         self.path_at_ns = 0
         """When it is time to say again how this relay is reached."""
-        self.was_ended = False
 
 
 class SliceRelay:
@@ -145,11 +144,9 @@ class SliceRelay:
         self.lines: list[Line] = []
         for addresses in sources:
             memory = LineMemory(max_keys)
-            interest = Interest(settings.make_cover(), settings.hold_s)
-            upstream = Upstream(
-                addresses, interest, settings.hold_s, memory.state, feed.heartbeat_ns, self._what, self._wake
-            )
-            self.lines.append(Line(memory, upstream))
+            cover, hold_s = settings.make_cover(), settings.hold_s
+            way = UpstreamSocket(addresses, cover, hold_s, memory.state, feed.heartbeat_ns, self._what, self._wake)
+            self.lines.append(Line(memory, way))
         self.below = Below(feed, slice_id, [line.upstream for line in self.lines])
         self.guard = Guard(slice_id, self.below, self._kept, self._wake.poke, drop=not settings.wait)
         self._gate: Gate | None = None
@@ -234,7 +231,7 @@ class SliceRelay:
             if not endpoint.startswith("inproc:"):
                 self.guard.watch(number, xpub)
             bind(xpub, endpoint, f"{self._what}: endpoint")
-            line.upstream.open(context, self._settings.hwm_blocks)
+            line.way.open(context, self._settings.hwm_blocks)
         lines = self.lines
         self._reader = SubscriptionReader(
             self.below,
@@ -248,7 +245,7 @@ class SliceRelay:
     def _close(self) -> None:
         self.guard.close()
         for line in self.lines:
-            line.upstream.close()
+            line.way.close()
             line.memory.close()
         if self._reader is not None:
             self._reader.close()
@@ -264,7 +261,7 @@ class SliceRelay:
         items[0, 2] = self._wake.reader
         ats = []
         for number, (line, xpub) in enumerate(zip(self.lines, xpubs, strict=True)):
-            xsub, news = line.upstream.handles
+            xsub, news = line.way.handles
             self._polls[2 * (1 + ITEMS_OF_LINE * number) :: 2][:ITEMS_OF_LINE] = xsub, xpub, news
             ats.append(line.memory.at(xsub, xpub))
         return SliceRelayAt(
@@ -276,7 +273,7 @@ class SliceRelay:
             self._wake.reader,
             self.part.spin_ns,
             self.guard.shared_at,
-            self.lines[0].upstream.memory.at,
+            self.lines[0].way.memory.at,
         )
 
     def _serve(self) -> None:
@@ -302,13 +299,14 @@ class SliceRelay:
                 self._read_subscriptions()
             waiting = {ask.line for ask in self.below.asked.values()}
             for number, line in enumerate(self.lines):
-                line.upstream.look(number in waiting)
+                line.way.look(number in waiting)
             retry_ns = self._say_path(time.monotonic_ns() + _LOOK_NS)
             if any(map(self._is_due, self.below.asked.values())):
                 answers.send_due(self._is_due)
                 retry_ns = min(retry_ns, answers.due_ns)
-            above = self.lines[0].upstream
-            reason = forward_until(at._replace(above=above.memory.at), self.below.readers, above.keys, retry_ns)
+            above = self.lines[0]
+            at = at._replace(above=above.way.memory.at)
+            reason = forward_until(at, self.below.readers, above.upstream.keys, retry_ns)
             if reason == FAILED:
                 errno = next(line.state.errno for line in self.lines if line.state.errno)
                 raise RelayError(f"{self._what}: libzmq refused a block: {zmq.strerror(errno)}")
@@ -322,7 +320,7 @@ class SliceRelay:
         self.below.times_asked = sum(line.state.heartbeats for line in self.lines)
         for number, line in enumerate(self.lines):
             state, upstream = line.state, line.upstream
-            upstream.read_news()
+            line.way.read_news()
             if state.has_path:
                 state.has_path = 0
                 self._read_path(line)
@@ -331,21 +329,18 @@ class SliceRelay:
             if state.began:
                 state.began = 0
                 log.info("%s: publisher epoch %d began", self._what, state.epoch)
-                upstream.began()
+                upstream.begin_epoch()
                 with self.below.changed:
                     self.below.begin_epoch(state.epoch, number)
             if state.answered:
                 state.answered = 0
-                upstream.answered()
+                line.way.answer()
             if state.has_refusal:
                 state.has_refusal = 0
-                self.below.note_refused(number, upstream.was_refused(self._read_refusal(line)))
+                self.below.note_refused(number, upstream.refuse(self._read_refusal(line)))
                 if self.below.unwelcome:
                     self.guard.look_now()
-            if bool(state.ended) != line.was_ended:
-                line.was_ended = bool(state.ended)
-                if line.was_ended:
-                    upstream.ended()
+            upstream.note_ended(bool(state.ended))
 
     @staticmethod
     def _read_refusal(line: Line) -> dict[bytes, Why]:

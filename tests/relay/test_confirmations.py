@@ -43,13 +43,13 @@ def test_a_silent_source_keeps_its_connection_while_that_stands(
 ) -> None:
     """One that waits for a slow subscriber is silent: what it sends while a relay connects again would be lost."""
     looks: list[float] = []
-    look = Upstream._look_for_another
+    why_switch = Upstream.why_switch
 
-    def note(way: Upstream, silent_s: float) -> None:
-        looks.append(silent_s)
-        look(way, silent_s)
+    def note(way: Upstream, silent_since: float, now: float, has_unread: bool, is_answered: bool | None) -> str:
+        looks.append(now)
+        return why_switch(way, silent_since, now, has_unread, is_answered)
 
-    monkeypatch.setattr(Upstream, "_look_for_another", note)
+    monkeypatch.setattr(Upstream, "why_switch", note)
     monkeypatch.setattr(upstream, "_ALONE_S", 0.0)
     feeds = chain(heartbeat_ns=10_000_000, transport=transport)
     with RawPublisher(feeds[0]), relayed(feeds) as (relay,):

@@ -103,5 +103,5 @@ def test_no_answer_while_the_connection_above_is_gone(caplog: pytest.LogCaptureF
             wait_until(lambda: line_of(relay).is_confirmed, PATIENCE_S)
             assert publisher.subscriptions() >= {b"", HEARTBEAT_KEY}
             said = f"the connection to {feeds[0].slices[0].endpoints[0]} is"
-            assert [caplog.text.count(f"{said} {what}\n") for what in ("gone", "there again")] == [1, 1]
+            assert [caplog.text.count(f"{said} {what}\n") for what in ("gone", "restored")] == [1, 1]
         first.stop()
