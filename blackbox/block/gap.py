@@ -14,9 +14,11 @@ class Gap(msgspec.Struct, frozen=True, order=True):
     sequence: int
     """The first number that is missing; -1: not known, as the slow-subscriber policy dropped messages of any key."""
     count: int
-    """How many are."""
+    """Number of missing messages, see `is_upper_bound`."""
     ts_out: int
     """Of the block after the gap, or of the heartbeat that showed it. Unit: ns since 1970."""
+    is_upper_bound: bool = False
+    """True if `count` may include messages of unwanted keys: the start of the key in this epoch is not known."""
 
 
 def shares_of(count: int, parts: int) -> list[int]:

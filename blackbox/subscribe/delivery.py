@@ -223,7 +223,7 @@ class Delivery:
 
     def _tell_of_gap(self, slice_id: int, notice: GapNotice) -> None:
         key = ctypes.string_at(self.state.notice + GAP_NOTICE_BYTES, notice.key_bytes)
-        gap = Gap(slice_id, notice.epoch, key, notice.sequence, notice.count, notice.ts_out)
+        gap = Gap(slice_id, notice.epoch, key, notice.sequence, notice.count, notice.ts_out, bool(notice.is_bound))
         for function in self._table.gap_hooks.told(key):
             if self.is_over():
                 break

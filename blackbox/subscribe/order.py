@@ -297,7 +297,7 @@ def _lose(at: OrderAt, key: int, stop: int, count: int) -> None:
     """Count the missing messages of a key before `stop` as lost. `count`: its messages before `stop`."""
     state, of_key = order_state_at(at.state), key_state(at, key)
     first, known = _end_of(at, state, key), _known_count(state, of_key)
-    lost = stop - first if known == UNKNOWN else count - known
+    lost = min(stop - first, count) if known == UNKNOWN else count - known
     of_key.end = max(of_key.end, stop)
     of_key.count = count
     if lost <= 0:
@@ -309,6 +309,7 @@ def _lose(at: OrderAt, key: int, stop: int, count: int) -> None:
         of_key.next_lost = state.first_lost
         state.first_lost = key + 1
     of_key.lost += lost
+    of_key.lost_is_bound |= numpy.int64(known == UNKNOWN and lost > 1)
     state.lost_epoch = state.epoch
 
 
@@ -333,6 +334,8 @@ class Loss(NamedTuple):
     count: int  # type: ignore[assignment]  # it hides a method of tuples that nobody needs
     key: int
     """Number of their key; UNKNOWN: any keys."""
+    is_bound: int
+    """1: `count` is an upper bound."""
 
 
 @inner
@@ -347,15 +350,16 @@ def next_loss(at: OrderAt) -> Loss:
     """Return the next lost messages to report. Call it only if `has_losses`."""
     state = order_state_at(at.state)
     epoch, sequence, count, key = state.lost_epoch, state.lost_from, state.lost, UNKNOWN
+    is_bound: int = 1 - state.wants_full
     if count != 0:
         state.lost = 0
     else:
         key = state.first_lost - 1
         of_key = key_state(at, key)
-        sequence, count = of_key.lost_from, of_key.lost
+        sequence, count, is_bound = of_key.lost_from, of_key.lost, of_key.lost_is_bound
         state.first_lost = of_key.next_lost
-        of_key.lost = 0
-    return Loss(epoch, sequence, count, key)
+        of_key.lost = of_key.lost_is_bound = 0
+    return Loss(epoch, sequence, count, key, is_bound)
 
 
 @inner
@@ -856,7 +860,11 @@ def enter_archived(at: OrderAt, epoch: int, sequence: int) -> bool:
         _enter_epoch(at, epoch)
         state.at = state.proven = state.cursor = state.first = sequence
         state.begun_epoch = epoch
-        state.opens = state.is_counted = 0
+        state.opens = 0
+        if sequence != 0:
+            state.is_counted = 0
+            for key in range(int64s_at(at.keys.used, 1)[0]):
+                key_state(at, key).count = UNKNOWN
         return False
     if epoch <= state.epoch:
         return False

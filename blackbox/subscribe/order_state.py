@@ -71,6 +71,8 @@ class KeyState(SharedRecord):
     """Number of lost messages that are not reported yet."""
     lost_from = Field()
     """Sequence of the first of them."""
+    lost_is_bound = Field()
+    """1: `lost` is an upper bound."""
     next_lost = Field()
     """Next key with lost messages, plus 1; 0: the last one."""
 
@@ -286,6 +288,7 @@ class Order:
         state.at = state.cursor = state.first = state.proven
         state.begun_epoch = state.epoch
         state.is_begun = state.is_strict = state.is_from_proven = state.holds = 1
+        state.is_counted = int(state.proven == 0)
         state.lives = 0
         state.is_full = state.wants_full = int(is_full)
         state.images, state.phase, state.request = images, CATCHING_UP, 1

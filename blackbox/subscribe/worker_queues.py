@@ -90,7 +90,15 @@ def hand_over(at: SliceAt, worker: int, ts_out: int, ts_in: int, head_message: i
 
 @inner
 def _make_notice(
-    at: SliceAt, version: int, epoch: int, sequence: int, count: int, ts_out: int, key: int, key_bytes: int
+    at: SliceAt,
+    version: int,
+    epoch: int,
+    sequence: int,
+    count: int,
+    is_bound: int,
+    ts_out: int,
+    key: int,
+    key_bytes: int,
 ) -> int:
     """Write a notice into a fresh message; return the message, 0 when there is no memory: see `fail`."""
     message: int = at.scratch + NOTICE_AT
@@ -103,6 +111,7 @@ def _make_notice(
     notice.epoch = epoch
     notice.sequence = sequence
     notice.count = count
+    notice.is_bound = is_bound
     notice.ts_out = ts_out
     notice.key_bytes = key_bytes
     copy_bytes(place + GAP_NOTICE_BYTES, key, key_bytes)
@@ -133,7 +142,7 @@ def tell_dropped(at: SliceAt, table: TableAt, worker: int, epoch: int, ts_out: i
     counters = worker_counters(at, worker)
     if counters.untold == 0:
         return 0
-    message: int = _make_notice(at, table.version, epoch, UNKNOWN, counters.untold, ts_out, 0, 0)
+    message: int = _make_notice(at, table.version, epoch, UNKNOWN, counters.untold, 0, ts_out, 0, 0)
     if message == 0:
         return FAILED
     result: int = _tell(at, worker, ts_out, message)
@@ -149,7 +158,7 @@ def tell_live(at: SliceAt, table: TableAt) -> int:
     if table.listeners == 0:
         return 0
     epoch, turn = epoch_state_at(at.order.epochs).epoch, order_state_at(at.order.state).lives
-    message = _make_notice(at, table.version, epoch, turn, 0, now_ns(), 0, 0)
+    message = _make_notice(at, table.version, epoch, turn, 0, 0, now_ns(), 0, 0)
     if message == 0:
         return FAILED
     result: int = 0
@@ -184,7 +193,9 @@ def tell_losses(at: SliceAt, table: TableAt, ts_out: int) -> int:
         if loss.key != UNKNOWN:
             starts = int64s_at(at.order.keys.starts + 8 * loss.key, 2)
             name, size = at.order.keys.text + starts[0], starts[1] - starts[0]
-        message = _make_notice(at, table.version, loss.epoch, loss.sequence, loss.count, ts_out, name, size)
+        message = _make_notice(
+            at, table.version, loss.epoch, loss.sequence, loss.count, loss.is_bound, ts_out, name, size
+        )
         if message == 0:
             return FAILED
         for worker in range(at.workers + 1):

@@ -60,6 +60,8 @@ class GapNotice(SharedRecord):
     """The number of the first one; -1: not known, the slow-subscriber policy dropped them."""
     count = Field()
     """0: the slice goes over to live, for the time of number `sequence`."""
+    is_bound = Field()
+    """1: `count` is an upper bound."""
     ts_out = Field()
     """Of what told of it."""
     key_bytes = Field()
