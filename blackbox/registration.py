@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -328,10 +328,14 @@ class Registration:
             if owner is None or owner.state is SubscriberLife.ENDED:
                 raise SubscriberError(f"table {prefix!r}: its subscriber ended before what was waited for")
 
+        def wait_complete(slice_ids: Collection[int], timeout: float) -> bool:
+            owner = weak()
+            return owner is not None and owner._supervisor.wait_complete(slice_ids, timeout)
+
         with self._supervisor.lock:
             if self.state is not SubscriberLife.NEW:
                 raise SubscriberError("table was called while running: call it before start")
-            table = Table(self.feed, prefix, client, check_life, chosen)
+            table = Table(self.feed, prefix, client, check_life, wait_complete, chosen)
             self._add(lambda worker: Callback("batch", prefix, table._take, worker), prefix, group, chosen)
             self._tables.append(table)
         return table

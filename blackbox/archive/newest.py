@@ -178,6 +178,12 @@ class NewestRows:
         self._room.used = _move(rows.ctypes.data, len(rows), self._payloads.ctypes.data, payloads.ctypes.data)
         self._set_payloads(payloads)
 
+    def has(self, place: Place) -> bool:
+        """Return True if the message at a place is the newest of its topic."""
+        rows = self._rows[: len(self._topics)]
+        is_it = (rows["slice_id"] == place.slice_id) & (rows["epoch"] == place.epoch)
+        return bool((is_it & (rows["sequence"] == place.sequence)).any())
+
     def entry(self, topic: bytes) -> Entry | None:
         """Return the newest message of a topic; None: there is none, or it has no value."""
         number = self._number_of.get(topic)

@@ -6,7 +6,7 @@ import hashlib
 import struct
 import threading
 import time
-from collections.abc import Callable, ItemsView, Iterator, Mapping, ValuesView
+from collections.abc import Callable, Collection, ItemsView, Iterator, Mapping, ValuesView
 from math import inf
 from typing import Final, Protocol, TypeVar, Unpack
 
@@ -70,14 +70,16 @@ class Table(Frames, Mapping[bytes, bytes]):
         prefix: bytes,
         client: Puts | None = None,
         check_life: Callable[[], None] = lambda: None,
+        wait_complete: Callable[[Collection[int], float], bool] = lambda _slices, _timeout: True,
         symbols: SymbolChoice | None = None,
     ) -> None:
         """Empty, and not synced. `client`: what it is written through. `check_life` raises once nothing more comes.
 
-        `symbols`: it has only topics of these.
+        `wait_complete` waits until nothing is missing before the last message of some slices. `symbols`: it has only
+        topics of these.
         """
         self._symbols = symbols
-        self._client, self._check_life = client, check_life
+        self._client, self._check_life, self._wait_complete = client, check_life, wait_complete
         self.prefix, self.feed, self.schema = prefix, feed, load_schema(feed.schema)
         self._rows = NewestRows(
             f"table {prefix!r}", feed.key_bytes, feed.max_topics * max(1, len(feed.slices_for(prefix)))
@@ -108,18 +110,22 @@ class Table(Frames, Mapping[bytes, bytes]):
     def wait(self, until: Place | At, timeout: float = 10.0) -> bool:
         """Wait until the table is synced and has a message, or is as far as another table was; return whether it is.
 
-        A table of some keys of a slice may reach a place before a message of another key that is being repaired.
+        For a table of some keys of a slice this may take until the next heartbeat, which shows that nothing is missing.
 
         Args:
             until: where the message is, as `put` returned it, one whose topic begins with `prefix`. Or `at` of another
                 table of this prefix.
             timeout: in seconds.
 
-        Raises as `wait_synced`.
+        Raises as `wait_synced`, and in a callback as `Subscriber.checkpoint`.
         """
-        if isinstance(until, Place):
-            until = {until.slice_id: Position(until.epoch, until.sequence + 1)}
-        return self._wait(lambda: self._has(until), timeout)
+        end, place = time.monotonic() + timeout, until if isinstance(until, Place) else None
+        at = {until.slice_id: Position(until.epoch, until.sequence + 1)} if isinstance(until, Place) else until
+        if not self._wait(lambda: self._has(at), timeout):
+            return False
+        with self._changed:
+            has_all = self.feed.key_bytes == 0 or (place is not None and self._rows.has(place))
+        return has_all or self._wait_complete(at.keys(), end - time.monotonic())
 
     def _wait(self, is_so: Callable[[], bool], timeout: float | None) -> bool:
         end = time.monotonic() + (inf if timeout is None else timeout)

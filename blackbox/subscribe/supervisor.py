@@ -264,6 +264,39 @@ class Supervisor:
         found = {slice_id: thread.first_position for slice_id, thread in self._slices.items()}
         return {slice_id: position for slice_id, position in found.items() if position is not None}
 
+    def wait_complete(self, slice_ids: Collection[int], timeout: float) -> bool:
+        """Wait until all is delivered that slices received, and nothing before it is missing; return False if late.
+
+        A slice of some keys waits for a heartbeat. Raises as `checkpoint`.
+        """
+        self._check_checkpoint()
+        slices = {n: each for n, each in self._slices.items() if n in slice_ids and each.order.state.is_full == 0}
+        checkpoint = Checkpoint(slices)
+        try:
+            for thread in slices.values():
+                thread.come_to(checkpoint)
+            checkpoint.wait(timeout, partial(self._note_ended, checkpoint, slices, True))
+        except TimeoutError:
+            return False
+        finally:
+            checkpoint.release()
+        return True
+
+    def _note_ended(
+        self, checkpoint: Checkpoint, slices: Mapping[int, SliceThread], is_exact: bool, missing: set[int]
+    ) -> None:
+        """Note where slices are that have ended. `is_exact`: they have no position if messages before it are missing.
+
+        Raises what ended the subscriber, SubscriberError if it was terminated.
+        """
+        self.raise_failure()
+        for slice_id in missing:
+            if slices[slice_id].is_done:
+                if slices[slice_id].state.stopping == TERMINATE:
+                    raise SubscriberError("the subscriber was terminated: what was queued was not delivered")
+                has_position = slices[slice_id].order.is_clean or not is_exact
+                checkpoint.note(slice_id, slices[slice_id].position if has_position else None)
+
     @contextmanager
     def checkpoint(self, timeout: float, by_reader: bool = False) -> Iterator[dict[int, Position]]:
         """Let no callback run, and yield what each slice will deliver next; where it has ended, would have.
@@ -286,16 +319,7 @@ class Supervisor:
             for thread in slices.values():
                 thread.come_to(checkpoint)
 
-            def look(missing: set[int]) -> None:
-                self.raise_failure()
-                for slice_id in missing:
-                    if slices[slice_id].is_done:
-                        if slices[slice_id].state.stopping == TERMINATE:
-                            raise SubscriberError("the subscriber was terminated: what was queued was not delivered")
-                        is_exact = slices[slice_id].order.is_clean or not by_reader
-                        checkpoint.note(slice_id, slices[slice_id].position if is_exact else None)
-
-            positions = checkpoint.wait(timeout, look)
+            positions = checkpoint.wait(timeout, partial(self._note_ended, checkpoint, slices, by_reader))
             for slice_id, undone in self._undone(by_reader).items():
                 if slice_id in positions:
                     positions[slice_id] = min(positions[slice_id], undone)

@@ -14,13 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blackbox import Batch, CallbackError, ConfigError, Feed, Message, Publisher, Recorder, Recording, Subscriber
+from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.block import Block
 from blackbox.block.position import NOWHERE, Place, Position
 from blackbox.errors import SubscriberError
 from blackbox.image.table import Table
-from blackbox.testing import wait_until
+from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import archived_feed
-from tests.archive.recorders import wait_recorded
+from tests.archive.recorders import feed_of, wait_recorded
 from tests.archive.test_images import Told
 from tests.examples import examples
 from tests.subscribe.subscribers import nothing
@@ -322,6 +323,46 @@ def test_who_waits_for_a_message_goes_on_once_the_table_has_it(tmp_path: Path, k
         assert table.revision(b"A") == place
         assert table.wait(table.at, 0)
         assert table.wait({}, 0)
+
+
+def test_a_wait_for_a_table_of_some_keys_ends_after_all_of_its_keys_are_repaired(tmp_path: Path) -> None:
+    feed, elsewhere = archived_feed(key_bytes=2), feed_of(key_bytes=2)
+    with (
+        RawPublisher(feed) as publisher,
+        RawPublisher(elsewhere, publisher.epoch) as other,
+        Recorder(elsewhere, tmp_path) as recorder,
+        ArchiveServer(tmp_path / feed.name, feed.archives),
+    ):
+        blocks = [publisher.encode([(topic, payload)]) for topic, payload in ((b"Aa.x", b"old"), (b"Ab.x", b"old"))]
+        for block in blocks:
+            other.send(block)
+        wait_recorded(recorder, 2)
+        subscriber = Subscriber(feed, on_gap="repair", repair_wait=60)
+        table = subscriber.table(b"A")
+        subscriber.start(snapshot="latest")
+        publisher.heartbeat()
+        subscriber.wait_live()
+        blocks = [publisher.encode([(topic, b"new")]) for topic in (b"Aa.x", b"Ab.x")]
+        publisher.send(blocks[1])  # the one before it is lost
+        assert table.wait(Place(0, publisher.epoch, 3), 60)
+        assert table[b"Aa.x"] == b"old"
+        seen = list[tuple[bool, bytes]]()
+        untils = Place(0, publisher.epoch, 2), table.at
+        waiting = [
+            threading.Thread(target=lambda until=until: seen.append((table.wait(until, 60), table[b"Aa.x"])))
+            for until in untils
+        ]
+        for each in waiting:
+            each.start()
+        publisher.heartbeat()
+        wait_until(lambda: subscriber.statistics().received.catching_up == 1)
+        assert seen == []
+        for block in blocks:
+            other.send(block)
+        for each in waiting:
+            each.join(60)
+        subscriber.stop()
+    assert seen == [(True, b"new")] * 2
 
 
 def test_what_ends_the_subscriber_ends_who_waits_for_its_table(tmp_path: Path) -> None:
