@@ -185,16 +185,18 @@ class Connections:
     """The TCP connections of one ZeroMQ socket, of its own endpoints and to those of others.
 
     Made and closed in the socket's thread; one other thread may look. `news` is readable when there is a new one.
-    `failures` counts the handshakes that have failed.
+    `failures` counts the handshakes that have failed, `retries` the attempts to connect.
     """
 
-    def __init__(self, of: zmq.Socket[bytes]) -> None:
+    def __init__(self, of: zmq.Socket[bytes], *, counts_retries: bool = False) -> None:
         """Watch a socket that has not yet been bound or connected."""
         self._socket = of
         self._of: dict[int, Connection] = {}
         self.failures: Counter[Failure] = Counter()
+        self.retries = 0
         place = f"inproc://blackbox-connections-{next(_numbers)}"  # one that has closed holds its place for a while
-        of.monitor(place, zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | FAILURE_EVENTS)
+        events = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | FAILURE_EVENTS
+        of.monitor(place, events | zmq.EVENT_CONNECT_RETRIED if counts_retries else events)
         self.news: zmq.Socket[bytes] = of.context.socket(zmq.PAIR)
         self.news.rcvhwm = _MOST_EVENTS
         self.news.linger = 0
@@ -206,6 +208,8 @@ class Connections:
             event = parse_monitor_message(self.news.recv_multipart())
             if (failure := failure_of(event["event"], event["value"])) is not None:
                 self.failures[failure] += 1
+            elif event["event"] == zmq.EVENT_CONNECT_RETRIED:
+                self.retries += 1
             else:
                 self._add(event["event"], event["value"], event["endpoint"].decode())
         self._of = {fd: connection for fd, connection in self._of.items() if connection.look()}

@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from blackbox.archive.serve.client import ArchiveClient
-from blackbox.archive.serve.connection import Fetched
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.block import Block
 from blackbox.block.block_handler import BLOCK
@@ -178,12 +177,17 @@ def test_an_archive_that_does_not_answer_is_left_out_of_a_start_with_a_warning(
         put(journal, b"A", 0, 1, number, epoch=7, sequence=number)
     journal.writer.close()
     with ArchiveServer(tmp_path / feed.name, feed.archives[1:]):
-        found = list(ArchiveClient(feed, timeout=0.5).blocks(0, start_ns=3 * SECOND))
-    assert [each.block.number_of(0) for each in found if isinstance(each, Fetched)] == [3, 4]
-    warnings = [each.message for each in caplog.records if each.levelname == "WARNING"]
+        reading = ArchiveClient(feed, timeout=0.2).read(0, 3 * SECOND, [b""], 1.0, lambda: False, patience_s=60.0)
+        assert next(reading) == Passed(Position(7, 3))
+        cast(Generator[object], reading).close()
+    warnings = [each.message for each in caplog.records if "starts without" in each.message]
     assert len(warnings) == 1
-    assert warnings[0].startswith("slice 0 starts without the messages of an archive: ")
-    assert feed.archives[0] in warnings[0]
+    assert warnings[0].startswith(f"slice 0 starts without the messages of an archive: {feed.archives[0]} did not")
+
+
+def test_an_archive_that_takes_no_connection_is_not_waited_for() -> None:
+    feed = feed_of(archives=(free_endpoint(), free_endpoint()))
+    assert not ArchiveClient(feed, timeout=3_600).answers()
 
 
 def test_an_empty_slice_starts_before_its_first_run(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
@@ -145,17 +145,22 @@ class ArchiveClient:
 
     @contextmanager
     def _asking(
-        self, endpoint: str, is_over: Callable[[], bool] | None = None, timeout: float = 0.0
+        self,
+        endpoint: str,
+        is_over: Callable[[], bool] | None = None,
+        timeout: float = 0.0,
+        *,
+        is_hasty: bool = False,
     ) -> Iterator[Connection]:
         """Yield a connection to an archive of this feed; `timeout` applies if it is longer than the client's.
 
-        With `is_over`, an archive that did not answer before gets a longer timeout.
+        With `is_over`, an archive that did not answer before gets a longer timeout. `is_hasty`: see `Connection`.
         """
         began, timeout = awake_s(), max(timeout, self._timeout)
         if is_over is not None and self.may_answer([endpoint]):
             timeout = max(timeout, min(self._waited[endpoint], _MOST_ANSWER_S))
         asking = (self._kept or {}).pop(endpoint, None) or Connection(endpoint, timeout, self._keys[endpoint])
-        asking.is_over, asking.heard, asking.timeout = is_over or _never, 0.0, timeout
+        asking.is_over, asking.heard, asking.timeout, asking.is_hasty = is_over or _never, 0.0, timeout, is_hasty
         try:
             if not asking.is_known:
                 self._check(asking.ask(AskAbout())[0], endpoint)
@@ -539,12 +544,16 @@ class ArchiveClient:
             raise ArchiveError(f"consumer {name!r} was not noted: {'; '.join(failures)}")
 
     def answers(self) -> bool:
-        """Return True if an archive answers now, or is connected and may answer later."""
-        try:
-            self.about()
-        except BlackBoxError:
-            return self.may_answer()
-        return True
+        """Return True if an archive answers now, or is connected and may answer later.
+
+        An archive that takes no connection is not waited for.
+        """
+        for endpoint in self._order:
+            with suppress(BlackBoxError), self._asking(endpoint, is_hasty=True) as asking:
+                asking.ask(AskAbout())
+                return True
+            self._put_last(endpoint)
+        return self.may_answer()
 
     def _put_last(self, endpoint: str) -> None:
         """Move an archive that failed to the end of the order."""

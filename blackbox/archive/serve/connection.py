@@ -79,6 +79,8 @@ class Connection:
         """Whether no answer is waited for any more."""
         self.timeout = timeout
         """How many seconds to wait for an answer."""
+        self.is_hasty = False
+        """True to fail after a failed attempt to connect, before the timeout."""
         self._numbers = itertools.count(1)
         self._number = b""
         self._context = new_context("archive client", _NEEDS)
@@ -88,7 +90,7 @@ class Connection:
         allow_ipv6(self._socket, self.endpoint)
         keep_alive(self._socket)
         use_keys(self._socket, keys)
-        self._keys, self._connections = keys, Connections(self._socket)
+        self._keys, self._connections = keys, Connections(self._socket, counts_retries=True)
         try:
             self._socket.connect(self.endpoint)
         except zmq.ZMQError as error:
@@ -135,6 +137,8 @@ class Connection:
                 certain = self._connections.failures.keys() - {Failure.LEFT}
                 if why := refusal_of(certain, self._keys):
                     raise ArchiveError(f"{self.endpoint}: {why}")
+                if self.is_hasty and self._connections.retries:
+                    raise ArchiveError(f"{self.endpoint} took no connection")
                 continue
             frames = [_taken(frame) for frame in self._socket.recv_multipart(copy=False)]
             if len(frames) < _HEAD_FRAMES or frames[0] != self._number:
