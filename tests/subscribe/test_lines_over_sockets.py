@@ -131,6 +131,31 @@ def test_a_held_block_waits_no_longer_than_told() -> None:
     assert subscriber.statistics().received.gaps == 1
 
 
+def test_a_held_block_does_not_wait_for_a_line_that_was_only_received_in_an_earlier_epoch() -> None:
+    feed = two_line_feed(heartbeat_ns=60 * 10**9)
+    subscriber = Subscriber(feed, line_wait=1_000, slow=PATIENT)
+    got = Collector()
+    subscriber.on(b"")(got.message)
+    with RawPublisher(feed, epoch=time.time_ns()) as publisher:
+        subscriber.start()
+        earlier = [publisher.encode([(b"T", b"earlier %d" % number)]) for number in range(2)]
+        publisher.send(earlier[0], [A, B])
+        got.wait(1)
+        publisher.epoch, publisher.sequences, publisher.ends = publisher.epoch + 1, [0], [{}]
+        for number in range(2):  # an epoch is accepted at its second block
+            publisher.send(publisher.encode([(b"T", b"%d" % number)]), [A])
+        got.wait(3)
+        publisher.send(earlier[1], [B])
+        wait_until(lambda: subscriber.statistics().received.stale == 1)
+        publisher.encode([(b"T", b"lost")])
+        publisher.send(publisher.encode([(b"T", b"last")]), [A])
+        got.wait(4)
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert got.payloads == [b"earlier 0", b"0", b"1", b"last"]
+    assert subscriber.statistics().received.gaps == 1
+
+
 def test_a_subscriber_starts_on_one_line_when_the_other_has_no_publisher(caplog: pytest.LogCaptureFixture) -> None:
     feed = two_line_feed()
     subscriber = Subscriber(feed, slow=PATIENT)
