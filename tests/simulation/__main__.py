@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import secrets
 import sys
 import time
@@ -24,6 +25,7 @@ def main() -> int:
     is_one = options.seed is not None and options.seconds is None
     many = options.count or (1 if is_one else sys.maxsize)
     finding_of(0)  # compiles
+    gc.freeze()
     began, until = time.process_time(), time.monotonic() + (options.seconds or DEFAULT_SECONDS)
     found = ran = 0
     for seed in count(first):

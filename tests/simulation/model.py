@@ -46,13 +46,18 @@ class Want:
         return Want(self.start, self.begin, self.end)
 
 
+def is_settled(world: World) -> bool:
+    """Return True if the consumer is live and at the end of what was published."""
+    slice_, end = world.consumer.order, world.publisher_position
+    return slice_.state.phase == LIVE and slice_.order.is_clean and slice_.order.position == end
+
+
 def check(world: World) -> None:
     """Raise ModelError unless the consumer is live and each message was delivered once in order or reported as lost."""
     consumer, order, publisher = world.consumer, world.consumer.order, world.publisher
-    state, position, is_clean = order.state, order.order.position, order.order.is_clean
-    if state.epoch and (state.phase != LIVE or not is_clean or position != (publisher.epoch, publisher.next)):
-        cursor, end = order.cursor, (publisher.epoch, publisher.next)
-        raise ModelError(f"not live: {position} clean {is_clean} cursor {cursor} of {end}")
+    if order.state.epoch and not is_settled(world):
+        position, end = order.order.position, world.publisher_position
+        raise ModelError(f"not live: {position} clean {order.order.is_clean} cursor {order.cursor} of {end}")
     if consumer.begun is None:
         return
     came = _check_delivered(world, consumer.begun)

@@ -295,6 +295,7 @@ class Relay:
         self._waiting: list[tuple[int, Answer]] = []
         self._version, self._confirmed = 0, -1
         self._memory = LineMemory(16)
+        self._sender = self._memory.sender(0)
         self._kept = Kept(self._memory.at(0, 0))
         self._names: list[bytes] = []
         self.up.connect(())
@@ -336,7 +337,7 @@ class Relay:
 
     def _answer(self) -> None:
         """Answer below for all that is in force above."""
-        sender, state = self._memory.sender(0), self._memory.state
+        sender, state = self._sender, self._memory.state
         due = [answer for version, answer in self._waiting if version <= self._confirmed]
         self._waiting = [each for each in self._waiting if each[0] > self._confirmed]
         for answer in due:

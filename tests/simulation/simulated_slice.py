@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import Final, NamedTuple, Protocol
 
 import numpy
@@ -11,7 +12,7 @@ from blackbox.block.format import HEADER, read_header
 from blackbox.block.position import End, Position
 from blackbox.native.jit import njit
 from blackbox.native.kept_arguments import Kept, kept_at
-from blackbox.native.prefix_trie import build_trie
+from blackbox.native.prefix_trie import Trie, build_trie
 from blackbox.subscribe import order
 from blackbox.subscribe.epochs import DOUBTED, NEW, STALE, epoch_before, epoch_state_at, judge_epoch
 from blackbox.subscribe.order_state import LIVE, NONE, UNKNOWN, Answers, Order, OrderAt, order_state_at
@@ -23,6 +24,11 @@ LINE_WAIT_NS: Final = 5 * 10**9
 LINE_DEAD_NS: Final = 12 * 10**9
 _LOSSES: Final = -2
 _at = kept_at(OrderAt)
+
+
+@cache
+def _trie_of(prefixes: tuple[bytes, ...]) -> Trie:
+    return build_trie(sorted(prefixes))
 
 
 class SentBlock(NamedTuple):
@@ -241,7 +247,7 @@ class SimulatedSlice:
         self._header = numpy.zeros(1, HEADER)
         self._at = self._header.ctypes.data
         self._held: dict[int, SentBlock] = {}
-        self._before = build_trie([])
+        self._before = _trie_of(())
         self._confirmed = [0] * lines
         self._names: dict[bytes, int] = {}
         self._doubted: dict[int, SentBlock] = {}
@@ -276,7 +282,7 @@ class SimulatedSlice:
     def change_filters(self, prefixes: tuple[bytes, ...]) -> None:
         """Change the filters, which must be confirmed again."""
         self.prefixes = prefixes
-        order.change_filters(self.order.at, build_trie(sorted(prefixes)), int(b"" in prefixes))
+        order.change_filters(self.order.at, _trie_of(prefixes), int(b"" in prefixes))
         self._confirmed = [0] * len(self._confirmed)
 
     def _enter(self, line: int, epoch: int, now: int, proven: int = 0) -> int:
@@ -311,7 +317,7 @@ class SimulatedSlice:
         self._confirmed[line] = 1
         self._note(line, epoch, following, ends)
         order.confirm(self.order.at, self._before, following)
-        self._before = build_trie(sorted(self.prefixes))
+        self._before = _trie_of(self.prefixes)
         self._settle(now)
 
     def _settle(self, now: int) -> None:

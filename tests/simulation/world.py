@@ -8,7 +8,7 @@ from random import Random
 from blackbox.block.position import Position
 from blackbox.subscribe.order_state import LIVE, Answers
 from tests.simulation.archive import Archive, Cursor, ns
-from tests.simulation.model import ModelError, Report, Want, check
+from tests.simulation.model import ModelError, Report, Want, check, is_settled
 from tests.simulation.network import FAR, KEYS, Confirm, Heartbeat, Loop, Pipe, Publisher, Relay
 from tests.simulation.simulated_slice import SentBlock as Block
 from tests.simulation.simulated_slice import SimulatedSlice
@@ -306,7 +306,9 @@ class World:
             pipe.drop, pipe.delay, pipe.forges = 0.0, 1.0, False
         for archive in self.archives:
             archive.is_reachable = True
-        loop.run(end + 350)
+        loop.run(end + 50)  # by then all are connected and running
+        while not is_settled(self) and loop.now < end + 350:
+            loop.run(loop.now + 10)
         check(self)
 
 
