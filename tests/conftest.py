@@ -37,7 +37,6 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 LONG = (
-    "tests/analysis/",
     "tests/spark/",
     "tests/bridge/amqp/",
     "tests/bench/test_bench_rivals.py",
@@ -55,8 +54,13 @@ LONG = (
 at the end is short, and no worker waits for the other."""
 
 
-SESSIONS = ("tests/analysis/", "tests/spark/", "tests/bridge/amqp/", "tests/simulation/")
-"""Each has its own worker, as its tests share Spark's session, a RabbitMQ, or compiled kernels."""
+SESSIONS = {
+    "tests/analysis/": "tests/spark/",
+    "tests/spark/": "tests/spark/",
+    "tests/bridge/amqp/": "tests/bridge/amqp/",
+    "tests/simulation/": "tests/simulation/",
+}
+"""Scopes of folders, each with its own worker, as its tests share Spark, a RabbitMQ, or compiled kernels."""
 
 WITHOUT_SESSION = tuple(f"tests/spark/test_{name}.py" for name in ("cluster", "connect", "java", "machines"))
 
@@ -64,7 +68,7 @@ WITHOUT_SESSION = tuple(f"tests/spark/test_{name}.py" for name in ("cluster", "c
 def _scope_of(nodeid: str) -> str:
     """Return the scope whose tests run on one worker: a file, or a folder of SESSIONS."""
     file = nodeid.partition("::")[0]
-    shared = (folder for folder in SESSIONS if file.startswith(folder) and file not in WITHOUT_SESSION)
+    shared = (scope for folder, scope in SESSIONS.items() if file.startswith(folder) and file not in WITHOUT_SESSION)
     return next(shared, file)
 
 

@@ -35,8 +35,10 @@ def spark(own_jar: Path) -> Iterator[SparkSession]:
         "spark.ui.enabled": False,
         "spark.ui.showConsoleProgress": False,
         "spark.sql.shuffle.partitions": 2,
-        # The rows are few: to compile a query takes longer than to interpret it. Clusters have it as it comes.
+        # The rows are few: compiling a query, or planning it again, takes longer than running it.
         "spark.sql.codegen.wholeStage": False,
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.adaptive.enabled": False,
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYSPARK_SUBMIT_ARGS", f"--jars {own_jar} pyspark-shell")
