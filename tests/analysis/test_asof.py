@@ -20,7 +20,7 @@ from pyspark.sql import functions
 from blackbox import ConfigError
 from blackbox.analysis import asof_join, asof_recorded
 from blackbox.errors import JournalError
-from tests.analysis.tape import from_spark, tape, to_spark
+from tests.analysis.tape import from_spark, midnight, tape, to_spark
 from tests.damaged import damage_body
 from tests.examples import examples, first_of
 from tests.feeds.build import messages_of
@@ -37,9 +37,10 @@ QUOTE = ["bid_price", "bid_size", "ask_price", "ask_size"]
 
 @pytest.fixture(scope="module")
 def days(shared_data: Path) -> tuple[polars.DataFrame, polars.DataFrame]:
-    """IBM's trades and quotes of one day, and BAC's trades, which have no quotes."""
+    """IBM's trades and quotes before 9:40 of one day, and BAC's trades, which have no quotes."""
     trades = [tape(shared_data, symbol, "trade", "2013-10-07") for symbol in ("IBM", "BAC")]
-    return polars.concat(trades), tape(shared_data, "IBM", "quote", "2013-10-07")
+    early = col("ts_event") < midnight("2013-10-07") + 580 * 60_000 * MS
+    return polars.concat(trades).filter(early), tape(shared_data, "IBM", "quote", "2013-10-07").filter(early)
 
 
 @pytest.fixture(scope="module")

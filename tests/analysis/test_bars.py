@@ -35,7 +35,7 @@ BAR = [
 @pytest.fixture(scope="module")
 def days(shared_data: Path) -> polars.DataFrame:
     both = [tape(shared_data, "IBM", "trade", *DATES), tape(shared_data, "BAC", "trade", "2013-10-07")]
-    return polars.concat(both).sort("symbol", "ts_event", "slice", "sequence")
+    return polars.concat(both).gather_every(20).sort("symbol", "ts_event", "slice", "sequence")
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +97,10 @@ def test_sessions_of_real_days_with_empty_minutes(trades: DataFrame, days: polar
 
 
 def test_bars_by_count(trades: DataFrame, days: polars.DataFrame) -> None:
-    found = from_spark(count_bars(trades, 1_000), "symbol", "bar")
+    found = from_spark(count_bars(trades, 50), "symbol", "bar")
     place = polars.int_range(polars.len()).over("symbol")
     times = [col("ts_event").first().alias("start"), col("ts_event").last().alias("end")]
-    expected = days.with_columns((place // 1_000).alias("bar")).group_by("symbol", "bar", maintain_order=True)
+    expected = days.with_columns((place // 50).alias("bar")).group_by("symbol", "bar", maintain_order=True)
     same(found, expected.agg(*times, *BAR).sort("symbol", "bar"))
 
 

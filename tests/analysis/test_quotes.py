@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def test_real_quotes_of_one_side_each(spark: SparkSession, shared_data: Path, tmp_path: Path) -> None:
-    told = tape(shared_data, "IBM", "quote", "2013-10-07")
+    told = tape(shared_data, "IBM", "quote", "2013-10-07")[:10_000]
     sides = [col(f"{side}_{part}") for side in ("bid", "ask") for part in ("price", "size")]
     raw = told.with_columns(polars.when(col(f"{each.meta.output_name()[:3]}_price") != 0).then(each) for each in sides)
     frame = to_spark(spark, raw, tmp_path / "quotes")

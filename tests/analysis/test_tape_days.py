@@ -17,19 +17,21 @@ if TYPE_CHECKING:
 
 TRADES = ["ms", "price", "size", "exchange", "condition", "suspicious"]
 QUOTES = ["ms", "bid_price", "bid_size", "ask_price", "ask_size", "exchange", "condition", "suspicious"]
-ROWS = 3_631_555
-"""Of all files: 15 more than they have line ends, since no file ends with one."""
+FILES = "ibm_*_{}.zip"
 
 
 @pytest.fixture(scope="module")
 def tape(tmp_path_factory: pytest.TempPathFactory, shared_data: Path) -> Path:
-    return record(tmp_path_factory.mktemp("tape"), "tape", lambda: Tape(shared_data / "lean"))
+    source, out = tmp_path_factory.mktemp("lean"), tmp_path_factory.mktemp("tape")
+    for path in (shared_data / "lean").glob(FILES.format("*")):
+        (source / path.name).symlink_to(path)
+    return record(out, "tape", lambda: Tape(source))
 
 
 def by_file(shared_data: Path, kind: str, columns: list[str]) -> dict[tuple[str, int], pandas.DataFrame]:
     """The rows of each file of a kind, by symbol and day."""
     found = {}
-    for path in sorted((shared_data / "lean").glob(f"*_{kind}.zip")):
+    for path in sorted((shared_data / "lean").glob(FILES.format(kind))):
         symbol, day, _ = path.stem.split("_")
         found[symbol.upper(), int(day)] = pandas.read_csv(
             path, names=columns, dtype={"exchange": str, "condition": str}
@@ -42,11 +44,6 @@ def sums(spark: SparkSession, tape: Path, kind: str, **columns: Any) -> dict[tup
     day = f.date_format(f.from_utc_timestamp("event_time", "America/New_York"), "yyyyMMdd").cast("int")
     table = frame.groupBy("symbol", day.alias("day")).agg(*(value.alias(name) for name, value in columns.items()))
     return {(row["symbol"], row["day"]): {name: row[name] for name in columns} for row in table.collect()}
-
-
-def test_every_row_of_every_day_arrives(spark: SparkSession, tape: Path) -> None:
-    sequences = spark.read.format("blackbox").schema("sequence bigint").load(str(tape))
-    assert sequences.agg(f.count("sequence")).first() == (ROWS,)
 
 
 def test_trades_are_those_of_the_files(spark: SparkSession, tape: Path, shared_data: Path) -> None:
