@@ -46,6 +46,17 @@ def tape(shared_data: Path, symbol: str, kind: str, *dates: str) -> polars.DataF
     return polars.concat(days)
 
 
+def first_rows(shared_data: Path, directory: Path) -> Path:
+    """Write IBM's first 1,000 trades and 5,000 quotes of 2013-10-07 as files of the tape; return their directory."""
+    directory.mkdir()
+    for kind, count in (("trade", 1_000), ("quote", 5_000)):
+        name = f"ibm_20131007_{kind}.zip"
+        with zipfile.ZipFile(shared_data / "lean" / name) as whole, zipfile.ZipFile(directory / name, "w") as part:
+            (member,) = whole.namelist()
+            part.writestr(member, b"".join(whole.read(member).splitlines(keepends=True)[:count]))
+    return directory
+
+
 def to_spark(spark: SparkSession, frame: polars.DataFrame, path: Path) -> DataFrame:
     """The same rows as a frame of Spark, through Parquet: in several parts, and not in order."""
     path.mkdir()
