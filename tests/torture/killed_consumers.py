@@ -114,10 +114,10 @@ def work(shape, path, slow_s, *prefixes):
     def gap(gap):
         is_live = subscriber.statistics().received.catching_up == 0
         what = "gap while live" if is_live else "gap"
-        if is_full or gap.key:
+        if is_full or (gap.key and not gap.is_upper_bound):
             add(what, gap.key, gap.epoch, gap.sequence if is_full else None, gap.count)
             return
-        for key in KEYS:
+        for key in [gap.key] if gap.key else KEYS:
             add("unknown keys", key, gap.epoch, None, 0)
 
     subscriber.start(timeout=60, since=since or 0)
@@ -287,22 +287,22 @@ class _House:
         self, heard: list[tuple[str, int, int, int]], recorded: dict[int, set[int]], ends: dict[int, range], begin: int
     ) -> Iterator[str]:
         """Yield what is wrong with one key. `ends`: how many messages runs may have had; `begin`: the first one."""
-        following, last = dict.fromkeys(ends, 0), 0
+        following, last, unsure = dict.fromkeys(ends, 0), 0, 0
         if heard and heard[0][1] == begin:
             first = heard[0][2]
             if self._has_outbox or not recorded.get(begin, set()) & set(range(first)):
                 following[begin] = first  # it has begun with what the archive had
         for what, epoch, first, stop in heard:
             if what == "unknown keys" and epoch in ends:
-                ends[epoch] = range(ends[epoch].stop)
+                ends[epoch], unsure = range(ends[epoch].stop), epoch
                 continue
             if epoch not in ends or epoch < last:
                 yield f"epoch {epoch} came behind {last}"
                 return
             last = epoch
-            if first != following[epoch]:
+            if first < following[epoch] or (first > following[epoch] and epoch != unsure):
                 yield f"{what} {first} to {stop} of epoch {epoch} was committed, expected {following[epoch]} next"
-            following[epoch] = stop
+            following[epoch], unsure = stop, 0
             there = recorded.get(epoch, set()) & set(range(first, stop)) if what != "message" else ()
             if there:
                 yield f"{what} {first} to {stop} of epoch {epoch} was told, but the archive had {len(there)} of it"
