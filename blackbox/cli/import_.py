@@ -69,12 +69,13 @@ def import_(
     with exit_statuses():
         from blackbox.archive.import_days import import_days
         from blackbox.native.cgroup import usable_cpus
+        from blackbox.native.compiling import compiled_seconds
 
         shape = load_feed(feed)
         opened = [open_with_options(each, option, shape, date) for each in sources]
         for source, spec in zip(opened, sources, strict=True):
             shape = feed_for(shape, source, spec)
-        began = time.monotonic()
+        began, compiled = time.monotonic(), compiled_seconds()
         with stderr.status(f"importing to {out / shape.name}"):
             done = import_days(
                 shape,
@@ -90,7 +91,7 @@ def import_(
         if as_json:
             print_json(done)
         else:
-            _print_summary(out / shape.name, done, time.monotonic() - began)
+            _print_summary(out / shape.name, done, time.monotonic() - began, compiled_seconds() - compiled)
         for each in done:
             for note in each.notes:
                 warn(f"{each.date}: {note}")
@@ -116,16 +117,16 @@ def _date_of(text: str | None) -> datetime.date | None:
         raise typer.BadParameter(f"was {text!r}, expected YYYY-MM-DD", param_hint="--date") from None
 
 
-def _print_summary(directory: Path, done: list[ImportedDay], elapsed_s: float) -> None:
+def _print_summary(directory: Path, done: list[ImportedDay], elapsed_s: float, compiled_s: float) -> None:
     messages, octets = sum(day.messages for day in done), sum(day.file_bytes for day in done)
     table = values_table(
         [
             ("days", count(len(done)), ", ".join(str(day.date) for day in done[:4]) + " ..." * (len(done) > 4)),
             ("messages", count(messages), "read again and found whole"),
             ("bytes", count(octets), "on disk, indexes included"),
-            ("elapsed", duration(elapsed_s * 1e9)),
-            ("rate", rate(messages, elapsed_s)),
-            ("written", byte_rate(octets, elapsed_s)),
+            ("elapsed", duration(elapsed_s * 1e9), f"{duration(compiled_s * 1e9)} of it compiling and loading kernels"),
+            ("rate", rate(messages, elapsed_s - compiled_s), "while not compiling"),
+            ("written", byte_rate(octets, elapsed_s - compiled_s), "while not compiling"),
         ]
     )
     stdout.print(titled(f"imported to {directory}", table))

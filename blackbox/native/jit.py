@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from functools import wraps
 from typing import Any
 
@@ -17,6 +17,7 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.registry import cpu_target
 from numba.core.sigutils import normalize_signature
 
+from blackbox.errors import LimitError
 from blackbox.native.interrupts import interrupts_held
 from blackbox.native.kernel_cache import cache_root, held_by_one_process, lock_of, use_kernel_cache
 from blackbox.native.late_code import KernelCache
@@ -29,7 +30,7 @@ log = logging.getLogger("blackbox")
 WARM_UP_NEEDS = Needs(threads=1)
 _COMPILE_NEEDS = Needs(memory=128 << 20)
 _PATIENCE_S = 1.0
-_told = threading.Event()
+_was_logged = threading.Event()
 
 use_kernel_cache()
 with interrupts_held():
@@ -66,16 +67,30 @@ def _in_turn(function: Any, is_cached: bool) -> Any:
         # First numba's own lock: a thread that has it may need the file that another thread waits with.
         others = held_by_one_process(lock_of(function._cache)) if is_cached else nullcontext()
         # Last: while it compiles Ctrl-C waits, as LLVM's calls back would swallow it.
-        with global_compiler_lock, others, interrupts_held():
+        with _logged() if is_cached else nullcontext(), global_compiler_lock, others, interrupts_held():
             return compile_(signature)
 
     function.compile = compile_in_turn
     return function
 
 
-def _tell() -> None:
-    if not _told.is_set():
-        _told.set()
+@contextmanager
+def _logged() -> Iterator[None]:
+    """Log once per process that it compiles, if that takes longer than a second."""
+    timer = threading.Timer(_PATIENCE_S, _log_once)
+    timer.daemon = True
+    if not _was_logged.is_set():
+        with suppress(LimitError):
+            start_thread(timer)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _log_once() -> None:
+    if not _was_logged.is_set():
+        _was_logged.set()
         text = "compiling what runs for the first time: up to a minute, longer on a busy machine; then cached in %s"
         log.warning(text, cache_root())
 
@@ -91,10 +106,4 @@ def warm_up(function: Any, *arguments: Any) -> None:
     if signature in function.overloads:
         return
     check_memory()
-    timer = threading.Timer(_PATIENCE_S, _tell)
-    timer.daemon = True
-    start_thread(timer)
-    try:
-        function.compile(signature)
-    finally:
-        timer.cancel()
+    function.compile(signature)

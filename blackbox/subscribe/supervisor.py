@@ -21,12 +21,12 @@ from blackbox.errors import BlackBoxError, SilentPublisherError, SlowSubscriberE
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
 from blackbox.life import Life
+from blackbox.native.compiling import is_compiling
 from blackbox.native.limits import Needs, check_limits, start_thread
 from blackbox.native.waits import acquire
 from blackbox.subscribe.callbacks import Callback
 from blackbox.subscribe.catching_up import Archives, Since
 from blackbox.subscribe.checkpoint import Checkpoint
-from blackbox.subscribe.compiling import is_compiling
 from blackbox.subscribe.confirmation import WaitReport, check_lines
 from blackbox.subscribe.log_warnings import LogWarnings
 from blackbox.subscribe.match_table import Table

@@ -46,3 +46,39 @@ def test_ctrl_c_while_something_is_compiled_is_raised_behind_it(tmp_path: Path, 
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/feeds", "XDG_CACHE_HOME": str(tmp_path)}
     run = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, env=environment)
     assert run.stdout == "raised behind it 1 True\n", run.stderr
+
+
+SLOW = """
+from numba.core import event
+from blackbox.native import jit
+
+class Slow(event.Listener):
+    def on_start(self, event):
+        assert jit._was_logged.wait(60)
+
+    def on_end(self, event):
+        pass
+
+@jit.njit(cache=True)
+def first(number):
+    return number
+
+@jit.njit(cache=True)
+def second(number):
+    return first(number)
+
+with event.install_listener("numba:compile", Slow()):
+    second(1)
+"""
+
+
+def test_compiling_at_a_first_call_is_logged_once_and_loading_is_not(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SLOW)
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/feeds", "XDG_CACHE_HOME": str(tmp_path)}
+    logged = [
+        subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, env=environment).stderr
+        for _ in range(2)
+    ]
+    assert logged[0].startswith("compiling what runs for the first time")
+    assert [len(text.splitlines()) for text in logged] == [1, 0]

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from blackbox import Message, SlowPolicy, SlowSubscriberError, Subscriber
-from blackbox.subscribe import compiling
+from blackbox.native import compiling
 from blackbox.subscribe.slow_subscriber import NO_LIMIT_NS
 from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.testing import Collector, RawPublisher, wait_until
@@ -158,13 +158,13 @@ def test_the_policy_does_not_act_while_the_process_compiles(monkeypatch: pytest.
         subscriber.start()
         [thread] = subscriber._supervisor._slices.values()
         before = thread.state.acts_from_ns = time.monotonic_ns()  # an hour later
-        compiling._active.append(None)
+        compiling._compilations.active.append(time.monotonic())
         try:
             wait_until(lambda: thread.state.acts_from_ns > max(before, time.monotonic_ns()))
             late(publisher, b"late")
             got.wait(1)
         finally:
-            compiling._active.pop()
+            compiling._compilations.active.pop()
         subscriber.stop()
 
 

@@ -1,0 +1,38 @@
+"""Compilations that run in this process: callbacks wait for them, so their lag says nothing then."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from numba.core import event
+
+
+class _Compilations(event.Listener):  # type: ignore[misc]  # numba has no types
+    def __init__(self) -> None:
+        self.active: list[float] = []
+        """When each compilation began that runs or waits for its turn. Appending and popping need no lock."""
+        self.seconds = 0.0
+
+    def on_start(self, _event: Any) -> None:
+        self.active.append(time.monotonic())
+
+    def on_end(self, _event: Any) -> None:
+        if self.active:
+            began = self.active.pop()
+            if not self.active:  # the earliest start is popped last
+                self.seconds += time.monotonic() - began
+
+
+_compilations: Final = _Compilations()
+event.register("numba:compiler_lock", _compilations)
+
+
+def is_compiling() -> bool:
+    """Return True while a thread of this process compiles something with numba, or loads it from a cache."""
+    return bool(_compilations.active)
+
+
+def compiled_seconds() -> float:
+    """Return how long this process has compiled so far, or loaded from a cache, in seconds."""
+    return _compilations.seconds
