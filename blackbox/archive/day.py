@@ -26,8 +26,9 @@ from blackbox.timestamps import date_of, ns_on
 MANIFEST = "manifest.json"
 MOST_JSON_BYTES = 16 << 20
 """A manifest or `closed.json` that is larger is refused."""
-LOCK = "recorder.lock"
-IMPORT_LOCK = "import.lock"
+LOCK = ".recorder.lock"
+IMPORT_LOCK = ".import.lock"
+"""Hidden, so that `recordings/FEED/*` in a shell names days."""
 _SLICE_PREFIX = "slice-"
 _SLICE = re.compile(r"slice-(\d{5})")
 _SEGMENT_SUFFIX = ".journal"

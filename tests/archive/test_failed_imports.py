@@ -19,7 +19,7 @@ from blackbox_feeds.synthetic import Synthetic
 
 from blackbox import ConfigError, Recording
 from blackbox.archive.column_writer import ColumnWriter
-from blackbox.archive.day import recorded_days
+from blackbox.archive.day import IMPORT_LOCK, LOCK, recorded_days
 from blackbox.archive.import_days import import_days
 from blackbox.errors import JournalError, SourceError
 from blackbox.feed.source import Chunk
@@ -130,11 +130,7 @@ def test_a_day_that_is_there_is_refused_before_anything_is_written(tmp_path: Pat
     assert sorted(tmp_path.rglob("*")) == before
     (day,) = import_days(feed, tmp_path, [Made([(b"A.t", b"2", NOON)])], replace=True)
     assert told(Recording.open(day.path)) == [(b"A.t", b"2", NOON)]
-    assert sorted(path.name for path in (tmp_path / feed.name).iterdir()) == [
-        "2026-01-05",
-        "import.lock",
-        "recorder.lock",
-    ]
+    assert sorted(path.name for path in (tmp_path / feed.name).iterdir()) == [IMPORT_LOCK, LOCK, "2026-01-05"]
 
 
 def test_a_source_that_fails_leaves_no_day_and_keeps_the_one_that_was_to_be_replaced(tmp_path: Path) -> None:

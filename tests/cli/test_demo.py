@@ -24,7 +24,7 @@ from blackbox_feeds.itch50 import Itch50
 from blackbox_feeds.synthetic import Synthetic
 
 from blackbox import BlackBoxError, ConfigError, Feed, Publisher, Recording, Source, Subscriber
-from blackbox.archive.day import session_date
+from blackbox.archive.day import LOCK, session_date
 from blackbox.cli.demo.callbacks import DemoCallbacks
 from blackbox.cli.demo.command import check
 from blackbox.cli.demo.results import Results, SymbolResult
@@ -317,7 +317,7 @@ def test_interrupt_ends_both_processes(tmp_path: Path, moment: str) -> None:
 
 def is_free(segment: Path) -> bool:
     """Whether no recorder owns the recording of a segment."""
-    lock = next(path for path in segment.parents if (path / "recorder.lock").exists()) / "recorder.lock"
+    lock = next(path for path in segment.parents if (path / LOCK).exists()) / LOCK
     with lock.open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
