@@ -162,7 +162,7 @@ def test_port_in_use(place: Place) -> None:
         ("itch50:DIR/day.itch", r"DIR/day\.itch: cannot be read: No such file .* expected an ITCH 5\.0 file"),
         ("itch50:DIR", r"DIR: cannot be read: Is a directory, expected an ITCH 5\.0 file"),
         ("itch50:/proc/self/mem", r"/proc/self/mem: cannot be read: Input/output error, expected an ITCH 5\.0 file"),
-        ("itch50:DIR/text", r"text: the file name tells no one date .* e\.g\. `--option date=2019-12-30`"),
+        ("itch50:DIR/text", r"text: the file name tells no one date .* `--option date=2019-12-30` to publish"),
         ("itch50:DIR/text_20200130", r"text_20200130: no valid message starts at byte 0: .* expected one of"),
         ("itch50:DIR/empty_20200130", r"empty_20200130 .*holds no message, expected at least one"),
         ("iex:DIR/day.pcap", r"DIR/day\.pcap: cannot be read: No such file .* expected a pcap or pcapng capture"),

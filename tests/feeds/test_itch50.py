@@ -251,7 +251,7 @@ def test_agrees_with_the_reference(
 def test_a_date_must_be_known(tmp_path: Path) -> None:
     path = tmp_path / "day.itch"
     path.touch()
-    with pytest.raises(ConfigError, match="give the source's option `date`, e.g. `--option date=2019-12-30`"):
+    with pytest.raises(ConfigError, match="e.g. `--date 2019-12-30` to import, `--option date=2019-12-30` to publish"):
         Itch50(path)
     with pytest.raises(SourceError, match="cannot be read: Is a directory"):  # and not: its name tells no date
         Itch50(tmp_path)

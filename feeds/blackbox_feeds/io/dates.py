@@ -34,8 +34,8 @@ def trading_day(day: str | date | None, path: str | Path) -> date:
             seen = " and ".join(sorted(map(str, found))) or "none"
             raise ConfigError(
                 f"{Path(path).name}: the file name tells no one date (it has {seen}), and ITCH times count from "
-                "midnight: give the source's option `date`, e.g. `--option date=2019-12-30`, in Python "
-                "date='2019-12-30'"
+                "midnight: give the date, e.g. `--date 2019-12-30` to import, `--option date=2019-12-30` to publish, "
+                "date='2019-12-30' in Python"
             )
         return found.pop()
     if isinstance(day, datetime):
