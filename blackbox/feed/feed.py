@@ -5,11 +5,11 @@ import os
 import re
 import string
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import time
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 import msgspec
 
@@ -43,6 +43,8 @@ MAX_NAME_LENGTH = 64
 _MOST_BYTES = 64 << 20
 """Of a feed file."""
 
+_local: Final[set[str]] = set()
+"""Endpoints that `Feed.local` chose in this process."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FEED_RANGES = {
     "key_bytes": (0, 8),
@@ -378,14 +380,13 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ConfigError(f"slices were {slices}, expected 1 to {MAX_SLICES}")
         if not 1 <= lines <= MAX_LINES:
             raise ConfigError(f"lines were {lines}, expected 1 to {MAX_LINES}")
+        found = free_endpoints(transport, name, slices, lines)
+        _local.update(*found)
         return cls(
             name=name,
             schema=schema,
             key_bytes=key_bytes,
-            slices=tuple(
-                Slice(endpoints=endpoints, share=(index, slices))
-                for index, endpoints in enumerate(free_endpoints(transport, name, slices, lines))
-            ),
+            slices=tuple(Slice(endpoints=endpoints, share=(index, slices)) for index, endpoints in enumerate(found)),
         )
 
     def _with_paths_in(self, directory: Path) -> Self:
@@ -598,3 +599,12 @@ def with_archive(feed: Feed, endpoint: str) -> Feed:
         security = msgspec.structs.replace(security, archive_keys=(key,))
     bind = feed.bound(endpoint)
     return msgspec.structs.replace(feed, archives=(endpoint,), archives_bind=bind, security=security)
+
+
+def missing_peer_hint(endpoints: Iterable[str]) -> str:
+    """Return why a peer in another process would not be found at some endpoints, to end a text; "" if it would."""
+    if not _local.isdisjoint(endpoints):
+        return " (only this process knows the endpoints of Feed.local: let all processes load one feed file)"
+    if any(transport_of(each) == "inproc" for each in endpoints):
+        return " (inproc endpoints are within one process)"
+    return ""

@@ -8,7 +8,7 @@ from typing import Final
 
 from blackbox.block.validate import FAULT_TEXT, Fault, version_text
 from blackbox.errors import NotConfirmedError
-from blackbox.feed.feed import Feed
+from blackbox.feed.feed import Feed, missing_peer_hint
 from blackbox.subscribe.slice_thread import SliceThread
 
 log = logging.getLogger("blackbox")
@@ -83,4 +83,6 @@ def _heard(feed: Feed, thread: SliceThread) -> str:
     for fault in Fault:
         if counters.faults[fault]:
             return f": {counters.faults[fault]} blocks were refused: {FAULT_TEXT[fault]}"
-    return ": it sent blocks and did not answer" if counters.blocks + counters.control else ""
+    if counters.blocks + counters.control:
+        return ": it sent blocks and did not answer"
+    return missing_peer_hint(thread.feed_slice.lines)
