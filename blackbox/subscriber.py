@@ -10,9 +10,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from blackbox.archive.serve.protocol import Snapshot
-from blackbox.arguments import as_bytes, check_integers
+from blackbox.arguments import check_integers
 from blackbox.errors import ConfigError, SubscriberError
 from blackbox.feed.feed import Feed, check_is_feed
+from blackbox.feed.symbol_choice import TopicChoice
 from blackbox.recovery.consumer import consumer_of
 from blackbox.recovery.start_position import Beginning, Positions, Time, beginning_of
 from blackbox.registration import Registration
@@ -348,12 +349,18 @@ class Subscriber(Registration):
                 f"{other.symbol_rule}: choose its topics by prefix"
             )
 
-    def wait_confirmed(self, timeout: float | None = None, prefix: str | bytes = b"") -> None:
+    def wait_confirmed(
+        self,
+        timeout: float | None = None,
+        prefix: str | bytes = b"",
+        *,
+        symbols: Iterable[str | bytes] | None = None,
+    ) -> None:
         """Wait until publishers have confirmed all subscriptions, those of callbacks added while running included.
 
-        With a `prefix`, those of slices that may hold such topics. Raises as `start`.
+        With a `prefix` or `symbols`, those of slices that may hold such topics. Raises as `start`.
         """
-        self._share.wait_confirmed(timeout, as_bytes("prefix", prefix))
+        self._share.wait_confirmed(timeout, TopicChoice.of(self.feed, prefix, symbols))
 
     def run(
         self, *, until_end: bool = False, timeout: float | None = None, silence_timeout: float | None = None

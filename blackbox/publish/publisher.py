@@ -9,7 +9,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from time import time_ns
@@ -26,9 +26,10 @@ from blackbox.block.encode import NO_VALUE, Rows
 from blackbox.block.gap import shares_of
 from blackbox.block.user_columns import columns_of, parts_of
 from blackbox.errors import ConfigError, JournalError, NoSubscriberError, PublisherError
-from blackbox.feed.feed import Feed, check_is_feed
+from blackbox.feed.feed import Feed, check_is_feed, missing_peer_hint
 from blackbox.feed.schema import load_schema
 from blackbox.feed.source import Source
+from blackbox.feed.symbol_choice import TopicChoice, starts_by_slice
 from blackbox.life import Life
 from blackbox.native.jit import warm_up
 from blackbox.native.limits import check_limits
@@ -622,35 +623,37 @@ class Publisher:
         self._demand.listen(function)
         return function
 
-    def wait_for_subscribers(self, prefix: str | bytes = b"", timeout: float = 60.0, count: int = 1) -> None:
+    def wait_for_subscribers(
+        self,
+        prefix: str | bytes = b"",
+        timeout: float = 60.0,
+        count: int = 1,
+        *,
+        symbols: Iterable[str | bytes] | None = None,
+    ) -> None:
         """Wait until every slice that topics with `prefix` can fall into has `count` subscribers for them.
 
-        Logs a warning after three seconds, and raises NoSubscriberError after `timeout` seconds; both name the slice
-        that lacks them.
+        With `symbols`: for topics of each of these symbols, with a type if they can have one. Logs a warning after
+        three seconds, and raises NoSubscriberError after `timeout` seconds; both name the slice that lacks them.
         """
-        prefix = as_bytes("prefix", prefix)
         deadline = time.monotonic() + timeout
         warn_at = time.monotonic() + _WARN_S
-        for slice_id in self.feed.slices_for(prefix):
+        starts = TopicChoice.of(self.feed, prefix, symbols).starts
+        wanted = starts_by_slice(self.feed, [each for each in starts if not each[1]] or starts)
+        for slice_id, start in ((each, start) for each, starts in sorted(wanted.items()) for start in starts):
             sender = self._running()[slice_id]
+            here = f"feed {self.feed.name!r} slice {slice_id}"
             with sender.changed:
-                while (found := sender.subscriptions.subscribers(prefix)) < count:
+                while (found := sender.subscriptions.subscribers(start)) < count:
                     sender.check()
+                    hint = "" if found else missing_peer_hint(self.feed.slices[slice_id].lines)
                     if time.monotonic() >= deadline:
                         raise NoSubscriberError(
-                            f"feed {self.feed.name!r} slice {slice_id}: {found} subscribers to {prefix!r} "
-                            f"after {timeout} s, expected {count}"
+                            f"{here}: {found} subscribers to {start!r} after {timeout} s, expected {count}{hint}"
                         )
                     if time.monotonic() >= warn_at:
                         warn_at = math.inf
-                        log.warning(
-                            "feed %r slice %d: waiting: %d subscribers to %r, expected %d",
-                            self.feed.name,
-                            slice_id,
-                            found,
-                            prefix,
-                            count,
-                        )
+                        log.warning("%s: waiting: %d subscribers to %r, expected %d%s", here, found, start, count, hint)
                     sender.changed.wait(min(0.5, max(0.0, deadline - time.monotonic())))
 
     def flush(self, timeout: float = 60.0) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 
 from blackbox.block.position import Position
 from blackbox.errors import SubscriberError
+from blackbox.feed.symbol_choice import ALL_TOPICS, TopicChoice, starts_by_slice
 from blackbox.subscribe.catching_up import Since
 from blackbox.subscribe.sharers import Registered
 from blackbox.subscribe.stream import Stream
@@ -92,14 +93,14 @@ class Share:
         """Slices that are of no concern to it."""
         return self._sharers.only_others_need(self.registered, self._supervisor.feed)
 
-    def wait_confirmed(self, timeout: float | None, prefix: bytes = b"") -> None:
-        """Wait until publishers have confirmed what its callbacks need of slices for a prefix.
+    def wait_confirmed(self, timeout: float | None, topics: TopicChoice = ALL_TOPICS) -> None:
+        """Wait until publishers have confirmed what its callbacks need of slices for some topics.
 
-        Raises as `start`; once, what was refused of a prefix that has to do with this one.
+        Raises as `start`; once, what was refused of a prefix that such topics may have.
         """
         feed = self._supervisor.feed
-        others = frozenset(range(len(feed.slices))) - frozenset(feed.slices_for(prefix))
-        check = partial(self.registered.raise_refusal, prefix)
+        others = frozenset(range(len(feed.slices))) - starts_by_slice(feed, topics.starts).keys()
+        check = partial(self.registered.raise_refusal, topics.prefixes)
         self._supervisor.wait_confirmed(timeout, self._foreign() | others, self, check)
 
     def renew(self) -> None:

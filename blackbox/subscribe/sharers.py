@@ -47,10 +47,10 @@ class Registered:
                 return
         log.error("%s: callback %s was removed", error, callback.name)
 
-    def raise_refusal(self, prefix: bytes) -> None:
-        """Raise, once, what was refused of a prefix that begins with `prefix`, or with which that begins."""
+    def raise_refusal(self, prefixes: tuple[bytes, ...]) -> None:
+        """Raise, once, what was refused of a prefix that begins with one of `prefixes`, or with which one begins."""
         for refused, error in tuple(self._refusals):
-            if refused.startswith(prefix) or prefix.startswith(refused):
+            if refused.startswith(prefixes) or any(each.startswith(refused) for each in prefixes):
                 self._refusals.remove((refused, error))
                 raise RightsError(*error.args) from error
 

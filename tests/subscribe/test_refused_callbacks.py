@@ -31,8 +31,9 @@ def test_a_refused_callback_ends_alone_and_its_owner_hears_why(tmp_path: Path) -
     with Publisher(above) as publisher, subscriber:
         for _ in range(2):  # it may ask again
             stream = subscriber.stream(b"IBM.")
+            subscriber.wait_confirmed(60, symbols=["AAPL"])
             with pytest.raises(RightsError, match="refused the topics b'IBM.': our key has no right"):
-                subscriber.wait_confirmed(60, b"IBM.")
+                subscriber.wait_confirmed(60, symbols=["IBM"])
             with pytest.raises(RightsError, match="no right"):
                 stream.get(60)
         assert len(subscriber.callbacks) == 1
