@@ -21,6 +21,7 @@ from blackbox.errors import BlackBoxError, ConfigError, NotConfirmedError, Right
 from blackbox.feed.feed import Feed
 from blackbox.feed.prefixes import Prefixes, covering
 from blackbox.feed.schema import load_schema
+from blackbox.feed.symbol_choice import TopicChoice, starts_by_slice
 from blackbox.subscribe.slow_subscriber import SlowPolicy
 from blackbox.subscribe.stream import Stream
 from blackbox.subscribe.supervisor import SubscriberLife
@@ -45,12 +46,23 @@ _CONFIRM_S: Final = 10.0
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
+_Topics = tuple[str, tuple[str, ...] | None]
+"""Prefix and symbols."""
+
+
 class Subscribe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="subscribe"):
     """Send what comes under a prefix from now on."""
 
     prefix: Annotated[str, msgspec.Meta(max_length=1_024)]
+    symbols: Annotated[tuple[str, ...], msgspec.Meta(max_length=1_000)] | None = None
+    """Only these symbols; default: all."""
     binary: bool = False
     """As `binary_form` has it, in place of JSON."""
+
+    @property
+    def topics(self) -> _Topics:
+        """What is sent: all clients that want the same share one stream."""
+        return self.prefix, self.symbols
 
 
 class Unsubscribe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="unsubscribe"):
@@ -68,7 +80,7 @@ class BridgeStatistics(msgspec.Struct, frozen=True, kw_only=True):
     clients: int
     """Those connected now."""
     prefixes: int
-    """Those that somebody wants now."""
+    """Those that somebody wants now, each set of symbols apart."""
     sent: int
     """Messages that were sent, to all clients."""
     passed_over: int
@@ -82,8 +94,8 @@ class _Browser:
 
     def __init__(self, connection: ServerConnection, limit: int) -> None:
         self.connection = connection
-        self.prefixes: dict[str, bool] = {}
-        """Whether it wants each of them in binary form."""
+        self.prefixes: dict[str, Subscribe] = {}
+        """Its request for each prefix."""
         self.confirmed: set[str] = set()
         """Those of them that it was told are: what comes of others waits, as the answer goes first."""
         self._waiting: dict[str, Waiting] = {}
@@ -124,7 +136,7 @@ class _Browser:
             for note in notes:
                 await self.connection.send(note, text=True)
             waiting = [
-                (prefix, self.prefixes[prefix], self._waiting.pop(prefix).take())
+                (prefix, self.prefixes[prefix].binary, self._waiting.pop(prefix).take())
                 for prefix in self.confirmed & self._waiting.keys()
             ]
             for prefix, is_binary, (texts, passed_over) in waiting:
@@ -185,9 +197,9 @@ class WebSocketBridge:
         self.feed, self._limit = feed, limit
         self._door = Door(host, port, origins, most_clients)
         self._schema = load_schema(feed.schema)
-        self._wanted: dict[str, dict[_Browser, None]] = {}
-        """By prefix, who wants it."""
-        self._readers: dict[str, tuple[Stream, asyncio.Task[None]]] = {}
+        self._wanted: dict[_Topics, dict[_Browser, None]] = {}
+        """By topics, who wants them."""
+        self._readers: dict[_Topics, tuple[Stream, asyncio.Task[None]]] = {}
         self._turns: dict[tuple[int, ...], asyncio.Lock] = {}
         """By slices, who waits for their confirmation."""
         self._sent = self._passed_over = 0
@@ -277,67 +289,72 @@ class WebSocketBridge:
                 self._leave(browser, asked.prefix)
                 browser.tell(unsubscribed=asked.prefix)
             else:
-                await self._join(browser, asked.prefix, asked.binary)
+                await self._join(browser, asked)
                 browser.confirmed.add(asked.prefix)
                 browser.tell(subscribed=asked.prefix)
         except (BlackBoxError, DecodeError, ValueError) as error:
             browser.tell(error=type(error).__name__, why=str(error))
 
-    async def _join(self, browser: _Browser, prefix: str, binary: bool) -> None:
+    async def _join(self, browser: _Browser, asked: Subscribe) -> None:
         """Have what comes under a prefix sent. Raises NotConfirmedError, RightsError, ConfigError; it is not sent."""
-        if prefix in browser.prefixes:
-            if browser.prefixes[prefix] is not binary:
-                raise ConfigError(f"binary was {binary} of prefix {prefix!r}, expected it as before, or to unsubscribe")
+        prefix, topics = asked.prefix, asked.topics
+        if (before := browser.prefixes.get(prefix)) is not None:
+            if before != asked:
+                raise ConfigError(f"the request for prefix {prefix!r} was changed, expected to unsubscribe first")
             return
         if len(browser.prefixes) >= _MOST_PREFIXES:
             raise ConfigError(f"prefix {prefix!r} was one too many, expected at most {_MOST_PREFIXES} of a client")
-        if prefix not in self._readers:
+        if topics not in self._readers:
             if len(self._readers) >= _MOST_OF_ALL:
                 raise ConfigError(f"prefix {prefix!r} was one too many, expected at most {_MOST_OF_ALL} of all clients")
             stream = self._subscriber.stream(
-                prefix.encode(), limit=_STREAM_MESSAGES, when_full="drop_oldest", batches=True
+                prefix, symbols=asked.symbols, limit=_STREAM_MESSAGES, when_full="drop_oldest", batches=True
             )
-            self._wanted[prefix] = {}
-            reader = asyncio.ensure_future(self._read(prefix, stream, self._wanted[prefix]))
-            reader.add_done_callback(partial(self._note_end, prefix, stream))
-            self._readers[prefix] = stream, reader
-        stream, _ = self._readers[prefix]
-        browser.prefixes[prefix] = binary
-        self._wanted[prefix][browser] = None
+            self._wanted[topics] = {}
+            reader = asyncio.ensure_future(self._read(prefix, stream, self._wanted[topics]))
+            reader.add_done_callback(partial(self._note_end, topics, stream))
+            self._readers[topics] = stream, reader
+        stream, _ = self._readers[topics]
+        browser.prefixes[prefix] = asked
+        self._wanted[topics][browser] = None
         try:
-            await self._wait_confirmed(prefix.encode(), stream)
+            await self._wait_confirmed(topics, stream)
             if stream.failure is not None:
                 raise stream.failure
         except BlackBoxError:
             self._leave(browser, prefix)
             raise
 
-    async def _wait_confirmed(self, prefix: bytes, stream: Stream) -> None:
+    async def _wait_confirmed(self, topics: _Topics, stream: Stream) -> None:
         """Wait in a thread, one for all who wait for the same slices, or until its stream was refused.
 
         Raises NotConfirmedError.
         """
-        turn = self._turns.setdefault(self.feed.slices_for(prefix), asyncio.Lock())
+        prefix, symbols = topics
+        slices = starts_by_slice(self.feed, TopicChoice.of(self.feed, prefix, symbols).starts)
+        turn = self._turns.setdefault(tuple(sorted(slices)), asyncio.Lock())
         try:
             await asyncio.wait_for(turn.acquire(), _CONFIRM_S)
         except TimeoutError:
             raise NotConfirmedError(f"publishers had not confirmed {prefix!r} in {_CONFIRM_S} s") from None
+        wait = partial(self._subscriber.wait_confirmed, _CONFIRM_S, prefix, symbols=symbols)
         try:
             while stream.failure is None:
                 try:
-                    return await asyncio.to_thread(self._subscriber.wait_confirmed, _CONFIRM_S, prefix)
+                    return await asyncio.to_thread(wait)
                 except RightsError:  # of this stream, or of one that overlaps: the stream knows
                     if self._subscriber.state is not SubscriberLife.RUNNING:
                         raise
         finally:
             turn.release()
 
-    def _note_end(self, prefix: str, stream: Stream, reader: asyncio.Task[None]) -> None:
-        """End the bridge with the subscriber's error. A refusal of this prefix alone goes to its clients."""
+    def _note_end(self, topics: _Topics, stream: Stream, reader: asyncio.Task[None]) -> None:
+        """End the bridge with the subscriber's error. A refusal of these topics alone goes to their clients."""
         error = None if reader.cancelled() else reader.exception()
         if error is not None and error is stream.failure:
-            known, _ = self._readers.get(prefix, (None, None))
-            for browser in list(self._wanted[prefix]) if known is stream else ():
+            prefix = topics[0]
+            known, _ = self._readers.get(topics, (None, None))
+            for browser in list(self._wanted[topics]) if known is stream else ():
                 if prefix in browser.confirmed:  # others get it as the answer to their request
                     self._leave(browser, prefix)
                     browser.tell(unsubscribed=prefix, error=type(error).__name__, why=str(error))
@@ -345,12 +362,15 @@ class WebSocketBridge:
             self._failed.set_exception(error)
 
     def _leave(self, browser: _Browser, prefix: str) -> None:
+        asked = browser.prefixes.get(prefix)
         browser.leave(prefix)
-        wanted = self._wanted.get(prefix, {})
+        if asked is None:
+            return
+        wanted = self._wanted.get(asked.topics, {})
         wanted.pop(browser, None)
-        if not wanted and prefix in self._readers:
-            del self._wanted[prefix]
-            stream, reader = self._readers.pop(prefix)
+        if not wanted and asked.topics in self._readers:
+            del self._wanted[asked.topics]
+            stream, reader = self._readers.pop(asked.topics)
             reader.cancel()
             stream.close()
 
@@ -364,11 +384,12 @@ class WebSocketBridge:
             for message in batch:
                 text = binary = b""
                 for browser in wanted:
-                    if browser.prefixes[prefix]:
+                    is_binary = browser.prefixes[prefix].binary
+                    if is_binary:
                         binary = binary or as_bytes(message)
                     else:
                         text = text or _ENCODE(as_object(message, schema))
-                    browser.add(prefix, message.topic, binary if browser.prefixes[prefix] else text)
+                    browser.add(prefix, message.topic, binary if is_binary else text)
                 added += len(wanted)
                 if added >= _MOST_ADDED:
                     added = 0

@@ -115,6 +115,26 @@ def test_each_client_gets_the_prefixes_that_it_asks_for() -> None:
     assert (bridge.statistics().sent, bridge.statistics().passed_over) == (201, 0)
 
 
+def test_each_client_gets_exactly_the_symbols_that_it_asks_for() -> None:
+    feed = Feed.local("bridged", slices=2)
+    with Publisher(feed) as publisher:
+
+        async def work(bridge: WebSocketBridge, url: str) -> None:
+            async with client(url, "") as all_of_it, client(url) as one, client(url) as other:
+                for connection in (one, other):
+                    answer = await ask(connection, do="subscribe", prefix="", symbols=["AAPL", "BRK.B"])
+                    assert answer == {"subscribed": ""}
+                assert (await ask(one, do="subscribe", prefix="x", symbols=["AAPL"]))["error"] == "ConfigError"
+                assert bridge.statistics().prefixes == 2
+                for topic in (b"AAPLW.trade", b"BRK.trade", b"AAPL.trade", b"BRK.B.trade"):
+                    publisher.publish(topic, topic)
+                assert len(await payloads(all_of_it, 4, "")) == 4
+                for connection in (one, other):
+                    assert sorted(await payloads(connection, 2, "")) == [b"AAPL.trade", b"BRK.B.trade"]
+
+        serving(feed, work)
+
+
 def test_a_client_hears_that_it_is_subscribed_before_any_message() -> None:
     feed = Feed.local("bridged", slices=1)
     with Publisher(feed) as publisher:
@@ -220,7 +240,7 @@ def test_a_prefix_has_one_form_until_it_is_unsubscribed_from() -> None:
         async def work(_: WebSocketBridge, url: str) -> None:
             async with client(url, "A") as one:
                 answer = await ask(one, do="subscribe", prefix="A", binary=True)
-                assert answer["why"] == "binary was True of prefix 'A', expected it as before, or to unsubscribe"
+                assert answer["why"] == "the request for prefix 'A' was changed, expected to unsubscribe first"
                 await ask(one, do="unsubscribe", prefix="A")
                 await ask(one, do="subscribe", prefix="A", binary=True)
                 publisher.publish(b"A", b"x")
@@ -423,7 +443,7 @@ def test_the_end_waits_for_no_client_that_reads_nothing() -> None:
 def test_what_waits_for_a_client_is_bounded_over_all_its_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(websocket, "_MOST_BYTES", 1_000)
     browser = websocket._Browser(None, 100)  # type: ignore[arg-type]
-    browser.prefixes.update(dict.fromkeys("ABCDE", False))
+    browser.prefixes.update({prefix: websocket.Subscribe(prefix=prefix) for prefix in "ABCDE"})
     for topic in range(100):
         for prefix in sorted(browser.prefixes):
             browser.add(prefix, b"%d" % topic, b"x" * 100)
