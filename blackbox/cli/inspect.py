@@ -36,11 +36,11 @@ _MARKS_SHOWN: Final = 20
 
 
 def inspect(
-    recording: Annotated[
-        Path,
+    recordings: Annotated[
+        list[Path],
         typer.Argument(
-            metavar="RECORDING",
-            help="Directory of a recorded day, with its `manifest.json`; or of a feed, to list its days.",
+            metavar="RECORDING...",
+            help="Directory of a recorded day, with its `manifest.json`; or of a feed, or several days, to list days.",
         ),
     ],
     picture: Annotated[
@@ -60,8 +60,8 @@ def inspect(
 
     Reads the whole day. Damage and gaps do not change the exit status; use `blackbox verify` for that.
 
-    JSON is one object for a day, with all gaps and damaged parts, and an array of objects for a feed's directory. Times
-    are ns since 1970, null if unknown.
+    JSON is one object for a day, with all gaps and damaged parts, and an array of objects for several days. Times are
+    ns since 1970, null if unknown.
 
     For example:
 
@@ -83,16 +83,17 @@ def inspect(
             )
         if picture is not None:
             check(picture)
-        days = days_of(recording)
+        recording = recordings[0]
+        days = days_of(recording) if len(recordings) == 1 else recordings
         if days:
             if picture is not None:
                 raise typer.BadParameter(
-                    f"{recording} holds {counted(len(days), 'day')}, expected one of them", param_hint="--picture"
+                    f"{days[0].parent} holds {counted(len(days), 'day')}, expected one of them", param_hint="--picture"
                 )
             if as_json:
                 print_json([_summary_object(open_day(path)) for path in days])
             else:
-                _print_days(recording, days)
+                _print_days(days[0].parent, days)
             return
         day = open_day(recording)
         with reading(f"reading {recording}", day.file_bytes) as progress:

@@ -89,6 +89,7 @@ def test_a_feed_is_a_table_of_its_days(day: Day) -> None:
     assert ended.out.startswith(f"{day.path.parent}: 2 days\n")
     assert re.search(r"│ 2026-11-19 │ +2 │ +1 │(?s:.)*│ 2026-11-20 │ +2 │ +40 │", ended.out)
     assert invoke("inspect", day.path.parent, "--picture", "x.svg").status == Status.USAGE
+    assert invoke("inspect", other.path, day.path).out == ended.out  # as `inspect recordings/FEED/*`
 
 
 def test_an_empty_day_is_shown_and_drawn(tmp_path: Path) -> None:
