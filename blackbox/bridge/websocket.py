@@ -61,7 +61,7 @@ class Subscribe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
 
     @property
     def topics(self) -> _Topics:
-        """What is sent: all clients that want the same share one stream."""
+        """Return the topics. Clients with equal ones share a stream."""
         return self.prefix, self.symbols
 
 
@@ -80,7 +80,7 @@ class BridgeStatistics(msgspec.Struct, frozen=True, kw_only=True):
     clients: int
     """Those connected now."""
     prefixes: int
-    """Those that somebody wants now, each set of symbols apart."""
+    """Prefixes that clients want now, counted again for each set of symbols."""
     sent: int
     """Messages that were sent, to all clients."""
     passed_over: int
@@ -198,7 +198,7 @@ class WebSocketBridge:
         self._door = Door(host, port, origins, most_clients)
         self._schema = load_schema(feed.schema)
         self._wanted: dict[_Topics, dict[_Browser, None]] = {}
-        """By topics, who wants them."""
+        """By topics, the clients that want them."""
         self._readers: dict[_Topics, tuple[Stream, asyncio.Task[None]]] = {}
         self._turns: dict[tuple[int, ...], asyncio.Lock] = {}
         """By slices, who waits for their confirmation."""
