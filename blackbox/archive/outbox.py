@@ -363,7 +363,8 @@ class _KeyEnds:
 
     def found(self) -> dict[bytes, End]:
         """Return the end of each key found so far."""
-        ends = {key: End(*each) for key, each in zip(self._names.names(), self._ends.tolist(), strict=False)}
+        names = self._names.names()
+        ends = {key: End(*each) for key, each in zip(names, self._ends[: len(names)].tolist(), strict=True)}
         return ends | {key: max(end, ends.get(key, end)) for key, end in self._marked.items()}
 
 
