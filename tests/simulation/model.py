@@ -47,7 +47,7 @@ class Want:
 
 
 def is_settled(world: World) -> bool:
-    """Return True if the consumer is live and at the end of what was published."""
+    """Return True if the consumer is live and at the end of the published messages."""
     slice_, end = world.consumer.order, world.publisher_position
     return slice_.state.phase == LIVE and slice_.order.is_clean and slice_.order.position == end
 
