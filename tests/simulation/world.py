@@ -126,9 +126,11 @@ class Consumer:
                 want.end = self.order.order.position
 
     def _confirm_wants(self, position: Position) -> None:
-        for want in self.wants.values():
+        """Note that filters are confirmed at a position. A key begins with its first block if that came before."""
+        for key, want in self.wants.items():
             if want.end is None and want.begin is None:
-                want.begin = position
+                first = next((Position(*each[:2]) for each in self.state if each[2] == key), position)
+                want.begin = max(position, first)
 
     def take(self, line: int, what: Block | Heartbeat | Confirm) -> None:
         if not self.is_up or (isinstance(what, Confirm) and what.nonce != self._nonce):
