@@ -64,12 +64,16 @@ class PositionFile:
         self._guard = threading.Lock()
 
     def own(self, wait_s: float) -> None:
-        """Lock the name; wait up to `wait_s` for a process that has it. Raises PositionError naming that process."""
+        """Lock the name, and make the file durable. Wait up to `wait_s` for a process that has the name.
+
+        Raises PositionError naming that process.
+        """
         deadline = time.monotonic() + wait_s
         while True:
             try:
                 make_directory(self.directory)
                 self._lock = FileLock(self.directory / f"{self.name}{_LOCK_SUFFIX}")
+                sync_directory(self.directory)  # its last owner may have been killed before it did
                 return
             except OwnedError as owned:
                 if time.monotonic() >= deadline:
