@@ -5,20 +5,20 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from blackbox.archive.consumer_positions import PositionFile, secret_of
 from blackbox.arguments import duration_ns
-from blackbox.block.position import Position
 from blackbox.errors import BlackBoxError, ConfigError, PositionError
 from blackbox.feed.feed import Feed
 from blackbox.life import Life
 from blackbox.native.limits import start_thread
 from blackbox.native.waits import join
-from blackbox.recovery.start_position import Beginning, positions_of
+from blackbox.recovery.progress import Positions, Progress
+from blackbox.recovery.start_position import Beginning
 from blackbox.subscribe.catching_up import Since
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("blackbox")
 
-Checkpoint = Callable[[float], AbstractContextManager[Mapping[int, Position]]]
+Checkpoint = Callable[[float], AbstractContextManager[Positions]]
 
 _PATIENCE_S: Final = 10.0
 _TELL_S: Final = 5.0
@@ -63,11 +63,10 @@ class Consumer:
         self._over = threading.Event()
         self._guard = threading.Lock()
         """Held where it goes on, so that it does not once it is over."""
-        self._ends = threading.Lock()
+        self._ends, self._storing = threading.Lock(), threading.Lock()
         self._threads: list[threading.Thread] = []
         self._archives = archives
-        self._last: Mapping[int, Position] = {}
-        self._told: Mapping[int, Position] = {}
+        self._progress = Progress(feed.name, len(feed.slices), file.path)
 
     def begin(self, beginning: Beginning) -> Beginning:
         """Take the name; return where to begin: where it was, or where `beginning` says.
@@ -81,29 +80,11 @@ class Consumer:
                 self._file.close()
                 raise PositionError(f"consumer {self._file.name!r} was ended while it waited for its name")
         try:
-            kept = self._file.read()
-            if kept is None:
-                return beginning
-            slices = range(len(self._feed.slices))
-            if kept.feed != self._feed.name or not kept.slices.keys() <= set(slices):
-                raise PositionError(
-                    f"{self._file.path} was of feed {kept.feed!r} and slices {sorted(kept.slices)}, expected "
-                    f"{self._feed.name!r} and slices up to {slices[-1]}"
-                )
-            self._last = kept.slices
-            if beginning == Beginning():
-                return Beginning(self._last)
-            if not isinstance(beginning.since, Mapping):
-                raise PositionError(
-                    f"start was given {beginning}, but consumer {self._file.name!r} has been further: expected "
-                    f"positions, or `blackbox positions {self._file.directory} --forget {self._file.name}` first"
-                )
-            self._check_forward(positions_of(beginning.since))
+            return self._progress.resume(self._file.read(), beginning)
         except BaseException:
             if self._go_on(ConsumerLife.NEW):
                 self._file.close()
             raise
-        return beginning
 
     def keep_by_itself(self, checkpoint: Checkpoint) -> None:
         """Keep positions at each interval, if there is one, in a thread; tell archives of them, in another."""
@@ -120,25 +101,31 @@ class Consumer:
         start_thread(thread)
         self._threads.append(thread)
 
-    def keep(self, positions: Mapping[int, Position]) -> None:
-        """Keep where it is. Raises PositionError when that cannot be written."""
-        positions = {**self._last, **positions}
-        if positions != self._last:
-            self._file.keep(self._feed.name, positions)
-            self._last = positions
+    def keep(self, positions: Positions) -> None:
+        """Store positions of a checkpoint. Raises PositionError if they cannot be written."""
+        self._store(self._progress.advance(positions))
 
-    def keep_beginning(self, positions: Mapping[int, Position], begin: Callable[[int], Since | None] | None) -> None:
-        """Keep the beginnings of slices that have no position yet: a consumer killed before a checkpoint begins there.
+    def keep_beginning(self, live: Positions, begin: Callable[[int], Since | None] | None) -> None:
+        """Store where slices began, see `Progress.advance_new`. Raises PositionError if it cannot be written."""
+        slices = range(len(self._feed.slices))
+        starts = {} if begin is None else {slice_id: begin(slice_id) for slice_id in slices}
+        self._store(self._progress.advance_new(live, starts))
 
-        `positions`: of slices that begin live; `begin` says where others do. Times are not kept, nor images: a new
-        start with the same arguments begins there again. Raises PositionError when the file cannot be written.
-        """
-        found = dict(positions)
-        if begin is not None:
-            starts = {slice_id: begin(slice_id) for slice_id in range(len(self._feed.slices))}
-            known = {n: since.position for n, since in starts.items() if since is not None and since.image is None}
-            found |= {slice_id: position for slice_id, position in known.items() if position is not None}
-        self.keep({slice_id: position for slice_id, position in found.items() if slice_id not in self._last})
+    def _store(self, positions: Positions) -> None:
+        with self._storing:
+            if positions == self._progress.stored:
+                return
+            has_ended = self._life is ConsumerLife.ENDED
+            if has_ended:
+                self._file.own(0.0)
+            try:
+                if has_ended:
+                    self._progress.check_unmoved(self._file.read())
+                self._file.keep(self._feed.name, positions)
+            finally:
+                if has_ended:
+                    self._file.close()
+            self._progress.note_stored(positions)
 
     def end(self, checkpoint: Checkpoint) -> None:
         """Let the name go; if it keeps positions by itself, keep where it ended. Again is fine."""
@@ -153,8 +140,9 @@ class Consumer:
                 if self._interval_s is not None:
                     self._keep_now(checkpoint)
                 self._tell_now()
-            self._file.close()
-            self._enter(ConsumerLife.ENDED)
+            with self._storing:
+                self._file.close()
+                self._enter(ConsumerLife.ENDED)
 
     def _go_on(self, life: ConsumerLife) -> bool:
         """Enter `life`, unless another thread has ended it; return whether it did."""
@@ -174,11 +162,10 @@ class Consumer:
                 return
 
     def _tell_now(self) -> None:
-        last = self._last
-        if last != self._told:
+        if positions := self._progress.unreported:
             try:
-                self._archives.tell(self._file.name, last, secret_of(self._file.directory))
-                self._told = last
+                self._archives.tell(self._file.name, positions, secret_of(self._file.directory))
+                self._progress.note_reported(positions)
             except BlackBoxError as error:
                 log.info("%s", error)  # they may delete nothing; or what it needs, if they are never told
 
@@ -192,14 +179,6 @@ class Consumer:
                 self.keep(positions)
         except (BlackBoxError, TimeoutError) as error:
             log.warning("consumer %r: positions were not kept: %s", self._file.name, error)
-
-    def _check_forward(self, positions: Mapping[int, Position]) -> None:
-        for slice_id, position in self._last.items():
-            if slice_id in positions and positions[slice_id] < position:
-                raise PositionError(
-                    f"consumer {self._file.name!r} slice {slice_id}: position was {_text(positions[slice_id])}, "
-                    f"expected {_text(position)} or later, where it has been"
-                )
 
 
 def consumer_of(
@@ -223,7 +202,3 @@ def consumer_of(
 
     archives = ArchiveClient(feed, timeout=_ANSWER_S)
     return Consumer(feed, PositionFile(positions, name), wait_s, interval_s, archives)
-
-
-def _text(position: Position) -> str:
-    return f"{position.sequence} of epoch {position.epoch}"

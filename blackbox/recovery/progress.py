@@ -1,0 +1,102 @@
+"""Decide where a named consumer begins, which positions it stores, and which of them archives may know.
+
+A state machine without files, threads or clocks. `consumer.py` reads, writes and sends.
+
+::
+
+    UNREAD   -- `resume`: no positions are stored -------------------------->  NEW: begins as `start` says
+    UNREAD   -- `resume`: positions of this feed, durable since `own` ------>  STORED: begins there, or later
+    NEW      -- `advance_new`: slices have begun at known positions -------->  ADVANCED
+    STORED   -- `advance`: a checkpoint, all earlier messages are handled -->  ADVANCED
+    ADVANCED -- `note_stored`: the file and its directory are synced ------->  STORED
+    ADVANCED -- `check_unmoved`, after the end: another process has the name ->  error
+    STORED   -- `note_reported`: archives have stored the positions -------->  REPORTED: they delete earlier days
+
+After a crash at any time, the stored position is not after the handled messages and not before the reported position.
+So a message may be delivered again, but never skipped or deleted too early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from blackbox.archive.consumer_positions import Kept
+from blackbox.block.position import Position
+from blackbox.errors import PositionError
+from blackbox.recovery.start_position import Beginning, positions_of
+from blackbox.subscribe.catching_up import Since
+
+Positions = Mapping[int, Position]
+"""Next position by slice."""
+
+
+class Progress:
+    """Positions of one consumer. Attributes: `stored`, the durable ones."""
+
+    def __init__(self, feed: str, slices: int, path: Path) -> None:
+        """`path`: of the file, for errors."""
+        self.stored: Positions = {}
+        self._reported: Positions = {}
+        self._feed, self._slices, self._path = feed, slices, path
+
+    def resume(self, kept: Kept | None, beginning: Beginning) -> Beginning:
+        """Return where to begin. Raises PositionError for positions of another feed, or after `beginning`."""
+        if kept is None:
+            return beginning
+        if kept.feed != self._feed or not kept.slices.keys() <= set(range(self._slices)):
+            raise PositionError(
+                f"{self._path} was of feed {kept.feed!r} and slices {sorted(kept.slices)}, expected {self._feed!r} "
+                f"and slices up to {self._slices - 1}"
+            )
+        self.stored = kept.slices
+        if beginning == Beginning():
+            return Beginning(self.stored)
+        if not isinstance(beginning.since, Mapping):
+            raise PositionError(
+                f"start was given {beginning}, but consumer {self._path.stem!r} has been further: expected positions, "
+                f"or `blackbox positions {self._path.parent} --forget {self._path.stem}` first"
+            )
+        given = positions_of(beginning.since)
+        for slice_id, position in self.stored.items():
+            if given.get(slice_id, position) < position:
+                raise PositionError(
+                    f"consumer {self._path.stem!r} slice {slice_id}: position was {_text(given[slice_id])}, "
+                    f"expected {_text(position)} or later, where it has been"
+                )
+        return beginning
+
+    def advance(self, positions: Positions) -> Positions:
+        """Return what to store after a checkpoint."""
+        return {**self.stored, **positions}
+
+    def advance_new(self, live: Positions, starts: Mapping[int, Since | None]) -> Positions:
+        """Return what to store so that a consumer killed before a checkpoint begins where it began.
+
+        `live`: of slices that begin live; `starts`: where others do. Times and images are not stored: a new start with
+        the same arguments begins there again.
+        """
+        known = {n: since.position for n, since in starts.items() if since is not None and since.image is None}
+        return {**live, **{n: position for n, position in known.items() if position is not None}, **self.stored}
+
+    def check_unmoved(self, kept: Kept | None) -> None:
+        """Raise PositionError if the file has other positions than this consumer has stored."""
+        if (found := {} if kept is None else kept.slices) != self.stored:
+            raise PositionError(f"{self._path} had {found}, expected {self.stored}: another process has the name now")
+
+    def note_stored(self, positions: Positions) -> None:
+        """Note that positions are durable."""
+        self.stored = positions
+
+    @property
+    def unreported(self) -> Positions:
+        """Positions to report to archives; empty: none."""
+        return {} if self.stored == self._reported else self.stored
+
+    def note_reported(self, positions: Positions) -> None:
+        """Note that all archives have stored positions."""
+        self._reported = positions
+
+
+def _text(position: Position) -> str:
+    return f"{position.sequence} of epoch {position.epoch}"
