@@ -13,7 +13,6 @@ import numba
 from numba import typeof
 from numba.core.ccallback import CFunc
 from numba.core.compiler_lock import global_compiler_lock
-from numba.core.dispatcher import Dispatcher
 from numba.core.registry import cpu_target
 from numba.core.sigutils import normalize_signature
 
@@ -38,10 +37,19 @@ with interrupts_held():
 
 
 @wraps(numba.njit)
-def njit(*arguments: Any, cache: bool = False, **options: Any) -> Any:
+def njit(function: Any = None, *, cache: bool = False, **options: Any) -> Any:
     """Do as numba's `njit`; of several processes that need a cached function at a time, one compiles it for all."""
-    made = numba.njit(*arguments, **options)
-    return _in_turn(made, cache) if isinstance(made, Dispatcher) else lambda function: _in_turn(made(function), cache)
+    if function is None or isinstance(function, str):  # a decorator with options, and perhaps the only signature
+        return lambda decorated: _made(decorated, function, cache, options)
+    return _made(function, None, cache, options)
+
+
+def _made(function: Any, signature: str | None, is_cached: bool, options: dict[str, Any]) -> Any:
+    made = _in_turn(numba.njit(function, **options), is_cached)
+    if signature is not None:  # not given to numba, which would compile before it knows the cache
+        made.compile(signature)
+        made.disable_compile()
+    return made
 
 
 def cfunc(signature: Any, *, cache: bool = False, **options: Any) -> Callable[[Any], Any]:

@@ -105,6 +105,9 @@ print(answer, loaded, twice(), "numba.np.linalg" in sys.modules)
 
 
 def test_a_cached_kernel_is_loaded_without_the_compiler_and_inlined_in_what_is_compiled_later(package: Path) -> None:
+    with (package / "made.py").open("a") as file:
+        file.write('\n\n@njit("int64(int64)", cache=True)\ndef add(number):\n    return number + ANSWER\n')
+
     def call_twice() -> str:
         paths = os.pathsep.join([str(package.parent), str(ROOT)])
         environment = os.environ | {"PYTHONPATH": paths, "XDG_CACHE_HOME": str(package.parent / "cache")}
