@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -31,7 +32,6 @@ class Log(HandedBlock):
 log_at = record_at(Log)
 
 
-@cfunc(types.void(types.int64), nogil=True)
 def keep(address: int) -> None:
     log = log_at(address)
     if log.kind != BLOCK and log.kind != CONTROL:
@@ -46,6 +46,12 @@ def keep(address: int) -> None:
     log.used += 1
 
 
+@cache
+def compiled() -> int:
+    """Return the address of `keep`, compiled when it is first needed."""
+    return int(cfunc(types.void(types.int64), nogil=True)(keep).address)
+
+
 def handled(log: Log, *kinds: int) -> list[tuple[int, ...]]:
     entries = numpy.asarray(log.entries).reshape(-1, ENTRY)[: log.used].tolist()
     return [tuple(entry) for entry in entries if entry[0] in kinds]
@@ -58,9 +64,7 @@ def log() -> Log:
 
 def handling(feed: Feed, log: Log, **settings: Any) -> Supervisor:
     options = Options(workers=0, slow=SlowPolicy(), **settings)
-    return Supervisor(
-        feed, options, whole_feed(feed), block_handler=lambda _: BlockHandlerAt(int(keep.address), log.address)
-    )
+    return Supervisor(feed, options, whole_feed(feed), block_handler=lambda _: BlockHandlerAt(compiled(), log.address))
 
 
 def test_record_of_a_handler_begins_with_that_of_every_handler() -> None:
