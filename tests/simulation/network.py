@@ -107,7 +107,7 @@ class Publisher:
         self.log: dict[int, Log] = {}
         self.pipes: list[Pipe] = []
         self.restart()
-        self.next = start
+        self.next = self.log[self.epoch].end = start
 
     def restart(self) -> None:
         """Begin another epoch."""

@@ -32,6 +32,8 @@ class Consumer:
         self.resumed: set[int] = set()
         self._kept: tuple[Position, list[tuple[int, int, bytes | None]], list[Report], dict[bytes, Want]] | None = None
         self.begun: Position | None = None
+        self._arrived: set[tuple[int, int]] = set()
+        """Received messages that are not delivered. A forgery empties it: what it refutes may be dropped."""
         self.known_ends: dict[int, int] = {}
         """End of each earlier epoch that the consumer heard of while it was live."""
         random = world.random
@@ -97,6 +99,13 @@ class Consumer:
         for pipe in self.pipes:
             pipe.break_()
 
+    def join_again(self) -> None:
+        """Forget everything, and begin with an image."""
+        if self.is_up:
+            self.kill()
+            self._kept = None
+            self.start()
+
     def change(self, prefixes: tuple[bytes, ...]) -> None:
         """Change the filters. While archives deliver, keys can only be removed."""
         is_live = self.order.state.phase == LIVE
@@ -132,11 +141,19 @@ class Consumer:
                 first = next((Position(*each[:2]) for each in self.state if each[2] == key), position)
                 want.begin = max(position, first)
 
+    def _note_arrival(self, what: Block | Heartbeat | Confirm) -> None:
+        log = self._world.publisher.log.get(what.epoch)
+        if log is None or (what.end if isinstance(what, Block) else what.following) > log.end:
+            self._arrived.clear()
+        elif isinstance(what, Block):
+            self._arrived.update((what.epoch, sequence) for sequence in range(what.sequence, what.end))
+
     def take(self, line: int, what: Block | Heartbeat | Confirm) -> None:
         if not self.is_up or (isinstance(what, Confirm) and what.nonce != self._nonce):
             return
         if isinstance(what, Block) and not what.key.startswith(self.prefixes):
             return  # a SUB socket filters what it receives
+        self._note_arrival(what)
         now, order = ns(self._world.loop.now), self.order
         state = order.state
         before = state.epoch, max(state.proven, state.told_next if state.is_strict else 0), order.live_epoch
@@ -180,8 +197,13 @@ class Consumer:
         for offset in range(first, block.span):
             is_message = not block.rows or offset in block.rows
             self.state.append((block.epoch, block.sequence + offset, block.key if is_message else None))
+            self._arrived.discard((block.epoch, block.sequence + offset))
 
     def report(self, epoch: int, key: bytes | None, first: int, lost: int) -> None:
+        if key is None and self.is_full and not self._world.repairs:
+            for at in self._arrived:
+                if (epoch, first) <= at < (epoch, first + lost):
+                    raise ModelError(f"{at} was reported as lost, but arrived before")
         self.reports.append(Report(epoch, key, first, lost))
 
 
@@ -202,6 +224,8 @@ class World:
         self.relay = Relay(self.loop, random, self.publisher) if random.random() < 0.3 else None
         self.lines = range(random.randint(1, 2))
         self.consumer = Consumer(self, random.choice(_PREFIXES))
+        if self.joins and self.repairs:
+            self.loop.at(random.random() * 100, self.consumer.join_again)
 
     @property
     def publisher_position(self) -> Position:
