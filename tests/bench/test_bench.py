@@ -13,15 +13,12 @@ from xml.etree import ElementTree
 import pytest
 
 from bench.check import Ratio, compare
-from bench.hot_path.flames import flames
 from bench.hot_path.profile import of_perf, of_py_spy, stacks_of
-from bench.hot_path.profile_load import plain
 from bench.measure.contest import Contest, Figure, Lost, Overloaded, Spent, expect
 from bench.measure.cost import cpu_seconds
 from bench.measure.machine import describe, load
 from bench.measure.results import read
 from bench.processes.child import Child, Ended, answer, orders
-from bench.report.markdown import number
 from bench.report.page import write
 
 
@@ -285,82 +282,42 @@ def example(directory: Path) -> Path:
     return path
 
 
-def test_report_tells_and_draws_the_run(tmp_path: Path) -> None:
-    page = tmp_path / "performance.md"
-    old = tmp_path / "performance" / "old.svg"
-    old.parent.mkdir()
-    old.write_text("of another run")
-    write(read(example(tmp_path)), page)
-    text = (tmp_path / "performance" / "tables.md").read_text()
-    pictures = {path.name for path in old.parent.glob("*.svg")} - SUMMED_UP
-    assert set(re.findall(r"\]\(([^)]+\.svg)\)", text)) == pictures
-    assert pictures == {
-        "delivery-delivery.svg",
-        "scaling-scaling.svg",
-        "scaling-scaling-cost.svg",
-        "latency-latency.svg",
-        "latency-latency-percentiles.svg",
-    }
-    for told in (
-        "commit `0123456789`",
-        "| 1.30 × | theirs | ours | 16.2 against 12.5 M messages/s | [Delivery \\| speed](#delivery--speed) |",
-        "| 5.00 × | theirs at 100 | ours at 100 | 1 against 0.2 M messages/s | [Scaling](#scaling) |",
-        "| 250 × | memory | ours at 100 | 50.0 against 0.2 M messages/s | [Scaling](#scaling) |",
-        "| 1.50 × | loopback TCP | ours | 18.8 against 12.5 M messages/s, of the medians |",
-        "| 4.00 × | theirs, p99 | ours | 20.0 against 80.0 µs | [Lag](#lag) |",
-        "**This run ended early.** 1 of its benchmarks did not run: bench/bench_zeal.py::test_zeal.",
-        "| bench/bench_start.py::test_start | RuntimeError: no answer |",
-        "| bench_spark*.py | pyspark is not installed |  |",
-        "| absent | not installed: pip install absent | [Delivery \\| speed](#delivery--speed) |",
-        "| broken | warm-up | count was 9, expected 10 |",
-        "| theirs | 0.77 × | 16.2 | 13.0 to 19.5 | nothing lost |",
-        "| broken |  |  | no median, 0 of 2 rounds valid |  |",
-        "| *loopback TCP, in this unit* |  | 18.8 | see limits |  |",
-        "| **ours** | 20.0 (20.0 to 20.0) | 0.2 (0.2 to 0.2) | 0.002 (0.002 to 0.002) |",
-        "| ours at 10,000 | 0.1 | 2,000 |",
-        "| ours | 4 | 80.0 | 400 | 9,000 |",
-    ):
-        assert told in text
-    assert "theirs at 1 |" not in text.partition("## What could not run")[0]
-
-
-SUMMED_UP = {"ahead.svg", "behind.svg", "limits.svg"}
-
-
-def test_page_has_the_strongest_rival_and_the_nearest_limit_of_each_contest(tmp_path: Path) -> None:
-    page = tmp_path / "performance.md"
-    (tmp_path / "profile.md").write_text("")
-    write(read(example(tmp_path)), page)
-    text = page.read_text()
-    assert set(re.findall(r"\]\(performance/([^)]+\.svg)\)", text)) == SUMMED_UP
-    assert {path.name for path in (tmp_path / "performance").glob("*.svg")} >= SUMMED_UP
-    link = "[Delivery to callbacks that work](performance/tables.md#delivery--speed)"
-    for told in (
-        "commit `0123456789`",
-        "[profile.md](profile.md)",
-        "**This run ended early.**",
-        f"| {link} | ours | theirs | 1.30 × | 16.2 against 12.5 M messages/s |  |",
-        "| [Latency, one message at a time](performance/tables.md#lag) | ours | theirs | 1.00 × | 4 against 4 µs |",
-        "| [Scaling](performance/tables.md#scaling) | ours at 10,000 | theirs at 10,000 | 500 × |",
-        "![Distance from the limits](performance/limits.svg)",
-        "In this run [1 failed](performance/tables.md#what-failed), [2 could not run]",
-        "[3 rounds were void](performance/tables.md#rounds-that-were-void).",
-    ):
-        assert told in text, told
-
-
-def test_pictures_stand_alone_in_light_and_dark(tmp_path: Path) -> None:
-    write(read(example(tmp_path)), tmp_path / "page.md")
-    for path in (tmp_path / "page").glob("*.svg"):
-        text = path.read_text()
+def test_pages_of_a_run_have_its_figures_and_link_pictures_that_stand_alone(tmp_path: Path) -> None:
+    (tmp_path / "performance").mkdir()
+    (tmp_path / "performance" / "old.svg").write_text("of another run")
+    write(read(example(tmp_path)), tmp_path / "performance.md")
+    page, tables = ((tmp_path / name).read_text() for name in ("performance.md", "performance/tables.md"))
+    pictures = {path.name: path.read_text() for path in (tmp_path / "performance").glob("*.svg")}
+    assert {"ahead.svg", "behind.svg", "limits.svg", "scaling-scaling-cost.svg"} < pictures.keys()
+    linked = re.findall(r"\]\((?:performance/)?([^)]+\.svg)\)", page + tables)
+    assert set(linked) == pictures.keys()
+    for text in pictures.values():
         root = ElementTree.fromstring(text)
-        assert root.tag == "{http://www.w3.org/2000/svg}svg"
         assert "prefers-color-scheme: dark" in text
         assert "nan" not in re.sub(r"<style>.*?</style>", "", text, flags=re.DOTALL)
         width, height = map(float, root.attrib["viewBox"].split()[2:])
         for mark in root.iter("{http://www.w3.org/2000/svg}text"):
             assert 0 <= float(mark.attrib["x"]) <= width
             assert 0 <= float(mark.attrib["y"]) <= height
+    for told in (
+        "| 1.30 × | theirs | ours | 16.2 against 12.5 M messages/s | [Delivery \\| speed](#delivery--speed) |",
+        "| 1.50 × | loopback TCP | ours | 18.8 against 12.5 M messages/s, of the medians |",
+        "| 4.00 × | theirs, p99 | ours | 20.0 against 80.0 µs | [Lag](#lag) |",
+        "| bench/bench_start.py::test_start | RuntimeError: no answer |",
+        "| absent | not installed: pip install absent | [Delivery \\| speed](#delivery--speed) |",
+        "| broken | warm-up | count was 9, expected 10 |",
+        "| broken |  |  | no median, 0 of 2 rounds valid |  |",
+        "| ours at 10,000 | 0.1 | 2,000 |",
+    ):
+        assert told in tables, told
+    for told in (
+        "**This run ended early.**",
+        "| ours | theirs | 1.30 × | 16.2 against 12.5 M messages/s |  |",
+        "| [Scaling](performance/tables.md#scaling) | ours at 10,000 | theirs at 10,000 | 500 × |",
+        "In this run [1 failed](performance/tables.md#what-failed), [2 could not run]",
+        "[3 rounds were void](performance/tables.md#rounds-that-were-void).",
+    ):
+        assert told in page, told
 
 
 def test_check_tells_what_moved_beyond_its_noise() -> None:
@@ -431,30 +388,3 @@ thread (0x2): blackbox-slice-0;loop (s.py:2);poll (libc.so) 9"""
         ("caller of publish_many", ("publish_many (y.py:3)",)),
         ("blackbox-slice-0", ("loop (s.py:2)", "compiled code")),
     ]
-
-
-def test_flames_are_as_wide_as_they_cost() -> None:
-    svg = flames("a & b", "told", {("left", "one"): 30.0, ("left", "two"): 10.0, ("right",): 60.0}, "ns")
-    boxes = [
-        (box[0].text, float(box.attrib["width"]))
-        for box in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}rect")
-        if len(box)
-    ]
-    assert boxes == [
-        ("right: 60.0 ns", 504.0),
-        ("left: 40.0 ns", 336.0),
-        ("one: 30.0 ns", 252.0),
-        ("two: 10.0 ns", 84.0),
-    ]
-
-
-def test_compiled_names_are_plain() -> None:
-    assert plain("_ZN8blackbox10slice_loop9run_sliceB4v238B52c8tJTIe") == "slice_loop.run_slice"
-    assert plain("NRT_decref") == "NRT_decref"
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(None, ""), (0.001234, "0.00123"), (1.234, "1.23"), (12.34, "12.3"), (12_345.6, "12,346")]
-)
-def test_numbers_have_three_digits(value: float | None, text: str) -> None:
-    assert number(value) == text
