@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy
 
 from blackbox import Feed, Publisher, Recorder, Recording, Subscriber
 from blackbox.testing import RawPublisher
+from tests.callbacks import count_rows
 
 _PATIENCE_S: Final = 200.0
 """On a busy machine a first compile takes long."""
@@ -56,12 +57,8 @@ def _replay(place: Path) -> None:
     subscriber = Subscriber(feed)
     subscriber.on_batch(b"")(lambda _: None)
     subscriber.on(b"")(lambda _: None)
-    subscriber.on_compiled(b"", state=numpy.zeros(1))(_count)
+    subscriber.on_compiled(b"", state=numpy.zeros(1, numpy.int64))(count_rows)
     subscriber.replay(recording)
-
-
-def _count(batch: Any, state: Any) -> None:
-    state[0] += len(batch.rows)
 
 
 PARTS: Final[tuple[tuple[Callable[[Path], None], ...], ...]] = (

@@ -19,6 +19,7 @@ from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import feed_of, wait_recorded
 from tests.archive.test_images import Told
+from tests.callbacks import count_rows
 from tests.examples import examples
 
 Number = tuple[int, int]
@@ -159,16 +160,12 @@ def test_compiled_callbacks_get_the_image_too(tmp_path: Path) -> None:
         wait_recorded(recorder, 1_000)
         many = len(told.newest)
         subscriber = Subscriber(feed)
-
-        @subscriber.on_compiled(b"", state=numpy.zeros(1, numpy.int64))
-        def count(batch, state):  # type: ignore[no-untyped-def]
-            state[0] += len(batch.rows)
-
+        count = subscriber.on_compiled(b"", state=numpy.zeros(1, numpy.int64))(count_rows)
         subscriber.start(snapshot="latest")
         told.publish(publisher, 100)
         publisher.close()
         subscriber.run(until_end=True)
-    assert count.total()[0] == many + 100  # type: ignore[attr-defined]
+    assert count.total()[0] == many + 100
 
 
 def test_a_checkpoint_behind_the_image_goes_on_there(tmp_path: Path) -> None:

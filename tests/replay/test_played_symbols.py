@@ -19,6 +19,7 @@ from blackbox.archive.export.source_file import export
 from blackbox.archive.import_days import import_days
 from blackbox.feed.symbol import RULES, SymbolRule
 from blackbox.testing import Collector
+from tests.callbacks import count_rows
 from tests.journals import Day, Put, Row, feed_of
 from tests.replay.audience import few
 from tests.replay.test_book_at import depths_of
@@ -27,11 +28,6 @@ from tests.replay.test_to_wire import by_topic, feed_with, replayed, sent_of
 TOPICS = [b"AAPL.x", b"AAPLW.x", b"AAPL", b"AAPL.y.x", b"BRK.x", b"BRK.B.x", b"BRK.B", b"B.x", b"A"]
 words = st.text("AB.", min_size=1, max_size=4).map(str.encode)
 topics = (words | st.sampled_from(TOPICS)).filter(lambda topic: topic[:1] in b"AB")
-
-
-def count(batch: Any, state: Any) -> None:
-    for _ in range(len(batch.rows)):
-        state[0] += 1
 
 
 @few
@@ -79,7 +75,7 @@ def test_a_replay_plays_the_topics_of_its_symbols_and_prefixes_alone(
             assume(False)
         subscriber, everything, some = Subscriber(recording.feed), Collector(), Collector()
         subscriber.on()(everything.message)
-        state = subscriber.on_compiled(state=numpy.zeros(1, numpy.int64))(count)
+        state = subscriber.on_compiled(state=numpy.zeros(1, numpy.int64))(count_rows)
         wanted = ["AAPL", "AB"] if with_symbols and wish != b"AAPL" else None
         subscriber.on(wish, symbols=wanted)(some.message)
         assert subscriber.replay(replay).messages == len(played)

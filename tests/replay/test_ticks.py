@@ -16,6 +16,7 @@ from blackbox.errors import CallbackError, SubscriberError
 from blackbox.replay.clock import ManualClock
 from blackbox.replay.controls import Controls
 from blackbox.replay.replay import Replay
+from tests.callbacks import count_rows
 from tests.examples import examples
 from tests.journals import feed_of
 from tests.replay.test_market_order import Blocks, Recorded, in_order, write_day
@@ -100,11 +101,7 @@ def test_each_loop_begins_anew(tmp_path: Path) -> None:
 def test_compiled_callbacks_have_seen_what_came_before(tmp_path: Path) -> None:
     write_day(tmp_path, [(n % 2, 1_000 + n, [(b"AB"[n % 2 : n % 2 + 1] + b".x", 1_000 + n)]) for n in range(40)], 2)
     subscriber = Subscriber(feed_of())
-
-    def count(batch: Any, state: Any) -> None:
-        state[0] += len(batch.rows)
-
-    counted = subscriber.on_compiled(b"", state=numpy.zeros(1, numpy.int64))(count)
+    counted = subscriber.on_compiled(b"", state=numpy.zeros(1, numpy.int64))(count_rows)
     seen: list[int] = []
     subscriber.every(1e-08)(lambda _: seen.append(int(counted.total()[0])))
     subscriber.replay(Recording.open(tmp_path))

@@ -15,6 +15,7 @@ from blackbox import Feed, Message, Publisher, SlowPolicy, Subscriber
 from blackbox.subscribe.order_state import Order
 from blackbox.subscribe.statistics import Counters
 from blackbox.testing import wait_until
+from tests.callbacks import count_rows
 from tests.examples import first_of
 from tests.process_state import held, linux_only, resident_bytes
 from tests.support import Script
@@ -33,7 +34,7 @@ def test_starting_and_stopping_leaves_no_threads_and_no_files() -> None:
     def cycle() -> None:
         feed = Feed.local("memory", slices=2, lines=2)
         subscriber = Subscriber(feed)
-        counts = subscriber.on_compiled(b"", state=numpy.zeros(1))(count)
+        counts = subscriber.on_compiled(b"", state=numpy.zeros(1, numpy.int64))(count_rows)
         messages: list[bytes] = []
         subscriber.on(b"")(lambda message: messages.append(message.payload))
         with Publisher(feed, when_full="wait") as publisher:
@@ -56,10 +57,6 @@ def test_starting_and_stopping_leaves_no_threads_and_no_files() -> None:
         wait_until(lambda: is_at_most(before), what=f"{before} threads and file descriptors again")
     finally:
         gc.enable()
-
-
-def count(batch: Any, state: Any) -> None:
-    state[0] += len(batch.rows)
 
 
 PUBLISHER = """

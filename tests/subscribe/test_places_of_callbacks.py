@@ -13,13 +13,10 @@ from blackbox import Message, Publisher, SlowPolicy, Subscriber
 from blackbox.native.intrinsics import load_acquire
 from blackbox.subscribe.compiled_callback import little_endian, payload, topic
 from blackbox.testing import RawPublisher, wait_until
+from tests.callbacks import count_rows
 from tests.subscribe.subscribers import in_both_places, one_slice
 
 HOUR_NS = 3_600 * 10**9
-
-
-def count(batch: Any, state: Any) -> None:
-    state[0] += len(batch.rows)
 
 
 def hold(batch: Any, state: Any) -> None:
@@ -58,7 +55,7 @@ def test_a_compiled_callback_runs_in_the_slice_thread_unless_it_asks_for_a_worke
     workers: int, settings: dict[str, Any], place: int
 ) -> None:
     subscriber = Subscriber(feed := one_slice(), workers=workers)
-    counted = subscriber.on_compiled(b"T", state=numpy.zeros(1), **settings)(count)
+    counted = subscriber.on_compiled(b"T", state=numpy.zeros(1, numpy.int64), **settings)(count_rows)
     with RawPublisher(feed) as publisher:
         subscriber.start()
         for _ in range(3):
@@ -109,13 +106,13 @@ def test_terminate_leaves_a_compiled_callback_that_hangs_behind(worker: bool, ca
 @in_both_places
 def test_compiled_callbacks_that_come_and_go_never_disturb_one_that_stays(worker: bool) -> None:
     subscriber = Subscriber(feed := one_slice(), slow=SlowPolicy(max_lag=3_600))
-    stays = subscriber.on_compiled(b"", state=numpy.zeros(1), worker=worker)(count)
+    stays = subscriber.on_compiled(b"", state=numpy.zeros(1, numpy.int64), worker=worker)(count_rows)
     changes, stop = 0, threading.Event()
 
     def change() -> None:
         nonlocal changes
         while not stop.is_set():
-            other = subscriber.on_compiled(b"S1", state=numpy.zeros(1), worker=worker)(count)
+            other = subscriber.on_compiled(b"S1", state=numpy.zeros(1, numpy.int64), worker=worker)(count_rows)
             subscriber.remove(other)
             changes += 1
 
@@ -158,7 +155,7 @@ def test_rows_of_several_prefixes_come_in_order_however_many(worker: bool) -> No
     rows = 70_000
     subscriber = Subscriber(feed := one_slice())
     got = subscriber.on_compiled(b"A", state=numpy.zeros(2, numpy.int64), worker=worker)(ascending)
-    subscriber.on_compiled(b"A1", state=numpy.zeros(1), worker=worker)(count)
+    subscriber.on_compiled(b"A1", state=numpy.zeros(1, numpy.int64), worker=worker)(count_rows)
     with RawPublisher(feed) as publisher:
         subscriber.start()
         publisher.send(publisher.encode([(b"A%d" % (row % 2), b"") for row in range(rows)], ts_event=range(rows)))
@@ -190,7 +187,7 @@ def test_a_return_to_the_past_comes_between_the_messages_of_a_compiled_callback(
         may_go_on.wait(60)
         slow[0] += 1
 
-    counted = subscriber.on_compiled(b"B", state=numpy.zeros(1), worker=worker)(count)
+    counted = subscriber.on_compiled(b"B", state=numpy.zeros(1, numpy.int64), worker=worker)(count_rows)
     subscriber.on_reset(lambda: at_reset.append((slow[0], counted.total().tolist())))
     with Publisher(feed) as publisher:
         subscriber.start()

@@ -22,6 +22,7 @@ from blackbox.subscribe import released_slices
 from blackbox.testing import Collector, RawPublisher, wait_until
 from tests.archive.archives import free_endpoint
 from tests.archive.recorders import wait_recorded
+from tests.callbacks import count_rows
 from tests.process_state import held, linux_only
 from tests.subscribe.shared import mapped
 from tests.subscribe.subscribers import PATIENT, nothing, numbers_of
@@ -549,14 +550,11 @@ def test_compiled_callbacks_of_a_slice_that_comes_back_keep_their_states() -> No
     subscriber = Subscriber(feed)
     subscriber.on(first)(nothing)
 
-    def count(batch: Any, state: Any) -> None:
-        state[0] += len(batch.rows)
-
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
         counts = []
         for _ in range(2):
-            counted = subscriber.on_compiled(second, state=numpy.zeros(1))(count)
+            counted = subscriber.on_compiled(second, state=numpy.zeros(1, numpy.int64))(count_rows)
             subscriber.wait_confirmed()
             for _ in range(3):
                 publisher.publish(second, b"")

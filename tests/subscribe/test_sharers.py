@@ -18,6 +18,7 @@ from blackbox.errors import NotConfirmedError, SubscriberError
 from blackbox.subscribe.callbacks import CompiledCallback
 from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.testing import Collector, RawPublisher, wait_until
+from tests.callbacks import count_rows
 from tests.examples import examples
 from tests.process_state import held, linux_only, wait_given_back
 from tests.subscribe.subscribers import PATIENT, nothing, numbers_of, one_slice
@@ -47,10 +48,6 @@ def two(feed: Feed, **options: Any) -> tuple[Subscriber, Collector, Subscriber, 
     return first, of_first, second, of_second
 
 
-def count(batch: Any, state: Any) -> None:
-    state[0] += len(batch)
-
-
 class Wanting:
     """A subscriber with a callback of each kind for each of its prefixes."""
 
@@ -62,7 +59,7 @@ class Wanting:
             register: Any = subscriber.on if kind == "message" else subscriber.on_batch
             register(prefix)(getattr(collector, kind))
         for prefix in prefixes:
-            self.counted.append(subscriber.on_compiled(prefix, state=numpy.zeros(1, numpy.int64))(count))
+            self.counted.append(subscriber.on_compiled(prefix, state=numpy.zeros(1, numpy.int64))(count_rows))
 
     def heard(self) -> list[Any]:
         """All that came, by topic in its order, and what was counted."""

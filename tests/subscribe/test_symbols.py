@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import msgspec
 import numpy
@@ -17,6 +16,7 @@ from blackbox.feed.symbol import RULES, SymbolRule
 from blackbox.testing import Collector, RawPublisher
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import wait_recorded
+from tests.callbacks import count_rows
 from tests.examples import examples
 from tests.journals import Day, Put, Row, feed_of
 from tests.subscribe.subscribers import one_slice
@@ -28,11 +28,6 @@ wishes_strategy = st.lists(
     min_size=1,
     max_size=4,
 )
-
-
-def count(batch: Any, state: Any) -> None:
-    for _ in range(len(batch.rows)):
-        state[0] += 1
 
 
 @settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow])
@@ -82,7 +77,7 @@ def test_live_each_kind_of_callback_gets_the_messages_of_its_symbols(slices: int
     subscriber.on(symbols=symbols)(one.message)
     subscriber.on_batch("", symbols=["BRK.B"])(many.batch)
     stream = subscriber.stream(symbols=["BRK.B", "none"])
-    counted = subscriber.on_compiled(symbols=symbols, state=numpy.zeros(1, numpy.int64))(count)
+    counted = subscriber.on_compiled(symbols=symbols, state=numpy.zeros(1, numpy.int64))(count_rows)
     everything = Collector()
     with Publisher(feed, when_full="wait") as publisher, subscriber:
         for number, topic in enumerate(TOPICS):

@@ -13,6 +13,7 @@ from blackbox import AsyncHubClient, Feed, Hub, HubClient, Publisher, Recording,
 from blackbox.block.gap import Gap
 from blackbox.image.table import Table
 from blackbox.testing import Collector
+from tests.callbacks import count_rows
 from tests.hub.hubs import hub_feed
 from tests.journals import Day, Put, Row, feed_of
 from tests.subscribe.subscribers import one_slice
@@ -49,7 +50,7 @@ def test_every_way_to_receive_takes_text() -> None:
     batches, gaps = Collector(), list[Gap]()
     subscriber.on_batch("A.")(batches.batch)
     subscriber.on_gap("A.")(gaps.append)
-    counted = subscriber.on_compiled("A.", state=numpy.zeros(1, numpy.int64))(_count)
+    counted = subscriber.on_compiled("A.", state=numpy.zeros(1, numpy.int64))(count_rows)
     stream = subscriber.stream("A.")
     assert stream.prefix == b"A."
     with Publisher(feed, when_full="wait") as publisher, subscriber:
@@ -61,11 +62,6 @@ def test_every_way_to_receive_takes_text() -> None:
     assert batches.payloads == [b"1", b"3"]
     assert counted.total().tolist() == [2]
     assert gaps == []
-
-
-def _count(batch: Any, state: Any) -> None:
-    for _ in range(len(batch.rows)):
-        state[0] += 1
 
 
 def test_a_table_takes_text_for_its_topics() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from blackbox import Batch, CallbackError, Message, Publisher, SlowPolicy, Subscriber
 from blackbox.testing import RawPublisher, wait_until
+from tests.callbacks import count_rows
 from tests.subscribe.subscribers import one_slice
 
 HOUR_NS = 3_600 * 10**9
@@ -38,10 +39,7 @@ def test_callbacks_of_all_kinds_get_the_same(workers: int) -> None:
     def batch(batch: Batch) -> None:
         seen.extend(("batch", bytes(each.payload)) for each in batch)
 
-    @subscriber.on_compiled(b"", state=numpy.zeros(1))
-    def count(batch: Any, state: Any) -> None:
-        state[0] += len(batch.rows)
-
+    count = subscriber.on_compiled(b"", state=numpy.zeros(1, numpy.int64))(count_rows)
     with RawPublisher(feed) as publisher:
         subscriber.start()
         publisher.send(publisher.encode([(b"A", b"1"), (b"B", b"2"), (b"A", b"3")]))
@@ -275,7 +273,7 @@ def test_ticks_come_in_silence_and_between_messages_in_the_slice_thread() -> Non
 
 def test_processes_without_workers_deliver_all() -> None:
     subscriber = Subscriber(feed := one_slice(), workers=0, processes=True)
-    counted = subscriber.on_compiled(b"", state=numpy.zeros(1))(_count)
+    counted = subscriber.on_compiled(b"", state=numpy.zeros(1, numpy.int64))(count_rows)
     subscriber.on(b"")(_nothing)
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
@@ -284,10 +282,6 @@ def test_processes_without_workers_deliver_all() -> None:
     subscriber.run(until_end=True)
     assert counted.total().tolist() == [1_000]
     assert subscriber.statistics().delivery.delivered == 2_000
-
-
-def _count(batch: Any, state: Any) -> None:
-    state[0] += len(batch.rows)
 
 
 def _nothing(message: Message) -> None:

@@ -13,6 +13,7 @@ import msgspec
 import numpy
 
 from blackbox import Batch, Feed, Publisher, SlowPolicy, Subscriber
+from tests.callbacks import count_rows
 from tests.process_state import resident_bytes
 from tests.torture.outcome import Outcome
 
@@ -64,7 +65,7 @@ def attack(random: Random, seconds: float) -> Outcome:
     def receive(batch: Batch) -> None:
         got.add(batch.topics, batch.topic_index, batch.ts_event, batch.payloads())
 
-    counts = subscriber.on_compiled(b"", state=numpy.zeros(1, numpy.int64))(count)
+    counts = subscriber.on_compiled(b"", state=numpy.zeros(1, numpy.int64))(count_rows)
     began = time.monotonic()
     early_bytes, found = 0, []
     with Publisher(feed, when_full="wait") as publisher:
@@ -87,8 +88,3 @@ def attack(random: Random, seconds: float) -> Outcome:
     if early_bytes and late_bytes > early_bytes + GROWTH_BYTES:
         found.append(f"memory grew from {early_bytes // MIB} to {late_bytes // MIB} MiB")
     return Outcome(sent.count, "messages, counted and digested", found)
-
-
-def count(batch: Any, state: Any) -> None:
-    """Count, compiled."""
-    state[0] += len(batch.rows)
