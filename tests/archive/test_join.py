@@ -17,8 +17,7 @@ from blackbox.archive.serve.server import ArchiveServer
 from blackbox.errors import ArchiveError, SubscriberError
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import archived_feed, recorded
-from tests.archive.recorders import MIB, feed_of, publish_numbered, wait_recorded
-from tests.lossy_proxy import LossyProxy
+from tests.archive.recorders import feed_of, publish_numbered, wait_recorded
 from tests.subscribe.subscribers import nothing
 
 
@@ -60,41 +59,6 @@ def test_a_day_from_its_beginning_then_live(tmp_path: Path, on_gap: str, key_byt
     assert (heard.resets, heard.gaps) == ([], [])
     received = subscriber.statistics().received
     assert (received.repaired, received.gaps, received.catching_up) == (5_000, 0, 0)
-
-
-@pytest.mark.parametrize(("share", "hwm_blocks"), [(0, 16), (0.3, 2_000)])
-def test_joining_while_the_feed_goes_on(tmp_path: Path, share: float, hwm_blocks: int) -> None:
-    """With 16 blocks less may wait than comes while the archive is asked: live is let go, and tried again."""
-    feed = archived_feed(block_bytes=8_192)
-    ending, slowly, published = threading.Event(), threading.Event(), 0
-
-    def publish() -> None:
-        nonlocal published
-        while not ending.wait(0.05 if slowly.is_set() else 0.001):
-            publish_numbered(publisher, published, 50)
-            published += 50
-            publisher.flush()
-
-    with (
-        Publisher(feed, when_full="wait") as publisher,
-        Recorder(feed, tmp_path, serve=True, segment_bytes=MIB),
-        LossyProxy(feed, share) as proxy,
-    ):
-        thread = threading.Thread(target=publish)
-        thread.start()
-        wait_until(lambda: published > 20_000, 60)
-        subscriber = Subscriber(proxy.feed, on_gap="repair", hwm_blocks=hwm_blocks, repair_wait=30)
-        heard = Heard(subscriber)
-        subscriber.start(since=0, timeout=60)
-        wait_until(lambda: subscriber.statistics().received.let_go > 0, 60)
-        slowly.set()
-        subscriber.wait_live(60)
-        ending.set()
-        thread.join()
-        publisher.close()
-        subscriber.run(until_end=True)
-    assert heard.numbers == list(range(published))
-    assert heard.gaps == []
 
 
 @pytest.mark.parametrize("key_bytes", [0, 2])

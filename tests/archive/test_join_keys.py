@@ -148,9 +148,18 @@ def test_a_day_from_its_beginning_then_live(tmp_path: Path, on_gap: str) -> None
 
 
 @pytest.mark.parametrize(("share", "hwm_blocks"), [(0, 16), (0.3, 2_000)])
-def test_joining_while_the_feed_goes_on(tmp_path: Path, share: float, hwm_blocks: int) -> None:
-    """With 16 blocks less may wait than comes while the archive is asked: live is let go, and tried again."""
+def test_joining_while_the_feed_goes_on(
+    tmp_path: Path, share: float, hwm_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The archive answers once live blocks were let go for want of room (16 blocks), or amid losses (30 %)."""
     feed = archived_feed(key_bytes=2, block_bytes=8_192)
+    answers, real = threading.Event(), Pieces.read
+
+    def read(pieces: Pieces, *arguments: Any) -> Any:
+        assert answers.wait(60)
+        return real(pieces, *arguments)
+
+    monkeypatch.setattr(Pieces, "read", read)
     with (
         Publisher(feed, when_full="wait") as publisher,
         Recorder(feed, tmp_path, serve=True, segment_bytes=MIB),
@@ -161,7 +170,8 @@ def test_joining_while_the_feed_goes_on(tmp_path: Path, share: float, hwm_blocks
             subscriber = Subscriber(proxy.feed, on_gap="repair", hwm_blocks=hwm_blocks, repair_wait=30)
             heard = Heard(subscriber)
             subscriber.start(since=0, timeout=60)
-            wait_until(lambda: subscriber.statistics().received.let_go > 0, 60)
+            wait_until(lambda: subscriber.statistics().received.let_go > 0 or proxy.lost > 10, 60)
+            answers.set()
             market.slowly.set()
             subscriber.wait_live(60)
         publisher.close()

@@ -140,7 +140,7 @@ def test_what_a_replay_has_left_is_no_part_of_the_image(tmp_path: Path) -> None:
         publisher.wait_recorded(60)  # so that it is in the file
         subscriber = Subscriber(feed)
         table = subscriber.table(b"")
-        subscriber.replay(Recording.open(next((tmp_path / feed.name).iterdir())))
+        subscriber.replay(Recording.latest(tmp_path / feed.name))
         assert dict(table) == {b"A": b"1", b"B": b"1"}
         publisher.publish_many((b"B",), numpy.zeros(1, numpy.int32), numpy.zeros((1, 1), numpy.uint8), valid=[False])
         publisher.flush()
