@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from blackbox import Feed, Publisher
+from blackbox.bridge import websocket
 from blackbox.bridge.websocket import WebSocketBridge
 from blackbox.errors import RightsError
 from tests.bridge.test_websocket import ask, client, payloads, serving, told, until
@@ -19,6 +20,12 @@ from tests.keyring import Keyring
 
 def quotes(**settings: int) -> Feed:
     return msgspec.structs.replace(Feed.local("quotes", slices=1, key_bytes=4), heartbeat_ns=100_000_000, **settings)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine may need more than the bridge's time for a confirmation."""
+    monkeypatch.setattr(websocket, "_CONFIRM_S", 60.0)
 
 
 @pytest.fixture
