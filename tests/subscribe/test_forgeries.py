@@ -187,6 +187,14 @@ def test_a_run_that_began_in_the_future_is_refused_and_named() -> None:
     assert subscriber.statistics().received.faults == {"epoch": 3}
 
 
+def test_a_start_far_into_an_epoch_has_the_position_of_the_confirmation() -> None:
+    subscriber, _ = subscribed(feed := one_slice())
+    with RawPublisher(feed) as publisher:
+        publisher.sequences[0] = 1 << 25
+        with subscriber, subscriber.checkpoint() as positions:
+            assert positions == {0: (1, 1 << 25)}
+
+
 def test_one_block_with_a_number_far_ahead_changes_nothing() -> None:
     subscriber, got = subscribed(feed := one_slice())
     with RawPublisher(feed) as publisher:
