@@ -41,7 +41,9 @@ from blackbox.subscribe.conflation import Conflation
 from blackbox.subscribe.dispatch import group_by_set, match_topics
 from blackbox.subscribe.epochs import SAME, epoch_state_at, judge_epoch
 from blackbox.subscribe.match_table import Table
-from blackbox.subscribe.order import begin_live_epoch, judge, number_key
+from blackbox.subscribe.order import judge
+from blackbox.subscribe.order_epochs import begin_live_epoch
+from blackbox.subscribe.order_losses import number_key
 from blackbox.subscribe.order_state import Order
 from blackbox.subscribe.slice_memory import SliceAt, TableAt
 from blackbox.subscribe.state import SliceCounters, slice_counters_at

@@ -1,6 +1,6 @@
 """Judge what comes to a slice, live and from archives: deliver it, hold it, or let it go.
 
-Compiled; runs in the slice thread. The decisions are in `order`, those about epochs in `epochs`.
+Compiled; runs in the slice thread. The decisions are in `order`, `order_repair`, `order_epochs` and `epochs`.
 """
 
 from __future__ import annotations
@@ -19,31 +19,22 @@ from blackbox.native.prefix_trie import Trie, longest_prefix
 from blackbox.subscribe.clocks import clock_state_at, note_clocks
 from blackbox.subscribe.epochs import DOUBTED, NEW, SAME, STALE, epoch_before, epoch_state_at, judge_epoch
 from blackbox.subscribe.order import (
-    DUPLICATE,
     HOLD,
     IMPLAUSIBLE,
     LET_GO,
     MAKE_ROOM,
-    begin_live_epoch,
     believed,
-    enter_archived,
-    give_up,
-    has_losses,
-    hold,
-    is_void,
     judge,
-    judge_recorded,
     keep_doubted,
-    leaves_to_archives,
     note_end,
     note_ends,
-    note_gone,
-    note_passed,
-    note_told,
-    number_key,
     settle,
 )
-from blackbox.subscribe.order_state import NONE, order_state_at
+from blackbox.subscribe.order_epochs import begin_live_epoch, enter_archived, leaves_to_archives, note_told
+from blackbox.subscribe.order_held import hold
+from blackbox.subscribe.order_losses import has_losses, number_key
+from blackbox.subscribe.order_repair import give_up, is_void, judge_recorded, note_gone, note_passed
+from blackbox.subscribe.order_state import DUPLICATE, NONE, order_state_at
 from blackbox.subscribe.release import (
     NO,
     YES,

@@ -27,7 +27,7 @@ from blackbox.native.name_table import FULL
 from blackbox.native.prefix_trie import Trie
 from blackbox.native.records import Field, SharedRecord, record_at
 from blackbox.subscribe.dispatch import any_full, dispatch, match_topics
-from blackbox.subscribe.order import has_losses, number_key
+from blackbox.subscribe.order_losses import has_losses, number_key
 from blackbox.subscribe.slice_memory import ENVELOPE_AT, NEWEST_AT, NEWEST_HEAD_AT, ConflationAt, SliceAt, TableAt
 from blackbox.subscribe.state import slice_counters_at
 from blackbox.subscribe.worker_queues import fail, tell_losses

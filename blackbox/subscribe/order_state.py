@@ -1,4 +1,4 @@
-"""State of a slice's message order, shared by compiled code and Python. The decisions are in `order`."""
+"""State of a slice's message order, shared by compiled code and Python, for the decisions in `order*`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from blackbox.block.position import Position
 from blackbox.native.intrinsics import inner
 from blackbox.native.name_table import Numbering, NumberingAt
 from blackbox.native.records import Field, Fields, SharedRecord, load_shared, record_at
-from blackbox.subscribe.epochs import EpochState
+from blackbox.subscribe.epochs import EpochState, epoch_state_at
 from blackbox.subscribe.state import SliceCounters
 
 NONE: Final = 0
@@ -19,6 +19,8 @@ NONE: Final = 0
 HELD_BLOCKS: Final = 1 << 16
 """Largest number of held blocks of a slice. Their places are 1 to HELD_BLOCKS."""
 UNKNOWN: Final = -1
+DUPLICATE: Final = -1
+"""Verdict: everything in a block was delivered or is lost."""
 MOST_ENDED: Final = 8
 
 
@@ -231,12 +233,33 @@ def held_block(at: OrderAt, place: int) -> HeldBlock:
     return _held_block_at(at.held + HELD_BYTES * place)
 
 
-@inner
-def is_clean(at: OrderAt) -> bool:
+def _is_clean(state: OrderState) -> bool:
     """Return True if no message after `proven` was delivered, so that the position is exact."""
-    state = order_state_at(at.state)
-    clean: bool = state.at <= state.proven
-    return clean
+    return state.at <= state.proven
+
+
+def _is_unsettled(state: OrderState) -> bool:
+    """Return True if messages before the newest heartbeat may be missing."""
+    return state.phase == LIVE and state.is_strict != 0 and state.told_next > state.proven
+
+
+is_clean, is_unsettled = inner(_is_clean), inner(_is_unsettled)
+
+
+@inner
+def is_alive(at: OrderAt, line: int, now_ns: int) -> bool:
+    """Return True if a line is in the live epoch and was heard within `line_dead_ns`."""
+    epochs = epoch_state_at(at.epochs)
+    return now_ns - epochs.heard_ns[line] < at.line_dead_ns and (epochs.spoke >> line) & 1 != 0
+
+
+@inner
+def any_alive(at: OrderAt, now_ns: int) -> bool:
+    """Return True if any line `is_alive`."""
+    alive = False
+    for line in range(at.lines):
+        alive |= is_alive(at, line, now_ns)
+    return alive
 
 
 @inner
@@ -301,13 +324,12 @@ class Order:
     @property
     def is_clean(self) -> bool:
         """True if no message after `position` was delivered."""
-        return self.state.at <= self.state.proven
+        return _is_clean(self.state)
 
     @property
     def is_unsettled(self) -> bool:
         """True if messages before the newest heartbeat may be missing."""
-        state = self.state
-        return bool(state.phase == LIVE and state.is_strict and state.told_next > state.proven)
+        return _is_unsettled(self.state)
 
     def is_dead(self, line: int, now_ns: int) -> bool:
         """Return True if a line has been silent for `line_dead_ns`."""

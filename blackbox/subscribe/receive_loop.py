@@ -263,7 +263,7 @@ def _heartbeat(at: SliceAt, table: TableAt, trie: Trie, keys: Trie, header: Head
         return 0
     hand_control(at, now, _YES, doubted)
     result = look_at_end(at, table, trie, tick)
-    if result == 0 and slice_state_at(at.state).wants_clean != 0 and is_clean(at.order):
+    if result == 0 and slice_state_at(at.state).wants_clean != 0 and is_clean(order_state_at(at.order.state)):
         return COMMAND
     return result
 

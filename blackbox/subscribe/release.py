@@ -1,6 +1,6 @@
 """Deliver the block at hand, and held ones whose turn has come, as the slow-subscriber policy has it.
 
-Compiled code of the slice thread. The decisions are in `order`.
+Compiled code of the slice thread. The decisions are in `order` and `order_repair`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,11 @@ from blackbox.native.posix import monotonic_ns, now_ns, poke
 from blackbox.native.prefix_trie import Trie
 from blackbox.subscribe.conflation import absorb, flush, pending
 from blackbox.subscribe.dispatch import any_full, dispatch
-from blackbox.subscribe.order import (
-    DUPLICATE,
-    goes_live,
-    has_losses,
-    is_unsettled,
-    let_go,
-    next_ready,
-    refute,
-    release,
-    settle,
-)
-from blackbox.subscribe.order_state import NONE, held_block, key_state
+from blackbox.subscribe.order import next_ready, refute, release, settle
+from blackbox.subscribe.order_held import let_go
+from blackbox.subscribe.order_losses import has_losses
+from blackbox.subscribe.order_repair import goes_live
+from blackbox.subscribe.order_state import DUPLICATE, NONE, held_block, is_unsettled, key_state, order_state_at
 from blackbox.subscribe.slice_memory import (
     BODY_AT,
     COPY_AT,
@@ -166,7 +159,7 @@ def deliver_held(at: SliceAt, table: TableAt, trie: Trie, force: int) -> int:
     while True:
         place = next_ready(at.order, tick, force)
         if place == NONE:
-            if force == 0 and is_unsettled(at.order):
+            if force == 0 and is_unsettled(order_state_at(at.order.state)):
                 settle(at.order, tick)
             return tell_shown_losses(at, table)
         key, came = held_block(at.order, place).key, held_block(at.order, place).came_ns
@@ -221,7 +214,9 @@ def deliver_recorded(at: SliceAt, table: TableAt, trie: Trie, key: int, verdict:
 def look_at_held(at: SliceAt, table: TableAt, trie: Trie, tick: int) -> int:
     """Now and then deliver what was held for long enough, or for a line that is dead: 0 or FAILED."""
     state = slice_state_at(at.state)
-    if tick < state.look_at_held_ns or (slice_counters_at(at.counters).held == 0 and not is_unsettled(at.order)):
+    if tick < state.look_at_held_ns or (
+        slice_counters_at(at.counters).held == 0 and not is_unsettled(order_state_at(at.order.state))
+    ):
         return 0
     state.look_at_held_ns = tick + HELD_MS * 1_000_000
     return deliver_held(at, table, trie, NO)

@@ -9,7 +9,7 @@ import numpy
 from blackbox.native.intrinsics import bytes_at, copy_bytes, inner, int64s_at
 from blackbox.native.posix import now_ns
 from blackbox.subscribe.epochs import epoch_state_at
-from blackbox.subscribe.order import has_losses, next_loss
+from blackbox.subscribe.order_losses import has_losses, next_loss
 from blackbox.subscribe.order_state import UNKNOWN, order_state_at
 from blackbox.subscribe.slice_memory import COPY_AT, NOTICE_AT, SliceAt, TableAt
 from blackbox.subscribe.slow_subscriber import DROP, PROCEED, act_on_lag, age_of, corrected, is_over

@@ -1,4 +1,4 @@
-"""A slice without threads and sockets: the compiled `order`, called step by step."""
+"""A slice without threads and sockets: its compiled decisions, called step by step."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from blackbox.block.position import End, Position
 from blackbox.native.jit import njit
 from blackbox.native.kept_arguments import Kept, kept_at
 from blackbox.native.prefix_trie import Trie, build_trie
-from blackbox.subscribe import order
+from blackbox.subscribe import order, order_epochs, order_held, order_losses, order_repair
 from blackbox.subscribe.epochs import DOUBTED, NEW, STALE, epoch_before, epoch_state_at, judge_epoch
-from blackbox.subscribe.order_state import LIVE, NONE, UNKNOWN, Answers, Order, OrderAt, order_state_at
+from blackbox.subscribe.order_state import LIVE, NONE, UNKNOWN, Answers, Order, OrderAt, is_unsettled, order_state_at
 from blackbox.subscribe.state import SliceCounters, slice_counters_at
 
 _WAKE: Final = os.open(os.devnull, os.O_WRONLY)
@@ -79,13 +79,13 @@ def _judge(kept: int, header: int, span: int, key: int, line: int, in_force: int
 
 @njit(nogil=True)
 def _hold(kept: int, header: int, span: int, key: int, now: int) -> int:
-    place: int = order.hold(_at(kept), key, read_header(header), span, now, 0)
+    place: int = order_held.hold(_at(kept), key, read_header(header), span, now, 0)
     return place
 
 
 @njit(nogil=True)
 def _let_go(kept: int) -> int:
-    place: int = order.let_go(_at(kept))
+    place: int = order_held.let_go(_at(kept))
     return place
 
 
@@ -93,14 +93,14 @@ def _let_go(kept: int) -> int:
 def _next(kept: int, now: int, force: int) -> int:
     """Return the place of the next deliverable held block, NONE, or _LOSSES that must be reported before."""
     at = _at(kept)
-    if order.has_losses(at):
+    if order_losses.has_losses(at):
         return _LOSSES
     if force == 0:
-        order.goes_live(at)
+        order_repair.goes_live(at)
     place: int = order.next_ready(at, now, force)
-    if place == NONE and force == 0 and order.is_unsettled(at):
+    if place == NONE and force == 0 and is_unsettled(order_state_at(at.state)):
         order.settle(at, now)
-        place = _LOSSES if order.has_losses(at) else NONE
+        place = _LOSSES if order_losses.has_losses(at) else NONE
     return place
 
 
@@ -113,21 +113,21 @@ def _release(kept: int, place: int) -> int:
 @njit(nogil=True)
 def _next_loss(kept: int) -> tuple[int, int, int, int]:
     at = _at(kept)
-    if not order.has_losses(at):
+    if not order_losses.has_losses(at):
         return 0, 0, 0, 0
-    loss = order.next_loss(at)
+    loss = order_losses.next_loss(at)
     return loss.epoch, loss.sequence, loss.count, loss.key
 
 
 @njit(nogil=True)
 def _begin_live_epoch(kept: int) -> None:
     at = _at(kept)
-    order.begin_live_epoch(at, epoch_before(epoch_state_at(at.epochs)))
+    order_epochs.begin_live_epoch(at, epoch_before(epoch_state_at(at.epochs)))
 
 
 @njit(nogil=True)
 def _leaves_to_archives(kept: int) -> bool:
-    leaves: bool = order.leaves_to_archives(_at(kept))
+    leaves: bool = order_epochs.leaves_to_archives(_at(kept))
     return leaves
 
 
@@ -176,13 +176,13 @@ def _note_told_end(kept: int, key: int, following: int, end: int, count: int) ->
 
 @njit(nogil=True)
 def _note_told(kept: int, epoch: int, following: int) -> None:
-    order.note_told(_at(kept), epoch, following)
+    order_epochs.note_told(_at(kept), epoch, following)
 
 
 @njit(nogil=True)
 def _heard_told(kept: int, epoch: int, following: int) -> None:
     state = order_state_at(_at(kept).state)
-    order._lose_left(_at(kept), epoch, following)
+    order_epochs.lose_left(_at(kept), epoch, following)
     state.told_epoch = epoch
     state.heard_told = max(state.heard_told, following)
     state.told_next = following
@@ -195,36 +195,36 @@ def _settle(kept: int, now: int) -> None:
 
 @njit(nogil=True)
 def _enter_archived(kept: int, epoch: int, sequence: int) -> bool:
-    more: bool = order.enter_archived(_at(kept), epoch, sequence)
+    more: bool = order_epochs.enter_archived(_at(kept), epoch, sequence)
     return more
 
 
 @njit(nogil=True)
 def _judge_recorded(kept: int, header: int, span: int, key: int) -> int:
-    first: int = order.judge_recorded(_at(kept), key, read_header(header), span)
+    first: int = order_repair.judge_recorded(_at(kept), key, read_header(header), span)
     return first
 
 
 @njit(nogil=True)
 def _note_passed(kept: int, epoch: int, following: int, is_all: int, in_force: int, now: int) -> bool:
-    goes_on: bool = order.note_passed(_at(kept), epoch, following, is_all, in_force, now)
+    goes_on: bool = order_repair.note_passed(_at(kept), epoch, following, is_all, in_force, now)
     return goes_on
 
 
 @njit(nogil=True)
 def _note_gone(kept: int, epoch: int, following: int) -> None:
-    order.note_gone(_at(kept), epoch, following)
+    order_repair.note_gone(_at(kept), epoch, following)
 
 
 @njit(nogil=True)
 def _give_up(kept: int, in_force: int) -> bool:
-    gave: bool = order.give_up(_at(kept), in_force)
+    gave: bool = order_repair.give_up(_at(kept), in_force)
     return gave
 
 
 @njit(nogil=True)
 def _number_key(kept: int, text: int, size: int) -> int:
-    number: int = order.number_key(_at(kept), text, size)
+    number: int = order_losses.number_key(_at(kept), text, size)
     return number
 
 
