@@ -132,6 +132,7 @@ def test_what_each_line_brings_first_of_a_run_is_delivered_in_order(lines: tuple
         publisher.send(blocks[1], (early,))
         for block in blocks[2:]:
             publisher.send(block, (early,))
+        got.wait(5)  # else the late line may be believed alone, before the early one has spoken
         publisher.send(blocks[3], (late,))
         publisher.heartbeat(end=True)
         subscriber.run(until_end=True)
