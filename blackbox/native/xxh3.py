@@ -204,7 +204,7 @@ def xxh3(address: int, size: int) -> int:
     return _avalanche(total)
 
 
-@njit(inline="always")
+@njit(inline="always", cache=True)  # Python calls it, too
 def checksum_32(address: int, size: int) -> int:
     """The low 32 bits of XXH3: what the header has room for."""
     return numpy.uint32(xxh3(address, size) & _MASK_32)

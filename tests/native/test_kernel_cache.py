@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from blackbox import Feed, Message, Publisher, Recorder, Recording, Subscriber
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.native import kernel_cache
 from blackbox.native.kernel_cache import digest_of
@@ -116,6 +117,37 @@ def test_a_cached_kernel_is_loaded_without_the_compiler_and_inlined_in_what_is_c
 
     assert call_twice() == "41 True 82 True"
     assert call_twice() == "41 False 82 True"
+
+
+def published_recorded_replayed(directory: Path) -> int:
+    """Return how many messages came."""
+    feed, got = Feed.local("cached"), list[Message]()
+    recorder = Recorder(feed, directory)
+    live, replayed = Subscriber(feed), Subscriber(feed)
+    for subscriber in (live, replayed):
+        subscriber.on(b"")(got.append)
+    with Publisher(feed, when_full="wait") as publisher:
+        live.start()
+        recorder.start()
+        publisher.publish(b"A", b"1")
+    live.run(until_end=True)
+    recorder.run(until_end=True)
+    replayed.replay(Recording.open(next(directory.glob("*/*/manifest.json")).parent))
+    return len(got)
+
+
+def test_a_process_that_finds_all_kernels_compiles_nothing(tmp_path: Path) -> None:
+    published_recorded_replayed(tmp_path / "here")
+    code = f"""
+        from pathlib import Path
+        from numba.core import event
+        from tests.native.test_kernel_cache import published_recorded_replayed
+        with event.install_recorder("numba:compile") as compiled:
+            print(published_recorded_replayed(Path({str(tmp_path)!r}, "there")))
+        print([each.data["dispatcher"].py_func.__name__ for _, each in compiled.buffer])
+    """
+    with Script(code) as script:
+        assert [script.read(), script.read()] == ["2", "[]"]
 
 
 @pytest.mark.long
