@@ -53,8 +53,7 @@ class Tree:
         """Have all relays withdraw what they held back for long enough."""
         for level in range(len(self.fan_outs), -1, -1):
             for number, relay in enumerate(self.relays[level]):
-                if relay.due is not None and relay.due <= now:
-                    self._pass_up(level, number, relay.settle(now), now)
+                self._pass_up(level, number, relay.settle(now), now)
 
     def forget_asked(self) -> None:
         """Count changes from now on."""

@@ -49,7 +49,7 @@ class Below(Subscriptions):
                 self._readers_changed = True
                 self.filter_changed((line, prefix.removeprefix(SHARED_KEY)), by)
         elif prefix[:1] != b"\0" or prefix.startswith(WANT_KEY):
-            self._pass_on(line, prefix, by > 0)
+            self._upstreams[line].want(prefix, by, time.monotonic())
             if prefix.startswith(WANT_KEY):
                 self._bound_wants(line)
 
@@ -84,13 +84,7 @@ class Below(Subscriptions):
         is_too_much = self._wants[line] > _MOST_WANTS_ABOVE
         if is_too_much != self._wants_all[line]:
             self._wants_all[line] = is_too_much
-            self._pass_on(line, WANT_KEY, is_too_much)
-
-    def _pass_on(self, line: int, prefix: bytes, is_wanted: bool) -> None:
-        if is_wanted:
-            self._upstreams[line].want(prefix)
-        else:
-            self._upstreams[line].leave(prefix, time.monotonic())
+            self._upstreams[line].want(WANT_KEY, 1 if is_too_much else -1, time.monotonic())
 
 
 class _PassedUp:

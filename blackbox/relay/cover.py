@@ -109,16 +109,6 @@ class Interest:
         self.refused: dict[bytes, Why] = {}
         """Those wanted ones that the source does not put in force, and why: nothing is covered by them."""
 
-    @property
-    def due(self) -> float | None:
-        """When `settle` has something to do; None: nothing is held back."""
-        return next(iter(self._held.values()), None)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is covered."""
-        return not self._references and not self._held
-
     def want(self, prefix: bytes) -> Changes:
         """Count one more who wants a prefix."""
         self._references[prefix] += 1

@@ -170,13 +170,9 @@ class Upstream:
 
     # Interest
 
-    def want(self, prefix: bytes) -> None:
-        """Request what one more filter, or one more wanted prefix of topics behind WANT_KEY, needs."""
-        self._change(self._interest.want(prefix))
-
-    def leave(self, prefix: bytes, now: float) -> None:
-        """Withdraw what no peer below needs after one of them has left a prefix."""
-        self._change(self._interest.leave(prefix, now))
+    def want(self, prefix: bytes, by: int, now: float) -> None:
+        """Note that peers below want a filter, or a prefix of topics behind WANT_KEY (`by` 1), or none does (-1)."""
+        self._change(self._interest.want(prefix) if by > 0 else self._interest.leave(prefix, now))
 
     def read_in(self, in_memory: bool) -> None:
         """Request data in shared memory, or on the socket. Nothing is confirmed."""

@@ -253,7 +253,7 @@ class World:
     def want(self) -> None:
         peer, prefix = self.random.choice(self.peers), self.random.choice(PREFIXES)
         if prefix not in self.wanted:
-            self.upstream.want(prefix)
+            self.upstream.want(prefix, 1, self.now)
         peer.wants.add(prefix)
 
     def ask(self) -> None:
@@ -264,7 +264,7 @@ class World:
         for prefixes in (peer.wants, peer.covered_by_ask, peer.confirmed):
             prefixes.discard(prefix)
         if prefix not in self.wanted:
-            self.upstream.leave(prefix, self.now)
+            self.upstream.want(prefix, -1, self.now)
 
     def leave_one(self) -> None:
         peer = self.random.choice(self.peers)
