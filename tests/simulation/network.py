@@ -199,7 +199,7 @@ class Pipe:
 
     def break_(self) -> None:
         self.is_up, self._life = False, self._life + 1
-        for prefix in self._in_force:
+        for prefix in sorted(self._in_force):
             self.source.leave(prefix)
         self._in_force, self._filters = set(), ()
 
