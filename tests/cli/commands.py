@@ -112,9 +112,9 @@ def write_feed(feed: Feed, path: Path) -> Path:
     return path
 
 
-def invoke(*words: object) -> Ended:
+def invoke(*words: object, stdin: str | None = None) -> Ended:
     """Run a command in this process and thread: quicker than a process, and enough without signals and terminals."""
-    result = CliRunner().invoke(app, list(map(str, words)), env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app, list(map(str, words)), input=stdin, env={"COLUMNS": "200"})
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Ended(result.exit_code, result.stdout, result.stderr)

@@ -79,11 +79,8 @@ def test_lines_that_the_hub_has_had_are_left_out(place: Path) -> None:
     with Command("hub", place / "hub.toml") as hub:
         hub.read_error("takes puts at")
         for lines in (range(3), range(10)):
-            (place / "lines").write_text("".join(f"{number}\n" for number in lines))
-            with (place / "lines").open() as file:
-                words = ("put", "orders.new", "-", "--name", "desk", "--feed", place / "feed.toml", "--timeout", "60")
-                with Command(*words, stdin=file.fileno()) as put:
-                    assert put.process.wait(120) == 0
+            words = ("put", "orders.new", "-", "--name", "desk", "--feed", place / "feed.toml", "--timeout", "60")
+            assert invoke(*words, stdin="".join(f"{number}\n" for number in lines)).status == 0
         hub.process.send_signal(signal.SIGINT)
         assert hub.process.wait(60) == 130
     said = published(place / "kept", Feed.load(place / "feed.toml"))
@@ -93,15 +90,12 @@ def test_lines_that_the_hub_has_had_are_left_out(place: Path) -> None:
 def test_lines_that_the_hub_refuses_are_told_and_all_others_stored(place: Path) -> None:
     text = (place / "feed.toml").read_text()
     (place / "feed.toml").write_text(text.replace("[[slices]]", "max_topics = 1\n\n[[slices]]"))
-    (place / "lines").write_text("one\ntwo\n")
     with Command("hub", place / "hub.toml") as hub:
         hub.read_error("takes puts at")
-        told = []
-        for topic in ("A", "B"):
-            with (place / "lines").open() as file:
-                words = ("put", topic, "-", "--feed", place / "feed.toml", "--timeout", "60")
-                with Command(*words, stdin=file.fileno()) as put:
-                    told.append(put.end(120))
+        told = [
+            invoke("put", topic, "-", "--feed", place / "feed.toml", "--timeout", "60", stdin="one\ntwo\n")
+            for topic in ("A", "B")
+        ]
         hub.process.send_signal(signal.SIGINT)
         assert hub.process.wait(60) == 130
     assert [each.status for each in told] == [0, 1]

@@ -12,7 +12,7 @@ import pytest
 from blackbox import Feed, Publisher
 from blackbox.cli.ui.status import Status
 from blackbox.feed.endpoint import free_endpoints
-from tests.cli.commands import Command, Ended, Place, write_feed
+from tests.cli.commands import Command, Ended, Place, invoke, write_feed
 from tests.cli.test_hub import FEED
 from tests.examples import first_of
 
@@ -66,20 +66,11 @@ def test_positions_messages_and_totals_of_a_hub(tmp_path: Path) -> None:
     prefixes = ["--prefix", "A", "--prefix", "B"]
     with Command("hub", tmp_path / "hub.toml", "--json") as running:
         running.read_error("takes puts at")
-        with Command("subscribe", *prefixes, "--durable", *durable, *client) as subscribed:
-            assert subscribed.end().status == 0
-        places = []
-        for topic in ("A.x", "B.x", "C.x"):
-            with Command("put", topic, "x", "--json", *client) as put:
-                places.append(document(put.end(), Status.OK))
+        assert invoke("subscribe", *prefixes, "--durable", *durable, *client).status == 0
+        places = [document(invoke("put", topic, "x", "--json", *client), Status.OK) for topic in ("A.x", "B.x", "C.x")]
         assert [each["sequence"] for each in places] == [0, 1, 2]
-        with Command("get", *prefixes, "--count", 2, "--json", *durable, *client) as got:
-            lines = [json.loads(line) for line in got.end().out.splitlines()]
-        assert sorted(each["topic"] for each in lines) == ["A.x", "B.x"]
-        (tmp_path / "lines").write_text("one\ntwo\n")
-        with (
-            (tmp_path / "lines").open() as file,
-            Command("put", "A", "-", "--json", *client, stdin=file.fileno()) as put,
-        ):
-            assert document(put.end(), Status.OK) == {"stored": 2, "skipped": 0, "refused": 0}
+        got = invoke("get", *prefixes, "--count", 2, "--json", *durable, *client)
+        assert sorted(json.loads(line)["topic"] for line in got.out.splitlines()) == ["A.x", "B.x"]
+        lines = invoke("put", "A", "-", "--json", *client, stdin="one\ntwo\n")
+        assert document(lines, Status.OK) == {"stored": 2, "skipped": 0, "refused": 0}
         assert document(running.interrupt())["stored"] == 5

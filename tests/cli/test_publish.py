@@ -38,13 +38,6 @@ def test_a_publisher_that_waits_names_the_slices_that_lack_subscribers(place: Pl
             publisher.read_error(f"feed 'cli' (2 slices): slice {other} has 0; to publish without them: --wait-for 0")
 
 
-def test_interrupt_ends_a_publisher_that_waits(place: Place) -> None:
-    with Command("publish", "synthetic:1000", "--feed", place.path) as publisher:
-        publisher.read_error("waiting for 1 subscriber")
-        ended = publisher.interrupt()
-    assert (ended.status, ended.out) == (Status.INTERRUPTED, ""), ended.errors
-
-
 @pytest.mark.long
 def test_interrupt_ends_a_publisher_whose_subscriber_hangs(place: Place) -> None:
     with (

@@ -69,14 +69,6 @@ def test_a_signal_ends_a_plain_one_with_what_it_passed(place: Place, number: sig
     assert "Traceback" not in ended.errors
 
 
-def test_a_plain_one_that_waits_for_its_source_ends_at_ctrl_c(place: Place) -> None:
-    with Command("relay", place.path, free_endpoints("tcp", "plain", 1, 1)[0][0], "--plain") as relay:
-        relay.read_error("plain relay: waits for the publishers of")
-        ended = relay.interrupt()
-    assert ended.status == Status.INTERRUPTED
-    assert "Traceback" not in ended.errors
-
-
 def test_an_endpoint_of_plain_clients_that_cannot_be_had_is_one_line(place: Place) -> None:
     endpoint = free_endpoints("tcp", "plain", 1, 1)[0][0]
     with zmq.Context() as context, context.socket(zmq.PUB) as other:

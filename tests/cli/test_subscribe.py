@@ -178,12 +178,3 @@ def test_a_publisher_that_was_killed_is_not_waited_for_for_ever(command: str, pl
     assert re.search(
         r"error: feed 'cli' slice \d: nothing came from the publisher at .* for 0.5 s, and it has not", told
     )
-
-
-@pytest.mark.parametrize("command", ["subscribe", "record"])
-def test_ctrl_c_ends_the_wait_for_publishers_and_says_so(place: Place, tmp_path: Path, command: str) -> None:
-    into = ("--out", str(tmp_path / "days")) if command == "record" else ()
-    with Command(command, "--feed", place.path, *into) as waiting:
-        waiting.read_error("waiting for the publisher of slice 0")
-        ended = waiting.interrupt()
-    assert (ended.status, ended.errors) == (Status.INTERRUPTED, "interrupted\n")
