@@ -105,7 +105,7 @@ class Subscription:
         self._feed_slice = feed.slices[slice_id]
         self._state, self._order, self._news = state, order, news
         self._confirmed_keys = build_trie([])
-        """Keys that the filters let through which were confirmed last."""
+        """Keys of the last filters that a publisher confirmed, or that began at a position."""
         self._filters: frozenset[bytes] = frozenset()
         self._wanted: frozenset[bytes] = frozenset()
         self._covered: set[bytes] = set()
@@ -200,6 +200,8 @@ class Subscription:
         self._wanted = table.wanted
         if table.upstream != self._filters:
             change_filters(self._order.at, table.keys, int(not self._feed.key_bytes or b"" in table.upstream))
+            if self._order.state.is_strict:
+                self._confirmed_keys = table.keys
         for prefix in table.upstream - self._filters:
             self._sub.subscribe(kind + prefix)
         for prefix in self._filters - table.upstream:

@@ -8,6 +8,8 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Self
@@ -24,6 +26,7 @@ from blackbox.archive.serve.server import ArchiveServer
 from blackbox.block.gap import Gap
 from blackbox.block.position import End
 from blackbox.errors import SubscriberError
+from blackbox.subscribe import catching_up
 from blackbox.testing import RawPublisher, wait_until
 from tests.archive.archives import archived_feed
 from tests.archive.recorders import MIB, days, feed_of, wait_recorded
@@ -394,6 +397,38 @@ def archive_of(feed: Feed, number: int, blocks: list[Sent]) -> Iterator[None]:
             publisher.heartbeat(end=True)
         with ArchiveServer(Path(directory) / feed.name, feed.archives[number : number + 1]):
             yield
+
+
+def test_a_loss_is_reported_after_a_new_callback_before_the_first_confirmation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A subscriber that began at a position knows what comes next of its keys."""
+    monkeypatch.setattr(catching_up, "awake_s", partial(next, count(step=1_000)))  # it waits for no confirmation
+    feed = archived_feed(key_bytes=1)
+    archived = [
+        Sent(b"A", many, (has, has), is_lost=True, begins_run=False) for many, has in ((5, True), (1, False), (1, True))
+    ]
+    with archive_of(feed, 0, archived), RawPublisher(feed) as publisher:
+        publisher.confirms = False
+        subscriber = Subscriber(feed, repair_wait=1)
+        heard = Heard(subscriber, b"A")
+        thread = threading.Thread(target=partial(subscriber.start, since={0: (1, 0)}))
+        thread.start()
+        wait_until(lambda: b"A" in publisher.subscriptions(), what="a filter")
+        publisher.sequences, publisher.ends = [5], [{b"A": End(5, 5)}]
+        publisher.send(publisher.encode([(b"A.x", b"")]))
+        wait_until(lambda: heard.count == 6, what="the first live message")
+        publisher.sequences, publisher.ends = [8], [{b"A": End(8, 8)}]
+        subscriber.on(b"B")(print)
+        wait_until(lambda: b"B" in publisher.subscriptions(), what="a filter")
+        publisher.confirms = True
+
+        def is_started() -> bool:
+            publisher.heartbeat()  # after some it asks again
+            return not thread.is_alive()
+
+        wait_until(is_started, what="a confirmation")
+        publisher.heartbeat(end=True)
+        subscriber.run(until_end=True)
+    assert (heard.came, heard.gaps) == ({(1, b"A"): [*range(6)]}, {(1, b"A"): [(6, 2)]})
 
 
 @settings(deadline=None, max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])

@@ -258,6 +258,7 @@ class SimulatedSlice:
     def begin(self, position: Position, images: int = 0) -> None:
         """Start at a position."""
         self.order.begin(position, images=images, is_full=b"" in self.prefixes)
+        self._before = _trie_of(self.prefixes)
 
     @property
     def cursor(self) -> Position | None:
@@ -283,6 +284,8 @@ class SimulatedSlice:
         """Change the filters, which must be confirmed again."""
         self.prefixes = prefixes
         order.change_filters(self.order.at, _trie_of(prefixes), int(b"" in prefixes))
+        if self.state.is_strict:
+            self._before = _trie_of(prefixes)
         self._confirmed = [0] * len(self._confirmed)
 
     def _enter(self, line: int, epoch: int, now: int, proven: int = 0) -> int:
