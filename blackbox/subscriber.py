@@ -203,7 +203,7 @@ class Subscriber(Registration):
             raise ConfigError(f"snapshot was {snapshot!r} with the policy 'conflate', which delivers out of order")
         if self._tables and snapshot != "latest":
             raise ConfigError(f"snapshot was {snapshot!r} with a table, expected 'latest'")
-        prefixes = [start for callback in self._callbacks for start in callback.starts]
+        prefixes = [start for callback in self._callbacks for start, _ in callback.starts]
         answer_s = _ARCHIVES_S if timeout is None else timeout
         begin = beginning_of(self.feed, self._client, beginning, answer_s, prefixes)
         if snapshot == "books":

@@ -129,7 +129,7 @@ class RawPublisher:
         epoch: epoch of blocks made by `encode` and of control blocks.
         sequences: next sequence of each slice. `encode` updates it; tests may change it.
         ends: end of every key by slice, also updated by `encode`. Heartbeats report `sequences` and `ends`. Without
-            `key_bytes` they report the end of the slice.
+            keys they report the end of the slice.
         confirms: False to leave subscriptions unanswered. While some encoded blocks were not sent, confirmations only
             count those that were.
     """
@@ -195,14 +195,14 @@ class RawPublisher:
         """Return a block of (topic, payload) messages that all have the key of the first.
 
         Defaults: `sequence` is the next one of the slice. `previous` and `key_sequence` are the key's end in `ends`, or
-        `sequence` without `key_bytes`. `ts_out` is now, and `ts_in` is `ts_out`.
+        `sequence` without keys. `ts_out` is now, and `ts_in` is `ts_out`.
         """
         sent = time.time_ns() if ts_out is None else ts_out
         topics = list(dict.fromkeys(topic for topic, _ in messages))
         payloads = [payload for _, payload in messages]
         key, ends, count = self.feed.key_of(topics[0]), self.ends[slice_id], len(messages)
         first = self.sequences[slice_id] if sequence is None else sequence
-        end = ends.get(key, End(0, 0)) if self.feed.key_bytes else End(first, first)
+        end = ends.get(key, End(0, 0)) if self.feed.key_rule else End(first, first)
         previous = min(first, end.sequence) if previous is None else previous
         key_sequence = min(previous, end.count) if key_sequence is None else key_sequence
         self.sequences[slice_id] = max(first + count, self.sequences[slice_id])
@@ -215,7 +215,7 @@ class RawPublisher:
             ts_event=ts_event,
             offsets=numpy.cumsum([0, *map(len, payloads)]),
             key=key,
-            key_bytes=self.feed.key_bytes,
+            key_rule=self.feed.key_rule,
             slice_id=slice_id,
             schema_id=load_schema(self.feed.schema).schema_id,
             epoch=self.epoch,
@@ -339,12 +339,12 @@ class RawPublisher:
         following, ends = told
         return Block.encode_ends(
             key,
-            ends if self.feed.key_bytes else {b"": End(following, following)},
+            ends if self.feed.key_rule else {b"": End(following, following)},
             sequence=following,
             slice_id=slice_id,
             epoch=self.epoch,
             ts_out=time.time_ns(),
-            key_bytes=self.feed.key_bytes,
+            key_rule=self.feed.key_rule,
             flags=flags | (FLAG_LINE_B if line else 0),
         )
 

@@ -11,7 +11,7 @@ from tests import wire
 
 Frames = tuple[bytes, bytes, bytes]
 HOSTILE = (0, 1, 2, 3, 7, 8, 9, 255, 65_535, 1 << 16, (1 << 26) - 1, 1 << 26, (1 << 31) - 1, 1 << 31, (1 << 32) - 1)
-BITS = {"version": 8, "key_bytes": 8, "flags": 16, "schema": 16, "slice_id": 16}
+BITS = {"version": 8, "key_rule": 8, "flags": 16, "schema": 16, "slice_id": 16}
 BITS |= dict.fromkeys(("epoch", "sequence", "previous", "key_sequence", "ts_out", "ts_in"), 64)
 WORDS = ("count", "topics", "topic_bytes", "body_bytes", "stride")
 
@@ -48,7 +48,7 @@ def valid(choice: random.Random) -> Frames:
         topics=len(topics),
         topic_bytes=sum(map(len, topics)),
         stride=stride if fixed else 0,
-        key_bytes=8 if flags & wire.CONTROL else len(key),
+        key_rule=8 if flags & wire.CONTROL else len(key),
         sequence=sequence,
         previous=previous,
         key_sequence=choice.randint(0, previous),

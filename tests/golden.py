@@ -36,7 +36,7 @@ class Frames(NamedTuple):
 
 
 def _data(rows: Sequence[tuple[bytes, bytes | None, int]], key: bytes = b"", **fields: Any) -> Frames:
-    return Frames(key, *wire.data(rows, **{"key_bytes": len(key), **fields}))
+    return Frames(key, *wire.data(rows, **{"key_rule": len(key), **fields}))
 
 
 def _control(key: bytes, ends: Mapping[bytes, int | tuple[int, int]], flags: int = 0, **fields: Any) -> Frames:
@@ -53,14 +53,14 @@ def _trades(payloads: list[bytes | None], sequences: list[int] | None = None) ->
 def blocks() -> dict[str, Frames]:
     """Return one block of every kind by its name."""
     return {
-        "confirmation": _control(b"\0Cnonce678", {b"": 3}, epoch=9, ts_out=NOW, key_bytes=2),
+        "confirmation": _control(b"\0Cnonce678", {b"": 3}, epoch=9, ts_out=NOW, key_rule=2),
         "heartbeat": _control(
             b"\0H",
             {b"AAPL": (44, 37), b"MSFT": (7, 7), b"X": (1 << 62, 3)},
             slice_id=1,
             epoch=9,
             ts_out=NOW,
-            key_bytes=2,
+            key_rule=2,
         ),
         "last_heartbeat_of_line_b_without_keys": _control(
             b"\0H", {}, wire.LINE_B | wire.END, slice_id=1, epoch=9, ts_out=NOW

@@ -15,7 +15,7 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.block.block import Block
-from blackbox.block.validate import check_block
+from blackbox.block.validate import RULE_OF_HEADER, check_block
 from tests import wire
 from tests.damage import cases
 
@@ -58,7 +58,7 @@ def main(seed: int, count: int) -> None:
     for key, header, body in cases(seed, count):
         name, head, data = keys.put(key, 1), headers.put(header, 8), bodies.put(body, 8)
         places = [place for frame in (head, data, name) for place in (frame.ctypes.data, len(frame))]
-        fault = check_block(*places)
+        fault = check_block(*places, RULE_OF_HEADER)
         assert (fault == 0) == wire.is_valid(key, header, body), (fault, key, header, body)
         if fault == 0:
             touch(Block(key, header, data))

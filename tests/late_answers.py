@@ -27,7 +27,7 @@ def late_answers(feed: Feed, beats: int) -> Iterator[RawPublisher]:
             for key in publisher.subscriptions():
                 if key.startswith(CONFIRM_KEY) and due.setdefault(key, beat + beats) == beat:
                     answer = Block.encode_ends(
-                        key, {}, slice_id=0, epoch=publisher.epoch, ts_out=time.time_ns(), key_bytes=feed.key_bytes
+                        key, {}, slice_id=0, epoch=publisher.epoch, ts_out=time.time_ns(), key_rule=feed.key_rule
                     )
                     publisher.send_frames(answer.frames)
 

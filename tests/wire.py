@@ -29,7 +29,7 @@ class Fields(NamedTuple):
     # layout: fields of a header
     magic: bytes = b"BBOX"
     version: int = VERSION
-    key_bytes: int = 0
+    key_rule: int = 0
     flags: int = CHECKSUM
     schema: int = 0
     slice_id: int = 0
@@ -204,12 +204,15 @@ def decode(key: bytes | None, header: bytes, body: bytes) -> Decoded:
     _require(_runs(topic_offsets, fields.topic_bytes), "topic offsets")
     text = body[at["topics"] :][: fields.topic_bytes]
     topics = [text[a:b] for a, b in zip(topic_offsets, topic_offsets[1:], strict=False)]
-    key = topics[0][: fields.key_bytes] if key is None else key
+    is_channel = fields.key_rule > 8
+    key = topics[0][: fields.key_rule] if key is None else key
     if not control:
-        _require(len(key) <= fields.key_bytes, "key")
+        _require(
+            len(key) == 1 and 1 <= key[0] <= fields.key_rule - 8 if is_channel else len(key) <= fields.key_rule, "key"
+        )
         for topic in topics:
             _require(1 <= len(topic) <= 65_535, "topic size")
-            _require(topic[: fields.key_bytes] == key and topic[0] != 0, "topic key")
+            _require((is_channel or topic[: fields.key_rule] == key) and topic[0] != 0, "topic key")
     payloads: list[Any] = [data[a:b] for a, b in zip(offsets, offsets[1:], strict=False)]
     if fields.flags & NULLS:
         bits = int.from_bytes(body[at["validity"] :][: -(-fields.count // 8)], "little")
@@ -233,7 +236,7 @@ def _check_fields(fields: Fields, header: bytes) -> None:
     _require(fields.header_checksum == checksum(header[:CHECKED_BYTES]), "header checksum")
     _require(fields.flags & ~sum(FLAGS.values()) == 0, "flags")
     _require(not (fields.flags & CONTROL and fields.flags & (SEQUENCES | NULLS | NUMBERS)), "flags of control")
-    _require(fields.key_bytes <= 8, "key bytes")
+    _require(fields.key_rule <= 136, "key rule")
     control, fixed = bool(fields.flags & CONTROL), bool(fields.flags & FIXED)
     if control:
         _require(fixed and fields.stride == 16 and fields.topics == fields.count, "control counts")

@@ -20,6 +20,7 @@ from blackbox.archive import format as journal
 from blackbox.block import format as block
 from blackbox.block import layout
 from blackbox.block.layout import ACKNOWLEDGEMENT, COLUMNS, ENTRY, FILE_HEAD, FLAGS, HEADER, MARK, RECORD, Structure
+from blackbox.feed.key_rule import MAX_CHANNELS, MAX_KEY_BYTES
 from tests import golden, wire
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -38,7 +39,6 @@ _CONSTANTS: Final = (
     "CHECKED_BYTES",
     "MAX_BODY_BYTES",
     "MAX_SEQUENCE",
-    "MAX_KEY_BYTES",
     "MAX_TOPIC_BYTES",
     "LEAST_ROW_BYTES",
     "NONCE_BYTES",
@@ -202,6 +202,7 @@ def _constants() -> dict[str, int]:
         | {f"MAGIC_{name}": int.from_bytes(magic, "little") for name, magic in magics.items()}
         | {flag.name: flag.value for flag in _TRAVELLING}
         | {name: getattr(block, name) for name in _CONSTANTS}
+        | {"MAX_KEY_BYTES": MAX_KEY_BYTES, "MAX_CHANNELS": MAX_CHANNELS}
     )
 
 

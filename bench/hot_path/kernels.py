@@ -111,7 +111,7 @@ def _encode(
 def _check(head: int, body: int, body_bytes: int, times: int) -> int:
     fault = 0
     for _ in range(times):
-        fault |= check_block(head, HEADER_BYTES, body, body_bytes, body, 0)
+        fault |= check_block(head, HEADER_BYTES, body, body_bytes, body, 0, 0)
     return fault
 
 

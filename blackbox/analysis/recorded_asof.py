@@ -22,6 +22,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from blackbox.analysis.asof import joined_names
 from blackbox.analysis.inputs import seconds_ns
 from blackbox.errors import ConfigError, JournalError
+from blackbox.feed.key_rule import MAX_KEY_BYTES
 from blackbox.feed.prices import Prices
 from blackbox.feed.schema import ABSENT, Schema
 from blackbox.native.jit import njit
@@ -261,9 +262,9 @@ class _Known:
         if len(numbers) > known:
             short = min(names, key=len)
             most = len(short.encode()) + 1
-            if partition.key_bytes > most:
+            if most < partition.key_rule <= MAX_KEY_BYTES:
                 raise JournalError(
-                    f"{partition.day}: keys were {partition.key_bytes} bytes, expected at most {most} for symbol "
+                    f"{partition.day}: keys were {partition.key_rule} bytes, expected at most {most} for symbol "
                     f"{short!r}: the order of its trades and quotes is not recorded; asof_join goes by their times"
                 )
         while len(numbers) > len(self.there):

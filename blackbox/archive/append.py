@@ -125,10 +125,10 @@ def _make_ready(at: int, ts_recv: int) -> bool:
 def _note(at: int, size: int, start: int) -> None:
     state = journal_at(at)
     grown = state.entries + ENTRY_BYTES * SEALED_MAX
-    if not add_to_entry(grown, state.head, state.body, state.ts_recv, state.first_row, size, start, state.key_bytes):
+    if not add_to_entry(grown, state.head, state.body, state.ts_recv, state.first_row, size, start, state.key_rule):
         seal(at)
         if state.error == 0:
-            add_to_entry(grown, state.head, state.body, state.ts_recv, state.first_row, size, start, state.key_bytes)
+            add_to_entry(grown, state.head, state.body, state.ts_recv, state.first_row, size, start, state.key_rule)
 
 
 @inner

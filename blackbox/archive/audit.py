@@ -92,10 +92,10 @@ def _difference(segment: Segment, mark: Mark, found: Totals) -> Damage:
 class IndexAudit:
     """Compare the index entries of a slice's segments with what stands in these, whatever the entries say."""
 
-    def __init__(self, key_bytes: int, segments: list[Segment]) -> None:
+    def __init__(self, key_rule: int, segments: list[Segment]) -> None:
         """Nothing is known yet of what the segments hold."""
         self.segments = segments
-        self._key_bytes = key_bytes
+        self._key_rule = key_rule
         self._found = {segment: numpy.zeros(len(segment.entries), ENTRY) for segment in segments}
 
     def add(self, run: RecordRun) -> None:
@@ -107,7 +107,7 @@ class IndexAudit:
             entries = self._entries_of(segment, records - segment.address)
             known = entries >= 0
             found = self._found[segment].ctypes.data
-            add_to_entries(records[known], bodies[known], entries[known], found, self._key_bytes)
+            add_to_entries(records[known], bodies[known], entries[known], found, self._key_rule)
 
     def add_mark(self, segment: Segment, offset: int) -> None:
         """Take in a mark."""

@@ -86,7 +86,7 @@ class ColumnWriter:
         self._feed = feed
         self._topics = TopicNumbers(feed)
         self._blocks = GrowingBlocks(block_bytes)
-        self._has_keys = feed.key_bytes > 0
+        self._has_keys = feed.key_rule > 0
         if self._has_keys:
             self._in_order = numpy.arange(_ROWS, dtype=numpy.int32)
             self._gathered = Gathered.of(_ROWS)
@@ -108,12 +108,12 @@ class ColumnWriter:
         self._header = numpy.zeros(HEADER_BYTES // 8, numpy.int64)
         check_limits(f"a day of feed {feed.name!r}", PIPE_NEEDS, *[WRITER_NEEDS] * len(feed.slices))
         Manifest.new(feed, date, time.time_ns()).write(day)
-        self._origin = Origin(load_schema(feed.schema).schema_id, 0, feed.key_bytes, self._begin_ns)
+        self._origin = Origin(load_schema(feed.schema).schema_id, 0, feed.key_rule, self._begin_ns)
         pipe = Pipe()
         self._writers: list[JournalWriter] = []
         for slice_id in range(len(feed.slices)):
             writer = JournalWriter(
-                slice_id, feed.key_bytes, SEGMENT_BYTES, False, compression, pipe, lambda _: (day, _FAR_NS)
+                slice_id, feed.key_rule, SEGMENT_BYTES, False, compression, pipe, lambda _: (day, _FAR_NS)
             )
             writer.state.started = self._begin_ns
             self._writers.append(writer)
@@ -154,7 +154,7 @@ class ColumnWriter:
     def skip(self, count: int) -> None:
         """Leave out sequences as `Publisher.skip` does: `count` messages of the venue are missing here.
 
-        Each slice leaves out its share. With `key_bytes`, the keys of the missing messages are unknown, so each key
+        Each slice leaves out its share. With keys, those of the missing messages are unknown, so each key
         counts one message as missing.
 
         Raises JournalError if a write fails.
@@ -327,7 +327,7 @@ class ColumnWriter:
             ts_out=now,
             sequence=int(self._following[slice_id]),
             ts_event=ts_event,
-            key_bytes=self._origin.key_bytes,
+            key_rule=self._origin.key_rule,
             flags=flags,
         )
         header = numpy.frombuffer(block.header, numpy.uint8)

@@ -113,10 +113,10 @@ def _write_and_compare(
 
     def read(source: Recording, slice_id: int, digest: Digest) -> Iterator[Recorded]:
         nonlocal done
-        key_bytes = source.feed.key_bytes
-        for run in read_runs(source._streams(b"", [slice_id]), Filter(key_bytes), source._note):
+        key_rule = source.feed.key_rule
+        for run in read_runs(source._streams(b"", [slice_id]), Filter(key_rule), source._note):
             seen.append(run)
-            for recorded in blocks_of(run, key_bytes):
+            for recorded in blocks_of(run, key_rule):
                 digest.add(recorded)
                 yield recorded
             done += run.stored_bytes
@@ -126,7 +126,7 @@ def _write_and_compare(
     manifest = Manifest.read(recording.path)
     for slice_id, _ in recording._segments_of():
         chain = chain_start(manifest.created_ns, slice_id)
-        writer = _Writer(fresh, slice_id, recording.feed.key_bytes, compression, chain)
+        writer = _Writer(fresh, slice_id, recording.feed.key_rule, compression, chain)
         try:
             groups = _groups(read(recording, slice_id, before), block_bytes)
             blocks_before += _write_slice(writer, groups, _kept_marks(recording, slice_id), seen)
@@ -225,9 +225,9 @@ def _continues(group: list[Recorded], recorded: Recorded) -> bool:
 class _Writer:
     """The new segments of one slice."""
 
-    def __init__(self, day: Path, slice_id: int, key_bytes: int, compression: Compression, chain: int) -> None:
+    def __init__(self, day: Path, slice_id: int, key_rule: int, compression: Compression, chain: int) -> None:
         self.blocks = 0
-        self._day, self._slice_id, self._key_bytes = day, slice_id, key_bytes
+        self._day, self._slice_id, self._key_rule = day, slice_id, key_rule
         self._compression = compression
         self._merger = BlockMerger()
         self._entry = numpy.zeros(ENTRY_BYTES, numpy.uint8)
@@ -327,7 +327,7 @@ class _Writer:
         self, header: NDArray[numpy.uint8], body: NDArray[numpy.uint8], ts_recv: int, first_row: int, size: int
     ) -> None:
         at = self._entry.ctypes.data
-        words = header.ctypes.data, body.ctypes.data, ts_recv, first_row, size, self._offset, self._key_bytes
+        words = header.ctypes.data, body.ctypes.data, ts_recv, first_row, size, self._offset, self._key_rule
         if not add_to_entry(at, *words):
             self._seal()
             add_to_entry(at, *words)

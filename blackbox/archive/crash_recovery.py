@@ -56,15 +56,15 @@ def remove_empty(path: Path) -> bool:
 def recover_day(day: Path) -> int:
     """Mend a day that nobody records now; returns the bytes that were cut. Raises OSError."""
     try:
-        key_bytes = Manifest.read(day).feed.key_bytes
+        key_rule = Manifest.read(day).feed.key_rule
     except JournalError as error:
         log.warning("%s", error)
         return 0
     slices = [slice_of(path.name) for path in slice_directories(day)]
-    return sum(_recover_slice(day, slice_id, key_bytes) for slice_id in slices if slice_id is not None)
+    return sum(_recover_slice(day, slice_id, key_rule) for slice_id in slices if slice_id is not None)
 
 
-def _recover_slice(day: Path, slice_id: int, key_bytes: int) -> int:
+def _recover_slice(day: Path, slice_id: int, key_rule: int) -> int:
     # Only its last segment with records can be torn: one that was begun but never written to is removed.
     cut = 0
     for number in reversed(segment_numbers(slice_directory(day, slice_id))):
@@ -77,7 +77,7 @@ def _recover_slice(day: Path, slice_id: int, key_bytes: int) -> int:
             _forget_segment(day, slice_id, number)
             continue
         try:
-            segment = Segment(path, slice_id, number, key_bytes)
+            segment = Segment(path, slice_id, number, key_rule)
         except JournalError as error:
             log.warning("%s", error)  # readers say the same; the next segment is of another number
             return cut

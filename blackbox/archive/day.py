@@ -148,7 +148,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def check_feed(self, feed: Feed, directory: Path) -> None:
         """Raise JournalError when another feed than this one is recorded here."""
-        for name in ("name", "schema_name", "key_bytes"):
+        for name in ("name", "schema_name", "key_bytes", "channels", "separator"):
             here, there = getattr(self.feed, name), getattr(feed, name)
             if here != there:
                 setting = name.removesuffix("_name")

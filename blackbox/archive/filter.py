@@ -16,6 +16,7 @@ from blackbox.arguments import did_you_mean
 from blackbox.block.block import Block
 from blackbox.block.format import FLAG_SEQUENCES
 from blackbox.errors import ConfigError
+from blackbox.feed.key_rule import key_size, start_of_keys
 from blackbox.feed.symbol_choice import SymbolChoice
 from blackbox.timestamps import is_time_of_day
 
@@ -71,12 +72,12 @@ _LATEST: Final = (1 << 63) - 1
 class Filter(NamedTuple):
     """Which messages are wanted. None: that does not matter."""
 
-    key_bytes: int
+    key_rule: int
     """Of the feed."""
     prefix: bytes = b""
     """Their topics begin with this."""
-    key: bytes | None = None
-    """Their key."""
+    of_keys: bool = False
+    """True if the keys of their topics begin with `prefix`."""
     start: int | None = None
     """The first of their times, ns since 1970."""
     stop: int | None = None
@@ -120,11 +121,9 @@ class Filter(NamedTuple):
         return may
 
     def _bit(self) -> numpy.uint64 | None:
-        key = self.key
-        if key is None:
-            if len(self.prefix) < self.key_bytes:
-                return None
-            key = self.prefix[: self.key_bytes]
+        key = self.prefix if self.of_keys else start_of_keys(self.key_rule, self.prefix)
+        if len(key) < key_size(self.key_rule):
+            return None
         text = numpy.frombuffer(key or b"\0", numpy.uint8)
         return numpy.uint64(bit_of(text.ctypes.data, len(key)))
 

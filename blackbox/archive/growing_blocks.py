@@ -304,7 +304,7 @@ def append_block(at: int, group: int, topics: Topics, journals: Journals) -> Non
     if count == 0:
         return
     slice_id = int(topics.slice_of_group[group])
-    origin = Origin(journals.origin.schema_id, slice_id, journals.origin.key_bytes, journals.origin.epoch)
+    origin = Origin(journals.origin.schema_id, slice_id, journals.origin.key_rule, journals.origin.epoch)
     plan = _plan_of(at)
     size = _lay_out(at, plan, journals.body, topics.table)
     now = journals.clocks[slice_id]

@@ -23,6 +23,7 @@ from blackbox.archive.format import (
 from blackbox.archive.journal_record import is_mark, is_record
 from blackbox.block.format import HEADER_BYTES, layout_of, read_header, sequence_of
 from blackbox.block.validate import KEY_OF_TOPICS, check_block
+from blackbox.feed.compiled_key import find_key
 from blackbox.native.intrinsics import bytes_at, inner, int32s_at, int64s_at
 from blackbox.native.jit import njit
 from blackbox.native.xxh3 import checksum_32, xxh3
@@ -41,12 +42,12 @@ BAD_BODY: Final = 3
 
 
 @njit(nogil=True, cache=True)
-def key_bit(header: int, body: int, key_bytes: int) -> int:
-    """Return the bit, as uint64, of a block's key: the first `key_bytes` of its first topic."""
+def key_bit(header: int, body: int, key_rule: int) -> int:
+    """Return the bit, as uint64, of a block's key."""
     block = read_header(header)
     layout = layout_of(block)
-    size = min(key_bytes, numpy.int64(int32s_at(body + layout.topic_offsets, 2)[1]))
-    return bit_of(body + layout.topics, size)
+    key, size = find_key(key_rule, body + layout.topics, numpy.int64(int32s_at(body + layout.topic_offsets, 2)[1]))
+    return bit_of(key, size)
 
 
 @njit(nogil=True, cache=True)
@@ -75,7 +76,7 @@ def _belongs(at: int, start: int) -> bool:
 
 @njit(nogil=True, cache=True)
 def add_to_entry(
-    at: int, header: int, body: int, ts_recv: int, first_row: int, size: int, start: int, key_bytes: int
+    at: int, header: int, body: int, ts_recv: int, first_row: int, size: int, start: int, key_rule: int
 ) -> bool:
     """Note a record of `size` bytes at `start`, whose body lies unpacked at `body`; an entry of zeros is begun anew.
 
@@ -88,12 +89,12 @@ def add_to_entry(
     elif not _belongs(at, start) or (entry.records > 0 and entry.epoch != block.epoch):
         return False
     entry.stop = start + size
-    _add(at, header, body, ts_recv, first_row, key_bytes)
+    _add(at, header, body, ts_recv, first_row, key_rule)
     return True
 
 
 @inner
-def _add(at: int, header: int, body: int, ts_recv: int, first_row: int, key_bytes: int) -> None:
+def _add(at: int, header: int, body: int, ts_recv: int, first_row: int, key_rule: int) -> None:
     """Take a record into an entry that has begun."""
     entry = entry_at(at)
     block = read_header(header)
@@ -117,7 +118,7 @@ def _add(at: int, header: int, body: int, ts_recv: int, first_row: int, key_byte
     layout = layout_of(block)
     entry.min_sequence = min(entry.min_sequence, sequence_of(block, layout, body, first_row))
     entry.max_sequence = max(entry.max_sequence, sequence_of(block, layout, body, block.count - 1))
-    entry.keys |= key_bit(header, body, key_bytes)
+    entry.keys |= key_bit(header, body, key_rule)
 
 
 @njit(nogil=True, cache=True)
@@ -126,7 +127,7 @@ def add_to_entries(
     bodies: NDArray[numpy.int64],
     numbers: NDArray[numpy.int64],
     table: int,
-    key_bytes: int,
+    key_rule: int,
 ) -> None:
     """Take checked records into those entries of the table at an address that `numbers` names: zeros at first."""
     for place in range(len(records)):
@@ -135,7 +136,7 @@ def add_to_entries(
             _begin(at, numpy.int64(0), numpy.int64(0))
         head = record_head_at(records[place])
         header = records[place] + OFFSET_BLOCK_HEADER
-        _add(at, header, bodies[place], head.ts_recv, numpy.int64(head.first_row), key_bytes)
+        _add(at, header, bodies[place], head.ts_recv, numpy.int64(head.first_row), key_rule)
 
 
 @njit(nogil=True, cache=True)
@@ -174,7 +175,7 @@ def good_entries(entries: int, count: int, size: int) -> int:
 
 @njit(nogil=True, cache=True)
 def scan(
-    memory: int, size: int, start: int, entries: int, count: int, room: int, key_bytes: int
+    memory: int, size: int, start: int, entries: int, count: int, room: int, key_rule: int
 ) -> tuple[int, int, int]:
     """Note what stands from `start` on in the entries at an address: `count` are there, for `room` there is space.
 
@@ -194,10 +195,10 @@ def scan(
                 return count, at, PACKED
             stored = numpy.int64(head.stored_bytes)
             body = place + RECORD_HEAD_BYTES
-            if check_block(place + OFFSET_BLOCK_HEADER, HEADER_BYTES, body, stored, body, KEY_OF_TOPICS) != 0:
+            if check_block(place + OFFSET_BLOCK_HEADER, HEADER_BYTES, body, stored, body, KEY_OF_TOPICS, key_rule) != 0:
                 return count, at, BAD_BODY
             step = record_bytes(stored)
-            count, noted = note(place, body, at, entries, count, room, key_bytes)
+            count, noted = note(place, body, at, entries, count, room, key_rule)
         if not noted:
             return count, at, NO_ROOM
         at += step
@@ -217,7 +218,7 @@ def _note_mark(mark: int, at: int, size: int, entries: int, count: int, room: in
 
 
 @njit(nogil=True, cache=True)
-def note(record: int, body: int, at: int, entries: int, count: int, room: int, key_bytes: int) -> tuple[int, bool]:
+def note(record: int, body: int, at: int, entries: int, count: int, room: int, key_rule: int) -> tuple[int, bool]:
     """Note the good record at offset `at`, whose checked body lies unpacked at `body`, as `scan` does.
 
     Returns how many entries there are now, and whether there was room for it.
@@ -228,11 +229,11 @@ def note(record: int, body: int, at: int, entries: int, count: int, room: int, k
     size = record_bytes(numpy.int64(head.stored_bytes))
     if count > 0:
         last = entries + ENTRY_BYTES * (count - 1)
-        if add_to_entry(last, header, body, head.ts_recv, first_row, size, at, key_bytes):
+        if add_to_entry(last, header, body, head.ts_recv, first_row, size, at, key_rule):
             return count, True
     if count == room:
         return count, False
     fresh = entries + ENTRY_BYTES * count
     bytes_at(fresh, ENTRY_BYTES)[:] = 0
-    add_to_entry(fresh, header, body, head.ts_recv, first_row, size, at, key_bytes)
+    add_to_entry(fresh, header, body, head.ts_recv, first_row, size, at, key_rule)
     return count + 1, True

@@ -33,7 +33,7 @@ class JournalState(HandedBlock):
     """Address of the buffer."""
     entries = Field()
     """Address of the sealed index entries that are not written yet; the one that grows stands behind them."""
-    key_bytes = Field()
+    key_rule = Field()
     segment_bytes = Field()
     """Size at which another segment is asked for."""
     sync_each = Field()

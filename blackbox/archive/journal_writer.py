@@ -124,7 +124,7 @@ class JournalWriter:
     def __init__(
         self,
         slice_id: int,
-        key_bytes: int,
+        key_rule: int,
         segment_bytes: int,
         sync_each: bool,
         compression: str,
@@ -136,13 +136,13 @@ class JournalWriter:
         """`day_of(now_ns)` returns the directory and the end of the day of a time."""
         self.slice_id = slice_id
         self.state = state = JournalState()
-        self._key_bytes, self._day_of, self._pipe = key_bytes, day_of, pipe
+        self._key_rule, self._day_of, self._pipe = key_rule, day_of, pipe
         self._buffer = numpy.zeros(BUFFER_BYTES, numpy.uint8)
         self._entries = numpy.zeros((SEALED_MAX + 1) * ENTRY_BYTES, numpy.uint8)
         self._is_open = True
         state.buffer = self._buffer.ctypes.data
         state.entries = self._entries.ctypes.data
-        state.key_bytes = key_bytes
+        state.key_rule = key_rule
         state.segment_bytes = segment_bytes
         state.sync_each = sync_each
         state.is_outbox = is_outbox
@@ -281,7 +281,7 @@ class JournalWriter:
             state.after_kill = 1
             try:
                 path = segment_path(day, self.slice_id, numbers[-1])
-                end = end_of(Segment(path, self.slice_id, numbers[-1], self._key_bytes), totals)
+                end = end_of(Segment(path, self.slice_id, numbers[-1], self._key_rule), totals)
                 totals, state.after_kill = end.totals, not end.is_closed
             except JournalError as error:
                 log.warning("%s", error)  # readers say the same; `verify` finds that totals do not go on

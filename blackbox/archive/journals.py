@@ -202,7 +202,7 @@ class Journals:
     def _make_writer(self, slice_id: int) -> JournalWriter:
         return JournalWriter(
             slice_id,
-            self.feed.key_bytes,
+            self.feed.key_rule,
             self._segment_bytes,
             self._fsync == "block",
             self._compression,

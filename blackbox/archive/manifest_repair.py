@@ -35,6 +35,7 @@ from blackbox.archive.summary import topic_counts
 from blackbox.block.layout import VERSION
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.feed import Feed, as_recorded
+from blackbox.feed.key_rule import setting_of
 from blackbox.feed.schema import RAW, load_schema, schema_of
 from blackbox.feed.schema_document import SchemaDocument
 from blackbox.native.jit import njit
@@ -63,7 +64,7 @@ class _Found(msgspec.Struct, frozen=True, kw_only=True):
     """What the segments of a day say."""
 
     slices: int
-    key_bytes: int
+    key_rule: int
     schema_id: int
 
 
@@ -97,7 +98,8 @@ def _repair(day: Path, feed: Feed | None, found: _Found) -> Repaired:
     elif near is not None:
         feed, source = near.feed, f"the day {near.date}"
     elif found.slices == 1:
-        feed = Feed.local(day.parent.name, slices=1, key_bytes=found.key_bytes, schema=schema_of(found.schema_id).name)
+        feed = Feed.local(day.parent.name, slices=1, schema=schema_of(found.schema_id).name)
+        feed = msgspec.structs.replace(feed, **setting_of(found.key_rule))
         source = "the segments alone"
         unknown.append("the feed's endpoints, time zone and other settings: those of a new local feed stand there")
     else:
@@ -166,13 +168,13 @@ def _look(day: Path) -> _Found:
         numbers = segment_numbers(slice_directory(day, slice_id))
         segments = [Segment(segment_path(day, slice_id, number), slice_id, number, 0) for number in numbers]
         for run in read_spans([whole_spans(segments)], _all, 0, lambda _: None, bodies="stored"):
-            said |= set(zip(run.heads["key_bytes"].tolist(), run.heads["schema"].tolist(), strict=True))
+            said |= set(zip(run.heads["key_rule"].tolist(), run.heads["schema"].tolist(), strict=True))
     if not said:
         raise JournalError(f"{day} has no segment with a record, expected one to repair it from")
     if len(said) > 1:
-        raise JournalError(f"{day} has blocks of several (key_bytes, schema), {sorted(said)}, expected the same in all")
-    ((key_bytes, schema_id),) = said
-    return _Found(slices=max(slices) + 1, key_bytes=key_bytes, schema_id=schema_id)
+        raise JournalError(f"{day} has blocks of several (key_rule, schema), {sorted(said)}, expected the same in all")
+    ((key_rule, schema_id),) = said
+    return _Found(slices=max(slices) + 1, key_rule=key_rule, schema_id=schema_id)
 
 
 def _all(heads: NDArray[Any]) -> NDArray[numpy.bool_]:
@@ -183,7 +185,7 @@ def _described(day: Path, feed: Feed, found: _Found, near: Manifest | None) -> S
     """Return the payloads' schema. Raises JournalError unless the feed fits what the segments say."""
     for name, here, there in (
         ("slices", found.slices, len(feed.slices)),
-        ("key_bytes", found.key_bytes, feed.key_bytes),
+        ("key_rule", found.key_rule, feed.key_rule & 0xFF),
     ):
         if here != there:
             raise JournalError(f"{day} has {name} {here} in its segments, and feed {feed.name!r} has {there}")
@@ -205,7 +207,7 @@ def _check_topics(day: Recording) -> int:
     """Return how many messages there are. Raises JournalError when one is where the feed's rule does not put it."""
     feed, messages = day.feed, 0
     for slice_id, _ in day._segments_of():
-        blocks = (each for run in day.runs(slices=[slice_id]) for each in blocks_of(run, feed.key_bytes))
+        blocks = (each for run in day.runs(slices=[slice_id]) for each in blocks_of(run, feed.key_rule))
         for topic, count in topic_counts(blocks).items():
             messages += count
             if feed.slice_of(topic) != slice_id:

@@ -58,7 +58,7 @@ class BlockMerger:
         header = numpy.zeros(HEADER_BYTES, numpy.uint8)
         at = header.ctypes.data
         block = first.block
-        origin = Origin(block.schema_id, block.slice_id, block.key_bytes, block.epoch)
+        origin = Origin(block.schema_id, block.slice_id, block.key_rule, block.epoch)
         ts_in = min(recorded.block.ts_in for recorded in group)
         write_template(at, plan, body.ctypes.data, True, origin, ts_in)
         sequence = block.sequence + first.first_row

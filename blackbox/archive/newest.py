@@ -16,6 +16,7 @@ from blackbox.block.encode import NO_VALUE
 from blackbox.block.format import FLAG_FIXED, BodyLayout, Header, has_value, layout_of, read_header, sequence_of
 from blackbox.block.position import Place, Position
 from blackbox.errors import JournalError
+from blackbox.feed.key_rule import key_of
 from blackbox.native.intrinsics import copy_bytes, inner, int32s_at, int64s_at
 from blackbox.native.jit import njit, warm_up
 from blackbox.native.kept_arguments import Kept, kept_at
@@ -119,9 +120,9 @@ class NewestRows:
     `with_value`: how many topics have one.
     """
 
-    def __init__(self, what: str, key_bytes: int, most_topics: int, *, has_payloads: bool = True) -> None:
+    def __init__(self, what: str, key_rule: int, most_topics: int, *, has_payloads: bool = True) -> None:
         """Nothing is there yet. `what` it is, for errors. `has_payloads`: false: they are not kept."""
-        self._what, self._key_bytes, self._most = what, key_bytes, most_topics
+        self._what, self._key_rule, self._most = what, key_rule, most_topics
         self._most_bytes = MOST_BYTES if has_payloads else 0
         self._topics = Numbering(most_topics, _MEAN_TOPIC_BYTES)
         self._room = _Room()
@@ -243,11 +244,12 @@ class NewestRows:
         """Return the numbers of topics that have a value."""
         has_value = self._rows["size"][: len(names)] != NO_VALUE
         numbers = numpy.flatnonzero(has_value if of is None else has_value & of)
-        wanted, size = tuple(prefixes), self._key_bytes
+        wanted = tuple(prefixes)
         if b"" not in wanted:
             numbers = numbers[[names[number].startswith(wanted) for number in numbers.tolist()]]
         if b"" not in keys:
-            numbers = numbers[[names[number][:size].startswith(keys) for number in numbers.tolist()]]
+            has_key = [key_of(self._key_rule, names[number]).startswith(keys) for number in numbers.tolist()]
+            numbers = numbers[has_key]
         return numbers
 
     def blocks(
@@ -273,14 +275,14 @@ class NewestRows:
         for differs in (rows["slice_id"], rows["epoch"], rows["schema"], part):
             apart |= differs[1:] != differs[:-1]
         cuts = [0, *(numpy.flatnonzero(apart) + 1).tolist(), len(rows)] if len(rows) else [0]
-        return NewestBlocks(self._key_bytes, rows, topics, payloads, cuts)
+        return NewestBlocks(self._key_rule, rows, topics, payloads, cuts)
 
     def _groups(self, names: list[bytes], numbers: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
         """Return int64[numbers]: the same number for topics of the same key."""
-        group_of, size = dict[bytes, int](), self._key_bytes
-        if size == 0:
+        group_of, rule = dict[bytes, int](), self._key_rule
+        if rule == 0:
             return numpy.zeros(len(numbers), numpy.int64)
-        groups = [group_of.setdefault(names[number][:size], len(group_of)) for number in numbers.tolist()]
+        groups = [group_of.setdefault(key_of(rule, names[number]), len(group_of)) for number in numbers.tolist()]
         return numpy.array(groups, numpy.int64)
 
 
@@ -311,9 +313,9 @@ class Newest(NewestRows):
     Attributes: `epoch`, the last run that was read, 0 for none; `ts_out`, the largest of it.
     """
 
-    def __init__(self, slice_id: int, key_bytes: int, most_topics: int, *, has_payloads: bool = True) -> None:
+    def __init__(self, slice_id: int, key_rule: int, most_topics: int, *, has_payloads: bool = True) -> None:
         """As `NewestRows`."""
-        super().__init__(f"slice {slice_id}", key_bytes, most_topics, has_payloads=has_payloads)
+        super().__init__(f"slice {slice_id}", key_rule, most_topics, has_payloads=has_payloads)
         self.slice_id = slice_id
         self._reached = _Reached()
 
@@ -372,7 +374,7 @@ class NewestBlocks:
 
     def __init__(
         self,
-        key_bytes: int,
+        key_rule: int,
         rows: NDArray[Any],
         topics: list[bytes],
         payloads: NDArray[numpy.uint8],
@@ -380,7 +382,7 @@ class NewestBlocks:
     ) -> None:
         """Others use `Newest.blocks`. A block has the rows between two of `cuts`."""
         self.count, self.size = len(cuts) - 1, payloads.nbytes + rows.nbytes + sum(map(len, topics))
-        self._key_bytes = key_bytes
+        self._key_rule = key_rule
         self._rows, self._topics, self._payloads, self._cuts = rows, topics, payloads, cuts
 
     def __iter__(self) -> Iterator[Block]:
@@ -396,8 +398,8 @@ class NewestBlocks:
             offsets=rows["start"],
             lengths=rows["size"],
             sequences=rows["sequence"],
-            key=topics[0][: self._key_bytes],
-            key_bytes=self._key_bytes,
+            key=key_of(self._key_rule, topics[0]),
+            key_rule=self._key_rule,
             slice_id=int(rows["slice_id"][0]),
             schema_id=int(rows["schema"][0]),
             epoch=int(rows["epoch"][0]),

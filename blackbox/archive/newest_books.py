@@ -18,6 +18,7 @@ from blackbox.book.books import Books
 from blackbox.book.feed import BookFeed, Resting, load_book_feed
 from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.feed import Feed
+from blackbox.feed.key_rule import key_of
 from blackbox.feed.schema import load_schema
 
 if TYPE_CHECKING:
@@ -35,13 +36,13 @@ class NewestBooks:
 
     def __init__(self, slice_id: int, feed: Feed) -> None:
         """Nothing is read yet. Raises ConfigError when the feed's schema has no books, or no images of them."""
-        self.slice_id, self._key_bytes = slice_id, feed.key_bytes
+        self.slice_id, self._key_rule = slice_id, feed.key_rule
         self._book_feed, self._schema = load_book_feed(feed.schema_name), load_schema(feed.schema)
         if self._book_feed.rest is None:
             raise ConfigError(f"books of schema {feed.schema_name!r} had no `rest`, expected it for images of them")
         self._feed = BatchFeed(feed.name, self._schema, feed.symbol_rule)
-        self._newest = Newest(slice_id, feed.key_bytes, feed.max_topics)
-        self._last = NewestRows(f"slice {slice_id}", feed.key_bytes, feed.max_topics)
+        self._newest = Newest(slice_id, feed.key_rule, feed.max_topics)
+        self._last = NewestRows(f"slice {slice_id}", feed.key_rule, feed.max_topics)
         """Of each topic the last message of this run that changes a book: behind it others may have come."""
         self._sizes = numpy.full(256, -1)
         """By type of these, bytes."""
@@ -75,7 +76,7 @@ class NewestBooks:
     def take(self, run: RecordRun) -> None:
         """Take checked records, as `Newest.take`."""
         self._newest.take(run)
-        for block, ts_recv, fresh_row, _, _ in blocks_of(run, self._key_bytes):
+        for block, ts_recv, fresh_row, _, _ in blocks_of(run, self._key_rule):
             if block.epoch > self._epoch:
                 self._books.clear()  # a subscriber's books are emptied there, too
                 self._last.clear()
@@ -125,15 +126,15 @@ class NewestBooks:
                 resting = Resting(symbol, last.payload, orders[first : first + _MOST_ROWS], is_snapshot)
                 parts.append(_Part(resting, last, of_type))
         others = self._newest.blocks(prefixes, keys, ~self._newest.have_byte(place, types))
-        return BooksBlocks(self, self._key_bytes, self._book_feed, self._schema.schema_id, others, parts, is_unsure)
+        return BooksBlocks(self, self._key_rule, self._book_feed, self._schema.schema_id, others, parts, is_unsure)
 
     def _check_keys(self) -> None:
-        key_of = dict[bytes, bytes]()
-        for topic in self._last.topics() if self._key_bytes else ():
-            symbol, key = self._feed.symbol_rule.symbol_of(topic), topic[: self._key_bytes]
-            if key_of.setdefault(symbol, key) != key:
+        known = dict[bytes, bytes]()
+        for topic in self._last.topics() if self._key_rule else ():
+            symbol, key = self._feed.symbol_rule.symbol_of(topic), key_of(self._key_rule, topic)
+            if known.setdefault(symbol, key) != key:
                 raise JournalError(
-                    f"messages of {symbol!r} had the keys {key_of[symbol]!r} and {key!r}, expected one where there are "
+                    f"messages of {symbol!r} had the keys {known[symbol]!r} and {key!r}, expected one where there are "
                     "images of books: key_bytes no longer than symbols"
                 )
 
@@ -172,7 +173,7 @@ class BooksBlocks:
     def __init__(
         self,
         books: NewestBooks,
-        key_bytes: int,
+        key_rule: int,
         feed: BookFeed,
         schema_id: int,
         others: NewestBlocks,
@@ -183,12 +184,12 @@ class BooksBlocks:
         assert feed.rest is not None
         self.is_unsure, self._others = is_unsure, others
         self._rest, self._type_offset, self._schema_id = feed.rest, feed.type_offset, schema_id
-        self._slice_id, self._key_bytes = books.slice_id, key_bytes
+        self._slice_id, self._key_rule = books.slice_id, key_rule
         self._epoch, self._ts_out = books.epoch, books.ts_out
         self._planned: list[_Planned] = []
         of_key = dict[bytes, list[_Part]]()
         for part in parts:
-            of_key.setdefault(part.last.topic[:key_bytes], []).append(part)
+            of_key.setdefault(key_of(key_rule, part.last.topic), []).append(part)
         following = books.position.sequence
         first = following - sum(part.rows for part in parts)
         if first < 0:
@@ -235,7 +236,7 @@ class BooksBlocks:
             ts_event=times,
             offsets=numpy.cumsum(sizes),
             key=planned.key,
-            key_bytes=self._key_bytes,
+            key_rule=self._key_rule,
             slice_id=self._slice_id,
             schema_id=self._schema_id,
             epoch=self._epoch,

@@ -30,10 +30,12 @@ from blackbox.archive.serve.server import ArchiveStatistics
 from blackbox.arguments import check_integers, duration_ns
 from blackbox.block.acknowledgement import Acknowledgement
 from blackbox.block.block import Block
-from blackbox.block.format import MAX_KEY_BYTES, layout_of, read_header, sequence_of
+from blackbox.block.format import layout_of, read_header, sequence_of
 from blackbox.block.position import End
 from blackbox.errors import BlackBoxError, ConfigError, JournalError
+from blackbox.feed.compiled_key import find_key
 from blackbox.feed.feed import Feed, with_archive
+from blackbox.feed.key_rule import MAX_KEY_BYTES
 from blackbox.native.intrinsics import int32s_at
 from blackbox.native.jit import njit
 from blackbox.native.name_table import FULL, Numbering, NumberingAt, number_of
@@ -155,7 +157,7 @@ class Outbox:
         again: list[list[Block]] = [[] for _ in slices]
         if self._epoch:
             epoch = self._epoch
-            if feed.key_bytes and not is_known:
+            if feed.key_rule and not is_known:
                 raise JournalError(
                     f"outbox {str(self.directory)!r} lacks the end of some key in epoch {epoch}: "
                     f"blocks cannot be read or were deleted"
@@ -291,7 +293,7 @@ class _Before:
             highs = [int(each["max_sequence"].max()) + 1 for each in mine if len(each)]
             sequence = max(sequence, *highs, *(mark.sequence for mark in marks), 0)
             begin = min(lows, default=begin)
-            if not self._feed.key_bytes:
+            if not self._feed.key_rule:
                 continue
             for run in day.runs(slices=[slice_id], epoch=self.epoch):
                 ends.take(run)
@@ -301,7 +303,7 @@ class _Before:
                 is_known |= is_all and mark.sequence >= (begin or 0)
             if is_known:
                 break
-        if not self._feed.key_bytes:
+        if not self._feed.key_rule:
             return _Reached(sequence, {b"": End(sequence, sequence)})
         is_known |= (sequence if begin is None else begin) == 0
         return _Reached(sequence, ends.found()) if is_known else None
@@ -321,8 +323,8 @@ class _Before:
 
     def _blocks_backwards(self, slice_id: int) -> Iterator[Block]:
         for span in self._last_spans(slice_id):
-            runs = read_spans([[span]], self._may, self._feed.key_bytes, lambda _: None)
-            yield from reversed([each.block for run in runs for each in blocks_of(run, self._feed.key_bytes)])
+            runs = read_spans([[span]], self._may, self._feed.key_rule, lambda _: None)
+            yield from reversed([each.block for run in runs for each in blocks_of(run, self._feed.key_rule)])
 
     def _may(self, heads: NDArray[Any]) -> NDArray[numpy.bool_]:
         may: NDArray[numpy.bool_] = heads["epoch"] == self.epoch
@@ -346,15 +348,15 @@ class _KeyEnds:
     """End of each key of a slice, as reported by blocks and marks."""
 
     def __init__(self, feed: Feed) -> None:
-        self._key_bytes = feed.key_bytes
-        self._most = feed.max_topics if feed.key_bytes else 1
+        self._key_rule = feed.key_rule
+        self._most = feed.max_keys
         self._names = Numbering(self._most, MAX_KEY_BYTES)
         self._ends = numpy.zeros((self._most, 2), numpy.int64)
         self._marked: dict[bytes, End] = {}
 
     def take(self, run: RecordRun) -> None:
         """Add checked records. Raises JournalError if they have more keys than the feed allows."""
-        if not _note_ends(self._names.at, self._ends, run.headers, run.bodies, self._key_bytes):
+        if not _note_ends(self._names.at, self._ends, run.headers, run.bodies, self._key_rule):
             raise JournalError(f"outbox had more than {self._most} keys in a slice, expected at most max_topics")
 
     def note(self, ends: dict[bytes, End]) -> None:
@@ -374,14 +376,14 @@ def _note_ends(
     ends: NDArray[numpy.int64],
     headers: NDArray[numpy.int64],
     bodies: NDArray[numpy.int64],
-    key_bytes: int,
+    key_rule: int,
 ) -> bool:
     """Update the ends of the keys of checked blocks. Return False if there are too many keys."""
     for place in range(len(headers)):
         block, body = read_header(headers[place]), bodies[place]
         layout = layout_of(block)
-        size = min(key_bytes, numpy.int64(int32s_at(body + layout.topic_offsets, 2)[1]))
-        number = number_of(names, body + layout.topics, size)
+        key, size = find_key(key_rule, body + layout.topics, numpy.int64(int32s_at(body + layout.topic_offsets, 2)[1]))
+        number = number_of(names, key, size)
         if number == FULL:
             return False
         end = sequence_of(block, layout, body, block.count - 1) + 1

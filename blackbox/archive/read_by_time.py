@@ -73,7 +73,7 @@ class ByTime:
         records = read_spans(
             [[unit.span]],
             self._wanted.records,
-            self._wanted.key_bytes,
+            self._wanted.key_rule,
             self._report,
             bodies="unpacked",
             kept=1 << 62,  # the unit's pages are given back when it has been used

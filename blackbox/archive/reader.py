@@ -4,7 +4,7 @@ This is the one reader of segments. Whoever wants recorded blocks takes them fro
 
     for run in recording.runs(b"AAPL.", start, stop):       # checked and unpacked
         kernel(run.headers, run.bodies, ...)                 # compiled code: many records at a time
-        for recorded in blocks_of(run, key_bytes): ...       # or Python: once per block
+        for recorded in blocks_of(run, key_rule): ...       # or Python: once per block
 
 `read_runs` reads segments through their indexes; `read_spans` reads byte ranges that somebody planned before.
 
@@ -52,6 +52,7 @@ from blackbox.block.block import Block
 from blackbox.block.format import HEADER_BYTES
 from blackbox.block.validate import FAULT_TEXT, Fault
 from blackbox.errors import JournalError
+from blackbox.feed.key_rule import key_of
 
 Report = Callable[[Damage], None]
 """Called with everything that cannot be read; may raise."""
@@ -202,14 +203,14 @@ def read_runs(
     Raises JournalError when the library that unpacks a body is not installed.
     """
     spans = [spans_of(segments, wanted) for segments in slices]
-    runs = read_spans(spans, wanted.records, wanted.key_bytes, report, bodies=bodies, kept=kept + ahead + bool(ahead))
+    runs = read_spans(spans, wanted.records, wanted.key_rule, report, bodies=bodies, kept=kept + ahead + bool(ahead))
     return read_ahead(runs, ahead) if ahead else runs
 
 
 def read_spans(
     slices: Sequence[Iterable[Span]],
     may: Callable[[NDArray[Any]], NDArray[numpy.bool_]],
-    key_bytes: int,
+    key_rule: int,
     report: Report,
     *,
     bodies: Bodies = "checked",
@@ -229,7 +230,7 @@ def read_spans(
             if bodies != "stored":
                 run = _unpack(run)
             if bodies == "checked":
-                run = _check(run, key_bytes, report)
+                run = _check(run, key_rule, report)
             if len(run.heads):
                 yield run
             del run
@@ -292,7 +293,7 @@ def open_spans(day: Path, slice_id: int, planned: Iterable[tuple[int, int, int]]
         yield Span(segment, start, stop)
 
 
-def blocks_of(run: RecordRun, key_bytes: int) -> Iterator[Recorded]:
+def blocks_of(run: RecordRun, key_rule: int) -> Iterator[Recorded]:
     """Yield the blocks of a checked run, for code that works block by block in Python."""
     headers = run.heads.view(numpy.uint8).reshape(-1, RECORD_HEAD_BYTES)[:, OFFSET_BLOCK_HEADER:].tobytes()
     rows = zip(
@@ -313,8 +314,8 @@ def blocks_of(run: RecordRun, key_bytes: int) -> Iterator[Recorded]:
         else:
             body = run.unpacked[address]
         block = Block(b"", header, body)
-        if key_bytes:
-            block.key = block.topic_text[: min(key_bytes, int(block.topic_offsets[1]))].tobytes()
+        if key_rule:
+            block.key = key_of(key_rule, block.topic_text[: int(block.topic_offsets[1])].tobytes())
         yield Recorded(block, ts_recv, first_row, address + OFFSET_BLOCK_HEADER, body_at)
 
 
@@ -422,9 +423,9 @@ def _unpack(run: RecordRun) -> RecordRun:
     return run
 
 
-def _check(run: RecordRun, key_bytes: int, report: Report) -> RecordRun:
+def _check(run: RecordRun, key_rule: int, report: Report) -> RecordRun:
     """Check an unpacked run; report and leave out what is bad."""
-    check_records(run.addresses, run.bodies, run.heads["body_bytes"].astype(numpy.int64), key_bytes, run.faults)
+    check_records(run.addresses, run.bodies, run.heads["body_bytes"].astype(numpy.int64), key_rule, run.faults)
     good = run.faults == Fault.NONE
     if good.all():
         return run

@@ -87,7 +87,7 @@ class Recording(Frames):
         self.schema = manifest.schema.schema()
         if not manifest.has_registered_schema():
             self.feed = msgspec.structs.replace(self.feed, schema=self.schema)
-        self._segments = Segments(path, len(self.feed.slices), self.feed.key_bytes, self._note)
+        self._segments = Segments(path, len(self.feed.slices), self.feed.key_rule, self._note)
         self.refresh()
         if self.schema is RAW:
             self._take_schema_of_blocks()
@@ -223,7 +223,7 @@ class Recording(Frames):
         chosen = TopicChoice.of(self.feed, as_bytes("prefix", prefix), symbols)
         feed = BatchFeed(self.feed.name, self.schema if self.schema.records else None, self.feed.symbol_rule)
         for slice_id in self._wanted_slices(chosen.prefix, None):
-            newest = Newest(slice_id, self.feed.key_bytes, self.feed.max_topics)
+            newest = Newest(slice_id, self.feed.key_rule, self.feed.max_topics)
             for run in self.runs(chosen.prefix, stop=until, by="ts_recv", slices=[slice_id]):
                 newest.take(run)
             of = None if chosen.symbols is None else numpy.array([chosen.has(each) for each in newest.topics()], bool)
@@ -334,7 +334,7 @@ class Recording(Frames):
         if damaged is not None:
             self._note(damaged)
         for slice_id, segments in self._segments_of():
-            audit = IndexAudit(self.feed.key_bytes, segments)
+            audit = IndexAudit(self.feed.key_rule, segments)
             numbers = NumberAudit()
             reported = Reported.of(segments)
             gaps += find_gaps(slice_id, self._audited_blocks(segments, audit, numbers, before, progress), reported, {})
@@ -439,11 +439,11 @@ class Recording(Frames):
 
     @property
     def _all(self) -> Filter:
-        return Filter(self.feed.key_bytes)
+        return Filter(self.feed.key_rule)
 
     def _blocks_of(self, slice_id: int) -> Iterator[Recorded]:
         for run in read_runs([self._segments.of_slice[slice_id]], self._all, self._note):
-            yield from blocks_of(run, self.feed.key_bytes)
+            yield from blocks_of(run, self.feed.key_rule)
 
     def _take_schema_of_blocks(self) -> None:
         """Take the schema that the blocks name, where the feed names none, and all of them the same."""
@@ -466,10 +466,10 @@ class Recording(Frames):
         progress: Callable[[int], object] | None,
     ) -> Iterator[Recorded]:
         """Yield all blocks that are there, whatever the indexes say."""
-        key_bytes = self.feed.key_bytes
-        for run in read_spans([whole_spans(segments)], self._all.records, key_bytes, self._note):
+        key_rule = self.feed.key_rule
+        for run in read_spans([whole_spans(segments)], self._all.records, key_rule, self._note):
             audit.add(run)
-            for place, recorded in enumerate(blocks_of(run, key_bytes)):
+            for place, recorded in enumerate(blocks_of(run, key_rule)):
                 if many := numbers.add(recorded):
                     self._note(run.damage(place, "these messages were recorded before", many))
                 yield recorded
@@ -487,7 +487,7 @@ class Recording(Frames):
         feed = BatchFeed(self.feed.name, self.schema if self.schema.records else None, self.feed.symbol_rule)
         select = RowFilter(wanted)
         for run in read_runs(slices, wanted, self._note):
-            for block, ts_recv, first_row, header, body in blocks_of(run, wanted.key_bytes):
+            for block, ts_recv, first_row, header, body in blocks_of(run, wanted.key_rule):
                 rows = select.rows(block, first_row, header, body)
                 if rows is None or len(rows):
                     yield Batch(block, rows, ReceivedBlock.of_block(block, feed, ts_recv))
@@ -507,9 +507,9 @@ class Recording(Frames):
         symbols = selection.get("symbols")
         chosen = None if symbols is None else SymbolChoice.of(self.feed, symbols, prefix)
         return Filter(
-            self.feed.key_bytes,
+            self.feed.key_rule,
             prefix if chosen is None else chosen.prefix,
-            None,
+            False,
             start_ns,
             stop_ns,
             by,

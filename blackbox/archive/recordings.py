@@ -19,6 +19,7 @@ from blackbox.archive.segment import Damage, Segment
 from blackbox.block.batch import Batch
 from blackbox.block.gap import Gap
 from blackbox.errors import ConfigError, JournalError
+from blackbox.feed.key_rule import rule_text
 from blackbox.feed.schema_document import SchemaDocument
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _DAYS_SHOWN: Final = 5
 
 
 class Recordings(Frames):
-    """Several days, read as one: of one feed, or of several with one `key_bytes`.
+    """Several days, read as one: of one feed, or of several with the same keys.
 
     Attributes: `days`, the recordings by date, each once; `feeds`, their names, in the order in which they were given;
     `feed` and `schema`, of the last day. `recordings["2026-01-05"]` is one day, `recordings[-1]` the last, and a slice
@@ -47,7 +48,7 @@ class Recordings(Frames):
             raise ConfigError("there was no recording, expected at least one")
         self.days = tuple(sorted(given, key=lambda recording: recording.date))
         self.feeds = tuple(by_feed(given))
-        key_bytes_of(self.days)
+        key_rule_of_days(self.days)
         check_schemas(self.days)
         self.feed, self.schema = self.days[-1].feed, self.days[-1].schema
 
@@ -252,12 +253,13 @@ def _date_of_name(day: Path, default: datetime.date) -> datetime.date:
         return default
 
 
-def key_bytes_of(recordings: Iterable[Recording]) -> int:
-    """Return the `key_bytes` of recordings. Raises ConfigError unless they have the same."""
-    sizes = {recording.feed.key_bytes for recording in recordings}
-    if len(sizes) > 1:
-        raise ConfigError(f"recordings had feeds of key_bytes {sorted(sizes)}, expected the same in all")
-    return sizes.pop()
+def key_rule_of_days(recordings: Iterable[Recording]) -> int:
+    """Return the key rule of recordings. Raises ConfigError unless they have the same."""
+    rules = {recording.feed.key_rule for recording in recordings}
+    if len(rules) > 1:
+        texts = ", ".join(map(rule_text, sorted(rules)))
+        raise ConfigError(f"recordings had feeds of {texts}, expected the same keys in all")
+    return rules.pop()
 
 
 def runs_of(
@@ -274,7 +276,7 @@ def runs_of(
 ) -> Iterator[RecordRun]:
     """Do as `Recording.runs`, for several recordings in one order. Times are ns since 1970; the rest: see `read_runs`.
 
-    Raises ConfigError when their feeds have different `key_bytes`.
+    Raises ConfigError when their feeds have different keys.
     """
     return read_runs(*_chosen(recordings, prefix, start, stop, slices, by), bodies=bodies, kept=kept, ahead=ahead)
 
@@ -300,11 +302,11 @@ def _chosen(
 ) -> tuple[list[list[Segment]], Filter, Report]:
     """Return the segments of each slice, what is wanted of them, and who is told of damage."""
     recordings = tuple(recordings)
-    key_bytes = key_bytes_of(recordings)
+    key_rule = key_rule_of_days(recordings)
     chosen = None if slices is None else tuple(slices)
     streams = [stream for recording in recordings for stream in recording._streams(prefix, chosen)]
 
     def report(damage: Damage) -> None:
         next(r for r in recordings if damage.path.is_relative_to(r.path))._note(damage)
 
-    return streams, Filter(key_bytes, prefix, None, start, stop, by), report
+    return streams, Filter(key_rule, prefix, False, start, stop, by), report

@@ -20,8 +20,6 @@ from blackbox.native.jit import njit
 from blackbox.native.name_table import FULL, NumberingAt, number_of
 
 _BODY_CHECKSUM: Final = int(Fault.BODY_CHECKSUM)
-_TOPIC_KEY: Final = int(Fault.TOPIC_KEY)
-_NONE: Final = int(Fault.NONE)
 
 
 @inner
@@ -31,7 +29,7 @@ def _layout_of(header: int) -> BodyLayout:
 
 
 @njit(nogil=True, cache=True)
-def check_recorded(record: int, body: int, body_bytes: int, key_bytes: int) -> int:
+def check_recorded(record: int, body: int, body_bytes: int, key_rule: int) -> int:
     """The `Fault` of a record whose body lies at `body`, 8-byte aligned; all its topics must have the first one's key.
 
     Where the body was packed, that its stored bytes are whole was seen before it was unpacked.
@@ -46,21 +44,7 @@ def check_recorded(record: int, body: int, body_bytes: int, key_bytes: int) -> i
                 return _BODY_CHECKSUM
         elif not is_whole(record):
             return _BODY_CHECKSUM
-    fault = check_block(header, HEADER_BYTES, body, body_bytes, body, KEY_OF_TOPICS)
-    if fault != _NONE or key_bytes == 0 or key_bytes == block.key_bytes:
-        return fault
-    layout = _layout_of(header)
-    offsets = int32s_at(body + layout.topic_offsets, block.topics + 1)
-    text = bytes_at(body + layout.topics, block.topic_bytes)
-    key_size: Any = min(key_bytes, numpy.int64(offsets[1]))
-    for topic in range(numpy.uint64(block.topics)):
-        start = offsets[topic]
-        if offsets[topic + numpy.uint64(1)] - start < key_size:
-            return _TOPIC_KEY
-        for i in range(key_size):
-            if text[start + i] != text[i]:
-                return _TOPIC_KEY
-    return _NONE
+    return check_block(header, HEADER_BYTES, body, body_bytes, body, KEY_OF_TOPICS, key_rule)
 
 
 @njit(nogil=True, cache=True)
@@ -68,13 +52,13 @@ def check_records(
     records: NDArray[numpy.int64],
     bodies: NDArray[numpy.int64],
     sizes: NDArray[numpy.int64],
-    key_bytes: int,
+    key_rule: int,
     faults: NDArray[numpy.int64],
 ) -> None:
     """Write the `Fault` of each record that has none yet, that is, whose fault is 0 or less."""
     for place in range(len(records)):
         if faults[place] <= 0:
-            faults[place] = check_recorded(records[place], bodies[place], sizes[place], key_bytes)
+            faults[place] = check_recorded(records[place], bodies[place], sizes[place], key_rule)
 
 
 @njit(nogil=True, cache=True)

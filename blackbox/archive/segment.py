@@ -100,13 +100,13 @@ class Segment(SegmentFile):
     Never changed: `refreshed` makes a newer one.
     """
 
-    def __init__(self, path: Path, slice_id: int, number: int, key_bytes: int, known: Segment | None = None) -> None:
+    def __init__(self, path: Path, slice_id: int, number: int, key_rule: int, known: Segment | None = None) -> None:
         """Open a segment's file; `known` is the same segment as it was before.
 
         Raises JournalError when it cannot be read, is not a segment, or is another one than expected.
         """
         self.damage: list[Damage] = []
-        self.key_bytes = key_bytes
+        self.key_rule = key_rule
         try:
             # The index first: records are appended before their entry is.
             index = _read(index_path(path), _SMALL_INDEX_BYTES + 4 * path.stat().st_size)
@@ -135,7 +135,7 @@ class Segment(SegmentFile):
         index_bytes = index.stat().st_size if index.exists() else 0
         if (size, index_bytes) == (len(self.memory), self._index_bytes):
             return self
-        return Segment(self.path, self.slice_id, self.number, self.key_bytes, self)
+        return Segment(self.path, self.slice_id, self.number, self.key_rule, self)
 
     def _check_head(self) -> None:
         head = self.memory[:FILE_HEAD_BYTES].view(FILE_HEAD)[0]
@@ -205,7 +205,7 @@ class Segment(SegmentFile):
         table = numpy.zeros(_SCAN_ENTRIES, ENTRY)
         self.whole_bytes = start
         while at < stop:
-            count, at, why = scan(self.address, stop, at, table.ctypes.data, count, len(table), self.key_bytes)
+            count, at, why = scan(self.address, stop, at, table.ctypes.data, count, len(table), self.key_rule)
             if why == NO_ROOM or (why != NO_RECORD and count == len(table)):
                 # The last entry stays: records may still belong to it.
                 found.append(_sealed(table[: count - 1]))
@@ -231,7 +231,7 @@ class Segment(SegmentFile):
         body = self._unpacked(at, head) if why == PACKED else None
         if body is not None:
             count, _ = note(
-                self.address + at, body.ctypes.data, at, table.ctypes.data, count, len(table), self.key_bytes
+                self.address + at, body.ctypes.data, at, table.ctypes.data, count, len(table), self.key_rule
             )
             return count, following
         entry = numpy.zeros((), ENTRY)
@@ -259,7 +259,7 @@ class Segment(SegmentFile):
             return None
         place = body.ctypes.data
         fault = check_block(
-            self.address + at + OFFSET_BLOCK_HEADER, HEADER_BYTES, place, len(body), place, KEY_OF_TOPICS
+            self.address + at + OFFSET_BLOCK_HEADER, HEADER_BYTES, place, len(body), place, KEY_OF_TOPICS, self.key_rule
         )
         return None if fault else body
 

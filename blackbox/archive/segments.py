@@ -27,10 +27,10 @@ class Segments:
     Attributes: `of_slice`, the segments of each slice that has a directory, in order.
     """
 
-    def __init__(self, day: Path, slices: int, key_bytes: int, report: Callable[[Damage], None]) -> None:
+    def __init__(self, day: Path, slices: int, key_rule: int, report: Callable[[Damage], None]) -> None:
         """Open nothing yet; call `refresh` next. `report` is called with each missing or damaged part."""
         self.of_slice: dict[int, list[Segment]] = {}
-        self._day, self._slices, self._key_bytes = day, slices, key_bytes
+        self._day, self._slices, self._key_rule = day, slices, key_rule
         self._report = report
 
     def __iter__(self) -> Iterator[Segment]:
@@ -116,7 +116,7 @@ class Segments:
         """Return a segment as it is now; None for an empty one that its recorder made ahead and has removed."""
         path = segment_path(self._day, slice_id, number)
         try:
-            return known.refreshed() if known else Segment(path, slice_id, number, self._key_bytes)
+            return known.refreshed() if known else Segment(path, slice_id, number, self._key_rule)
         except JournalError as error:
             if isinstance(error.__cause__, FileNotFoundError) and not (known and len(known.entries)):
                 return None

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from blackbox.arguments import all_as_bytes
 from blackbox.block.encode import TopicTable
 from blackbox.errors import ConfigError
+from blackbox.feed.compiled_key import find_key
 from blackbox.feed.compiled_routing import NO_SLICE, Routes, route, routes_of
 from blackbox.feed.feed import Feed
+from blackbox.feed.key_rule import key_size
 from blackbox.native.intrinsics import copy_bytes, int64s_at, uint16s_at
 from blackbox.native.jit import njit
 from blackbox.native.name_table import Numbering, NumberingAt, number_of
@@ -90,10 +92,10 @@ class TopicNumbers:
         numpy.cumsum(numpy.fromiter(map(len, topics), numpy.int64, count), out=ends[1:])
         text = numpy.frombuffer(b"".join(topics) + b"\0", numpy.uint8)
         self._make_room(len(self) + count, int(self._names.starts[len(self)] + ends[-1]))
-        name = numpy.zeros(_SLICE_BYTES + self._feed.key_bytes, numpy.uint8)
+        name = numpy.zeros(_SLICE_BYTES + key_size(self._feed.key_rule), numpy.uint8)
         known = _Known(self._names.at, self._groups.at, self._sizes, self.group_of, self.slice_of, name)
         numbers = numpy.empty(count, numpy.int32)
-        done = _number_topics(text.ctypes.data, ends, known, self._routes, self._feed.key_bytes, numbers)
+        done = _number_topics(text.ctypes.data, ends, known, self._routes, self._feed.key_rule, numbers)
         if done < count:
             self._feed.slice_of(topics[done])  # raises
         most = self._feed.max_topics * len(self._feed.slices)
@@ -109,7 +111,7 @@ class TopicNumbers:
             return
         room = max(topics, 2 * self.room)
         self._names = _refilled(self._names, room, -(-max(text_bytes, 2 * len(self._names.text)) // room))
-        self._groups = _refilled(self._groups, room, _SLICE_BYTES + self._feed.key_bytes)
+        self._groups = _refilled(self._groups, room, _SLICE_BYTES + key_size(self._feed.key_rule))
         self._sizes, self.group_of, self.slice_of = (
             _grown(each, room) for each in (self._sizes, self.group_of, self.slice_of)
         )
@@ -132,7 +134,7 @@ def _refill(larger: NumberingAt, numbering: NumberingAt) -> None:
 
 @njit(nogil=True, cache=True)
 def _number_topics(
-    text: int, ends: NDArray[numpy.int64], known: _Known, routes: Routes, key_bytes: int, numbers: NDArray[numpy.int32]
+    text: int, ends: NDArray[numpy.int64], known: _Known, routes: Routes, key_rule: int, numbers: NDArray[numpy.int32]
 ) -> int:
     """Number the topics whose text lies at an address. Return how many: fewer where one cannot be published."""
     group_name = known.name.ctypes.data
@@ -146,9 +148,9 @@ def _number_topics(
         numbers[topic] = number
         known.sizes[number] = size
         uint16s_at(group_name, 1)[0] = slice_id
-        key_size = min(key_bytes, size)
-        copy_bytes(group_name + _SLICE_BYTES, start, key_size)
-        group = number_of(known.groups, group_name, _SLICE_BYTES + key_size)
+        key, many = find_key(key_rule, start, size)
+        copy_bytes(group_name + _SLICE_BYTES, key, many)
+        group = number_of(known.groups, group_name, _SLICE_BYTES + many)
         known.group_of[number] = group
         known.slice_of[group] = slice_id
     return len(numbers)

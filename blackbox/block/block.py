@@ -42,15 +42,16 @@ from blackbox.block.format import (
     body_layout,
 )
 from blackbox.block.position import End
-from blackbox.block.validate import FAULT_TEXT, Fault, check_block, version_text
+from blackbox.block.validate import FAULT_TEXT, RULE_OF_HEADER, Fault, check_block, version_text
 from blackbox.errors import BlockError
+from blackbox.feed.key_rule import key_of
 
 if TYPE_CHECKING:
     import pyarrow
 
 _HEADER = struct.Struct(
     layout.HEADER.format_of(
-        *("key_bytes", "flags", "schema", "slice", "count", "epoch", "sequence", "previous", "key_sequence"),
+        *("key_rule", "flags", "schema", "slice", "count", "epoch", "sequence", "previous", "key_sequence"),
         *("ts_out", "ts_in", "topics", "topic_bytes", "stride"),
     )
 )
@@ -188,10 +189,11 @@ def _check_size(payload_bytes: int) -> None:
 class Block:
     """Columns of one block, as zero-copy views on its body.
 
-    Attributes: `key` bytes; `header` 72 bytes; `key_bytes` of its feed; `flags`, `schema_id`, `slice_id`; `epoch`, the
-    start of its publisher; `ts_out`, when it was sent, and `ts_in`, when its oldest message was handed to the publisher
-    (all ns since 1970); `sequence` of the first message of this key; `count` messages; `topic_count` distinct topics;
-    `stride` bytes of each payload, 0 when they differ; `body` uint8 array. Made by `encode` or `decode`, never changed.
+    Attributes: `key` and `header`, bytes; `key_rule`, the low byte of its feed's; `flags`, `schema_id`, `slice_id`;
+    `epoch`, the start of its publisher; `ts_out`, when it was sent, and `ts_in`, when its oldest message was handed to
+    the publisher (all ns since 1970); `sequence` of the first message of this key; `count` messages; `topic_count`
+    distinct topics; `stride` bytes of each payload, 0 when they differ; `body` uint8 array. Made by `encode` or
+    `decode`, never changed.
     """
 
     __slots__ = (
@@ -203,7 +205,7 @@ class Block:
         "flags",
         "header",
         "key",
-        "key_bytes",
+        "key_rule",
         "key_sequence",
         "previous",
         "schema_id",
@@ -219,7 +221,7 @@ class Block:
         """Wrap frames that `check_block` has passed; others use `decode`."""
         self.key, self.header, self.body = key, header, body
         (
-            self.key_bytes,
+            self.key_rule,
             self.flags,
             self.schema_id,
             self.slice_id,
@@ -248,7 +250,7 @@ class Block:
         head = numpy.frombuffer(bytes(header).ljust(HEADER_BYTES, b"\0") + bytes(key), numpy.uint8).copy()
         place = head.ctypes.data
         behind = place + head.nbytes - len(key)
-        fault = check_block(place, len(header), memory.ctypes.data, memory.nbytes, behind, len(key))
+        fault = check_block(place, len(header), memory.ctypes.data, memory.nbytes, behind, len(key), RULE_OF_HEADER)
         if fault != Fault.NONE:
             what = FAULT_TEXT[Fault(fault)]
             if fault == Fault.VERSION:
@@ -269,7 +271,7 @@ class Block:
         valid: Any = None,
         sequences: Any = None,
         key: bytes = b"",
-        key_bytes: int | None = None,
+        key_rule: int | None = None,
         slice_id: int = 0,
         schema_id: int = 0,
         epoch: int = 1,
@@ -283,16 +285,17 @@ class Block:
     ) -> Block:
         """Encode columns (see `Publisher.publish_many`) as one block. Only topics that occur are written.
 
-        `sequences`: int64[n], ascending, for messages that are not consecutive from `sequence` on. `key_bytes`: that of
-        the feed; None: the length of `key`. `previous` and `key_sequence` default to `sequence`, as if all messages had
-        one key.
+        `sequences`: int64[n], ascending, for messages that are not consecutive from `sequence` on. `key_rule`: the rule
+        of the feed, see `blackbox.feed.key_rule`; None: the length of `key`. `previous` and `key_sequence` default to
+        `sequence`, as if all messages had one key.
 
         Raises BlockError when there is no message, an index is out of range, a topic lacks the key, or sequences do not
         ascend.
         """
         index = numpy.array(as_integers(topic_index, numpy.int32, "topic_index"))  # a copy, as in `as_rows`
-        if any(not t.startswith(key) or t[:1] in (b"", b"\0") for t in topics):
-            raise BlockError(f"a topic was empty, reserved, or did not start with key {key!r}: {list(topics)[:5]!r}")
+        rule = len(key) if key_rule is None else key_rule
+        if any(key_of(rule, topic) != key or topic[:1] in (b"", b"\0") for topic in topics):
+            raise BlockError(f"a topic was empty, reserved, or did not have key {key!r}: {list(topics)[:5]!r}")
         if index.size and (index.min() < 0 or index.max() >= len(topics)):
             raise BlockError(f"topic_index ran from {index.min()} to {index.max()}, expected 0 to {len(topics) - 1}")
         if not index.size:
@@ -311,7 +314,7 @@ class Block:
         body = numpy.zeros(plan_bytes(plan), numpy.uint8)
         write_body(body.ctypes.data, plan, rows, order, index, table, distinct)
         header = numpy.zeros(HEADER_BYTES, numpy.uint8)
-        origin = Origin(schema_id, slice_id, len(key) if key_bytes is None else key_bytes, epoch)
+        origin = Origin(schema_id, slice_id, rule, epoch)
         write_template(header.ctypes.data, plan, body.ctypes.data, checksum, origin, ts_in)
         previous = sequence if previous is None else previous
         number_header(header.ctypes.data, sequence, previous, previous if key_sequence is None else key_sequence)
@@ -330,7 +333,7 @@ class Block:
         ts_out: int,
         sequence: int | None = None,
         ts_event: int = 0,
-        key_bytes: int = 0,
+        key_rule: int = 0,
         flags: int = 0,
     ) -> Block:
         """Return a control block with the end of each key.
@@ -344,7 +347,7 @@ class Block:
         columns = numpy.array([*ends.values()], numpy.int64).reshape(-1, 2).T.copy()
         write_ends(body.ctypes.data, plan, keys, *columns)
         header = numpy.zeros(HEADER_BYTES, numpy.uint8)
-        origin = Origin(0, slice_id, key_bytes, epoch)
+        origin = Origin(0, slice_id, key_rule, epoch)
         write_template(header.ctypes.data, plan, body.ctypes.data, True, origin, ts_event)
         following = max((end.sequence for end in ends.values()), default=0) if sequence is None else sequence
         number_header(header.ctypes.data, following, following, 0)

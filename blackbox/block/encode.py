@@ -432,7 +432,7 @@ class Origin(NamedTuple):
 
     schema_id: int
     slice_id: int
-    key_bytes: int
+    key_rule: int
     epoch: int
 
 
@@ -462,7 +462,7 @@ def restamp(target: int, origin: Origin, ts_in: int) -> None:
     header.flags &= FLAG_CHECKSUM | FLAG_FIXED | FLAG_NULLS | FLAG_NUMBERS | FLAG_SEQUENCES
     header.schema = origin.schema_id
     header.slice = origin.slice_id
-    header.key_bytes = origin.key_bytes
+    header.key_rule = origin.key_rule & 0xFF
     header.epoch = origin.epoch
     header.ts_in = ts_in
 

@@ -56,7 +56,6 @@ END_BYTES: Final = 16
 """Size of a key's end in a control block: its sequence and its number of messages, int64 each."""
 LEAST_ROW_BYTES: Final = 12
 """Bytes that a message takes in a body, at least: its time and its topic's index."""
-MAX_KEY_BYTES: Final = 8
 MAX_SEQUENCE: Final = 1 << 62
 
 HEARTBEAT_KEY: Final = b"\0H"
@@ -81,7 +80,7 @@ PATH_KEY: Final = b"\0P"
 class Header(NamedTuple):
     """The fields of a header, all int64; those of u32 from 0 up."""
 
-    key_bytes: int
+    key_rule: int
     flags: int
     schema_id: int
     slice_id: int
@@ -104,7 +103,7 @@ def read_header(address: int) -> Header:
     """Return the fields of the header at `address`."""
     head = block_header_at(address)
     return Header(
-        numpy.int64(head.key_bytes),
+        numpy.int64(head.key_rule),
         numpy.int64(head.flags),
         numpy.int64(head.schema),
         numpy.int64(head.slice),

@@ -147,7 +147,7 @@ HEADER: Final = Structure(
     (
         Field("magic", "u32", "", f"bytes `{BLOCK_MAGIC.hex(' ')}`, `{BLOCK_MAGIC.decode()}`"),
         Field("version", "u8", "", str(VERSION)),
-        Field("key_bytes", "u8", "bytes", "`key_bytes` of the feed, 0 to 8"),
+        Field("key_rule", "u8", "", "`key_bytes` of the feed, or 8 + `channels`"),
         Field("flags", "u16", "", "see below"),
         Field("schema", "u16", "", "id of the payloads' schema; 0: plain bytes"),
         Field("slice", "u16", "", "slice id, from 0"),

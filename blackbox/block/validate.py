@@ -20,7 +20,6 @@ from blackbox.block.format import (
     LEAST_ROW_BYTES,
     MAGIC,
     MAX_BODY_BYTES,
-    MAX_KEY_BYTES,
     MAX_SEQUENCE,
     MAX_TOPIC_BYTES,
     OFFSET_VERSION,
@@ -31,6 +30,8 @@ from blackbox.block.format import (
     layout_of,
     read_header,
 )
+from blackbox.feed.compiled_key import find_key
+from blackbox.feed.key_rule import MAX_CHANNELS, MAX_KEY_BYTES
 from blackbox.native.intrinsics import bytes_at, inner, int32s_at, int64s_at
 from blackbox.native.jit import njit
 from blackbox.native.xxh3 import checksum_32
@@ -55,12 +56,15 @@ class Fault(IntEnum):
     FRAMES = 13
     RESERVED_KEY = 14
     SLICE = 15
-    KEY_BYTES = 16
+    KEY_RULE = 16
     NUMBERS = 17
     SEQUENCES = 18
     VALIDITY = 19
     EPOCH = 20
 
+
+RULE_OF_HEADER = -1
+"""Instead of a rule, if the feed is not known: channels are not compared with the topics."""
 
 KEY_OF_TOPICS = -1
 """The size of the key of a stored block, which has no key frame: its topics must have the same one."""
@@ -81,7 +85,7 @@ FAULT_TEXT = {
     Fault.FRAMES: "a message did not have three frames",
     Fault.RESERVED_KEY: "a control block's key was not reserved, or another's was",
     Fault.SLICE: "a block came on the line of another slice",
-    Fault.KEY_BYTES: "key_bytes of a block was not that of the feed",
+    Fault.KEY_RULE: "key_bytes or channels of a block were not those of the feed",
     Fault.NUMBERS: "epoch or a time was out of range, or not key_sequence <= previous <= sequence",
     Fault.SEQUENCES: "sequence numbers were not ascending from the header's on",
     Fault.VALIDITY: "a message without a value had a payload, or the validity had bits behind the last message",
@@ -108,7 +112,7 @@ _TOPIC_INDEX = int(Fault.TOPIC_INDEX)
 _PAYLOAD_OFFSETS = int(Fault.PAYLOAD_OFFSETS)
 _TOPIC_OFFSETS = int(Fault.TOPIC_OFFSETS)
 _TOPIC_KEY = int(Fault.TOPIC_KEY)
-_KEY_BYTES = int(Fault.KEY_BYTES)
+_KEY_RULE = int(Fault.KEY_RULE)
 _NUMBERS = int(Fault.NUMBERS)
 _SEQUENCES = int(Fault.SEQUENCES)
 _VALIDITY = int(Fault.VALIDITY)
@@ -135,8 +139,8 @@ def _check_fields(header: Header) -> int:
     control = header.flags & FLAG_CONTROL
     if header.flags & ~KNOWN_FLAGS or (control and header.flags & _DATA_ONLY):
         return _FLAGS
-    if header.key_bytes > MAX_KEY_BYTES:
-        return _KEY_BYTES
+    if header.key_rule > MAX_KEY_BYTES + MAX_CHANNELS:
+        return _KEY_RULE
     if control and (header.flags & FLAG_FIXED == 0 or header.stride != END_BYTES or header.count != header.topics):
         return _COUNTS
     if not control and (header.count == 0 or header.topics == 0 or header.topics > header.count):
@@ -195,20 +199,32 @@ def check_block(
     body_size: int,
     key_address: int,
     key_size: int,
+    rule: int,
 ) -> int:
     """The block's `Fault`. Reads nothing outside the three frames, whatever they hold.
 
-    Header and body must be 8-byte aligned.
+    `rule`: the key rule of the feed. Header and body must be 8-byte aligned.
     """
     fault = check_header(header_address, header_size)
     if fault != _NONE:
         return fault
-    return check_body(header_address, body_address, body_size, key_address, key_size, True)
+    key_rule = read_header(header_address).key_rule
+    if rule == RULE_OF_HEADER:
+        rule = key_rule
+    elif key_size != KEY_OF_TOPICS and key_rule != rule & 0xFF:
+        return _KEY_RULE
+    return check_body(header_address, body_address, body_size, key_address, key_size, rule, True)
 
 
 @njit(nogil=True, cache=True)
 def check_body(
-    header_address: int, body_address: int, body_size: int, key_address: int, key_size: int, with_checksum: bool
+    header_address: int,
+    body_address: int,
+    body_size: int,
+    key_address: int,
+    key_size: int,
+    rule: int,
+    with_checksum: bool,
 ) -> int:
     """As `check_block`, for a header that `check_header` has passed; the body's checksum only `with_checksum`."""
     header = read_header(header_address)
@@ -239,7 +255,7 @@ def check_body(
         return _SEQUENCES
     if header.flags & FLAG_NULLS and not _is_validity(header, layout, body_address):
         return _VALIDITY
-    return _check_topics(header, body_address, layout.topic_offsets, layout.topics, key_address, key_size)
+    return _check_topics(header, body_address, layout.topic_offsets, layout.topics, key_address, key_size, rule)
 
 
 @inner
@@ -250,25 +266,35 @@ def _check_topics(
     text_place: int,
     key_address: int,
     key_size: int,
+    rule: int,
 ) -> int:
     if not _ascending(body_address + offsets_place, header.topics, header.topic_bytes):
         return _TOPIC_OFFSETS
     if header.flags & FLAG_CONTROL:
         return _NONE
     offsets = int32s_at(body_address + offsets_place, header.topics + 1)
-    text = bytes_at(body_address + text_place, header.topic_bytes)
+    text_address = body_address + text_place
+    text = bytes_at(text_address, header.topic_bytes)
     if key_size == KEY_OF_TOPICS:
-        key_address = body_address + text_place
-        key_size = min(header.key_bytes, numpy.int64(offsets[1])) if header.topics > 0 else numpy.int64(0)
-    key = bytes_at(key_address, key_size)
+        key_address, key_size = find_key(rule, text_address, numpy.int64(offsets[1]))
+    is_known = rule <= MAX_KEY_BYTES or rule > 0xFF
+    if not is_known and not (key_size == 1 and 1 <= bytes_at(key_address, 1)[0] <= rule - MAX_KEY_BYTES):
+        return _TOPIC_KEY
     for topic in range(header.topics):
-        start = offsets[topic]
-        size = offsets[topic + 1] - start
+        start = numpy.int64(offsets[topic])
+        size = numpy.int64(offsets[topic + 1]) - start
         if size == 0 or size > MAX_TOPIC_BYTES:
             return _TOPIC_OFFSETS
-        if size < key_size or text[start] == 0 or (size > key_size and key_size < header.key_bytes):
+        if text[start] == 0 or (is_known and not _has_key(rule, text_address + start, size, key_address, key_size)):
             return _TOPIC_KEY
-        for i in range(key_size):
-            if text[start + i] != key[i]:
-                return _TOPIC_KEY
-    return _KEY_BYTES if key_size > header.key_bytes else _NONE
+    return _NONE
+
+
+@inner
+def _has_key(rule: int, topic: int, size: int, key_address: int, key_size: int) -> bool:
+    found, many = find_key(rule, topic, size)
+    same = many == key_size
+    left, right = bytes_at(found, min(many, key_size)), bytes_at(key_address, min(many, key_size))
+    for i in range(min(many, key_size)):
+        same &= left[i] == right[i]
+    return same

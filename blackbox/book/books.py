@@ -51,6 +51,7 @@ from blackbox.book.orders import BUY, SELL
 from blackbox.book.unsure_keys import UnsureKeys
 from blackbox.errors import ConfigError
 from blackbox.feed.compiled_symbol import CompiledSymbolRule, separator_at
+from blackbox.feed.key_rule import has_channels, key_of
 from blackbox.feed.schema import RAW, load_schema
 from blackbox.feed.symbol import SymbolRule
 from blackbox.native.interrupts import interrupts_held
@@ -260,6 +261,8 @@ class Books:
         self._prefix = prefix
         self.played_prefixes: tuple[bytes, ...] = (b"",)
         """How the topics start that a replay plays."""
+        self._key_rule = 0
+        """Key rule of the blocks."""
         self._unsure = UnsureKeys()
         self._epochs: dict[int, int] = {}
         """Epoch of each slice, and"""
@@ -290,6 +293,8 @@ class Books:
         with self._lock:
             if received.feeds is not self._feeds and received.feeds != self._feeds:  # each recorded batch has a tuple
                 self._choose(received.feeds)
+            if (rule := batch.block.key_rule) != self._key_rule & 0xFF:
+                self._key_rule = ord(self._symbol_rule.separator) << 8 | rule if has_channels(rule) else rule
             takes_image = received.is_image and self._takes_images
             self._state.conflated = int(received.conflated or received.is_image > takes_image)
             self._state.late = int(received.is_late or not (self._feed.begins_empty or takes_image))
@@ -306,7 +311,7 @@ class Books:
                 slices = None, batch.block.slice_id
                 for symbol in {*map(self._symbol_rule.symbol_of, batch.block.topics)}:
                     book = self._find(symbol)
-                    if book is not None and self._unsure.may_lack(symbol, slices):
+                    if book is not None and self._unsure.may_lack(self._start_of(symbol), slices):
                         lose_sync(book.ctypes.data)
 
     def _check_numbers(self, batch: Batch, start: int, last: int) -> None:
@@ -375,7 +380,7 @@ class Books:
         """Return whether a symbol's first messages may be missing: its slice is not known yet."""
         start = symbol + self._symbol_rule.separator.encode()
         is_whole = start.startswith(self._prefix) and start.startswith(self.played_prefixes)
-        return not is_whole or self._unsure.may_lack(symbol)
+        return not is_whole or self._unsure.may_lack(self._start_of(symbol))
 
     def _put(self, number: int, book: NDArray[numpy.int64]) -> None:
         self._books[number] = book
@@ -436,11 +441,18 @@ class Books:
 
     def _symbols_of(self, key: bytes) -> Iterator[bytes]:
         """Yield the symbols whose messages may have a key."""
+        if has_channels(self._key_rule) and key:
+            yield from (symbol for symbol in self._sorted if key_of(self._key_rule, symbol) == key)
+            return
         for size in range(len(key)):
             if key[:size] in self._numbers:
                 yield key[:size]
         first = bisect_left(self._sorted, key)
         yield from takewhile(lambda symbol: symbol.startswith(key), islice(self._sorted, first, None))
+
+    def _start_of(self, symbol: bytes) -> bytes:
+        """Return what the keys of a symbol's messages start with, and possibly more."""
+        return key_of(self._key_rule, symbol) if has_channels(self._key_rule) else symbol
 
     def _kept(self) -> list[NDArray[numpy.int64]]:
         return [book for book in self._books if book is not None and head_of(book).messages]

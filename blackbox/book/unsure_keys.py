@@ -1,4 +1,4 @@
-"""Keys whose messages may have been lost, and whether a symbol may have messages of one."""
+"""Keys whose messages may have been lost, and whether some messages may have one of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class UnsureKeys:
     def __init__(self) -> None:
         self._keys: dict[int | None, set[bytes]] = {}
         self._shorter: dict[int | None, set[bytes]] = {}
-        """All that the keys begin with: symbols that are shorter than a key."""
+        """All that the keys begin with: starts that are shorter than a key."""
 
     def add(self, slice_id: int | None, key: bytes) -> None:
         """Add a key of a slice."""
@@ -26,13 +26,13 @@ class UnsureKeys:
             else:
                 kept.pop(slice_id, None)
 
-    def may_lack(self, symbol: bytes, slices: Iterable[int | None] | None = None) -> bool:
-        """Return whether messages of a symbol may have been lost, in some of these slices, or in any."""
+    def may_lack(self, start: bytes, slices: Iterable[int | None] | None = None) -> bool:
+        """Return whether messages whose keys start so may have been lost, in some of these slices, or in any."""
         if not self._keys:
             return False
-        heads = [symbol[:size] for size in range(len(symbol) + 1)]
+        heads = [start[:size] for size in range(len(start) + 1)]
         return any(
-            symbol in self._shorter[each] or not self._keys[each].isdisjoint(heads)
+            start in self._shorter[each] or not self._keys[each].isdisjoint(heads)
             for each in (self._keys if slices is None else slices)
             if each in self._keys
         )

@@ -78,7 +78,7 @@ class RedisStreams(Carrier):
         if keep is not None and keep < 1:
             raise ConfigError(f"keep was {keep}, expected at least 1")
         self._slices = sorted(starts_by_slice(feed, self._topics.starts))
-        if feed.key_bytes and not self._topics.takes_all:
+        if feed.key_rule and not self._topics.takes_all:
             # Sequences ascend only for a subscriber of all keys: Redis rejects an entry below the last one.
             self._subscriber.on_batch(b"")(_pass_over)
         self._redis = connect(address, ca)

@@ -199,7 +199,7 @@ def _write_file(
             )
         )
     where, better = "slices", "of one slice"
-    if day.feed.key_bytes:
+    if day.feed.key_rule:
         where, better = "slices or keys", "of one slice without keys"
     if done.ties:
         warn(

@@ -24,8 +24,8 @@ def check(
     Also reads the schema and the key files of the feed. Exits with status 1 if the file is wrong. Warnings and used
     ports do not change the status, because the feed's own publisher may run. Binds nothing.
 
-    JSON has `file`, `feed`, `schema`, `key_bytes`, `environment` (variables that override settings), `endpoints` and
-    `warnings`.
+    JSON has `file`, `feed`, `schema`, `key_bytes`, `channels`, `environment` (variables that override settings),
+    `endpoints` and `warnings`.
 
     For example:
 
@@ -48,6 +48,7 @@ def check(
                     "feed": feed.name,
                     "schema": feed.schema_name,
                     "key_bytes": feed.key_bytes,
+                    "channels": feed.channels,
                     "environment": variables,
                     "endpoints": endpoints,
                     "warnings": warnings,

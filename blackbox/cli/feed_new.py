@@ -15,6 +15,7 @@ from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import say
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import MAX_LINES, MAX_SLICES, Feed
+from blackbox.feed.key_rule import MAX_CHANNELS
 from blackbox.feed.schema import load_schema
 from blackbox.feed.toml import from_document
 
@@ -67,6 +68,16 @@ def new(
             "--key-bytes", metavar="N", min=0, max=8, help="Bytes of a topic that ZeroMQ filters on; 0: whole slices."
         ),
     ] = 0,
+    channels: Annotated[
+        int,
+        typer.Option(
+            "--channels",
+            metavar="N",
+            min=1,
+            max=MAX_CHANNELS,
+            help="Instead of --key-bytes: keys by a hash of the symbol; 1: whole slices.",
+        ),
+    ] = 1,
     transport: Annotated[
         Transport,
         typer.Option("--transport", help="`tcp`; `ipc`, for one host; `shm`: tcp, with shared memory on one host."),
@@ -103,7 +114,7 @@ def new(
         if transport is not Transport.IPC and port + many - 1 > 65_535:
             raise ConfigError(f"port was {port} and {many} are needed, expected at most {65_536 - many}")
         name = file.stem if name is None else name
-        text = "".join(_text(file, name, slices, schema, key_bytes, transport, host, port, lines, archive))
+        text = "".join(_text(file, name, slices, schema, key_bytes, channels, transport, host, port, lines, archive))
         from_document(tomllib.loads(text), Feed)  # raises ConfigError for a name or host that cannot be
         try:
             with file.open("x", encoding="utf-8") as opened:
@@ -119,6 +130,7 @@ def _text(
     slices: int,
     schema: str,
     key_bytes: int,
+    channels: int,
     transport: Transport,
     host: str,
     port: int,
@@ -136,6 +148,7 @@ def _text(
     yield f"\nname = {json.dumps(name)}\n"
     yield f"schema = {json.dumps(schema)}  # how payloads are read; raw: bytes\n"
     yield f"key_bytes = {key_bytes}  # bytes of a topic that ZeroMQ filters on; 0: subscribers receive whole slices\n"
+    yield f"channels = {channels}  # instead of key_bytes: ZeroMQ filters on one of N hashes of the symbol\n"
     parts = []
     for slice_id in range(slices):
         endpoints = [endpoint(f"{slice_id}{letter}") for letter in "AB"[:lines]]

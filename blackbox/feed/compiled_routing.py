@@ -58,7 +58,7 @@ def route(routes: Routes, topic: int, size: int) -> int:
     if size < 1 or size > MAX_TOPIC_BYTES or bytes_at(topic, 1)[0] == 0:
         return NO_SLICE
     if routes.of > 0:
-        return int(routes.slices[_crc_of_root(topic, size, routes.separator) % routes.of])
+        return int(routes.slices[crc_of_root(topic, size, routes.separator) % routes.of])
     # The last one that sorts at or before the topic: no other can be a prefix of it.
     low, high = 0, len(routes.slices)
     while low < high:
@@ -73,7 +73,8 @@ def route(routes: Routes, topic: int, size: int) -> int:
 
 
 @inner
-def _crc_of_root(topic: int, size: int, separator: int) -> int:
+def crc_of_root(topic: int, size: int, separator: int) -> int:
+    """Return the CRC-32 of the root of the topic at an address."""
     text = bytes_at(topic, size)
     crc = numpy.uint32(0xFFFFFFFF)
     for place in range(size):

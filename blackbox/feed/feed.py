@@ -25,6 +25,7 @@ from blackbox.feed.endpoint import (
     transport_of,
 )
 from blackbox.feed.environment import override
+from blackbox.feed.key_rule import MAX_CHANNELS, MAX_KEY_BYTES, key_of, key_rule_of, start_of_keys
 from blackbox.feed.routing import PrefixRouting, ShareRouting, check_prefix, check_topic
 from blackbox.feed.schema import Schema
 from blackbox.feed.security import Security, path_in
@@ -47,7 +48,8 @@ _local: Final[set[str]] = set()
 """Endpoints that `Feed.local` chose in this process."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FEED_RANGES = {
-    "key_bytes": (0, 8),
+    "key_bytes": (0, MAX_KEY_BYTES),
+    "channels": (1, MAX_CHANNELS),
     "block_bytes": (4_096, 16 * 1_048_576),
     "linger_ns": (0, 10**9),
     "heartbeat_ns": (10**6, 3_600 * 10**9),
@@ -200,6 +202,12 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     Default 0: subscribers receive whole slices. 1 to 8 saves network and makes blocks smaller.
     Publisher and subscriber must agree."""
 
+    channels: int = 1
+    """Instead of `key_bytes`: the key is one of 1 to 128 channels, by a hash of the symbol's root. Default: 1.
+
+    A subscriber of one symbol receives one channel, about 1 / `channels` of the slice, and blocks stay larger than
+    with `key_bytes`. A prefix without a separator needs all channels. Publisher and subscriber must agree."""
+
     topic: str = "{symbol}.{type}"
     """Template from which a source makes the topic of each message. Default: `{symbol}.{type}`.
 
@@ -304,6 +312,8 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             _check_template(self.topic)
             _ = self.symbol_rule
             check_ranges(self, _FEED_RANGES)
+            if self.key_bytes and self.channels > 1:
+                raise ConfigError(f"key_bytes was {self.key_bytes} and channels {self.channels}, expected only one")
             _check_session(self.time_zone, self.day_start)
             _check_endpoints_differ(self.slices)
             _check_archives(self.archives)
@@ -365,6 +375,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         key_bytes: int = 0,
         lines: int = 1,
         transport: Literal["tcp", "ipc", "inproc", "shm"] = "tcp",
+        channels: int = 1,
     ) -> Self:
         """Make a feed for this machine, on endpoints that are free now, sharded by symbol.
 
@@ -386,6 +397,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             name=name,
             schema=schema,
             key_bytes=key_bytes,
+            channels=channels,
             slices=tuple(Slice(endpoints=endpoints, share=(index, slices)) for index, endpoints in enumerate(found)),
         )
 
@@ -417,6 +429,16 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """How topics are split into symbol and type."""
         return SymbolRule(self.symbol, self.separator)
 
+    @cached_property
+    def key_rule(self) -> int:
+        """How the key of a topic is found; see `blackbox.feed.key_rule`."""
+        return key_rule_of(self.key_bytes, self.channels, self.separator)
+
+    @property
+    def max_keys(self) -> int:
+        """Most keys of a slice."""
+        return self.max_topics if self.key_bytes else self.channels
+
     def slice_of(self, topic: str | bytes) -> int:
         """Return the id of the slice into which `topic` falls.
 
@@ -441,12 +463,15 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.routing.slices_for(prefix)
 
     def key_of(self, topic: str | bytes) -> bytes:
-        """Return the key of a topic: its first `key_bytes` bytes, what ZeroMQ filters on."""
-        return as_bytes("topic", topic)[: self.key_bytes]
+        """Return the key of a topic, on which ZeroMQ filters."""
+        return key_of(self.key_rule, as_bytes("topic", topic))
 
-    def subscription_of(self, prefix: str | bytes) -> bytes:
-        """Return what a subscriber of `prefix` asks ZeroMQ for: its first `key_bytes` bytes."""
-        return as_bytes("prefix", prefix)[: self.key_bytes]
+    def subscription_of(self, prefix: str | bytes, *, whole: bool = False) -> bytes:
+        """Return what a subscriber of topics with `prefix` requests from ZeroMQ: their keys start with it.
+
+        `whole`: of the topic that is equal to `prefix`.
+        """
+        return start_of_keys(self.key_rule, as_bytes("prefix", prefix), whole=whole)
 
     def __repr__(self) -> str:
         """Show name, schema and the number of slices."""

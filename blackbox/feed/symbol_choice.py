@@ -122,16 +122,16 @@ def _is_longer(text: bytes, start: bytes) -> bool:
     return text != start and text.startswith(start)
 
 
-def starts_by_slice(feed: Feed, starts: Iterable[tuple[bytes, bool]]) -> dict[int, list[bytes]]:
-    """Return by slice how topics there start; `starts` is as in `SymbolChoice`."""
-    found: dict[int, list[bytes]] = {}
+def starts_by_slice(feed: Feed, starts: Iterable[tuple[bytes, bool]]) -> dict[int, list[tuple[bytes, bool]]]:
+    """Return by slice those starts that topics there have; `starts` is as in `SymbolChoice`."""
+    found: dict[int, list[tuple[bytes, bool]]] = {}
     for start, whole in starts:
         try:
             slices = (feed.slice_of(start),) if whole else feed.slices_for(start)
         except ConfigError:  # no slice covers this topic
             slices = ()
         for slice_id in slices:
-            found.setdefault(slice_id, []).append(start)
+            found.setdefault(slice_id, []).append((start, whole))
     return found
 
 

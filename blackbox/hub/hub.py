@@ -548,7 +548,7 @@ class Hub:
     def _publish(self, fresh: _Fresh) -> None:
         columns, topics, rows, numbers = fresh
         starts, stops = columns.offsets[:-1], columns.offsets[1:]
-        if len(rows) == 1 and not self.feed.key_bytes:  # with keys they would share blocks in another order
+        if len(rows) == 1 and not self.feed.key_rule:  # with keys they would share blocks in another order
             row = int(rows[0])
             is_null = columns.valid is not None and not columns.valid[row]
             payload = None if is_null else columns.data[starts[row] : stops[row]].tobytes()

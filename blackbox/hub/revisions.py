@@ -44,7 +44,7 @@ class Revisions:
             day = Recording.open(path)
             for slice_id in range(len(day.feed.slices)):
                 if slice_id not in slices:
-                    slices[slice_id] = Newest(slice_id, day.feed.key_bytes, day.feed.max_topics, has_payloads=False)
+                    slices[slice_id] = Newest(slice_id, day.feed.key_rule, day.feed.max_topics, has_payloads=False)
                 for run in day.runs(slices=[slice_id]):
                     slices[slice_id].take(run)
                     pause()

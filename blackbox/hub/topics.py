@@ -105,7 +105,7 @@ class Topics:
         Keys come in the order of their first rows. `index`: of each row, which of `topics` it has.
         """
         rows = numpy.arange(len(index))
-        if not self._feed.key_bytes or len(rows) == 1:
+        if not self._feed.key_rule or len(rows) == 1:
             return rows
         first_of = dict[bytes, int]()
         same = [first_of.setdefault(self._feed.key_of(topic), at) for at, topic in enumerate(topics)]

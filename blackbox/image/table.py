@@ -82,7 +82,7 @@ class Table(Frames, Mapping[bytes, bytes]):
         self._client, self._check_life, self._wait_complete = client, check_life, wait_complete
         self.prefix, self.feed, self.schema = prefix, feed, load_schema(feed.schema)
         self._rows = NewestRows(
-            f"table {prefix!r}", feed.key_bytes, feed.max_topics * max(1, len(feed.slices_for(prefix)))
+            f"table {prefix!r}", feed.key_rule, feed.max_topics * max(1, len(feed.slices_for(prefix)))
         )
         self._at: dict[int, Position] = {}
         self._left = -1
@@ -124,7 +124,7 @@ class Table(Frames, Mapping[bytes, bytes]):
         if not self._wait(lambda: self._has(at), timeout):
             return False
         with self._changed:
-            has_all = self.feed.key_bytes == 0 or (place is not None and self._rows.has(place))
+            has_all = self.feed.key_rule == 0 or (place is not None and self._rows.has(place))
         return has_all or self._wait_complete(at.keys(), end - time.monotonic())
 
     def _wait(self, is_so: Callable[[], bool], timeout: float | None) -> bool:

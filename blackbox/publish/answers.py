@@ -83,7 +83,7 @@ def send_refusal(
         ask.key,
         {prefix: End(int(why), 0) for prefix, why in refused.items()},
         slice_id=origin.slice_id,
-        key_bytes=origin.key_bytes,
+        key_rule=origin.key_rule,
         epoch=max(1, origin.epoch),
         ts_out=time.time_ns(),
         flags=FLAG_REFUSED | (FLAG_LINE_B if ask.line else 0),

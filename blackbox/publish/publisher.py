@@ -196,7 +196,7 @@ class Publisher:
     """Publish into a feed: batches by itself, one thread and one I/O thread per slice.
 
     Life: NEW, `start` (or `with`), RUNNING, `close`, CLOSED. Any thread may publish; messages of one thread keep their
-    order within a key (within a slice when `key_bytes` is 0).
+    order within a key (within a slice without keys).
 
     `when_full` says what happens when a subscriber's queue of `hwm_blocks` blocks is full: "drop" (live: the block is
     not sent to that subscriber, which counts the gap) or "wait" (replay: publish as fast as the slowest takes it).
@@ -499,7 +499,7 @@ class Publisher:
         """Report that `count` messages of the venue are missing before the next published one. Subscribers see gaps.
 
         Slices and keys of the missing messages are not known, so every slice skips at least one sequence, and all
-        slices together at least `count`. With `key_bytes`, each key counts one message as missing.
+        slices together at least `count`. With keys, each key counts one message as missing.
 
         `ts_event`: latest `ts_event` published before, ns; 0: not known. Replays report the gap after that time.
 
@@ -640,11 +640,11 @@ class Publisher:
         warn_at = time.monotonic() + _WARN_S
         starts = TopicChoice.of(self.feed, prefix, symbols).starts
         wanted = starts_by_slice(self.feed, [each for each in starts if not each[1]] or starts)
-        for slice_id, start in ((each, start) for each, starts in sorted(wanted.items()) for start in starts):
+        for slice_id, (start, whole) in ((each, start) for each, starts in sorted(wanted.items()) for start in starts):
             sender = self._running()[slice_id]
             here = f"feed {self.feed.name!r} slice {slice_id}"
             with sender.changed:
-                while (found := sender.subscriptions.subscribers(start)) < count:
+                while (found := sender.subscriptions.subscribers(start, whole=whole)) < count:
                     sender.check()
                     hint = "" if found else missing_peer_hint(self.feed.slices[slice_id].lines)
                     if time.monotonic() >= deadline:

@@ -279,7 +279,7 @@ def _make_control(sender: Sender, origin: Origin, line: int, flags: int, ts_even
         state.errno = zmq_errno()
         return 0
     write_ends(msg_data(body), plan, sender.keys, sender.ends, sender.counts)
-    origin = Origin(numpy.int64(0), origin.slice_id, origin.key_bytes, origin.epoch)
+    origin = Origin(numpy.int64(0), origin.slice_id, origin.key_rule, origin.epoch)
     write_template(header, plan, msg_data(body), True, origin, ts_event)
     number_header(header, state.sequence, state.sequence, numpy.int64(0))
     finish_header(header, now_ns(), flags | FLAG_CONTROL | (FLAG_LINE_B if line else 0))
@@ -333,13 +333,13 @@ def _send_heartbeat(sender: Sender, origin: Origin, ts_event: int, send_flags: i
 
 
 @inner
-def _leave_out(sender: Sender, key_bytes: int, messages: int) -> None:
+def _leave_out(sender: Sender, key_rule: int, messages: int) -> None:
     """Skip sequences of messages that the source lacks. With keys, each key counts one message as missing."""
     if messages > 0:
         state = sender_state_at(sender.state)
         state.sequence += messages
         sender.ends[:] = state.sequence
-        sender.counts[:] += messages if key_bytes == 0 else 1
+        sender.counts[:] += messages if key_rule == 0 else 1
 
 
 @inner
@@ -355,7 +355,7 @@ def _send_record(sender: Sender, ring: RingAt, origin: Origin, record: int) -> b
         store_shared(state, "bodies_out", state.bodies_out + body_bytes)
         return True
     if kind == SHOW:
-        _leave_out(sender, origin.key_bytes, numpy.int64(count_of(record)))
+        _leave_out(sender, origin.key_rule, numpy.int64(count_of(record)))
         while not _send_heartbeat(sender, origin, key, numpy.int64(0)):
             if sender_state_at(sender.state).errno != 0 or load_shared(ring_state_at(ring.state), "closing") == ENDING:
                 return False

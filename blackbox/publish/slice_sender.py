@@ -12,10 +12,11 @@ import zmq
 
 from blackbox.block.block import distinct_scratch
 from blackbox.block.encode import Origin, TopicTable
-from blackbox.block.format import FLAG_END, HEARTBEAT_KEY, MAX_KEY_BYTES
+from blackbox.block.format import FLAG_END, HEARTBEAT_KEY
 from blackbox.block.position import End
 from blackbox.errors import BlackBoxError, NotRecordedError, PublisherError
 from blackbox.feed.feed import Feed, Slice
+from blackbox.feed.key_rule import MAX_KEY_BYTES
 from blackbox.life import Life
 from blackbox.native.jit import WARM_UP_NEEDS, warm_up
 from blackbox.native.kept_arguments import Kept
@@ -120,7 +121,7 @@ class SliceSender:
         self.discarded = 0
         self._wait = wait
         self._hwm_blocks = hwm_blocks
-        self._max_keys = feed.max_topics if feed.key_bytes else 1
+        self._max_keys = feed.max_keys
         self._deadline, self._says_end = 0.0, True
         self._reader: SubscriptionReader | None = None
         self._ready = threading.Event()
@@ -142,14 +143,14 @@ class SliceSender:
             numpy.arange(self._max_keys, dtype=numpy.int64) * MAX_KEY_BYTES,
             numpy.zeros(self._max_keys, numpy.int32),
         )
-        self.origin = Origin(schema_id, slice_id, feed.key_bytes, epoch)
+        self.origin = Origin(schema_id, slice_id, feed.key_rule, epoch)
         self.subscriptions = WantedKeys(feed, len(self.part.lines), epoch, self._key_table, demand)
         self.keys, self.wanted = self.subscriptions.keys, self.subscriptions.wanted
         self.changed = self.subscriptions.changed
         self._outbox, self._outbox_failure = outbox.handler, outbox.failure
         self.encoded = numpy.ones(self._max_keys, numpy.uint16) if outbox.handler.function else self.wanted
         """Above 0: the messages of a key are to become blocks; all are that an outbox is to have."""
-        if not feed.key_bytes:
+        if not feed.key_rule:
             self.add_key(b"")  # heartbeats name it from the start: what is lost before its first message is a gap
         self.sent.sequence, ends = outbox.begin()
         self.sent.kept = outbox.sequence

@@ -23,6 +23,7 @@ from blackbox.block.format import (
     WANT_KEY,
 )
 from blackbox.feed.feed import Feed
+from blackbox.feed.key_rule import key_size
 from blackbox.publish.peers import MOST_TOLD_REFUSALS, Peer, Why, topics_of
 
 log = logging.getLogger("blackbox")
@@ -115,10 +116,10 @@ class Subscriptions:
         self._told: set[tuple[str, Why]] = set()
         self.is_behind = self.has_died = False
         self.times_asked = self.refused = 0
-        self.most_filters = (feed.max_topics if feed.key_bytes else 1) + _MORE_FILTERS
+        self.most_filters = feed.max_keys + _MORE_FILTERS
         self.most_each = feed.max_subscriptions
         self.lines = lines
-        self._feed = feed
+        self._feed, self._key_size = feed, key_size(feed.key_rule)
         self._recorders = recorders
         self._mine = [b""] * lines
 
@@ -229,7 +230,7 @@ class Subscriptions:
             self._withdraw(line, fd, peer, prefix)
         elif what == SUBSCRIBE:
             of_keys = prefix.removeprefix(SHARED_KEY)
-            lets_through = len(of_keys) <= self._feed.key_bytes and of_keys[:1] != b"\0"
+            lets_through = len(of_keys) <= self._key_size and of_keys[:1] != b"\0"
             if prefix in _CONTROL or lets_through or is_want(prefix, size):
                 self._add_filter(line, peer, prefix)
             elif prefix.startswith(CONFIRM_KEY) and size == 1 + len(CONFIRM_KEY) + NONCE_BYTES:
@@ -341,13 +342,14 @@ class Subscriptions:
                 peer.answers.append(place)
             _drop_first(self.answered, _MOST_ANSWERED)
 
-    def subscribers(self, prefix: bytes) -> int:
+    def subscribers(self, prefix: bytes, *, whole: bool = False) -> int:
         """How many subscribers have all their filters in force, if any filter can match topics with `prefix`; else 0.
 
-        Plain SUB sockets, which want no heartbeats and ask for nothing, count as one.
+        `whole`: can match the topic that is equal to `prefix`. Plain SUB sockets, which want no heartbeats and ask for
+        nothing, count as one.
         """
         best = 0
-        key = self._feed.subscription_of(prefix)
+        key = self._feed.subscription_of(prefix, whole=whole)
         for line, filters in enumerate(self._filters):
             if _any_matches(filters, key):
                 best = max(best, self._accepted_on(line) if HEARTBEAT_KEY in filters else 1)

@@ -6,8 +6,9 @@ import numpy
 from numpy.typing import NDArray
 
 from blackbox.block.encode import TopicTable
-from blackbox.block.format import MAX_KEY_BYTES, SHARED_KEY, WANT_KEY
+from blackbox.block.format import SHARED_KEY, WANT_KEY
 from blackbox.feed.feed import Feed
+from blackbox.feed.key_rule import MAX_KEY_BYTES
 from blackbox.native.intrinsics import int32s_at, int64s_at, uint16s_at
 from blackbox.native.jit import njit
 from blackbox.publish.acknowledgements import Acknowledgements
@@ -83,7 +84,7 @@ class WantedKeys(Subscriptions):
             return
         if prefix.startswith(SHARED_KEY):
             prefix, by = prefix.removeprefix(SHARED_KEY), by * SHARED
-        if len(prefix) == self._feed.key_bytes:
+        if len(prefix) == self._key_size:
             number = self.keys.get(prefix)
             if number is not None:
                 self.wanted[number] = int(self.wanted[number]) + by

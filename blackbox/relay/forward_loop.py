@@ -20,7 +20,6 @@ from blackbox.block.format import (
     HEADER_BYTES,
     HEARTBEAT_KEY,
     LEAST_ROW_BYTES,
-    MAX_KEY_BYTES,
     MAX_SEQUENCE,
     NONCE_BYTES,
     PATH_KEY,
@@ -29,6 +28,7 @@ from blackbox.block.format import (
     read_header,
 )
 from blackbox.block.validate import Fault, check_body, check_header
+from blackbox.feed.key_rule import MAX_KEY_BYTES
 from blackbox.native.intrinsics import bytes_at, copy_bytes, inner, int32s_at, int64s_at, load_word
 from blackbox.native.jit import njit
 from blackbox.native.name_table import FULL, number_of
@@ -247,7 +247,7 @@ def _note_ends(line: LineAt, state: LineState, header: Header) -> bool:
     if header.flags & FLAG_CONTROL == 0 or not _align_body(line):
         return False
     data = msg_data(body)
-    if check_body(own_header, data, msg_size(body), _NO, _NO, True) != _NONE:
+    if check_body(own_header, data, msg_size(body), _NO, _NO, _NO, True) != _NONE:
         return False
     _enter_epoch(line, state, header.epoch)
     state.sequence = header.sequence

@@ -8,7 +8,8 @@ import numpy
 
 from blackbox.block.block_handler import NO_HANDLER
 from blackbox.block.encode import Origin, TopicTable
-from blackbox.block.format import HEADER_BYTES, MAX_KEY_BYTES
+from blackbox.block.format import HEADER_BYTES
+from blackbox.feed.key_rule import MAX_KEY_BYTES
 from blackbox.native.name_table import Numbering, NumberingAt
 from blackbox.native.records import Field, record_at
 from blackbox.publish.sender_state import SCRATCH_WORDS, Sender, SenderState
@@ -154,6 +155,6 @@ class LineMemory:
             others_send=False,
         )
 
-    def origin(self, slice_id: int, key_bytes: int) -> Origin:
+    def origin(self, slice_id: int, key_rule: int) -> Origin:
         """Return where the blocks come from that pass now."""
-        return Origin(0, slice_id, key_bytes, self.state.epoch)
+        return Origin(0, slice_id, key_rule, self.state.epoch)

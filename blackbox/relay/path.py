@@ -29,11 +29,11 @@ def new_hop(name: str) -> Hop:
     return Hop(secrets.token_bytes(_ID_BYTES), name)
 
 
-def encode_path(hops: tuple[Hop, ...], slice_id: int, key_bytes: int, epoch: int) -> Block:
+def encode_path(hops: tuple[Hop, ...], slice_id: int, key_rule: int, epoch: int) -> Block:
     """Return the block in which a relay says how it is reached: topics are the relays, the source's first."""
     names = [hop.id + hop.name.encode()[:_MOST_NAME_BYTES] for hop in hops]
     ends = {name: End(place, 0) for place, name in enumerate(names, start=1)}
-    return Block.encode_ends(PATH_KEY, ends, slice_id=slice_id, key_bytes=key_bytes, epoch=max(1, epoch), ts_out=0)
+    return Block.encode_ends(PATH_KEY, ends, slice_id=slice_id, key_rule=key_rule, epoch=max(1, epoch), ts_out=0)
 
 
 def decode_path(header: bytes, body: bytes) -> tuple[Hop, ...] | None:

@@ -29,7 +29,7 @@ from blackbox.transport.curve import keys_of_line
 log = logging.getLogger("blackbox")
 
 _LOOK_S = 0.5
-_SAME = ("key_bytes", "symbol", "separator", "schema_name", "max_topics")
+_SAME = ("key_bytes", "channels", "symbol", "separator", "schema_name", "max_topics")
 """Settings that must be the same above and below a relay."""
 
 

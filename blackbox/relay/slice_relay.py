@@ -139,11 +139,10 @@ class SliceRelay:
         self._uses_inproc = uses_inproc
         self._what = f"relay {me.name!r} of feed {feed.name!r} slice {slice_id}"
         self._kept = SliceRelayState()
-        max_keys = feed.max_topics if feed.key_bytes else 1
         self._wake = Pipe()
         self.lines: list[Line] = []
         for addresses in sources:
-            memory = LineMemory(max_keys)
+            memory = LineMemory(feed.max_keys)
             cover, hold_s = settings.make_cover(), settings.hold_s
             way = UpstreamSocket(addresses, cover, hold_s, memory.state, feed.heartbeat_ns, self._what, self._wake)
             self.lines.append(Line(memory, way))
@@ -281,14 +280,14 @@ class SliceRelay:
         senders = [line.memory.sender(xpub.underlying) for line, xpub in zip(self.lines, self._xpubs, strict=True)]
 
         def send_answers(number: int, keys: bytes, count: int, full: Full) -> tuple[int, bytes]:
-            origin = self.lines[number].memory.origin(self.slice_id, self._feed.key_bytes)
+            origin = self.lines[number].memory.origin(self.slice_id, self._feed.key_rule)
             return send_control_blocks(self._xpubs[number], senders[number], origin, number, keys, count, full, wait)
 
         wait = self._settings.wait
         waits = (lambda: sum(int(line.state.waits) for line in self.lines)) if wait else None
 
         def refuse(ask: Asked, refused: Mapping[bytes, Why]) -> bool:
-            origin = self.lines[ask.line].memory.origin(self.slice_id, self._feed.key_bytes)
+            origin = self.lines[ask.line].memory.origin(self.slice_id, self._feed.key_rule)
             return send_refusal(self._xpubs[ask.line], ask, refused, origin, wait)
 
         answers = Answers(self.below, len(self.lines), send_answers, waits, refuse)
@@ -366,7 +365,7 @@ class SliceRelay:
             if self.below.wants_path or now_ns >= line.path_at_ns:
                 line.path_at_ns = now_ns + self._feed.heartbeat_ns
                 hops = *line.above, self._me
-                block = encode_path(hops, self.slice_id, self._feed.key_bytes, line.state.epoch)
+                block = encode_path(hops, self.slice_id, self._feed.key_rule, line.state.epoch)
                 with suppress(zmq.Again):  # who has no room for it now hears it next time
                     xpub.send_multipart(block.frames, zmq.DONTWAIT)
             until_ns = min(until_ns, line.path_at_ns)

@@ -37,11 +37,11 @@ END: Final = (1 << 63) - 1
 class Selection:
     """The messages that are played: of chosen topics, and with a time, by a clock, in `[start, stop)`."""
 
-    def __init__(self, key_bytes: int, topics: TopicChoice, by: Clock, start: int = BEGINNING, stop: int = END) -> None:
+    def __init__(self, key_rule: int, topics: TopicChoice, by: Clock, start: int = BEGINNING, stop: int = END) -> None:
         self.by = by
         self.start, self.stop = start, stop
         trie = NO_TOPICS if topics.takes_all else topics.trie()
-        self.wanted = Wanted(key_bytes, trie, int(topics.takes_all), int(by == "ts_event"))
+        self.wanted = Wanted(key_rule, trie, int(topics.takes_all), int(by == "ts_event"))
 
     @property
     def is_limited(self) -> bool:

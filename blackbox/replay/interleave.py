@@ -306,7 +306,7 @@ def put_blocks(
         first = columns.sequences[plan.start]
         bytes_at(record, RECORD_HEAD_BYTES)[:] = 0
         write_template(
-            header, plan, body, False, Origin(origin.schema_id, slice_id, origin.key_bytes, origin.epoch), ts_in
+            header, plan, body, False, Origin(origin.schema_id, slice_id, origin.key_rule, origin.epoch), ts_in
         )
         number_header(header, first, first, first)
         finish_header(header, ts_out, numpy.int64(0))

@@ -263,11 +263,11 @@ class MarketOrder:
             self._distinct,
             self._matched.ctypes.data,
         )
-        # The first one stands for all where a block has one number: schema, key_bytes, slice and epoch.
+        # The first one stands for all where a block has one number: schema, key rule, slice and epoch.
         first = self._held[blocks[0]]
         table = self._tables[int(first["table"])].table
         head = table.run.heads[table.rows["place"][first["row"]]]
-        origin = Origin(int(head["schema"]), int(first["slice_id"]), int(head["key_bytes"]), int(head["epoch"]))
+        origin = Origin(int(head["schema"]), int(first["slice_id"]), int(head["key_rule"]), int(head["epoch"]))
         parts: list[NDArray[Any]] = []
         memory: list[NDArray[numpy.int64]] = [self._matched]
         room = payload_bytes + _ROW_BYTES * (stop - start) + _SPARE_BYTES

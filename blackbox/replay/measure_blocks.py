@@ -56,7 +56,7 @@ BLOCK_ROW_BYTES: Final = BlockRow.dtype.itemsize
 class Wanted(NamedTuple):
     """Which messages are played, for compiled code."""
 
-    key_bytes: int
+    key_rule: int
     """Of the feed."""
     topics: Trie
     """Trie of a `TopicChoice`."""
@@ -135,7 +135,7 @@ def measure_one(address: int, wanted: Wanted) -> None:
     block = block_row_at(address)
     if block.fault == UNCHECKED:
         record = block.header - OFFSET_BLOCK_HEADER
-        block.fault = check_recorded(record, block.body, block.body_bytes, wanted.key_bytes)
+        block.fault = check_recorded(record, block.body, block.body_bytes, wanted.key_rule)
     if block.fault == _NO_FAULT:
         _measure(address, wanted)
 

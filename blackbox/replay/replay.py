@@ -24,7 +24,7 @@ from blackbox.archive.recordings import (
     check_one_schema,
     check_schemas,
     distinct,
-    key_bytes_of,
+    key_rule_of_days,
     runs_of,
 )
 from blackbox.errors import ConfigError
@@ -201,7 +201,7 @@ class Replay:
         if not given:
             raise ConfigError("a replay was given no recording, expected at least one")
         check_schemas(given)
-        self._key_bytes = key_bytes_of(given)
+        self._key_rule = key_rule_of_days(given)
         self.feeds = ReplayedFeeds(recordings if isinstance(recordings, Recordings) else given)
         if slices is not None and len(self.feeds.names) > 1:
             raise ConfigError(f"slices were given for a replay of the feeds {self.feeds.names}, expected one feed")
@@ -246,7 +246,7 @@ class Replay:
     def publish(self, publisher: Publisher) -> ReplayStatistics:
         """Publish it as if it were live: `ts_out` is the time of sending, so subscribers cannot tell.
 
-        Large bodies are sent as they were recorded where the publisher's feed has the same slices and `key_bytes`.
+        Large bodies are sent as they were recorded where the publisher's feed has the same slices and keys.
         Otherwise messages are published again, in blocks. The publisher's `when_full` says whether slow subscribers
         make it wait or lose messages. Returns once the publisher has taken everything: then `flush` or `close` it.
 
@@ -418,7 +418,7 @@ class Replay:
     def _tables_of(self, player: Player, span: _Span, out_of_order: OutOfOrder) -> Generator[BlockTable, None, None]:
         recordings, start, stop = span
         by = self._pace_by
-        selection = Selection(self._key_bytes, self.topics, by, start, stop)
+        selection = Selection(self._key_rule, self.topics, by, start, stop)
         wanted = self.topics.prefix, None if start == BEGINNING else start, None if stop == END else stop, self.slices
         if self._order == "event":
             ordered = by_time(recordings, *wanted)

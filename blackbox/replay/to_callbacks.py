@@ -29,7 +29,7 @@ from blackbox.replay.worker import ReplayWorker
 from blackbox.replay.worker_loop import SLICE_WORDS, slice_words
 from blackbox.replay.worker_thread import WorkerThread
 from blackbox.subscribe.callbacks import Callback, CompiledCallback, Kind, callback_error
-from blackbox.subscribe.gap_hooks import GapHook, GapHooks, may_share_topics
+from blackbox.subscribe.gap_hooks import GapHook, GapHooks
 from blackbox.subscribe.match_table import Table
 from blackbox.subscribe.state import TERMINATE, SliceState
 from blackbox.subscribe.statistics import Counted, Counters, Statistics, statistics_of
@@ -190,7 +190,7 @@ class CallbackPlayer:
     def _tell(self, gap: Gap) -> None:
         """Tell callbacks and hooks of messages that were not recorded."""
         for callback in self._callbacks:
-            if isinstance(callback, CompiledCallback) and may_share_topics(callback.prefix, gap.key):
+            if isinstance(callback, CompiledCallback):
                 callback.lost_of(gap.slice_id)[0] += gap.count
         for hook in self._hooks.told(gap.key):
             if self._slice_state.stopping:
@@ -304,7 +304,7 @@ class CallbackPlayer:
 
     def _set_callbacks(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = tuple(callbacks)
-        self._hooks = GapHooks(self._callbacks, self._gap_hooks)
+        self._hooks = GapHooks(self._callbacks, self._gap_hooks, 0)
         upstream = frozenset((b"",))
         self._tables = [Table(_VERSION, self._callbacks, upstream, 1, n, self._within) for n in range(len(self.topics))]
         self._sets = [self._match_known(numbering) for numbering in self.topics]

@@ -14,7 +14,6 @@ from blackbox.block.format import (
     FLAG_FIXED,
     FLAG_NULLS,
     FLAG_SEQUENCES,
-    MAX_KEY_BYTES,
     Header,
     has_value,
     layout_of,
@@ -22,7 +21,9 @@ from blackbox.block.format import (
     sequence_of,
 )
 from blackbox.errors import ConfigError, JournalError, PublisherError
+from blackbox.feed.compiled_key import find_key
 from blackbox.feed.feed import Feed
+from blackbox.feed.key_rule import MAX_KEY_BYTES
 from blackbox.native.intrinsics import copy_bytes, inner, int32s_at, int64s_at, unsigned
 from blackbox.native.jit import njit, warm_up
 from blackbox.native.name_table import FULL, Numbering, NumberingAt, number_of
@@ -139,8 +140,9 @@ def find_keys(blocks: BlockTableAt, keys: int, sizes: int) -> None:
         block = block_row_at(blocks.address + BLOCK_ROW_BYTES * place)
         header = read_header(block.header)
         layout = layout_of(header)
-        size = min(blocks.wanted.key_bytes, numpy.int64(int32s_at(block.body + layout.topic_offsets, 2)[1]))
-        copy_bytes(keys + MAX_KEY_BYTES * place, block.body + layout.topics, size)
+        first = numpy.int64(int32s_at(block.body + layout.topic_offsets, 2)[1])
+        key, size = find_key(blocks.wanted.key_rule, block.body + layout.topics, first)
+        copy_bytes(keys + MAX_KEY_BYTES * place, key, size)
         size_of[place] = size
 
 
@@ -171,7 +173,7 @@ class PublisherPlayer:
         check_target(theirs, feeds, keep_gaps=keep_gaps)
         self._publisher = publisher
         self._slices = slices
-        self._key_bytes = feeds[0].key_bytes
+        self._key_rule = feeds[0].key_rule
         self._as_stored = all(_shape(feed) == _shape(theirs) for feed in feeds)
         self._expected: dict[tuple[int, int, bytes], int] | None = {} if keep_gaps else None
         """By slice, epoch and key: how many messages the key has sent."""
@@ -266,7 +268,7 @@ class PublisherPlayer:
     def _keys(self, blocks: BlockTable) -> list[bytes]:
         """Return the key of each block."""
         count = len(blocks.rows)
-        if self._key_bytes == 0:
+        if self._key_rule == 0:
             return [b""] * count
         text = numpy.zeros(MAX_KEY_BYTES * count, numpy.uint8)
         sizes = numpy.zeros(count, numpy.int64)
@@ -338,11 +340,11 @@ def check_target(target: Feed, feeds: Sequence[Feed], *, keep_gaps: bool) -> Non
             )
         if keep_gaps and _shape(feed) != _shape(target):
             raise ConfigError(
-                f"gaps were to be kept on feed {target.name!r}, which has other slices or key_bytes than the "
-                "recording, expected the same: of which slice and key a missing message was is not known"
+                f"gaps were to be kept on feed {target.name!r}, which has other slices or keys than the "
+                "recording, expected the same: the slices and keys of missing messages are not known"
             )
 
 
 def _shape(feed: Feed) -> tuple[object, ...]:
     """Return what decides into which slice and key a topic falls."""
-    return feed.key_bytes, *((part.prefixes, part.share) for part in feed.slices)
+    return feed.key_rule, *((part.prefixes, part.share) for part in feed.slices)

@@ -26,6 +26,7 @@ from pyspark.sql.datasource import (
 from blackbox.archive.index_entry import bit_of
 from blackbox.errors import ConfigError
 from blackbox.feed.feed import Feed
+from blackbox.feed.key_rule import key_size
 from blackbox.feed.symbol import SymbolRule
 from blackbox.spark.gather import SYMBOL, TOPIC, TYPE, Conditions
 from blackbox.timestamps import ns_of
@@ -209,9 +210,9 @@ def _key_bits(group: tuple[Alternative, ...], feed: Feed, slice_id: int) -> nump
     for prefix, whole in prefixes:
         if slice_id not in _slices_for(feed, prefix, whole):
             continue
-        if len(prefix) < feed.key_bytes and not whole:
+        key = feed.subscription_of(prefix, whole=whole)
+        if len(key) < key_size(feed.key_rule) and not whole:
             return None
-        key = prefix[: feed.key_bytes]
         text = numpy.frombuffer(bytearray(key or b"\0"), numpy.uint8)
         bits |= numpy.uint64(bit_of(text.ctypes.data, len(key)))
     return bits

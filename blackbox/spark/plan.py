@@ -39,7 +39,7 @@ class Partition(InputPartition):
         self.day = str(recording.path)
         """The day's directory."""
         self.feed, self.date, self.slice_id = feed.name, recording.date, slice_id
-        self.key_bytes, self.symbol_rule = feed.key_bytes, feed.symbol_rule
+        self.key_rule, self.symbol_rule = feed.key_rule, feed.symbol_rule
         self.spans = spans
 
 

@@ -82,7 +82,7 @@ class _Partition:
         partition = self._partition
         spans = open_spans(Path(partition.day), partition.slice_id, partition.spans)
         try:
-            for run in read_spans([spans], self._reading.pushed.records, partition.key_bytes, self._tell):
+            for run in read_spans([spans], self._reading.pushed.records, partition.key_rule, self._tell):
                 self._blocks += len(run.heads)
                 self._bytes += int(run.heads["stored_bytes"].sum(dtype=numpy.int64))
                 yield from self._batches_of(run)

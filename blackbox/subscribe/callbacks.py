@@ -16,11 +16,10 @@ from blackbox.block.batch import Batch
 from blackbox.block.gap import Gap
 from blackbox.errors import CallbackError, ConfigError
 from blackbox.feed.prefixes import common_prefix
-from blackbox.feed.symbol_choice import SymbolChoice, starts_by_slice
+from blackbox.feed.symbol_choice import SymbolChoice
 from blackbox.native.memory import shared_array
 
 if TYPE_CHECKING:
-    from blackbox.feed.feed import Feed
     from blackbox.feed.schema import Schema
 
 Kind = Literal["message", "batch", "compiled", "book"]
@@ -91,14 +90,9 @@ class Callback:
         return common_prefix(self.prefixes)
 
     @property
-    def starts(self) -> list[bytes]:
-        """How the topics of its messages start."""
-        return list(self.prefixes if self.symbols is None else self.symbols.texts)
-
-    def starts_by_slice(self, feed: Feed) -> dict[int, list[bytes]]:
-        """Return by slice how the topics of its messages start there."""
-        starts = [(each, False) for each in self.prefixes] if self.symbols is None else self.symbols.starts
-        return starts_by_slice(feed, starts)
+    def starts(self) -> Sequence[tuple[bytes, bool]]:
+        """How the topics of its messages start, each with whether that is the whole topic."""
+        return [(each, False) for each in self.prefixes] if self.symbols is None else self.symbols.starts
 
     @property
     def takes_messages(self) -> bool:

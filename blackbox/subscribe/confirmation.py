@@ -9,6 +9,7 @@ from typing import Final
 from blackbox.block.validate import FAULT_TEXT, Fault, version_text
 from blackbox.errors import NotConfirmedError
 from blackbox.feed.feed import Feed, missing_peer_hint
+from blackbox.feed.key_rule import rule_text
 from blackbox.subscribe.slice_thread import SliceThread
 
 log = logging.getLogger("blackbox")
@@ -74,9 +75,9 @@ def _heard(feed: Feed, thread: SliceThread) -> str:
         return f": {thread.refusal}"
     if state.other_version:
         return f": {version_text(state.other_version - 1)}"
-    if state.other_key_bytes:
-        theirs, ours = state.other_key_bytes - 1, feed.key_bytes
-        return f": its blocks have key_bytes = {theirs}, expected {ours} as in the feed file"
+    if state.other_key_rule:
+        found = rule_text(state.other_key_rule - 1)
+        return f": its blocks have {found}, expected {rule_text(feed.key_rule)} as in the feed file"
     if state.other_slice:
         theirs = state.other_slice - 1
         return f": what came from there is slice {theirs}, expected {thread.slice_id}; compare the two feed files"

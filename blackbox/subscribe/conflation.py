@@ -22,6 +22,7 @@ from blackbox.block.encode import (
 )
 from blackbox.block.format import FLAG_FIXED, has_value, layout_of, read_header, sequence_of
 from blackbox.block.worker_envelope import TOPICS_AT
+from blackbox.feed.compiled_key import find_key
 from blackbox.native.intrinsics import bytes_at, copy_bytes, inner, int32s_at, int64s_at
 from blackbox.native.name_table import FULL
 from blackbox.native.prefix_trie import Trie
@@ -158,10 +159,11 @@ def _sort_by(topics: NDArray[numpy.int32], numbers: NDArray[numpy.int64]) -> Non
 @inner
 def _key_of(at: SliceAt, sizes: NDArray[numpy.int32], topic: int) -> int:
     """The number of a topic's key."""
-    if at.key_bytes == 0:
+    if at.key_rule == 0:
         return numpy.int64(0)
     start = int64s_at(at.topics.starts + 8 * topic, 1)[0]
-    return number_key(at.order, at.topics.text + start, min(numpy.int64(sizes[topic]), at.key_bytes))
+    key, size = find_key(at.key_rule, at.topics.text + start, numpy.int64(sizes[topic]))
+    return number_key(at.order, key, size)
 
 
 @inner
@@ -173,7 +175,7 @@ def _put_in_order(
     for i in range(len(topics)):
         numbers[i] = sequences[topics[i]]
     _sort_by(topics, numbers)
-    if at.key_bytes > 0:
+    if at.key_rule > 0:
         for i in range(len(topics)):
             numbers[i] = _key_of(at, sizes, numpy.int64(topics[i]))
         _sort_by(topics, numbers)
@@ -209,7 +211,7 @@ def flush(at: SliceAt, table: TableAt, trie: Trie, now: int, may_wait: int) -> i
         int32s_at(newest.order, topics + 1),
         int64s_at(newest.generation, 1),
     )
-    origin = Origin(state.schema_id, at.slice_id, at.key_bytes, state.epoch)
+    origin = Origin(state.schema_id, at.slice_id, at.key_rule, state.epoch)
     message, head = at.scratch + NEWEST_AT, at.scratch + NEWEST_HEAD_AT
     done = numpy.int64(0)
     result = 0

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from blackbox.block.gap import Gap
+from blackbox.feed.key_rule import may_have_key
 from blackbox.subscribe.callbacks import Callback
 
 _MOST_KEYS: Final = 4_096
@@ -26,9 +27,11 @@ class GapHook(NamedTuple):
 class GapHooks:
     """The callbacks of one worker of a slice, and the hooks that are told there of what they may miss."""
 
-    def __init__(self, callbacks: Sequence[Callback], hooks: Sequence[GapHook], hears_live: bool = False) -> None:
+    def __init__(
+        self, callbacks: Sequence[Callback], hooks: Sequence[GapHook], key_rule: int, hears_live: bool = False
+    ) -> None:
         """`hears_live`: a hook wants to hear when the slice goes over to live, between the callbacks' messages."""
-        self.callbacks = callbacks
+        self.callbacks, self._key_rule = callbacks, key_rule
         self._hears_live = hears_live and bool(callbacks)
         self._hooks = [hook for hook in hooks if any(_is_of(hook, callback) for callback in callbacks)]
         self._told: dict[bytes, list[Callable[[Gap], object]]] = {}
@@ -42,11 +45,13 @@ class GapHooks:
         """Return what is to be called when messages of a key are lost: callbacks' own, then hooks."""
         found = self._told.get(key)
         if found is None:
-            concerned = [callback for callback in self.callbacks if may_share_topics(callback.prefix, key)]
+            rule = self._key_rule
+            concerned = [callback for callback in self.callbacks if may_have_key(rule, callback.prefix, key)]
             hooks = [
                 hook.function
                 for hook in self._hooks
-                if _is_told_of(hook, key) and any(_is_of(hook, callback) for callback in concerned)
+                if any(may_have_key(rule, text, key, whole=whole) for text, whole in hook.starts)
+                and any(_is_of(hook, callback) for callback in concerned)
             ]
             found = [*(callback.lose for callback in concerned if callback.kind == "book"), *hooks]
             if len(self._told) == _MOST_KEYS:
@@ -55,16 +60,11 @@ class GapHooks:
         return found
 
 
-def may_share_topics(prefix: bytes, other: bytes) -> bool:
-    """Return whether there are topics that start with both."""
-    return prefix.startswith(other) or other.startswith(prefix)
-
-
 def _is_of(hook: GapHook, callback: Callback) -> bool:
     is_of = hook.owner is callback.owner and hook.group in (None, callback.group)
-    return is_of and any(_is_told_of(hook, start) for start in callback.starts)
+    return is_of and any(_is_told_of(hook, start) for start, _ in callback.starts)
 
 
 def _is_told_of(hook: GapHook, start: bytes) -> bool:
     """Return whether topics that start so may be those of a hook."""
-    return any(text.startswith(start) if whole else may_share_topics(text, start) for text, whole in hook.starts)
+    return any(text.startswith(start) or (not whole and start.startswith(text)) for text, whole in hook.starts)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy
 from numpy.typing import NDArray
 
+from blackbox.feed.key_rule import start_of_keys
 from blackbox.feed.symbol_choice import ALL_TOPICS, TopicChoice
 from blackbox.feed.symbol_trie import build_symbol_trie
 from blackbox.native.prefix_trie import Trie, build_trie
@@ -35,10 +36,11 @@ class WorkerTable:
         sets: list[list[int]],
         slice_id: int,
         hears_live: bool,
+        key_rule: int,
     ) -> None:
         self.version = version
         self.callbacks = callbacks
-        self.gap_hooks = GapHooks(mine, gap_hooks, hears_live)
+        self.gap_hooks = GapHooks(mine, gap_hooks, key_rule, hears_live)
         self.timers: Sequence[Timer] = ()
         self._starts = numpy.zeros(len(sets) + 1, numpy.int64)
         numpy.cumsum([len(each) for each in sets], out=self._starts[1:])
@@ -46,9 +48,9 @@ class WorkerTable:
         self._functions = numpy.zeros(len(callbacks) + 1, numpy.int64)
         self._states = numpy.zeros(len(callbacks) + 1, numpy.int64)
         self._lost = numpy.zeros(len(callbacks) + 1, numpy.int64)
-        self._prefix_ends = numpy.zeros(len(callbacks) + 1, numpy.int64)
-        numpy.cumsum([len(callback.prefix) for callback in callbacks], out=self._prefix_ends[1:])
-        self._prefixes = numpy.frombuffer(b"".join(callback.prefix for callback in callbacks) or b"\0", numpy.uint8)
+        keys = [start_of_keys(key_rule, callback.prefix) for callback in callbacks]
+        self._key_ends = numpy.cumsum([0, *map(len, keys)], dtype=numpy.int64)
+        self._keys = numpy.frombuffer(b"".join(keys) + b"\0", numpy.uint8)
         own = set(mine)
         for number, callback in enumerate(callbacks):
             if isinstance(callback, CompiledCallback):
@@ -64,8 +66,8 @@ class WorkerTable:
             self._states.ctypes.data,
             len(self._members),
             len(callbacks),
-            self._prefixes.ctypes.data,
-            self._prefix_ends.ctypes.data,
+            self._keys.ctypes.data,
+            self._key_ends.ctypes.data,
             self._lost.ctypes.data,
             int(self.gap_hooks.listens),
         )
@@ -103,10 +105,11 @@ class Table:
         wanted: frozenset[bytes] = frozenset(),
         gap_hooks: Sequence[GapHook] = (),
         hears_live: bool = False,
+        key_rule: int = 0,
     ) -> None:
         """Match topics of `within` with `callbacks`. `gap_hooks` are called for lost messages.
 
-        `hears_live`: a hook wants to hear when the slice goes over to live.
+        `hears_live`: a hook wants to hear when the slice goes over to live. `key_rule`: the one of the feed.
         """
         self.version = version
         self.upstream, self.wanted = upstream, wanted
@@ -125,6 +128,7 @@ class Table:
                 [[n for n in s if worker_of[n] == worker] for s in sets],
                 slice_id,
                 hears_live,
+                key_rule,
             )
             for worker in range(workers)
         ]

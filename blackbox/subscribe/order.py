@@ -21,7 +21,8 @@ from typing import Final
 
 import numpy
 
-from blackbox.block.format import MAX_KEY_BYTES, MAX_SEQUENCE, Header, layout_of, read_header
+from blackbox.block.format import MAX_SEQUENCE, Header, layout_of, read_header
+from blackbox.feed.key_rule import MAX_KEY_BYTES
 from blackbox.native.intrinsics import inner, int32s_at, int64s_at, saturated
 from blackbox.native.jit import njit
 from blackbox.native.name_table import FULL

@@ -13,12 +13,12 @@ from blackbox.block.format import (
     FLAG_RECORDED,
     HEADER_BYTES,
     HEARTBEAT_KEY,
-    MAX_KEY_BYTES,
     Header,
     block_header_at,
     read_header,
 )
 from blackbox.block.validate import Fault, check_block
+from blackbox.feed.key_rule import MAX_KEY_BYTES
 from blackbox.native.intrinsics import bytes_at, call_with_address, copy_bytes, inner, int32s_at, int64s_at
 from blackbox.native.jit import njit
 from blackbox.native.posix import monotonic_ns, now_ns
@@ -81,7 +81,7 @@ from blackbox.transport.shared_memory_reader import (
 _BAD_FRAMES = int(Fault.FRAMES)
 _BAD_KEY = int(Fault.RESERVED_KEY)
 _BAD_VERSION = int(Fault.VERSION)
-_BAD_KEY_BYTES = int(Fault.KEY_BYTES)
+_BAD_KEY_RULE = int(Fault.KEY_RULE)
 _BAD_SLICE = int(Fault.SLICE)
 _BAD_EPOCH = int(Fault.EPOCH)
 _TURNS = 32
@@ -174,9 +174,12 @@ def _fault(at: SliceAt, frames: int, now: int) -> int:
         msg_size(body),
         msg_data(key),
         msg_size(key),
+        at.key_rule,
     )
     if fault == _BAD_VERSION:
         slice_state_at(at.state).other_version = numpy.int64(block_header_at(at.scratch + HEAD_AT).version) + 1
+    if fault == _BAD_KEY_RULE:
+        slice_state_at(at.state).other_key_rule = numpy.int64(block_header_at(at.scratch + HEAD_AT).key_rule) + 1
     return fault if fault != 0 else _fault_here(at, now)
 
 
@@ -186,9 +189,6 @@ def _fault_here(at: SliceAt, now: int) -> int:
     header = read_header(at.scratch + HEAD_AT)
     if (header.flags & FLAG_CONTROL != 0) != _has_reserved_key(at):
         return _BAD_KEY
-    if header.key_bytes != at.key_bytes:
-        slice_state_at(at.state).other_key_bytes = header.key_bytes + 1
-        return _BAD_KEY_BYTES
     if header.slice_id != at.slice_id:
         slice_state_at(at.state).other_slice = header.slice_id + 1
         return _BAD_SLICE

@@ -30,11 +30,11 @@ class Refusal(NamedTuple):
         topics = {topics for each in self.filters if (topics := topics_of(each)) is not None}
         return self._error(sorted(topics), max(self.filters.values(), default=0))
 
-    def error_of(self, feed: Feed, prefixes: Sequence[bytes]) -> RightsError | None:
-        """Return the error of a callback with these prefixes; None: it needs none of the filters."""
-        for prefix in prefixes:
-            if why := max(self.filters.get(each, 0) for each in _filters_of(feed, prefix)):
-                return self._error([prefix], why)
+    def error_of(self, feed: Feed, starts: Sequence[tuple[bytes, bool]]) -> RightsError | None:
+        """Return the error of a callback, `starts` as there; None: it needs none of the filters."""
+        for start, whole in starts:
+            if why := max(self.filters.get(each, 0) for each in _filters_of(feed, start, whole)):
+                return self._error([start], why)
         return None
 
     def _error(self, topics: list[bytes], why: int) -> RightsError:
@@ -42,7 +42,7 @@ class Refusal(NamedTuple):
         return RightsError(f"{self.where} refused the topics {shown}: {_REASONS.get(why, _NO_RIGHT)}")
 
 
-def _filters_of(feed: Feed, prefix: bytes) -> Iterable[bytes]:
+def _filters_of(feed: Feed, start: bytes, whole: bool) -> Iterable[bytes]:
     """Return the filters that a callback needs, on sockets and in shared memory."""
-    key = feed.subscription_of(prefix)
-    return key, SHARED_KEY + key, WANT_KEY + prefix[:MOST_WANT_BYTES]
+    key = feed.subscription_of(start, whole=whole)
+    return key, SHARED_KEY + key, WANT_KEY + start[:MOST_WANT_BYTES]

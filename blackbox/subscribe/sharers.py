@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from blackbox.errors import RightsError
+from blackbox.feed.symbol_choice import starts_by_slice
 from blackbox.subscribe.callbacks import IN_SLICE, Callback
 from blackbox.subscribe.gap_hooks import GapHook
 from blackbox.subscribe.refusal import Refusal
@@ -56,7 +57,7 @@ class Registered:
 
     def slices(self, feed: Feed) -> set[int]:
         """Return which slices its callbacks need."""
-        return {n for callback in tuple(self.callbacks) for n in callback.starts_by_slice(feed)}
+        return {n for callback in tuple(self.callbacks) for n in starts_by_slice(feed, callback.starts)}
 
 
 class Sharers:

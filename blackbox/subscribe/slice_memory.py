@@ -83,7 +83,7 @@ class SliceAt(NamedTuple):
     clock: int
     held_messages: int
     slice_id: int
-    key_bytes: int
+    key_rule: int
     """Of the feed file: that of every block must be the same."""
     action: int
     queue_blocks: int

@@ -7,6 +7,7 @@ from typing import Final
 
 from blackbox.block.format import MOST_WANT_BYTES
 from blackbox.feed.feed import Feed
+from blackbox.feed.symbol_choice import starts_by_slice
 from blackbox.subscribe.match_table import Table
 from blackbox.subscribe.sharers import Sharers
 
@@ -52,21 +53,22 @@ def slices_of_callbacks(feed: Feed, sharers: Sharers, workers: int) -> Plan:
         present = sharers.present
         callbacks = [callback for each in present for callback in each.callbacks]
         gap_hooks = [hook for each in present for hook in each.gap_hooks]
-        starts_of = {callback: callback.starts_by_slice(feed) for callback in callbacks}
+        starts_of = {callback: starts_by_slice(feed, callback.starts) for callback in callbacks}
         tables = {}
         for slice_id in sorted({n for slices in starts_of.values() for n in slices} | set(running)):
             of_slice = [callback for callback, slices in starts_of.items() if slice_id in slices]
             starts = [start for callback in of_slice for start in starts_of[callback][slice_id]]
-            upstream = frozenset(map(feed.subscription_of, starts))
+            upstream = frozenset(feed.subscription_of(start, whole=whole) for start, whole in starts)
             tables[slice_id] = Table(
                 version,
                 of_slice,
                 upstream,
                 workers + 1,
                 slice_id,
-                wanted=_wanted(starts),
+                wanted=_wanted(start for start, _ in starts),
                 gap_hooks=gap_hooks,
                 hears_live=any(each.hooks.on_live for each in present),
+                key_rule=feed.key_rule,
             )
         for each in present if tables and not running else ():
             for timer in each.timers:

@@ -140,7 +140,7 @@ class SliceThread:
         self.first_position: Position | None = None
         """Position at which a publisher first confirmed the filters, if the slice began live."""
         self.order = Order(
-            feed.max_topics if feed.key_bytes else 1,
+            feed.max_keys,
             lines,
             options.line_wait_ns,
             _DEAD_AFTER_HEARTBEATS * feed.heartbeat_ns,
@@ -149,7 +149,7 @@ class SliceThread:
             repairs=asks,
         )
         if since is not None:
-            is_full = not feed.key_bytes or b"" in table.upstream
+            is_full = not feed.key_rule or b"" in table.upstream
             self.order.begin(since.position, images=len(since.image or ()), is_full=is_full)
         self._clock = ClockState()
         self._subscription = Subscription(
@@ -546,7 +546,7 @@ class SliceThread:
             self._clock.address,
             self._held.ctypes.data,
             self.slice_id,
-            self.feed.key_bytes,
+            self.feed.key_rule,
             ACTIONS[self.options.slow.action],
             self.options.queue_blocks,
             self._conflation.at if self._conflation else NO_CONFLATION,

@@ -90,8 +90,8 @@ class SliceState(SharedRecord):
     """When all blocks that wait for the other line are looked at again; by the monotonic clock."""
     is_shared = Field()
     """1 when blocks came last from the publisher's shared memory."""
-    other_key_bytes = Field()
-    """The `key_bytes`, plus 1, of the last block that was refused because of it; 0: none was."""
+    other_key_rule = Field()
+    """The key rule, plus 1, of the last block that was refused because of it; 0: none was."""
     other_version = Field()
     """The version, plus 1, of the last block that was refused because of it; 0: none was."""
     wants_clean = Field()

@@ -199,7 +199,7 @@ class Subscription:
         self._withdraw_wanted(unwanted - self._covered)
         self._wanted = table.wanted
         if table.upstream != self._filters:
-            change_filters(self._order.at, table.keys, int(not self._feed.key_bytes or b"" in table.upstream))
+            change_filters(self._order.at, table.keys, int(not self._feed.key_rule or b"" in table.upstream))
             if self._order.state.is_strict:
                 self._confirmed_keys = table.keys
         for prefix in table.upstream - self._filters:

@@ -170,7 +170,7 @@ class Supervisor:
 
         Of two lines one is enough, after `timeout` seconds (not counted: compiling, on the first start ever), or 10
         seconds if there is no timeout. Raises
-        NotConfirmedError naming the slices without a publisher, or whose publisher has another `key_bytes`;
+        NotConfirmedError naming the slices without a publisher, or whose publisher has other keys;
         EndpointError when a slice cannot connect.
         """
         try:

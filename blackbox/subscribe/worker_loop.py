@@ -263,10 +263,10 @@ def _lost_of(table: WorkerTableAt, callback: int) -> NDArray[numpy.int64]:
 
 
 @inner
-def _may_share_topics(prefix: int, prefix_bytes: int, key: int, key_bytes: int) -> bool:
-    """Whether topics of a key may start with a prefix."""
-    many = min(prefix_bytes, key_bytes)
-    left, right = bytes_at(prefix, many), bytes_at(key, many)
+def _may_be_same(start: int, start_bytes: int, key: int, key_bytes: int) -> bool:
+    """Return True if a start of keys and a key, or a start of one, are the same as far as both go."""
+    many = min(start_bytes, key_bytes)
+    left, right = bytes_at(start, many), bytes_at(key, many)
     is_same = True
     for i in range(many):
         is_same &= left[i] == right[i]
@@ -278,12 +278,12 @@ def _note_gap(at: WorkerAt, table: WorkerTableAt) -> None:
     """Tell compiled callbacks, with their next batch, of the gap in `notice`."""
     place = worker_state_at(at.state).notice
     notice = gap_notice_at(place)
-    ends = int64s_at(table.prefix_ends, table.many + 1)
+    ends = int64s_at(table.key_ends, table.many + 1)
     lost = int64s_at(table.lost, table.many)
     for callback in range(table.many):
         if lost[callback] != 0:
             start, size = ends[callback], ends[callback + 1] - ends[callback]
-            if _may_share_topics(table.prefixes + start, size, place + GAP_NOTICE_BYTES, notice.key_bytes):
+            if _may_be_same(table.keys + start, size, place + GAP_NOTICE_BYTES, notice.key_bytes):
                 _lost_of(table, callback)[0] += notice.count
 
 

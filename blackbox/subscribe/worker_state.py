@@ -171,9 +171,9 @@ class WorkerTableAt(NamedTuple):
     total: int
     many: int
     """How many callbacks the slice has; those of other workers have no function here."""
-    prefixes: int
-    """Address of their prefixes, one behind the other."""
-    prefix_ends: int
+    keys: int
+    """Address of the starts of their topics' keys, one behind the other."""
+    key_ends: int
     """Address of int64[many + 1]: where each begins, and where the last one ends."""
     lost: int
     """Address of int64[many]: the address of each own compiled callback's count of messages lost; else 0."""

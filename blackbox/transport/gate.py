@@ -13,10 +13,10 @@ from typing import Final
 import zmq
 from zmq.utils import z85
 
-from blackbox.block.format import MAX_KEY_BYTES
 from blackbox.errors import ConfigError
 from blackbox.feed.endpoint import transport_of
 from blackbox.feed.feed import Feed
+from blackbox.feed.key_rule import MAX_KEY_BYTES
 from blackbox.feed.rights import (
     ALL_RIGHTS,
     NO_RIGHTS,

@@ -13,7 +13,8 @@ import numpy
 from numba import types
 from numpy.typing import NDArray
 
-from blackbox.block.format import HEADER_BYTES, MAX_KEY_BYTES
+from blackbox.block.format import HEADER_BYTES
+from blackbox.feed.key_rule import MAX_KEY_BYTES
 from blackbox.native.intrinsics import copy_bytes, fence, fetch_add, fetch_and, fetch_or, inner, load_acquire
 from blackbox.native.jit import cfunc, njit
 from blackbox.native.posix import external, poke

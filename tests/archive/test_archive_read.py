@@ -54,7 +54,7 @@ def put(journal: Journal, key: bytes, key_bytes: int, count: int, time: int, **f
     """Record a block as its publisher sends it. `fields`: header fields."""
     payloads, topic = numpy.zeros((count, 1), numpy.uint8), key + b".x"
     sent = Block.encode(
-        [topic], [0] * count, payloads, key=topic[:key_bytes], key_bytes=key_bytes, ts_out=time * SECOND, **fields
+        [topic], [0] * count, payloads, key=topic[:key_bytes], key_rule=key_bytes, ts_out=time * SECOND, **fields
     )
     journal._give(BLOCK, sent.header, sent.body.tobytes(), time * SECOND)
 

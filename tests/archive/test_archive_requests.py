@@ -123,7 +123,7 @@ def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
             next(ArchiveClient(wide).blocks(1))
         with pytest.raises(ArchiveError, match="day was '../x', expected one of"):
             ArchiveClient(feed).about("../x")
-        with pytest.raises(ArchiveError, match="archive was of feed 'tape', key_bytes 0, expected feed 'other'"):
+        with pytest.raises(ArchiveError, match="archive was of feed 'tape', key_bytes = 0, expected feed 'other'"):
             next(ArchiveClient(other).blocks(0))
         with pytest.raises(EndpointError, match="is in use"):
             ArchiveServer(tmp_path, feed.archives).open()

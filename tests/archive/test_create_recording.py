@@ -52,13 +52,13 @@ def feed_of(schema: str | Schema = "raw", slices: int = 1, **settings: Any) -> F
         )
     ),
     slices=st.integers(1, 3),
-    key_bytes=st.integers(0, 3),
+    keys=st.sampled_from([{}, {"key_bytes": 1}, {"key_bytes": 3}, {"channels": 3}]),
     form=st.sampled_from(["lists", "numpy", "arrow", "chunks", "pandas", "polars"]),
     compression=st.sampled_from(["none", "lz4", "zstd"]),
 )
 @settings(max_examples=examples(60))
 def test_what_is_read_back_is_what_was_given(
-    rows: list[Any], slices: int, key_bytes: int, form: str, compression: Any
+    rows: list[Any], slices: int, keys: Any, form: str, compression: Any
 ) -> None:
     topics, times, payloads = (list(column) for column in zip(*rows, strict=True)) if rows else ([], [], [])
     times = [NOON + time if time else 0 for time in times]
@@ -84,7 +84,7 @@ def test_what_is_read_back_is_what_was_given(
         elif form == "polars":
             columns = polars.from_arrow(columns)
     with TemporaryDirectory() as directory:
-        feed = feed_of(slices=slices, key_bytes=key_bytes)
+        feed = feed_of(slices=slices, **keys)
         date = datetime.date(2026, 1, 5)
         recording = Recording.create(directory, feed, columns, date=date, compression=compression)
         assert recording.verify() == []

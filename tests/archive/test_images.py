@@ -259,7 +259,7 @@ def _block(**fields: Any) -> Block:
 ABOUT = About(
     version=VERSION,
     feed="tape",
-    key_bytes=0,
+    key_rule=0,
     schema={},
     days=[],
     day="",

@@ -264,7 +264,7 @@ def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there was no recording, expected at least one"):
         Recordings([])
     other = write_days(tmp_path, name="keys", key_bytes=2)
-    with pytest.raises(ConfigError, match=r"key_bytes \[0, 2\], expected the same in all"):
+    with pytest.raises(ConfigError, match=r"key_bytes = 0, key_bytes = 2, expected the same keys"):
         Recordings.open(directory, other)
     other = write_days(tmp_path / "other", schema="tape", dates=DATES[:1])
     with pytest.raises(ConfigError, match=r"schema \['raw', 'tape'\], expected the same in all"):

@@ -16,11 +16,14 @@ from blackbox.archive.topic_numbers import TopicNumbers
 TOPICS = st.lists(st.text("AB.", min_size=1, max_size=6).map(str.encode), max_size=30)
 
 
-@given(st.lists(TOPICS, max_size=4), st.integers(0, 3), st.integers(1, 3), st.booleans())
+KEYS = st.sampled_from([{}, {"key_bytes": 1}, {"key_bytes": 3}, {"channels": 3}])
+
+
+@given(st.lists(TOPICS, max_size=4), KEYS, st.integers(1, 3), st.booleans())
 def test_numbers_slices_and_keys_are_those_of_a_plain_dictionary(
-    parts: list[list[bytes]], key_bytes: int, slices: int, grows: bool
+    parts: list[list[bytes]], keys: dict[str, int], slices: int, grows: bool
 ) -> None:
-    feed = msgspec.structs.replace(Feed.local("numbers", slices), key_bytes=key_bytes)
+    feed = msgspec.structs.replace(Feed.local("numbers", slices), **keys)
     numbers = TopicNumbers(feed)
     known: dict[bytes, int] = {}
     given_topics: tuple[bytes, ...] = ()

@@ -167,7 +167,7 @@ def test_a_hostile_heartbeat_does_not_end_the_subscriber(name: str, key_bytes: i
         topic_bytes={"more keys": 2, "the same ": 2, "a key lon": 5000}.get(name[:9], 1),
         stride=(7 if "seven" in name else 16) if fixed else 0,
         epoch=1,
-        key_bytes=key_bytes,
+        key_rule=key_bytes,
     )
     with RawPublisher(feed) as publisher:
         subscriber.start()

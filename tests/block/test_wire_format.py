@@ -38,7 +38,7 @@ def example() -> Block:
         offsets=[0, 1, 3, 6],
         ts_event=[10, 20, -30],
         key=b"AB",
-        key_bytes=2,
+        key_rule=2,
         schema_id=0x1234,
         slice_id=0x5678,
         epoch=0x7EDCBA9876543210,
@@ -55,7 +55,7 @@ def test_each_header_field_stands_at_its_offset() -> None:
     block = example()
     body = block.body.tobytes()
     header = wire.Fields(
-        key_bytes=2,
+        key_rule=2,
         flags=wire.CHECKSUM | wire.LINE_B,
         schema=0x1234,
         slice_id=0x5678,
@@ -87,7 +87,7 @@ def test_the_reserved_numbers_are_those_of_the_document() -> None:
         assert getattr(places, f"FLAG_{flag.name}") == flag.value
     assert places.MAX_BODY_BYTES == wire.MAX_BODY
     assert (places.HEARTBEAT_KEY, places.CONFIRM_KEY, places.NONCE_BYTES) == (b"\0H", b"\0C", 8)
-    assert (places.MAX_KEY_BYTES, places.MAX_TOPIC_BYTES) == (8, 65_535)
+    assert places.MAX_TOPIC_BYTES == 65_535
 
 
 def test_each_column_stands_at_its_offset() -> None:
@@ -183,8 +183,8 @@ def test_golden_blocks_are_read_and_written(key: bytes, header: bytes, body: byt
     assert block.count == fields.count
     assert (block.epoch, block.ts_out, block.sequence) == (fields.epoch, fields.ts_out, fields.sequence)
     assert (block.previous, block.key_sequence) == (fields.previous, fields.key_sequence)
-    assert (block.key_bytes, block.ts_in, block.sequences.tolist()) == (
-        fields.key_bytes,
+    assert (block.key_rule, block.ts_in, block.sequences.tolist()) == (
+        fields.key_rule,
         fields.ts_in,
         expected.sequences,
     )
@@ -207,7 +207,7 @@ def encoded_control(block: Block) -> Block:
         epoch=block.epoch,
         ts_out=block.ts_out,
         sequence=block.sequence,
-        key_bytes=block.key_bytes,
+        key_rule=block.key_rule,
         flags=flags,
     )
 
@@ -228,7 +228,7 @@ def encoded(block: Block) -> Block:
         key_sequence=block.key_sequence,
         ts_out=block.ts_out,
         ts_in=block.ts_in,
-        key_bytes=block.key_bytes,
+        key_rule=block.key_rule,
         valid=None if block.validity is None else block.valid,
         sequences=block.sequences if block.has_sequences else None,
         flags=block.flags & wire.LINE_B,
@@ -328,7 +328,7 @@ def test_encode_refuses_what_cannot_be_a_block() -> None:
     one = numpy.ones((1, 1), numpy.uint8)
     with pytest.raises(BlockError, match="a block was to hold 0 messages, expected at least 1"):
         Block.encode([b"A"], [], numpy.zeros((0, 1), numpy.uint8))
-    with pytest.raises(BlockError, match="did not start with key b'B'"):
+    with pytest.raises(BlockError, match="did not have key b'B'"):
         Block.encode([b"A"], [0], one, key=b"B")
     with pytest.raises(BlockError, match="a topic was empty, reserved"):
         Block.encode([b"\0A"], [0], one)

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from blackbox import Feed
 from blackbox.cli.program import app
+from blackbox.feed.key_rule import setting_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -103,7 +104,8 @@ class Place(NamedTuple):
 def write_feed(feed: Feed, path: Path) -> Path:
     """The feed as TOML."""
     lines = [f'name = "{feed.name}"', f'schema = "{feed.schema}"']
-    lines += [f"heartbeat_ns = {feed.heartbeat_ns}", f"key_bytes = {feed.key_bytes}"]
+    lines += [f"heartbeat_ns = {feed.heartbeat_ns}"]
+    lines += [f"{name} = {value}" for name, value in setting_of(feed.key_rule).items()]
     lines += [f"archives = {list(feed.archives)}"] if feed.archives else []
     lines += [f'hub = "{feed.hub}"'] if feed.hub else []
     for feed_slice in feed.slices:

@@ -179,6 +179,6 @@ def test_gaps_cannot_be_kept_on_another_layout_and_nobody_is_waited_for(tmp_path
     other = write_feed(Feed.local("other", slices=3), tmp_path / "other.toml")
     ended = invoke("replay", tmp_path, "--feed", other, "--keep-gaps")
     assert ended.status == Status.ERROR
-    assert_one_line(ended, "gaps were to be kept on feed 'other', which has other slices or key_bytes")
+    assert_one_line(ended, "gaps were to be kept on feed 'other', which has other slices or keys")
     assert "waiting for" not in ended.errors
     assert "--wait-for" not in ended.errors

@@ -90,6 +90,7 @@ VOCABULARY: Final = {
     "--slices": "number of slices of a new feed",
     "--schema": "schema of a new feed",
     "--key-bytes": "bytes that ZeroMQ filters on",
+    "--channels": "number of hashes of a symbol that ZeroMQ filters on",
     "--transport": "transport of a new feed",
     "--host": "address of the publisher",
     "--port": "first port",

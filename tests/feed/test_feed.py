@@ -214,6 +214,7 @@ def test_unreadable_file_is_refused(tmp_path: Path) -> None:
     ("setting", "lowest", "highest"),
     [
         ("key_bytes", 0, 8),
+        ("channels", 1, 128),
         ("block_bytes", 4_096, 16 * 1_048_576),
         ("linger_ns", 0, 1_000_000_000),
         ("heartbeat_ns", 1_000_000, 3_600_000_000_000),

@@ -206,16 +206,6 @@ def test_slices_of_a_prefix_are_ascending_and_each_can_hold_a_topic(feed: Feed, 
         )
 
 
-@given(topics, topics, st.integers(0, 8))
-def test_key_of_a_topic_starts_with_the_subscription_of_each_of_its_prefixes(
-    prefix: bytes, rest: bytes, key_bytes: int
-) -> None:
-    feed = msgspec.structs.replace(feed_of_prefixes(()), key_bytes=key_bytes)
-    topic = prefix + rest
-    assert feed.key_of(topic).startswith(feed.subscription_of(prefix))
-    assert len(feed.key_of(topic)) == min(key_bytes, len(topic))
-
-
 @given(st.lists(st.lists(prefix_texts, min_size=1, max_size=3), min_size=1, max_size=3))
 def test_prefixes_are_refused_exactly_when_a_topic_could_fall_into_two_slices(
     sets: list[list[str]],

@@ -18,9 +18,9 @@ def work(directory):
 """
 
 
-def hub_feed(name: str = "hub", slices: int = 2, *, schema: str = "raw", key_bytes: int = 0) -> Feed:
+def hub_feed(name: str = "hub", slices: int = 2, *, schema: str = "raw", key_bytes: int = 0, channels: int = 1) -> Feed:
     """A feed on free ports, with a hub that is its one archive."""
-    feed = Feed.local(name, slices=slices, schema=schema, key_bytes=key_bytes)
+    feed = Feed.local(name, slices=slices, schema=schema, key_bytes=key_bytes, channels=channels)
     archives, hub = free_endpoints("tcp", name, 2, 1)
     return msgspec.structs.replace(feed, archives=archives, hub=hub[0], heartbeat_ns=200_000_000)
 

@@ -10,7 +10,8 @@ import numpy
 import pytest
 
 from blackbox.block.encode import TopicTable
-from blackbox.block.format import ACCEPT_KEY, CONFIRM_KEY, HEARTBEAT_KEY, MAX_KEY_BYTES
+from blackbox.block.format import ACCEPT_KEY, CONFIRM_KEY, HEARTBEAT_KEY
+from blackbox.feed.key_rule import MAX_KEY_BYTES
 from blackbox.publish.demand import Demand
 from blackbox.publish.wanted import WantedKeys
 from tests.publish.subscribers import one_slice

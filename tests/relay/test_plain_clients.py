@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import zmq
@@ -143,9 +143,9 @@ def endpoints_of(feed: Feed) -> list[str]:
     return [endpoint for part in feed.slices for endpoint in part.endpoints]
 
 
-@pytest.mark.parametrize("key_bytes", first_of([2, 0]))
-def test_a_client_reads_what_was_published(client: list[str], key_bytes: int, tmp_path: Path) -> None:
-    feed, below = chain(slices=2, key_bytes=key_bytes, heartbeat_ns=1_000_000_000)
+@pytest.mark.parametrize("keys", first_of([{"channels": 4}, {"key_bytes": 2}, {}]))
+def test_a_client_reads_what_was_published(client: list[str], keys: dict[str, Any], tmp_path: Path) -> None:
+    feed, below = chain(slices=2, **keys, heartbeat_ns=1_000_000_000)
     plain = free_endpoints("tcp", "plain", 1, 1)[0][0]
     files = [write_feed(each, tmp_path / f"{place}.toml") for place, each in enumerate((feed, below))]
     sent = list(messages_to_send())
@@ -177,7 +177,7 @@ def test_a_client_reads_what_was_published(client: list[str], key_bytes: int, tm
 
         wait_until(warm_up, PATIENCE_S)
         in_blocks = [
-            (open_client("blocks", prefix, key_bytes, *endpoints_of(each)), prefix)
+            (open_client("blocks", prefix, feed.key_rule & 0xFF, *endpoints_of(each)), prefix)
             for each in (feed, below)
             for prefix in ("", "AAPL.")
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from blackbox import Feed, Recording
 from tests.examples import first_of
-from tests.journals import Day, Told
+from tests.journals import Day, Told, key_bit
 from tests.spark.made_days import BEGIN, SECOND, make_day
 from tests.spark.reading import (
     FAILURES,
@@ -145,3 +147,25 @@ def test_partitions_are_bounded(spark: SparkSession, wide: Day) -> None:
     assert whole.rdd.getNumPartitions() <= 2
     assert 20 <= parts.rdd.getNumPartitions() <= 40
     assert told_by(parts) == told_by(whole)
+
+
+@pytest.mark.parametrize("engine", ["java", "python"])
+def test_of_a_feed_with_channels_only_those_of_the_symbols_are_read(
+    spark: SparkSession, tmp_path: Path, engine: str
+) -> None:
+    topics = [b"S%02d.t" % (number % 40) for number in range(400)]
+    feed = Feed.local("channels", slices=1, channels=8)
+    of_7, of_8 = (key_bit(feed.key_of(topic)) for topic in (b"S07.t", b"S08.t"))
+    columns = {"topic": topics, "ts_event": [BEGIN] * 400, "payload": [bytes(4 << 10)] * 400}
+    day = Recording.create(tmp_path, feed, columns, date=datetime.date(2023, 11, 14))
+    blocks = [key_bit(batch.block.key) for batch in day.batches()]
+    assert sum(bit & (of_7 | of_8) > 0 for bit in blocks) < len(blocks) == 8
+    for condition, rows, bits in (
+        ("symbol IN ('S07', 'S08')", 20, of_7 | of_8),
+        ("topic LIKE 'S08.%'", 10, of_8),
+        ("topic LIKE 'S07%'", 10, -1),
+    ):
+        counted = Counted(spark, day.path, engine, tmp_path)
+        assert counted.frame.where(condition).count() == rows
+        task = counted.read("task")
+        assert (task["blocks"], task.get("damaged", 0)) == (sum(bit & bits != 0 for bit in blocks), 0)

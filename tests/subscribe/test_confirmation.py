@@ -151,8 +151,8 @@ def test_a_publisher_with_another_key_bytes_is_named() -> None:
         return subscriber
 
     with RawPublisher(feed):
-        subscriber = error_of_start(make, "its blocks have key_bytes = 2, expected 3")
-    assert subscriber.statistics().received.faults.keys() == {"key_bytes"}
+        subscriber = error_of_start(make, "its blocks have key_bytes = 2, expected key_bytes = 3")
+    assert subscriber.statistics().received.faults.keys() == {"key_rule"}
 
 
 def test_a_publisher_of_another_version_is_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -30,11 +30,12 @@ def test_start_names_both_lengths(theirs: int, ours: int) -> None:
         subscriber.on(b"AAPL")(nothing)
         return subscriber
 
-    text = f"slice 0: no publisher at tcp.* confirmed .*: its blocks have key_bytes = {theirs}, expected {ours}"
+    differ = f"its blocks have key_bytes = {theirs}, expected key_bytes = {ours}"
+    text = f"slice 0: no publisher at tcp.* confirmed .*: {differ}"
     with Publisher(feed) as publisher:
         publisher.publish(b"AAPL.trade", b"")
         subscriber = error_of_start(make, text)
-    assert subscriber.statistics().received.faults["key_bytes"] > 0
+    assert subscriber.statistics().received.faults["key_rule"] > 0
     assert subscriber.statistics().received.messages == 0
 
 
@@ -42,19 +43,21 @@ def test_a_recorder_names_both_lengths_and_records_nothing(tmp_path: Path) -> No
     feed, other = feeds(2, 4)
     with Publisher(feed) as publisher:
         publisher.publish(b"AAPL.trade", b"")
-        recorder = error_of_start(lambda: Recorder(other, tmp_path), "its blocks have key_bytes = 2, expected 4")
+        recorder = error_of_start(
+            lambda: Recorder(other, tmp_path), "its blocks have key_bytes = 2, expected key_bytes = 4"
+        )
     assert recorder.statistics().messages == 0
 
 
-@pytest.mark.parametrize(("key", "key_bytes", "fault"), [(b"AA", 2, "key_bytes"), (b"AA", 0, "key_bytes")])
+@pytest.mark.parametrize(("key", "key_bytes", "fault"), [(b"AA", 2, "key_rule"), (b"AA", 0, "topic_key")])
 def test_one_block_with_a_key_on_a_feed_without_keys_changes_nothing(key: bytes, key_bytes: int, fault: str) -> None:
     feed = Feed.local("keys", slices=1)
     subscriber, got = Subscriber(feed), Collector()
     subscriber.on(b"")(got.message)
-    forged = Block.encode([b"AAPL"], [0], b"x", offsets=[0, 1], key=b"AA", key_bytes=2, slice_id=0, epoch=1)
+    forged = Block.encode([b"AAPL"], [0], b"x", offsets=[0, 1], key=b"AA", key_rule=2, slice_id=0, epoch=1)
     header = bytearray(forged.header)
     if key_bytes == 0:
-        honest = Block.encode([b"AAPL"], [0], b"x", offsets=[0, 1], key=b"", key_bytes=0, slice_id=0, epoch=1)
+        honest = Block.encode([b"AAPL"], [0], b"x", offsets=[0, 1], key=b"", key_rule=0, slice_id=0, epoch=1)
         header = bytearray(honest.header)
     with RawPublisher(feed) as publisher:
         subscriber.start()

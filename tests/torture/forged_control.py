@@ -36,7 +36,7 @@ def attack(random: Random, seconds: float) -> Outcome:
             if "run" in kind:
                 epoch = random.choice([1, EPOCH - 1, EPOCH + 1, time.time_ns(), (1 << 63) - 1])
             flags = FLAG_LINE_B if line else 0
-            common: dict[str, Any] = {"slice_id": 0, "epoch": epoch, "ts_out": time.time_ns(), "key_bytes": 0}
+            common: dict[str, Any] = {"slice_id": 0, "epoch": epoch, "ts_out": time.time_ns(), "key_rule": 0}
             if "heartbeat" in kind or kind == "end":
                 told = publisher.sequences[0] if kind == "end" else number
                 flags |= FLAG_END if random.random() < 0.5 or kind == "end" else 0

@@ -124,7 +124,7 @@ def export(
             fresh.unlink(missing_ok=True)
     except OSError as error:
         raise as_journal_error(error, f"{target} cannot be written") from error
-    uncertain = len(recording.feed.slices) > 1 or recording.feed.key_bytes > 0
+    uncertain = len(recording.feed.slices) > 1 or recording.feed.key_rule > 0
     return Exported(messages=order.messages, file_bytes=size, ties=order.ties, late=order.late if uncertain else 0)
 
 

@@ -135,8 +135,8 @@ class _Slice:
         columns = numpy.empty((_COLUMNS, int(run.heads["count"].sum(dtype=numpy.int64))), numpy.int64)
         owners = []
         many = 0
-        key_bytes = self._recording.feed.key_bytes
-        for block, _, first_row, header, body in blocks_of(run, key_bytes):
+        key_rule = self._recording.feed.key_rule
+        for block, _, first_row, header, body in blocks_of(run, key_rule):
             rows = self._select.rows(block, first_row, header, body)
             key = block.key
             latest = max(floor, self._latest.get(key, -_NEVER))
@@ -148,7 +148,7 @@ class _Slice:
             owners.append(block.body)
         self.parts.append(_Part(columns[:, :many], owners, list(run.ranges())))
         self.safe = self._safe_after(run)
-        if not key_bytes:
+        if not key_rule:
             self.safe = max(self.safe, self._latest.get(b"", -_NEVER))
 
     def take(self, before: int) -> list[_Part]:

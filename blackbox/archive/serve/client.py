@@ -42,6 +42,7 @@ from blackbox.block.block import Block
 from blackbox.block.position import End, Position
 from blackbox.errors import ArchiveError, BlackBoxError, ConfigError
 from blackbox.feed.feed import Feed, check_is_feed
+from blackbox.feed.key_rule import rule_text
 from blackbox.feed.prefixes import Prefixes, common_prefix, covering
 from blackbox.native.awake_clock import awake_s, spread
 from blackbox.subscribe.catching_up import Gone as GoneTo
@@ -294,7 +295,7 @@ class ArchiveClient:
         """
         for block in blocks:
             behind = (block.epoch, block.number_of(-1)) >= answer.position
-            if behind or (block.slice_id, block.key_bytes) != (slice_id, self.feed.key_bytes):
+            if behind or (block.slice_id, block.key_rule) != (slice_id, self.feed.key_rule & 0xFF):
                 raise ArchiveError(f"{endpoint}: image of slice {slice_id} held {block!r}, which cannot be in it")
         if len(blocks) != answer.blocks:
             raise ArchiveError(f"{endpoint}: image had {len(blocks)} blocks, expected {answer.blocks}")
@@ -387,13 +388,14 @@ class ArchiveClient:
         ask = AskBlocks(
             slice_id=slice_id,
             prefixes=keys if len(keys) <= MOST_PREFIXES else (common_prefix(keys),),
+            of_keys=True,
             # The publisher refuses topics without a right as well, and the subscriber reports them.
             may_narrow=True,
             start=start,
         )
         for found in self._read(ask, wait_s, is_over, patience_s):
             if isinstance(found, Fetched):
-                if not self.feed.key_bytes or found.block.key.startswith(keys):
+                if found.block.key.startswith(keys):
                     yield found.block
             elif isinstance(found, EndOfEpoch):
                 ends = {key: End(*end) for key, end in found.ends.items() if key.startswith(keys)}
@@ -564,11 +566,10 @@ class ArchiveClient:
             raise ConfigError(f"slice was {slice_id}, expected 0 to {len(self.feed.slices) - 1}")
 
     def _check(self, about: object, endpoint: str) -> About:
-        if not isinstance(about, About) or (about.feed, about.key_bytes) != (self.feed.name, self.feed.key_bytes):
-            what = f"feed {about.feed!r}, key_bytes {about.key_bytes}" if isinstance(about, About) else repr(about)
-            raise ArchiveError(
-                f"{endpoint}: archive was of {what}, expected feed {self.feed.name!r}, key_bytes {self.feed.key_bytes}"
-            )
+        if not isinstance(about, About) or (about.feed, about.key_rule) != (self.feed.name, self.feed.key_rule):
+            what = f"feed {about.feed!r}, {rule_text(about.key_rule)}" if isinstance(about, About) else repr(about)
+            ours = f"feed {self.feed.name!r}, {rule_text(self.feed.key_rule)}"
+            raise ArchiveError(f"{endpoint}: archive was of {what}, expected {ours}")
         return about
 
     def _none(self, failures: list[str]) -> ArchiveError:

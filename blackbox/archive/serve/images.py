@@ -114,7 +114,7 @@ class _Scan:
         """Nothing is read yet, of this day and others of a feed like its. Raises ArchiveError: it has no such image."""
         self.slice_id, self._of, self.layout = slice_id, of, _layout(day, of)
         if of == "latest":
-            self.newest = Newest(slice_id, day.feed.key_bytes, day.feed.max_topics)
+            self.newest = Newest(slice_id, day.feed.key_rule, day.feed.max_topics)
         else:
             try:
                 self.newest = NewestBooks(slice_id, day.feed)
@@ -159,8 +159,8 @@ class _Scan:
             self.unreadable += 1
             day._note(damage)
 
-        everything = Filter(day.feed.key_bytes).records
-        for run in read_spans([[Span(segment, start, stop)]], everything, day.feed.key_bytes, report):
+        everything = Filter(day.feed.key_rule).records
+        for run in read_spans([[Span(segment, start, stop)]], everything, day.feed.key_rule, report):
             self.newest.take(run)
         self._at = Place(segment.number, stop)
 
@@ -168,7 +168,7 @@ class _Scan:
 def _layout(day: Recording, of: Snapshot) -> tuple[int, int, str, SymbolRule | None]:
     """Return what days have in common that are read together: books also a schema, and what a symbol is."""
     feed = day.feed
-    return len(feed.slices), feed.key_bytes, *((feed.schema_name, feed.symbol_rule) if of == "books" else ("", None))
+    return len(feed.slices), feed.key_rule, *((feed.schema_name, feed.symbol_rule) if of == "books" else ("", None))
 
 
 def _make(scan: _Scan, asked: _Asked) -> _Made:

@@ -19,6 +19,7 @@ from blackbox.archive.serve.run_marks import RunEnd
 from blackbox.block.block import Block
 from blackbox.block.format import FLAG_SEQUENCES
 from blackbox.block.position import Position
+from blackbox.feed.key_rule import start_of_keys
 from blackbox.feed.rights import Prefixes
 
 PIECE_BYTES: Final = 4 << 20
@@ -49,7 +50,7 @@ class PieceReading:
     def __init__(
         self,
         ask: AskBlocks,
-        key_bytes: int,
+        key_rule: int,
         deleted: Collection[Position],
         rights: Prefixes | None = None,
         most_bytes: int | None = None,
@@ -59,8 +60,9 @@ class PieceReading:
         `rights`, `most_bytes`: see `Pieces.read`.
         """
         self._rights, self._most_bytes = rights, PIECE_BYTES if most_bytes is None else min(most_bytes, PIECE_BYTES)
-        self._ask, self._key_bytes, self._deleted = ask, key_bytes, deleted
+        self._ask, self._key_rule, self._deleted = ask, key_rule, deleted
         self._prefixes = ask.prefixes
+        self._keys = ask.prefixes if ask.of_keys else tuple(start_of_keys(key_rule, prefix) for prefix in ask.prefixes)
         self.passed, self.is_done, self.next_epoch = ask.start, False, 0
         self._entries = _ENTRIES
         """Number of entries that may still be read."""
@@ -130,7 +132,7 @@ class PieceReading:
         low, behind = entries["min_sequence"], entries["max_sequence"] + 1
         may: NDArray[numpy.bool_] = entries["messages"] == behind - low
         for prefix in self._prefixes:
-            may &= ~Filter(self._key_bytes, prefix).entries(entries)
+            may &= ~Filter(self._key_rule, prefix, self._ask.of_keys).entries(entries)
         if self._ask.stop_ns is not None:
             may &= entries["max_ts_recv"] < self._ask.stop_ns
         goes_on = (low[1:] == behind[:-1]) & (entries["epoch"][1:] == entries["epoch"][:-1])
@@ -168,9 +170,9 @@ class PieceReading:
 
     def _blocks_in(self, segment: Segment, spans: list[Span]) -> Iterator[tuple[Recorded, int, int]]:
         """Yield each readable block of some spans, with the start and end offset of its record."""
-        for run in read_spans([spans], self._may, self._key_bytes, self._damage.append):
+        for run in read_spans([spans], self._may, self._key_rule, self._damage.append):
             sizes = run.heads["stored_bytes"].tolist()
-            for recorded, stored in zip(blocks_of(run, self._key_bytes), sizes, strict=True):
+            for recorded, stored in zip(blocks_of(run, self._key_rule), sizes, strict=True):
                 begin = recorded.header - OFFSET_BLOCK_HEADER - segment.address
                 yield recorded, begin, begin + int(record_bytes(stored))
 
@@ -212,6 +214,8 @@ class PieceReading:
     def _is_wanted(self, block: Block) -> bool:
         if self._rights is not None and not block.key.startswith(self._rights):
             return False
+        if self._ask.of_keys:
+            return block.key.startswith(self._prefixes)
         return b"" in self._prefixes or any(topic.startswith(self._prefixes) for topic in block.topics)
 
     def _damage_before(self, segment: Segment, offset: int) -> list[Damage]:
@@ -253,8 +257,7 @@ class PieceReading:
         self.passed = Position(next_epoch, 0)
 
     def _is_wanted_key(self, key: bytes) -> bool:
-        wanted = tuple(prefix[: self._key_bytes] for prefix in self._prefixes)
-        return key.startswith(wanted) and (self._rights is None or key.startswith(self._rights))
+        return key.startswith(self._keys) and (self._rights is None or key.startswith(self._rights))
 
     def _give_up_damage(self) -> None:
         """Report damage as a gap of unknown size where no later sequence shows how much is missing."""

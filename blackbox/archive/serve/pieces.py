@@ -88,7 +88,7 @@ class Pieces:
         return About(
             version=VERSION,
             feed=day.feed.name,
-            key_bytes=day.feed.key_bytes,
+            key_rule=day.feed.key_rule,
             schema=msgspec.to_builtins(SchemaDocument.of(day.schema)),
             days=days,
             day=name or days[-1],
@@ -119,7 +119,7 @@ class Pieces:
         if (cursor.segment, cursor.offset) == (0, FILE_HEAD_BYTES):
             cursor = self._begin(self._first_wanted(cursor.day, ask.slice_id, start))
         deleted = self._deleted.slices.get(ask.slice_id, [])
-        reading = PieceReading(ask, self.known(cursor.day).feed.key_bytes, deleted, rights, most_bytes)
+        reading = PieceReading(ask, self.known(cursor.day).feed.key_rule, deleted, rights, most_bytes)
         for _ in range(_PASSED_SEGMENTS):
             found = self._next(ask.slice_id, cursor, reading)
             if found is None:
@@ -348,13 +348,13 @@ def _end_of(day: Recording, slice_id: int) -> _End | None:
 
 def _first_received(day: Recording, slice_id: int, start_ns: int) -> Position | None:
     """Return the position of the first readable block of a day that was received at a time or later."""
-    key_bytes = day.feed.key_bytes
+    key_rule = day.feed.key_rule
     for segment in segments_of(day, slice_id):
         entries = segment.entries
         for number in numpy.flatnonzero((entries["records"] > 0) & (entries["max_ts_recv"] >= start_ns)):
             span = Span(segment, int(entries["start"][number]), int(entries["stop"][number]))
-            for run in read_spans([[span]], lambda heads: heads["ts_recv"] >= start_ns, key_bytes, lambda _: None):
-                for recorded in blocks_of(run, key_bytes):
+            for run in read_spans([[span]], lambda heads: heads["ts_recv"] >= start_ns, key_rule, lambda _: None):
+                for recorded in blocks_of(run, key_rule):
                     return Position(recorded.block.epoch, recorded.block.number_of(recorded.first_row))
     return None
 

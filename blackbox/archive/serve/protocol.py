@@ -82,6 +82,8 @@ class AskBlocks(Request, frozen=True, tag="blocks", kw_only=True, omit_defaults=
     slice_id: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = msgspec.field(name="slice")
     prefixes: _Prefixes = (b"",)
     """Prefixes of wanted topics."""
+    of_keys: bool = False
+    """True if they are prefixes of wanted keys."""
     start: Position
     """First wanted position; in later requests, `passed` of the previous piece."""
     stop: Position | None = None
@@ -229,7 +231,7 @@ class About(msgspec.Struct, frozen=True, tag_field="is", tag="about", kw_only=Tr
     version: int = UNSAID
     """Version of the archive's formats."""
     feed: str
-    key_bytes: int
+    key_rule: int
     schema: dict[str, Any]
     """Of the day's payloads, as the manifest has it."""
     days: list[str]

@@ -280,6 +280,7 @@ final class Block {
             return "topic offsets were not ascending, or a topic was empty or too long";
         }
         long key = Math.min(day.keyBytes, Records.u32(topicOffsets + 4));
+        byte channel = 0;
         for (long i = 0; i < topicCount; i++) {
             long start = Records.u32(topicOffsets + 4 * i);
             long length = Records.u32(topicOffsets + 4 * i + 4) - start;
@@ -290,8 +291,14 @@ final class Block {
             for (int k = 0; same && k < key; k++) {
                 same = Platform.getByte(null, topicText + start + k) == Platform.getByte(null, topicText + k);
             }
+            if (same && day.channels > 1) {
+                byte[] topic = new byte[(int) length];
+                Platform.copyMemory(null, topicText + start, topic, Platform.BYTE_ARRAY_OFFSET, length);
+                channel = i == 0 ? day.channelKey(topic) : channel;
+                same = channel == day.channelKey(topic);
+            }
             if (!same) {
-                return "a topic did not start with the block's key, or was reserved";
+                return "a topic did not have the block's key, or was reserved";
             }
         }
         return null;

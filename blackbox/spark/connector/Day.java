@@ -19,6 +19,7 @@ final class Day implements Serializable {
     /** Days since 1970-01-01. */
     final int date;
     final int keyBytes;
+    final int channels;
     final int slices;
     final SymbolRule symbolRule;
     /** The name of the schema of its payloads. */
@@ -34,6 +35,7 @@ final class Day implements Serializable {
         this.feed = Json.text(settings, "name");
         this.date = (int) LocalDate.parse(Json.text(manifest, "date")).toEpochDay();
         this.keyBytes = Json.number(settings, "key_bytes", 0);
+        this.channels = Json.number(settings, "channels", 1);
         this.routing = Json.of(settings, "slices");
         this.slices = routing.size();
         this.symbolRule = SymbolRule.of(settings, Files.shown(path));
@@ -115,6 +117,22 @@ final class Day implements Serializable {
         return kept.toString();
     }
 
+    /** Return the key of a topic in a feed with channels; as blackbox/feed/key_rule.py. */
+    byte channelKey(byte[] topic) {
+        return (byte) (1 + (hashOfRoot(topic) >> 16) % channels);
+    }
+
+    /** Whether all topics that begin with a prefix have one root; `whole`: it is all of a symbol or topic. */
+    boolean fixesRoot(byte[] prefix, boolean whole) {
+        return whole || symbolRule.rootOf(prefix) < prefix.length;
+    }
+
+    private long hashOfRoot(byte[] topic) {
+        CRC32 crc = new CRC32();
+        crc.update(topic, 0, symbolRule.rootOf(topic));
+        return crc.getValue();
+    }
+
     /** Whether topics that begin with a prefix can fall into a slice; `whole`: it is all of a symbol or topic. */
     boolean mayHold(int slice, byte[] prefix, boolean whole) {
         if (routing == null) {
@@ -122,13 +140,10 @@ final class Day implements Serializable {
         }
         JsonNode share = Json.of(Json.of(routing, slice), "share");
         if (share != null && !share.isNull()) {
-            int end = symbolRule.rootOf(prefix);
-            if (end == prefix.length && !whole) {
+            if (!fixesRoot(prefix, whole)) {
                 return true;
             }
-            CRC32 crc = new CRC32();
-            crc.update(prefix, 0, end);
-            return crc.getValue() % Json.of(share, 1).asInt() == Json.of(share, 0).asInt();
+            return hashOfRoot(prefix) % Json.of(share, 1).asInt() == Json.of(share, 0).asInt();
         }
         JsonNode held = Json.of(Json.of(routing, slice), "prefixes");
         int count = held == null ? 0 : held.size();

@@ -22,10 +22,11 @@ final class Layout {
     static final int CHECKED_BYTES = 84;
     static final long MAX_BODY_BYTES = 67108864L;
     static final long MAX_SEQUENCE = 4611686018427387904L;
-    static final int MAX_KEY_BYTES = 8;
     static final int MAX_TOPIC_BYTES = 65535;
     static final int LEAST_ROW_BYTES = 12;
     static final int NONCE_BYTES = 8;
+    static final int MAX_KEY_BYTES = 8;
+    static final int MAX_CHANNELS = 128;
     static final int OFFSET_CHECKED = 8;
     static final int RECORD_ALIGNMENT = 32;
     static final int ENTRY_SPAN_BYTES = 65536;
@@ -85,7 +86,7 @@ final class Layout {
     static final int ENTRY_CHECKSUM = 124;
     static final int AT_MAGIC = 32;
     static final int AT_VERSION = 36;
-    static final int AT_KEY_BYTES = 37;
+    static final int AT_KEY_RULE = 37;
     static final int AT_FLAGS = 38;
     static final int AT_SCHEMA = 40;
     static final int AT_SLICE = 42;

@@ -99,7 +99,7 @@ final class Records {
         if ((flags & ~Layout.KNOWN_FLAGS) != 0 || (flags & Layout.CONTROL) != 0) {
             return false;
         }
-        if (u8(record + Layout.AT_KEY_BYTES) > Layout.MAX_KEY_BYTES) {
+        if (u8(record + Layout.AT_KEY_RULE) > Layout.MAX_KEY_BYTES + Layout.MAX_CHANNELS) {
             return false;
         }
         long count = u32(record + Layout.AT_COUNT);

@@ -63,17 +63,21 @@ final class Text extends BlockPredicate {
             lastDay = day;
             lastSlice = slice;
             lastHeld = day.mayHold((int) slice, text, whole);
-            lastBit = keyBit(day.keyBytes);
+            lastBit = keyBit(day);
         }
         return lastHeld && (bounds.keys & lastBit) != 0;
     }
 
     /** Return the bit of the key of such topics; all bits when they may have several keys. */
-    private long keyBit(int keyBytes) {
-        if (keyBytes == 0 || text.length < keyBytes) {
+    private long keyBit(Day day) {
+        byte[] key;
+        if (day.channels > 1 && day.fixesRoot(text, whole)) {
+            key = new byte[] {day.channelKey(text)};
+        } else if (day.keyBytes > 0 && text.length >= day.keyBytes) {
+            key = java.util.Arrays.copyOf(text, day.keyBytes);
+        } else {
             return -1L;
         }
-        long hash = Xxh3.hash((byte[]) java.util.Arrays.copyOf(text, keyBytes));
-        return 1L << (hash & 63L);
+        return 1L << (Xxh3.hash(key) & 63L);
     }
 }

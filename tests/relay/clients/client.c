@@ -1,7 +1,7 @@
 /* A SUB in C: reads a feed by docs/wire-format.md alone, or what `blackbox relay --plain` sends.
 
-       client blocks PREFIX KEY_BYTES ENDPOINT...   until the last block of each endpoint
-       client messages PREFIX COUNT ENDPOINT        COUNT messages, those under "warm" not among them
+       client blocks PREFIX KEY_RULE ENDPOINT...   until the last block of each endpoint
+       client messages PREFIX COUNT ENDPOINT       COUNT messages, those under "warm" not among them
 
    Says "ready" when its subscriptions are in force. Then a line for each message: topic, ts_event, payload ("-": it has
    no value), and of blocks its sequence number; bytes in hex. Lines that begin with "gap" tell of what is missing. */
@@ -41,7 +41,8 @@ static struct source sources[MOST_SOURCES];
 static struct key keys[MOST_KEYS];
 static int source_count, key_count, confirmed, ended;
 static const char *prefix;
-static size_t filter_bytes; /* of the prefix, that ZeroMQ filters by */
+static const char *wanted; /* start of the wanted keys, which ZeroMQ filters by */
+static size_t wanted_bytes;
 
 static void need(int good, const char *what) {
     if (!good) {
@@ -82,6 +83,27 @@ static void expect(struct key *key, uint64_t end, uint64_t count) {
     if (end != key->end)
         printf("gap of %lld before %llu\n", (long long)(count - key->count), (unsigned long long)end);
     key->end = end, key->count = count;
+}
+
+/* The channel, as a key, of all topics that start with a text and its separator. */
+static char channel_of(const char *text, size_t root_bytes, unsigned channels) {
+    uint32_t crc = 0xFFFFFFFF;
+    for (size_t i = 0; i < root_bytes; i++) {
+        crc ^= (unsigned char)text[i];
+        for (int bit = 0; bit < 8; bit++) crc = crc & 1 ? crc >> 1 ^ 0xEDB88320 : crc >> 1;
+    }
+    return (char)(1 + (~crc >> 16) % channels);
+}
+
+/* Find what the keys of topics with the prefix start with. `rule`: as in the header of each block. */
+static void find_wanted(size_t rule) {
+    static char channel;
+    const char *separator = strchr(prefix, '.');
+    wanted = prefix, wanted_bytes = rule < strlen(prefix) ? rule : strlen(prefix);
+    if (rule > MAX_KEY_BYTES) {
+        wanted = &channel, wanted_bytes = separator != NULL;
+        if (separator != NULL) channel = channel_of(prefix, separator - prefix, rule - MAX_KEY_BYTES);
+    }
 }
 
 static void filter(void *socket, int option, const void *key, size_t size) {
@@ -134,7 +156,7 @@ static void read_block(struct source *from, const struct frame *frames) {
         struct frame payload = {body + at.payloads + begin, end - begin};
         if (flags & CONTROL) {
             struct key *told = key_of(slice, name);
-            int is_wanted = starts_with(name, prefix, filter_bytes);
+            int is_wanted = starts_with(name, wanted, wanted_bytes);
             uint64_t end_of_key = number(payload.data, 8), count = number(payload.data + 8, 8);
             if (is_answer) told->end = end_of_key, told->count = count;
             else if (from->confirmed && is_wanted) expect(told, end_of_key, count);
@@ -184,11 +206,12 @@ static int read_message(const struct frame *frames, int count) {
 }
 
 int main(int words, char **word) {
-    need(words >= 5, "blocks|messages PREFIX KEY_BYTES|COUNT ENDPOINT...");
+    need(words >= 5, "blocks|messages PREFIX KEY_RULE|COUNT ENDPOINT...");
     int is_blocks = strcmp(word[1], "blocks") == 0;
     long left = atol(word[3]);
     prefix = word[2];
-    filter_bytes = is_blocks && (size_t)left < strlen(prefix) ? (size_t)left : strlen(prefix);
+    wanted = prefix, wanted_bytes = strlen(prefix);
+    if (is_blocks) find_wanted(left);
     void *context = zmq_ctx_new();
     zmq_pollitem_t items[MOST_SOURCES];
     FILE *random = fopen("/dev/urandom", "rb");
@@ -203,7 +226,7 @@ int main(int words, char **word) {
         filter(source->socket, LINGER, &linger, sizeof linger);
         need(zmq_connect(source->socket, word[4 + source_count]) == 0, "an endpoint");
         if (is_blocks) filter(source->socket, SUBSCRIBE, "\0H", 2);
-        filter(source->socket, SUBSCRIBE, prefix, filter_bytes);
+        filter(source->socket, SUBSCRIBE, wanted, wanted_bytes);
         memcpy(source->nonce, "\0C", 2);
         need(fread(source->nonce + 2, NONCE_BYTES, 1, random) == 1, "8 random bytes");
         if (is_blocks) filter(source->socket, SUBSCRIBE, source->nonce, NONCE_KEY_BYTES);

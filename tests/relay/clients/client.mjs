@@ -1,7 +1,7 @@
 // A SUB in Node: reads a feed by docs/wire-format.md alone, or what `blackbox relay --plain` sends.
 //
-//     node client.mjs blocks PREFIX KEY_BYTES ENDPOINT...   until the last block of each endpoint
-//     node client.mjs messages PREFIX COUNT ENDPOINT        COUNT messages, those under "warm" not among them
+//     node client.mjs blocks PREFIX KEY_RULE ENDPOINT...   until the last block of each endpoint
+//     node client.mjs messages PREFIX COUNT ENDPOINT       COUNT messages, those under "warm" not among them
 //
 // Says "ready" when its subscriptions are in force. Then a line for each message: topic, ts_event, payload ("-": it has
 // no value), and of blocks its sequence number; bytes in hex. Lines that begin with "gap" tell of what is missing.
@@ -16,12 +16,29 @@ const HEARTBEAT = Buffer.from("\0H"), CONFIRM = Buffer.from("\0C"), ACCEPT = Buf
 
 const [kind, prefixText, number, ...endpoints] = process.argv.slice(2)
 const prefix = Buffer.from(prefixText)
-const filter = kind === "blocks" ? prefix.subarray(0, Number(number)) : prefix
+const filter = kind === "blocks" ? wantedKeys(Number(number)) : prefix
 const ends = new Map() // by slice and key: behind its last message, and how many it has sent
 let confirmed = 0
 
 const say = line => writeSync(1, line + "\n")
 const startsWith = (bytes, begin) => bytes.subarray(0, begin.length).equals(begin)
+
+// The channel, as a key, of all topics with a root.
+function channelOf(root, channels) {
+  let crc = -1
+  for (const byte of root) {
+    crc ^= byte
+    for (let bit = 0; bit < 8; bit++) crc = crc & 1 ? (crc >>> 1) ^ 0xedb88320 : crc >>> 1
+  }
+  return Buffer.of(1 + (~crc >>> 16) % channels)
+}
+
+// What the keys of topics with the prefix start with. `rule`: as in the header of each block.
+function wantedKeys(rule) {
+  if (rule <= layout.MAX_KEY_BYTES) return prefix.subarray(0, rule)
+  const separator = prefix.indexOf(".")
+  return separator < 0 ? Buffer.alloc(0) : channelOf(prefix.subarray(0, separator), rule - layout.MAX_KEY_BYTES)
+}
 
 function need(good, what) {
   if (!good) throw new Error(`not as expected: ${what}`)

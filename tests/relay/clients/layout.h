@@ -18,13 +18,14 @@ enum {
     HEADER_BYTES = 88,
     CHECKED_BYTES = 84,
     MAX_BODY_BYTES = 67108864,
-    MAX_KEY_BYTES = 8,
     MAX_TOPIC_BYTES = 65535,
     LEAST_ROW_BYTES = 12,
     NONCE_BYTES = 8,
+    MAX_KEY_BYTES = 8,
+    MAX_CHANNELS = 128,
     AT_MAGIC = 0,
     AT_VERSION = 4,
-    AT_KEY_BYTES = 5,
+    AT_KEY_RULE = 5,
     AT_FLAGS = 6,
     AT_SCHEMA = 8,
     AT_SLICE = 10,
@@ -46,7 +47,7 @@ enum {
 struct header {
     uint64_t magic;
     uint64_t version;
-    uint64_t key_bytes;
+    uint64_t key_rule;
     uint64_t flags;
     uint64_t schema;
     uint64_t slice;

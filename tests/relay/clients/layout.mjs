@@ -15,13 +15,14 @@ export const KNOWN_FLAGS = 895
 export const HEADER_BYTES = 88
 export const CHECKED_BYTES = 84
 export const MAX_BODY_BYTES = 67108864
-export const MAX_KEY_BYTES = 8
 export const MAX_TOPIC_BYTES = 65535
 export const LEAST_ROW_BYTES = 12
 export const NONCE_BYTES = 8
+export const MAX_KEY_BYTES = 8
+export const MAX_CHANNELS = 128
 export const AT_MAGIC = 0
 export const AT_VERSION = 4
-export const AT_KEY_BYTES = 5
+export const AT_KEY_RULE = 5
 export const AT_FLAGS = 6
 export const AT_SCHEMA = 8
 export const AT_SLICE = 10
@@ -43,7 +44,7 @@ export function readHeader(bytes) {
   return {
     magic: bytes.readUInt32LE(0),
     version: bytes.readUInt8(4),
-    keyBytes: bytes.readUInt8(5),
+    keyRule: bytes.readUInt8(5),
     flags: bytes.readUInt16LE(6),
     schema: bytes.readUInt16LE(8),
     slice: bytes.readUInt16LE(10),

@@ -1,0 +1,22 @@
+"""The key of a topic in compiled code, as `blackbox.feed.key_rule` has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+
+from blackbox.feed.compiled_routing import crc_of_root
+from blackbox.feed.key_rule import MAX_KEY_BYTES
+from blackbox.native.intrinsics import inner
+
+_CHANNEL_KEYS = numpy.arange(256, dtype=numpy.uint8)
+
+
+@inner
+def find_key(rule: int, topic: int, size: int) -> tuple[Any, Any]:
+    """Return the address and the size of the key of the topic at an address."""
+    if rule <= MAX_KEY_BYTES:
+        return topic, min(numpy.int64(rule), size)
+    crc = crc_of_root(topic, size, rule >> 8)
+    return _CHANNEL_KEYS.ctypes.data + 1 + (crc >> 16) % ((rule & 0xFF) - MAX_KEY_BYTES), numpy.int64(1)

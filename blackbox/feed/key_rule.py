@@ -1,0 +1,62 @@
+"""The key rule: how the key of a topic, on which ZeroMQ filters, follows from the topic. Part of the wire contract.
+
+A rule is one integer, in feeds, blocks and compiled code:
+
+- 0 to 8, `key_bytes` of the feed: the key is that many first bytes of the topic, or the whole topic if it is shorter.
+- With `channels`: `separator << 8 | 8 + channels`. The key is the byte `1 + (crc32(root) >> 16) % channels`. The root
+  is the topic's text before the first separator, as in `routing`, which uses the low bits of the same hash.
+
+A header has the low byte of its feed's rule.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from zlib import crc32
+
+MAX_KEY_BYTES: Final = 8
+MAX_CHANNELS: Final = 128
+
+
+def key_rule_of(key_bytes: int, channels: int, separator: str) -> int:
+    """Return the rule of a feed with these settings. One channel is the same as no key."""
+    return key_bytes if channels == 1 else ord(separator) << 8 | MAX_KEY_BYTES + channels
+
+
+def has_channels(rule: int) -> bool:
+    """Return True if keys are channels."""
+    return rule > MAX_KEY_BYTES
+
+
+def setting_of(rule: int) -> dict[str, int]:
+    """Return the setting of a rule, or of the low byte of one."""
+    return {"channels": (rule & 0xFF) - MAX_KEY_BYTES} if has_channels(rule) else {"key_bytes": rule}
+
+
+def rule_text(rule: int) -> str:
+    """Return the setting of a rule, or of the low byte of one, as text."""
+    return " ".join(f"{name} = {value}" for name, value in setting_of(rule).items())
+
+
+def key_size(rule: int) -> int:
+    """Return the size of the longest keys."""
+    return 1 if has_channels(rule) else rule
+
+
+def key_of(rule: int, topic: bytes) -> bytes:
+    """Return the key of a topic."""
+    if not has_channels(rule):
+        return topic[:rule]
+    root = topic.partition(bytes([rule >> 8]))[0]
+    return bytes([1 + (crc32(root) >> 16) % ((rule & 0xFF) - MAX_KEY_BYTES)])
+
+
+def may_have_key(rule: int, text: bytes, key: bytes, *, whole: bool = False) -> bool:
+    """Return True if a topic that starts with `text`, or is equal to it if `whole`, may have a key; b"": any key."""
+    start = start_of_keys(rule, text, whole=whole)
+    return start.startswith(key) or (not whole and key.startswith(start))
+
+
+def start_of_keys(rule: int, text: bytes, *, whole: bool = False) -> bytes:
+    """Return what the keys of topics that start with `text`, or are equal to it if `whole`, start with."""
+    return b"" if has_channels(rule) and rule >> 8 not in text and not whole else key_of(rule, text)
