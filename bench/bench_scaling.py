@@ -148,3 +148,24 @@ def test_key_bytes(benchmark: BenchmarkFixture) -> None:
             contest.add("wants one symbol of 5,000", partial(pair.round, load, work), promise=WAITS, at=feed.key_bytes)
             _limit(contest, pair, load, at=feed.key_bytes)
         contest.run(benchmark)
+
+
+def test_channels(benchmark: BenchmarkFixture) -> None:
+    """M messages/s of 500 symbols, in columns and one by one, to subscribers of all and of one symbol.
+
+    One by one, more channels mean smaller blocks. The table also has bytes on the wire and CPU time.
+    """
+    contest = Contest("Channels", "M messages/s", topology=__doc__, axis="channels")
+    topics = make_pool(500, in_turn=True).topics
+    one = Work(form="compiled", prefixes=(topics[0].partition(b".")[0] + b".",))
+    feeds = [Feed.local(f"channels-{channels}", slices=1, channels=channels) for channels in (1, 16, 64)]
+    with Pair.ours(*feeds, when_full="wait") as pair:
+        for feed in feeds:
+            columns = Load(feed=feed, messages=1_600_000, topics=500, in_turn=True)
+            singles = msgspec.structs.replace(columns, messages=400_000, at_once=1)
+            paced = msgspec.structs.replace(columns, messages=100_000, at_once=1, rate=100_000)
+            for name, load in (("columns", columns), ("one by one", singles), ("100,000/s, one by one", paced)):
+                at = feed.channels
+                contest.add(f"{name}, wants all", partial(pair.round, load, COMPILED), promise=WAITS, at=at)
+                contest.add(f"{name}, wants one symbol", partial(pair.round, load, one), promise=WAITS, at=at)
+        contest.run(benchmark)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import pytest
@@ -39,8 +39,8 @@ TOPICS: Final = 100
 RATE: Final = 1_000
 PACED: Final = 2_000
 SLICES: Final = 8
-KEY_BYTES: Final = 8
-"""So that each topic has a key of its own: `S17.trad` of `S17.trade`."""
+KEYS: Final = {"key_bytes": 8}, {"channels": 16}
+"""With 8 bytes each topic is another key: `S17.trad` of `S17.trade`."""
 PATIENCE_S: Final = 30.0
 DIRECT, ACROSS = "read at the hub where it is put", "read at the other hub"
 STORED: Final = "stored and numbered before it is published"
@@ -64,9 +64,9 @@ class Sites(NamedTuple):
 
 
 @contextmanager
-def _sites(directory: Path, slices: int, key_bytes: int = 0) -> Iterator[Sites]:
+def _sites(directory: Path, slices: int, **keys: Any) -> Iterator[Sites]:
     ldn, ams = (
-        msgspec.structs.replace(Feed.local(name, slices=slices, key_bytes=key_bytes), archives=(tcp(),), hub=tcp())
+        msgspec.structs.replace(Feed.local(name, slices=slices, **keys), archives=(tcp(),), hub=tcp())
         for name in ("ldn", "ams")
     )
     here = msgspec.structs.replace(ldn, slices=Feed.local("ldn", slices=slices).slices)
@@ -189,13 +189,13 @@ def _bytes_across(sites: Sites, sender: Child, receiver: Child, prefixes: tuple[
     return (after["bytes"] - before["bytes"]) / MESSAGES
 
 
-@pytest.mark.parametrize(("slices", "key_bytes"), [(1, 0), (SLICES, 0), (1, KEY_BYTES)])
-def test_sites_interest(benchmark: BenchmarkFixture, tmp_path: Path, slices: int, key_bytes: int) -> None:
+@pytest.mark.parametrize(("slices", "keys"), [(1, {}), (SLICES, {}), *((1, keys) for keys in KEYS)])
+def test_sites_interest(benchmark: BenchmarkFixture, tmp_path: Path, slices: int, keys: dict[str, int]) -> None:
     """Bytes across for each message put, as nobody at the other site wants it, one topic is wanted, or all."""
-    what = f"What crosses, {slices} slices, key_bytes {key_bytes}"
+    what = ", ".join(["What crosses", f"{slices} slices", *(f"{name} {value}" for name, value in keys.items())])
     contest = Contest(what, "bytes/message put", lower=True, topology=__doc__)
     with ExitStack() as stack:
-        sites = stack.enter_context(_sites(tmp_path, slices, key_bytes))
+        sites = stack.enter_context(_sites(tmp_path, slices, **keys))
         sender = stack.enter_context(Child("bench.processes.hub:send", feed=sites.ldn))
         receiver = stack.enter_context(Child("bench.processes.receiver:receive"))
         for name, prefixes in (("all is wanted", (b"",)), ("one topic is", (b"S17.trade",)), ("nothing is", ())):
