@@ -7,6 +7,7 @@ from typing import Final
 NOTHING: Final = "-"
 """What stands in the place of a number that there is none of."""
 _THOUSAND: Final = 1_000
+_BYTE_UNITS: Final = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1))
 
 
 def count(number: int) -> str:
@@ -56,16 +57,17 @@ def rate(messages: float, seconds: float = 1.0) -> str:
 
 
 def byte_rate(octets: float, seconds: float = 1.0) -> str:
-    """`812 MB/s`."""
-    return f"{octets / seconds / 1e6:,.0f} MB/s" if seconds > 0 else NOTHING
+    """`812 MB/s`, `12 kB/s`."""
+    if seconds <= 0:
+        return NOTHING
+    unit, size = next(each for each in _BYTE_UNITS if octets / seconds >= each[1] or each[1] == 1)
+    return f"{octets / seconds / size:,.0f} {unit}/s"
 
 
 def byte_size(octets: int) -> str:
     """`812.5 MB`, `1.0 kB`, `7 B`."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if octets >= size:
-            return f"{octets / size:,.1f} {unit}"
-    return f"{octets} B"
+    unit, size = next(each for each in _BYTE_UNITS if octets >= each[1] or each[1] == 1)
+    return f"{octets} B" if size == 1 else f"{octets / size:,.1f} {unit}"
 
 
 def long_time(seconds: float) -> str:

@@ -654,8 +654,9 @@ class SliceThread:
     def _gap_error(self) -> GapError:
         state = self.state
         of_key = f" of key {self.order.keys.name(state.gap_key)!r}" if state.gap_key >= 0 else ""
+        many = f"{'at most ' * state.gap_is_upper_bound}{state.gap_count}"
         return GapError(
-            f"feed {self.feed.name!r} slice {self.slice_id}: {state.gap_count} messages{of_key} were lost, from "
+            f"feed {self.feed.name!r} slice {self.slice_id}: {many} messages{of_key} were lost, from "
             f"sequence {state.gap_sequence} of epoch {state.gap_epoch} on, expected none with on_gap='stop'"
         )
 

@@ -68,6 +68,8 @@ class SliceState(SharedRecord):
     gap_count = Field()
     gap_key = Field()
     """The number of their key."""
+    gap_is_upper_bound = Field()
+    """1: `gap_count` is an upper bound."""
     life = Field(own_line=True)
     """Its place in `LIVES`."""
     confirmed_lines = Field()

@@ -186,6 +186,7 @@ def tell_losses(at: SliceAt, table: TableAt, ts_out: int) -> int:
             state.gap_sequence = loss.sequence
             state.gap_key = loss.key
             state.gap_count = loss.count
+            state.gap_is_upper_bound = loss.is_bound
             return FAILED
         if table.listeners == 0:
             continue

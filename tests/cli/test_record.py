@@ -98,7 +98,7 @@ def test_progress_is_lines_where_there_is_no_terminal(
             ended = invoke("record", "--feed", place.path, "--out", tmp_path, "--fsync", "block", "--until-end")
     assert ended.status == Status.OK
     assert re.search(
-        r"^recorded 0 messages, 0.00/s, 0 MB/s, lost 0, gaps 0, not heard 0, lag ", ended.errors, re.MULTILINE
+        r"^recorded 0 messages, 0.00/s, 0 B/s, lost 0, gaps 0, not heard 0, lag ", ended.errors, re.MULTILINE
     )
 
 
