@@ -11,7 +11,7 @@ import typer
 
 from blackbox.cli.ui.feeds import FeedOption, load_feed
 from blackbox.cli.ui.messages import describe
-from blackbox.cli.ui.options import CountOption, JsonLinesOption, choice_of, prefixes_of
+from blackbox.cli.ui.options import CountOption, JsonLinesOption, choice_of, prefixes_of, symbols_of
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import say
 from blackbox.errors import SubscriberError
@@ -26,14 +26,18 @@ ClientName = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of
 PositionsOption = Annotated[
     Path, typer.Option("--positions", metavar="DIR", help="Directory of the positions of durable clients.")
 ]
-SubscriptionOption = Annotated[
+SubscribedPrefix = Annotated[
     list[str] | None, choice_of("--prefix", "TEXT", "Prefix that NAME is subscribed to.", default="all topics")
+]
+SubscribedSymbol = Annotated[
+    list[str] | None, choice_of("--symbol", "SYMBOL", "Symbol that NAME is subscribed to.", default="only --prefix")
 ]
 
 
 def get(
     name: ClientName,
-    prefix: SubscriptionOption = None,
+    prefix: SubscribedPrefix = None,
+    symbol: SubscribedSymbol = None,
     feed: FeedOption = None,
     positions: PositionsOption = Path("positions"),
     enough: CountOption = 1,
@@ -63,11 +67,12 @@ def get(
         from blackbox.hub.client import HubClient
 
         known = load_feed(feed)
-        schema, prefixes = load_schema(known.schema_name), prefixes_of(prefix)
+        schema = load_schema(known.schema_name)
+        prefixes, symbols = _chosen(prefix, symbol)
         client, got = HubClient(known, name, positions).start(), 0
         try:
             while got < enough or not enough:
-                print_message(client.get(prefixes, timeout), None if as_json else schema)
+                print_message(client.get(prefixes, timeout, symbols=symbols), None if as_json else schema)
                 got += 1
                 if got % _COMMIT_EVERY == 0:
                     sys.stdout.flush()
@@ -93,7 +98,8 @@ def print_message(message: Message, schema: Schema | None) -> None:
 
 def unsubscribe(
     name: ClientName,
-    prefix: SubscriptionOption = None,
+    prefix: SubscribedPrefix = None,
+    symbol: SubscribedSymbol = None,
     feed: FeedOption = None,
     positions: PositionsOption = Path("positions"),
 ) -> None:
@@ -107,26 +113,38 @@ def unsubscribe(
     """
     with exit_statuses():
         from blackbox.hub.client import HubClient
+        from blackbox.hub.inbox import Subscription
 
         client = HubClient(load_feed(feed), name, positions).start()
         try:
-            for each in prefixes_of(prefix):
-                client.unsubscribe(each)
-                say(f"{name} is no longer subscribed to {each.decode(errors='backslashreplace')!r}")
+            prefixes, symbols = _chosen(prefix, symbol)
+            client.unsubscribe(prefixes, symbols=symbols)
+            say(f"{name} is no longer subscribed to {', '.join(map(str, Subscription.chosen(prefixes, symbols)))}")
         finally:
             client.end()
 
 
 def subscribe_durably(
-    name: str, positions: Path, feed: str | None, prefixes: tuple[bytes, ...], timeout: float | None
+    name: str,
+    positions: Path,
+    feed: str | None,
+    prefix: list[str] | None,
+    symbol: list[str] | None,
+    timeout: float | None,
 ) -> None:
-    """Begin durable subscriptions of a client to prefixes, from now on."""
+    """Begin durable subscriptions of a client to prefixes or symbols, from now on."""
     from blackbox.hub.client import HubClient
+    from blackbox.hub.inbox import Subscription
 
     client = HubClient(load_feed(feed), name, positions).start()
     try:
-        for prefix in prefixes:
-            client.subscribe(prefix, timeout)
-            say(f"{name} is subscribed to {prefix.decode(errors='backslashreplace')!r}")
+        prefixes, symbols = _chosen(prefix, symbol)
+        client.subscribe(prefixes, timeout, symbols=symbols)
+        say(f"{name} is subscribed to {', '.join(map(str, Subscription.chosen(prefixes, symbols)))}")
     finally:
         client.end()
+
+
+def _chosen(prefix: list[str] | None, symbol: list[str] | None) -> tuple[tuple[bytes, ...] | None, list[bytes] | None]:
+    """Return the prefixes and symbols of durable subscriptions: without either the prefix of all topics."""
+    return (prefixes_of(prefix) if prefix or not symbol else None), symbols_of(symbol)

@@ -125,13 +125,8 @@ def subscribe(
     if durable != (name is not None):
         raise typer.BadParameter("expected --durable and --name NAME together, or neither", param_hint="--name")
     with exit_statuses():
-        prefixes = prefixes_of(prefix)
         if name is not None:
-            if symbol:
-                raise typer.BadParameter(
-                    "was given with --durable, which takes only prefixes, such as --prefix AAPL.", param_hint="--symbol"
-                )
-            subscribe_durably(name, positions, feed, prefixes, timeout)
+            subscribe_durably(name, positions, feed, prefix, symbol, timeout)
             return
         from blackbox.subscribe.slow_subscriber import SlowPolicy
         from blackbox.subscriber import Subscriber
@@ -144,7 +139,7 @@ def subscribe(
             queue_blocks=queue_blocks,
             processes=processes,
         )
-        view = _SubscriberView(subscriber, prefixes, symbols_of(symbol), show, as_json)
+        view = _SubscriberView(subscriber, prefixes_of(prefix), symbols_of(symbol), show, as_json)
         say(f"waiting for the publishers of {feed_text(shape)}")
         with ExitStack() as stack:
             subscriber.start(timeout)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
+from contextlib import suppress
 
 from blackbox.native.waits import step_of
 
@@ -15,12 +17,18 @@ class Arrivals:
         self._changed = threading.Condition()
         self.count = 0
         """Arrivals so far. Read it before you look at the subscriptions."""
+        self._sleepers = set[asyncio.Future[None]]()
+        """Futures of the tasks that wait."""
 
     def add(self) -> None:
         """Add one, and wake readers."""
         with self._changed:
             self.count += 1
             self._changed.notify_all()
+            for sleeper in self._sleepers:
+                with suppress(RuntimeError):  # its loop is closed
+                    sleeper.get_loop().call_soon_threadsafe(_wake, sleeper)
+            self._sleepers.clear()
 
     def wait(self, seen: int, timeout: float) -> None:
         """Wait until there are more than `seen`, or for `timeout` seconds."""
@@ -28,3 +36,21 @@ class Arrivals:
         with self._changed:
             while self.count == seen and (left := until - time.monotonic()) > 0:
                 self._changed.wait(step_of(left))
+
+    async def changed(self, seen: int) -> None:
+        """Wait until there are more than `seen`."""
+        sleeper = asyncio.get_running_loop().create_future()
+        with self._changed:
+            if self.count != seen:
+                return
+            self._sleepers.add(sleeper)
+        try:
+            await sleeper
+        finally:
+            with self._changed:
+                self._sleepers.discard(sleeper)
+
+
+def _wake(sleeper: asyncio.Future[None]) -> None:
+    if not sleeper.done():
+        sleeper.set_result(None)

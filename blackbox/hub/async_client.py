@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Final, Self, Unpack
 
 from blackbox.block.batch import Message
 from blackbox.block.position import Place
-from blackbox.errors import NotStoredError, SubscriberError
+from blackbox.errors import NotStoredError
 from blackbox.feed.feed import Feed
+from blackbox.feed.prefixes import Prefixes
 from blackbox.hub.client import HubClient, HubClientSettings
 
 _LOOK_S: Final = 1.0
+_GETS_AT_ONCE: Final = 64
+"""Messages after which other tasks have their turn."""
 
 
 class AsyncHubClient:
@@ -69,33 +72,31 @@ class AsyncHubClient:
             except NotStoredError:
                 continue
 
-    async def subscribe(self, prefix: str | bytes) -> None:
+    async def subscribe(self, prefix: Prefixes | None = None, *, symbols: Iterable[str | bytes] | None = None) -> None:
         """As `HubClient.subscribe`."""
         while True:
             try:
-                return await asyncio.to_thread(self.client.subscribe, prefix, _LOOK_S)
+                return await asyncio.to_thread(self.client.subscribe, prefix, _LOOK_S, symbols=symbols)
             except NotStoredError:
                 continue
 
-    async def unsubscribe(self, prefix: str | bytes) -> None:
+    async def unsubscribe(
+        self, prefix: Prefixes | None = None, *, symbols: Iterable[str | bytes] | None = None
+    ) -> None:
         """As `HubClient.unsubscribe`."""
-        await asyncio.to_thread(self.client.unsubscribe, prefix)
+        await asyncio.to_thread(self.client.unsubscribe, prefix, symbols=symbols)
 
-    async def get(self, prefix: str | bytes) -> Message:
-        """As `HubClient.get`, of one prefix."""
-        inbox = self.client._inbox(prefix)
+    async def get(self, prefix: Prefixes | None = None, *, symbols: Iterable[str | bytes] | None = None) -> Message:
+        """As `HubClient.get`."""
+        client = self.client
+        inboxes = client._chosen(prefix, symbols)
         while True:
-            try:
-                stream = await asyncio.to_thread(inbox.open, time.monotonic() + _LOOK_S)
-            except TimeoutError:
-                continue
-            try:
-                message: Message = await anext(stream)
-            except StopAsyncIteration:
-                raise SubscriberError(f"subscription {prefix!r} has ended") from None
-            except SubscriberError as error:
-                inbox.fail(error)
-            return message
+            seen = client._arrivals.count
+            if (message := client._look(inboxes)) is not None:
+                if client._looks % _GETS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                return message
+            await client._arrivals.changed(seen)
 
     async def commit(self) -> None:
         """As `HubClient.commit`; it holds the loop up for as long as a file takes to be synced."""

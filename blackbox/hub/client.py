@@ -7,7 +7,7 @@ import operator
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
@@ -26,7 +26,7 @@ from blackbox.feed.prefixes import Prefixes
 from blackbox.feed.schema import load_schema
 from blackbox.hub.arrivals import Arrivals
 from blackbox.hub.condition_columns import INT64, as_if_at, as_place, as_revision, as_ttl_ns, error_of
-from blackbox.hub.inbox import Inbox, check_client_name, not_subscribed, prefixes_of
+from blackbox.hub.inbox import Inbox, Subscription, check_client_name, not_subscribed, subscriptions_of
 from blackbox.hub.protocol import (
     MOST_BYTES,
     MOST_ID_BYTES,
@@ -94,7 +94,7 @@ class HubClient:
         self._slices: dict[bytes, int] = {}
         self._schema = load_schema(self.feed.schema)
         self._record_bytes = {kind.encode("latin-1"): each.itemsize for kind, each in self._schema.records.items()}
-        self._inboxes: dict[bytes, Inbox] = {}
+        self._inboxes: dict[Subscription, Inbox] = {}
         self._arrivals = Arrivals()
         self._looks = 0
         """Number of times that several subscriptions were looked at: each time another one is the first."""
@@ -104,8 +104,8 @@ class HubClient:
     def start(self) -> Self:
         """Connect, also while the hub is away. Raises EndpointError, ConfigError, LimitError, PositionError."""
         if not self._is_started:
-            for prefix in prefixes_of(self._directory, self.name) if self._directory is not None else ():
-                self._inboxes[prefix] = self._new_inbox(prefix)
+            for each in subscriptions_of(self._directory, self.name) if self._directory is not None else ():
+                self._inboxes[each] = self._new_inbox(each)
             self._sender.start()
             self._is_started = True
         return self
@@ -367,31 +367,44 @@ class HubClient:
 
     # Get
 
-    def subscribe(self, prefix: str | bytes, timeout: float | None = None) -> None:
-        """Have all that is put from now on under a prefix kept for `get`, until `unsubscribe`; again is fine.
+    def subscribe(
+        self,
+        prefix: Prefixes | None = None,
+        timeout: float | None = None,
+        *,
+        symbols: Iterable[str | bytes] | None = None,
+    ) -> None:
+        """Keep all messages from now on for `get`, until `unsubscribe`; subscribing again changes nothing.
+
+        Each prefix, or each symbol, is a subscription of its own. `symbols=["AAPL"]` are topics of exactly this symbol.
 
         Raises NotStoredError when the hub does not answer within `timeout` seconds, ConfigError, PositionError.
         """
-        prefix = as_bytes("prefix", prefix)
-        if prefix not in self._inboxes:
-            if not self.feed.slices_for(prefix):
-                raise ConfigError(f"feed {self.feed.name!r}: no slice can hold topics that start with {prefix!r}")
-            inbox = self._new_inbox(prefix)
-            inbox.subscribe(self._ask(timeout, prefix))
-            self._inboxes[prefix] = inbox
+        for each in Subscription.chosen(prefix, symbols):
+            if each not in self._inboxes:
+                choice = each.choice(self.feed)
+                inbox = self._new_inbox(each)
+                inbox.subscribe(self._ask(timeout, choice.prefix))
+                self._inboxes[each] = inbox
 
-    def unsubscribe(self, prefix: str | bytes) -> None:
-        """End a subscription, and forget where it was. Raises HubError when there is none, PositionError."""
-        prefix = as_bytes("prefix", prefix)
-        self._inbox(prefix).unsubscribe()
-        del self._inboxes[prefix]
+    def unsubscribe(self, prefix: Prefixes | None = None, *, symbols: Iterable[str | bytes] | None = None) -> None:
+        """End subscriptions, and forget where they were. Raises HubError for an unknown one, PositionError."""
+        for inbox in self._chosen(prefix, symbols):
+            inbox.unsubscribe()
+            del self._inboxes[inbox.subscription]
 
     @property
-    def subscriptions(self) -> list[bytes]:
-        """The prefixes that are subscribed to."""
+    def subscriptions(self) -> list[Subscription]:
+        """The subscriptions of this client."""
         return sorted(self._inboxes)
 
-    def get(self, prefix: Prefixes, timeout: float | None = None) -> Message:
+    def get(
+        self,
+        prefix: Prefixes | None = None,
+        timeout: float | None = None,
+        *,
+        symbols: Iterable[str | bytes] | None = None,
+    ) -> Message:
         """Return the next message of a subscription, or of any of several, also while the hub is away.
 
         Several take turns. Messages returned since the last `commit` come again after a crash.
@@ -399,26 +412,30 @@ class HubClient:
         Raises TimeoutError when none came in `timeout` seconds (None: no bound), HubError when it is not subscribed to,
         or the client has ended, SubscriberError for what ended it: the next call begins anew at the last commit.
         """
-        inboxes = [self._inbox(each) for each in ([prefix] if isinstance(prefix, str | bytes) else prefix)]
-        if not inboxes:
-            raise ValueError("prefix was empty, expected one prefix or more")
+        inboxes = self._chosen(prefix, symbols)
         if len(inboxes) == 1:
             return inboxes[0].get(timeout)
         until = math.inf if timeout is None else time.monotonic() + timeout
         while True:
             seen = self._arrivals.count
-            self._looks += 1
-            for at in range(len(inboxes)):
-                with suppress(TimeoutError):
-                    return inboxes[(self._looks + at) % len(inboxes)].get(0.0)
+            if (message := self._look(inboxes)) is not None:
+                return message
             if (left := until - time.monotonic()) <= 0:
-                names = ", ".join(repr(each.prefix) for each in inboxes)
+                names = ", ".join(str(each.subscription) for each in inboxes)
                 is_known = all(each.is_confirmed for each in inboxes)
                 away = (
                     "" if is_known else f": the hub of feed {self.feed.name!r} has not confirmed all subscriptions yet"
                 )
                 raise TimeoutError(f"nothing of {names} came in {timeout} s{away}")
             self._arrivals.wait(seen, left)
+
+    def _look(self, inboxes: Sequence[Inbox]) -> Message | None:
+        """Return the next message of any of several subscriptions, in turn; None: none is here."""
+        self._looks += 1
+        for at in range(len(inboxes)):
+            with suppress(TimeoutError):
+                return inboxes[(self._looks + at) % len(inboxes)].get(0.0)
+        return None
 
     def commit(self, timeout: float = 10.0) -> None:
         """Say that all that was got is done with, of all subscriptions: it does not come again, whatever crashes.
@@ -429,17 +446,18 @@ class HubClient:
         for inbox in self._inboxes.values():
             inbox.commit(timeout)
 
-    def _inbox(self, prefix: str | bytes) -> Inbox:
-        """Return a subscription. Raises HubError when there is none of this prefix."""
-        prefix = as_bytes("prefix", prefix)
-        if prefix not in self._inboxes:
-            raise not_subscribed(prefix, self.subscriptions)
-        return self._inboxes[prefix]
+    def _chosen(self, prefix: Prefixes | None, symbols: Iterable[str | bytes] | None) -> list[Inbox]:
+        """Return subscriptions. Raises HubError for an unknown one."""
+        chosen = Subscription.chosen(prefix, symbols)
+        for each in chosen:
+            if each not in self._inboxes:
+                raise not_subscribed(each, self.subscriptions)
+        return [self._inboxes[each] for each in chosen]
 
-    def _new_inbox(self, prefix: bytes) -> Inbox:
+    def _new_inbox(self, subscription: Subscription) -> Inbox:
         if self._directory is None:
             raise ConfigError(f"directory was None, expected one that keeps subscriptions of client {self.name!r}")
-        return Inbox(self.feed, self._directory, self.name, prefix, self._queue, self._arrivals)
+        return Inbox(self.feed, self._directory, self.name, subscription, self._queue, self._arrivals)
 
     def _ask(self, timeout: float | None, prefix: bytes | None = None) -> Welcome:
         answer = self._sender.ask(prefix)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from typing import Any, Final
 
 import msgspec
@@ -19,6 +19,7 @@ from blackbox.errors import BlackBoxError, ConfigError, NotStoredError
 from blackbox.feed.endpoint import check_endpoint, transport_of
 from blackbox.feed.security import is_loopback
 from blackbox.hub.async_client import AsyncHubClient
+from blackbox.hub.inbox import Subscription
 from blackbox.hub.json_form import (
     ASKED,
     MOST_ASKED_BYTES,
@@ -56,7 +57,7 @@ class DrivenClient:
             raise ConfigError(f"endpoint was {endpoint!r}, expected ipc, or tcp on a loopback address")
         self._client, self._endpoint = client, endpoint
         self._sending = asyncio.Lock()
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._turns: defaultdict[Subscription, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def serve(self, bound: Callable[[], None] = lambda: None) -> None:
         """Answer until the task is cancelled; call `bound` once the endpoint is there. Raises EndpointError."""
@@ -124,13 +125,17 @@ class DrivenClient:
             place = await client.put(topic, value, put_id, ts_event=asked.ts_event, if_at=at, ttl=asked.ttl_s)
             return place_as_json(place)
         if isinstance(asked, Subscribe | Unsubscribe | Get):
+            prefix, symbols = asked.prefix, asked.symbols
+            chosen = Subscription.chosen(prefix, symbols)
             if not isinstance(asked, Subscribe):
-                client.client._inbox(asked.prefix.encode())  # raises, so that none is kept in mind that is not there
-            async with self._turns[asked.prefix]:
+                client.client._chosen(prefix, symbols)  # raises, so that no lock of an unknown one is kept
+            async with AsyncExitStack() as stack:
+                for each in sorted(chosen):
+                    await stack.enter_async_context(self._turns[each])
                 if isinstance(asked, Get):
-                    return as_object(await client.get(asked.prefix.encode()), None)
+                    return as_object(await client.get(prefix, symbols=symbols), None)
                 do = client.subscribe if isinstance(asked, Subscribe) else client.unsubscribe
-                await do(asked.prefix.encode())
-                return {"prefix": asked.prefix}
+                await do(prefix, symbols=symbols)
+                return {"symbols": symbols} if prefix is None else {"prefix": prefix}
         await client.commit()
         return {}

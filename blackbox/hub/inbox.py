@@ -1,4 +1,4 @@
-"""One durable subscription of a client: a named consumer of one prefix, whose position lies in a file."""
+"""One durable subscription of a client: a named consumer of a prefix or symbol, whose position lies in a file."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ import os
 import re
 import threading
 import time
+from collections.abc import Iterable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, Literal, NamedTuple, NoReturn, Self
 
 from blackbox.archive.consumer_positions import PositionFile, consumers
+from blackbox.arguments import all_as_bytes
 from blackbox.block.batch import Message
 from blackbox.block.gap import Gap
 from blackbox.block.position import Position
 from blackbox.errors import ConfigError, HubError, NotConfirmedError, RightsError, SubscriberError
 from blackbox.feed.feed import Feed
+from blackbox.feed.prefixes import Prefixes
+from blackbox.feed.symbol_choice import TopicChoice, starts_by_slice
 from blackbox.hub.arrivals import Arrivals
 from blackbox.hub.protocol import Welcome
 from blackbox.native.limits import start_thread
@@ -33,28 +37,72 @@ _REPAIR_WAIT_S: Final = 60.0
 _START_S: Final = 10.0
 _PLAIN: Final = re.compile(rb"[A-Za-z0-9.-]")
 _MARK: Final = "_"
+_SYMBOL: Final = "_symbol"
+"""Follows a symbol. No prefix ends so, since `_sy` is no byte in hexadecimal digits."""
 
 
-def name_of(client: str, prefix: bytes) -> str:
-    """Return the name of the consumer: a client's subscription to a prefix, so that each can be read from the other."""
-    text = "".join(chr(byte) if _PLAIN.match(bytes([byte])) else f"{_MARK}{byte:02x}" for byte in prefix)
-    return f"{client}{_MARK}{text}"
+class Subscription(NamedTuple):
+    """Topics of a durable subscription: those with a prefix, or those of exactly one symbol."""
+
+    kind: Literal["prefix", "symbol"]
+    text: bytes
+
+    @classmethod
+    def chosen(cls, prefix: Prefixes | None, symbols: Iterable[str | bytes] | None) -> list[Self]:
+        """Return one subscription for each prefix or symbol. Raises ConfigError unless either was given."""
+        if (prefix is None) is (symbols is None):
+            raise ConfigError(f"prefix was {prefix!r} and symbols {symbols!r}, expected one of them")
+        if symbols is not None:
+            found = [cls("symbol", each) for each in all_as_bytes("symbols", symbols)]
+        else:
+            prefixes = (prefix,) if prefix is None or isinstance(prefix, str | bytes) else prefix
+            found = [cls("prefix", each) for each in all_as_bytes("prefix", prefixes)]
+        if not found:
+            raise ValueError("subscriptions were none, expected at least one prefix or symbol")
+        return list(dict.fromkeys(found))
+
+    @classmethod
+    def of_consumer(cls, client: str, name: str) -> Self | None:
+        """Return the subscription in a consumer's name; None: it belongs to another client."""
+        if not name.startswith(client + _MARK):
+            return None
+        text = name[len(client) + 1 :]
+        plain = text.removesuffix(_SYMBOL)
+        data = re.sub(rb"_([0-9a-f]{2})", lambda match: bytes([int(match[1], 16)]), plain.encode())
+        return cls("prefix" if plain == text else "symbol", data)
+
+    def consumer(self, client: str) -> str:
+        """Return the name of the consumer, from which client and subscription can be read."""
+        text = "".join(chr(byte) if _PLAIN.match(bytes([byte])) else f"{_MARK}{byte:02x}" for byte in self.text)
+        return f"{client}{_MARK}{text}{_SYMBOL if self.kind == 'symbol' else ''}"
+
+    def choice(self, feed: Feed) -> TopicChoice:
+        """Return its topics. Raises ConfigError when no slice can hold them."""
+        choice = TopicChoice.of(feed, self.prefix, self.symbols)
+        if not starts_by_slice(feed, choice.starts):
+            raise ConfigError(f"feed {feed.name!r}: no slice can hold topics of {self}")
+        return choice
+
+    @property
+    def prefix(self) -> bytes:
+        """Start of all its topics that a callback needs next to `symbols`."""
+        return self.text if self.kind == "prefix" else b""
+
+    @property
+    def symbols(self) -> list[bytes] | None:
+        """Its symbol, for a callback."""
+        return [self.text] if self.kind == "symbol" else None
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.text!r}"
 
 
-def prefix_of(client: str, name: str) -> bytes | None:
-    """Return the prefix that a consumer's name tells; None: it is of another client."""
-    if not name.startswith(client + _MARK):
-        return None
-    text = name[len(client) + 1 :]
-    return re.sub(rb"_([0-9a-f]{2})", lambda match: bytes([int(match[1], 16)]), text.encode())
-
-
-def prefixes_of(directory: str | os.PathLike[str], client: str) -> list[bytes]:
-    """Return what a client has subscribed to. Raises PositionError when the directory has files that are none."""
+def subscriptions_of(directory: str | os.PathLike[str], client: str) -> list[Subscription]:
+    """Return a client's subscriptions. Raises PositionError when the directory has other files among theirs."""
     if not Path(directory).is_dir():
         return []
-    found = (prefix_of(client, file.name) for file in consumers(directory))
-    return [prefix for prefix in found if prefix is not None]
+    found = (Subscription.of_consumer(client, file.name) for file in consumers(directory))
+    return [each for each in found if each is not None]
 
 
 class _Opening:
@@ -84,7 +132,7 @@ class _Opening:
 
 
 class Inbox:
-    """What has come, and will come, of a prefix. Its reader is one thread, or one task.
+    """Messages of a subscription. Its reader is one thread, or one task.
 
     The subscriber starts when something is asked for, and begins at the position in the file.
     """
@@ -94,14 +142,14 @@ class Inbox:
         feed: Feed,
         directory: str | os.PathLike[str],
         client: str,
-        prefix: bytes,
+        subscription: Subscription,
         limit: int,
         arrivals: Arrivals,
     ) -> None:
-        self.prefix = prefix
+        self.subscription = subscription
         self._arrivals = arrivals
         self._feed, self._directory, self._limit = feed, directory, limit
-        self._file = PositionFile(directory, name_of(client, prefix))
+        self._file = PositionFile(directory, subscription.consumer(client))
         self._opening: _Opening | None = None
         self._changes = threading.Lock()
         """Held where another one begins, or none: who ends it may be another thread than its reader."""
@@ -110,7 +158,7 @@ class Inbox:
     def subscribe(self, welcome: Welcome) -> None:
         """Begin where the hub has said that it is, durably. Raises PositionError, RightsError."""
         if not welcome.following:
-            raise RightsError(f"the key has no right to topics that begin with {self.prefix!r}")
+            raise RightsError(f"the key has no right to topics of {self.subscription}")
         positions = {each: Position(welcome.epoch, number) for each, number in enumerate(welcome.following)}
         self._file.own(0)
         try:
@@ -134,7 +182,7 @@ class Inbox:
         try:
             message: Message = stream.get(left)
         except TimeoutError:
-            raise TimeoutError(f"nothing of {self.prefix!r} came in {timeout} s") from None
+            raise TimeoutError(f"nothing of {self.subscription} came in {timeout} s") from None
         except SubscriberError as error:
             self.fail(error)
         return message
@@ -156,7 +204,7 @@ class Inbox:
 
         It is being started on meanwhile: who asks again and again for a moment each gets it all the same.
         """
-        nothing = f"nothing of {self.prefix!r} has come, and the hub is away"
+        nothing = f"nothing of {self.subscription} has come, and the hub is away"
         while not (opening := self._opening or self._begin()).has_started:
             if not is_done_in(opening.started, until - time.monotonic()):
                 raise TimeoutError(f"{nothing}: feed {self._feed.name!r} has not confirmed the subscription yet")
@@ -178,7 +226,7 @@ class Inbox:
     def _check_open(self, why: BaseException | None = None) -> None:
         """Raise HubError when it was ended."""
         if self._is_ended:
-            raise HubError(f"subscription {self.prefix!r} was closed, expected one of a client that is open") from why
+            raise HubError(f"subscription of {self.subscription} was closed, expected a client that is open") from why
 
     def _let_go(self, opening: _Opening | None) -> None:
         with self._changes:
@@ -195,9 +243,10 @@ class Inbox:
             name=self._file.name,
             positions=self._directory,
         )
-        stream = subscriber.stream(self.prefix, limit=self._limit)
+        prefix, symbols = self.subscription.prefix, self.subscription.symbols
+        stream = subscriber.stream(prefix, symbols=symbols, limit=self._limit)
         stream._on_change = self._arrivals.add
-        subscriber.on_gap(self.prefix)(self._tell)
+        subscriber.on_gap(prefix, symbols=symbols)(self._tell)
         opening = _Opening(subscriber, stream)
         opening.started.add_done_callback(lambda _: self._arrivals.add())
         return opening
@@ -225,7 +274,7 @@ class Inbox:
         self._arrivals.add()
 
     def _tell(self, gap: Gap) -> None:
-        log.warning("subscription %r has lost %d messages of slice %d", self.prefix, gap.count, gap.slice_id)
+        log.warning("subscription of %s has lost %d messages of slice %d", self.subscription, gap.count, gap.slice_id)
 
 
 def check_client_name(name: str) -> None:
@@ -234,6 +283,8 @@ def check_client_name(name: str) -> None:
         raise ConfigError(f"name was {name!r}, expected 1 to 32 letters, digits, '.' or '-', the first no '.' or '-'")
 
 
-def not_subscribed(prefix: bytes, known: list[bytes]) -> HubError:
-    """Return the error for a prefix that is not among those subscribed to."""
-    return HubError(f"prefix was {prefix!r}, expected one that is subscribed to: {known}")
+def not_subscribed(subscription: Subscription, known: Iterable[Subscription]) -> HubError:
+    """Return the error for a subscription that a client does not have."""
+    return HubError(
+        f"client had no subscription of {subscription}, expected one of: {', '.join(map(str, known)) or 'none'}"
+    )

@@ -68,22 +68,23 @@ class Put(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return Place(self.if_at.slice, self.if_at.epoch, self.if_at.sequence)
 
 
-class Subscribe(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Have all that is put from now on under a prefix kept for `get`."""
+class _Subscribed(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A request about durable subscriptions: of a prefix, or of each of some symbols."""
 
-    prefix: str
-
-
-class Unsubscribe(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """End a subscription."""
-
-    prefix: str
+    prefix: str | None = None
+    symbols: list[str] | None = None
 
 
-class Get(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Get the next message of a subscription."""
+class Subscribe(_Subscribed, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Keep all messages from now on for `get`."""
 
-    prefix: str
+
+class Unsubscribe(_Subscribed, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """End subscriptions."""
+
+
+class Get(_Subscribed, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Get the next message of any of these subscriptions."""
 
 
 class Commit(_Request, frozen=True, kw_only=True, forbid_unknown_fields=True):

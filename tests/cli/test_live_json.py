@@ -71,6 +71,12 @@ def test_positions_messages_and_totals_of_a_hub(tmp_path: Path) -> None:
         assert [each["sequence"] for each in places] == [0, 1, 2]
         got = invoke("get", *prefixes, "--count", 2, "--json", *durable, *client)
         assert sorted(json.loads(line)["topic"] for line in got.out.splitlines()) == ["A.x", "B.x"]
+        symbols = ["--symbol", "A", "--symbol", "B"]
+        assert invoke("subscribe", *symbols, "--durable", *durable, *client).status == 0
+        document(invoke("put", "B.x", "y", "--json", *client), Status.OK)
+        got = invoke("get", *symbols, "--json", *durable, *client)
+        assert json.loads(got.out)["topic"] == "B.x"
+        assert invoke("unsubscribe", *symbols, *durable, "--feed", tmp_path / "feed.toml").status == 0
         lines = invoke("put", "A", "-", "--json", *client, stdin="one\ntwo\n")
         assert document(lines, Status.OK) == {"stored": 2, "skipped": 0, "refused": 0}
-        assert document(running.interrupt())["stored"] == 5
+        assert document(running.interrupt())["stored"] == 6

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
+from typing import Final, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blackbox import BlackBoxError, ConfigError, Feed, Hub, HubClient
+from blackbox import AsyncHubClient, BlackBoxError, ConfigError, Feed, Hub, HubClient
 from blackbox.block.batch import Message
 from blackbox.errors import HubError
-from blackbox.hub.inbox import name_of, prefix_of
+from blackbox.hub.inbox import Subscription
 from blackbox.native import waits
 from blackbox.testing import wait_until
 from tests.hub.hubs import hub_feed
@@ -49,7 +51,7 @@ def test_all_that_is_put_after_subscribe_is_got_once(tmp_path: Path) -> None:
         assert numbers(client, b"A.", 990) == list(range(10, 1_000))
         with pytest.raises(TimeoutError):
             client.get(b"A.", 0.1)
-        assert client.subscriptions == [b"A."]
+        assert client.subscriptions == [Subscription("prefix", b"A.")]
 
 
 def test_what_was_got_since_the_last_commit_comes_again(tmp_path: Path) -> None:
@@ -62,7 +64,7 @@ def test_what_was_got_since_the_last_commit_comes_again(tmp_path: Path) -> None:
             client.commit()
             assert numbers(client, b"", 20) == list(range(30, 50))
         with reader(feed, tmp_path) as client:
-            assert client.subscriptions == [b""]
+            assert client.subscriptions == [Subscription("prefix", b"")]
             assert numbers(client, b"", 70) == list(range(30, 100))
             client.commit()
         with reader(feed, tmp_path) as client:
@@ -90,7 +92,7 @@ def test_what_is_here_is_got_while_the_hub_is_away_and_the_rest_when_it_is_back(
             assert numbers(client, b"", 1) == [0]
             # All have come by the time the hub has ended in order: it sends before it says that it ends.
         assert numbers(client, b"", 49) == list(range(1, 50))
-        with pytest.raises(TimeoutError, match=r"nothing of b'.*' came in"):
+        with pytest.raises(TimeoutError, match=r"nothing of prefix b'.*' came in"):
             client.get(b"", 0.2)
         with Hub(feed, tmp_path / "hub"):
             put_numbers(client, 50, 60)
@@ -140,7 +142,7 @@ def test_a_subscription_that_is_being_started_can_be_ended(
     assert not [each for each in threading.enumerate() if each.name == "blackbox-inbox"]
     client.end()
     with Hub(feed, tmp_path / "hub"), reader(feed, tmp_path) as client:
-        assert client.subscriptions == left
+        assert [each.text for each in client.subscriptions] == left
         assert [numbers(client, prefix, 1) for prefix in left] == [[0] for _ in left]
 
 
@@ -150,7 +152,7 @@ def test_a_get_behind_the_end_of_its_client_begins_nothing(tmp_path: Path) -> No
     with Hub(feed, tmp_path / "hub"):
         with reader(feed, tmp_path) as client:
             client.subscribe(b"")
-        with pytest.raises(HubError, match="subscription b'' was closed, expected one of a client that is open"):
+        with pytest.raises(HubError, match="subscription of prefix b'' was closed, expected a client that is open"):
             client.get(b"", 0.0)
         assert not [each for each in threading.enumerate() if each.name == "blackbox-inbox"]
         with reader(feed, tmp_path) as client:
@@ -210,10 +212,10 @@ def test_unsubscribe_is_durable_and_subscribe_begins_anew(tmp_path: Path) -> Non
             put_numbers(client, 0, 10)
             numbers(client, b"A", 1)
             client.unsubscribe(b"A")
-            with pytest.raises(HubError, match=r"prefix was b'A', expected one that is subscribed to: \[b'B'\]"):
+            with pytest.raises(HubError, match="no subscription of prefix b'A', expected one of: prefix b'B'"):
                 client.get(b"A")
         with reader(feed, tmp_path) as client:
-            assert client.subscriptions == [b"B"]
+            assert client.subscriptions == [Subscription("prefix", b"B")]
             with pytest.raises(HubError):
                 client.unsubscribe(b"A")
             client.subscribe(b"A")
@@ -246,12 +248,87 @@ def test_a_client_without_a_name_or_directory_cannot_subscribe(tmp_path: Path) -
         client.subscribe(b"A")
 
 
-@given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9.-]{0,31}", fullmatch=True), st.binary(max_size=12), st.text(max_size=5))
-def test_a_consumer_s_name_tells_client_and_prefix(client: str, prefix: bytes, other: str) -> None:
-    name = name_of(client, prefix)
-    assert prefix_of(client, name) == prefix
+KINDS: Final[list[Literal["prefix", "symbol"]]] = ["prefix", "symbol"]
+
+
+@given(
+    st.from_regex(r"[A-Za-z0-9][A-Za-z0-9.-]{0,31}", fullmatch=True),
+    st.sampled_from(KINDS),
+    st.binary(max_size=12) | st.sampled_from([b"_symbol", b"symbol", b"aa"]),
+    st.text(max_size=5),
+)
+def test_client_and_subscription_can_be_read_from_the_name_of_the_consumer(
+    client: str, kind: Literal["prefix", "symbol"], text: bytes, other: str
+) -> None:
+    subscription = Subscription(kind, text)
+    name = subscription.consumer(client)
+    assert Subscription.of_consumer(client, name) == subscription
     if other and not client.startswith(other) and "_" not in other:
-        assert prefix_of(other, name) is None
+        assert Subscription.of_consumer(other, name) is None
+
+
+TOPICS: Final = ["AAPL", "AAPL.trade", "AAPLW.trade", "BRK.trade", "BRK.B.trade", "BRK.B.quote"]
+
+
+def test_a_subscription_of_a_symbol_has_exactly_its_topics(tmp_path: Path) -> None:
+    feed = hub_feed(slices=2)
+    with Hub(feed, tmp_path / "hub"):
+        with reader(feed, tmp_path) as client:
+            client.subscribe(symbols=["AAPL", "BRK", b"BRK.B"])
+            for topic in TOPICS:
+                client.put(topic, b"1")
+            assert [client.get(symbols=["AAPL"], timeout=WAIT_S).topic for _ in range(2)] == [b"AAPL", b"AAPL.trade"]
+            client.commit()
+        with reader(feed, tmp_path) as client:
+            assert client.subscriptions == [Subscription("symbol", each) for each in (b"AAPL", b"BRK", b"BRK.B")]
+            client.put("AAPL.quote", b"2")
+            assert client.get(symbols=["AAPL"], timeout=WAIT_S).topic == b"AAPL.quote"
+            got = {client.get(symbols=["BRK", "BRK.B"], timeout=WAIT_S).topic for _ in range(3)}
+            assert got == {b"BRK.trade", b"BRK.B.trade", b"BRK.B.quote"}
+            for symbol in ("AAPL", "BRK", "BRK.B"):
+                with pytest.raises(TimeoutError, match=f"nothing of symbol b'{symbol}' came"):
+                    client.get(symbols=[symbol], timeout=0.0)
+            client.unsubscribe(symbols=["AAPL", "BRK"])
+        with reader(feed, tmp_path) as client:
+            assert client.subscriptions == [Subscription("symbol", b"BRK.B")]
+            with pytest.raises(HubError, match=r"no subscription of symbol b'AAPL', expected one of: symbol b'BRK\.B'"):
+                client.get(symbols=["AAPL"])
+
+
+def test_a_subscription_is_of_prefixes_or_of_symbols(tmp_path: Path) -> None:
+    with reader(hub_feed(), tmp_path) as client:
+        calls: list[Callable[..., object]] = [client.subscribe, client.get, client.unsubscribe]
+        for call in calls:
+            for words in ({}, {"prefix": b"A.", "symbols": ["A"]}):
+                with pytest.raises(ConfigError, match="expected one of them"):
+                    call(**words)
+            with pytest.raises(TypeError, match="symbols was 'AAPL', expected a list"):
+                call(symbols="AAPL")
+
+
+def test_a_task_gets_of_several_subscriptions(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1)
+
+    async def get() -> None:
+        async with AsyncHubClient(feed, "reader", tmp_path / "reader") as client:
+            await client.subscribe(symbols=["A", "B"])
+            waiting = asyncio.create_task(client.get(symbols=["A", "B"]))
+            await client.put("C.x", b"0")
+            await client.put("B.x", b"1")
+            assert (await waiting).topic == b"B.x"
+            for number in range(200):
+                await client.put("A.x", b"%d" % number)
+            assert [int((await client.get(symbols=["A"])).payload or b"") for _ in range(200)] == list(range(200))
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await client.get(symbols=["A", "B"])
+            assert not client.client._arrivals._sleepers
+            await client.commit()
+            await client.unsubscribe(symbols=["A", "B"])
+            assert client.client.subscriptions == []
+
+    with Hub(feed, tmp_path / "hub"):
+        asyncio.run(get())
 
 
 def get_in_thread(client: HubClient, prefixes: list[str]) -> Future[Message]:
@@ -309,11 +386,11 @@ def test_several_subscriptions_are_waited_for_until_the_limit(tmp_path: Path) ->
         put_numbers(client, 0, 1, b"B.x")
         assert {client.get(["A.", "B."], WAIT_S).topic for _ in range(2)} == {b"A.x", b"B.x"}
         for timeout in (0.0, 0.1):
-            with pytest.raises(TimeoutError, match=rf"^nothing of b'A\.', b'B\.' came in {timeout} s$"):
+            with pytest.raises(TimeoutError, match=rf"^nothing of prefix b'A\.', prefix b'B\.' came in {timeout} s$"):
                 client.get(["A.", "B."], timeout)
-        with pytest.raises(HubError, match=r"prefix was b'C\.'"):
+        with pytest.raises(HubError, match=r"no subscription of prefix b'C\.'"):
             client.get(["A.", "C."], 0.0)
-        with pytest.raises(ValueError, match="one prefix or more"):
+        with pytest.raises(ValueError, match="at least one prefix or symbol"):
             client.get([])
     with reader(feed, tmp_path) as client, pytest.raises(TimeoutError, match="has not confirmed all subscriptions"):
         client.get(["A.", "B."], 0.1)
