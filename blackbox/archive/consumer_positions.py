@@ -40,7 +40,7 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     kept_ns: Number
     """When, ns since 1970."""
     slices: dict[Number, Position] = {}
-    """Next position by slice."""
+    """Next position by slice. Empty: the consumer has ended, which is not reported to archives yet."""
 
 
 class _Format(msgspec.Struct):
@@ -93,7 +93,14 @@ class PositionFile:
                 self._lock = None
 
     def read(self) -> Kept | None:
-        """Return what is kept; None: nothing. Raises PositionError for a file that cannot be decoded."""
+        """Return what is kept; None: nothing, or the consumer has ended.
+
+        Raises PositionError for a file that cannot be decoded.
+        """
+        kept = self._read()
+        return kept if kept is not None and kept.slices else None
+
+    def _read(self) -> Kept | None:
         try:
             data = read_regular(self.path, _MOST_BYTES)
             if (version := _FORMAT.decode(data).format) != VERSION:
@@ -115,6 +122,19 @@ class PositionFile:
             replace_file(self.path, self.path.with_suffix(".new"), msgspec.json.encode(kept) + b"\n")
         except OSError as error:
             raise self._refused("be kept", error) from error
+
+    def end(self, feed: str) -> None:
+        """Replace what is kept by a note, durably: the consumer has ended, which is not reported to archives yet.
+
+        Raises PositionError.
+        """
+        self.keep(feed, {})
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the file holds the note of `end`. Raises PositionError."""
+        kept = self._read()
+        return kept is not None and not kept.slices
 
     def forget(self) -> None:
         """Keep nothing any more. Raises PositionError when nothing was kept."""

@@ -74,6 +74,12 @@ class ConsumerStore:
         if is_new and owner.host is not None:
             self._new[owner.host] += 1
 
+    def end(self, owner: Owner, name: str) -> None:
+        """Delete the positions of a consumer, if there are any. Raises PositionError, or ConfigError for its name."""
+        file = PositionFile(self._place / owner.directory, name)
+        if file.path.exists():
+            file.forget()
+
     def _check_room(self, owner: Owner, name: str) -> None:
         """Raise PositionError when an owner, its host or the archive has no room for one more name."""
         have, what, most = len(consumers(self._place / owner.directory)), "of its key or secret", MOST_NAMES

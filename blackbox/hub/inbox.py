@@ -35,6 +35,8 @@ log = logging.getLogger("blackbox")
 _REPAIR_WAIT_S: Final = 60.0
 """How long a hub that is being started again is waited for, behind what it had written and not sent."""
 _START_S: Final = 10.0
+_REPORT_S: Final = 10.0
+"""Time to wait for a report that the last subscription of this name has ended."""
 _PLAIN: Final = re.compile(rb"[A-Za-z0-9.-]")
 _MARK: Final = "_"
 _SYMBOL: Final = "_symbol"
@@ -101,8 +103,8 @@ def subscriptions_of(directory: str | os.PathLike[str], client: str) -> list[Sub
     """Return a client's subscriptions. Raises PositionError when the directory has other files among theirs."""
     if not Path(directory).is_dir():
         return []
-    found = (Subscription.of_consumer(client, file.name) for file in consumers(directory))
-    return [each for each in found if each is not None]
+    found = ((Subscription.of_consumer(client, file.name), file) for file in consumers(directory))
+    return [each for each, file in found if each is not None and file.read() is not None]
 
 
 class _Opening:
@@ -160,16 +162,20 @@ class Inbox:
         if not welcome.following:
             raise RightsError(f"the key has no right to topics of {self.subscription}")
         positions = {each: Position(welcome.epoch, number) for each, number in enumerate(welcome.following)}
-        self._file.own(0)
+        self._file.own(_REPORT_S)
         try:
             self._file.keep(self._feed.name, positions)
         finally:
             self._file.close()
 
     def unsubscribe(self) -> None:
-        """End it, durably. Raises PositionError."""
+        """End it, durably. Raises PositionError while another process reads it."""
         self.end()
-        self._file.forget()
+        self._file.own(0)
+        try:
+            self._file.end(self._feed.name)
+        finally:
+            self._file.close()
 
     def get(self, timeout: float | None) -> Message:
         """Return the next message.

@@ -72,8 +72,13 @@ def test_a_forged_request_deletes_nobodys_history(tmp_path: Path, ring: Keyring,
             "strategy-1", {0: Position(last, COUNT)}, secrets.token_bytes(32)
         )  # another consumer of the same name
         assert kept_in(place).items() > honest.items()
+        with pytest.raises(ArchiveError, match="no right to any topic" if with_keys else "without a key and with a"):
+            stranger.tell("strategy-1", {})
+        other.tell("strategy-1", {}, secrets.token_bytes(32))  # as its own consumer, which may not exist
+        assert kept_in(place).items() >= honest.items()
         assert Deleter(place, feed, Retention(days=1)).look() == []
-        as_owner(feed, used, "desk").tell("strategy-1", {0: Position(last, COUNT)}, secret)
+        as_owner(feed, used, "desk").tell("strategy-1", {}, secret)
+        assert honest.keys().isdisjoint(kept_in(place))
         assert days_of(place) == [*Deleter(place, feed, Retention(days=1)).look(), today]
         assert old not in days_of(place)
 
@@ -119,7 +124,6 @@ def test_positions_after_the_end_or_of_unknown_slices_are_rejected(tmp_path: Pat
             ({0: Position(epoch, FAR)}, "beyond"),
             ({0: Position(epoch + 1, 0)}, "beyond"),
             ({1: Position(epoch, 0)}, "slice was 1, expected one of 0 to 0"),
-            ({}, "0 positions were given"),
         ]
         for positions, why in wrong:
             with pytest.raises(ArchiveError, match=why):
@@ -172,5 +176,5 @@ def test_a_hub_reports_sequences_to_clients_with_a_right_to_some_requested_topic
             assert other._ask(10, b"").following == [2]
             assert other._ask(10, b"MINE").following == []
             assert stranger._ask(10, b"").following == []
-            with pytest.raises(RightsError, match="no right to topics that begin with b'MINE'"):
+            with pytest.raises(RightsError, match="no right to topics of prefix b'MINE'"):
                 other.subscribe(b"MINE")

@@ -55,6 +55,13 @@ def test_positions_leaves_a_consumer_that_runs_alone(tmp_path: Path) -> None:
     assert file.read() is not None
 
 
+def test_positions_does_not_list_a_consumer_that_has_ended(tmp_path: Path) -> None:
+    kept(tmp_path).end("tape")
+    assert "strategy-1" not in invoke("positions", tmp_path).out
+    ended = invoke("positions", tmp_path, "--name", "strategy-1")
+    assert "expected the positions of consumer 'strategy-1'" in ended.errors
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [

@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from blackbox import ConfigError, Hub, HubClient
-from blackbox.archive.consumer_store import ConsumerStore, Owner
+from blackbox import ConfigError, Feed, Hub, HubClient
+from blackbox.archive.consumer_positions import owned_consumers
+from blackbox.archive.consumer_store import CONSUMERS, ConsumerStore, Owner
 from blackbox.archive.retention import Retention
 from blackbox.block.position import Position
 from blackbox.hub.settings import HubSettings
@@ -29,6 +30,69 @@ def test_old_days_go_but_for_what_a_durable_client_needs(tmp_path: Path, key_byt
         assert hub.statistics().stored == 1
         kept = days_of(tmp_path / feed.name)
     assert kept[:-1] == [days[1][0], days[2][0]]
+
+
+def keeping_hub(feed: Feed, place: Path) -> Hub:
+    return Hub(feed, place / "hub", retention=Retention(days=5))
+
+
+def held(feed: Feed, place: Path) -> list[str]:
+    """Return the durable subscriptions that the hub keeps days for."""
+    directory = place / "hub" / feed.name / CONSUMERS
+    found = owned_consumers(directory) if directory.is_dir() else {}
+    return sorted(file.name for file in found.values() if file.read() is not None)
+
+
+def begin(feed: Feed, place: Path, client: HubClient) -> None:
+    """Subscribe twice, and get a message of each, so that the hub hears of the positions."""
+    client.subscribe("A.")
+    client.subscribe(symbols=["A"])
+    client.put("A.x", b"1")
+    assert client.get("A.", 60.0).payload == client.get(symbols=["A"], timeout=60.0).payload == b"1"
+    wait_until(lambda: held(feed, place) == ["desk_A.", "desk_A_symbol"], 60)
+
+
+def test_an_ended_subscription_holds_no_days(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1)
+    with keeping_hub(feed, tmp_path), HubClient(feed, "desk", tmp_path / "desk") as client:
+        begin(feed, tmp_path, client)
+        client.unsubscribe(symbols=["A"])
+        wait_until(lambda: held(feed, tmp_path) == ["desk_A."], 60)
+        client.unsubscribe("A.")
+        wait_until(lambda: held(feed, tmp_path) == [], 60)
+        assert not list((tmp_path / "desk").glob("*.positions"))
+
+
+def test_a_hub_that_was_away_hears_of_ended_subscriptions_when_it_is_back(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1)
+    with HubClient(feed, "desk", tmp_path / "desk") as client:
+        with keeping_hub(feed, tmp_path):
+            begin(feed, tmp_path, client)
+        client.unsubscribe("A.")
+    assert held(feed, tmp_path) == ["desk_A.", "desk_A_symbol"]
+    with keeping_hub(feed, tmp_path):
+        with HubClient(feed, "other", tmp_path / "desk"):
+            pass
+        assert held(feed, tmp_path) == ["desk_A.", "desk_A_symbol"], "it is not for another client to say"
+        with HubClient(feed, "desk", tmp_path / "desk") as client:
+            assert [str(each) for each in client.subscriptions] == ["symbol b'A'"]
+        assert held(feed, tmp_path) == ["desk_A_symbol"]
+
+
+def test_a_subscription_that_begins_again_holds_days_again(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1)
+    with keeping_hub(feed, tmp_path), HubClient(feed, "desk", tmp_path / "desk") as client:
+        begin(feed, tmp_path, client)
+        client.unsubscribe("A.")
+        begin(feed, tmp_path, client)
+
+
+def test_an_archive_that_keeps_nothing_for_consumers_lets_them_end(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1)
+    with Hub(feed, tmp_path / "hub"), HubClient(feed, "desk", tmp_path / "desk") as client:
+        client.subscribe("A.")
+        client.unsubscribe("A.")
+        wait_until(lambda: not list((tmp_path / "desk").glob("*.positions")), 60)
 
 
 def test_retention_of_a_hub_file(tmp_path: Path) -> None:

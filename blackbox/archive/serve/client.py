@@ -529,6 +529,8 @@ class ArchiveClient:
     def tell(self, name: str, positions: Mapping[int, Position], secret: bytes = b"") -> None:
         """Report the positions of a named consumer to all archives, which keep the days that it still needs.
 
+        No positions: the consumer has ended.
+
         `secret`: 32 bytes that prove ownership of the name; not needed if the feed has keys. Raises ArchiveError with
         the failure of each archive that did not store the positions.
         """

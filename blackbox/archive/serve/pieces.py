@@ -238,8 +238,8 @@ class Pieces:
         """
         days = self.list_days()
         feed = self.known(days[-1]).feed if days else None
-        if feed is None or not positions:
-            raise PositionError(f"{len(positions)} positions were given for {len(days)} days, expected some of both")
+        if feed is None:
+            raise PositionError(f"{len(positions)} positions were given to an archive without days")
         for slice_id, position in positions.items():
             if slice_id >= len(feed.slices):
                 raise PositionError(f"slice was {slice_id}, expected one of 0 to {len(feed.slices) - 1}")

@@ -130,11 +130,11 @@ class TellConsumer(Request, frozen=True, tag="consumer", kw_only=True, omit_defa
     secret: Annotated[bytes, msgspec.Meta(max_length=SECRET_BYTES)] = b""
     """Proof that the name is the sender's, where its connection has no key: 32 bytes. Ignored where it has one."""
     slices: Annotated[dict[Number, Position], msgspec.Meta(max_length=65_536)] = {}
-    """By slice."""
+    """By slice. Empty: the consumer has ended, and the archive deletes its positions."""
 
 
 class Noted(msgspec.Struct, frozen=True, tag_field="is", tag="noted"):
-    """The positions were stored."""
+    """The positions were stored, or deleted."""
 
 
 PieceState = Literal["more", "later", "done"]

@@ -266,8 +266,11 @@ class ArchiveServer:
         return [ENCODER.encode(found.piece), *(frame for block in found.blocks for frame in block.frames)]
 
     def _note_consumer(self, reader: _Reader, request: TellConsumer, key: str | None, frame: zmq.Frame) -> None:
-        """Note the positions of a consumer of a key, or else of a secret. Raises ArchiveError, PositionError."""
-        if not self._keeps_for_consumers:
+        """Store or delete the positions of a consumer of a key, or else of a secret.
+
+        Raises ArchiveError, PositionError.
+        """
+        if request.slices and not self._keeps_for_consumers:
             raise ArchiveError("positions of consumers were sent to an archive that deletes nothing")
         if key is not None:
             owner = Owner.of_key(key)
@@ -278,6 +281,9 @@ class ArchiveServer:
                 f"consumer {request.name!r} came without a key and with a secret of {len(request.secret)} bytes, "
                 f"expected {SECRET_BYTES}: another process must not move it"
             )
+        if not request.slices:
+            reader.consumers.end(owner, request.name)
+            return
         reader.pieces.check_positions(request.slices)
         reader.consumers.note(owner, request.name, request.slices)
 
