@@ -73,6 +73,7 @@ class Subscriber(Registration):
         positions: str | os.PathLike[str] | None = None,
         checkpoint_interval: float | timedelta | None = None,
         name_wait: float | timedelta = 0.0,
+        release: bool = False,
     ) -> None:
         """Settings; nothing is opened before `start`. Raises ValueError when one is out of range.
 
@@ -105,6 +106,9 @@ class Subscriber(Registration):
             checkpoint_interval: time between checkpoints; the last is made at the end. What was delivered after the
                 last one comes again: each message at least once. Default: only where you call `checkpoint`.
             name_wait: how long `start` waits for another process of this name to end.
+            release: start although a loss with `on_gap="stop"` has ended the last process of this name. Such a name is
+                held until then, or until `blackbox positions DIR --release NAME`, so that no supervisor restarts it
+                past the loss. It begins at its last checkpoint; the same loss does not end it again.
         """
         check_is_feed(feed)
         check_integers(("workers", workers, 0, MAX_WORKERS))
@@ -118,9 +122,11 @@ class Subscriber(Registration):
             on_gap=on_gap,
             repair_wait=repair_wait,
         )
-        self._consumer = consumer_of(feed, name, positions, name_wait, checkpoint_interval)
+        self._consumer = consumer_of(feed, name, positions, name_wait, checkpoint_interval, release)
         self._client = _client_of(feed, options)
         super().__init__(feed, options, self._client, processes=processes)
+        if self._consumer is not None:
+            self._supervisor.on_lost = self._consumer.hold
 
     def share(self) -> Subscriber:
         """Return a further subscriber of the feed that uses this one's sockets and threads: a publisher sees one.
@@ -185,6 +191,7 @@ class Subscriber(Registration):
         if self._consumer is not None:
             self._share.check_new()
             beginning = self._consumer.begin(beginning)
+            self._supervisor.accepted = self._consumer.accepted
         try:
             begin = self._begin_at(beginning, timeout)
             self._share.start(timeout, begin)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -30,6 +31,20 @@ _MOST_BYTES: Final = 64 << 20
 _LOOK_S: Final = 0.05
 
 
+class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Lost messages of a slice, which ended a consumer."""
+
+    position: Position
+    """The first lost message."""
+    count: Number
+    is_upper_bound: bool
+    """True if `count` may include messages of unwanted keys."""
+
+    def __str__(self) -> str:
+        at_most = "at most " if self.is_upper_bound else ""
+        return f"lost {at_most}{self.count} from {self.position.sequence} of epoch {self.position.epoch} on"
+
+
 class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a file says."""
 
@@ -41,6 +56,16 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """When, ns since 1970."""
     slices: dict[Number, Position] = {}
     """Next position by slice. Empty: the consumer has ended, which is not reported to archives yet."""
+
+    held: dict[Number, Held] = {}
+    """By slice: losses that ended the consumer, which does not start until it is released."""
+    accepted: dict[Number, Position] = {}
+    """By slice: losses up to this position were released. They do not end the consumer again."""
+
+    def released(self) -> dict[Number, Position]:
+        """Return `accepted` as of a release."""
+        ends = {n: Position(lost.position.epoch, lost.position.sequence + lost.count) for n, lost in self.held.items()}
+        return {**self.accepted, **ends}
 
 
 class _Format(msgspec.Struct):
@@ -98,7 +123,7 @@ class PositionFile:
         Raises PositionError for a file that cannot be decoded.
         """
         kept = self._read()
-        return kept if kept is not None and kept.slices else None
+        return None if kept is None or _has_ended(kept) else kept
 
     def _read(self) -> Kept | None:
         try:
@@ -115,9 +140,15 @@ class PositionFile:
         except DecodeError as error:
             raise PositionError(f"{self.path} is damaged: {error}") from error
 
-    def keep(self, feed: str, positions: Mapping[int, Position]) -> None:
+    def keep(
+        self,
+        feed: str,
+        positions: Mapping[int, Position],
+        held: Mapping[int, Held] = MappingProxyType({}),
+        accepted: Mapping[int, Position] = MappingProxyType({}),
+    ) -> None:
         """Replace what is kept, durably. Raises PositionError; the old file stays then."""
-        kept = Kept(VERSION, feed, time.time_ns(), dict(sorted(positions.items())))
+        kept = Kept(VERSION, feed, time.time_ns(), dict(sorted(positions.items())), dict(held), dict(accepted))
         try:
             replace_file(self.path, self.path.with_suffix(".new"), msgspec.json.encode(kept) + b"\n")
         except OSError as error:
@@ -134,7 +165,7 @@ class PositionFile:
     def has_ended(self) -> bool:
         """True if the file holds the note of `end`. Raises PositionError."""
         kept = self._read()
-        return kept is not None and not kept.slices
+        return kept is not None and _has_ended(kept)
 
     def forget(self) -> None:
         """Keep nothing any more. Raises PositionError when nothing was kept."""
@@ -146,6 +177,10 @@ class PositionFile:
 
     def _refused(self, what: str, error: OSError) -> PositionError:
         return PositionError(f"positions {self.path} cannot {what}: {error.strerror}")
+
+
+def _has_ended(kept: Kept) -> bool:
+    return not (kept.slices or kept.held or kept.accepted)
 
 
 def consumers(directory: str | os.PathLike[str]) -> list[PositionFile]:

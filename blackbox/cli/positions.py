@@ -33,16 +33,27 @@ def positions(
             help="Move the consumer of --name to this position, as listed, or as `put` prints it. Can be repeated.",
         ),
     ] = None,
+    release: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help='Let this consumer start again, after lost messages ended it (on_gap="stop").',
+            show_default=False,
+        ),
+    ] = None,
     forget: Annotated[bool, typer.Option("--forget", help="Delete the positions of the consumer of --name.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the positions of named consumers, or move or delete those of one.
+    """List the positions of named consumers, or move, release or delete those of one.
 
     The next message of a consumer is the one with the listed sequence number. A consumer that is moved back receives
     messages again; a deleted one starts again like a new consumer. Stop a consumer before you change it.
 
-    JSON is an array of one object per consumer: `consumer`, `feed`, `kept_ns` (ns since 1970), and `slices` with
-    `slice`, `epoch` and `sequence`.
+    A consumer with on_gap="stop" that lost messages is held, and does not start until it is released. It then goes on
+    from its position, over the loss.
+
+    JSON is an array of one object per consumer: `consumer`, `feed`, `kept_ns` (ns since 1970), `slices` with `slice`,
+    `epoch` and `sequence`, and `held` with the same and `count` for each loss.
 
     For example:
 
@@ -52,6 +63,8 @@ def positions(
 
     blackbox positions positions --name strategy-1 --to 0:1795510000000000000:1000
 
+    blackbox positions positions --release strategy-1
+
     blackbox positions positions --name strategy-1 --forget
     """
     with exit_statuses():
@@ -59,12 +72,13 @@ def positions(
 
         if (to or forget) and name is None:
             raise ConfigError(f"{'--forget' if forget else '--to'} was given without --name: name the consumer")
-        if to and forget:
-            raise ConfigError("--to and --forget were both given: choose one")
-        if name is not None and (to or forget):
-            change = _change(_file(directory, name), None if forget else to)
+        if sum(map(bool, (to, forget, release))) > 1:
+            raise ConfigError("more than one of --to, --release and --forget were given: choose one")
+        if release is not None or (name is not None and (to or forget)):
+            changed = release or name or ""
+            change = _change(_file(directory, changed), to, forget=forget)
             if as_json:
-                print_json([] if change is None else [_object(name, change)])
+                print_json([] if change is None else [_object(changed, change)])
             return
         found = {each: file.read() for each, file in owned_consumers(directory).items() if name in (None, each)}
         known = {each: kept for each, kept in found.items() if kept is not None}
@@ -87,15 +101,20 @@ def _file(directory: Path, name: str) -> PositionFile:
 
 def _object(name: str, kept: Kept) -> dict[str, Any]:
     slices = [{"slice": n, "epoch": epoch, "sequence": number} for n, (epoch, number) in sorted(kept.slices.items())]
-    return {"consumer": name, "feed": kept.feed, "kept_ns": kept.kept_ns, "slices": slices}
+    held = [
+        {"slice": n, "epoch": lost.position.epoch, "sequence": lost.position.sequence, "count": lost.count}
+        for n, lost in sorted(kept.held.items())
+    ]
+    return {"consumer": name, "feed": kept.feed, "kept_ns": kept.kept_ns, "slices": slices, "held": held}
 
 
 def _list(known: dict[str, Kept]) -> None:
-    table = columns_table(("consumer", "feed", "kept", "slice", "epoch", "next message"), left=3)
+    table = columns_table(("consumer", "feed", "kept", "slice", "epoch", "next message", "held"), left=3)
     for name, kept in known.items():
         when = f"{date_of(kept.kept_ns, _ZONE)} {clock_text(kept.kept_ns, _ZONE, 0)} {_ZONE}"
-        for slice_id, position in sorted(kept.slices.items()):
-            table.add_row(name, kept.feed, when, *map(str, (slice_id, *position)))  # as `--to` takes it
+        for slice_id in sorted(kept.slices | kept.held):
+            position = kept.slices.get(slice_id, ("", ""))  # as `--to` takes it
+            table.add_row(name, kept.feed, when, *map(str, (slice_id, *position, kept.held.get(slice_id, ""))))
     stdout.print(table)
 
 
@@ -103,18 +122,21 @@ def _unknown(file: PositionFile) -> PositionError:
     return PositionError(f"{file.path} was not found, expected the positions of consumer {file.name!r}")
 
 
-def _change(file: PositionFile, to: list[str] | None) -> Kept | None:
-    """Move a consumer, or forget it without `to`. Return what the file holds now."""
+def _change(file: PositionFile, to: list[str] | None, *, forget: bool) -> Kept | None:
+    """Forget a consumer, or move it, or release it without `to`. Return what the file holds now."""
     kept = file.read()
     if kept is None:
         raise _unknown(file)
     file.own(0)
     try:
-        if to is None:
+        if forget:
             file.forget()
             say(f"forgot consumer {file.name!r}")
+        elif not to:
+            file.keep(kept.feed, kept.slices, accepted=kept.released())
+            say(f"released consumer {file.name!r}")
         else:
-            file.keep(kept.feed, _moved(kept.slices, to))
+            file.keep(kept.feed, _moved(kept.slices, to), kept.held, kept.accepted)
             say(f"moved consumer {file.name!r} to {', '.join(to)}")
         return file.read()
     finally:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from blackbox.archive.consumer_positions import PositionFile, secret_of
+from blackbox.archive.consumer_positions import Held, PositionFile, secret_of
 from blackbox.arguments import duration_ns
+from blackbox.block.gap import Gap
+from blackbox.block.position import Position
 from blackbox.errors import BlackBoxError, ConfigError, PositionError
 from blackbox.feed.feed import Feed
 from blackbox.life import Life
@@ -54,9 +56,19 @@ class Consumer:
     """
 
     def __init__(
-        self, feed: Feed, file: PositionFile, wait_s: float, interval_s: float | None, archives: ArchiveClient
+        self,
+        feed: Feed,
+        file: PositionFile,
+        wait_s: float,
+        interval_s: float | None,
+        archives: ArchiveClient,
+        release: bool = False,
     ) -> None:
-        """Settings. `wait_s`: how long to wait for the process that has the name. `archives` are told of it."""
+        """Settings. `wait_s`: how long to wait for the process that has the name. `archives` receive its positions.
+
+        `release`: start even if it is held.
+        """
+        self._release = release
         self._feed, self._file = feed, file
         self._wait_s, self._interval_s = wait_s, interval_s
         self._life = ConsumerLife.NEW
@@ -80,7 +92,11 @@ class Consumer:
                 self._file.close()
                 raise PositionError(f"consumer {self._file.name!r} was ended while it waited for its name")
         try:
-            return self._progress.resume(self._file.read(), beginning)
+            kept = self._file.read()
+            beginning = self._progress.resume(kept, beginning, self._release)
+            if kept is not None and kept.held:
+                self._file.keep(kept.feed, kept.slices, accepted=kept.released())
+            return beginning
         except BaseException:
             if self._go_on(ConsumerLife.NEW):
                 self._file.close()
@@ -111,6 +127,28 @@ class Consumer:
         starts = {} if begin is None else {slice_id: begin(slice_id) for slice_id in slices}
         self._store(self._progress.advance_new(live, starts))
 
+    @property
+    def accepted(self) -> Positions:
+        """Losses that were released: see `Kept.accepted`."""
+        return self._progress.accepted
+
+    def hold(self, losses: Iterable[Gap]) -> None:
+        """Note losses that end the consumer, which then does not start until it is released."""
+        with self._storing:
+            if self._life is ConsumerLife.ENDED:
+                return
+            self._progress.held = {
+                each.slice_id: Held(Position(each.epoch, each.sequence), each.count, each.is_upper_bound)
+                for each in losses
+            }
+            try:
+                self._write(self._progress.stored)
+            except PositionError as error:
+                log.error("consumer %r: its loss of messages was not noted: %s", self._file.name, error)
+
+    def _write(self, positions: Positions) -> None:
+        self._file.keep(self._feed.name, positions, self._progress.held, self._progress.accepted)
+
     def _store(self, positions: Positions) -> None:
         with self._storing:
             if positions == self._progress.stored:
@@ -121,7 +159,7 @@ class Consumer:
             try:
                 if has_ended:
                     self._progress.check_unmoved(self._file.read())
-                self._file.keep(self._feed.name, positions)
+                self._write(positions)
             finally:
                 if has_ended:
                     self._file.close()
@@ -187,13 +225,14 @@ def consumer_of(
     positions: str | os.PathLike[str] | None,
     name_wait: float | timedelta,
     checkpoint_interval: float | timedelta | None,
+    release: bool,
 ) -> Consumer | None:
     """Return the consumer that settings name, if they do. Raises ConfigError or ValueError when one cannot be."""
     wait_s, interval_s = duration_ns("name_wait", name_wait, 0) / 1e9, None
     if checkpoint_interval is not None:
         interval_s = duration_ns("checkpoint_interval", checkpoint_interval, 0.001, _LONGEST_INTERVAL_S) / 1e9
     if name is None or positions is None:
-        if name is not None or positions is not None or interval_s is not None:
+        if name is not None or positions is not None or interval_s is not None or release:
             raise ConfigError(f"name was {name!r} and positions {positions!r}, expected both or none of them")
         return None
     if not feed.archives:
@@ -201,4 +240,4 @@ def consumer_of(
     from blackbox.archive.serve.client import ArchiveClient
 
     archives = ArchiveClient(feed, timeout=_ANSWER_S)
-    return Consumer(feed, PositionFile(positions, name), wait_s, interval_s, archives)
+    return Consumer(feed, PositionFile(positions, name), wait_s, interval_s, archives, release)

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from blackbox.archive.consumer_positions import Kept
+from blackbox.archive.consumer_positions import Held, Kept
 from blackbox.block.position import Position
 from blackbox.errors import PositionError
 from blackbox.recovery.start_position import Beginning, positions_of
@@ -32,16 +32,22 @@ Positions = Mapping[int, Position]
 
 
 class Progress:
-    """Positions of one consumer. Attributes: `stored`, the durable ones."""
+    """Positions of one consumer. Attributes: `stored`, the durable ones; `held` and `accepted` losses, as in `Kept`."""
 
     def __init__(self, feed: str, slices: int, path: Path) -> None:
         """`path`: of the file, for errors."""
         self.stored: Positions = {}
+        self.held: Mapping[int, Held] = {}
+        self._accepted: Positions = {}
         self._reported: Positions = {}
         self._feed, self._slices, self._path = feed, slices, path
 
-    def resume(self, kept: Kept | None, beginning: Beginning) -> Beginning:
-        """Return where to begin. Raises PositionError for positions of another feed, or after `beginning`."""
+    def resume(self, kept: Kept | None, beginning: Beginning, release: bool) -> Beginning:
+        """Return where to begin.
+
+        Raises PositionError for positions of another feed, or after `beginning`, and for a held consumer without
+        `release`.
+        """
         if kept is None:
             return beginning
         if kept.feed != self._feed or not kept.slices.keys() <= set(range(self._slices)):
@@ -49,6 +55,13 @@ class Progress:
                 f"{self._path} was of feed {kept.feed!r} and slices {sorted(kept.slices)}, expected {self._feed!r} "
                 f"and slices up to {self._slices - 1}"
             )
+        if kept.held and not release:
+            lost = "; ".join(f"slice {slice_id}: {each}" for slice_id, each in kept.held.items())
+            raise PositionError(
+                f"consumer {self._path.stem!r} is held since it {lost}: to go on after the loss, release it with "
+                f"`blackbox positions {self._path.parent} --release {self._path.stem}` or Subscriber(release=True)"
+            )
+        self._accepted = kept.released()
         self.stored = kept.slices
         if beginning == Beginning():
             return Beginning(self.stored)
@@ -65,6 +78,11 @@ class Progress:
                     f"expected {_text(position)} or later, where it has been"
                 )
         return beginning
+
+    @property
+    def accepted(self) -> Positions:
+        """Accepted losses that are not before the stored positions."""
+        return {n: end for n, end in self._accepted.items() if n not in self.stored or self.stored[n] < end}
 
     def advance(self, positions: Positions) -> Positions:
         """Return what to store after a checkpoint."""

@@ -16,6 +16,7 @@ import zmq
 from blackbox.arguments import name_of
 from blackbox.block.block_handler import NO_HANDLER, BlockHandlerAt
 from blackbox.block.format import HEADER_BYTES
+from blackbox.block.gap import Gap
 from blackbox.block.position import Position
 from blackbox.block.received_block import BatchFeed
 from blackbox.errors import (
@@ -650,6 +651,15 @@ class SliceThread:
         while self.state.stopping != codes.TERMINATE and any(worker.thread.is_alive() for worker in self.workers):
             for worker in self.workers:
                 worker.thread.join(_WORKER_END_S)
+
+    @property
+    def lost(self) -> Gap | None:
+        """The loss that ended the subscriber, without its key; None: no loss did."""
+        state = self.state
+        if not state.gap_count:
+            return None
+        is_upper_bound = bool(state.gap_is_upper_bound)
+        return Gap(self.slice_id, state.gap_epoch, b"", state.gap_sequence, state.gap_count, 0, is_upper_bound)
 
     def _gap_error(self) -> GapError:
         state = self.state

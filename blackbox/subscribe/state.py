@@ -70,6 +70,9 @@ class SliceState(SharedRecord):
     """The number of their key."""
     gap_is_upper_bound = Field()
     """1: `gap_count` is an upper bound."""
+    accepted_epoch = Field()
+    accepted_sequence = Field()
+    """Losses up to this position do not end the subscriber."""
     life = Field(own_line=True)
     """Its place in `LIVES`."""
     confirmed_lines = Field()

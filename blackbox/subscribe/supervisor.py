@@ -16,8 +16,9 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from blackbox.block.block_handler import NO_HANDLER, BlockHandlerAt
+from blackbox.block.gap import Gap
 from blackbox.block.position import Position
-from blackbox.errors import BlackBoxError, SilentPublisherError, SlowSubscriberError, SubscriberError
+from blackbox.errors import BlackBoxError, GapError, SilentPublisherError, SlowSubscriberError, SubscriberError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
 from blackbox.life import Life
@@ -122,6 +123,10 @@ class Supervisor:
         self._archives = archives
         self._since: Callable[[int], Since | None] | None = None
 
+        self.accepted: Mapping[int, Position] = {}
+        """By slice: losses up to this position do not end the subscriber. Set before `start`."""
+        self.on_lost: Callable[[list[Gap]], None] = lambda _: None
+        """Called with the losses that end the subscriber, before the error is raised anywhere."""
         self._alerts = Alerts(feed, options.slow)
         self._warnings = LogWarnings()
         self._changed = threading.Condition()
@@ -561,6 +566,7 @@ class Supervisor:
         if self._block_handler is None and not self._processes:
             thread.refuse_alone(is_late=self.is_watched)
             thread.note_first_position()
+        thread.state.accepted_epoch, thread.state.accepted_sequence = self.accepted.get(slice_id, (0, 0))
         child = SliceProcess(thread, self._renew_locks) if self._processes else None
         before = self._children, self._slices
         if child is not None:
@@ -738,6 +744,8 @@ class Supervisor:
 
     def _give_up(self, error: BlackBoxError) -> None:
         if self._error is None:
+            if isinstance(error, GapError):
+                self.on_lost([lost for thread in self._slices.values() if (lost := thread.lost) is not None])
             self._error = error
         self.ask_to_terminate()
         with self.lock:

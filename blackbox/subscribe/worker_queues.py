@@ -180,8 +180,10 @@ def tell_losses(at: SliceAt, table: TableAt, ts_out: int) -> int:
         loss = next_loss(at.order)
         if is_over(at):
             continue
-        if at.stops_at_gaps != 0:
-            state = slice_state_at(at.state)
+        state = slice_state_at(at.state)
+        end, accepted = loss.sequence + loss.count, state.accepted_sequence
+        is_accepted = loss.epoch < state.accepted_epoch or (loss.epoch == state.accepted_epoch and end <= accepted)
+        if at.stops_at_gaps != 0 and not is_accepted:
             state.gap_epoch = loss.epoch
             state.gap_sequence = loss.sequence
             state.gap_key = loss.key

@@ -27,8 +27,8 @@ def test_positions_lists_consumers(tmp_path: Path) -> None:
     assert ended.status == 0, ended.errors
     lines = [line.split("│") for line in ended.out.splitlines() if "strategy-1" in line]
     assert [[cell.strip() for cell in line[1:-1]] for line in lines] == [
-        ["strategy-1", "tape", lines[0][3].strip(), "0", str(EPOCH), "1234"],
-        ["strategy-1", "tape", lines[0][3].strip(), "1", str(EPOCH + 1), "5"],
+        ["strategy-1", "tape", lines[0][3].strip(), "0", str(EPOCH), "1234", ""],
+        ["strategy-1", "tape", lines[0][3].strip(), "1", str(EPOCH + 1), "5", ""],
     ]
 
 

@@ -76,6 +76,7 @@ VOCABULARY: Final = {
     "--password-file": "file of the password",
     "--once": "print once",
     "--to": "position to move a consumer to",
+    "--release": "let a held consumer start again",
     "--forget": "delete the positions of a consumer",
     "--top": "number of entries of a ranking",
     "--picture": "picture to draw as well",
