@@ -125,8 +125,8 @@ class Deleter:
             is_too_much = _exceeds(age, self._keep.most_days) or _exceeds(size, self._keep.most_bytes)
             if not is_over and not is_too_much:
                 break
-            ends = _ends_of(day)
-            needing = [name for name, positions in self._consumers().items() if _needs(positions, ends)]
+            ends = ends_of(day)
+            needing = [name for name, positions in self._consumers().items() if needs(positions, ends)]
             if needing and not is_too_much:
                 break
             if needing:
@@ -184,7 +184,7 @@ def _exceeds(value: int, bound: int | None) -> bool:
     return bound is not None and value > bound
 
 
-def _ends_of(day: Path) -> dict[int, list[Position]]:
+def ends_of(day: Path) -> dict[int, list[Position]]:
     """Return the last (epoch, sequence) of each epoch in a day, by slice; empty if the day cannot be read."""
     ends: dict[int, list[Position]] = {}
     try:
@@ -201,6 +201,6 @@ def _ends_of(day: Path) -> dict[int, list[Position]]:
     return ends
 
 
-def _needs(positions: Mapping[int, Position], ends: Mapping[int, list[Position]]) -> bool:
+def needs(positions: Mapping[int, Position], ends: Mapping[int, list[Position]]) -> bool:
     """Whether a consumer has not yet passed all of a day, as far as it has the slices."""
     return any(last and slice_id in positions and positions[slice_id] <= last[-1] for slice_id, last in ends.items())

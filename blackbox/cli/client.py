@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from blackbox.cli.get import ClientName, PositionsOption
+from blackbox.cli.get import ClientName, KeepOption, PositionsOption
 from blackbox.cli.ui.feeds import FeedOption, load_feed
 from blackbox.cli.ui.status import exit_statuses
 from blackbox.cli.ui.terminal import say
@@ -20,6 +20,7 @@ def client(
     name: ClientName,
     feed: FeedOption = None,
     positions: PositionsOption = Path("positions"),
+    keep: KeepOption = False,
     synced: Annotated[
         bool,
         typer.Option("--synced", help="Answer a put once it is on the hub's disk, not only in its page cache."),
@@ -42,7 +43,7 @@ def client(
         from blackbox.hub.driven_client import DrivenClient
 
         known = load_feed(feed)
-        driven = AsyncHubClient(known, name, positions, acknowledged="synced" if synced else "recorded")
+        driven = AsyncHubClient(known, name, positions, acknowledged="synced" if synced else "recorded", keep=keep)
 
         async def serve() -> None:
             async with driven:

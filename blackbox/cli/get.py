@@ -26,6 +26,10 @@ ClientName = Annotated[str, typer.Option("--name", metavar="NAME", help="Name of
 PositionsOption = Annotated[
     Path, typer.Option("--positions", metavar="DIR", help="Directory of the positions of durable clients.")
 ]
+KeepOption = Annotated[
+    bool,
+    typer.Option("--keep", help="Keep received messages with the positions, for a restart while the hub is away."),
+]
 SubscribedPrefix = Annotated[
     list[str] | None, choice_of("--prefix", "TEXT", "Prefix that NAME is subscribed to.", default="all topics")
 ]
@@ -40,6 +44,7 @@ def get(
     symbol: SubscribedSymbol = None,
     feed: FeedOption = None,
     positions: PositionsOption = Path("positions"),
+    keep: KeepOption = False,
     enough: CountOption = 1,
     timeout: Annotated[
         float | None,
@@ -69,7 +74,7 @@ def get(
         known = load_feed(feed)
         schema = load_schema(known.schema_name)
         prefixes, symbols = _chosen(prefix, symbol)
-        client, got = HubClient(known, name, positions).start(), 0
+        client, got = HubClient(known, name, positions, keep=keep).start(), 0
         try:
             while got < enough or not enough:
                 print_message(client.get(prefixes, timeout, symbols=symbols), None if as_json else schema)

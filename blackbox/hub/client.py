@@ -52,6 +52,7 @@ class HubClientSettings(TypedDict, total=False):
     acknowledged: Literal["recorded", "synced"]
     in_flight: int
     queue: int
+    keep: bool
 
 
 class HubClient:
@@ -70,6 +71,7 @@ class HubClient:
         acknowledged: Literal["recorded", "synced"] = "recorded",
         in_flight: int = 16_384,
         queue: int = 10_000,
+        keep: bool = False,
     ) -> None:
         """Settings; nothing is opened before `start`, or `with`. Raises ConfigError or ValueError.
 
@@ -82,6 +84,8 @@ class HubClient:
                 whatever is killed; or on its disk ("synced"), so that it survives a power cut, too.
             in_flight: puts that may be on their way at once.
             queue: messages of a subscription that may wait here to be got; the hub keeps all.
+            keep: write what is received next to the positions, up to 64 MiB for each subscription, until it is
+                committed. A client that restarts while the hub is away gets it from there.
         """
         self.feed = feed_of_hub(feed)
         self.name = f"unnamed-{secrets.token_hex(8)}" if name is None else name
@@ -91,7 +95,7 @@ class HubClient:
         if acknowledged not in ("recorded", "synced"):
             raise ValueError(f"acknowledged was {acknowledged!r}, expected recorded or synced")
         check_integers(("in_flight", in_flight, 1, 1 << 20), ("queue", queue, 1, 1 << 30))
-        self._directory, self._queue = directory, queue
+        self._directory, self._queue, self._keep = directory, queue, keep
         self._slices: dict[bytes, int] = {}
         self._schema = load_schema(self.feed.schema)
         self._record_bytes = {kind.encode("latin-1"): each.itemsize for kind, each in self._schema.records.items()}
@@ -469,7 +473,7 @@ class HubClient:
     def _new_inbox(self, subscription: Subscription) -> Inbox:
         if self._directory is None:
             raise ConfigError(f"directory was None, expected one that keeps subscriptions of client {self.name!r}")
-        return Inbox(self.feed, self._directory, self.name, subscription, self._queue, self._arrivals)
+        return Inbox(self.feed, self._directory, self.name, subscription, self._queue, self._arrivals, self._keep)
 
     def _ask(self, timeout: float | None, prefix: bytes | None = None) -> Welcome:
         answer = self._sender.ask(prefix)

@@ -8,7 +8,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, NoReturn, Self
@@ -23,6 +23,7 @@ from blackbox.feed.feed import Feed
 from blackbox.feed.prefixes import Prefixes
 from blackbox.feed.symbol_choice import TopicChoice, starts_by_slice
 from blackbox.hub.arrivals import Arrivals
+from blackbox.hub.kept_messages import KeptMessages
 from blackbox.hub.protocol import Welcome
 from blackbox.native.limits import start_thread
 from blackbox.native.waits import is_done_in, join
@@ -39,6 +40,7 @@ _REPORT_S: Final = 10.0
 """Time to wait for a report that the last subscription of this name has ended."""
 _PLAIN: Final = re.compile(rb"[A-Za-z0-9.-]")
 _MARK: Final = "_"
+_KEPT: Final = ".kept"
 _SYMBOL: Final = "_symbol"
 """Follows a symbol. No prefix ends so, since `_sy` is no byte in hexadecimal digits."""
 
@@ -147,11 +149,18 @@ class Inbox:
         subscription: Subscription,
         limit: int,
         arrivals: Arrivals,
+        keep: bool,
     ) -> None:
         self.subscription = subscription
         self._arrivals = arrivals
         self._feed, self._directory, self._limit = feed, directory, limit
         self._file = PositionFile(directory, subscription.consumer(client))
+        self._kept: KeptMessages | None = None
+        if keep:
+            place = Path(directory) / f"{self._file.name}{_KEPT}"
+            self._kept = KeptMessages(feed, place, subscription.prefix, subscription.symbols)
+        self._here: Iterator[Message] | None = None
+        """Kept messages that are delivered before those of the hub; None: the kept ones are not read yet."""
         self._opening: _Opening | None = None
         self._changes = threading.Lock()
         """Held where another one begins, or none: who ends it may be another thread than its reader."""
@@ -167,6 +176,8 @@ class Inbox:
             self._file.keep(self._feed.name, positions)
         finally:
             self._file.close()
+        if self._kept is not None:
+            self._kept.discard()
 
     def unsubscribe(self) -> None:
         """End it, durably. Raises PositionError while another process reads it."""
@@ -176,6 +187,8 @@ class Inbox:
             self._file.end(self._feed.name)
         finally:
             self._file.close()
+        if self._kept is not None:
+            self._kept.discard()
 
     def get(self, timeout: float | None) -> Message:
         """Return the next message.
@@ -183,15 +196,28 @@ class Inbox:
         Raises TimeoutError; HubError when it was ended; SubscriberError, and begins anew at the next call.
         """
         until = math.inf if timeout is None else time.monotonic() + timeout
+        if (here := self._next_here()) is not None:
+            return here
         stream = self.open(until)
-        left = None if timeout is None else max(0.0, until - time.monotonic())
+        message: Message | None = None
         try:
-            message: Message = stream.get(left)
+            while message is None or (self._kept is not None and self._kept.was_delivered(message)):
+                message = stream.get(None if timeout is None else max(0.0, until - time.monotonic()))
         except TimeoutError:
             raise TimeoutError(f"nothing of {self.subscription} came in {timeout} s") from None
         except SubscriberError as error:
             self.fail(error)
         return message
+
+    def _next_here(self) -> Message | None:
+        """Return the next kept message; None: none is left."""
+        if self._kept is None:
+            return None
+        self._check_open()
+        if self._here is None:
+            kept = self._file.read()
+            self._here = self._kept.messages({} if kept is None else kept.slices)
+        return next(self._here, None)
 
     @property
     def is_confirmed(self) -> bool:
@@ -250,6 +276,8 @@ class Inbox:
             positions=self._directory,
         )
         prefix, symbols = self.subscription.prefix, self.subscription.symbols
+        if self._kept is not None:
+            subscriber.on_batch(prefix, symbols=symbols)(self._kept.put)
         stream = subscriber.stream(prefix, symbols=symbols, limit=self._limit)
         stream._on_change = self._arrivals.add
         subscriber.on_gap(prefix, symbols=symbols)(self._tell)
@@ -260,10 +288,14 @@ class Inbox:
     def commit(self, timeout: float) -> None:
         """Keep the position behind the message that was got last. Raises HubError, PositionError, SubscriberError."""
         self._check_open()
+        if self._kept is not None:
+            self._kept.commit()
         opening = self._opening
         if opening is not None and opening.has_started:
-            with opening.subscriber.checkpoint(timeout):
+            with opening.subscriber.checkpoint(timeout) as positions:
                 pass
+            if self._kept is not None:
+                self._kept.advance(positions)
 
     def close(self) -> None:
         """End the subscriber; what was got since the last commit comes again."""
@@ -271,6 +303,9 @@ class Inbox:
         self._let_go(opening)
         if opening is not None:
             opening.end()
+        if self._kept is not None:
+            self._kept.close()
+            self._here = None
 
     def end(self) -> None:
         """As `close`, for good."""

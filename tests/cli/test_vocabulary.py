@@ -42,6 +42,7 @@ VOCABULARY: Final = {
     "--until-end": "end with the publishers",
     "--positions": "directory of the positions of durable clients",
     "--durable": "begin a durable subscription",
+    "--keep": "keep received messages of durable subscriptions",
     "--synced": "acknowledge once the message is on disk",
     "--endpoint": "endpoint to answer at",
     "--control": "endpoint for the control of a replay",

@@ -13,7 +13,7 @@ import pytest
 from blackbox import Feed
 from blackbox.archive.consumer_positions import PositionFile, owned_consumers
 from blackbox.archive.consumer_store import CONSUMERS, ConsumerStore, Owner
-from blackbox.archive.retention import _needs
+from blackbox.archive.retention import needs
 from blackbox.block.position import Position
 from blackbox.errors import PositionError
 from blackbox.recovery.consumer import Consumer, ConsumerLife
@@ -108,7 +108,7 @@ class Archive:
     def delete(self) -> None:
         found = owned_consumers(self.place / CONSUMERS) if (self.place / CONSUMERS).is_dir() else {}
         needed = [kept.slices for file in found.values() if (kept := file.read()) is not None]
-        while needed and not any(_needs(each, {0: [position_of(self.first + DAY - 1)]}) for each in needed):
+        while needed and not any(needs(each, {0: [position_of(self.first + DAY - 1)]}) for each in needed):
             self.first += DAY
 
 

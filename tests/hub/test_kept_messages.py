@@ -1,0 +1,150 @@
+"""Messages that a durable client received and did not commit: they come after a restart, also while the hub is away."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from blackbox import Feed, Hub, HubClient
+from blackbox.hub import kept_messages
+from blackbox.testing import wait_until
+from tests.hub.hubs import hub_feed
+from tests.hub.test_get import numbers, put_numbers
+from tests.support import Script
+
+
+def keeper(feed: Feed, place: Path) -> HubClient:
+    return HubClient(feed, "reader", place / "reader", keep=True)
+
+
+def parts(place: Path) -> list[Path]:
+    return sorted((place / "reader").glob("reader_.kept/*"))
+
+
+def wait_received(client: HubClient, count: int) -> None:
+    """Wait until this number of messages waits for the reader of the only subscription."""
+    (inbox,) = client._inboxes.values()
+    opening = inbox._opening
+    assert opening is not None
+    wait_until(lambda: opening.stream._messages == count, 60)
+
+
+def rest(client: HubClient) -> list[int]:
+    """Return what is here while the hub is away."""
+    got = list[int]()
+    while True:
+        try:
+            got.append(int(client.get(b"", 0.0).payload))
+        except TimeoutError:
+            return got
+
+
+@pytest.mark.parametrize("key_bytes", [0, 2])
+def test_received_messages_come_again_while_the_hub_is_away(tmp_path: Path, key_bytes: int) -> None:
+    feed = hub_feed(slices=2, key_bytes=key_bytes)
+    with Hub(feed, tmp_path / "hub"):
+        with keeper(feed, tmp_path) as client:
+            client.subscribe(b"")
+            put_numbers(client, 0, 100)
+            assert numbers(client, b"", 1) == [0]
+            for number in range(1, 10):
+                assert numbers(client, b"", 1) == [number]
+            client.commit()
+        with keeper(feed, tmp_path) as client:  # all are received
+            assert numbers(client, b"", 90) == list(range(10, 100))
+    with keeper(feed, tmp_path) as client:
+        assert numbers(client, b"", 40) == list(range(10, 50))
+        client.commit()
+    with keeper(feed, tmp_path) as client:
+        assert numbers(client, b"", 10) == list(range(50, 60))  # not committed
+    with keeper(feed, tmp_path) as client:
+        assert rest(client) == list(range(50, 100))
+        with Hub(feed, tmp_path / "hub"):
+            put_numbers(client, 100, 110)
+            assert numbers(client, b"", 10) == list(range(100, 110))
+            client.commit()
+    with Hub(feed, tmp_path / "hub"), keeper(feed, tmp_path) as client:
+        put_numbers(client, 110, 115)
+        assert numbers(client, b"", 5) == list(range(110, 115))
+
+
+def test_messages_of_a_killed_client_that_it_did_not_get_come_too(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1)
+    code = f"""
+    client = HubClient(feed, "reader", {str(tmp_path / "reader")!r}, keep=True).start()
+    client.subscribe(b"")
+    for number in range(20):
+        client.put(b"A", b"%d" % number)
+    client.get(b"", 60)
+    (inbox,) = client._inboxes.values()
+    wait_until(lambda: inbox._opening.stream._messages == 19, 60)
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    with Hub(feed, tmp_path / "hub"), Script(code, feed) as script:
+        assert script.finish()[0] == -signal.SIGKILL
+    with keeper(feed, tmp_path) as client:
+        assert rest(client) == list(range(20))
+
+
+def test_parts_are_deleted_as_positions_advance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_messages, "_PART_BYTES", 1)
+    feed = hub_feed(slices=1)
+    with Hub(feed, tmp_path / "hub"), keeper(feed, tmp_path) as client:
+        client.subscribe(b"")
+        for number in range(4):
+            client.put(b"A", b"%d" % number)
+        assert numbers(client, b"", 2) == [0, 1]
+        wait_received(client, 2)
+        assert len(parts(tmp_path)) == 4
+        client.commit()
+        assert [each.name for each in parts(tmp_path)] == ["000003", "000004"]
+        assert numbers(client, b"", 2) == [2, 3]
+        client.commit()
+        assert parts(tmp_path) == []
+        client.put(b"A", b"4")
+        assert numbers(client, b"", 1) == [4]
+        client.unsubscribe(b"")
+        assert not (tmp_path / "reader" / "reader_.kept").exists()
+
+
+def test_messages_beyond_the_bound_come_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = hub_feed(slices=1)
+    with Hub(feed, tmp_path / "hub"), keeper(feed, tmp_path) as client:
+        client.subscribe(b"")
+        for number in range(10):
+            if number == 5:
+                wait_until(lambda: numbers(client, b"", 5) == [0, 1, 2, 3, 4])
+                monkeypatch.setattr(kept_messages, "MOST_BYTES", 1)  # one more is kept
+            client.put(b"A", b"%d" % number)
+        assert numbers(client, b"", 5) == list(range(5, 10))
+    with keeper(feed, tmp_path) as client:
+        assert rest(client) == list(range(6))
+        with Hub(feed, tmp_path / "hub"):
+            assert numbers(client, b"", 4) == list(range(6, 10))
+            client.commit()
+            assert parts(tmp_path) == []
+            monkeypatch.setattr(kept_messages, "MOST_BYTES", 1 << 20)
+            client.put(b"A", b"10")
+            assert numbers(client, b"", 1) == [10]
+    with keeper(feed, tmp_path) as client:
+        assert rest(client) == [10]
+
+
+def test_messages_behind_a_damaged_one_come_from_the_hub_in_order(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1)
+    with Hub(feed, tmp_path / "hub"), keeper(feed, tmp_path) as client:
+        client.subscribe(b"")
+        for number in range(100, 110):
+            client.put(b"A", b"%d" % number)
+        assert numbers(client, b"", 10) == list(range(100, 110))
+    (journal,) = (tmp_path / "reader").glob("reader_.kept/*/*/*.journal")
+    data = bytearray(journal.read_bytes())
+    data[data.rindex(b"105")] ^= 1
+    journal.write_bytes(data)
+    with keeper(feed, tmp_path) as client:
+        here = rest(client)  # the messages before it may have come from here
+        assert max(here, default=0) < 105
+        with Hub(feed, tmp_path / "hub"):
+            assert here + numbers(client, b"", 10 - len(here)) == list(range(100, 110))
