@@ -1,8 +1,7 @@
 """The compiled loop of a relay's slice: blocks in on XSUB sockets, the same messages out on XPUB sockets, no GIL.
 
 A message is moved from socket to socket, never copied; for readers of shared memory it is written there, too. The loop
-reads the header of a data block, which has the end of its slice and key, and the body of a heartbeat, which has the
-ends of all keys. Confirmations report these ends.
+reads the ends of the slice and of all keys in control blocks. Confirmations report these ends.
 """
 
 from __future__ import annotations
@@ -16,10 +15,8 @@ from blackbox.block.format import (
     FLAG_CONTROL,
     FLAG_END,
     FLAG_REFUSED,
-    FLAG_SEQUENCES,
     HEADER_BYTES,
     HEARTBEAT_KEY,
-    LEAST_ROW_BYTES,
     MAX_SEQUENCE,
     NONCE_BYTES,
     PATH_KEY,
@@ -223,16 +220,6 @@ def _note_end(line: LineAt, state: LineState, name: int, size: int, end: int, co
 
 
 @inner
-def _end_of(header: Header, body: int, body_size: int) -> Any:
-    """The number behind the last one of a block with data."""
-    if header.flags & FLAG_SEQUENCES and header.body_bytes == body_size and header.count * LEAST_ROW_BYTES <= body_size:
-        last = layout_of(header).sequences + 8 * (header.count - 1)
-        if last + 8 <= body_size:
-            return numpy.int64(load_word(body + last)) + 1
-    return header.sequence + header.count
-
-
-@inner
 def _align_body(line: LineAt) -> bool:
     """Have the body at a multiple of 8, for it to be read. False: no memory."""
     body = line.scratch + BODY_AT
@@ -260,6 +247,7 @@ def _note_ends(line: LineAt, state: LineState, header: Header) -> bool:
         end, count = ends[2 * row], ends[2 * row + 1]
         if size <= MAX_KEY_BYTES and 0 <= count <= end <= MAX_SEQUENCE:
             _note_end(line, state, data + layout.topics + start, size, end, count)
+    state.knows_ends = 1
     return True
 
 
@@ -303,16 +291,13 @@ def _take(line: LineAt) -> Any:
     if size >= _SMALLEST_SIZE and bytes_at(name, 1)[0] == 0:
         return _take_control(line, state, header, name, size)
     fate = _PASS
-    body = line.scratch + BODY_AT
     if header.flags & FLAG_CONTROL == 0 and size <= MAX_KEY_BYTES:
         _enter_epoch(line, state, header.epoch)
-        state.ended = 0
-        state.sequence = _end_of(header, msg_data(body), msg_size(body))
-        _note_end(line, state, name, size, state.sequence, header.key_sequence + header.count)
+        state.ended = state.knows_ends = 0
         fate = _DATA
     state.messages += header.count
     state.blocks += 1
-    state.body_bytes += msg_size(body)
+    state.body_bytes += msg_size(line.scratch + BODY_AT)
     return fate
 
 

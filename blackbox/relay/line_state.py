@@ -41,6 +41,10 @@ class LineState(SenderState):
     """Messages that were no blocks, and went no further."""
     faults = Field()
     """Unreadable control blocks, and blocks with an unreadable header: passed on, for receivers to refuse."""
+    knows_ends = Field()
+    """1: no data block has passed since the control block with the ends of all keys. 0: a key may have a later end.
+
+    Blocks may have been lost on the way to the relay, so only the source knows their ends."""
     nonce = Field()
     """Of the confirmation that is waited for, as a word."""
     answered = Field()

@@ -296,12 +296,14 @@ class SliceRelay:
             self._read_news()
             if reason == SUBSCRIPTIONS:
                 self._read_subscriptions()
-            waiting = {ask.line for ask in self.below.asked.values()}
+            is_time = time.monotonic_ns() >= answers.due_ns
+            waiting = {ask.line for ask in self.below.asked.values() if is_time and not self._is_due(ask)}
             for number, line in enumerate(self.lines):
                 line.way.look(number in waiting)
             retry_ns = self._say_path(time.monotonic_ns() + _LOOK_NS)
             if any(map(self._is_due, self.below.asked.values())):
                 answers.send_due(self._is_due)
+            if answers.due_ns > time.monotonic_ns():
                 retry_ns = min(retry_ns, answers.due_ns)
             above = self.lines[0]
             at = at._replace(above=above.way.memory.at)
@@ -311,8 +313,9 @@ class SliceRelay:
                 raise RelayError(f"{self._what}: libzmq refused a block: {zmq.strerror(errno)}")
 
     def _is_due(self, ask: Asked) -> bool:
-        """Whether all that was asked for below before a confirmation is in force above."""
-        return self.lines[ask.line].upstream.is_confirmed(ask.after)
+        """Return True if the ends of all keys are known, and all earlier requests are in force above."""
+        line = self.lines[ask.line]
+        return bool(line.state.knows_ends) and line.upstream.is_confirmed(ask.after)
 
     def _read_news(self) -> None:
         """Take in what came from above for this relay."""

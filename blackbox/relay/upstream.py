@@ -4,6 +4,7 @@
 
     CONNECTING  -- connected ---------------------------------------------------->  UNCONFIRMED
     UNCONFIRMED -- `look`: filters exist, or a peer below waits; a nonce is sent -->  ASKING
+    CONFIRMED   -- `look`: a peer below waits, the ends of keys may be older ------>  ASKING
     ASKING      -- the nonce comes back: accept it ------------------------------>  CONFIRMED
     ASKING      -- it comes back with refusals: withdraw these prefixes --------->  UNCONFIRMED
     ASKING      -- no answer in time: double that time, send another nonce ------>  ASKING
@@ -220,8 +221,8 @@ class Upstream:
     def look(self, now: float, is_needed: bool) -> None:
         """Withdraw what is due, and request a confirmation if one is due. `is_needed`: a peer below waits for one."""
         self._change(self._interest.settle(now))
-        is_due = self.is_connected and not self.has_ended and self._confirmed < self.version and now >= self._ask_at
-        if is_due and (is_needed or self.filters or self._covered):
+        is_needed |= self._confirmed < self.version and bool(self.filters or self._covered)
+        if is_needed and self.is_connected and not self.has_ended and now >= self._ask_at:
             if self.nonce:  # its answer may be on the way: give the next one more time
                 self._patience_s = min(2 * self._patience_s, max(self._dead_s, MOST_PATIENT_S))
                 self._withdraw_nonce()

@@ -7,12 +7,13 @@ from typing import Literal
 import pytest
 
 from blackbox import Publisher
+from blackbox.block.position import End
 from blackbox.errors import NotConfirmedError
 from blackbox.relay import upstream
 from blackbox.relay.upstream import Upstream
 from blackbox.testing import RawPublisher, wait_until
 from tests.late_answers import late_answers
-from tests.relay.relays import PATIENCE_S, chain, collected, line_of, relayed
+from tests.relay.relays import PATIENCE_S, PLAIN_BEAT_NS, chain, collected, line_of, relayed
 
 
 def test_no_answer_before_the_source_is_there() -> None:
@@ -27,6 +28,22 @@ def test_no_answer_before_the_source_is_there() -> None:
             publisher.publish(b"T", b"1")
             got.wait(1)
         subscriber.run(until_end=True)
+
+
+def test_a_loss_above_a_relay_is_reported_below_after_a_change_of_filters() -> None:
+    feeds = chain(key_bytes=1, heartbeat_ns=PLAIN_BEAT_NS)
+    all_keys, _ = collected(feeds[-1])
+    subscriber, got = collected(feeds[-1], b"A", b"B")
+    with RawPublisher(feeds[0]) as publisher, relayed(feeds):
+        all_keys.start(PATIENCE_S)
+        subscriber.start(PATIENCE_S)
+        publisher.sequences[0], publisher.ends[0][b"B"] = 1, End(1, 1)  # its block is lost on the way to the relay
+        publisher.send(publisher.encode([(b"A", b"1")]))
+        got.wait(1)
+        subscriber.on_batch(b"C")(got.batch)
+        wait_until(lambda: subscriber.statistics().received.gaps == 1, what="a report of the loss")
+        subscriber.stop()
+        all_keys.stop()
 
 
 def test_an_answer_behind_a_long_queue_comes_in_time() -> None:

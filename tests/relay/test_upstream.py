@@ -206,7 +206,8 @@ class World:
                 self.take_answer(refused)
             self.upstream.note_ended(self.has_ended)
         self.switch_if_silent()
-        self.upstream.look(self.now, any(peer.after is not None for peer in self.peers))
+        waits = any(peer.after is not None and not self.upstream.is_confirmed(peer.after) for peer in self.peers)
+        self.upstream.look(self.now, waits)
         self.flush()
         self.answer_below()
 

@@ -9,21 +9,14 @@ from functools import partial
 from random import Random
 from typing import NamedTuple, Protocol
 
-import numpy
-
 from blackbox.block.position import End
-from blackbox.native.jit import njit
-from blackbox.native.kept_arguments import Kept, kept_at
 from blackbox.relay.cover import Changes, Interest, SmallestCover
-from blackbox.relay.forward_loop import _enter_epoch, _note_end
-from blackbox.relay.line_state import LineAt, LineMemory, line_state_at
 from tests.simulation.simulated_slice import SentBlock as Block
 
 KEYS = [b"A", b"B", b"C", b"AB", b"D"]
 FAR = (1 << 24) + 10
 """Step of a sequence that is not plausible."""
 _FORGED_STEP = 1 << 40
-_line_at = kept_at(LineAt)
 
 
 class Loop:
@@ -247,7 +240,8 @@ class Pipe:
 
         def arrive() -> None:
             if life == self._life and not (is_forged and self._was_forged):
-                self._was_forged = is_forged
+                if is_forged or isinstance(what, Heartbeat):  # a receiver may ignore others
+                    self._was_forged = is_forged
                 self._take(what)
 
         self._loop.at_time(self._last, arrive)
@@ -264,22 +258,8 @@ def _forged(random: Random, what: Block | Heartbeat | Confirm) -> Block | Heartb
     return what._replace(following=what.following + _FORGED_STEP)
 
 
-@njit(nogil=True)
-def _note(kept: int, epoch: int, following: int) -> None:
-    line = _line_at(kept)
-    state = line_state_at(line.state)
-    _enter_epoch(line, state, epoch)
-    state.sequence = following
-
-
-@njit(nogil=True)
-def _note_key(kept: int, text: int, size: int, end: int, count: int) -> None:
-    line = _line_at(kept)
-    _note_end(line, line_state_at(line.state), text, size, end, count)
-
-
 class Relay:
-    """A relay of one line: the filters that it asks for above and the ends that it has seen, without its sockets."""
+    """A relay of one line: what it asks for above and answers below, without its sockets."""
 
     def __init__(self, loop: Loop, random: Random, source: Source) -> None:
         self.pipes: list[Pipe] = []
@@ -293,11 +273,8 @@ class Relay:
         self._interest = Interest(SmallestCover())
         self._filters: set[bytes] = set()
         self._waiting: list[tuple[int, Answer]] = []
-        self._version, self._confirmed = 0, -1
-        self._memory = LineMemory(16)
-        self._sender = self._memory.sender(0)
-        self._kept = Kept(self._memory.at(0, 0))
-        self._names: list[bytes] = []
+        self._version, self._confirmed, self._epoch, self._knows_ends = 0, -1, 0, False
+        self._told = Heartbeat(0, 0, {})
         self.up.connect(())
 
     def kill(self) -> None:
@@ -336,35 +313,28 @@ class Relay:
         self._answer()
 
     def _answer(self) -> None:
-        """Answer below for all that is in force above."""
-        sender, state = self._sender, self._memory.state
-        due = [answer for version, answer in self._waiting if version <= self._confirmed]
-        self._waiting = [each for each in self._waiting if each[0] > self._confirmed]
+        """Answer below what is in force above, if the ends are known. Else ask above."""
+        confirmed = self._confirmed if self._knows_ends else -1
+        due = [answer for version, answer in self._waiting if version <= confirmed]
+        self._waiting = [each for each in self._waiting if each[0] > confirmed]
         for answer in due:
-            pairs = zip(sender.ends.tolist(), sender.counts.tolist(), strict=True)
-            ends = {name: End(*pair) for name, pair in zip(self._names, pairs, strict=False)}
-            answer(state.epoch, state.sequence, ends)
+            answer(*self._told)
+        if self._waiting:
+            self._ask()
 
     def _take(self, what: Block | Heartbeat | Confirm) -> None:
-        before = self._memory.state.epoch
-        if isinstance(what, Block):
-            self._note(what.epoch, what.end, {what.key: End(what.end, what.key_sequence + what.messages)})
-        else:
-            self._note(what.epoch, what.following, what.ends)
+        if what.epoch != self._epoch:
+            self._epoch, self._confirmed = what.epoch, -1
+            self._ask()
+        self._knows_ends = not isinstance(what, Block)
+        if not isinstance(what, Block):
+            self._told = Heartbeat(*what[:3])
         if isinstance(what, Confirm):
             self._confirmed = what.nonce
-            self._answer()
+            if self._random.random() < 0.2:  # a queue below is full
+                self._loop.at(3.0, self._answer)
+            else:
+                self._answer()
             return
-        if what.epoch != before:
-            self._confirmed = -1
-            self._ask()
         for pipe in self.pipes:
             pipe.send(what)
-
-    def _note(self, epoch: int, following: int, ends: dict[bytes, End]) -> None:
-        _note(self._kept.address, epoch, following)
-        for key, end in ends.items():
-            if key not in self._names:
-                self._names.append(key)
-            text = numpy.frombuffer(key, numpy.uint8)
-            _note_key(self._kept.address, text.ctypes.data, len(key), *end)
