@@ -31,7 +31,16 @@ from blackbox.native.records import load_shared
 from blackbox.subscribe.epochs import epoch_state_at
 from blackbox.subscribe.order_epochs import lose_left
 from blackbox.subscribe.order_held import dequeue_first, enqueue, fill_place, give_place, has_room
-from blackbox.subscribe.order_losses import end_of, is_missing_before, lose, lose_before, lose_range, number_key, take
+from blackbox.subscribe.order_losses import (
+    end_of,
+    is_missing_before,
+    lose,
+    lose_before,
+    lose_messages,
+    lose_range,
+    number_key,
+    take,
+)
 from blackbox.subscribe.order_repair import can_repair, catch_up, give_up
 from blackbox.subscribe.order_state import (
     DUPLICATE,
@@ -360,7 +369,8 @@ def change_filters(at: OrderAt, filters: Trie, wants_full: int) -> None:
         elif state.is_strict != 0 and (of_key.count == UNKNOWN or of_key.end < state.lost_to):
             of_key.end = max(of_key.end, state.proven)
             of_key.count = UNKNOWN
-        of_key.began = of_key.is_out and UNKNOWN
+        if of_key.is_out != 0 or state.is_strict != 0:
+            of_key.began = of_key.is_out and UNKNOWN
         of_key.is_out = is_out
     state.wants_full = wants_full
     if state.phase == LIVE:
@@ -385,10 +395,7 @@ def confirm(at: OrderAt, before: Trie, following: int) -> None:
         text, size = at.keys.text + starts[key], starts[key + 1] - starts[key]
         if longest_prefix(before, text, size) != 0 and of_key.began != UNKNOWN:
             if of_key.began > 0 and of_key.end > 0:  # it began too late: its earlier messages are lost
-                lost, of_key.began = of_key.began, numpy.int64(0)
-                count = of_key.count
-                of_key.count -= lost
-                lose(at, key, of_key.end, count)
+                lose_messages(at, key, state.proven, of_key.began, of_key.began > 1)
             elif of_key.count == UNKNOWN and of_key.end == 0:
                 of_key.count = 0
         elif of_key.end <= of_key.told_end:

@@ -74,7 +74,8 @@ def _enter_epoch(at: OrderAt, epoch: int) -> None:
     for key in range(int64s_at(at.keys.used, 1)[0]):
         of_key = key_state(at, key)
         is_new = state.is_begun == 0 or (state.is_strict == 0 and of_key.end == 0 and of_key.count == UNKNOWN)
-        of_key.end = of_key.began = of_key.is_late = 0
+        of_key.end = of_key.is_late = 0
+        of_key.began = 0 if state.is_strict != 0 else min(of_key.began, 0)
         of_key.count = UNKNOWN if is_new else 0
 
 

@@ -68,16 +68,21 @@ def lose(at: OrderAt, key: int, stop: int, count: int) -> None:
     lost = min(stop - first, count) if known == UNKNOWN else count - known
     of_key.end = max(of_key.end, stop)
     of_key.count = count
-    if lost <= 0:
-        return
-    counters = slice_counters_at(at.counters)
+    if lost > 0:
+        lose_messages(at, key, first, lost, known == UNKNOWN and lost > 1)
+
+
+@inner
+def lose_messages(at: OrderAt, key: int, first: int, lost: int, is_bound: bool) -> None:
+    """Count messages of a key as lost. `is_bound`: there may be fewer."""
+    state, of_key, counters = order_state_at(at.state), key_state(at, key), slice_counters_at(at.counters)
     counters.gaps = saturated(counters.gaps, lost)
     if of_key.lost == 0:
         of_key.lost_from = first
         of_key.next_lost = state.first_lost
         state.first_lost = key + 1
     of_key.lost += lost
-    of_key.lost_is_bound |= numpy.int64(known == UNKNOWN and lost > 1)
+    of_key.lost_is_bound |= numpy.int64(is_bound)
     state.lost_epoch = state.epoch
 
 

@@ -204,6 +204,8 @@ class Consumer:
             for at in self._arrived:
                 if (epoch, first) <= at < (epoch, first + lost):
                     raise ModelError(f"{at} was reported as lost, but arrived before")
+        is_late = any(each[2] == key and each[:2] > (epoch, first) for each in self.state)
+        self.gave_up |= is_late or self.order.state.answers != Answers.SOME  # archives are not asked
         self.reports.append(Report(epoch, key, first, lost))
 
 
