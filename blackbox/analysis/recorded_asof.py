@@ -22,7 +22,6 @@ from pyspark.sql.types import LongType, StructField, StructType
 from blackbox.analysis.asof import joined_names
 from blackbox.analysis.inputs import seconds_ns
 from blackbox.errors import ConfigError, JournalError
-from blackbox.feed.key_rule import MAX_KEY_BYTES
 from blackbox.feed.prices import Prices
 from blackbox.feed.schema import ABSENT, Schema
 from blackbox.native.jit import njit
@@ -63,8 +62,8 @@ def asof_recorded(
     quote and a trade of one time the order of capture tells which was first. A day begins without quotes. Every trade
     is there once; where there is no quote the columns of quotes are null.
 
-    A publisher keeps the order of messages of one key. So a feed whose keys (`key_bytes`) are longer than a symbol and
-    its dot has none between trades and quotes of that symbol: `asof_join` has to do then, which goes by the times.
+    A publisher groups messages by key in each block. So if keys (`key_bytes`) are longer than a symbol and its dot, a
+    quote may be recorded after a trade that it preceded at the venue: `asof_join` goes by the times.
 
     Args:
         spark: the session.
@@ -80,7 +79,7 @@ def asof_recorded(
     quote with the suffix, and its fields. Each day's slice is one task.
 
     Raises ConfigError when an argument is not as said, JournalError when there is no such day; later, when a recording
-    is damaged, or a symbol is too short for the keys.
+    is damaged.
     """
     tolerance_ns = _NO_TOLERANCE if tolerance is None else seconds_ns("tolerance", tolerance, 0)
     days = days_of([str(path) for path in ([paths] if isinstance(paths, str | Path) else paths)])
@@ -161,7 +160,7 @@ class _Join(NamedTuple):
     ) -> dict[str, pyarrow.Array] | None:
         trade, quote = (self.schema.dtype(kind) for kind in self.kinds)
         offsets, data = _bytes_of(batch.column(PAYLOAD))
-        codes = known.codes(batch.column("symbol"), partition)
+        codes = known.codes(batch.column("symbol"))
         place = numpy.stack([batch.column(name).to_numpy() for name in _PLACE])
         kinds = ord(self.kinds[0]), ord(self.kinds[1])
         many, wrong = _count(data, offsets, self.schema.type_offset, kinds, (trade.itemsize, quote.itemsize))
@@ -253,20 +252,11 @@ class _Known:
         self.places = numpy.zeros((1024, len(_PLACE)), numpy.int64)
         self.there = numpy.zeros(1024, numpy.bool_)
 
-    def codes(self, symbols: pyarrow.Array, partition: Partition) -> NDArray[numpy.int64]:
+    def codes(self, symbols: pyarrow.Array) -> NDArray[numpy.int64]:
         """The number of each row's symbol; there is room for the quotes of all of them."""
         encoded = symbols.dictionary_encode()
         names, numbers = encoded.dictionary.to_pylist(), self._numbers
-        known = len(numbers)
         table = [numbers.setdefault(name, len(numbers)) for name in names]
-        if len(numbers) > known:
-            short = min(names, key=len)
-            most = len(short.encode()) + 1
-            if most < partition.key_rule <= MAX_KEY_BYTES:
-                raise JournalError(
-                    f"{partition.day}: keys were {partition.key_rule} bytes, expected at most {most} for symbol "
-                    f"{short!r}: the order of its trades and quotes is not recorded; asof_join goes by their times"
-                )
         while len(numbers) > len(self.there):
             self.payloads, self.places, self.there = (
                 numpy.concatenate((array, numpy.zeros_like(array)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
@@ -105,11 +105,7 @@ class NewestBooks:
         return found
 
     def blocks(self, prefixes: Collection[bytes], keys: tuple[bytes, ...] = (b"",)) -> BooksBlocks:
-        """Return what rests under topics that begin with some prefix, and the newest messages that change no book.
-
-        Raises JournalError when keys are longer than a symbol, so that its messages have no order.
-        """
-        self._check_keys()
+        """Return what rests under topics that begin with some prefix, and the newest messages that change no book."""
         place, types = self._book_feed.type_offset, self._book_feed.message_types.encode("latin-1")
         found = dict[bytes, dict[int, Entry]]()
         for message in self._last.messages(prefixes, keys):
@@ -120,23 +116,29 @@ class NewestBooks:
         parts, is_unsure = list[_Part](), self._lacks_something()
         for symbol, of_type in found.items():
             orders, is_snapshot = self._books.resting(symbol)
-            count = max(len(orders), int(is_snapshot))
             last = max(of_type.values(), key=lambda message: message.sequence)
-            for first in range(0, count, _MOST_ROWS):
-                resting = Resting(symbol, last.payload, orders[first : first + _MOST_ROWS], is_snapshot)
-                parts.append(_Part(resting, last, of_type))
+            for key, mine in self._by_key(Resting(symbol, last.payload, orders, is_snapshot), last, of_type):
+                for first in range(0, max(len(mine), int(is_snapshot)), _MOST_ROWS):
+                    resting = Resting(symbol, last.payload, mine[first : first + _MOST_ROWS], is_snapshot)
+                    parts.append(_Part(key, resting, last, of_type))
         others = self._newest.blocks(prefixes, keys, ~self._newest.have_byte(place, types))
         return BooksBlocks(self, self._key_rule, self._book_feed, self._schema.schema_id, others, parts, is_unsure)
 
-    def _check_keys(self) -> None:
-        known = dict[bytes, bytes]()
-        for topic in self._last.topics() if self._key_rule else ():
-            symbol, key = self._feed.symbol_rule.symbol_of(topic), key_of(self._key_rule, topic)
-            if known.setdefault(symbol, key) != key:
-                raise JournalError(
-                    f"messages of {symbol!r} had the keys {known[symbol]!r} and {key!r}, expected one where there are "
-                    "images of books: key_bytes no longer than symbols"
-                )
+    def _by_key(self, resting: Resting, last: Entry, of_type: dict[int, Entry]) -> Iterator[tuple[bytes, NDArray[Any]]]:
+        """Yield each key of a symbol's messages in an image, with the orders that become its messages."""
+        keys = {kind: key_of(self._key_rule, message.topic) for kind, message in of_type.items()}
+        of_last = key_of(self._key_rule, last.topic)
+        if {of_last, *keys.values()} == {of_last}:
+            yield of_last, resting.orders
+            return
+        if not len(resting.orders) and not resting.is_snapshot:
+            return
+        assert self._book_feed.rest is not None
+        kinds = self._book_feed.rest(resting)[:, self._book_feed.type_offset].tolist()
+        of_row = [keys.get(kind, of_last) for kind in kinds]
+        for key in dict.fromkeys(of_row):
+            rows = [each == key for each in of_row]
+            yield key, resting.orders[rows] if len(resting.orders) else resting.orders
 
     def _lacks_something(self) -> bool:
         """Return True if messages are missing that a book may need, or if a book is known to lack some."""
@@ -144,8 +146,9 @@ class NewestBooks:
 
 
 class _Part(NamedTuple):
-    """Orders of a symbol, its last message, and the last one of each type."""
+    """Orders of a symbol that become messages of a key, its last message, and the last one of each type."""
 
+    key: bytes
     resting: Resting
     last: Entry
     of_type: dict[int, Entry]
@@ -189,7 +192,7 @@ class BooksBlocks:
         self._planned: list[_Planned] = []
         of_key = dict[bytes, list[_Part]]()
         for part in parts:
-            of_key.setdefault(key_of(key_rule, part.last.topic), []).append(part)
+            of_key.setdefault(part.key, []).append(part)
         following = books.position.sequence
         first = following - sum(part.rows for part in parts)
         if first < 0:

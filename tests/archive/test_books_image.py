@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 import pytest
 from blackbox_feeds.dbn import Dbn
-from blackbox_feeds.iex import Iex
+from blackbox_feeds.iex import DEEP10, Iex
 from blackbox_feeds.itch50 import Itch50
 from blackbox_feeds.itch50.messages import SCHEMA
 from blackbox_feeds.synthetic import Synthetic
@@ -28,7 +28,7 @@ from blackbox.block.batch import Batch
 from blackbox.block.block import Block
 from blackbox.block.received_block import BatchFeed, ReceivedBlock
 from blackbox.book.books import Books
-from blackbox.errors import ArchiveError, JournalError
+from blackbox.errors import ArchiveError
 from blackbox.feed.schema import load_schema
 from blackbox.testing import wait_until
 from tests.archive.archives import archived_feed
@@ -49,6 +49,7 @@ DEEP = 1 << 20
 CASES = [
     *(pytest.param(each, 0, marks=[pytest.mark.long] if each == "iex deep" else []) for each in CAPTURES),
     ("made up", 1),
+    ("made up", 8),
 ]
 
 
@@ -188,8 +189,8 @@ def itch(kind: str, reference: int = 0) -> bytes:
     return kind.encode() + made.tobytes()[1:]
 
 
-def kept_of(directory: Path, *puts: Put, key_bytes: int = 0) -> NewestBooks:
-    Day(directory, feed_of(key_bytes=key_bytes, schema="itch50")).put(0, *puts)
+def kept_of(directory: Path, *puts: Put, key_bytes: int = 0, schema: str = "itch50") -> NewestBooks:
+    Day(directory, feed_of(key_bytes=key_bytes, schema=schema)).put(0, *puts)
     recording = Recording.open(directory)
     kept = NewestBooks(0, recording.feed)
     for run in recording.runs():
@@ -207,13 +208,36 @@ def test_an_order_is_in_it_whatever_came_behind_it_under_its_topic(tmp_path: Pat
     assert blocks.is_unsure == (behind == itch("A")[:-1])  # a message that does not fit may be one that is missing
 
 
-@pytest.mark.parametrize("prefix", [b"", b"AAPL.A"])
-def test_keys_longer_than_a_symbol_are_refused(tmp_path: Path, prefix: bytes) -> None:
-    """What adds its orders has no place before or behind what deletes them."""
-    added, deleted = Put((Row(b"AAPL.A", itch("A", 7)),), 1, previous=0), Put((Row(b"AAPL.D", itch("D", 7)),))
-    kept = kept_of(tmp_path, deleted, added, key_bytes=8)
-    with pytest.raises(JournalError, match=r"messages of b'AAPL' had the keys b'AAPL.D' and b'AAPL.A', expected one"):
-        kept.blocks([prefix])
+def test_messages_of_a_symbol_may_have_several_keys(tmp_path: Path) -> None:
+    puts = [
+        Put((Row(b"AAPL.A", itch("A", 1)), Row(b"AAPL.A", itch("A", 7)))),
+        Put((Row(b"AAPL.D", itch("D", 1)),), 2, previous=0),
+        Put((Row(b"MSFT.A", itch("A", 9)),), 3, previous=0),
+        Put((Row(b"MSFT.D", itch("D", 9)),), 4, previous=0),
+    ]
+    kept = kept_of(tmp_path, *puts, key_bytes=8)
+    late = Applied(Recording.open(tmp_path).feed)
+    for block in (blocks := list(kept.blocks([b""]))):
+        late.take(block, is_image=True)
+    assert late.books.orders(b"AAPL")["reference"].tolist() == [7]
+    assert [(block.key, block.topics) for block in blocks] == [(b"AAPL.A", [b"AAPL.A"])]
+
+
+def test_each_key_of_a_symbol_has_its_messages_in_the_image(tmp_path: Path) -> None:
+    levels = numpy.zeros(3, DEEP10.records["8"])
+    levels["price"], levels["size"] = [100, 101, 102], [1, 2, 3]
+    payloads = levels.view(numpy.uint8).reshape(3, -1)
+    payloads[:, 0], payloads[:, 1] = [ord("8"), ord("5"), ord("5")], 1  # a bid and two offers
+    rows = [Row(topic, payload.tobytes()) for topic, payload in zip((b"A.8", b"A.5", b"A.5"), payloads, strict=True)]
+    puts = [Put(tuple(rows[:1])), Put(tuple(rows[1:]), 1, previous=0)]
+    kept = kept_of(tmp_path, *puts, key_bytes=8, schema="iex_deep10")
+    late = Applied(Recording.open(tmp_path).feed)
+    for block in (blocks := list(kept.blocks([b""]))):
+        late.take(block, is_image=True)
+    assert {(block.key, *block.topics): block.count for block in blocks} == {(b"A.8", b"A.8"): 1, (b"A.5", b"A.5"): 2}
+    bids, offers = late.books.levels(b"A", DEEP)
+    assert ([each.price for each in bids], [each.price for each in offers]) == ([100], [101, 102])
+    assert [block.key for block in kept.blocks([b"A.8"])] == [b"A.8"]
 
 
 def test_keys_longer_than_the_only_topic_of_a_symbol_are_none_the_less_keys(tmp_path: Path) -> None:
