@@ -60,7 +60,7 @@ def test_an_ended_subscription_holds_no_days(tmp_path: Path) -> None:
         wait_until(lambda: held(feed, tmp_path) == ["desk_A."], 60)
         client.unsubscribe("A.")
         wait_until(lambda: held(feed, tmp_path) == [], 60)
-        assert not list((tmp_path / "desk").glob("*.positions"))
+    assert not list((tmp_path / "desk").glob("*.positions"))
 
 
 def test_a_hub_that_was_away_hears_of_ended_subscriptions_when_it_is_back(tmp_path: Path) -> None:
