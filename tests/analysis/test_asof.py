@@ -74,7 +74,7 @@ def test_trades_and_quotes_of_a_real_day(
     assert_frame_equal(found.select(expected.columns), expected)
     assert len(found) == len(trades)
     matched = found["bid_price"].is_not_null().sum()
-    assert matched == 0 if tolerance == 0 and not exact else 1_000 < matched <= len(trades.filter(symbol="IBM"))
+    assert matched == 0 if tolerance == 0 and not exact else 100 < matched <= len(trades.filter(symbol="IBM"))
     assert found.columns == [
         *trades.columns, "type_quote", "ts_event_quote", "slice_quote", "sequence_quote", *QUOTE
     ]  # fmt: skip
