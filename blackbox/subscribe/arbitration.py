@@ -36,6 +36,7 @@ from blackbox.subscribe.order_losses import has_losses, number_key
 from blackbox.subscribe.order_repair import give_up, is_void, judge_recorded, note_gone, note_passed
 from blackbox.subscribe.order_state import DUPLICATE, NONE, order_state_at
 from blackbox.subscribe.release import (
+    ALL,
     NO,
     YES,
     deliver_block,
@@ -138,7 +139,7 @@ def _order_live(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Heade
     verdict = judge(at.order, key, line, header, span, in_force(at, line), NO)
     if verdict == MAKE_ROOM:
         put_aside(at, numpy.int64(PARKED))
-        if go_on(at, table, trie) != 0 or deliver_held(at, table, trie, YES) != 0:
+        if go_on(at, table, trie, header.sequence) != 0:
             return FAILED
         take_back(at, numpy.int64(PARKED))
         verdict = judge(at.order, key, line, header, span, in_force(at, line), YES)
@@ -163,7 +164,7 @@ def _order_live(at: SliceAt, table: TableAt, trie: Trie, key: int, header: Heade
         note_late(at, key)
         result = deliver_block(at, table, trie, row_of(at, verdict), now)
     if result == 0:
-        result = go_on(at, table, trie)
+        result = go_on(at, table, trie, NO)
     return result if result != 0 else look_at_held(at, table, trie, tick)
 
 
@@ -205,7 +206,7 @@ def begin_epoch(at: SliceAt, table: TableAt, trie: Trie) -> int:
     if leaves_to_archives(at.order):
         let_all_go(at)
     else:
-        result = deliver_held(at, table, trie, YES)
+        result = deliver_held(at, table, trie, ALL)
     if result == 0:
         begin_live_epoch(at.order, epoch_before(epochs))
         if has_losses(at.order):
@@ -288,10 +289,10 @@ def take_ends(at: SliceAt, filters: Trie, line: int, is_in_force: int, tick: int
 @njit(nogil=True, cache=True)
 def look_at_end(at: SliceAt, table: TableAt, trie: Trie, tick: int) -> int:
     """Find missing messages before the newest heartbeat, of a line with confirmed filters: 0 or FAILED."""
-    result = go_on(at, table, trie)
+    result = go_on(at, table, trie, NO)
     if result == 0:
         settle(at.order, tick)
-        result = go_on(at, table, trie)
+        result = go_on(at, table, trie, NO)
     return result
 
 
@@ -344,7 +345,7 @@ def order_recorded(at: SliceAt, table: TableAt, trie: Trie, filters: Trie, now: 
     verdict = judge_recorded(at.order, key, header, span_of(header, msg_data(at.scratch + BODY_AT)))
     if verdict != DUPLICATE and deliver_recorded(at, table, trie, key, verdict, now) != 0:
         return FAILED
-    return go_on(at, table, trie)
+    return go_on(at, table, trie, NO)
 
 
 @inner
@@ -376,4 +377,4 @@ def take_note(at: SliceAt, table: TableAt, trie: Trie, filters: Trie) -> int:
     elif what == _GIVE_UP and live != 0:
         result = _enter_archived(at, table, live, NO)
         give_up(at.order, lines)
-    return result if result != 0 else go_on(at, table, trie)
+    return result if result != 0 else go_on(at, table, trie, NO)

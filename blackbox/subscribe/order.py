@@ -7,7 +7,7 @@
       block   -- nothing is missing before it ---------------------->  delivered
       block   -- messages before it are missing, or archives deliver -->  HOLD
       no room -- archives can bring it again ----------------------->  LET_GO: `order_repair` begins, or goes on
-      no room -- they cannot --------------------------------------->  MAKE_ROOM: what is missing is lost
+      no room -- they cannot --------------------------------------->  MAKE_ROOM: what is missing before it is lost
       HOLD    -- the missing messages have come -------------------->  delivered
       HOLD    -- no line can bring them, or `line_wait` is over ---->  `order_repair` begins, or they are lost
 
@@ -62,7 +62,7 @@ SOME: Final = int(Answers.SOME)
 HOLD: Final = -2
 """The caller must `hold` it."""
 MAKE_ROOM: Final = -3
-"""No room to hold it: go on, release all held blocks with their gaps, and judge again."""
+"""No room to hold it: go on, release the held blocks before it with their gaps, and judge again."""
 LET_GO: Final = -4
 """Drop it and all held blocks. They are read from archives later."""
 IMPLAUSIBLE: Final = -5
@@ -195,19 +195,21 @@ def judge(at: OrderAt, key: int, line: int, header: Header, span: int, in_force:
 
 
 @inner
-def next_ready(at: OrderAt, now_ns: int, force: int) -> int:
+def next_ready(at: OrderAt, now_ns: int, before: int) -> int:
     """Return the place of the next deliverable held block, or NONE; `release` then frees it.
 
-    `force`: deliver it even if messages before it are missing.
+    `before`: if not 0, deliver blocks with lower sequences, and only these, even if messages before them are missing.
     """
     state = order_state_at(at.state)
     place = state.first_held
-    if place == NONE or (state.phase != LIVE and force == 0):
+    if place == NONE or (state.phase != LIVE and before == 0):
         return NONE
     block = held_block(at, place)
+    if before != 0:
+        return place if block.sequence < before else NONE
     end = end_of(at, state, block.key)
     is_over = block.sequence + block.count <= end
-    if force != 0 or is_over or not is_missing_before(at, state, block.key, block.sequence, block.previous):
+    if is_over or not is_missing_before(at, state, block.key, block.sequence, block.previous):
         return place
     waits_for = block.sequence if state.is_full != 0 else block.previous
     if now_ns - block.since_ns < at.line_wait_ns and _can_come(at, state, waits_for, now_ns):

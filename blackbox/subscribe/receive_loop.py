@@ -40,7 +40,7 @@ from blackbox.subscribe.conflation import flush, pending
 from blackbox.subscribe.dispatch import hand_block, hand_idle
 from blackbox.subscribe.epochs import AHEAD_NS, REFUTED, epoch_state_at
 from blackbox.subscribe.order_state import is_clean, order_state_at
-from blackbox.subscribe.release import deliver_held, line_of, look_at_held
+from blackbox.subscribe.release import ALL, deliver_held, line_of, look_at_held
 from blackbox.subscribe.slice_memory import BODY_AT, COPY_AT, HEAD_AT, HEADER_AT, KEY_AT, WAITING_AT, SliceAt, TableAt
 from blackbox.subscribe.slow_subscriber import CONFLATE, act_on_stuck, may_call_python
 from blackbox.subscribe.state import (
@@ -221,7 +221,7 @@ def _idle(at: SliceAt, table: TableAt, trie: Trie) -> int:
 @njit(nogil=True, cache=True)
 def finish(at: SliceAt, table: TableAt, trie: Trie) -> None:
     """Deliver, gaps or not, whatever waits in the slice thread; after TERMINATE count it as due."""
-    deliver_held(at, table, trie, _YES)
+    deliver_held(at, table, trie, ALL)
     drop_all_doubted(at)
     if at.action == CONFLATE and pending(at) > 0:
         flush(at, table, trie, now_ns(), _YES)

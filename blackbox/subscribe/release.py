@@ -13,6 +13,7 @@ from blackbox.block.format import (
     FLAG_RECORDED,
     FLAG_SEQUENCES,
     HEADER_BYTES,
+    MAX_SEQUENCE,
     Header,
     block_header_at,
     read_header,
@@ -46,6 +47,8 @@ from blackbox.transport.libzmq import msg_close, msg_data, msg_init, msg_init_si
 # As arguments these are int64 rather than literals: numba would compile the callee once for each literal.
 NO = numpy.int64(0)
 YES = numpy.int64(1)
+ALL = numpy.int64(MAX_SEQUENCE + 1)
+"""Sequence after all others."""
 ARCHIVE = 2
 """In place of a line: blocks that archives have brought."""
 _SHARED_BYTES = 8_192
@@ -150,16 +153,16 @@ def row_of(at: SliceAt, first: int) -> int:
 
 
 @inner
-def deliver_held(at: SliceAt, table: TableAt, trie: Trie, force: int) -> int:
-    """Deliver held blocks whose turn has come, gaps or not with `force`; nothing is at hand: 0 or FAILED.
+def deliver_held(at: SliceAt, table: TableAt, trie: Trie, before: int) -> int:
+    """Deliver held blocks whose turn has come; nothing is at hand: 0 or FAILED. `before`: see `next_ready`.
 
-    Then find what is missing after them, by the newest heartbeat.
+    Then, unless `before` is set, find what is missing after them, by the newest heartbeat.
     """
     now, tick = now_ns(), monotonic_ns()
     while True:
-        place = next_ready(at.order, tick, force)
+        place = next_ready(at.order, tick, before)
         if place == NONE:
-            if force == 0 and is_unsettled(order_state_at(at.order.state)):
+            if before == 0 and is_unsettled(order_state_at(at.order.state)):
                 settle(at.order, tick)
             return tell_shown_losses(at, table)
         key, came = held_block(at.order, place).key, held_block(at.order, place).came_ns
@@ -177,8 +180,8 @@ def deliver_held(at: SliceAt, table: TableAt, trie: Trie, force: int) -> int:
 
 
 @inner
-def go_on(at: SliceAt, table: TableAt, trie: Trie) -> int:
-    """Go over to what is live if its time has come, and deliver held blocks; nothing is at hand: 0 or FAILED."""
+def go_on(at: SliceAt, table: TableAt, trie: Trie, before: int) -> int:
+    """Switch to live if its time has come. Deliver held blocks as `deliver_held`; nothing is at hand: 0 or FAILED."""
     if has_losses(at.order):
         result = tell_losses(at, table, now_ns())
         if result != 0:
@@ -191,7 +194,7 @@ def go_on(at: SliceAt, table: TableAt, trie: Trie) -> int:
             return result
     if slice_counters_at(at.counters).held == 0 and not is_new:
         return 0
-    return deliver_held(at, table, trie, NO)
+    return deliver_held(at, table, trie, before)
 
 
 @inner

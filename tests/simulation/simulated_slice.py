@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy
 
-from blackbox.block.format import HEADER, read_header
+from blackbox.block.format import HEADER, MAX_SEQUENCE, read_header
 from blackbox.block.position import End, Position
 from blackbox.native.jit import njit
 from blackbox.native.kept_arguments import Kept, kept_at
@@ -90,15 +90,15 @@ def _let_go(kept: int) -> int:
 
 
 @njit(nogil=True)
-def _next(kept: int, now: int, force: int) -> int:
+def _next(kept: int, now: int, before: int) -> int:
     """Return the place of the next deliverable held block, NONE, or _LOSSES that must be reported before."""
     at = _at(kept)
     if order_losses.has_losses(at):
         return _LOSSES
-    if force == 0:
+    if before != MAX_SEQUENCE:
         order_repair.goes_live(at)
-    place: int = order.next_ready(at, now, force)
-    if place == NONE and force == 0 and is_unsettled(order_state_at(at.state)):
+    place: int = order.next_ready(at, now, before)
+    if place == NONE and before == 0 and is_unsettled(order_state_at(at.state)):
         order.settle(at, now)
         place = _LOSSES if order_losses.has_losses(at) else NONE
     return place
@@ -304,7 +304,7 @@ class SimulatedSlice:
         if _leaves_to_archives(self._address):
             self._let_all_go()
         else:
-            self._release(now, force=1)
+            self._release(now, before=MAX_SEQUENCE)
         _begin_live_epoch(self._address)
         self._report()
         doubted, self._doubted = self._doubted, {}
@@ -354,8 +354,7 @@ class SimulatedSlice:
         key, span, in_force = self._key(block.key), block.span, self._confirmed[line]
         verdict = _judge(self._address, self._at, span, key, line, in_force, 0)
         if verdict == order.MAKE_ROOM:
-            self._go_on(now)
-            self._release(now, force=1)
+            self._release(now, before=block.sequence)
             self._put(block)
             verdict = _judge(self._address, self._at, span, key, line, in_force, 1)
             self._report()
@@ -458,10 +457,10 @@ class SimulatedSlice:
         self._go_on(now)
 
     def _go_on(self, now: int) -> None:
-        self._release(now, force=0)
+        self._release(now)
 
-    def _release(self, now: int, force: int) -> None:
-        while (place := _next(self._address, now, force)) != NONE:
+    def _release(self, now: int, before: int = 0) -> None:
+        while (place := _next(self._address, now, before)) != NONE:
             if place == _LOSSES:
                 self._report()
                 continue

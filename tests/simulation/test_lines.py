@@ -53,7 +53,7 @@ class Consumer:
     ) -> None:
         self.blocks: list[tuple[bytes, range]] = []
         self.lost = 0
-        order = SimulatedSlice(self, prefixes, lines, repairs=False, held_messages=held_messages)
+        self.order = order = SimulatedSlice(self, prefixes, lines, repairs=False, held_messages=held_messages)
         for line in range(lines):
             order.confirmed(line, EPOCH, 0, {}, NOW)
         for line, what, now in events:
@@ -234,3 +234,20 @@ def test_a_block_far_ahead_is_delivered_when_its_line_continues_from_it(last: Se
     consumer = Consumer([Event(A, block(0, 2)), Event(A, block(FAR)), Event(A, last)], lines=1)
     assert consumer.numbers == [0, 1, FAR, *([FAR + 1] if isinstance(last, SentBlock) else [])]
     assert consumer.lost == FAR - 2
+
+
+def test_a_block_without_room_is_delivered_before_later_blocks_that_are_held() -> None:
+    events = [Event(A, block(sequence)) for sequence in (8, 9, 5, 4)]
+    consumer = Consumer(events, held_messages=2)
+    assert consumer.numbers == [5, 8, 9]
+    assert consumer.lost == 7
+
+
+def test_a_change_back_and_a_wider_one_before_the_confirmation_report_no_loss() -> None:
+    consumer = Consumer([Event(A, SentBlock(0, 1, 0, 0, b"A", EPOCH))], 1, (b"A",))
+    for prefixes in ((b"B",), (b"A",), (b"",)):
+        consumer.order.change_filters(prefixes)
+    consumer.order.live(A, SentBlock(5, 1, 4, 3, b"A", EPOCH), NOW)
+    consumer.order.confirmed(A, EPOCH, 6, {b"A": End(6, 4)}, NOW)
+    assert consumer.numbers == [0, 5]
+    assert consumer.lost == 0
