@@ -13,6 +13,7 @@ from blackbox.archive.recorder import Recorder
 from blackbox.archive.serve import piece_reading
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.connection import Fetched
+from blackbox.archive.serve.pieces import Pieces
 from blackbox.archive.serve.server import ArchiveServer
 from blackbox.errors import ArchiveError
 from blackbox.testing import wait_until
@@ -97,6 +98,29 @@ def test_a_reader_that_waits_hears_of_the_recorders_end(tmp_path: Path) -> None:
             wait_until(lambda: recorder.archive_statistics.answered >= 12)  # type: ignore[union-attr]
         reader.join(60)
     assert found == list(range(1_000))
+
+
+def test_a_reader_that_waits_continues_where_the_archive_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the archive looks for its place in all segments again, and a reader never reaches the live messages."""
+    feed, begun, begin = archived_feed(), list[str](), Pieces._begin
+
+    def note(pieces: Pieces, name: str) -> Any:
+        begun.append(name)
+        return begin(pieces, name)
+
+    monkeypatch.setattr(Pieces, "_begin", note)
+    found: list[int] = []
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
+        publish_parts(publisher, 0, 1_000)
+        wait_recorded(recorder, 1_000)
+        blocks = ArchiveClient(feed).blocks(0, stop=(publisher.epoch, 2_000))
+        reader = threading.Thread(target=lambda: found.extend(all_numbers(blocks)))
+        reader.start()
+        wait_until(lambda: recorder.archive_statistics.answered >= 12)  # type: ignore[union-attr]
+        publish_parts(publisher, 1_000, 2_000)
+        reader.join(60)
+    assert found == list(range(2_000))
+    assert len(begun) <= 2, f"{len(begun)} times in one reading"
 
 
 def test_record_serves_what_it_records(tmp_path: Path) -> None:

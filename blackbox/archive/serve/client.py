@@ -487,11 +487,13 @@ class ArchiveClient:
                 continue
 
     def _pieces(self, asking: Connection, ask: AskBlocks, cursor: Cursor) -> Iterator[Fetched | Gone | Passed]:
-        endpoint, ask = asking.endpoint, msgspec.structs.replace(ask, start=cursor.at)
+        endpoint = asking.endpoint
+        ask = msgspec.structs.replace(ask, start=cursor.at, cursor=cursor.places.get(endpoint))
         asking.send(ask)
         while endpoint not in cursor.lacks:
             answer, frames = asking.answer()
             if isinstance(answer, Refusal) and ask.cursor is not None:
+                cursor.places.pop(endpoint, None)
                 raise StaleError
             if not isinstance(answer, Piece) or len(frames) != FRAMES_OF_BLOCK * len(answer.blocks):
                 raise ArchiveError(f"{endpoint}: answer was not a piece with all of its blocks")
@@ -506,6 +508,7 @@ class ArchiveClient:
                 yield from self._pass_gone(endpoint, found, cursor)
                 if endpoint in cursor.lacks:
                     return
+            cursor.places[endpoint] = answer.cursor
             ended, passed = answer.ended, answer.passed
             if ended is not None:
                 lack, passed = Lack(NO_END, "", passed.epoch, ended), Position(ended.epoch, ended.stop)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from blackbox.archive.serve import protocol
 from blackbox.archive.serve.connection import Fetched
 from blackbox.archive.serve.protocol import EndOfEpoch, Gone
 from blackbox.block.position import Position
@@ -42,12 +43,14 @@ CLOSED: Final = Lack(NO_END)
 class Cursor:
     """Position up to which all wanted messages are passed, and which archives lack the next one.
 
-    Attributes: `at`, the position of the next message; `lacks`, by endpoint, for the archives that were asked.
+    Attributes: `at`, the position of the next message; by endpoint `lacks`, for the archives that were asked, and
+    `places`, where each archive reads on in its files.
     """
 
     def __init__(self, start: Position, stop: Position | None) -> None:
         self.at, self._stop = start, stop
         self.lacks: dict[str, Lack] = {}
+        self.places: dict[str, protocol.Cursor] = {}
 
     @property
     def is_done(self) -> bool:
