@@ -92,6 +92,8 @@ class HubClient:
         check_client_name(self.name)
         if directory is not None and name is None:
             raise ConfigError("directory was given without a name, expected both to subscribe")
+        if keep and directory is None:
+            raise ConfigError("keep was given without a directory, expected the directory of the positions")
         if acknowledged not in ("recorded", "synced"):
             raise ValueError(f"acknowledged was {acknowledged!r}, expected recorded or synced")
         check_integers(("in_flight", in_flight, 1, 1 << 20), ("queue", queue, 1, 1 << 30))

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy
 
@@ -51,7 +51,8 @@ class KeptMessages:
         self._lock = threading.Lock()
         self._part: _Part | None = None
         """The part that is written."""
-        self._bytes = 0
+        self._closed: dict[Path, _Closed] = {}
+        self._number = self._bytes = 0
         self._is_full = False
         self._seen: dict[int, Position] = {}
         """By slice, the last message of `put`, also of those that were not kept."""
@@ -65,16 +66,18 @@ class KeptMessages:
         self._known.clear()
         self._delivered.clear()
         try:
-            parts = recorded_days(self._directory)
-            for part in parts:
+            for part in recorded_days(self._directory):
                 recover_day(part)
-            self._bytes = sum(path.stat().st_size for part in parts for path in part.rglob("*") if path.is_file())
-            for part in parts:
+                size = sum(path.stat().st_size for path in part.rglob("*") if path.is_file())
+                self._closed[part], self._number = _Closed(ends_of(part), size), int(part.name)
+            self._bytes = sum(part.bytes for part in self._closed.values())
+            for part in list(self._closed):
                 yield from self._messages_of(part, stored)
-        except (OSError, JournalError) as error:
+        except (OSError, ValueError, BlackBoxError) as error:
             log.warning("messages in %s cannot be read, they come from the hub: %s", self._directory, error)
 
     def _messages_of(self, part: Path, stored: Mapping[int, Position]) -> Iterator[Message]:
+        Manifest.read(part).check_feed(self._feed, part)
         taken = part / _TAKEN
         begin = int(taken.read_text()) if taken.exists() else 0
         recording, number = Recording.open(part), 0
@@ -107,7 +110,8 @@ class KeptMessages:
                 return
             try:
                 if self._part is None:
-                    self._part = _Part(self._feed, self._new_directory())
+                    self._number += 1
+                    self._part = _Part(self._feed, self._directory / f"{self._number:06d}")
                 self._part.append(batch)
                 if self._part.bytes >= _PART_BYTES:
                     self._close_part()
@@ -131,14 +135,13 @@ class KeptMessages:
     def advance(self, stored: Mapping[int, Position]) -> None:
         """Delete the parts before stored positions."""
         with self._lock:
-            writing = None if self._part is None else self._part.path
-            for part in recorded_days(self._directory):
-                if part != writing and not needs(stored, ends_of(part)):
-                    shutil.rmtree(part, ignore_errors=True)
-            parts = recorded_days(self._directory)
+            for path, part in list(self._closed.items()):
+                if not needs(stored, part.ends):
+                    shutil.rmtree(path, ignore_errors=True)
+                    del self._closed[path]
+                    self._bytes -= part.bytes
             if self._is_full:  # what is kept must have no hole
-                self._is_full = bool(parts) or needs(stored, {n: [last] for n, last in self._seen.items()})
-            self._bytes = sum(path.stat().st_size for part in parts for path in part.rglob("*") if path.is_file())
+                self._is_full = bool(self._closed) or needs(stored, {n: [last] for n, last in self._seen.items()})
 
     def close(self) -> None:
         """Close the files."""
@@ -149,16 +152,24 @@ class KeptMessages:
         """Close and delete the files."""
         self.close()
         shutil.rmtree(self._directory, ignore_errors=True)
+        self._closed.clear()
+        self._known.clear()
+        self._bytes = 0
 
     def _close_part(self) -> None:
         part, self._part = self._part, None
         if part is not None:
             with suppress(OSError):  # it was reported when it was written
                 part.close()
+            self._closed[part.path] = _Closed({n: [last] for n, last in part.ends.items()}, part.bytes)
 
-    def _new_directory(self) -> Path:
-        numbers = [int(each.name) for each in recorded_days(self._directory)]
-        return self._directory / f"{max(numbers, default=0) + 1:06d}"
+
+class _Closed(NamedTuple):
+    """A part that is not written any more."""
+
+    ends: Mapping[int, list[Position]]
+    """By slice, the last messages, as from `ends_of`."""
+    bytes: int
 
 
 class _Part:
@@ -167,6 +178,7 @@ class _Part:
     def __init__(self, feed: Feed, path: Path) -> None:
         """Make them. Raises OSError."""
         self.path, self.bytes = path, 0
+        self.ends: dict[int, Position] = {}
         self._key_rule, self._pipe = feed.key_rule, Pipe()
         self._writers: dict[int, tuple[JournalWriter, Any]] = {}
         now_ns = time.time_ns()
@@ -187,6 +199,8 @@ class _Part:
         if writer.error:
             raise JournalError(writer.error)
         self.bytes += block.body.nbytes
+        last = Position(block.epoch, block.number_of(-1))
+        self.ends[block.slice_id] = max(last, self.ends.get(block.slice_id, last))
 
     def _new_writer(self, slice_id: int) -> tuple[JournalWriter, Any]:
         writer = JournalWriter(

@@ -11,6 +11,8 @@ A state machine without files, threads or clocks. `consumer.py` reads, writes an
     ADVANCED -- `note_stored`: the file and its directory are synced ------->  STORED
     ADVANCED -- `check_unmoved`, after the end: another process has the name ->  error
     STORED   -- `note_reported`: archives have stored the positions -------->  REPORTED: they delete earlier days
+    any      -- `held`: lost messages end it, with on_gap="stop" ----------->  HELD: begins only with `release`
+    HELD     -- `resume` with `release`: the losses are `accepted` --------->  STORED
 
 After a crash at any time, the stored position is not after the handled messages and not before the reported position.
 So a message may be delivered again, but never skipped or deleted too early.

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from blackbox import Feed, Hub, HubClient
+from blackbox import ConfigError, Feed, Hub, HubClient
 from blackbox.hub import kept_messages
 from blackbox.testing import wait_until
+from tests.examples import first_of
 from tests.hub.hubs import hub_feed
-from tests.hub.test_get import numbers, put_numbers
+from tests.hub.test_get import WAIT_S, numbers, put_numbers
 from tests.support import Script
 
 
@@ -109,6 +111,26 @@ def test_parts_are_deleted_as_positions_advance(tmp_path: Path, monkeypatch: pyt
         assert not (tmp_path / "reader" / "reader_.kept").exists()
 
 
+def test_keep_needs_a_directory() -> None:
+    with pytest.raises(ConfigError, match="keep was given without a directory"):
+        HubClient(hub_feed(), "reader", keep=True)
+
+
+@pytest.mark.parametrize("damage", ["manifest.json", "taken"])
+def test_messages_that_cannot_be_read_here_come_from_the_hub(tmp_path: Path, damage: str) -> None:
+    feed = hub_feed(slices=1)
+    with Hub(feed, tmp_path / "hub"):
+        with keeper(feed, tmp_path) as client:
+            client.subscribe(b"")
+            put_numbers(client, 0, 5)
+            assert numbers(client, b"", 5) == list(range(5))
+        (part,) = parts(tmp_path)
+        (part / damage).write_text("damaged")
+        with keeper(feed, tmp_path) as client:
+            assert numbers(client, b"", 5) == list(range(5))
+            client.commit()
+
+
 def test_messages_beyond_the_bound_come_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     feed = hub_feed(slices=1)
     with Hub(feed, tmp_path / "hub"), keeper(feed, tmp_path) as client:
@@ -148,3 +170,47 @@ def test_messages_behind_a_damaged_one_come_from_the_hub_in_order(tmp_path: Path
         assert max(here, default=0) < 105
         with Hub(feed, tmp_path / "hub"):
             assert here + numbers(client, b"", 10 - len(here)) == list(range(100, 110))
+
+
+@pytest.mark.parametrize("seed", first_of(range(4)))
+def test_each_message_comes_once_for_each_commit_in_any_order_of_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """The hub comes and goes, the client restarts, with and without a commit, and files are small."""
+    random = Random(seed)
+    monkeypatch.setattr(kept_messages, "_PART_BYTES", random.choice([1, 300, 1 << 20]))
+    monkeypatch.setattr(kept_messages, "MOST_BYTES", random.choice([500, 2_000, 1 << 20]))
+    feed = hub_feed(slices=1, key_bytes=random.choice([0, 2]))
+    put = at = committed = 0
+    hub = Hub(feed, tmp_path / "hub").start()
+    client = keeper(feed, tmp_path).start()
+    client.subscribe(b"")
+    is_here = True
+    for _ in range(60):
+        event = random.choice(["put", "put", "get", "get", "commit", "restart", "hub"])
+        if event == "put" and is_here:
+            client.put(random.choice([b"A.x", b"B.x"]), b"%d" % put)
+            put += 1
+        elif event == "get" and at < put:
+            try:
+                assert int(client.get(b"", WAIT_S if is_here else 0.0).payload) == at
+                at += 1
+            except TimeoutError:
+                assert not is_here
+        elif event == "commit":
+            client.commit()
+            committed = at
+        elif event == "restart":
+            client.end()
+            client, at = keeper(feed, tmp_path).start(), committed
+        elif event == "hub":
+            if is_here:
+                hub.close()
+            else:
+                hub = Hub(feed, tmp_path / "hub").start()
+            is_here = not is_here
+    if not is_here:
+        hub = Hub(feed, tmp_path / "hub").start()
+    assert numbers(client, b"", put - at) == list(range(at, put))
+    client.end()
+    hub.close()

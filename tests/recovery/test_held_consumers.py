@@ -53,9 +53,11 @@ def lose_and_end(feed: Feed, place: Path, publisher: RawPublisher, *, processes:
         subscriber.run()
 
 
-@pytest.mark.parametrize("by_command", [False, True])
-def test_a_consumer_that_lost_messages_is_held_until_it_is_released(tmp_path: Path, by_command: bool) -> None:
-    feed = archived_feed()
+@pytest.mark.parametrize(("by_command", "key_bytes"), [(False, 0), (True, 0), (True, 1)])
+def test_a_consumer_that_lost_messages_is_held_until_it_is_released(
+    tmp_path: Path, by_command: bool, key_bytes: int
+) -> None:
+    feed = archived_feed(key_bytes=key_bytes)
     positions = tmp_path / "positions"
     with recorded(feed, tmp_path) as (publisher, recorder):
         lose_and_end(feed, tmp_path, publisher)
