@@ -107,7 +107,7 @@ def test_hub_clients_take_text(tmp_path: Path) -> None:
 
     with Hub(feed, tmp_path / "hub"), HubClient(feed, "one", tmp_path / "one") as client:
         client.subscribe("A.")
-        assert client.subscriptions == [b"A."]
+        assert client.subscriptions == [("prefix", b"A.")]
         client.put("A.x", b"1")
         client.put_soon(b"A.x", b"2").result(30)
         client.put_many(["A.x", "B.x"], [0, 1], b"33", None, [0, 1, 2])
