@@ -99,3 +99,25 @@ def test_readers_that_take_nothing_are_disconnected(
             hog.send_multipart([b"", request])
         wait_until(lambda: archive.statistics().disconnected >= 1, 60)
         wait_until(lambda: "was disconnected: it has taken nothing for" in caplog.text)
+
+
+def test_who_asks_again_is_answered_at_once_if_it_has_taken_the_answer_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Peer:
+        taken = 0
+
+        def look(self) -> bool:
+            return True
+
+    peer = Peer()
+    monkeypatch.setattr(turns, "_connection_of", lambda _: peer)
+    asked = [zmq.Frame(each) for each in (b"reader", b"1", b"blocks")]
+    waiting = turns.Turns("archive")
+    waiting.take(asked)
+    (reader, *_) = waiting.next() or pytest.fail("the first request has its turn")
+    reader.note_sent(100)
+    peer.taken = 100
+    waiting.take(asked)
+    assert waiting.next() is not None
+    reader.note_sent(100)
+    waiting.take(asked)
+    assert waiting.next() is None, "it has not taken the second answer"

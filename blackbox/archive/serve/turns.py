@@ -69,6 +69,10 @@ class Reader:
         self.in_flight = max(0, self._goal - self.connection.taken) if is_on else 0
         return is_on
 
+    def look_now(self) -> None:
+        """Have the next `is_busy` ask the kernel: who asks again has usually taken the answer before."""
+        self._looked_at = 0.0
+
     def is_busy(self) -> bool:
         """Return True if it has not taken its answer yet. The kernel is asked every 10 ms, or 100 ms for a late one."""
         often_s = _LOOK_LATE_S if len(self.waiting) > 1 else _LOOK_S
@@ -115,6 +119,7 @@ class Turns:
         if len(reader.waiting) >= MOST_WAITING:
             return 1 + self._end(reader, f"{MOST_WAITING} requests waited, and it read no answer")
         reader.waiting.append(frames)
+        reader.look_now()
         if len(reader.waiting) == 1:
             self._prompt.append(reader)
         elif len(reader.waiting) == 2:
