@@ -141,6 +141,7 @@ def test_a_reader_that_lacks_an_earlier_message_of_another_key_has_no_exact_posi
         publisher.send(second)
         publisher.send(publisher.encode([(b"AC.x", b"")] * 5))
         assert [stream.get(ENOUGH_S).sequence for _ in range(5)] == list(range(5, 10))
+        wait_until(lambda: subscriber.statistics().delivery.delivered == 10)
         publisher.send(first, lines=[1])
         wait_until(lambda: subscriber.statistics().delivery.delivered == 15)
         publisher.heartbeat()
