@@ -32,6 +32,7 @@ from blackbox.native.name_table import FULL, number_of
 from blackbox.native.posix import drain_pipe, monotonic_ns
 from blackbox.native.prefix_trie import Trie, longest_prefix
 from blackbox.native.records import load_shared
+from blackbox.relay.key_ranges import covers
 from blackbox.relay.line_state import (
     BODY_AT,
     COPY_AT,
@@ -39,6 +40,7 @@ from blackbox.relay.line_state import (
     HEADER_AT,
     KEY_AT,
     OWN_HEADER_AT,
+    UNWANTED_AT,
     WAITING_AT,
     LineAt,
     LineState,
@@ -295,6 +297,10 @@ def _take(line: LineAt) -> Any:
         _enter_epoch(line, state, header.epoch)
         state.ended = state.knows_ends = 0
         fate = _DATA
+        if state.ranges != 0 and not covers(state.ranges, state.range_count, name, size):
+            state.unwanted += header.count
+            state.has_unwanted = size + 1
+            copy_bytes(line.scratch + UNWANTED_AT, name, size)
     state.messages += header.count
     state.blocks += 1
     state.body_bytes += msg_size(line.scratch + BODY_AT)

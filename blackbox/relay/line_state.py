@@ -26,8 +26,9 @@ WAITING_AT: Final = COPY_AT + MESSAGE_BYTES
 MESSAGES: Final = 7
 EVENTS_AT: Final = MESSAGES * MESSAGE_BYTES
 OWN_HEADER_AT: Final = EVENTS_AT + 8 * EVENTS_SCRATCH_WORDS
-_SCRATCH_WORDS: Final = (OWN_HEADER_AT + HEADER_BYTES) // 8
-"""int64 words of a line's scratch: its messages, what asking for events takes, a header that is aligned."""
+UNWANTED_AT: Final = OWN_HEADER_AT + HEADER_BYTES
+_SCRATCH_WORDS: Final = (UNWANTED_AT + MAX_KEY_BYTES) // 8
+"""int64 words of a line's scratch: its messages, what asking for events takes, an aligned header, an unwanted key."""
 
 
 class LineState(SenderState):
@@ -56,6 +57,11 @@ class LineState(SenderState):
     """1: the last block of the epoch has passed."""
     has_refusal = Field()
     """1: what the source does not put in force lies in the scratch."""
+    ranges = Field()
+    """Address of what `ranges_of` returned for all filters in force above; 0: not known, or data comes in memory."""
+    range_count = Field()
+    has_unwanted = Field()
+    """Size plus 1 of a key in none of these ranges. The key lies in the scratch, `unwanted` counts the messages."""
     has_path = Field()
     """1: what the relay above says of itself lies in the scratch."""
 

@@ -74,6 +74,8 @@ class RelayLine(msgspec.Struct, frozen=True, kw_only=True):
     """What came and was no block; it went no further."""
     faults: int
     """Blocks whose header cannot be read; they were passed on, for receivers to refuse."""
+    unwanted: int
+    """Messages of keys that no filter covered, sent after the source had confirmed all filters and withdrawals."""
     keys: int
     """Keys whose numbers it knows."""
     filters_below: int
@@ -91,6 +93,7 @@ class RelayStatistics(msgspec.Struct, frozen=True, kw_only=True):
     waits: int
     refused: int
     faults: int
+    unwanted: int
     shared_memory_dropped: int
     """Messages for which shared memory had no place (`when_full="drop"`)."""
     subscribers: int
@@ -239,6 +242,7 @@ class Relay:
             waits=sum(line.waits for line in lines),
             refused=sum(line.refused for line in lines),
             faults=sum(line.faults for line in lines),
+            unwanted=sum(line.unwanted for line in lines),
             shared_memory_dropped=sum(line.state.shared_memory_dropped for each in self._slices for line in each.lines),
             subscribers=max(each.below.subscriber_count() for each in self._slices),
             put_out=sum(each.guard.put_out for each in self._slices),
@@ -271,7 +275,7 @@ def _line_of(each: SliceRelay, number: int, line: Line, name: str) -> RelayLine:
         source=upstream.address,
         transport=SHARED_MEMORY if line.way.memory.at.state else transport_of(upstream.address),
         is_connected=upstream.is_connected,
-        is_confirmed=upstream.is_confirmed(upstream.version),
+        is_confirmed=upstream.is_confirmed(upstream.requested),
         reconnects=max(0, upstream.reconnects),
         epoch=state.epoch,
         path=(*(hop.name for hop in line.above), name),
@@ -282,6 +286,7 @@ def _line_of(each: SliceRelay, number: int, line: Line, name: str) -> RelayLine:
         waits=state.waits,
         refused=state.no_blocks,
         faults=state.faults,
+        unwanted=state.unwanted,
         keys=state.keys,
         filters_below=each.below.filter_count(wants=False),
         filters_above=len(upstream.filters),

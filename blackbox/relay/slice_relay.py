@@ -31,7 +31,7 @@ from blackbox.publish.subscriptions import Asked
 from blackbox.relay.below import Below
 from blackbox.relay.cover import Cover
 from blackbox.relay.forward_loop import CLOSED, FAILED, ITEMS_OF_LINE, SUBSCRIPTIONS, forward_until
-from blackbox.relay.line_state import BODY_AT, HEADER_AT, LineMemory, SliceRelayAt, SliceRelayState
+from blackbox.relay.line_state import BODY_AT, HEADER_AT, UNWANTED_AT, LineMemory, SliceRelayAt, SliceRelayState
 from blackbox.relay.path import Hop, check_path, decode_path, encode_path
 from blackbox.relay.upstream_socket import Source, UpstreamSocket
 from blackbox.transport.context import CONTEXT_NEEDS, close_context, open_context, pin_thread, wake_on_time
@@ -238,7 +238,7 @@ class SliceRelay:
             self.part.lines,
             self._gate,
             _RECEIVED_BYTES,
-            lambda number: lines[number].upstream.version,
+            lambda number: lines[number].upstream.requested,
         )
 
     def _close(self) -> None:
@@ -342,6 +342,10 @@ class SliceRelay:
                 self.below.note_refused(number, upstream.refuse(self._read_refusal(line)))
                 if self.below.unwelcome:
                     self.guard.look_now()
+            if state.has_unwanted:
+                key = string_at(line.memory.scratch + UNWANTED_AT, state.has_unwanted - 1)
+                state.has_unwanted = 0
+                upstream.note_unwanted(key)
             upstream.note_ended(bool(state.ended))
 
     @staticmethod

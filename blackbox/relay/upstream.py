@@ -9,6 +9,9 @@
     ASKING      -- it comes back with refusals: withdraw these prefixes --------->  UNCONFIRMED
     ASKING      -- no answer in time: double that time, send another nonce ------>  ASKING
     CONFIRMED   -- a peer below wants more: only earlier requests stay confirmed ->  UNCONFIRMED
+    CONFIRMED   -- `look`: withdrawals were sent, and a heartbeat time has passed ->  ASKING
+    CONFIRMED   -- data of a withdrawn key comes: withdraw it again -------------->  CONFIRMED
+    CONFIRMED   -- it still comes after some repeats: connect again -------------->  CONNECTING
     ASKING, CONFIRMED -- another epoch, end of an epoch, source's memory is gone ->  UNCONFIRMED
     any         -- connection lost, source silent or unreachable for too long --->  CONNECTING
 
@@ -21,6 +24,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
+
+import numpy
+from numpy.typing import NDArray
 
 from blackbox.block.format import (
     ACCEPT_KEY,
@@ -35,6 +41,7 @@ from blackbox.native.prefix_trie import Trie, build_trie
 from blackbox.publish.peers import Why
 from blackbox.publish.subscriptions import SUBSCRIBE, UNSUBSCRIBE
 from blackbox.relay.cover import Changes, Cover, CoverByKind, Interest
+from blackbox.relay.key_ranges import ranges_of
 from blackbox.subscribe.subscription import MOST_PATIENT_S
 from blackbox.transport.inproc import is_inproc
 
@@ -49,6 +56,12 @@ _ALONE_S: Final = 30.0
 kept for this time if the kernel cannot say whether the host answers."""
 _MOST_RECORDERS: Final = 1_024
 """Acknowledgements in force at a time; the oldest are withdrawn."""
+_MOST_REPEATS: Final = 3
+"""Repeated withdrawals on one connection; the relay then connects again."""
+_MOST_WITHDRAWN: Final = 65_536
+"""Withdrawn prefixes to remember on one connection; beyond that all are forgotten, and not withdrawn again."""
+_RANGES_S: Final = 50e-6
+"""Least time per filter between two updates of `ranges`. An update takes about a hundredth of that."""
 _UNCONFIRMED: Final = -1
 _MOST_SHOWN: Final = 5
 """Refused prefixes that the log names."""
@@ -58,8 +71,9 @@ class Upstream:
     """Requests on one line, and how many of them are confirmed. All times are seconds of one clock.
 
     Attributes: `out`, messages to send, in order; `nonce`, of the awaited confirmation, or empty; `version`, grows with
-    each request; `filters`, the requested prefixes of keys; `addresses`, the one in use first; `reconnects`, times that
-    it connected again; `has_ended`, True after the last block of an epoch.
+    each request and withdrawal; `requested`, version of the last request; `filters`, the requested prefixes of keys;
+    `ranges`, of the keys that the source may send on the socket, see `ranges_of`, or None if unknown; `addresses`, the
+    one in use first; `reconnects`, times that it connected again; `has_ended`, True after the last block of an epoch.
     """
 
     def __init__(
@@ -75,12 +89,15 @@ class Upstream:
         self.addresses = list(addresses)
         self.out = [SUBSCRIBE + HEARTBEAT_KEY, SUBSCRIBE + PATH_KEY]
         self.nonce = b""
-        self.version = 0
+        self.version = self.requested = 0
         self.filters = set[bytes]()
+        self.ranges: NDArray[numpy.int64] | None = None
         self.reconnects = -1
         self.is_connected = self.has_ended = False
         self._interest = Interest(CoverByKind(cover), hold_s)
         self._dead_s = self._patience_s = _DEAD_BEATS * heartbeat_s
+        self._pace_s, self._due_at = heartbeat_s, 0.0
+        """Least time between confirmations for withdrawals alone, and when the next one is due."""
         self._what, self._new_nonce = what, new_nonce
         self._keys, self._are_keys_new = build_trie([]), False
         self._in_memory = False
@@ -93,6 +110,11 @@ class Upstream:
         self._covered = dict[bytes, None]()
         """Prefixes to withdraw once those that cover them, requested in `_covered_at`, are in force."""
         self._covered_at = 0
+        self._withdrawn = dict[bytes, int]()
+        """Filters withdrawn on this connection, and in which version."""
+        self._repeats, self._is_ignored = 0, False
+        self._ranges_version, self._ranges_at = _UNCONFIRMED, 0.0
+        """Confirmed version when `ranges` was made, and when it may be made again."""
 
     @property
     def address(self) -> str:
@@ -143,7 +165,10 @@ class Upstream:
             log.warning("%s: %s %s: switches to %s", self._what, before, why, self.address)
 
     def _begin(self, now: float) -> None:
-        self._changed_at, self.has_ended = now, False
+        self._changed_at, self.has_ended, self._due_at = now, False, now + self._pace_s
+        self._repeats, self._is_ignored = 0, False
+        # Unconfirmed ones may be in force on a new connection that was not yet reported here.
+        self._withdrawn = {prefix: at for prefix, at in self._withdrawn.items() if at > self._confirmed}
         self.void()
 
     def void(self) -> None:
@@ -152,16 +177,18 @@ class Upstream:
         self._withdraw_nonce()
         self._withdraw_acceptance()
 
-    def is_silent(self, silent_since: float, now: float) -> bool:
-        """Return True if nothing has come for too long, so that `why_switch` must be called."""
-        return now - max(silent_since, self._changed_at) >= self._dead_s
+    def is_suspect(self, silent_since: float, now: float) -> bool:
+        """Return True if nothing has come for too long, or unwanted data, so that `why_switch` must be called."""
+        return self._is_ignored or now - max(silent_since, self._changed_at) >= self._dead_s
 
     def why_switch(self, silent_since: float, now: float, has_unread: bool, is_answered: bool | None) -> str:
-        """Return why to `switch` from a silent source; empty: keep the connection.
+        """Return why to `switch` from a suspect source; empty: keep the connection.
 
         `has_unread`: messages wait in the socket. `is_answered`: the source's host answers; None: unknown.
         """
         silent_s, is_alone = now - max(silent_since, self._changed_at), len(self.addresses) == 1
+        if self._is_ignored:
+            return "sends withdrawn keys"
         if not self.is_connected:
             return "cannot be reached" if silent_s >= (_ALONE_S if is_alone else _UNREACHED_S) else ""
         may_speak = is_inproc(self.address) or not self.has_ended
@@ -206,11 +233,17 @@ class Upstream:
             for prefix in prefixes:
                 is_in_memory = self._in_memory and not prefix.startswith(WANT_KEY)
                 self.out.append(what + (SHARED_KEY if is_in_memory else b"") + prefix)
-        self.version += bool(subscribe)
+        self.version += bool(subscribe or withdraw)
+        if subscribe:
+            self.requested = self.version
         new = {prefix for prefix in subscribe if not prefix.startswith(WANT_KEY)}
         gone = self.filters.intersection(withdraw)
         self.filters |= new
         self.filters -= gone
+        self._withdrawn |= dict.fromkeys(gone, self.version)
+        if len(self._withdrawn) > _MOST_WITHDRAWN:
+            self._withdrawn.clear()
+            self.requested = self.version  # `ranges` is unknown until all withdrawals are confirmed
         self._are_keys_new |= bool(new or gone)
         if gone and not self.filters:  # no peer below: the source must not count this relay
             self._withdraw_acceptance()
@@ -221,7 +254,10 @@ class Upstream:
     def look(self, now: float, is_needed: bool) -> None:
         """Withdraw what is due, and request a confirmation if one is due. `is_needed`: a peer below waits for one."""
         self._change(self._interest.settle(now))
-        is_needed |= self._confirmed < self.version and bool(self.filters or self._covered)
+        is_needed |= self._confirmed < self.requested and bool(self.filters or self._covered)
+        if self._confirmed == self.version:
+            self._due_at = now + self._pace_s
+        is_needed |= now >= self._due_at
         if is_needed and self.is_connected and not self.has_ended and now >= self._ask_at:
             if self.nonce:  # its answer may be on the way: give the next one more time
                 self._patience_s = min(2 * self._patience_s, max(self._dead_s, MOST_PATIENT_S))
@@ -229,6 +265,32 @@ class Upstream:
             self.nonce = self._new_nonce()
             self.out.append(SUBSCRIBE + CONFIRM_KEY + self.nonce)
             self._asked, self._asked_at, self._ask_at = self.version, now, now + self._patience_s
+            self._due_at = now + self._pace_s
+        self._update_ranges(now)
+
+    def _update_ranges(self, now: float) -> None:
+        if self._in_memory or not self.is_confirmed(self.requested):
+            self.ranges = None
+        elif (self.ranges is None or self._ranges_version < self._confirmed) and now >= self._ranges_at:
+            unconfirmed = (prefix for prefix, version in self._withdrawn.items() if version > self._confirmed)
+            self.ranges = ranges_of(self.filters.union(unconfirmed))
+            self._ranges_version, self._ranges_at = self._confirmed, now + _RANGES_S * len(self.filters)
+
+    def note_unwanted(self, key: bytes) -> None:
+        """Note that data of a key came that is in none of `ranges`. Withdraw again what the source has confirmed."""
+        covering = {key[:size] for size in range(len(key) + 1)} & self._withdrawn.keys() - self.filters
+        if again := sorted(prefix for prefix in covering if self._withdrawn[prefix] <= self._confirmed):
+            self._repeats += 1
+            self._is_ignored = self._repeats > _MOST_REPEATS
+            if self._is_ignored:
+                self._pace_s = min(2 * self._pace_s, max(self._dead_s, MOST_PATIENT_S))
+                text = "%s: %s sends key %r, which was withdrawn %d times: connects again"
+                log.warning(text, self._what, self.address, key, self._repeats)
+                return
+            for prefix in again:
+                self.out += SUBSCRIBE + prefix, UNSUBSCRIBE + prefix
+            self.version += 1
+            self._withdrawn |= dict.fromkeys(again, self.version)
 
     def answer(self, now: float, epoch: int, flags: int) -> None:
         """Note that the nonce has come back, and accept it."""

@@ -126,6 +126,8 @@ class UpstreamSocket:
                 self._xsub.send(message)
             out.clear()
         self._state.nonce = int.from_bytes(self.upstream.nonce, "little", signed=True)
+        ranges = self.upstream.ranges
+        self._state.ranges, self._state.range_count = (0, 0) if ranges is None else (ranges.ctypes.data, len(ranges[0]))
 
     def read_news(self) -> None:
         """Take in that a connection is there, or gone."""
@@ -157,7 +159,7 @@ class UpstreamSocket:
         """Have the upstream decide what is due, and do it. `is_needed`: a peer below waits for a confirmation."""
         upstream, now, heard_at = self.upstream, time.monotonic(), self._state.heard_ns / 1e9
         self._look_at_memory()
-        if upstream.is_silent(heard_at, now):
+        if upstream.is_suspect(heard_at, now):
             has_unread = bool(int(self._xsub.get(zmq.EVENTS)) & zmq.POLLIN)
             if why := upstream.why_switch(heard_at, now, has_unread, self._is_answered()):
                 with suppress(zmq.ZMQError):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from random import Random
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -19,6 +21,7 @@ BEAT_S = 1.0
 MOST_REFUSALS = 2
 """Refused prefixes in one answer."""
 PREFIXES = [kind + text for kind in (b"", WANT_KEY) for text in (b"", b"A", b"AA", b"AB", b"AAA", b"B", b"BA", b"C")]
+KEYS = [b"", b"A", b"AAAA", b"AB", b"BB", b"CC", b"D"]
 ALWAYS = {HEARTBEAT_KEY, PATH_KEY}
 
 
@@ -32,21 +35,40 @@ def smallest(wanted: set[bytes]) -> set[bytes]:
     return {each for each in wanted if not is_covered(each, wanted - {each})}
 
 
+def is_in(ranges: Any, key: bytes) -> bool:
+    """Return True if a key is in ranges as `ranges_of` returns."""
+    word = int.from_bytes(key.ljust(8, b"\0"), "big") - (1 << 63)
+    place = bisect_right(ranges[0], word)
+    return place > 0 and word <= int(ranges[1][place - 1])
+
+
+class Said(NamedTuple):
+    """A message from a source. `is_unwanted`: data let through only by withdrawals that the source ignored."""
+
+    what: str
+    nonce: int
+    refused: dict[bytes, Why]
+    key: bytes = b""
+    is_unwanted: bool = False
+
+
 class Source:
-    """A publisher, or a relay above."""
+    """A publisher, or a relay above. `ignores`: part of the withdrawals that have no effect."""
 
     def __init__(self, random: Random) -> None:
         self.forbidden = set(random.sample(PREFIXES, random.choice([0, 0, 1, 5])))
         self.most = random.choice([3, 99, 99])
+        self.random, self.ignores = random, random.choice([0.0, 0.0, 0.3, 1.0])
         self.is_up, self.is_frozen, self.has_ended, self.epoch = True, False, False, 1
 
 
 class Connection:
-    """One connection to a source. `in_force` and `refused` as the source has them."""
+    """One connection to a source. `in_force` and `refused` as the source should have them; `ignored` are withdrawn."""
 
     def __init__(self, source: Source) -> None:
         self.source, self.is_alive = source, True
-        self.up, self.down = deque[bytes](), deque[tuple[str, int, dict[bytes, Why]]]()
+        self.up, self.down = deque[bytes](), deque[Said]()
+        self.ignored = set[bytes]()
         self.in_force, self.refused, self.ever_refused = set[bytes](), set[bytes](), set[bytes]()
         self.asked = b""
 
@@ -64,6 +86,8 @@ class Connection:
         if prefix.startswith(CONFIRM_KEY):
             self.asked = prefix if what == SUBSCRIBE else b""
         elif what == UNSUBSCRIBE:
+            if prefix in self.in_force and prefix[:1] != b"\0" and self.source.random.random() < self.source.ignores:
+                self.ignored.add(prefix)
             self.in_force.discard(prefix)
             self.refused.discard(prefix)
         elif not prefix.startswith((ACCEPT_KEY, RECORDED_KEY)) and prefix not in ALWAYS and self.refuses(prefix):
@@ -71,6 +95,7 @@ class Connection:
             self.ever_refused.add(prefix.removeprefix(SHARED_KEY))
         else:
             self.in_force.add(prefix)
+            self.ignored.discard(prefix)
         self.answer()
 
     def refuses(self, prefix: bytes) -> bool:
@@ -85,7 +110,12 @@ class Connection:
 
     def say(self, what: str, refused: dict[bytes, Why] | None = None) -> None:
         nonce = int.from_bytes(self.asked.removeprefix(CONFIRM_KEY), "little")
-        self.down.append((what, nonce, refused or {}))
+        self.down.append(Said(what, nonce, refused or {}))
+
+    def publish(self, key: bytes) -> None:
+        is_wanted = any(key.startswith(each) for each in self.in_force if each not in ALWAYS)
+        if not self.source.has_ended and (is_wanted or any(map(key.startswith, self.ignored))):
+            self.down.append(Said("data", 0, {}, key, not is_wanted))
 
 
 class Peer:
@@ -183,21 +213,26 @@ class World:
 
     def turn(self, count: int = 99) -> None:
         """Receive some blocks, tell the upstream, and do what it says."""
-        answers = list[tuple[str, dict[bytes, Why]]]()
+        answers = list[Said]()
+        ranges = self.upstream.ranges
         for connection in (*self.old, self.connection):
             while connection is not None and connection.down and count:
                 count -= 1
                 self.heard_at = self.now
-                what, nonce, refused = connection.down.popleft()
-                if what != "answer" or nonce == self.awaited != 0:
-                    answers.append((what, refused))
+                said = connection.down.popleft()
+                if said.what != "data":
+                    if said.what != "answer" or said.nonce == self.awaited != 0:
+                        answers.append(said)
+                elif ranges is not None and not is_in(ranges, said.key):
+                    assert said.is_unwanted or connection is not self.known, f"{said.key!r} is wanted"
+                    self.upstream.note_unwanted(said.key)
         while self.news:
             self.known = self.news.popleft()
             (self.upstream.lose if self.known is None else self.upstream.connect)(self.now)
             self.changed_at, self.heard_at, self.has_ended = self.now, 0.0, False
             for peer in self.peers:
                 peer.confirmed.clear()
-        for what, refused in answers:
+        for what, _, refused, *_ in answers:
             self.has_ended = what == "end" or (self.has_ended and what == "answer")
             if what == "begin":
                 self.upstream.begin_epoch()
@@ -220,13 +255,16 @@ class World:
                 peer.confirmed.discard(prefix)
 
     def switch_if_silent(self) -> None:
-        if not self.upstream.is_silent(self.heard_at, self.now):
+        if not self.upstream.is_suspect(self.heard_at, self.now):
             return
         before = self.source
         is_answered = self.random.choice([None, True]) if before.is_up else False
         if why := self.upstream.why_switch(self.heard_at, self.now, False, is_answered):
-            assert why == ("is silent" if self.upstream.is_connected else "cannot be reached")
-            assert self.now - max(self.heard_at, self.changed_at) >= 3 * BEAT_S, "no time to connect"
+            if why == "sends withdrawn keys":
+                assert before.ignores, "dropped for withdrawals that it has not ignored"
+            else:
+                assert why == ("is silent" if self.upstream.is_connected else "cannot be reached")
+                assert self.now - max(self.heard_at, self.changed_at) >= 3 * BEAT_S, "no time to connect"
             self.break_()
             self.news.clear()
             self.changed_at = self.now
@@ -259,7 +297,7 @@ class World:
 
     def ask(self) -> None:
         peer = self.random.choice(self.peers)
-        peer.after, peer.covered_by_ask = self.upstream.version, set(peer.wants)
+        peer.after, peer.covered_by_ask = self.upstream.requested, set(peer.wants)
 
     def leave(self, peer: Peer, prefix: bytes) -> None:
         for prefixes in (peer.wants, peer.covered_by_ask, peer.confirmed):
@@ -293,6 +331,11 @@ class World:
         if self.connection is not None and not self.source.is_frozen:
             self.connection.say("beat")
 
+    def publish(self) -> None:
+        """Send data of some key."""
+        if self.connection is not None and not self.source.is_frozen:
+            self.connection.publish(self.random.choice(KEYS))
+
     def end_epoch(self) -> None:
         had_ended, self.source.has_ended = self.source.has_ended, True
         if not had_ended and self.connection is not None:
@@ -319,7 +362,7 @@ class World:
 
     def run(self) -> None:
         """Run a schedule, then let all settle."""
-        likely = [self.want, self.leave_one, self.ask, self.turn, self.beat, self.reconnect, self.wait]
+        likely = [self.want, self.leave_one, self.ask, self.turn, self.beat, self.publish, self.reconnect, self.wait]
         rare = [self.crash, self.record, self.move_data, self.end_epoch, self.begin_epoch, self.freeze, self.die]
         for _ in range(STEPS):
             self.random.choice([*likely * 3, *rare, self.break_])()
@@ -338,6 +381,9 @@ class World:
             if self.source.has_ended:
                 self.begin_epoch()
             self.beat()
+            if self.source.ignores and self.connection is not None:
+                for key in KEYS:
+                    self.connection.publish(key)
             self.climb(9_999)
             self.turn(9_999)
         self.check()
@@ -347,14 +393,15 @@ class World:
         assert known is not None
         assert known is self.connection
         assert all(peer.after is None for peer in self.peers), "a peer waits for ever"
-        assert upstream.is_confirmed(upstream.version) or not upstream.filters, "requests are not confirmed"
+        assert upstream.is_confirmed(upstream.version), "requests are not confirmed"
         refused = set(upstream.refused)
         assert refused <= known.ever_refused & self.wanted, "refused by no source, or not wanted"
         requested = smallest(self.wanted - refused)
         found = known.requested - ALWAYS - self.others()
         assert found == requested, f"{found} is in force, {requested} wanted, {refused} refused"
         assert not known.refused or not upstream.filters, "a refusal was not reported"
-
+        unwanted = {key for key in KEYS if is_covered(key, known.ignored) and not is_covered(key, requested)}
+        assert self.in_memory or not unwanted, f"{unwanted} were withdrawn, and still come"
         assert all(each.startswith(SHARED_KEY) is self.in_memory for each in known.in_force & self.data())
         assert {each for each in self.asked if each.startswith(RECORDED_KEY)} == self.recorders
         accepted = [each for each in known.in_force if each.startswith(ACCEPT_KEY)]
