@@ -1,5 +1,6 @@
 """What several tests need."""
 
+import gc
 import os
 import signal
 from collections import Counter
@@ -26,6 +27,9 @@ os.environ.setdefault(
 )
 
 be_patient()
+
+# Imports and collection make many objects, which all stay: looking for garbage takes a quarter of their time.
+gc.disable()
 
 # What is compiled at the first example takes longer than any deadline.
 hypothesis.settings.register_profile("blackbox", deadline=None, max_examples=examples(100))
@@ -83,6 +87,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return rank, -sizes[scope], scope
 
     items.sort(key=place)  # stable: the tests of a file keep their order
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
