@@ -124,11 +124,13 @@ def _unknown(file: PositionFile) -> PositionError:
 
 def _change(file: PositionFile, to: list[str] | None, *, forget: bool) -> Kept | None:
     """Forget a consumer, or move it, or release it without `to`. Return what the file holds now."""
-    kept = file.read()
-    if kept is None:
+    if not file.path.exists():  # before a lock is made for it
         raise _unknown(file)
     file.own(0)
     try:
+        kept = file.read()
+        if kept is None:
+            raise _unknown(file)
         if forget:
             file.forget()
             say(f"forgot consumer {file.name!r}")

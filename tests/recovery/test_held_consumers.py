@@ -124,6 +124,23 @@ def test_a_held_consumer_is_listed_and_stays_held_when_it_is_moved(tmp_path: Pat
     assert "'other'" in invoke("positions", tmp_path, "--release", "other").errors
 
 
+def test_a_release_keeps_a_position_that_was_stored_until_the_name_was_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, own = {0: Held(Position(1, 2), 3, is_upper_bound=False)}, PositionFile.own
+    PositionFile(tmp_path, "strategy-1").keep("tape", {0: Position(1, 0)}, held)
+
+    def store_and_own(file: PositionFile, wait_s: float) -> None:
+        file.keep("tape", {0: Position(1, 1)}, held)
+        own(file, wait_s)
+
+    monkeypatch.setattr(PositionFile, "own", store_and_own)
+    assert invoke("positions", tmp_path, "--release", "strategy-1").status == 0
+    kept = PositionFile(tmp_path, "strategy-1").read()
+    assert kept is not None
+    assert (kept.slices, kept.held) == ({0: Position(1, 1)}, {})
+
+
 def test_release_needs_a_name() -> None:
     with pytest.raises(ConfigError, match="expected both"):
         Subscriber(archived_feed(), release=True)
