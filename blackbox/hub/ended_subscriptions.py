@@ -62,13 +62,17 @@ class EndedSubscriptions:
                 return
 
     def _report_all(self) -> bool:
-        """Report each note; return whether none is left."""
+        """Report each note; return True if none is left. Once closed, a failure ends it: each report may take long."""
+        is_all = True
         try:
-            reported = [self._report(file) for file in self._notes()]
+            for file in self._notes():
+                is_all &= self._report(file)
+                if self._is_closed and not is_all:
+                    break
         except PositionError as error:
             log.warning("%s", error)
             return False
-        return all(reported)
+        return is_all
 
     def _report(self, file: PositionFile) -> bool:
         try:

@@ -60,14 +60,18 @@ def byte_rate(octets: float, seconds: float = 1.0) -> str:
     """`812 MB/s`, `12 kB/s`."""
     if seconds <= 0:
         return NOTHING
-    unit, size = next(each for each in _BYTE_UNITS if octets / seconds >= each[1] or each[1] == 1)
+    unit, size = _byte_unit(octets / seconds)
     return f"{octets / seconds / size:,.0f} {unit}/s"
 
 
 def byte_size(octets: int) -> str:
     """`812.5 MB`, `1.0 kB`, `7 B`."""
-    unit, size = next(each for each in _BYTE_UNITS if octets >= each[1] or each[1] == 1)
+    unit, size = _byte_unit(octets)
     return f"{octets} B" if size == 1 else f"{octets / size:,.1f} {unit}"
+
+
+def _byte_unit(octets: float) -> tuple[str, float]:
+    return next((each for each in _BYTE_UNITS if octets >= each[1]), _BYTE_UNITS[-1])
 
 
 def long_time(seconds: float) -> str:
