@@ -95,10 +95,12 @@ def test_parts_are_deleted_as_positions_advance(tmp_path: Path, monkeypatch: pyt
     feed = hub_feed(slices=1)
     with Hub(feed, tmp_path / "hub"), keeper(feed, tmp_path) as client:
         client.subscribe(b"")
-        for number in range(4):
+        client.put(b"A", b"0")
+        assert numbers(client, b"", 1) == [0]
+        for number in range(1, 4):
             client.put(b"A", b"%d" % number)
-        assert numbers(client, b"", 2) == [0, 1]
-        wait_received(client, 2)
+            wait_received(client, number)  # one block each
+        assert numbers(client, b"", 1) == [1]
         assert len(parts(tmp_path)) == 4
         client.commit()
         assert [each.name for each in parts(tmp_path)] == ["000003", "000004"]
@@ -137,9 +139,11 @@ def test_messages_beyond_the_bound_come_from_the_hub(tmp_path: Path, monkeypatch
         client.subscribe(b"")
         for number in range(10):
             if number == 5:
-                wait_until(lambda: numbers(client, b"", 5) == [0, 1, 2, 3, 4])
+                assert numbers(client, b"", 5) == [0, 1, 2, 3, 4]
                 monkeypatch.setattr(kept_messages, "MOST_BYTES", 1)  # one more is kept
             client.put(b"A", b"%d" % number)
+            if number == 5:
+                wait_received(client, 1)  # so it is one block
         assert numbers(client, b"", 5) == list(range(5, 10))
     with keeper(feed, tmp_path) as client:
         assert rest(client) == list(range(6))

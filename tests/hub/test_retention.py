@@ -76,7 +76,7 @@ def test_a_hub_that_was_away_hears_of_ended_subscriptions_when_it_is_back(tmp_pa
         assert held(feed, tmp_path) == ["desk_A.", "desk_A_symbol"], "it is not for another client to say"
         with HubClient(feed, "desk", tmp_path / "desk") as client:
             assert [str(each) for each in client.subscriptions] == ["symbol b'A'"]
-        assert held(feed, tmp_path) == ["desk_A_symbol"]
+            wait_until(lambda: held(feed, tmp_path) == ["desk_A_symbol"], 60)
 
 
 def test_a_subscription_that_begins_again_holds_days_again(tmp_path: Path) -> None:
