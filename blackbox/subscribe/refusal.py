@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from blackbox.block.format import MOST_WANT_BYTES, SHARED_KEY, WANT_KEY
@@ -25,17 +25,22 @@ class Refusal(NamedTuple):
     where: str
     filters: Mapping[bytes, int]
 
-    def error(self) -> RightsError:
-        """Return one error that names all of them."""
-        topics = {topics for each in self.filters if (topics := topics_of(each)) is not None}
-        return self._error(sorted(topics), max(self.filters.values(), default=0))
+    def error(self, feed: Feed, starts: Iterable[tuple[bytes, bool]]) -> RightsError:
+        """Return one error for callbacks, `starts` as there, that names their refused topics, else the filters."""
+        refused = {start: why for start, whole in starts if (why := self._why(feed, start, whole))} or {
+            topics: why for each, why in self.filters.items() if (topics := topics_of(each)) is not None
+        }
+        return self._error(sorted(refused), max(refused.values(), default=0))
 
-    def error_of(self, feed: Feed, starts: Sequence[tuple[bytes, bool]]) -> RightsError | None:
+    def error_of(self, feed: Feed, starts: Iterable[tuple[bytes, bool]]) -> RightsError | None:
         """Return the error of a callback, `starts` as there; None: it needs none of the filters."""
         for start, whole in starts:
-            if why := max(self.filters.get(each, 0) for each in _filters_of(feed, start, whole)):
+            if why := self._why(feed, start, whole):
                 return self._error([start], why)
         return None
+
+    def _why(self, feed: Feed, start: bytes, whole: bool) -> int:
+        return max(self.filters.get(each, 0) for each in _filters_of(feed, start, whole))
 
     def _error(self, topics: list[bytes], why: int) -> RightsError:
         shown = ", ".join(map(repr, topics[:_MOST_SHOWN])) + (", ..." if len(topics) > _MOST_SHOWN else "")

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ctypes import string_at
+from itertools import chain
 
 import zmq
 
@@ -389,12 +390,14 @@ class Subscription:
             f"feed {self._feed.name!r} slice {self._slice_id}: {address}",
             {prefix: end.sequence for prefix, end in refused.items()},
         )
+        callbacks = self._table.workers[0].callbacks
+        error = refusal.error(self._feed, chain.from_iterable(each.starts for each in callbacks))
         if not (self.refuses_alone and (self._was_confirmed or self.began_late)):
-            raise refusal.error()
+            raise error
         if not any(self._asks_for(each) for each in refused):
             return False
-        if all(refusal.error_of(self._feed, each.starts) is None for each in self._table.workers[0].callbacks):
-            raise refusal.error()  # too many prefixes: the filter is for all topics
+        if all(refusal.error_of(self._feed, each.starts) is None for each in callbacks):
+            raise error  # too many prefixes: the filter is for all topics
         self.refusals.append(refusal)
         self._news.poke()
         return True

@@ -701,7 +701,7 @@ class Supervisor:
             if self._began_idle or any(each.callbacks for each in self.sharers.present):
                 self.renew()
             else:
-                self._give_up(refusal.error())
+                self._give_up(refusal.error(self.feed, chain.from_iterable(each.starts for each in gone)))
 
     def _release_slices(self) -> None:
         """Release slices that no callback needs any more; begin again those that have ended and are needed again.
