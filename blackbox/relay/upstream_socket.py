@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -29,6 +29,8 @@ log = logging.getLogger("blackbox")
 
 _RECONNECT_MS: Final = 20, 200
 """First and longest pause between attempts to connect; peers below wait for it."""
+_LEAST_WAITING: Final = 1_000
+"""Messages that may wait for a connection before those are looked for that undo each other."""
 
 
 class Source(NamedTuple):
@@ -37,6 +39,16 @@ class Source(NamedTuple):
     keys: ClientKeys | None
     memory: str
     """Name of the shared memory with its blocks on its host; empty: they come on the socket."""
+
+
+def in_the_end(messages: Iterable[bytes]) -> list[bytes]:
+    """Return those subscriptions and unsubscriptions that no later one undoes."""
+    left = dict[bytes, bytes]()
+    for message in messages:
+        prefix = message[1:]
+        if left.pop(prefix, message) == message:
+            left[prefix] = message
+    return [*left.values()]
 
 
 class UpstreamSocket:
@@ -68,7 +80,7 @@ class UpstreamSocket:
         self.handles = 0, 0
         self._sources, self._failures = sources, dict[str, set[Failure]]()
         self._state, self._what, self._bell = state, what, bell
-        self._heartbeats = 0
+        self._heartbeats, self._most_waiting = 0, _LEAST_WAITING
         self._connection: Connection | None = None
 
     def open(self, context: zmq.Context[zmq.Socket[bytes]], hwm_blocks: int) -> None:
@@ -76,9 +88,8 @@ class UpstreamSocket:
         self._xsub = open_sub(context, hwm_blocks, zmq.XSUB)
         self._news: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         self.handles = self._xsub.underlying, self._news.underlying
-        # Without a connection nothing queues up: libzmq keeps requests, and sends them when there is one. No high-water
-        # mark may drop them: peers below are bounded already.
-        self._xsub.immediate = True
+        # No high-water mark may drop requests: peers below are bounded already. ZMQ_IMMEDIATE must not be set: a lost
+        # connection then takes the rest of a message that is half read, and libzmq aborts.
         self._xsub.sndhwm = 0
         self._xsub.reconnect_ivl, self._xsub.reconnect_ivl_max = _RECONNECT_MS
         name = f"inproc://blackbox-upstream-{id(self._xsub)}"
@@ -119,8 +130,13 @@ class UpstreamSocket:
             self._note_connection(True)
 
     def _flush(self) -> None:
-        """Send all messages of `out`."""
-        if out := self.upstream.out:
+        """Send all messages of `out`. Without a connection they wait, for libzmq would queue them without a bound."""
+        out = self.upstream.out
+        if not self.upstream.is_connected:
+            if len(out) > self._most_waiting:
+                out[:] = in_the_end(out)
+                self._most_waiting = 2 * len(out) + _LEAST_WAITING
+        elif out:
             self._xsub.get(zmq.EVENTS)  # libzmq first repeats earlier requests on a new connection
             for message in out:
                 self._xsub.send(message)
@@ -162,6 +178,8 @@ class UpstreamSocket:
         if upstream.is_suspect(heard_at, now):
             has_unread = bool(int(self._xsub.get(zmq.EVENTS)) & zmq.POLLIN)
             if why := upstream.why_switch(heard_at, now, has_unread, self._is_answered()):
+                if has_unread:  # libzmq has read its first part, and would abort for want of the rest
+                    self._xsub.recv_multipart()
                 with suppress(zmq.ZMQError):
                     self._xsub.disconnect(upstream.address)
                 self.read_news()  # of the connection that was

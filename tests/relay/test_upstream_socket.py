@@ -1,0 +1,79 @@
+"""A relay's socket towards its source: connections that break while messages wait, and requests that wait for one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blackbox.publish.subscriptions import SUBSCRIBE, UNSUBSCRIBE
+from blackbox.relay.cover import SmallestCover
+from blackbox.relay.line_state import LineState
+from blackbox.relay.upstream_socket import Source, UpstreamSocket, in_the_end
+from blackbox.testing import wait_until
+from blackbox.transport.wakeup import Pipe
+from tests.relay.relays import PATIENCE_S, chain
+
+FIRST = [b"A", b"0", b"rest"]
+
+
+@contextmanager
+def half_read() -> Iterator[tuple[zmq.Socket[bytes], UpstreamSocket, zmq.Socket[bytes]]]:
+    """Yield a source, the way to it, and its socket, of which a poll has made libzmq read the first part of FIRST."""
+    address = chain()[0].slices[0].lines[0]
+    with zmq.Context() as context, context.socket(zmq.XPUB) as source:
+        source.linger = 0
+        source.bind(address)
+        sources = {address: Source(None, "")}
+        way = UpstreamSocket(sources, SmallestCover(), 0.0, LineState(), 1_000_000_000, "relay", Pipe())
+        way.open(context, 1_000)
+        way.upstream.want(b"A", 1, 0.0)
+
+        def has_subscribed() -> bool:
+            way.read_news()
+            way.look(is_needed=False)
+            return bool(source.poll(1)) and source.recv() == SUBSCRIBE + b"A"
+
+        wait_until(has_subscribed, PATIENCE_S)
+        for number in range(10):
+            source.send_multipart([b"A", b"%d" % number, b"rest"])
+        xsub = zmq.Socket[bytes].shadow(way.handles[0])
+        wait_until(lambda: bool(xsub.poll(0)), PATIENCE_S)
+        yield source, way, xsub
+        way.close()
+
+
+def test_a_message_that_is_half_read_is_whole_after_its_source_is_gone() -> None:
+    with half_read() as (source, way, xsub):
+        source.close()
+
+        def is_lost() -> bool:
+            way.read_news()
+            return not way.upstream.is_connected
+
+        wait_until(is_lost, PATIENCE_S)
+        assert xsub.poll(0)
+        assert xsub.recv_multipart(zmq.DONTWAIT) == FIRST
+
+
+def test_a_source_is_left_while_a_message_of_it_is_half_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    with half_read() as (_, way, xsub):
+        monkeypatch.setattr(way.upstream, "is_suspect", lambda *_: True)
+        monkeypatch.setattr(way.upstream, "why_switch", lambda *_: "sends withdrawn keys")
+        way.look(is_needed=False)
+        with pytest.raises(zmq.Again):
+            xsub.recv_multipart(zmq.DONTWAIT)
+
+
+@given(st.lists(st.sampled_from([b"", b"A", b"AB"])))
+def test_requests_that_undo_each_other_do_not_wait_for_a_connection(prefixes: list[bytes]) -> None:
+    """Each prefix is requested, withdrawn, requested, and so on."""
+    in_force, messages = set[bytes](), list[bytes]()
+    for prefix in prefixes:
+        messages.append((UNSUBSCRIBE if prefix in in_force else SUBSCRIBE) + prefix)
+        in_force ^= {prefix}
+    assert sorted(in_the_end(messages)) == sorted(SUBSCRIBE + prefix for prefix in in_force)
