@@ -16,6 +16,8 @@ from blackbox.publish.subscriptions import MOST_WANTS, Asked, Place, Subscriptio
 from blackbox.relay.upstream import Upstream
 
 _MOST_WANTS_ABOVE: Final = MOST_WANTS // 2
+_SPARE_FILTERS: Final = 2_048
+"""Filters that the source would keep of this relay beside those of data: of recorders, say."""
 
 
 class Below(Subscriptions):
@@ -35,7 +37,7 @@ class Below(Subscriptions):
         self._shared: set[Place] = set()
         self._shares = bool(feed.slices[slice_id].shared_memory)
         self._readers_changed = False
-        self._wants_all = [False] * len(upstreams)
+        self._wanted_whole = [set[bytes]() for _ in upstreams]
         self._upstreams = upstreams
 
     def filter_changed(self, place: Place, by: int) -> None:
@@ -50,8 +52,11 @@ class Below(Subscriptions):
                 self.filter_changed((line, prefix.removeprefix(SHARED_KEY)), by)
         elif prefix[:1] != b"\0" or prefix.startswith(WANT_KEY):
             self._upstreams[line].want(prefix, by, time.monotonic())
+            wants = self._wants[line]
             if prefix.startswith(WANT_KEY):
-                self._bound_wants(line)
+                self._bound(line, WANT_KEY, wants > _MOST_WANTS_ABOVE)
+            else:
+                self._bound(line, b"", len(self._filters[line]) - wants > self.most_filters - _SPARE_FILTERS)
 
     def refused_to(self, ask: Asked) -> dict[bytes, Why]:
         """Return what who asks for a confirmation is refused here, or by the source."""
@@ -79,12 +84,11 @@ class Below(Subscriptions):
             self._readers_changed = False
             self.readers = build_trie(sorted({prefix.removeprefix(SHARED_KEY) for _, prefix in self._shared}))
 
-    def _bound_wants(self, line: int) -> None:
-        """Want all above while more is wanted below than the source keeps of one relay."""
-        is_too_much = self._wants[line] > _MOST_WANTS_ABOVE
-        if is_too_much != self._wants_all[line]:
-            self._wants_all[line] = is_too_much
-            self._upstreams[line].want(WANT_KEY, 1 if is_too_much else -1, time.monotonic())
+    def _bound(self, line: int, everything: bytes, is_too_much: bool) -> None:
+        """Want everything above, as one prefix, while more is wanted below than the source keeps of one relay."""
+        if is_too_much != (everything in self._wanted_whole[line]):
+            self._wanted_whole[line] ^= {everything}
+            self._upstreams[line].want(everything, 1 if is_too_much else -1, time.monotonic())
 
 
 class _PassedUp:

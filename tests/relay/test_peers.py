@@ -44,6 +44,7 @@ def test_a_flood_of_subscriptions_costs_its_sender_the_connection() -> None:
         wait_until(lambda: relay.statistics().put_out == 1, PATIENCE_S)
         wait_until(lambda: line_of(relay).filters_above == 0, PATIENCE_S, "what it asked for goes with it")
         serves(publisher, feeds[-1], b"AAPL")
+        assert (publisher.statistics().put_out, line_of(relay).reconnects) == (0, 0)
 
 
 def test_a_forged_unsubscription_silences_nobody() -> None:
