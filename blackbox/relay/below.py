@@ -17,7 +17,7 @@ from blackbox.relay.upstream import Upstream
 
 _MOST_WANTS_ABOVE: Final = MOST_WANTS // 2
 _SPARE_FILTERS: Final = 2_048
-"""Filters that the source would keep of this relay beside those of data: of recorders, say."""
+"""Filters above that are not for data, as those of recorders: the source has room for these too."""
 
 
 class Below(Subscriptions):

@@ -23,7 +23,7 @@ FIRST = [b"A", b"0", b"rest"]
 
 @contextmanager
 def half_read() -> Iterator[tuple[zmq.Socket[bytes], UpstreamSocket, zmq.Socket[bytes]]]:
-    """Yield a source, the way to it, and its socket, of which a poll has made libzmq read the first part of FIRST."""
+    """Yield a source, the way to it and its socket; a poll has made libzmq read the first part of FIRST."""
     address = chain()[0].slices[0].lines[0]
     with zmq.Context() as context, context.socket(zmq.XPUB) as source:
         source.linger = 0
