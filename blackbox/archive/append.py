@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy
 from numba import types
 
-from blackbox.archive.append_marks import begin_epoch, begin_segment, finish, mark_control, note_sequences
+from blackbox.archive.append_marks import begin_epoch, begin_segment, finish, mark_control, note_sequences, put_note
 from blackbox.archive.format import CODEC_NONE, ENTRY_BYTES, FILE_HEAD_BYTES, RECORD_HEAD_BYTES, record_bytes
 from blackbox.archive.index_entry import add_to_entry
 from blackbox.archive.journal_record import chain_after, write_head
@@ -44,7 +44,7 @@ from blackbox.archive.journal_state import (
 )
 from blackbox.archive.marks import EPOCH_END, HEARD
 from blackbox.block.acknowledgement import NOTHING_MISSING
-from blackbox.block.block_handler import BLOCK, IDLE
+from blackbox.block.block_handler import BLOCK, IDLE, NOTE
 from blackbox.block.format import FLAG_CHECKSUM, FLAG_END, layout_of, read_header, sequence_of
 from blackbox.native.intrinsics import bytes_at, call_with_address, copy_bytes, fence, inner
 from blackbox.native.jit import cfunc, check_memory, njit
@@ -286,10 +286,16 @@ def _rest(at: int) -> None:
 
 @njit(nogil=True, cache=True)
 def append(at: int) -> None:
-    """Take what the slice thread has: a block, a control block, or the notice that nothing more has come."""
+    """Take what the slice thread has: a block, a note, a control block, or the notice that nothing more has come."""
     state = journal_at(at)
     if state.kind == BLOCK:
         _append(at)
+        state.refused = numpy.int64(state.error != 0)
+    elif state.kind == NOTE:
+        if state.error == 0 and _make_ready(at, state.ts_recv):
+            put_note(at)
+            if state.in_force != 0:
+                _make_safe(at)
         state.refused = numpy.int64(state.error != 0)
     elif state.kind == IDLE:
         state.again = 0

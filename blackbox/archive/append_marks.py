@@ -6,7 +6,14 @@ from typing import Final
 
 import numpy
 
-from blackbox.archive.format import ENTRY_BYTES, FILE_HEAD_BYTES, MARK_HEAD_BYTES, mark_bytes
+from blackbox.archive.format import (
+    ENTRY_BYTES,
+    FILE_HEAD_BYTES,
+    MARK_HEAD_BYTES,
+    NOTE,
+    RECORD_ALIGNMENT,
+    mark_bytes,
+)
 from blackbox.archive.index_entry import add_mark_to_entry
 from blackbox.archive.journal_record import chain_after
 from blackbox.archive.journal_state import (
@@ -90,16 +97,51 @@ def _put(at: int, kind: int, flags: int, ts: int, ts_out: int, is_heard: bool, f
     bytes_at(place, size)[:] = 0
     if named > 0:
         _write_names(at, first, names, place + MARK_HEAD_BYTES)
+    _finish(at, start, kind, flags, ts, named, ts_out, ts_event, sequence, body_bytes)
+
+
+@inner
+def _finish(
+    at: int,
+    start: int,
+    kind: int,
+    flags: int,
+    ts: int,
+    named: int,
+    ts_out: int,
+    ts_event: int,
+    sequence: int,
+    body_bytes: int,
+) -> None:
+    """Write the head of the mark whose body stands at the end of the buffer; `start`: its place in the segment."""
+    state = journal_at(at)
+    place, size = state.buffer + state.buffered, mark_bytes(body_bytes)
     totals = Totals(state.day_records, state.day_messages, state.day_marks, state.chain)
     write_mark(place, kind, flags, ts, state.epoch, named, ts_out, ts_event, sequence, totals, body_bytes)
     state.day_marks += 1
     state.chain = chain_after(state.chain, place, at + AT_LINK)
     state.buffered += size
     grown = state.entries + ENTRY_BYTES * SEALED_MAX
-    if not add_mark_to_entry(grown, start, size, state.epoch):
+    if not add_mark_to_entry(grown, start, size, state.epoch, kind):
         seal(at)
         if state.error == 0:
-            add_mark_to_entry(grown, start, size, state.epoch)
+            add_mark_to_entry(grown, start, size, state.epoch, kind)
+
+
+@njit(nogil=True, cache=True)
+def put_note(at: int) -> None:
+    """Append the note at hand."""
+    state = journal_at(at)
+    size = mark_bytes(state.body_bytes)
+    if state.buffered + size > BUFFER_BYTES and not flush(at):
+        return
+    start = end_of_segment(at)
+    place = state.buffer + state.buffered
+    bytes_at(place, MARK_HEAD_BYTES)[:] = 0
+    bytes_at(place + size - RECORD_ALIGNMENT, RECORD_ALIGNMENT)[:] = 0
+    copy_bytes(place + MARK_HEAD_BYTES, state.body, state.body_bytes)
+    none = numpy.int64(0)
+    _finish(at, start, numpy.int64(NOTE), none, state.ts_recv, none, none, none, state.first_row, state.body_bytes)
 
 
 @inner

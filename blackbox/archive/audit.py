@@ -14,14 +14,14 @@ from blackbox.archive.closed import CLOSED
 from blackbox.archive.format import ENTRY, FILE_HEAD_BYTES, RECORD_ALIGNMENT
 from blackbox.archive.index_entry import add_to_entries
 from blackbox.archive.journal_record import next_record
-from blackbox.archive.marks import Mark, MarkKind, Totals, behind, chain_start, read_mark, tally
+from blackbox.archive.marks import Mark, MarkKind, Totals, behind, chain_start, notes_of, read_mark, tally
 from blackbox.archive.reader import Recorded, RecordRun
 from blackbox.archive.segment import Damage, Segment
 from blackbox.archive.summary import LateBegin
 from blackbox.block.format import FLAG_SEQUENCES
 
 Report = Callable[[Damage], None]
-_NO_CLAIMS: Final = ("start", "stop", "records", "marks", "checksum")
+_NO_CLAIMS: Final = ("start", "stop", "records", "marks", "notes", "checksum")
 _CLAIMS: Final = [name for name in ENTRY.names or () if name not in _NO_CLAIMS]
 
 
@@ -50,6 +50,7 @@ def _audit_segment(
     segment: Segment, totals: Totals, is_torn: bool, ends: set[Totals], index: IndexAudit, report: Report
 ) -> tuple[Totals, bool]:
     """Return the totals at its end, and whether bytes behind the last mark were no record: `is_torn` before it."""
+    _audit_notes(segment, index, report)
     at, is_first = FILE_HEAD_BYTES, True
     while at < segment.whole_bytes:
         start = at
@@ -59,7 +60,7 @@ def _audit_segment(
             report(Damage(segment.path, FILE_HEAD_BYTES, 0, "the segment does not begin with a SEGMENT_BEGIN mark"))
         is_first = False
         if is_here:
-            index.add_mark(segment, at)
+            index.add_marks(segment, numpy.array([at]), "marks")
         if mark is not None:
             if mark.totals != totals and not is_torn:
                 report(_difference(segment, mark, totals))
@@ -75,6 +76,18 @@ def _audit_segment(
             if at < 0:
                 break
     return totals, is_torn or segment.torn_bytes > 0
+
+
+def _audit_notes(segment: Segment, index: IndexAudit, report: Report) -> None:
+    start = FILE_HEAD_BYTES
+    while True:
+        places, are_whole = notes_of(segment, start)
+        if not len(places):
+            return
+        index.add_marks(segment, places, "notes")
+        for place in places[~are_whole].tolist():
+            report(Damage(segment.path, place, RECORD_ALIGNMENT, "the note here does not match its checksum"))
+        start = int(places[-1]) + RECORD_ALIGNMENT
 
 
 def _difference(segment: Segment, mark: Mark, found: Totals) -> Damage:
@@ -109,17 +122,18 @@ class IndexAudit:
             found = self._found[segment].ctypes.data
             add_to_entries(records[known], bodies[known], entries[known], found, self._key_rule)
 
-    def add_mark(self, segment: Segment, offset: int) -> None:
-        """Take in a mark."""
-        (entry,) = self._entries_of(segment, numpy.array([offset])).tolist()
-        if entry >= 0:
-            self._found[segment]["marks"][entry] += 1
+    def add_marks(self, segment: Segment, offsets: NDArray[numpy.int64], what: str) -> None:
+        """Take in "marks" or "notes"."""
+        entries = self._entries_of(segment, offsets)
+        numpy.add.at(self._found[segment][what], entries[entries >= 0], 1)
 
     def report(self, known: list[Damage], report: Report) -> None:
         """Report the entries that say something else than what is there; but not where damage is `known`."""
         for segment, found in self._found.items():
             entries = segment.entries
-            wrong = (found["records"] != entries["records"]) | (found["marks"] != entries["marks"])
+            wrong = numpy.zeros(len(entries), numpy.bool_)
+            for name in ("records", "marks", "notes"):
+                wrong |= found[name] != entries[name]
             for name in _CLAIMS:
                 wrong |= (found[name] != entries[name]) & (entries["records"] > 0)
             for damage in [each for each in known if each.path == segment.path]:

@@ -33,7 +33,7 @@ from blackbox.archive.format import (
 from blackbox.archive.index_entry import add_mark_to_entry, add_to_entry, seal_entry
 from blackbox.archive.journal_record import write_head
 from blackbox.archive.journal_writer import SegmentFiles
-from blackbox.archive.marks import Mark, MarkKind, Totals, behind, chain_start, marks_of, write_mark
+from blackbox.archive.marks import Mark, MarkKind, Totals, behind, chain_start, places_of_marks, read_mark, write_mark
 from blackbox.archive.merge_blocks import BlockMerger
 from blackbox.archive.reader import Recorded, RecordRun, blocks_of, read_runs
 from blackbox.archive.recording import Recording
@@ -179,7 +179,9 @@ def _kept_marks(recording: Recording, slice_id: int) -> deque[tuple[SegmentFile,
     found: deque[tuple[SegmentFile, Mark]] = deque()
     for _, segments in recording._segments_of([slice_id]):
         for segment in segments:
-            found += [(segment, mark) for mark in marks_of([segment]) if mark.kind not in _ABOUT_SEGMENTS]
+            places = [*places_of_marks(segment).tolist(), *places_of_marks(segment, are_notes=True).tolist()]
+            marks = [mark for place in sorted(places) if (mark := read_mark(segment, place)) is not None]
+            found += [(segment, mark) for mark in marks if mark.kind not in _ABOUT_SEGMENTS]
     return found
 
 
@@ -317,9 +319,9 @@ class _Writer:
         write_mark(target, kind, flags, ts, epoch, names, ts_out, ts_event, sequence, self._totals, body_bytes)
         _write_all(self._files.fd, memory.data)
         at = self._entry.ctypes.data
-        if not add_mark_to_entry(at, self._offset, len(memory), epoch):
+        if not add_mark_to_entry(at, self._offset, len(memory), epoch, kind):
             self._seal()
-            add_mark_to_entry(at, self._offset, len(memory), epoch)
+            add_mark_to_entry(at, self._offset, len(memory), epoch, kind)
         self._offset += len(memory)
         self._totals = behind(target, self._totals)
 

@@ -28,6 +28,9 @@ MARK_HEAD_BYTES: Final = MARK.itemsize
 ENTRY_BYTES: Final = ENTRY.itemsize
 RECORD_ALIGNMENT: Final = 32
 
+NOTE: Final = 8
+"""The kind of a mark that is a note: see `blackbox.archive.marks.MarkKind`."""
+
 OFFSET_CHECKED: Final = 8
 """The checksum of a record's or mark's head covers the bytes from here to the end of the head."""
 OFFSET_BLOCK_HEADER: Final = layout.RECORD.offsets["block"]

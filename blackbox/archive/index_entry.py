@@ -12,6 +12,7 @@ from blackbox.archive.format import (
     ENTRY_BYTES,
     ENTRY_SPAN_BYTES,
     FILE_HEAD_BYTES,
+    NOTE,
     OFFSET_BLOCK_HEADER,
     RECORD_HEAD_BYTES,
     entry_at,
@@ -140,7 +141,7 @@ def add_to_entries(
 
 
 @njit(nogil=True, cache=True)
-def add_mark_to_entry(at: int, start: int, size: int, epoch: int) -> bool:
+def add_mark_to_entry(at: int, start: int, size: int, epoch: int, kind: int) -> bool:
     """Note a mark of `size` bytes at `start`, as `add_to_entry`."""
     entry = entry_at(at)
     if entry.stop == 0:
@@ -148,7 +149,10 @@ def add_mark_to_entry(at: int, start: int, size: int, epoch: int) -> bool:
     elif not _belongs(at, start):
         return False
     entry.stop = start + size
-    entry.marks += 1
+    if kind == NOTE:
+        entry.notes += 1
+    else:
+        entry.marks += 1
     return True
 
 
@@ -167,7 +171,7 @@ def good_entries(entries: int, count: int, size: int) -> int:
         entry = entry_at(at)
         if entry.checksum != checksum_32(at, _CHECKED_BYTES) or entry.start < end or entry.stop <= entry.start:
             return number
-        if entry.stop > size or entry.records < 0 or entry.marks < 0 or entry.records + entry.marks == 0:
+        if entry.stop > size or entry.records < 0 or entry.records + entry.marks + entry.notes == 0:
             return number
         end = entry.stop
     return count
@@ -206,14 +210,14 @@ def scan(
 
 @inner
 def _note_mark(mark: int, at: int, size: int, entries: int, count: int, room: int) -> tuple[int, bool]:
-    epoch = mark_at(mark).epoch
-    if count > 0 and add_mark_to_entry(entries + ENTRY_BYTES * (count - 1), at, size, epoch):
+    epoch, kind = mark_at(mark).epoch, numpy.int64(mark_at(mark).kind)
+    if count > 0 and add_mark_to_entry(entries + ENTRY_BYTES * (count - 1), at, size, epoch, kind):
         return count, True
     if count == room:
         return count, False
     fresh = entries + ENTRY_BYTES * count
     bytes_at(fresh, ENTRY_BYTES)[:] = 0
-    add_mark_to_entry(fresh, at, size, epoch)
+    add_mark_to_entry(fresh, at, size, epoch, kind)
     return count + 1, True
 
 

@@ -2,7 +2,7 @@
 
 Each mark carries the totals of its slice's day up to it: records, messages, marks, and the chain of checksums over all
 of them. So a record that is missing, repeated or from elsewhere is noticed at the next mark. Readers of messages pass
-over marks; `marks_of` reads them.
+over marks; `marks_of` reads them. Notes, which may be as many as records, are read by `blackbox.archive.notes` alone.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from blackbox.archive.format import (
     MARK,
     MARK_HEAD_BYTES,
     MARK_MAGIC,
+    NOTE,
     OFFSET_CHECKED,
     mark_at,
     mark_bytes,
@@ -53,6 +54,8 @@ class MarkKind(IntEnum):
     HEARD = 7
     """A heartbeat: the publisher's next sequence is `sequence`. Messages before it that no earlier record holds are
     missing."""
+    NOTE = NOTE
+    """The publisher's note about the messages behind it. Its body is the publisher's own."""
 
 
 SEGMENT_BEGIN: Final = int(MarkKind.SEGMENT_BEGIN)
@@ -102,11 +105,13 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     ts_event: int
     """The latest time of the venue before messages that the source lacked; 0: the mark is not about these."""
     sequence: int
-    """Next sequence of the publisher in the slice, for HEARD and EPOCH_END; else 0."""
+    """Next sequence of the publisher in the slice, for HEARD, EPOCH_END and NOTE; else 0."""
     totals: Totals
     """What stands before it."""
     keys: dict[bytes, End]
     """End of each key, if the records do not reach `sequence`. An outbox also names them once per day and epoch."""
+    note: bytes
+    """Body of a NOTE."""
 
 
 @njit(nogil=True, cache=True)
@@ -157,7 +162,7 @@ def _counted(record: int) -> int:
 
 
 def tally(segment: Segment, start: int, totals: Totals) -> tuple[int, bool, Totals]:
-    """Add the records from `start` on to `totals`, up to a mark, or to where neither record nor mark begins.
+    """Add the records and notes from `start` on to `totals`, up to another mark, or to where neither record nor mark begins.
 
     Returns where it stopped, whether a mark is there, and the totals. Gives the memory of what it has read back.
     """
@@ -175,16 +180,20 @@ def _tally(memory: int, size: int, start: int, until: int, totals: Totals) -> tu
     """As `tally`, but no further than the first record at `until` or behind it."""
     scratch = numpy.empty(2, numpy.int64)
     address: Any = scratch.ctypes.data
-    records, messages, chain = totals.records, totals.messages, totals.chain
+    records, messages, marks, chain = totals.records, totals.messages, totals.marks, totals.chain
     at = start
     while True:
         place = memory + at
         step = size_at(place, size - at)
-        is_here = step != 0 and uint32_at(place) == MARK_MAGIC
+        is_mark = step != 0 and uint32_at(place) == MARK_MAGIC
+        is_here = is_mark and mark_at(place).kind != NOTE
         if step == 0 or is_here or at >= until:
-            return at, is_here, Totals(records, messages, totals.marks, chain)
-        records += 1
-        messages += _counted(place)
+            return at, is_here, Totals(records, messages, marks, chain)
+        if is_mark:
+            marks += 1
+        else:
+            records += 1
+            messages += _counted(place)
         chain = chain_after(chain, place, address)
         at += step
 
@@ -204,8 +213,8 @@ def behind(address: int, totals: Totals) -> Totals:
 
 
 @njit(nogil=True, cache=True)
-def next_mark(memory: int, stop: int, start: int) -> int:
-    """Return where the next mark begins in `[start, stop)`, of whole records and marks; -1: there is none."""
+def next_mark(memory: int, stop: int, start: int, is_note: bool) -> int:
+    """Return where the next note, or the next other mark, begins in `[start, stop)`; -1: there is none."""
     at = start
     while at < stop:
         step = size_at(memory + at, stop - at)
@@ -213,7 +222,7 @@ def next_mark(memory: int, stop: int, start: int) -> int:
             at = next_record(memory, stop, at + 1)
             if at < 0:
                 return -1
-        elif uint32_at(memory + at) == MARK_MAGIC:
+        elif uint32_at(memory + at) == MARK_MAGIC and (mark_at(memory + at).kind == NOTE) == is_note:
             return at
         else:
             at += step
@@ -249,6 +258,7 @@ def read_mark(segment: SegmentFile, offset: int) -> Mark | None:
         sequence=int(head["sequence"]),
         totals=Totals(records, messages, marks, int(head["chain"].astype(numpy.int64))),
         keys=keys,
+        note=body.tobytes() if kind is MarkKind.NOTE else b"",
     )
 
 
@@ -271,16 +281,20 @@ def _keys(body: NDArray[numpy.uint8], names: int) -> dict[bytes, End] | None:
 
 @njit(nogil=True, cache=True)
 def _places_of_marks(
-    memory: int, starts: NDArray[numpy.int64], stops: NDArray[numpy.int64], to_places: NDArray[numpy.int64]
+    memory: int,
+    starts: NDArray[numpy.int64],
+    stops: NDArray[numpy.int64],
+    to_places: NDArray[numpy.int64],
+    are_notes: bool,
 ) -> int:
     """List where marks begin in parts of a segment, as many as there is room for; return how many that are."""
     count = 0
     for part in range(len(starts)):
-        at = next_mark(memory, stops[part], starts[part])
+        at = next_mark(memory, stops[part], starts[part], are_notes)
         while at >= 0 and count < len(to_places):
             to_places[count] = at
             count += 1
-            at = next_mark(memory, stops[part], at + size_at(memory + at, stops[part] - at))
+            at = next_mark(memory, stops[part], at + size_at(memory + at, stops[part] - at), are_notes)
     return count
 
 
@@ -293,16 +307,42 @@ def _names(memory: int, places: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
     return names
 
 
-def places_of_marks(segment: Segment, start: int = 0) -> NDArray[numpy.int64]:
-    """Return where the marks of a segment begin, from a record or mark on; only what its index says has any is read."""
-    entries = segment.entries[(segment.entries["marks"] > 0) & (segment.entries["stop"] > start)]
-    places = numpy.empty(int(entries["marks"].sum()), numpy.int64)
-    starts, stops = numpy.maximum(entries["start"], start), numpy.ascontiguousarray(entries["stop"])
-    return places[: _places_of_marks(segment.address, starts, stops, places)]
+def places_of_marks(segment: Segment, start: int = 0, *, are_notes: bool = False) -> NDArray[numpy.int64]:
+    """Return where the marks of a segment that are no notes begin, or its notes, from a record or mark on.
+
+    Only parts of the segment that have any by its index are read.
+    """
+    counts = segment.entries["notes" if are_notes else "marks"]
+    is_here = (counts > 0) & (segment.entries["stop"] > start)
+    places = numpy.empty(int(counts[is_here].sum()), numpy.int64)
+    starts = numpy.maximum(segment.entries["start"][is_here], start)
+    return places[: _places_of_marks(segment.address, starts, segment.entries["stop"][is_here], places, are_notes)]
+
+
+_NOTES_AT_ONCE: Final = 4_096
+
+
+def notes_of(segment: Segment, start: int) -> tuple[NDArray[numpy.int64], NDArray[numpy.bool_]]:
+    """Return where notes begin, from a record or mark on, some at once, whatever the index says; and which are whole."""
+    places = numpy.empty(_NOTES_AT_ONCE, numpy.int64)
+    part = numpy.array([start]), numpy.array([segment.whole_bytes])
+    places = places[: _places_of_marks(segment.address, *part, places, True)]
+    return places, _are_whole(segment.address, places)
+
+
+@njit(nogil=True, cache=True)
+def _are_whole(memory: int, places: NDArray[numpy.int64]) -> NDArray[numpy.bool_]:
+    """Return which bodies of marks are what their checksums say."""
+    are_whole = numpy.empty(len(places), numpy.bool_)
+    for number in range(len(places)):
+        mark = mark_at(memory + places[number])
+        body = memory + places[number] + MARK_HEAD_BYTES
+        are_whole[number] = mark.stored_checksum == checksum_32(body, numpy.int64(mark.stored_bytes))
+    return are_whole
 
 
 def marks_of(segments: Iterable[Segment], *, with_keys: bool = False) -> Iterator[Mark]:
-    """Yield the good marks of some segments, in order; only what their indexes show to hold marks is read.
+    """Yield the good marks of some segments, but for notes, in order; only what their indexes show to hold marks is read.
 
     `with_keys`: those only that name keys.
     """

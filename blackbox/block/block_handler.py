@@ -17,6 +17,8 @@ CONTROL: Final = 1
 and the count of messages of each key, on the line that its header names."""
 IDLE: Final = 2
 """Nothing more is there now."""
+NOTE: Final = 3
+"""The publisher's note about the blocks that follow. Only a publisher's outbox gets notes."""
 
 AGAIN_MS: Final = 1
 
@@ -25,7 +27,8 @@ class HandedBlock(SharedRecord):
     """What a block handler is called with. A handler may append fields of its own, by deriving from this."""
 
     kind = Field()
-    """BLOCK, CONTROL or IDLE; what follows is valid for the first two."""
+    """BLOCK, CONTROL, IDLE or NOTE; what follows is valid for the first two. A NOTE has `body`, `body_bytes`, `ts_recv`,
+    the next sequence in `first_row`, and 1 in `in_force` when it is to be written at once as no block follows."""
     head = Field()
     """Address of the block's header."""
     body = Field()

@@ -244,7 +244,7 @@ MARK: Final = Structure(
         Field("stored_bytes", "u32", "bytes", "the body"),
         Field("kind", "u16", "", "see below"),
         Field("flags", "u16", "", "see below"),
-        Field("names", "u32", "keys", "keys in the body"),
+        Field("names", "u32", "keys", "keys in the body; NOTE: 0"),
         Field("stored_checksum", "u32", "", "checksum of the body"),
         Field("epoch", "i64", "ns", "epoch; 0: none yet"),
         Field("ts_out", "i64", "ns", "`ts_out` of the control block, or 0"),
@@ -253,7 +253,7 @@ MARK: Final = Structure(
         Field("marks", "i64", "marks", "earlier marks of this slice and day"),
         Field("chain", "u64", "", "chain of checksums of all of these"),
         Field("ts_event", "i64", "ns", "HEARD: latest `ts_event` before a loss of the source; else 0"),
-        Field("sequence", "i64", "messages", "HEARD, EPOCH_END: next sequence of the slice; else 0"),
+        Field("sequence", "i64", "messages", "HEARD, EPOCH_END, NOTE: next sequence of the slice; else 0"),
     ),
 )
 
@@ -274,7 +274,8 @@ ENTRY: Final = Structure(
         Field("keys", "u64", "", "bit (XXH3_64 of the key, low 6 bits) of each key"),
         Field("min_sequence", "i64", "", "least sequence"),
         Field("max_sequence", "i64", "", "largest sequence"),
-        Field("marks", "i64", "marks", "marks"),
+        Field("marks", "u32", "marks", "marks that are not notes"),
+        Field("notes", "u32", "marks", "notes"),
         Field("late", "u32", "messages", "messages with a smaller `ts_event` than an earlier one"),
         Field("checksum", "u32", "", "checksum of the bytes before it"),
     ),

@@ -495,6 +495,18 @@ class Publisher:
         """
         self._put_stored(slice_id, keys, stored, is_again=False)
 
+    def _note(self, slice_id: int, note: bytes, *, is_alone: bool) -> None:
+        """Have the outbox keep a note next to what this thread publishes next in a slice, `is_alone`: next to nothing."""
+        self._running()[slice_id].ring.put_note(note, is_alone)
+
+    def _wait_kept(self, slice_id: int, sequence: int, deadline: float) -> None:
+        """Wait until the outbox has all messages of a slice before a sequence, and notes. Raises PublisherError."""
+        sender = self._running()[slice_id]
+        sender.flush(deadline)
+        if sender.position < sequence:
+            sender.check()
+            raise PublisherError(f"slice {slice_id}: reached {sender.position}, expected {sequence}")
+
     def skip(self, count: int, ts_event: int = 0) -> None:
         """Report that `count` messages of the venue are missing before the next published one. Subscribers see gaps.
 

@@ -7,7 +7,7 @@ Records are 8-byte aligned and begin with 16 bytes::
     | payload size | topic id     | ts_event              | payload
     +--------------+--------------+-----------------------+----------
 
-A payload size below 0: the message has no value. Five topic ids are kinds of record instead. The first four hold a
+A payload size below 0: the message has no value. Seven topic ids are kinds of record instead. Those but NOTE hold a
 count instead of the size and a key's number instead of `ts_event`:
 
 - PAD: nothing; the next record is at the ring's start.
@@ -16,6 +16,7 @@ count instead of the size and a key's number instead of `ts_event`:
 - UNWANTED: number of messages that no subscriber wants. They are counted but not sent.
 - ABSENT: number of sequences for which the source has no messages.
 - SHOW: number of sequences to skip before a heartbeat is sent. `ts_event` is the latest time before them.
+- NOTE: a note for the outbox about what follows, as long as the size says. `ts_event` is 1 if no block follows it.
 
 One thread writes at a time, the one that has `Ring.turn`; one reads. The reader asks when the next message comes and
 the writer that sees it answers, which tells how old a block is; the same look finds a reader that sleeps.
@@ -50,6 +51,7 @@ UNWANTED: Final = 0xFFFFFFFD
 ABSENT: Final = 0xFFFFFFFC
 AGAIN: Final = 0xFFFFFFFB
 SHOW: Final = 0xFFFFFFFA
+NOTE: Final = 0xFFFFFFF9
 """The least of the kinds; topic ids are below."""
 
 OPEN: Final = 0
@@ -66,6 +68,7 @@ STOOD_IN: Final = 2
 
 SURE: Final = -1
 """In place of a tail: every writer has seen that the reader asks."""
+_NOTE_HEAD: Final = struct.Struct("<IIq")
 _WAIT_SLICE_MS: Final = 100
 _TURN_S: Final = 0.00001
 """Between two looks at whether a thread in the middle of `publish` has gone on."""
@@ -220,6 +223,21 @@ class Ring:
             except AttributeError:
                 time.sleep(_TURN_S)
 
+    def put_note(self, note: bytes, is_alone: bool) -> None:
+        """Write a note about what this thread puts next; the reader is told with that, or now if it `is_alone`."""
+        size = (RECORD_BYTES + len(note) + 7) & -8
+        with self.lock:
+            self.take_turn()
+            try:
+                tail = self._wait_for_room(size)
+                _NOTE_HEAD.pack_into(self.view, tail, len(note), NOTE, is_alone)
+                self.view[tail + RECORD_BYTES : tail + RECORD_BYTES + len(note)] = note
+                self.shared[TAIL] = self.tail = tail + size
+            finally:
+                self.turn = None
+        if is_alone and self.shared[ASKED]:
+            self.tell(0)
+
     def put_waiting(self, pack: Callable[..., None], size: int, *record: Any) -> None:
         """Write a record of `size` bytes when there is room; its message is as old as this call."""
         called = time.time_ns()
@@ -231,19 +249,23 @@ class Ring:
                 self.turn = None
 
     def _put_waiting(self, called: int, pack: Callable[..., None], size: int, *record: Any) -> None:
+        tail = self._wait_for_room(size)
+        if self.shared[ASKED]:
+            self.tell(called)  # the reader may take the record before it is told below
+        pack(self.view, tail, *record)
+        self.shared[TAIL] = self.tail = tail + size
+        if self.shared[ASKED]:
+            self.tell(called)
+
+    def _wait_for_room(self, size: int) -> int:
+        """Wait until a record of `size` bytes fits; return where."""
         self.check_reader()
         while not self._find_room(size):
             self.announce_wait()
             if self._find_room(size):
                 break
             self.wait()
-        if self.shared[ASKED]:
-            self.tell(called)  # the reader may take the record before it is told below
-        tail = self.shared[TAIL]
-        pack(self.view, tail, *record)
-        self.shared[TAIL] = self.tail = tail + size
-        if self.shared[ASKED]:
-            self.tell(called)
+        return self.shared[TAIL]
 
     def _find_room(self, size: int) -> bool:
         """Whether a record of `size` bytes fits at the tail, which may move to the ring's start."""
@@ -401,7 +423,7 @@ def record_bytes(record: int) -> Any:
     kind = kind_of(record)
     if kind in (BLOCK, AGAIN):
         return numpy.int64(BLOCK_RECORD_BYTES)
-    if kind >= SHOW:
+    if kind > NOTE:
         return numpy.int64(RECORD_BYTES)
     return (RECORD_BYTES + max(count_of(record), numpy.int64(0)) + 7) & -8
 
@@ -411,8 +433,11 @@ def _is_for_first(ring: RingAt, asked_from: int) -> bool:
     """Whether the answer is for the record at `asked_from`, not for one that came behind it."""
     first = asked_from if kind_of(ring.memory + asked_from) != PAD else 0
     tail = load_shared(ring_state_at(ring.state), "answer_tail")
-    is_first: bool = tail == first or tail == first + record_bytes(ring.memory + first)
-    return is_first
+    end = first + record_bytes(ring.memory + first)
+    if tail not in (first, end) and kind_of(ring.memory + first) == NOTE:  # it was told with what it is about
+        first = end if kind_of(ring.memory + end) != PAD else 0
+        end = first + record_bytes(ring.memory + first)
+    return bool(tail in (first, end))
 
 
 @inner
@@ -469,7 +494,7 @@ def discard(ring: RingAt) -> int:
             header = record + RECORD_BYTES
             messages += block_header_at(header).count
             msg_close(header + HEADER_BYTES)
-        elif kind < SHOW:
+        elif kind < NOTE:
             messages += 1
         head += record_bytes(record)
     state.head = state.tail

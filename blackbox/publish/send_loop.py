@@ -37,6 +37,7 @@ from blackbox.publish.ring import (
     BLOCK,
     DRAINING,
     ENDING,
+    NOTE,
     OPEN,
     PAD,
     RECORD_BYTES,
@@ -66,7 +67,7 @@ from blackbox.publish.sender_state import (
     SenderState,
     sender_state_at,
 )
-from blackbox.publish.to_outbox import is_kept, tell_outbox
+from blackbox.publish.to_outbox import is_kept, is_noted, tell_outbox
 from blackbox.transport.libzmq import (
     DONTWAIT,
     EAGAIN,
@@ -218,7 +219,7 @@ def _gather(sender: Sender, ring: RingAt, encoder: Encoder, head: int, tail: int
         if kind == PAD:
             head = 0
             continue
-        if kind >= SHOW:
+        if kind >= NOTE:
             break
         selection.order[taken] = taken
         selection.topics[taken] = kind
@@ -354,6 +355,8 @@ def _send_record(sender: Sender, ring: RingAt, origin: Origin, record: int) -> b
         state = ring_state_at(ring.state)
         store_shared(state, "bodies_out", state.bodies_out + body_bytes)
         return True
+    if kind == NOTE:
+        return bool(is_noted(sender, record + RECORD_BYTES, numpy.int64(count_of(record)), key))
     if kind == SHOW:
         _leave_out(sender, origin.key_rule, numpy.int64(count_of(record)))
         while not _send_heartbeat(sender, origin, key, numpy.int64(0)):

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy
 
-from blackbox.block.block_handler import BLOCK, CONTROL, IDLE, handed_block_at
+from blackbox.block.block_handler import BLOCK, CONTROL, IDLE, NOTE, handed_block_at
 from blackbox.block.encode import finish_header
 from blackbox.native.intrinsics import call_with_address, inner
 from blackbox.native.posix import now_ns
@@ -43,12 +43,32 @@ def is_kept(sender: Sender, header: int, body: int) -> bool:
     if sender.outbox.function == 0:
         return True
     finish_header(header, now_ns(), numpy.int64(0))
-    if _hand(sender, numpy.int64(BLOCK), header, body):
-        return True
+    return bool(_hand(sender, numpy.int64(BLOCK), header, body) or _refuse(sender))
+
+
+@inner
+def _refuse(sender: Sender) -> bool:
     state = sender_state_at(sender.state)
     state.refused = 1
     state.errno = _REFUSED
     return False
+
+
+@inner
+def is_noted(sender: Sender, note: int, size: int, is_alone: int) -> bool:
+    """Give a note to the outbox, if there is one. Return False if that failed."""
+    if sender.outbox.function == 0:
+        return True
+    handed = handed_block_at(sender.outbox.record)
+    handed.kind = NOTE
+    handed.body = note
+    handed.body_bytes = size
+    handed.first_row = sender_state_at(sender.state).sequence
+    handed.ts_recv = now_ns()
+    handed.in_force = is_alone
+    call_with_address(sender.outbox.function, sender.outbox.record)
+    handed.kind = IDLE
+    return handed.refused == 0 or _refuse(sender)
 
 
 @inner

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy
 
 from blackbox.archive.journal_writer import JournalWriter
-from blackbox.block.block_handler import BLOCK, CONTROL, IDLE
+from blackbox.block.block_handler import BLOCK, CONTROL, IDLE, NOTE
 from blackbox.transport.wakeup import Pipe
 from tests import wire
 from tests.journals import Day, Put, Row, feed_of
@@ -44,14 +44,18 @@ class Journal:
         header, body = wire.control(ends, flags, epoch=epoch, ts_out=max(0, ts_recv - 1), **fields)
         self._give(CONTROL, header, body, ts_recv, held)
 
+    def note(self, body: bytes, ts_recv: int, sequence: int = 0, is_alone: bool = False) -> None:
+        self.writer.state.in_force = is_alone
+        self._give(NOTE, b"", body, ts_recv, first_row=sequence)
+
     def rest(self) -> None:
         self.writer.state.kind = IDLE
         self._append(self.writer.at.record)
 
-    def _give(self, kind: int, header: bytes, body: bytes, ts_recv: int, held: int = 0) -> None:
+    def _give(self, kind: int, header: bytes, body: bytes, ts_recv: int, held: int = 0, first_row: int = 0) -> None:
         self._kept = numpy.frombuffer(header, numpy.uint8), numpy.frombuffer(body + bytes(8), numpy.uint8)
         given = self.writer.state
-        given.kind, given.held, given.first_row, given.ts_recv = kind, held, 0, ts_recv
+        given.kind, given.held, given.first_row, given.ts_recv = kind, held, first_row, ts_recv
         given.head, given.body, given.body_bytes = self._kept[0].ctypes.data, self._kept[1].ctypes.data, len(body)
         self._append(self.writer.at.record)
 

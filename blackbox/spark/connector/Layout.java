@@ -82,6 +82,7 @@ final class Layout {
     static final int ENTRY_MIN_SEQUENCE = 96;
     static final int ENTRY_MAX_SEQUENCE = 104;
     static final int ENTRY_MARKS = 112;
+    static final int ENTRY_NOTES = 116;
     static final int ENTRY_LATE = 120;
     static final int ENTRY_CHECKSUM = 124;
     static final int AT_MAGIC = 32;
