@@ -1,12 +1,12 @@
 """Putting to a hub and waiting until it has all, a call at a time; every message has 100 bytes.
 
-ours        HubClient ==requests of columns, TCP loopback==> hub process ==one transaction for all that wait==> put log
+ours        HubClient ==requests of columns, TCP loopback==> hub process ==one append for all that wait==> journal
 JetStream   nats-py ==a message each, TCP loopback==> nats-server ==write==> files; acknowledgements, one a message
 limit       a DEALER ==a message, TCP loopback==> a ROUTER that answers, and stores nothing
 Redis       redis-py ==XADD in a pipeline, TCP loopback==> redis-server ==write==> append-only file
 
 Recorded: with the system of the host, so that it survives kill -9. Synced: on its disk; JetStream with
-`sync_interval: always`, Redis with `appendfsync always`. Ours publishes all it takes meanwhile, by way of an outbox.
+`sync_interval: always`, Redis with `appendfsync always`. Ours publishes what it appends.
 """
 
 from __future__ import annotations

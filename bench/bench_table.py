@@ -1,6 +1,6 @@
 """Tables of 10,000 and 1,000,000 topics, values of 100 bytes: updates of one process that another one's table has.
 
-ours    HubClient ==put_many==> hub: put log, outbox ==blocks, TCP loopback==> Subscriber.table
+ours    HubClient ==put_many==> hub: journal ==blocks, TCP loopback==> Subscriber.table
 Redis   redis-py ==HSET, PUBLISH in a pipeline==> redis-server ==a message each==> a dict
 NATS    nats-py ==a message each==> JetStream KV in memory ==a message each==> watchall: a dict
 limit   the payloads of the updates are copied to their places, in one process

@@ -9,7 +9,7 @@ import pytest
 from blackbox.archive.journals import JournalsLife
 from blackbox.errors import PublisherError
 from blackbox.feed.feed import Feed
-from blackbox.hub.paired_hub import PairLife
+from blackbox.hub.pair_state import PairLife
 from blackbox.life import Life
 from blackbox.monitor.heartbeats import LineState
 from blackbox.publish.publisher import PublisherLife

@@ -27,7 +27,8 @@ from blackbox.archive.format import (
     INDEX_MAGIC,
 )
 from blackbox.archive.index_entry import seal_entry
-from blackbox.archive.segment import Segment
+from blackbox.archive.journal_record import is_cut
+from blackbox.archive.segment import Damage, Segment
 from blackbox.block.layout import VERSION
 from blackbox.errors import JournalError
 from blackbox.native.xxh3 import xxh3
@@ -64,6 +65,25 @@ def recover_day(day: Path) -> int:
     return sum(_recover_slice(day, slice_id, key_rule) for slice_id in slices if slice_id is not None)
 
 
+def check_tails(day: Path) -> None:
+    """Raise JournalError if a day ends with what no kill can leave: something whole that is not as it was written.
+
+    For a day that nobody records now, of a system that has not lost power since.
+    """
+    for directory in slice_directories(day):
+        slice_id = slice_of(directory.name)
+        if slice_id is None:
+            continue
+        for number in reversed(segment_numbers(directory)):
+            path = segment_path(day, slice_id, number)
+            if path.stat().st_size > FILE_HEAD_BYTES:
+                segment = Segment(path, slice_id, number, Manifest.read(day).feed.key_rule)
+                if segment.torn_bytes and not is_cut(segment.address + segment.whole_bytes, segment.torn_bytes):
+                    damage = Damage(path, segment.whole_bytes, segment.torn_bytes, "the end is damaged")
+                    raise JournalError(f"{damage}: restore the file, or remove these bytes and what they held")
+                break
+
+
 def _recover_slice(day: Path, slice_id: int, key_rule: int) -> int:
     # Only its last segment with records can be torn: one that was begun but never written to is removed.
     cut = 0
@@ -98,6 +118,15 @@ def _forget_segment(day: Path, slice_id: int, number: int) -> None:
         return
     if known is not None and known.segments > number:
         note_segments(day, slice_id, number)
+
+
+def cut_segment(segment: Segment, size: int) -> None:
+    """Cut a segment without a writer after a record or mark. Cut later segments to nothing first."""
+    os.truncate(segment.path, size)
+    index_path(segment.path).unlink(missing_ok=True)
+    if size <= FILE_HEAD_BYTES:
+        remove_empty(segment.path)
+        _forget_segment(segment.path.parents[1], segment.slice_id, segment.number)
 
 
 def _cut_tail(segment: Segment) -> int:

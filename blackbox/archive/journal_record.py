@@ -97,6 +97,16 @@ def size_at(address: int, room: int) -> int:
 
 
 @njit(nogil=True, cache=True)
+def is_cut(address: int, room: int) -> bool:
+    """Return True if the file ends within the record or mark at `address`; `room` bytes are left."""
+    if room < min(RECORD_HEAD_BYTES, MARK_HEAD_BYTES):
+        return True
+    if room < RECORD_HEAD_BYTES and uint32_at(address) == RECORD_MAGIC:
+        return True
+    return bool(size_at(address, numpy.int64(1) << 40) > room)
+
+
+@njit(nogil=True, cache=True)
 def walk(memory: int, size: int, start: int, offsets: int, heads: int, room: int) -> tuple[int, int]:
     """List up to `room` records from `start` on: their offsets, int64, and heads, `RECORD`, at two addresses.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import threading
 import time
 from contextlib import suppress
 from ctypes import CFUNCTYPE, c_int64, c_void_p, cast, string_at
@@ -53,7 +54,7 @@ class SegmentFiles:
         """Create a segment and its index. Raises OSError; then neither is left behind."""
         self.day, self.number, self.path = day, number, segment_path(day, slice_id, number)
         self.fd = self.index_fd = _NOTHING_FD
-        created_ns = time.time_ns()
+        created_ns = self.created_ns = time.time_ns()
         made: list[Path] = []
         try:
             # The segment first: a recorder killed in between must not leave an index that is in the way.
@@ -132,8 +133,12 @@ class JournalWriter:
         day_of: Callable[[int], tuple[Path, int]],
         *,
         is_outbox: bool = False,
+        note_synced: Callable[[int, int, int], None] | None = None,
     ) -> None:
-        """`day_of(now_ns)` returns the directory and the end of the day of a time."""
+        """`day_of(now_ns)` returns the directory and the end of the day of a time.
+
+        `note_synced` is called with the slice, when its segment was created, and the bytes of that on the disk.
+        """
         self.slice_id = slice_id
         self.state = state = JournalState()
         self._key_rule, self._day_of, self._pipe = key_rule, day_of, pipe
@@ -149,7 +154,10 @@ class JournalWriter:
         state.maintenance_fd = pipe.writer
         self._entry = compile_append()
         self._packer = self._make_packer(compression)
+        self._note_synced = note_synced
         self._switches = 0
+        self._lock = threading.Lock()
+        """Held by the thread that makes, syncs or closes files."""
         self._noted: SegmentFiles | None = None
         self._synced_writes = 0
         """Writes when the last sync of the present segment began; -1: it was not synced yet."""
@@ -197,17 +205,23 @@ class JournalWriter:
 
     def tend(self) -> None:
         """Make the next segment if it is wanted. Raises OSError or JournalError when it cannot be made."""
-        self._notice_switch()
-        if self.state.wanted and self._next is None:
-            # Of the day of the last block: whether another has begun is for the next block to say.
-            self._next = self._open_next(self.state.ts_recv)
-            self.state.next_ready = 1
+        with self._lock:
+            self._notice_switch()
+            if self.state.wanted and self._next is None:
+                # In the day of the last block: the next block shows if another day has begun.
+                self._next = self._open_next(self.state.ts_recv)
+                self.state.next_ready = 1
 
     def sync(self, *, what_is_written: bool) -> None:
         """Close the segments that are full, durably; also make durable what is in the one that is written, if told.
 
-        Note that a segment is there once it holds something.
+        Note that a segment is there once it holds something. Any thread may call this.
         """
+        with self._lock:
+            self._notice_switch()
+            self._sync(what_is_written)
+
+    def _sync(self, what_is_written: bool) -> None:
         while self._before:
             before, totals = self._before.pop(0)
             try:
@@ -219,14 +233,17 @@ class JournalWriter:
             with suppress(OSError):  # it is tried again; what is wrong with the files is told elsewhere
                 note_segments(self._files.day, self.slice_id, self._files.number + 1)
                 self._noted = self._files
-        writes = self.state.writes
+        writes, size, switches = self.state.writes, self.state.safe, self.state.switches
         if what_is_written and writes != self._synced_writes:
             self._files.sync()
             self._synced_writes = writes
+            if self._note_synced is not None and switches == self._switches:  # else that is the size of another segment
+                self._note_synced(self.slice_id, self._files.created_ns, size)
 
     def begin_sync(self) -> None:
         """Have the system begin to write what is in its page cache to the disk, so that a later sync waits less."""
-        self._notice_switch()
+        with self._lock:
+            self._notice_switch()
         size = self.state.safe
         if size - self._sync_begun >= _SYNC_AHEAD_BYTES:
             begin_writing(self._files.fd, self._sync_begun, size - self._sync_begun)

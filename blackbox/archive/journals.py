@@ -28,6 +28,7 @@ from blackbox.archive.journal_state import JournalState
 from blackbox.archive.journal_writer import WRITER_NEEDS, JournalWriter
 from blackbox.archive.retention import EVERYTHING, Deleter, Retention
 from blackbox.archive.serve.server import ArchiveStatistics, archive_of
+from blackbox.archive.synced import SyncedFile
 from blackbox.arguments import check_integers, duration_ns
 from blackbox.block.block_handler import BlockHandlerAt
 from blackbox.errors import BlackBoxError, JournalError
@@ -113,6 +114,7 @@ class Journals:
             archive_of(self.directory, feed, serve, self._is_recording, retention.is_bound) if serve else None
         )
         self._pipe = Pipe()
+        self._synced_file = SyncedFile()
         self._lock: Lock | None = None
         self._writers: dict[int, JournalWriter] = {}
         self._acknowledgers: list[Acknowledger] = []
@@ -132,6 +134,8 @@ class Journals:
             check_limits(f"recorder of feed {self.feed.name!r}", Needs(1, 1), *[WRITER_NEEDS] * len(slices))
             make_directory(self.directory)
             self._lock = Lock(self.directory)
+            if self._is_outbox:
+                self._synced_file.open(self.directory)
             for day in recorded_days(self.directory)[-_DAYS_TO_RECOVER:]:
                 self.cut_bytes += recover_day(day)
             for slice_id in slices:
@@ -158,6 +162,17 @@ class Journals:
     def at(self, slice_id: int) -> BlockHandlerAt:
         """Return what takes the blocks of a slice."""
         return self._writers[slice_id].at
+
+    def sync(self, slice_id: int) -> None:
+        """Have on the disk what a slice has written by now. Raises JournalError."""
+        try:
+            self._writers[slice_id].sync(what_is_written=True)
+        except OSError as error:
+            raise JournalError(self._in_words(error)) from error
+
+    def day(self, slice_id: int) -> Path:
+        """Return the day in which a slice is written."""
+        return self._writers[slice_id].path.parents[1]
 
     def failure(self) -> str:
         """Return what went wrong with the files; empty: nothing."""
@@ -209,6 +224,7 @@ class Journals:
             self._pipe,
             self._day,
             is_outbox=self._is_outbox,
+            note_synced=self._synced_file.note if self._is_outbox else None,
         )
 
     def _day(self, now_ns: int) -> tuple[Path, int]:
@@ -242,6 +258,7 @@ class Journals:
                 self._fail(self._in_words(error))
             if writer.error:
                 self._fail(writer.error)
+        self._synced_file.close()
         if self._lock is not None:
             self._lock.close()
 

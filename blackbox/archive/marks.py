@@ -2,7 +2,7 @@
 
 Each mark carries the totals of its slice's day up to it: records, messages, marks, and the chain of checksums over all
 of them. So a record that is missing, repeated or from elsewhere is noticed at the next mark. Readers of messages pass
-over marks; `marks_of` reads them. Notes, which may be as many as records, are read by `blackbox.archive.notes` alone.
+over marks; `marks_of` reads them. There may be a note for each record; `blackbox.archive.notes` reads them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class MarkKind(IntEnum):
     """A heartbeat: the publisher's next sequence is `sequence`. Messages before it that no earlier record holds are
     missing."""
     NOTE = NOTE
-    """The publisher's note about the messages behind it. Its body is the publisher's own."""
+    """The publisher's note about the messages after it. Only the publisher knows the form of its body."""
 
 
 SEGMENT_BEGIN: Final = int(MarkKind.SEGMENT_BEGIN)
@@ -162,7 +162,7 @@ def _counted(record: int) -> int:
 
 
 def tally(segment: Segment, start: int, totals: Totals) -> tuple[int, bool, Totals]:
-    """Add the records and notes from `start` on to `totals`, up to another mark, or to where neither record nor mark begins.
+    """Add the records and notes from `start` on to `totals`, up to another mark, or to where neither begins.
 
     Returns where it stopped, whether a mark is there, and the totals. Gives the memory of what it has read back.
     """
@@ -214,7 +214,7 @@ def behind(address: int, totals: Totals) -> Totals:
 
 @njit(nogil=True, cache=True)
 def next_mark(memory: int, stop: int, start: int, is_note: bool) -> int:
-    """Return where the next note, or the next other mark, begins in `[start, stop)`; -1: there is none."""
+    """Return the offset of the next note, or of the next other mark, in `[start, stop)`; -1: there are no more."""
     at = start
     while at < stop:
         step = size_at(memory + at, stop - at)
@@ -323,7 +323,7 @@ _NOTES_AT_ONCE: Final = 4_096
 
 
 def notes_of(segment: Segment, start: int) -> tuple[NDArray[numpy.int64], NDArray[numpy.bool_]]:
-    """Return where notes begin, from a record or mark on, some at once, whatever the index says; and which are whole."""
+    """Return where the next notes begin, from a record or mark on, whatever the index says; and which are whole."""
     places = numpy.empty(_NOTES_AT_ONCE, numpy.int64)
     part = numpy.array([start]), numpy.array([segment.whole_bytes])
     places = places[: _places_of_marks(segment.address, *part, places, True)]
@@ -342,7 +342,7 @@ def _are_whole(memory: int, places: NDArray[numpy.int64]) -> NDArray[numpy.bool_
 
 
 def marks_of(segments: Iterable[Segment], *, with_keys: bool = False) -> Iterator[Mark]:
-    """Yield the good marks of some segments, but for notes, in order; only what their indexes show to hold marks is read.
+    """Yield the good marks of some segments, but for notes, in order. Only parts with marks by the index are read.
 
     `with_keys`: those only that name keys.
     """

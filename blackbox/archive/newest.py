@@ -147,6 +147,10 @@ class NewestRows:
         """How many topics have one."""
         return self._room.with_value
 
+    def names(self) -> list[bytes]:
+        """Return all topics that were taken, with or without a value."""
+        return self._topics.names()
+
     def clear(self) -> None:
         """Forget everything."""
         self._rows[: len(self._topics)] = 0

@@ -28,7 +28,6 @@ from blackbox.archive.segment import Segment
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.server import ArchiveStatistics
 from blackbox.arguments import check_integers, duration_ns
-from blackbox.block.acknowledgement import Acknowledgement
 from blackbox.block.block import Block
 from blackbox.block.format import layout_of, read_header, sequence_of
 from blackbox.block.position import End
@@ -76,7 +75,6 @@ class Outbox:
         again_bytes: int = 16 << 20,
         again_wait: float | timedelta = 1.0,
         epoch: int = 0,
-        are_told_before: bool = False,
     ) -> None:
         """Settings; nothing is opened before the publisher starts. Durations are seconds or `timedelta`.
 
@@ -91,16 +89,12 @@ class Outbox:
             again_bytes: maximum number of bytes to send again for each slice. Earlier blocks remain only in the outbox.
             again_wait: time that a start waits for subscribers if there are blocks to send again.
             epoch: epoch to continue even if some of its messages were lost here, because the caller has them.
-            are_told_before: True if positions are acknowledged before the block is written. Then a restart of the
-                system begins a new epoch, with any `fsync`.
         """
         check_integers(("again_bytes", again_bytes, 0, 1 << 40))
         self.directory = Path(directory)
         self.again_wait_s = duration_ns("again_wait", again_wait, 0, _LONGEST_WAIT_S) / 1e9
         self._again_bytes, self._epoch = again_bytes, epoch
-        self._is_synced = fsync == "block" and not are_told_before
-        self.is_whole = False
-        """True if everything written here before is still here. Set when it is opened."""
+        self._is_synced = fsync == "block"
         self._serve = serve
 
         def make(feed: Feed) -> Journals:
@@ -115,12 +109,10 @@ class Outbox:
                 serve=serve,
                 retention=retention,
                 is_outbox=True,
-                acknowledge=self._note,
             )
 
         self._make = make
         self._journals: Journals | None = None
-        self._told: dict[int, Acknowledgement] = {}
 
     def open(self, feed: Feed) -> OpenOutbox:
         """Lock the files and find the last published position.
@@ -153,7 +145,6 @@ class Outbox:
         found = [before.reached(each) if goes_on else _NOTHING_REACHED for each in slices]
         reached = [each or _NOTHING_REACHED for each in found]
         is_known = not before.is_damaged and None not in found  # damage is found by `reached`
-        self.is_whole = is_whole and not before.is_damaged
         again: list[list[Block]] = [[] for _ in slices]
         if self._epoch:
             epoch = self._epoch
@@ -186,17 +177,15 @@ class Outbox:
         """What it has answered so far; None: it does not serve."""
         return self._journals.archive_statistics if self._journals else None
 
-    def synced(self, slice_id: int) -> tuple[int, int]:
-        """Return epoch and next sequence of a slice on disk; epoch 0: not known.
+    def sync(self, slice_id: int) -> None:
+        """Have on the disk what a slice has written by now. Raises JournalError."""
+        assert self._journals is not None
+        self._journals.sync(slice_id)
 
-        Messages written before this outbox was opened count as being on disk.
-        """
-        told = self._told.get(slice_id)
-        return (told.epoch, told.synced) if told is not None else (0, 0)
-
-    def _note(self, slice_id: int, said: bytes) -> None:
-        if (told := Acknowledgement.decode(said)) is not None:
-            self._told[slice_id] = told
+    def day(self, slice_id: int) -> Path:
+        """Return the day in which a slice is written."""
+        assert self._journals is not None
+        return self._journals.day(slice_id)
 
     def __repr__(self) -> str:
         return f"Outbox({str(self.directory)!r})"
@@ -221,6 +210,11 @@ class Outbox:
         return held
 
 
+def has_lost_power(directory: Path) -> bool:
+    """Return whether the system was started again since an outbox wrote the days in a directory."""
+    return (directory / _BOOT).exists() and not _Note(directory, _Note(directory, 0).epoch).is_there
+
+
 class _Note:
     """File with the written epoch and the boot id of the system. After a reboot, the end of that epoch may be lost.
 
@@ -231,7 +225,7 @@ class _Note:
         """Read the file. `is_there` is True if all of `epoch` was written since this boot."""
         self._path = directory / _BOOT
         self._now = _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
-        then, _, noted = (self._path.read_text() if self._path.exists() else "").partition(" ")
+        then, _, noted = (self._path.read_text(errors="replace") if self._path.exists() else "").partition(" ")
         self.epoch = int(noted) if noted.isdigit() else 0
         """Epoch in the file; 0: none."""
         self.is_there = bool(self._now) and (then, self.epoch) == (self._now, epoch)

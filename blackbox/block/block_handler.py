@@ -27,8 +27,10 @@ class HandedBlock(SharedRecord):
     """What a block handler is called with. A handler may append fields of its own, by deriving from this."""
 
     kind = Field()
-    """BLOCK, CONTROL, IDLE or NOTE; what follows is valid for the first two. A NOTE has `body`, `body_bytes`, `ts_recv`,
-    the next sequence in `first_row`, and 1 in `in_force` when it is to be written at once as no block follows."""
+    """BLOCK, CONTROL, IDLE or NOTE; what follows is valid for the first two.
+
+    A NOTE has `body`, `body_bytes`, `ts_recv`, the next sequence in `first_row`, and 1 in `in_force` if no block is to
+    be written with it."""
     head = Field()
     """Address of the block's header."""
     body = Field()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +13,7 @@ from numpy.typing import NDArray
 
 from blackbox.errors import BlackBoxError, ConfigError
 from blackbox.hub.deadlines import Deadlines
+from blackbox.hub.notes import END
 from blackbox.hub.protocol import ANYWHERE, CONFLICT, MOST_PUTS, PLACE, Columns, PlaceRow, Places, Put
 from blackbox.hub.revisions import NO_VALUE, Revision, Revisions
 from blackbox.hub.topics import Reasons
@@ -29,16 +28,16 @@ _MYSELF: Final = "hub"
 
 
 class Conditions:
-    """Judges puts, and tells which topics end. Used in the hub's thread, within the transaction of a put.
+    """Judges puts, and finds topics that end. Used in the hub's thread.
 
     Where the newest message of each topic is, is known once a put has asked for that. A topic ends `ttl` after the time
-    at which the put log says that its put was taken.
+    at which its note says that its put was taken.
     """
 
-    def __init__(self, feed: str, days: Path, sql: sqlite3.Connection) -> None:
-        """Read the deadlines that are there. `days`: where the outbox keeps what was published."""
+    def __init__(self, feed: str, days: Path) -> None:
+        """Know nothing yet. `days`: where the outbox keeps what was published."""
         self._feed, self._days = feed, days
-        self._revisions, self._deadlines = Revisions(), Deadlines(sql)
+        self._revisions, self.deadlines = Revisions(), Deadlines()
         self._why_unread, self._read_again_at = "", 0.0
 
     def ask_for_days(self, puts: Sequence[Put]) -> bool:
@@ -65,14 +64,15 @@ class Conditions:
         slices: list[int],
         codes: list[int],
         known: dict[bytes, PlaceRow],
+        stored: dict[int, PlaceRow],
         why: Reasons,
         number: Callable[[bytes], Revision],
     ) -> Places:
         """Judge puts in this order, each on its own, and give those that are taken their places.
 
         `slices`: by topic. `codes`: of each put, 0, or why it is refused whatever its condition is. `known`: where
-        puts with these ids are, whatever holds for them now; new ones are added. `number` gives a topic's next message
-        its number, or raises ConfigError as there is no room for the topic.
+        puts with these ids are, whatever holds for them now; new ones are added. `stored`: the same by row. `number`
+        gives a topic's next message its number, or raises ConfigError as there is no room for the topic.
         """
         is_known, revisions, rows = self._revisions.is_known, self._revisions, list[PlaceRow]()
         conditions = [ANYWHERE] * put.count if columns.if_at is None else columns.if_at.tolist()
@@ -80,7 +80,9 @@ class Conditions:
         for row in order.tolist():
             put_id, expected, code = ids[row], conditions[row], codes[row]
             name, slice_id = put.topics[index[row]], slices[index[row]]
-            if put_id in known:
+            if row in stored:
+                rows.append(stored[row])
+            elif put_id in known:
                 rows.append(known[put_id])
             elif code:
                 rows.append((slice_id, 0, code, *NO_VALUE))
@@ -105,44 +107,34 @@ class Conditions:
 
     def note(
         self, topics: list[bytes], columns: Columns, places: Places, is_new: NDArray[numpy.bool_], taken_ns: int
-    ) -> None:
-        """Note the newest message of each topic, and when it ends, as far as these are kept."""
-        deadlines, revisions = self._deadlines, self._revisions
+    ) -> bytes:
+        """Note the newest message of each topic, and when it ends, as far as these are kept; return END[n]."""
+        deadlines, revisions, ends = self.deadlines, self._revisions, list[tuple[int, int]]()
         if columns.ttl is None and not deadlines and not revisions.is_known:
-            return
+            return b""
         for topic, row in columns.last_rows(is_new):
             name, has_value = topics[topic], columns.has_value(row)
             if revisions.is_known:
                 revisions.note(name, (int(places["epoch"][row]), int(places["sequence"][row])), has_value)
             if columns.ttl is not None and columns.ttl[row] and has_value:
-                deadlines.set(name, taken_ns + int(columns.ttl[row]))
+                ends.append((row, taken_ns + int(columns.ttl[row])))
             elif name in deadlines:
-                deadlines.forget(name)
-
-    @contextmanager
-    def trying(self) -> Iterator[None]:
-        """Take back what was noted in the `with` block if that raises, as the put log does."""
-        try:
-            with self._revisions.trying():
-                yield
-        except BaseException:
-            self._deadlines.reload()
-            raise
+                ends.append((row, 0))
+            else:
+                continue
+            deadlines.set(name, ends[-1][1])
+        return numpy.array(ends, END).tobytes()
 
     # Deadlines.
 
-    def topics_that_end(self) -> list[bytes]:
-        """Return the topics that have a deadline."""
-        return self._deadlines.topics()
-
     def wait_s(self) -> float | None:
         """Return for how long no topic ends, at most a second; None: none has a deadline."""
-        at = self._deadlines.next()
+        at = self.deadlines.next()
         return None if at is None else max(0.0, min(_TICK_S, (at - time.time_ns()) / 1e9))
 
     def deletion(self) -> Put | None:
         """Return a request that deletes the topics whose time is over, as if a client had; None: there is none."""
-        topics = self._deadlines.due(time.time_ns(), MOST_PUTS)
+        topics = self.deadlines.due(time.time_ns(), MOST_PUTS)
         if not topics:
             return None
         count, none = len(topics), bytes(8 * (len(topics) + 1))

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack, closing
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -19,10 +19,11 @@ import numpy
 import zmq
 from numpy.typing import NDArray
 
-from blackbox.archive.day import make_directory, recorded_days, recorded_files
-from blackbox.archive.outbox import Outbox
-from blackbox.archive.recording import Recording
+from blackbox.archive.crash_recovery import check_tails, recover_day
+from blackbox.archive.day import Lock, make_directory, recorded_days, recorded_files
+from blackbox.archive.outbox import Outbox, has_lost_power
 from blackbox.archive.retention import EVERYTHING, Retention
+from blackbox.archive.synced import check_synced, forget_synced
 from blackbox.arguments import check_integers
 from blackbox.block.block import as_rows
 from blackbox.documents import DecodeError
@@ -30,8 +31,10 @@ from blackbox.errors import ConfigError, HubError, JournalError
 from blackbox.feed.feed import Feed
 from blackbox.feed.schema import load_schema
 from blackbox.hub.conditions import Conditions
+from blackbox.hub.history import History
 from blackbox.hub.join import Join
-from blackbox.hub.numbers import Numbers, by_number
+from blackbox.hub.notes import MOST_PART_BYTES, Judged, encode_judged, encode_snapshot
+from blackbox.hub.numbers import Numbers
 from blackbox.hub.protocol import (
     CONFLICT,
     ENCODER,
@@ -56,10 +59,10 @@ from blackbox.hub.protocol import (
     unpack_places,
     wrong_version,
 )
-from blackbox.hub.put_log import PutLog
 from blackbox.hub.revisions import Revision
 from blackbox.hub.settings import feed_of_hub
 from blackbox.hub.sites import Sites
+from blackbox.hub.table import Table
 from blackbox.hub.topics import Reasons, Topics
 from blackbox.native.limits import Needs
 from blackbox.publish.publisher import Publisher
@@ -78,12 +81,14 @@ QUEUE_ANSWERS: Final = 1_000
 """Answers that may wait for one client; it asks again for those that it is not given."""
 _MOST_AT_ONCE: Final = 256
 _MOST_BYTES_AT_ONCE: Final = 16 << 20
-"""Requests, and their bytes, that share a transaction."""
-_MOST_LOG_BYTES: Final = 256 << 20
-"""Of requests that wait for the outbox to be synced: then no more are taken until it is."""
-_DROP_S: Final = 0.5
+"""Requests, and their bytes, that are answered together."""
 _PATIENCE_S: Final = 60.0
-_LOOK_S: Final = 0.01
+_MOST_SINCE_SNAPSHOT: Final = 64 << 20
+"""Bytes that are appended between two snapshots, at least."""
+_TURN_BYTES: Final = 4 << 10
+"""Bytes that each request of a turn adds to these, as requests are read one by one."""
+_HEAD_BYTES: Final = 100
+"""Approximate bytes of a request in a note, without its ids and places."""
 _WATCH_S: Final = 0.5
 """Time between two looks at whether what passes other hubs' feeds on has failed."""
 _RECENT_DAYS: Final = 2
@@ -116,7 +121,7 @@ class HubStatistics(msgspec.Struct, frozen=True, kw_only=True):
     term: int = 0
     """Grows whenever one of two hubs becomes active."""
     peer_lacks: int = -1
-    """Rows of the put log that the other one of two hubs lacks, as it said last; -1: it has said nothing."""
+    """Turns that the other one of two hubs lacks, as it said last; -1: it has said nothing."""
 
 
 class _Fresh(NamedTuple):
@@ -135,15 +140,25 @@ class _Fresh(NamedTuple):
         return self.columns.topics_of(self.topics, self.rows)
 
 
-class _Mark(NamedTuple):
-    """Requests that may be dropped from the log once the outbox is synced far enough."""
+class _Turn:
+    """A turn of the hub: requests that are judged, appended and answered together."""
 
-    number: int
-    """Of the last of them."""
-    size: int
-    """Their bytes."""
-    needs: dict[int, int]
-    """By slice, how many messages must be synced."""
+    def __init__(self) -> None:
+        self.requests: list[tuple[Judged, list[int]]] = []
+        """With the slices in which it stores something."""
+        self.fresh: list[_Fresh] = []
+        self.counts: dict[str, int] = {}
+        """Counts to add to the statistics."""
+        self.size = 0
+        """Approximate size of the notes in bytes."""
+
+    def notes(self, number: int, first: int) -> dict[int, bytes]:
+        """Return the note of each slice. `first`: number of the first turn of this hub's run."""
+        of_slice: dict[int, list[Judged]] = {}
+        for request, slices in self.requests:
+            for slice_id in slices:
+                of_slice.setdefault(slice_id, []).append(request)
+        return {slice_id: encode_judged(number, first, requests) for slice_id, requests in sorted(of_slice.items())}
 
 
 class HubKeywords(TypedDict, total=False):
@@ -203,9 +218,10 @@ class Hub:
             fsync_interval=fsync_interval,
             retention=retention,
             again_bytes=0,  # what a killed hub has not sent is asked of its archive
-            are_told_before=True,
         )
         self._outbox = self._make_outbox(serve=True)
+        self._is_patient = fsync == "interval"
+        """True if it appends without a sync."""
         self._remembered = remember_puts, remember_ids, most_clients
         self._schema = load_schema(feed.schema)
         self._counts = dict.fromkeys(("stored", "known", "refused", "conflicts", "ended", "unread"), 0)
@@ -213,13 +229,8 @@ class Hub:
         self._over = threading.Event()
         self._thread = ServerThread("blackbox-hub", f"hub of feed {feed.name!r}", self._run)
         self._numbers = Numbers(len(self.feed.slices))
-        self._topics = Topics(self.feed)
-        self._has_begun = False
-        """Whether a message of the epoch is in the outbox."""
-        self._newest = self._waiting_bytes = 0
-        """The last request that was taken, and the bytes of those that wait for the outbox to be synced."""
-        self._mark = _Mark(0, 0, {})
-        self._dropped, self._dropped_at = 0, 0.0
+        self._since_snapshot, self._snapshot_bytes, self._snapshot_day = 0, 0, Path()
+        """Bytes that were appended since the last snapshot, with those that count for each turn; its own; its day."""
 
     # For its owner.
 
@@ -295,39 +306,55 @@ class Hub:
             self._over.set()
 
     def _serve(self) -> None:
-        make_directory(self.directory)
-        self._sync_files()
+        self._check_directory()
         with ExitStack() as stack:
-            publisher = self._publisher = Publisher(self.feed, outbox=self._outbox)
-            publisher.start()  # first: its outbox lets no other hub in
-            stack.callback(publisher.close)
-            self._log = stack.enter_context(PutLog(self.directory / f"{self.feed.name}.puts", *self._remembered))
-            with self._log.transaction():
-                self._log.forget_peer()
-                self._conditions = self._make_conditions()
-            publisher.flush()
-            self._numbers.begin(publisher)
-            self._topics = Topics(self.feed, publisher)
-            self._put_again()
-            publisher.flush()
-            self._has_begun = self._numbers.has_any()
+            self._publisher = Publisher(self.feed, outbox=self._outbox)
+            self._publisher.start()  # first: its outbox lets no other hub in
+            stack.callback(self._publisher.close)
+            self._read_history()
             (socket,) = self._bind(stack, self.feed.bound(self.endpoint))
             for frames in self._thread.frames(socket, self._wait_s):
                 self._end_topics()
                 if frames:
                     self._answer_all(socket, frames)
-                else:
-                    self._drop()
-            self._close_log()
+
+    def _check_directory(self) -> None:
+        make_directory(self.directory)
+        if (earlier := self.directory / f"{self.feed.name}.puts").exists():
+            raise JournalError(f"{earlier} is of an earlier version of blackbox, expected a directory of this one")
+        days = self.directory / self.feed.name
+        if self._has_lost_power():
+            with closing(Lock(days)):
+                check_synced(days, len(self.feed.slices), self.feed.key_rule)
+                forget_synced(days)
+                for day in recorded_days(days)[-_RECENT_DAYS:]:
+                    recover_day(day)
+                history = History(days, self.feed)
+                history.cut_back(history.newest()[0])
+        for day in recorded_days(days)[-_RECENT_DAYS:]:
+            check_tails(day)
+            for path in recorded_files(day):  # of a killed hub: what is synced from now on follows what it has left
+                with path.open("rb") as file:
+                    os.fdatasync(file.fileno())
+
+    def _has_lost_power(self) -> bool:
+        """Return True if the system was started again, and may have forgotten what was not synced."""
+        return self._is_patient and has_lost_power(self.directory / self.feed.name)
+
+    def _read_history(self) -> None:
+        """Know what the journals say."""
+        self._numbers.begin(self._publisher)
+        self._table, self._topics = Table(*self._remembered), Topics(self.feed)
+        self._conditions = Conditions(self.feed.name, self.directory / self.feed.name)
+        history = History(self.directory / self.feed.name, self.feed)
+        history.tell(self._table, self._conditions.deadlines, self._topics)
+        self._first = self._table.number + 1
+        """The first turn of this run."""
+        self._since_snapshot = _MOST_SINCE_SNAPSHOT
 
     def _wait_s(self) -> float | None:
-        """Return when to look again if nothing comes: while topics are to end, or the log has what is to be dropped."""
-        left_s = self._conditions.wait_s()
-        return left_s if self._dropped == self._newest else min(_DROP_S, _DROP_S if left_s is None else left_s)
-
-    def _make_conditions(self) -> Conditions:
-        """Return what is judged by, within a transaction of the log."""
-        return Conditions(self.feed.name, self.directory / self.feed.name, self._log.sql)
+        """Return when to look again if nothing comes; None: no topic is to end."""
+        return self._conditions.wait_s()
 
     def _bind(self, stack: ExitStack, *endpoints: str) -> list[zmq.Socket[bytes]]:
         """Return a socket at each endpoint, for as long as the stack is open."""
@@ -350,22 +377,10 @@ class Hub:
             sockets.append(socket)
         return sockets
 
-    def _sync_files(self) -> None:
-        """Have on the disk what a killed hub has left with the system: what is synced from now on follows it."""
-        for day in recorded_days(self.directory / self.feed.name)[-_RECENT_DAYS:]:
-            for path in recorded_files(day):
-                with path.open("rb") as file:
-                    os.fdatasync(file.fileno())
-
-    def _close_log(self) -> None:
-        """Drop all that was put, once the outbox has closed in order: the next epoch need not look for it."""
-        self._publisher.close()
-        self._log.drop(self._newest, synced=True)
-
     # What comes.
 
     def _answer_all(self, socket: zmq.Socket[bytes], frames: list[zmq.Frame]) -> None:
-        """Answer a request, and those that wait behind it, after one transaction for all of them."""
+        """Answer a request and the requests that wait after it together."""
         waiting = [frames]
         size = sum(map(len, frames))
         while len(waiting) < _MOST_AT_ONCE and size < _MOST_BYTES_AT_ONCE and int(socket.get(zmq.EVENTS)) & _POLLIN:
@@ -375,42 +390,86 @@ class Hub:
         requests = [request_of(frames, self._gate) for frames in waiting]
         puts = [each.request for each in requests if isinstance(each.request, Put)]
         self._prepare(puts)
-        fresh: list[_Fresh] = []
         synced = any(each.synced for each in puts)
-        with self._taking(synced):
-            answers = [(each.client, self._answer(each, fresh)) for each in requests]
-        self._begin(fresh)
-        for client, answer in answers:  # first: what is in the log will be published, whatever happens
-            self._send(socket, client, answer)
-        for each in fresh:
-            self._publish(each)
-        self._drop()
+        self._answer_turn(socket, requests, synced)
 
-    def _begin(self, fresh: list[_Fresh]) -> None:
-        """Have something of the epoch in the outbox before anything is answered: only then it goes on after a kill."""
-        if fresh and not self._has_begun:
-            self._publish(fresh.pop(0))
-            self._publisher.flush()
-            self._has_begun = True
+    def _answer_turn(self, socket: zmq.Socket[bytes], requests: list[Request], synced: bool) -> None:
+        """Judge requests, append what they bring, and answer them; in several turns if their notes are large."""
+        turn, answers = _Turn(), list[tuple[bytes, Answer]]()
+        for at, each in enumerate(requests):
+            answers.append((each.client, self._answer(each, turn)))
+            if turn.size >= MOST_PART_BYTES or at == len(requests) - 1:
+                self._append(turn, synced)
+                for client, answer in answers:
+                    self._send(socket, client, answer)
+                turn, answers = _Turn(), []
+        self._take_snapshot()
+
+    def _append(self, turn: _Turn, synced: bool) -> None:
+        """Return once the journals contain all of a turn: on the disk if `synced`, else in the page cache.
+
+        Raises PublisherError or JournalError when they do not take it.
+        """
+        if turn.requests:
+            notes = turn.notes(self._table.number, self._first)
+            self._store(notes, turn, synced)
+            self._since_snapshot += _TURN_BYTES + sum(map(len, notes.values()))
+            self._since_snapshot += sum(len(each.columns.data) for each in turn.fresh)
+            self._numbers.touched = {}
+        for name, count in turn.counts.items():
+            self._counts[name] += count
+
+    def _store(self, notes: dict[int, bytes], turn: _Turn, synced: bool) -> None:
+        following = self._numbers.following()
+        for slice_id, note in notes.items():
+            self._publisher._note(slice_id, note, is_alone=slice_id not in self._numbers.touched)
+        for fresh in turn.fresh:
+            self._publish(fresh)
+        deadline = time.monotonic() + _PATIENCE_S
+        for slice_id in notes:
+            self._publisher._wait_kept(slice_id, following[slice_id], deadline)
+        if synced:
+            self._sync()
+
+    def _sync(self) -> None:
+        """Have all on the disk: no later turn is there without those before it."""
+        for slice_id in range(len(self.feed.slices)):
+            self._outbox.sync(slice_id)
+
+    def _take_snapshot(self) -> None:
+        """Append what is known of clients, deadlines and topics, so that the next hub need not read far back for it.
+
+        Each day has a snapshot, so that no deleted day takes that with it.
+        """
+        if (
+            self._since_snapshot < max(_MOST_SINCE_SNAPSHOT, 4 * self._snapshot_bytes)
+            and self._outbox.day(0) == self._snapshot_day
+        ):
+            return
+        known = self._table.clients(), self._conditions.deadlines.items(), self._topics.all()
+        notes = encode_snapshot(self._table.number, self._table.floor, *known)
+        self._sync()  # a power cut then loses nothing before the snapshot
+        self._store_snapshot(notes)
+        self._since_snapshot, self._snapshot_bytes = 0, sum(map(len, notes))
+        self._snapshot_day = self._outbox.day(0)
+
+    def _store_snapshot(self, notes: list[bytes]) -> None:
+        for note in notes:
+            self._publisher._note(0, note, is_alone=True)
 
     def _end_topics(self) -> None:
         """Delete topics whose time is over."""
         request = self._conditions.deletion()
         if request is None:
             return
-        fresh: list[_Fresh] = []
-        with self._taking(synced=False):
-            self._take(None, request, Columns.of(request), ENCODER.encode(request), fresh)
-        self._counts["ended"] += request.count
-        self._begin(fresh)
-        for each in fresh:
-            self._publish(each)
-        self._drop()
+        turn = _Turn()
+        self._take(None, request, Columns.of(request), turn)
+        turn.counts["ended"] = request.count
+        self._append(turn, synced=False)
 
     def _prepare(self, puts: list[Put]) -> None:
         """Find the newest message of every topic, once some put asks where that is."""
         if self._conditions.ask_for_days(puts):
-            self._publisher.flush()  # so that all is in the days
             self._conditions.read(self.epoch, self._numbers.following(), self._pause)
 
     def _pause(self) -> None:
@@ -428,19 +487,15 @@ class Hub:
                 raise
             self._counts["unread"] += 1
 
-    def _taking(self, synced: bool) -> AbstractContextManager[None]:
-        """Take what is taken in the `with` block, or nothing: it may be answered, and published, behind that."""
-        return self._log.transaction(synced=synced)
-
-    def _answer(self, asked: Request, fresh: list[_Fresh]) -> Answer:
-        request, text = asked.request, asked.text
+    def _answer(self, asked: Request, turn: _Turn) -> Answer:
+        request = asked.request
         if isinstance(request, Ended):
             return request
         if isinstance(request, FindSites):
             return self.sites.answer(request, asked.key)
-        known = self._log.client(request.client)
+        known = self._table.client(request.client)
         if isinstance(request, Hello):
-            return self._welcome(request, known, asked.key)
+            return self._welcome(request, known, asked.key, turn)
         if known is None:
             return Ended(f"client {request.client!r} was not known, expected a hub that it has begun with")
         session, last = known
@@ -455,16 +510,15 @@ class Hub:
         except ConfigError as error:  # nobody knows what its puts are
             places, why = numpy.zeros(request.count, PLACE), Reasons()
             places["is_refused"], places["sequence"] = why.code(error), -1
-            return self._note(request.client, request, places, why, None, time.time_ns())
-        return self._take(request.client, request, columns, text, fresh, self._rights_of(asked.key))
+            return self._note(request.client, request, places, why, b"", time.time_ns(), turn)
+        return self._take(request.client, request, columns, turn, self._rights_of(asked.key))
 
     def _take(
         self,
         client: str | None,
         request: Put,
         columns: Columns,
-        text: bytes,
-        fresh: list[_Fresh],
+        turn: _Turn,
         may: tuple[bytes, ...] | None = None,
     ) -> Stored:
         """Judge each put on its own, and note all; `may`: what their topics must start with."""
@@ -473,9 +527,9 @@ class Hub:
         wrong = misfits(self._schema, columns.offsets, columns.data, columns.valid)
         order = self._topics.in_order(request.topics, columns.index)
         ids = [each for each in request.ids if each]
-        known = self._log.places_of(ids)
+        known, stored = self._table.places_of(ids), self._table.stored(client, request.session, request.first)
         is_plain = not wrong and topics.codes is None and columns.if_at is None
-        if is_plain and not known and len(set(ids)) == len(ids) and self._topics.has_room(topics.new):
+        if is_plain and not known and not stored and len(set(ids)) == len(ids) and self._topics.has_room(topics.new):
             places = self._numbers.places_of(topics.slices[columns.index], order)
             self._topics.add_all(topics.new)
         else:
@@ -483,27 +537,50 @@ class Hub:
             for row, misfit in wrong:
                 codes[row] = codes[row] or why.code(misfit)
             slices = topics.slices.tolist()
-            places = self._conditions.judge(request, columns, order, slices, codes, known, why, self._next_of)
+            places = self._conditions.judge(request, columns, order, slices, codes, known, stored, why, self._next_of)
         is_new = places["is_new"] != 0
-        self._log.remember(request.ids, places)
-        self._conditions.note(request.topics, columns, places, is_new, taken_ns)
+        ends = self._conditions.note(request.topics, columns, places, is_new, taken_ns)
         if numpy.count_nonzero(is_new):
             numbers = None if topics.new else topics.numbers
-            fresh.append(_Fresh(columns, request.topics, order[is_new[order]], numbers))
-        return self._note(client, request, places, why, text, taken_ns)
+            turn.fresh.append(_Fresh(columns, request.topics, order[is_new[order]], numbers))
+        return self._note(client, request, places, why, ends, taken_ns, turn)
 
     def _note(
-        self, client: str | None, request: Put, places: Places, why: Reasons, text: bytes | None, taken_ns: int
+        self, client: str | None, request: Put, places: Places, why: Reasons, ends: bytes, taken_ns: int, turn: _Turn
     ) -> Stored:
-        """Note in the log what became of puts, and return the answer that says so."""
+        """Note what became of puts, and return the answer that says so."""
         answer = Stored(request.first, pack_places(places), str(why))
-        self._newest = self._log.add(client, request.first, request.count, answer.places, answer.why, text, taken_ns)
-        self._waiting_bytes += len(text or b"")
+        self._add(
+            turn,
+            Judged(
+                len(turn.requests),
+                client,
+                request.session,
+                request.first,
+                answer.places,
+                answer.why,
+                request.ids,
+                ends,
+                taken_ns,
+            ),
+            places,
+        )
         refused, stored = places["is_refused"], int(numpy.count_nonzero(places["is_new"]))
-        self._counts["stored"] += stored if client is not None else 0
-        self._counts["known"] += request.count - stored - int(numpy.count_nonzero(refused))
-        self._counts["conflicts"] += int(numpy.count_nonzero(refused == CONFLICT))
+        conflicts = int(numpy.count_nonzero(refused == CONFLICT))
+        known = request.count - stored - int(numpy.count_nonzero(refused))
+        for name, count in (("stored", stored * (client is not None)), ("known", known), ("conflicts", conflicts)):
+            turn.counts[name] = turn.counts.get(name, 0) + count
         return answer
+
+    def _add(self, turn: _Turn, request: Judged, places: Places) -> None:
+        """Add a request to a turn, which has the next number."""
+        slices = numpy.unique(places["slice"][places["is_new"] != 0]).tolist()
+        number = self._table.number + (not turn.requests)
+        turn.requests.append((request, slices or [0]))
+        turn.size += (
+            len(request.places) + len(request.why) + sum(map(len, request.ids)) + len(request.ends) + _HEAD_BYTES
+        )
+        self._table.take(number, request, places)
 
     def _rights_of(self, key: str) -> tuple[bytes, ...] | None:
         """Return prefixes of the topics that a key may put; None: all."""
@@ -520,7 +597,7 @@ class Hub:
         start, rights = self.feed.subscription_of(prefix), self._gate.rights_of(key)[1]
         return rights is None or any(start.startswith(right) or right.startswith(start) for right in rights)
 
-    def _welcome(self, request: Hello, known: tuple[int, int] | None, key: str) -> Answer:
+    def _welcome(self, request: Hello, known: tuple[int, int] | None, key: str, turn: _Turn) -> Answer:
         if why := wrong_version("client", request.version):
             return Ended(why)
         if request.feed != self.feed.name:
@@ -529,12 +606,13 @@ class Hub:
         if request.session < session:
             return Ended(f"client {request.client!r} was begun elsewhere since", session + 1)
         if request.session > session:
-            self._log.begin_session(request.client, request.session)
+            begin = Judged(len(turn.requests), request.client, request.session, 0, b"", "", [], b"", time.time_ns())
+            self._add(turn, begin, numpy.empty(0, PLACE))
         is_told = request.prefix is not None and self._may_read(request.prefix, key)
         return Welcome(request.number, last, self.epoch, self._numbers.following() if is_told else [])
 
     def _answer_again(self, request: Put) -> Answer:
-        answered = self._log.answered(request.client, request.first)
+        answered = self._table.answered(request.client, request.first)
         if answered is None:
             return Refused(request.first, "it was answered before, so long ago that the hub has forgotten where it is")
         answer = Stored(request.first, *answered)
@@ -566,106 +644,6 @@ class Hub:
             numbers = self._topics.numbers(topics) if numbers is None else numbers
             slices, routes = self._topics.routes(topics, numbers, self._publisher)
             self._publisher._publish_routed(slices, routes, columns.index[rows], columns_of_rows)
-
-    # What is in the log, and perhaps not in the outbox.
-
-    def _put_again(self) -> None:
-        """Publish what a killed hub had taken and its outbox lacks, where it was to go.
-
-        Where the epoch does not go on, since a power cut, it goes to the new one. That may have damaged requests: these
-        are forgotten, and what else of their clients is behind them, as if it had not come.
-        """
-        self._topics.add_all(self._conditions.topics_that_end())  # so that there is room to end them
-        others, cut = dict[tuple[int, int], set[int]](), set[str]()
-        with self._log.transaction():
-            waiting = self._log.waiting()
-        for number in waiting:
-            with self._log.transaction():
-                row = self._log.read(number)
-                if row is None:
-                    continue  # it was forgotten with one before it
-                client, packed, text = row
-                places, request = unpack_places(packed).copy(), None if text is None else REQUESTS.decode(text)
-                assert request is None or isinstance(request, Put)
-                lacks = self._lacks(places, others)
-                if len(lacks) and (request is None or request.client in cut):
-                    if client is not None:
-                        cut.add(client)
-                    self._forget(number, places[lacks])
-                    continue
-                self._newest = number
-                if request is None:  # the outbox has all of it
-                    continue
-                fresh = _Fresh(Columns.of(request), request.topics, lacks)
-                self._topics.add_all(fresh.used_topics)
-                before = places.copy()
-                self._numbers.number(places, lacks)
-                moved = before != places
-                if (moved & (before["epoch"] == self.epoch)).any():
-                    raise JournalError(f"put log {number} was {before[moved][:1]}, expected {places[moved][:1]}")
-                if moved.any():
-                    rows = numpy.nonzero(moved)[0].tolist() if request.ids else []
-                    ids = [(request.ids[row], places[row].tobytes()) for row in rows if request.ids[row]]
-                    self._log.move(number, pack_places(places), ids)
-            self._publish(fresh)
-            self._waiting_bytes += len(text or b"")
-
-    def _forget(self, number: int, lost: Places) -> None:
-        """Forget a request. Raises JournalError where others may get its places: no power cut has damaged it."""
-        if (lost["epoch"] == self.epoch).any():
-            raise JournalError(f"put log {number} was damaged, expected it as it was taken")
-        self._log.forget(number, lost)
-
-    def _lacks(self, places: Places, others: dict[tuple[int, int], set[int]]) -> NDArray[numpy.int64]:
-        """Return which puts of a request the outbox lacks, in the order of their numbers."""
-        lacks: NDArray[numpy.bool_] = places["is_new"] != 0
-        is_earlier = places["epoch"] != self.epoch
-        lacks &= is_earlier | self._numbers.are_behind(places)
-        for row in numpy.flatnonzero(lacks & is_earlier).tolist():
-            slice_id, _, _, epoch, sequence = places[row].item()
-            lacks[row] = sequence not in self._recorded(others, epoch, slice_id)
-        return by_number(places, numpy.flatnonzero(lacks))
-
-    def _recorded(self, known: dict[tuple[int, int], set[int]], epoch: int, slice_id: int) -> set[int]:
-        """Return the numbers of an earlier epoch that the outbox has of a slice."""
-        if (epoch, slice_id) not in known:
-            found = known[epoch, slice_id] = set()
-            for day in recorded_days(self.directory / self.feed.name)[-_RECENT_DAYS:]:
-                for batch in Recording.open(day).batches():
-                    if (batch.block.epoch, batch.block.slice_id) == (epoch, slice_id):
-                        found.update(batch.sequence.tolist())
-        return known[epoch, slice_id]
-
-    def _drop(self) -> None:
-        """Drop from the log what the outbox has synced; wait for that, once the log is too long.
-
-        Raises JournalError when the disk does not sync, or what ended the publisher.
-        """
-        now = time.monotonic()
-        if now - self._dropped_at < _DROP_S and self._waiting_bytes < _MOST_LOG_BYTES:
-            return
-        self._dropped_at = now
-        self._drop_synced()
-        while self._waiting_bytes >= _MOST_LOG_BYTES:
-            if time.monotonic() > now + _PATIENCE_S:
-                raise JournalError(f"outbox {self.directory} was not synced within {_PATIENCE_S:g} s")
-            self._publisher.flush()
-            self._over.wait(_LOOK_S)
-            self._drop_synced()
-
-    def _drop_synced(self) -> None:
-        mark = self._mark
-        if self._log.is_synced() and all(
-            self._outbox.synced(each) >= (self.epoch, count) for each, count in mark.needs.items()
-        ):
-            if mark.number > self._dropped:
-                self._log.drop(mark.number)
-                self._dropped = mark.number
-                self._waiting_bytes -= mark.size
-            self._mark = _Mark(self._newest, self._waiting_bytes, self._numbers.touched)
-            self._numbers.touched = {}
-            if self._newest > mark.number:
-                self._log.begin_sync()  # so that after a power cut it is not far behind the outbox
 
 
 class Request(NamedTuple):

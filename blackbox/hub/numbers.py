@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import numpy
 from numpy.typing import NDArray
 
@@ -25,21 +22,15 @@ class Numbers:
         self.touched: dict[int, int] = {}
         self._following = numpy.zeros(slices, numpy.int64)
         """By slice, the number of its next message."""
-        self._begun = self._following
 
     def begin(self, publisher: Publisher) -> None:
         """Go on where a publisher is, which has begun, as far as its outbox told."""
         self.epoch = publisher.epoch
         self._following = numpy.array([publisher.published_count(each) for each in range(len(self._following))])
-        self._begun = self._following.copy()
 
     def following(self) -> list[int]:
         """Return the number of the next message of each slice."""
         return self._following.tolist()
-
-    def has_any(self) -> bool:
-        """Whether the epoch has a message."""
-        return bool(self._following.any())
 
     def next(self, slice_id: int, count: int = 1) -> int:
         """Give the next messages of a slice their numbers; return the first."""
@@ -64,23 +55,3 @@ class Numbers:
         for slice_id in numpy.unique(slices).tolist():
             mine = rows[slices == slice_id]
             places["sequence"][mine] = self.next(slice_id, len(mine)) + numpy.arange(len(mine))
-
-    def are_behind(self, places: Places) -> NDArray[numpy.bool_]:
-        """Return which places of the epoch are behind what the outbox had of it at `begin`."""
-        are_behind: NDArray[numpy.bool_] = places["sequence"] >= self._begun[places["slice"]]
-        return are_behind
-
-    @contextmanager
-    def trying(self) -> Iterator[None]:
-        """Take back the numbers that were given in the `with` block if that raises."""
-        before = self._following.copy(), dict(self.touched)
-        try:
-            yield
-        except BaseException:
-            self._following, self.touched = before
-            raise
-
-
-def by_number(places: Places, rows: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
-    """Return some rows in the order of their numbers: that in which they were published."""
-    return rows[numpy.argsort(places["sequence"][rows], kind="stable")]

@@ -6,17 +6,20 @@ the active one carry what was put, and what follows the passive one has it: that
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
+import numpy
 
 from blackbox.block.position import Number
 from blackbox.documents import Decoder
-from blackbox.errors import ConfigError
+from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.endpoint import check_archive
 from blackbox.feed.feed import Feed
 from blackbox.feed.toml import check_types
 from blackbox.hub.protocol import UNSAID
+from blackbox.native.xxh3 import xxh3
 
 MOST_SILENCE_NS: Final = 600 * 10**9
 LEAST_SILENCE_NS: Final = 100_000_000
@@ -77,18 +80,27 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 )
 
 
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """Note and blocks of a turn for one slice."""
+
+    slice_id: int
+    sequence: int
+    """Sequence of the first message."""
+    note: bytes
+    checksum: int
+    """XXH3_64 of the note, its upper 63 bits."""
+    blocks: list[tuple[bytes, bytes]]
+    """Header and body of each block, which have checksums of their own."""
+
+
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """A row of the put log: a request and its answer, or the begin of a client's session."""
+    """A turn, or a snapshot after it."""
 
     number: int
-    client: str | None
-    first: int
-    """Of a session the number of that, below 0."""
-    places: bytes
-    why: str
-    request: bytes | None
-    taken_ns: int
-    """When the hub took it that has numbered it, by that one's clock."""
+    is_snapshot: bool
+    epoch: int
+    """Epoch of its messages; 0: it has none."""
+    parts: list[Part]
 
 
 class Standing(msgspec.Struct, frozen=True, array_like=True):
@@ -101,9 +113,7 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
     term: Number
     """Grows whenever one of the two becomes active; those of the primary are odd."""
     newest: Number
-    """The last row of its put log."""
-    synced: Number
-    """Up to here its outbox has it on the disk."""
+    """The last turn that its journals have completely, with all turns before."""
     is_active: bool
     is_armed: bool
     """It is passive, and has all that the active one has answered: it may take over."""
@@ -122,11 +132,11 @@ class Follow(msgspec.Struct, frozen=True, array_like=True, tag="follow"):
     """Comes back in the answer."""
     standing: Standing
     done: Number
-    """The last batch of the one that is asked that is in this one's log, if `leader` is that one's run."""
+    """The last batch of the one that is asked that is in this one's journals, if `leader` is that one's run."""
     leader: Number
     """The run that this one follows; 0: none."""
     digest: bytes
-    """Of the last row of its put log."""
+    """Digest of its newest turn."""
 
 
 class Lead(msgspec.Struct, frozen=True, array_like=True, tag="lead"):
@@ -149,6 +159,46 @@ class Lead(msgspec.Struct, frozen=True, array_like=True, tag="lead"):
 
 FOLLOWS: Final = Decoder[Follow]("msgpack", Follow)
 LEADS: Final = Decoder[Lead]("msgpack", Lead)
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """State of a hub of two, in a file next to its journals."""
+
+    role: Literal["primary", "backup"]
+    run: Number = 0
+    """Term of the last process."""
+    term: Number = 0
+    """The last that it knows of."""
+    is_alone: bool = False
+    """No other hub may be active."""
+    epoch: Number = 0
+    """In which it publishes; 0: it has published nothing yet."""
+
+
+_KEPT: Final = Decoder[Kept]("json", Kept)
+
+
+def encode_kept(kept: Kept) -> bytes:
+    """Return the content of the file, with its checksum."""
+    text = msgspec.json.encode(kept)
+    return b"%016x %s\n" % (checksum_of(text), text)
+
+
+def read_kept(path: Path) -> Kept:
+    """Read the file. Raises JournalError when it is damaged."""
+    checksum, _, text = path.read_bytes().rstrip(b"\n").partition(b" ")
+    try:
+        if int(checksum, 16) == checksum_of(text):
+            return _KEPT.decode(text)
+    except ValueError:
+        pass
+    raise JournalError(f"{path} is damaged: copy the directory of the other hub")
+
+
+def checksum_of(data: bytes) -> int:
+    """Return the upper 63 bits of XXH3_64."""
+    memory = numpy.frombuffer(data, numpy.uint8)
+    return int(numpy.uint64(xxh3(memory.ctypes.data, len(memory)))) >> 1
 
 
 def next_term(before: int, role: Literal["primary", "backup"]) -> int:

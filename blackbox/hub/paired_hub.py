@@ -1,7 +1,7 @@
 """One of the two hubs of a feed: it leads, or it follows the one that leads and takes over from it.
 
-See "Two hubs" in docs/hub-pairs-and-sites.md for the rules. Only the duration of a failover depends on clocks: while a
-passive hub may take over, the active hub answers only what the passive one has in its log.
+See "Two hubs" in docs/hub-pairs-and-sites.md for the rules, and `pair_state.py` for the decisions. Only the duration
+of a failover depends on clocks: while a passive hub may take over, the active hub appends only what that one has.
 """
 
 from __future__ import annotations
@@ -9,69 +9,51 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Final, NamedTuple, Self, Unpack
+from contextlib import ExitStack
+from typing import Final, Unpack
 
 import msgspec
 import numpy
 import zmq
 
-from blackbox.archive.day import make_directory
-from blackbox.block.layout import VERSION
-from blackbox.errors import ConfigError, HubError, JournalError
+from blackbox.archive.day import replace_file
+from blackbox.block.block import Block
+from blackbox.errors import BlockError, JournalError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.feed import Feed
-from blackbox.hub.hub import Hub, HubKeywords, HubStatistics, _Fresh, _Mark, request_of
+from blackbox.hub.entries import Entries, TooFarBehindError, checked, digest_of, part_of
+from blackbox.hub.history import History
+from blackbox.hub.hub import Hub, HubKeywords, HubStatistics, _Fresh, _Turn, request_of
 from blackbox.hub.link import Link
-from blackbox.hub.numbers import by_number
-from blackbox.hub.pair import Entry, Follow, Lead, Pair, Standing, next_term
-from blackbox.hub.paired_log import PairedLog, TooFarBehindError
-from blackbox.hub.protocol import (
-    PLACE,
-    REQUESTS,
-    Columns,
-    Ended,
-    FindSites,
-    Passive,
-    Places,
-    Put,
-    unpack_places,
-    wrong_version,
-)
-from blackbox.hub.topics import Topics
-from blackbox.life import Life
+from blackbox.hub.pair import Entry, Follow, Kept, Lead, Pair, Part, checksum_of, encode_kept, read_kept
+from blackbox.hub.pair_state import OutdatedError, PairLife, PairState
+from blackbox.hub.protocol import Ended, FindSites, Passive, wrong_version
+from blackbox.publish.batcher import Stored
 from blackbox.publish.publisher import Publisher
 from blackbox.transport.server_thread import receive
 
 log = logging.getLogger("blackbox")
 
 _MOST_BYTES: Final = 4 << 20
-"""Of what a passive hub gets at once."""
+"""Maximum size of the entries in one answer to a passive hub."""
 _MOST_TURNED_AWAY: Final = 256
-
-
-class PairLife(Life):
-    """Whether a hub of two leads."""
-
-    PASSIVE = "passive", "armed", "active"
-    """It lacks something, or does not know whether it does. ARMED once it has all, ACTIVE if its peer is behind it."""
-    ARMED = "armed", "passive", "active"
-    """It has all that the active one has answered, and takes over when that is silent and a client asks."""
-    ACTIVE = "active", "passive"
-    """It takes puts. PASSIVE once it hears that the other one has taken over."""
+_PATIENCE_S: Final = 60.0
+_ROW_BYTES: Final = 16
+"""Size of a message in a block without its payload, approximately."""
+_MOST_DIGESTS: Final = 1_000
+_ALONE_TOO: Final = "has puts that are not here: it was active alone, and so was this one"
 
 
 class _OverError(Exception):
     """It is told to end."""
 
 
-class _OutdatedError(Exception):
-    """The other one has taken over."""
-
-
 class _AloneError(Exception):
     """It is to go on alone, in another epoch."""
+
+
+class _ConflictError(Exception):
+    """The peer has another turn of one number."""
 
 
 class PairedHub(Hub):
@@ -92,22 +74,27 @@ class PairedHub(Hub):
         super().__init__(feed, directory, **settings)
         pair.check_feed(self.feed)
         self.pair, self._is_told_alone = pair, alone
-        self.life = PairLife.PASSIVE
         self._own, self.endpoint = self._own_feed(), pair.endpoint(self.feed)
         self._has_publisher = False
         """Not until there is an epoch."""
-        self._has_lost = False
-        """Whether the log had puts of the epoch that are lost."""
-        self._peer: Standing | None = None
-        # Of the one that follows:
-        self._leader = self._done = 0
-        # Of the one that leads:
-        self._follower = self._batch = 0
-        self._batch_synced = False
-        self._followed: Follow | None = None
-        self._seen = (0, -1)
-        """Its term, and how many rows the peer lacks; -1: nobody knows."""
-        self._first: list[zmq.Frame] | None = None
+        self._days = self.directory / self.feed.name
+        self._path = self.directory / f"{self.feed.name}.pair"
+        self._kept = Kept(pair.role)
+        """State on disk."""
+        self._noted = 0
+        """The last turn whose note slice 0 had at the start."""
+        self._entries: Entries | None = None
+        """Reader of the entries for a peer that catches up."""
+        self._given = 0
+        """The last turn that was taken out of these."""
+        self._proposed: Entry | None = None
+        self._snapshot: Entry | None = None
+        """The last one, until the peer was given it."""
+        self._digests: dict[int, bytes] = {}
+        """Digest by turn, for recent turns."""
+        self._seen = ("passive", 0, -1)
+        """Its life, its term, and the number of turns that the peer lacks; -1: unknown."""
+        self._first_frames: list[zmq.Frame] | None = None
         """The request with which it has taken over."""
 
     def _own_feed(self) -> Feed:
@@ -123,16 +110,13 @@ class PairedHub(Hub):
     # In its thread.
 
     def _serve(self) -> None:
-        make_directory(self.directory)
-        self._sync_files()
+        self._check_directory()
+        self._is_cut = self._has_lost_power()
         with ExitStack() as stack:
-            path = self.directory / f"{self.feed.name}.puts"
-            self._log = self._pair_log = stack.enter_context(PairedLog(path, *self._remembered, self.pair.role))
-            with self._pair_log.transaction():
-                self._conditions = self._make_conditions()
+            self._load()
             stack.callback(self._end_publisher)
-            if self._pair_log.epoch:
-                self._open_publisher()
+            if self._kept.epoch:
+                self._open_publisher(self._kept.epoch)
             self._socket, answers = self._bind(stack, self.feed.bound(self.endpoint), self.pair.link)
             self._link = Link(answers, self.feed, self.pair)
             stack.callback(self._link.close)
@@ -141,63 +125,69 @@ class PairedHub(Hub):
                 self._go_on()
             except _OverError:
                 self._thread.begin_to_end()
-            self._close_publisher()
+            self._end_publisher()
 
     def _go_on(self) -> None:
         if self._is_told_alone:
             self._become_active("it was told to go on alone", is_new_epoch=True)
-        elif self._pair_log.is_alone:
-            self._become_active("it was alone before", is_new_epoch=self._has_lost or not self._outbox.is_whole)
+        elif self._kept.is_alone:
+            self._become_active("it was alone before", is_new_epoch=self._is_cut)
         while True:
             try:
                 self._follow()
                 self._lead()
-            except _OutdatedError:
-                assert self._peer is not None
-                self._pair_log.set(is_alone=False)
-                self._enter(PairLife.PASSIVE, f"the {self._peer.role} has taken over, in term {self._peer.term}")
+            except OutdatedError:
+                peer = self._state.peer
+                assert peer is not None
+                self._state.give_way()
+                self._note_state(f"the {peer.role} has taken over, in term {peer.term}")
             except _AloneError:
-                self._enter(PairLife.PASSIVE, "the other one is silent")
+                self._state.give_way()
                 self._become_active("it goes on alone, and what the other one answers is lost", is_new_epoch=True)
+            self._proposed = None
 
-    @property
-    def _is_active(self) -> bool:
-        return self.life is PairLife.ACTIVE
+    # State in the file next to the journals.
 
-    def _enter(self, life: PairLife, why: str) -> None:
-        if life is not self.life:
-            self.life = self.life.enter(life, f"hub of feed {self.feed.name!r}")
-            log.warning("hub of feed %r, the %s, is %s: %s", self.feed.name, self.pair.role, life.value, why)
+    def _load(self) -> None:
+        """Read what was kept, and begin another run. That it is alone holds for the hub that has written it."""
+        kept = read_kept(self._path) if self._path.exists() else self._kept
+        is_alone = kept.is_alone and kept.role == self.pair.role
+        history = History(self._days, self.feed)
+        newest, note = history.newest()
+        self._noted = max(
+            (int(number) for part in history.parts_from(0, newest) for number in part.notes.numbers), default=0
+        )
+        run = max(kept.run + 1, time.time_ns())
+        kept = msgspec.structs.replace(kept, role=self.pair.role, run=run, is_alone=is_alone)
+        digest = checksum_of(note).to_bytes(8, "little") if note else b""
+        self._state = PairState(self.feed.name, kept, newest, digest)
+        self._digests = {newest: digest}
+        self._note_state("")
 
-    # The publisher, open in both lives, in the epoch that the log tells.
+    def _note_state(self, why: str) -> None:
+        """Keep what the state has decided, before anything is said; log what it is now, and why."""
+        state = self._state
+        if state.kept != self._kept:
+            replace_file(self._path, self._path.with_suffix(".new"), encode_kept(state.kept))
+            self._kept = state.kept
+        peer = state.peer.newest if state.peer is not None else -1
+        lacks = max(0, state.standing.newest - peer) if peer >= 0 else -1
+        before, self._seen = self._seen, (state.life.value, state.kept.term, lacks)
+        if before[0] != state.life.value:
+            log.warning("hub of feed %r, the %s, is %s: %s", self.feed.name, self.pair.role, state.life.value, why)
 
-    def _open_publisher(self) -> None:
-        """Go on in the epoch of the log, and publish what is in that and not in the outbox."""
-        self._outbox = self._make_outbox(serve=self.feed.archives[self.pair.line], epoch=self._pair_log.epoch)
+    def statistics(self) -> HubStatistics:
+        """As `Hub.statistics`, with how the pair stands."""
+        life, term, lacks = self._seen
+        return HubStatistics(**self._counts, life=life, term=term, peer_lacks=lacks)
+
+    # The publisher, open in both lives, in the epoch that is kept.
+
+    def _open_publisher(self, epoch: int) -> None:
+        self._outbox = self._make_outbox(serve=self.feed.archives[self.pair.line], epoch=epoch)
         self._publisher = Publisher(self._own, outbox=self._outbox).start()
         self._has_publisher = True
         self._numbers.begin(self._publisher)
-        self._forget_marks()
-        self._put_again()
-        self._publisher.flush()
-        self._has_begun = True  # the log tells the epoch, not the outbox
-
-    def _forget(self, number: int, lost: Places) -> None:
-        """Forget a request and those behind it: the peer has them, or another epoch begins."""
-        self._has_lost = True
-        self._pair_log.forget(number, lost)
-
-    def _forget_marks(self) -> None:
-        self._mark, self._numbers.touched = _Mark(0, 0, {}), {}
-        self._dropped = self._waiting_bytes = 0
-        self._topics = Topics(self.feed, self._publisher)
-
-    def _close_publisher(self) -> None:
-        """End the outbox in order: all that is in the log is in there."""
-        if self._has_publisher:
-            self._publisher.flush()
-            self._end_publisher()
-            self._pair_log.drop(self._pair_log.newest, synced=True)
 
     def _end_publisher(self) -> None:
         if self._has_publisher:
@@ -205,83 +195,146 @@ class PairedHub(Hub):
             self._publisher.close(says_end=False)
 
     def _begin_epoch(self, epoch: int) -> None:
-        self._close_publisher()
-        self._pair_log.set(epoch=epoch)
-        self._open_publisher()
+        self._end_publisher()
+        self._state.kept = msgspec.structs.replace(self._state.kept, epoch=epoch)
+        self._note_state("another epoch begins")
+        self._open_publisher(epoch)
 
-    def statistics(self) -> HubStatistics:
-        """As `Hub.statistics`, with how the pair stands."""
-        return HubStatistics(**self._counts, life=self.life.value, term=self._seen[0], peer_lacks=self._seen[1])
+    # Entries.
+
+    def _store(self, notes: dict[int, bytes], turn: _Turn, synced: bool) -> None:
+        """As `Hub._store`; the peer has it before, if it may take over."""
+        entry = self._entry_of(notes, turn)
+        self._confirm(entry, synced)
+        self._append_entry(entry, [checked(self.feed, part) for part in entry.parts])
+        if synced:
+            self._sync()
+
+    def _store_snapshot(self, notes: list[bytes]) -> None:
+        super()._store_snapshot(notes)
+        self._snapshot = Entry(self._state.newest, True, 0, [part_of(0, 0, note, ()) for note in notes])
+
+    def _entry_of(self, notes: dict[int, bytes], turn: _Turn) -> Entry:
+        """Return what a turn appends."""
+        blocks: dict[int, list[Block]] = {slice_id: [] for slice_id in notes}
+        begins = {slice_id: self._publisher.published_count(slice_id) for slice_id in notes}
+        ends = dict(begins)
+        for fresh in turn.fresh:
+            for slice_id, block in self._blocks_of(fresh, ends):
+                blocks[slice_id].append(block)
+        number = self._table.number
+        return Entry(
+            number,
+            False,
+            self.epoch if turn.fresh else 0,
+            [
+                part_of(each, begins[each], note, [(block.header, bytes(block.body)) for block in blocks[each]])
+                for each, note in notes.items()
+            ],
+        )
+
+    def _blocks_of(self, fresh: _Fresh, ends: dict[int, int]) -> list[tuple[int, Block]]:
+        """Encode rows of a request; `ends`: by slice, the next sequence, which goes on."""
+        columns, found = fresh.columns, list[tuple[int, Block]]()
+        used, places = numpy.unique(columns.index[fresh.rows], return_inverse=True)
+        topics = [fresh.topics[each] for each in used.tolist()]
+        numbers: dict[bytes, int] = {}
+        keys = numpy.array([numbers.setdefault(self.feed.key_of(each), len(numbers)) for each in topics])[places]
+        slices = numpy.array([self.feed.slice_of(each) for each in topics])[places]
+        starts, sizes = columns.offsets[:-1], numpy.diff(columns.offsets)
+        for slice_id in numpy.unique(slices).tolist():
+            mine = numpy.flatnonzero(slices == slice_id)
+            filled = numpy.cumsum(sizes[fresh.rows[mine]] + _ROW_BYTES) // self.feed.block_bytes
+            cuts = numpy.flatnonzero((numpy.diff(keys[mine]) != 0) | (numpy.diff(filled) != 0)) + 1
+            for part in numpy.split(mine, cuts):
+                rows, (mine_used, index) = fresh.rows[part], numpy.unique(places[part], return_inverse=True)
+                names = [topics[each] for each in mine_used.tolist()]
+                block = Block.encode(
+                    names,
+                    index.astype(numpy.int32),
+                    columns.data,
+                    ts_event=numpy.zeros(len(rows), numpy.int64) if columns.times is None else columns.times[rows],
+                    offsets=starts[rows],
+                    lengths=sizes[rows].astype(numpy.int32),
+                    valid=None if columns.valid is None else columns.valid[rows],
+                    key=self.feed.key_of(names[0]),
+                    key_rule=self.feed.key_rule,
+                    slice_id=slice_id,
+                    schema_id=self._schema.schema_id,
+                    epoch=self.epoch,
+                    sequence=ends[slice_id],
+                )
+                ends[slice_id] += len(rows)
+                found.append((slice_id, block))
+        return found
+
+    def _append_entry(self, entry: Entry, blocks: list[list[Block]]) -> None:
+        """Append the missing part of an entry with checked blocks. Raises JournalError if it does not fit."""
+        deadline = time.monotonic() + _PATIENCE_S
+        for part, mine in zip(entry.parts, blocks, strict=True):
+            following = self._publisher.published_count(part.slice_id)
+            lacking = [block for block in mine if block.sequence >= following]
+            if lacking and lacking[0].sequence != following:
+                raise JournalError(
+                    f"turn {entry.number} began at {lacking[0].sequence} of slice {part.slice_id}, expected {following}"
+                )
+            if lacking or (not mine and (entry.is_snapshot or entry.number > self._noted)):
+                self._publisher._note(part.slice_id, part.note, is_alone=not lacking)
+                self._publish_blocks(part, lacking)
+                self._publisher._wait_kept(part.slice_id, following + sum(map(len, lacking)), deadline)
+        if not entry.is_snapshot:
+            self._digests[entry.number] = digest_of(entry)
+            if len(self._digests) > _MOST_DIGESTS:
+                del self._digests[next(iter(self._digests))]
+            self._state.appended(entry.number, digest_of(entry))
+
+    def _publish_blocks(self, part: Part, blocks: list[Block]) -> None:
+        headers = numpy.frombuffer(b"".join(block.header for block in blocks) or b"\0", numpy.uint8)
+        size = len(headers) // max(1, len(blocks))
+        heads = headers.ctypes.data + size * numpy.arange(len(blocks), dtype=numpy.int64)
+        bodies = numpy.array([block.body.ctypes.data for block in blocks], numpy.int64)
+        absent = numpy.zeros(len(blocks), numpy.int64)
+        stored = Stored(heads.ctypes.data, bodies.ctypes.data, 0, absent.ctypes.data, len(blocks))
+        if blocks:
+            self._publisher._publish_stored(part.slice_id, [block.key for block in blocks], stored)
 
     # The link.
 
-    def _standing(self) -> Standing:
-        return Standing(
-            self.feed.name,
-            self.pair.role,
-            self._pair_log.run,
-            self._pair_log.term,
-            self._pair_log.newest,
-            self._pair_log.outbox,
-            self._is_active,
-            self.life is PairLife.ARMED,
-            VERSION,
-        )
-
     def _talk(self) -> None:
-        """Say and hear what there is. Raises _OutdatedError when the peer has taken over."""
+        """Say and hear what there is. Raises OutdatedError when the peer has taken over."""
         lead = self._link.answered()
-        if lead is not None and self._hears(lead.standing):
+        if lead is not None and self._state.hears(lead.standing):
             self._take_lead(lead)
         self._hear_peer()
-        self._link.ask(self._question)
-        newest = self._peer.newest if self._peer is not None else -1
-        self._seen = self._pair_log.term, max(0, self._pair_log.newest - newest) if newest >= 0 else -1
+        self._link.ask(self._state.question)
+        self._note_state("")
 
     def _hear_peer(self) -> None:
-        """Hear and answer what the peer asks. Raises _OutdatedError when it has taken over."""
+        """Hear and answer what the peer asks. Raises OutdatedError when it has taken over."""
         follow = self._link.asked()
-        if follow is not None and self._hears(follow.standing):
-            self._take_follow(follow)
+        if follow is not None and self._state.hears(follow.standing):
+            was_alone = self._kept.is_alone
+            self._state.hear_follow(follow)
+            if self._state.kept.is_alone and not was_alone:
+                log.warning("hub of feed %r, the %s: the other one has started again", self.feed.name, self.pair.role)
+            self._note_state("")
         self._answer_peer()
 
     def _pause(self) -> None:
         """Do what cannot wait while days are read: else this hub would seem to be silent."""
         self._hear_peer()
 
-    def _question(self, number: int) -> Follow:
-        standing = self._standing()
-        return Follow(number, standing, self._done, self._leader, self._pair_log.digest(standing.newest))
-
-    def _hears(self, standing: Standing) -> bool:
-        """Note how the peer stands. False: its process has ended since, or is of another version.
-
-        Raises HubError for another version if this hub is passive.
-        """
-        if why := wrong_version("other hub", standing.version):
-            if not self._is_active:
-                raise HubError(why)
-            return False
-        if self._peer is not None and standing.run < self._peer.run:
-            return False
-        self._peer = standing
-        if self._is_active and standing.term > self._pair_log.term:
-            raise _OutdatedError
-        return True
-
     # Passive.
 
     def _follow(self) -> None:
         """Return once it is active."""
-        while not self._is_active:
+        while not self._state.is_active:
             ready = self._thread.poll(self._thread.watch(self._socket, *self._link.sockets), self._link.wait_s())
             if ready is None:
                 raise _OverError
             self._talk()
-            if self._socket in ready and not self._is_active:
+            if self._socket in ready and not self._state.is_active:
                 self._turn_away()
-            if self._has_publisher:
-                self._drop()
 
     def _turn_away(self) -> None:
         """Tell who asks that the other one is to be asked; or take over, if it is time."""
@@ -295,8 +348,8 @@ class PairedHub(Hub):
                 self._send(self._socket, asked.client, asked.request)
             elif isinstance(asked.request, FindSites):
                 self._send(self._socket, asked.client, self.sites.answer(asked.request, asked.key))
-            elif self.life is PairLife.ARMED and self._link.is_silent:
-                self._first = frames
+            elif self._state.life is PairLife.ARMED and self._link.is_silent:
+                self._first_frames = frames
                 self._become_active("the active one is silent, and a client asks", is_new_epoch=False)
                 return
             else:
@@ -304,104 +357,50 @@ class PairedHub(Hub):
 
     def _take_lead(self, lead: Lead) -> None:
         """Take what the peer says, if that leads; if it does not, see who has to."""
-        if self._is_active:
+        state = self._state
+        if state.is_active:
             return
-        peer = lead.standing
-        if not peer.is_active:
-            self._settle_with(peer)
+        if not lead.standing.is_active:
+            if (why := state.settle(lead.standing)) is not None:
+                self._become_active(why[0], is_new_epoch=why[1])
             return
-        if lead.why:
-            raise HubError(lead.why)
-        if peer.term < self._pair_log.term:
-            return  # it will hear of that
-        if peer.run != self._leader:
-            self._leader, self._done = peer.run, 0
-            self._enter(PairLife.PASSIVE, "another process leads")
-        self._take_entries(lead)
-        if peer.term != self._pair_log.term:
-            self._pair_log.set(term=peer.term)
-        self._pair_log.kept = max(self._pair_log.kept, min(peer.synced, self._pair_log.newest))
-        has_all = self._pair_log.newest == peer.newest
-        if has_all:
-            self._done = lead.batch
-            if lead.epoch != self._pair_log.epoch:
-                self._begin_epoch(lead.epoch)
-        if lead.is_in_step and has_all:
-            self._enter(PairLife.ARMED, "it has all that the active one has")
-        elif not lead.is_in_step:
-            self._enter(PairLife.PASSIVE, "the active one goes on without it")
-        self._link.ask_at = 0.0
-
-    def _settle_with(self, peer: Standing) -> None:
-        """See who of two that are passive has to lead."""
-        if self.life is PairLife.ARMED:
-            self._become_active("the active one has ended, or begun anew", is_new_epoch=False)
-        elif not peer.is_armed and self._standing().rank > peer.rank:
-            self._become_active("neither was, and the other one has no more", is_new_epoch=True)
-
-    def _take_entries(self, lead: Lead) -> None:
-        """Have rows of the peer in the log, then publish them."""
-        newest, rows = self._pair_log.newest, list[_Row]()
-        for entry in lead.entries:
-            if entry.number <= newest:
-                continue
-            row = _Row.of(entry)
-            is_other_epoch = row.epoch not in (0, self._pair_log.epoch)
-            if is_other_epoch or not self._has_room(row):  # topics of another leader fill the publisher
-                self._take_rows(rows, lead.is_synced)
-                rows = []
-                self._begin_epoch(row.epoch or self._pair_log.epoch or lead.epoch)
-                self._topics.add_all(row.topics)
-            rows.append(row)
-        self._take_rows(rows, lead.is_synced)
-
-    def _has_room(self, row: _Row) -> bool:
-        """Count topics; return whether there is room for them."""
+        entries = state.hear_lead(lead)
+        self._note_state("another process leads")
         try:
-            self._topics.add_all(row.topics)
-        except ConfigError:
-            return False
-        return True
-
-    def _take_rows(self, rows: list[_Row], synced: bool) -> None:
-        if not rows:
-            return
-        if self._has_publisher:
-            self._prepare([row.put for row in rows if row.put is not None])
-        with self._pair_log.transaction(synced=synced):
-            self._pair_log.take([row.entry for row in rows])
-            for row in rows:
-                if row.put is not None and row.fresh is not None:
-                    is_new = row.places["is_new"] != 0
-                    self._conditions.note(row.put.topics, row.fresh.columns, row.places, is_new, row.entry.taken_ns)
-        for row in rows:
-            if row.fresh is not None:
-                self._publish_row(row, row.fresh)
-
-    def _publish_row(self, row: _Row, fresh: _Fresh) -> None:
-        """Publish what a row has brought, where the peer did, but for what the outbox kept of it over a power cut."""
-        expected, places = row.places.copy(), row.places
-        lacks = by_number(places, numpy.flatnonzero((places["is_new"] != 0) & self._numbers.are_behind(places)))
-        self._numbers.number(expected, lacks)
-        if (expected != places).any():
-            raise JournalError(f"row {row.entry.number} of the peer was {places[:1]}, expected {expected[:1]}")
-        self._publish(fresh._replace(rows=lacks))
-        self._newest, self._waiting_bytes = row.entry.number, self._waiting_bytes + len(row.entry.request or b"")
+            blocks = [[checked(self.feed, part) for part in entry.parts] for entry in entries]
+        except BlockError as error:
+            log.error(
+                "hub of feed %r, the %s: the peer has sent damaged puts: %s", self.feed.name, self.pair.role, error
+            )
+            return  # it is asked again
+        for entry, mine in zip(entries, blocks, strict=True):
+            epoch = entry.epoch or state.kept.epoch or lead.epoch
+            if epoch != state.kept.epoch:
+                self._begin_epoch(epoch)
+            if entry.is_snapshot:
+                self._sync()
+            self._append_entry(entry, mine)
+        if entries and lead.is_synced:
+            self._sync()
+        if state.end_following(lead):
+            self._begin_epoch(lead.epoch)
+        has_all = state.life is PairLife.ARMED
+        self._note_state("it has all that the active one has" if has_all else "the active one goes on without it")
+        self._link.ask_at = 0.0
 
     # Active.
 
     def _become_active(self, why: str, *, is_new_epoch: bool) -> None:
-        peer_term = self._peer.term if self._peer is not None else 0
-        term = next_term(max(self._pair_log.term, peer_term), self.pair.role)
-        if is_new_epoch or not self._pair_log.epoch:
-            self._begin_epoch(max(time.time_ns(), self._pair_log.epoch + 1))
-        self._pair_log.set(term=term, is_alone=True)
-        self._follower, self._followed = 0, None
-        self._enter(PairLife.ACTIVE, f"{why}; term {term}")
+        if is_new_epoch or not self._kept.epoch:
+            self._begin_epoch(max(time.time_ns(), self._kept.epoch + 1))
+        self._read_history()
+        self._state.lead()
+        self._entries = self._snapshot = None
+        self._note_state(f"{why}; term {self._state.kept.term}")
 
     def _lead(self) -> None:
-        """Answer what comes. Raises _OutdatedError, _AloneError, _OverError."""
-        frames, self._first = self._first, None
+        """Answer what comes. Raises OutdatedError, _AloneError, _OverError."""
+        frames, self._first_frames = self._first_frames, None
         self._end_topics()
         if frames is not None:
             self._answer_all(self._socket, frames)
@@ -416,122 +415,73 @@ class PairedHub(Hub):
             self._end_topics()
             if self._socket in ready:
                 self._answer_all(self._socket, receive(self._socket))
-            else:
-                self._drop()
 
-    @contextmanager
-    def _taking(self, synced: bool) -> Iterator[None]:
-        """As `Hub._taking`; the peer has it, too, if it may take over."""
-        before = self._newest, self._waiting_bytes, dict(self._counts)
-        try:
-            with self._numbers.trying(), self._conditions.trying(), self._pair_log.transaction(synced=synced):
-                yield
-                self._confirm(synced)
-        except BaseException:
-            self._newest, self._waiting_bytes, self._counts = before
-            self._pair_log.reload()
-            raise
-
-    def _confirm(self, synced: bool) -> None:
-        """Wait until the peer has what is in the log; not for one that may not take over."""
-        self._batch += 1
-        self._batch_synced = synced
-        while not self._pair_log.is_alone:
+    def _confirm(self, entry: Entry, synced: bool) -> None:
+        """Wait until the peer has an entry; not for one that may not take over."""
+        self._state.propose(entry.number, synced)
+        self._proposed = entry
+        while not self._state.has_followed():
             self._talk()
-            if self._has_followed():
-                return
+            if self._state.has_followed():
+                break
             if self._link.is_silent:
                 if self.pair.when_cut == "go_on":
                     raise _AloneError
                 self._turn_away()
             if self._thread.poll(self._thread.watch(*self._link.sockets), self._link.wait_s()) is None:
                 raise _OverError
-
-    def _has_followed(self) -> bool:
-        follow = self._followed
-        return follow is not None and follow.done == self._batch and follow.standing.newest == self._pair_log.newest
-
-    def _take_follow(self, follow: Follow) -> None:
-        """Note how far the peer is, if it follows."""
-        if not self._is_active or follow.standing.is_active:
-            return
-        if follow.standing.run != self._follower:  # the process before has ended: nobody may take over
-            if not self._pair_log.is_alone:
-                self._pair_log.set(is_alone=True)
-                log.warning("hub of feed %r, the %s: the other one has begun anew", self.feed.name, self.pair.role)
-            self._follower = follow.standing.run
-        self._followed = follow if follow.leader == self._pair_log.run else None
+        self._proposed = None
 
     def _answer_peer(self) -> None:
         """Answer the peer's question if there is something for it, or it is time to."""
-        follow = self._link.waiting
+        follow, state = self._link.waiting, self._state
         if follow is None:
             return
         entries: list[Entry] = []
         why = ""
-        standing = self._standing()
-        if standing.is_active and not follow.standing.is_active:
-            newest = follow.standing.newest
-            try:
-                digest = self._pair_log.digest(newest)
-                if follow.standing.version != VERSION:
-                    why = wrong_version("hub", follow.standing.version)
-                elif newest and digest != follow.digest and (digest or newest > standing.newest):
-                    why = self._why_not(follow, "has puts that are not here: it was active alone, and so was this one")
-                else:
-                    entries = self._pair_log.entries(newest, _MOST_BYTES)
-                    self._pair_log.kept = max(self._pair_log.kept, min(follow.standing.synced, newest))
-            except TooFarBehindError:
-                why = self._why_not(follow, "lacks more than the log still has")
-            if (
-                not why
-                and not entries
-                and self._followed is follow
-                and self._pair_log.is_alone
-                and follow.done == self._batch
-            ):
-                self._pair_log.set(is_alone=False)
+        if state.is_active and not follow.standing.is_active:
+            entries, why = self._entries_for(follow)
+            if not why and state.take_in(follow, entries):
                 log.warning("hub of feed %r, the %s: the other one is in step", self.feed.name, self.pair.role)
+                self._note_state("")
                 self._link.answer_at = 0.0
-            has_news = bool(entries) or bool(why) or follow.done != self._batch or follow.leader != self._pair_log.run
-            if not has_news and time.monotonic() < self._link.answer_at:
+            if not entries and not why and not state.has_news(follow) and time.monotonic() < self._link.answer_at:
                 return
-        epoch = self._pair_log.epoch
-        is_in_step = standing.is_active and not self._pair_log.is_alone and self._followed is not None
-        self._link.answer(
-            Lead(follow.number, standing, epoch, self._batch, self._batch_synced, is_in_step, entries, why)
-        )
+        self._link.answer(state.answer(follow, entries, why))
 
-    def _why_not(self, follow: Follow, why: str) -> str:
-        return (
-            f"hub of feed {self.feed.name!r}, the {follow.standing.role}, {why} (the {self.pair.role}, row "
-            f"{self._pair_log.newest} of its log): move its directory away, and put a copy of the other one's there"
-        )
+    def _entries_for(self, follow: Follow) -> tuple[list[Entry], str]:
+        """Return what the peer lacks; or why it cannot follow."""
+        newest, digest, state = follow.standing.newest, follow.digest, self._state
+        if why := wrong_version("hub", follow.standing.version):
+            return [], why
+        proposed = [] if self._proposed is None else [self._proposed]
+        known = {each.number: digest_of(each) for each in proposed} | self._digests
+        if newest > state.standing.newest or (newest and digest and known.get(newest, digest) != digest):
+            return [], state.why_not(follow, _ALONE_TOO)
+        if newest == state.standing.newest:
+            snapshot, self._snapshot = self._snapshot, None
+            return [] if snapshot is None else [snapshot], ""
+        if newest == state.newest:
+            return proposed, ""
+        try:
+            return self._read_entries(newest, digest), ""
+        except _ConflictError:
+            return [], state.why_not(follow, _ALONE_TOO)
+        except TooFarBehindError:
+            return [], state.why_not(follow, "lacks more than the journals still have")
+        except JournalError as error:
+            log.error("hub of feed %r, the %s: the other one cannot follow: %s", self.feed.name, self.pair.role, error)
+            return [], state.why_not(follow, f"cannot be given what it lacks: {error}")
 
-
-class _Row(NamedTuple):
-    """A row of the peer, understood."""
-
-    entry: Entry
-    put: Put | None
-    """None: it holds no puts, as the begin of a session."""
-    places: Places
-    fresh: _Fresh | None
-    epoch: int
-    """In which its messages are published; 0: it brings none."""
-
-    @classmethod
-    def of(cls, entry: Entry) -> Self:
-        """Return it."""
-        if entry.request is None:
-            return cls(entry, None, numpy.empty(0, PLACE), None, 0)
-        put, places = REQUESTS.decode(entry.request), unpack_places(entry.places)
-        assert isinstance(put, Put)
-        is_new = places["is_new"] != 0
-        epoch = int(places["epoch"][is_new][0]) if is_new.any() else 0
-        return cls(entry, put, places, _Fresh(Columns.of(put), put.topics, numpy.flatnonzero(is_new)), epoch)
-
-    @property
-    def topics(self) -> list[bytes]:
-        """Those of what it brings."""
-        return [] if self.fresh is None else self.fresh.used_topics
+    def _read_entries(self, newest: int, digest: bytes) -> list[Entry]:
+        """Return what the journals have behind a turn, some of it. Raises JournalError, _ConflictError."""
+        found = self._entries.take(_MOST_BYTES) if self._entries is not None and self._given == newest else []
+        if not found:
+            self._entries = Entries(self._days, self.feed, max(newest, 1))
+            if newest:
+                (first,) = self._entries.take(0)
+                if digest not in (b"", digest_of(first)):
+                    raise _ConflictError
+            found = self._entries.take(_MOST_BYTES)
+        self._given = max([newest, *(each.number for each in found)])
+        return found

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from blackbox.archive.day import recorded_days
@@ -27,8 +26,6 @@ class Revisions:
         """Nothing is known."""
         self.is_known = False
         self._of: dict[bytes, Revision] = {}
-        self._before: dict[bytes, Revision] | None = None
-        """Of topics that were noted since `trying` began, what they were."""
 
     def __getitem__(self, topic: bytes) -> Revision:
         return self._of.get(topic, NO_VALUE)
@@ -62,25 +59,7 @@ class Revisions:
 
     def note(self, topic: bytes, revision: Revision, has_value: bool) -> None:
         """Note the newest message of a topic."""
-        if self._before is not None:
-            self._before.setdefault(topic, self[topic])
         if has_value:
             self._of[topic] = revision
         else:
             self._of.pop(topic, None)
-
-    @contextmanager
-    def trying(self) -> Iterator[None]:
-        """Take back what was noted in the `with` block if that raises."""
-        self._before = {}
-        try:
-            yield
-        except BaseException:
-            for topic, revision in self._before.items():
-                if revision == NO_VALUE:
-                    self._of.pop(topic, None)
-                else:
-                    self._of[topic] = revision
-            raise
-        finally:
-            self._before = None

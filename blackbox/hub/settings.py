@@ -37,21 +37,22 @@ class HubSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The feed file. It says where the hub is (`hub`), and where its archive answers (the first of `archives`)."""
 
     directory: str
-    """Where everything is kept: the put log, and the outbox with the feed's days. No default."""
+    """Directory of everything that is stored: the feed's days. No default."""
 
     fsync: Literal["interval", "block"] = "interval"
-    """When the outbox is synced: once in a while, or each block. Default: `interval`.
+    """When days are synced: at intervals, or after each block. Default: `interval`.
 
-    The put log has what the outbox has not synced, so nothing is lost that was answered as synced."""
+    A put that is to be answered as synced is synced at once."""
 
     fsync_interval_ns: int = 1_000_000_000
-    """Time between two syncs of the outbox. Unit: ns. Default: 1 s."""
+    """Time between two syncs of the days. Unit: ns. Default: 1 s."""
 
     remember_puts: int = 100_000
-    """Requests, of all clients, whose answers are remembered for who asks again. Default: 100,000."""
+    """Number of remembered answers to requests of all clients, up to 256 MiB. Default: 100,000."""
 
     remember_ids: int = 1_000_000
-    """Ids that are remembered, the newest: what is put with one of them is there already. Default: 1,000,000."""
+    """Ids that are remembered, the newest, as long as their days are kept: a put with one of them is there already.
+    Default: 1,000,000."""
 
     most_clients: int = 100_000
     """Clients that are known; the one not heard of for longest is forgotten for a new one. Default: 100,000."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import Final, NamedTuple
 
@@ -55,11 +55,9 @@ class Found(NamedTuple):
 class Topics:
     """Those that have something, by their slices: as many of each slice as the publisher has room for."""
 
-    def __init__(self, feed: Feed, publisher: Publisher | None = None) -> None:
-        """None is there. `publisher`: its keys of the epoch take room already."""
+    def __init__(self, feed: Feed) -> None:
+        """None is there."""
         self._feed = feed
-        self._keys = [set(each.keys) for each in publisher._running()] if publisher else [set() for _ in feed.slices]
-        """By slice, those of the epoch."""
         self._numbers: dict[bytes, int] = {}
         self._routes = numpy.zeros((2, _LEAST_ROUTES), numpy.int32)
         """By number, the slice of a topic, and its number in there at the publisher; -1: not asked for yet."""
@@ -112,20 +110,23 @@ class Topics:
         _, begins, kinds = numpy.unique(numpy.array(same)[index], return_index=True, return_inverse=True)
         return numpy.argsort(begins[kinds], kind="stable")
 
+    def all(self) -> list[bytes]:
+        """Return all topics, in the order in which they were added."""
+        return list(self._numbers)
+
     def has_room(self, new: Sequence[bytes]) -> bool:
         """Whether there is room for all of them, whatever their slices are."""
         if not new:
             return True  # at once, as in most requests: there may be many slices
-        count = max(*self._counts, *map(len, self._keys)) + len(new)
-        return count <= self._most and max(self._bytes) + sum(map(len, new)) <= self._most_bytes
+        return max(self._counts) + len(new) <= self._most and max(self._bytes) + sum(map(len, new)) <= self._most_bytes
 
-    def add_all(self, topics: Sequence[bytes]) -> None:
+    def add_all(self, topics: Iterable[bytes]) -> None:
         """Note that topics have something. Raises ConfigError naming the first that there is no room for."""
         for topic in topics:
             try:
                 self.add(topic)
             except ConfigError as error:
-                raise ConfigError(f"topic {topic[:64]!r} is in the put log: {error}") from None
+                raise ConfigError(f"topic {topic[:64]!r} is in the journals: {error}") from None
 
     def add(self, topic: bytes) -> int:
         """Note that a topic has something; return its slice. Raises ConfigError when there is no room for it."""
@@ -139,10 +140,6 @@ class Topics:
                     f"slice {found} had topics of {size} bytes with it, "
                     f"expected at most max_topics = {self._most} of {TOPIC_TEXT_BYTES} bytes on average"
                 )
-            key, keys = self._feed.key_of(topic), self._keys[found]
-            if key not in keys and len(keys) >= self._most:
-                raise ConfigError(f"slice {found} had {self._most} keys in this epoch, its max_topics, and it is new")
-            keys.add(key)
             self._counts[found] += 1
             self._bytes[found] = size
             number = self._numbers[topic] = len(self._numbers)

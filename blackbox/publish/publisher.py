@@ -496,7 +496,7 @@ class Publisher:
         self._put_stored(slice_id, keys, stored, is_again=False)
 
     def _note(self, slice_id: int, note: bytes, *, is_alone: bool) -> None:
-        """Have the outbox keep a note next to what this thread publishes next in a slice, `is_alone`: next to nothing."""
+        """Have the outbox keep a note next to what this thread publishes next in a slice; `is_alone`: at once."""
         self._running()[slice_id].ring.put_note(note, is_alone)
 
     def _wait_kept(self, slice_id: int, sequence: int, deadline: float) -> None:

@@ -224,7 +224,7 @@ class Ring:
                 time.sleep(_TURN_S)
 
     def put_note(self, note: bytes, is_alone: bool) -> None:
-        """Write a note about what this thread puts next; the reader is told with that, or now if it `is_alone`."""
+        """Write a note about the next records of this thread; it becomes visible with them, or now if it `is_alone`."""
         size = (RECORD_BYTES + len(note) + 7) & -8
         with self.lock:
             self.take_turn()
@@ -434,7 +434,9 @@ def _is_for_first(ring: RingAt, asked_from: int) -> bool:
     first = asked_from if kind_of(ring.memory + asked_from) != PAD else 0
     tail = load_shared(ring_state_at(ring.state), "answer_tail")
     end = first + record_bytes(ring.memory + first)
-    if tail not in (first, end) and kind_of(ring.memory + first) == NOTE:  # it was told with what it is about
+    if (
+        tail not in (first, end) and kind_of(ring.memory + first) == NOTE
+    ):  # it became visible with the records that it is about
         first = end if kind_of(ring.memory + end) != PAD else 0
         end = first + record_bytes(ring.memory + first)
     return bool(tail in (first, end))

@@ -403,13 +403,3 @@ def test_an_outbox_whose_keys_cannot_be_read_begins_another_epoch(tmp_path: Path
         Publisher(feed, outbox=Outbox(left, epoch=epoch)).start()
     with Publisher(feed, outbox=left) as publisher:
         assert publisher.epoch > epoch
-
-
-def test_all_keys_that_a_slice_may_have_are_told_to_be_synced(tmp_path: Path) -> None:
-    feed, count = msgspec.structs.replace(feed_of(key_bytes=8), heartbeat_ns=100_000_000), 70_000
-    outbox = Outbox(tmp_path, fsync_interval=0.01)
-    with Publisher(feed, outbox=outbox) as publisher:
-        topics = tuple(b"%08d" % number for number in range(count))
-        publisher.publish_many(topics, numpy.arange(count), numpy.zeros((count, 1), numpy.uint8))
-        wait_until(lambda: outbox.synced(0) == (publisher.epoch, count), 60)
-        assert publisher.published_count(0) == count

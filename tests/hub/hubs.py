@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +36,21 @@ def published(directory: Path, feed: Feed) -> list[tuple[int, int, int, bytes, b
         for message in batch
     ]
     return sorted(found, key=lambda each: each[:3])
+
+
+def sizes(directory: Path) -> dict[Path, int]:
+    """Return the size of each journal of a hub, by its path below the directory."""
+    return {path.relative_to(directory): path.stat().st_size for path in directory.rglob("*.journal")}
+
+
+def leave(directory: Path, left: Path, had: dict[Path, int], *slices: int) -> Path:
+    """Copy a hub's directory, as if it was killed when some slices had what they `had`."""
+    shutil.copytree(directory, left)
+    for path, size in had.items():
+        if int(path.parent.name.removeprefix("slice-")) in slices:
+            os.truncate(left / path, size)
+            (left / path).with_suffix(".index").unlink()
+    return left
 
 
 def damage_days(directory: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections import defaultdict
@@ -20,15 +19,13 @@ from hypothesis import strategies as st
 
 from blackbox import Feed, Gap, Hub, HubClient, Subscriber
 from blackbox.block.position import NOWHERE, Place
-from blackbox.errors import ConflictError, NotStoredError, RefusedError
-from blackbox.hub.hub import _Fresh
-from blackbox.hub.numbers import Numbers, by_number
+from blackbox.errors import ConflictError, NotStoredError
+from blackbox.hub.numbers import Numbers
 from blackbox.hub.protocol import PLACE
 from blackbox.hub.topics import Topics
 from blackbox.testing import wait_until
-from tests.hub.hubs import HUB, hub_feed, published
+from tests.hub.hubs import HUB, hub_feed, leave, published
 from tests.hub.pairs import PATIENCE_S, ROLES, Hubs, pair_feed
-from tests.hub.test_killed_hub import KilledError
 from tests.hub.test_sites import WAIT_S, here, passes_on
 from tests.torture.nursery import Nursery
 
@@ -61,21 +58,7 @@ def test_rows_are_numbered_slice_by_slice_those_of_a_key_together(requests: list
             assert sequence == following[slice_id]
             following[slice_id] += 1
         assert all(places["sequence"][row] == -1 for row in set(range(len(rows))) - set(taken.tolist()))
-        assert by_number(places, numpy.sort(taken)).tolist() == sorted(
-            taken.tolist(), key=lambda row: (places["sequence"][row], row)
-        )
         assert numbers.following() == following
-
-
-def test_numbers_that_were_given_in_vain_are_taken_back() -> None:
-    numbers = Numbers(2)
-    numbers.next(0, 5)
-    with pytest.raises(KilledError), numbers.trying():
-        numbers.next(0, 2)
-        numbers.next(1, 2)
-        raise KilledError
-    assert [numbers.next(each) for each in (0, 1)] == [5, 0]
-    assert numbers.touched == {0: 6, 1: 1}
 
 
 @pytest.mark.parametrize("slices", [pytest.param(1, marks=pytest.mark.long), 3])
@@ -140,61 +123,19 @@ def test_puts_of_all_kinds_are_published_at_their_places(tmp_path: Path, slices:
         assert numbers == list(range(len(numbers)))
 
 
-@pytest.mark.parametrize("is_power_cut", [False, True])
-def test_what_was_answered_and_not_published_is_published_once_by_the_next_hub(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_power_cut: bool
-) -> None:
-    feed, publish, taken = keyed(slices=1), Hub._publish, [0]
-    topics = [TOPICS[number % 7] for number in range(40)]
-
-    def dies(self: Hub, fresh: _Fresh) -> None:
-        if taken[0] < 10:
-            publish(self, fresh)
-        taken[0] += 1
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Hub, "_publish", dies)
-        with Hub(feed, tmp_path / "hub") as hub, HubClient(feed) as client:
-            places = [client.put(topic, b"%d" % number, b"id-%d" % number) for number, topic in enumerate(topics)]
-            hub._publisher.flush()
-            shutil.copytree(tmp_path / "hub", tmp_path / "left")
-    left = tmp_path / "left"
-    if is_power_cut:
-        (left / feed.name / "boot").write_text("another start of the system\n")
+def test_a_killed_hub_knows_the_end_of_every_key(tmp_path: Path) -> None:
+    feed, topics = keyed(slices=2), [TOPICS[number % 7] for number in range(40)]
+    with Hub(feed, tmp_path / "hub"), HubClient(feed) as client:
+        places = [client.put(topic, b"%d" % number, b"id-%d" % number) for number, topic in enumerate(topics)]
+        left = leave(tmp_path / "hub", tmp_path / "left", {})
     with Hub(feed, left) as hub, HubClient(feed) as client:
         again = [client.put(topic, b"", b"id-%d" % number) for number, topic in enumerate(topics)]
+        assert again == places
         assert hub.statistics().stored == 0
-        assert (again == places) == (not is_power_cut)
-    assert sorted(int(payload or b"") for *_, payload in published(left, feed)) == list(range(40))
-    assert {(p.epoch, p.slice_id, p.sequence, t) for p, t in zip(again, topics, strict=True)} == {
-        each[:4] for each in published(left, feed)
-    }
-
-
-@pytest.mark.parametrize("part", [0, 1, 7, 20, 39])
-def test_a_request_of_which_the_outbox_has_a_part_is_published_to_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
-) -> None:
-    feed, publish, index = keyed(slices=2), Hub._publish, [number * number % 11 for number in range(40)]
-    texts = [b"%02d" % number for number in range(40)]
-
-    def dies(self: Hub, fresh: _Fresh) -> None:
-        publish(self, fresh._replace(rows=fresh.rows[:part]))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Hub, "_publish", dies)
-        with Hub(feed, tmp_path / "hub") as hub, HubClient(feed) as client:
-            places = client.put_many(TOPICS, index, b"".join(texts), offsets=range(0, 81, 2))
-            hub._publisher.flush()
-            shutil.copytree(tmp_path / "hub", tmp_path / "left")
-    with Hub(feed, tmp_path / "left"):
-        pass
-    said = published(tmp_path / "left", feed)
-    assert {epoch for epoch, *_ in said} == {hub.epoch} or part == 0  # nothing was there: another epoch began
-    assert sorted(each[1:] for each in said) == sorted(
-        (int(place["slice"]), int(place["sequence"]), TOPICS[topic], text)
-        for place, topic, text in zip(places, index, texts, strict=True)
-    )
+        again += [client.put(topic, b"%d" % (40 + number)) for number, topic in enumerate(TOPICS[:11])]
+    said = published(left, feed)
+    assert sorted(int(payload or b"") for *_, payload in said) == list(range(51))
+    assert {each[:3] for each in said} == {(place.epoch, place.slice_id, place.sequence) for place in again}
 
 
 def test_a_durable_subscription_begins_behind_what_was_put_and_has_new_keys_from_the_first(tmp_path: Path) -> None:
@@ -410,22 +351,6 @@ def test_a_table_at_the_other_site_reads_its_writes_and_ends_the_same(tmp_path: 
         assert peer.statistics().messages >= 3 * len(topics)
 
 
-def test_keys_of_an_epoch_have_bounds_and_too_many_end_no_hub(tmp_path: Path) -> None:
-    """A hub that was killed counts topics anew, but the keys of its epoch stay."""
-    feed = msgspec.structs.replace(keyed(slices=1), max_topics=3)
-    with Nursery(feed, HUB, 1) as hub, HubClient(feed) as client:
-        hub.begin((tmp_path,))
-        for topic in (b"S00.x", b"S01.x"):
-            client.put(topic, b"1", timeout=WAIT_S)
-        hub.kill()
-        hub.begin((tmp_path,))
-        client.put(b"S02.x", b"1", timeout=WAIT_S)
-        with pytest.raises(RefusedError, match="slice 0 had 3 keys in this epoch, its max_topics, and it is new"):
-            client.put(b"S03.x", b"1")
-        assert client.put(b"S01.y", b"2").sequence == 3
-        hub.kill()
-
-
 def numbered(place: Path, feed: Feed) -> dict[tuple[int, int], list[tuple[int, bytes, bytes]]]:
     """By epoch and slice what a hub has published, in order."""
     found = defaultdict(list)
@@ -481,17 +406,3 @@ def test_either_of_two_hubs_goes_on_with_the_numbers_of_each_slice(tmp_path: Pat
     assert all([row[0] for row in rows] == list(range(len(rows))) for rows in primary.values())
     rows = [(Place(s, e, n), t, p) for (e, s), rows in primary.items() for n, t, p in rows if p != b"near"]
     assert sorted(rows) == sorted(said)
-
-
-def test_puts_leave_the_log_once_the_outbox_has_synced_them_of_every_key(tmp_path: Path) -> None:
-    """A hub would end once too many wait."""
-    feed = keyed(slices=2)
-    with Hub(feed, tmp_path, fsync_interval=0.01) as hub, HubClient(feed) as client:
-        for topic in TOPICS:
-            client.put(topic, b"x")
-
-        def has_dropped() -> bool:
-            client.put(b"S00.x", b"")  # the hub looks when it takes something
-            return hub._dropped >= len(TOPICS)
-
-        wait_until(has_dropped, WAIT_S)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -15,13 +15,13 @@ import zmq
 from blackbox import Feed, Hub, HubClient, Publisher
 from blackbox.archive import outbox as outbox_module
 from blackbox.errors import HubError
-from blackbox.hub.hub import Answer, _Fresh
-from blackbox.hub.large_requests import LARGE_BYTES
-from blackbox.hub.protocol import Stored
+from blackbox.hub.hub import Answer
+from blackbox.hub.protocol import Put, Stored, unpack_places
 from blackbox.testing import wait_until
 from tests.examples import first_of
-from tests.hub.hubs import HUB, hub_feed, published
+from tests.hub.hubs import HUB, hub_feed, leave, published, sizes
 from tests.hub.power import KEEP, cut_power, has_on_disk, make_disk
+from tests.hub.test_put import Peer
 from tests.torture.nursery import Nursery
 
 
@@ -54,73 +54,93 @@ def test_a_killed_hub_goes_on_and_what_was_put_meanwhile_is_stored_once(
         wait_until(lambda: hub.notes[0] == 4, 60)
         hub.kill()
     with Hub(feed, tmp_path):
-        pass  # it publishes what was answered, and not yet published
+        pass
     assert payloads(tmp_path, feed) == [b"%d" % number for number in range(3_000)]
 
 
-class KilledError(BaseException):
-    """The hub dies here."""
+def put_in_both(client: Peer, first: int, ids: bool) -> Put:
+    """Return a request of four puts, which go to two slices in turn."""
+    by_slice = {client.feed.slice_of(b"%d" % each): b"%d" % each for each in range(99)}
+    index = numpy.tile(numpy.arange(2, dtype=numpy.int32), 2).tobytes()
+    payloads = [b"%d" % (first + row) for row in range(4)]
+    put = client.puts(first, *payloads, topics=[by_slice[0], by_slice[1]], index=index)
+    return msgspec.structs.replace(put, ids=[b"id-" + each for each in payloads] if ids else [])
 
 
-def dying_at(
-    feed: Feed, place: Path, monkeypatch: pytest.MonkeyPatch, when: Callable[[int], bool], has_ids: bool = True
-) -> Path:
-    """Put ten messages; the hub takes all and publishes those before `when`. Return what is there when it dies."""
-    publish, published_so_far = Hub._publish, [0]
-
-    def dies(self: Hub, fresh: _Fresh) -> None:
-        if not when(published_so_far[0]):
-            publish(self, fresh)
-        published_so_far[0] += 1
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Hub, "_publish", dies)
-        with Hub(feed, place / "hub") as hub:
-            with HubClient(feed) as client:
-                for number in range(10):
-                    client.put(b"A.x", b"%d" % number, b"id-%d" % number if has_ids else None)
-            hub._publisher.flush()
-            shutil.copytree(place / "hub", place / "left")
-    return place / "left"
-
-
-@pytest.mark.parametrize("taken", [1, 4, 9])
-def test_what_was_answered_and_not_published_is_published_by_the_next_hub(
-    tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch, taken: int
+@pytest.mark.parametrize("ids", [False, True])
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_a_request_that_was_stored_in_part_is_stored_once_when_it_comes_again(
+    tmp_path: Path, ids: bool, lacking: int
 ) -> None:
-    left = dying_at(feed, tmp_path, monkeypatch, lambda number: number >= taken)
-    with Hub(feed, left), HubClient(feed) as client:
-        again = client.put(b"A.x", b"9", b"id-9")
-        assert again.sequence == 9
-        assert {again.epoch} == {each[0] for each in published(tmp_path / "left", feed)}
-        assert client.put(b"A.x", b"10").sequence == 10
-    assert payloads(left, feed) == [b"%d" % number for number in range(11)]
+    feed = hub_feed(slices=2)
+    with Hub(feed, tmp_path / "hub"), Peer(feed) as peer:
+        peer.hello()
+        peer.ask(put_in_both(peer, 1, ids))
+        had, request = sizes(tmp_path / "hub"), put_in_both(peer, 5, ids)
+        places = unpack_places(peer.ask(request).places)
+        left = leave(tmp_path / "hub", tmp_path / "left", had, lacking)
+    for _ in range(2):  # the second one is killed before the client has come
+        with Hub(feed, left), Peer(feed) as peer:
+            assert peer.hello().last == 4
+            left = leave(left, tmp_path / f"left-{left.name}", {})
+    with Hub(feed, left) as hub, Peer(feed) as peer:
+        again = peer.ask(request)
+        assert (
+            unpack_places(again.places)[["slice", "epoch", "sequence"]] == places[["slice", "epoch", "sequence"]]
+        ).all()
+        assert peer.ask(request) == again
+        assert isinstance(peer.ask(put_in_both(peer, 9, ids)), Stored)
+        assert hub.statistics().stored == 6
+    with Hub(feed, left), Peer(feed) as peer:
+        assert peer.ask(request) == again
+    assert sorted(payloads(left, feed)) == sorted(b"%d" % number for number in range(1, 13))
 
 
-def test_a_hub_killed_again_and_again_while_it_publishes_what_was_left_publishes_it_once(
-    tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
+def test_a_client_begun_anew_puts_other_messages_where_a_killed_hub_had_stored_a_part(tmp_path: Path) -> None:
+    feed = hub_feed(slices=2)
+    with Hub(feed, tmp_path / "hub"), Peer(feed) as peer:
+        peer.hello()
+        had = sizes(tmp_path / "hub")
+        peer.ask(put_in_both(peer, 1, ids=False))
+        left = leave(tmp_path / "hub", tmp_path / "left", had, 1)
+    with Hub(feed, left) as hub, Peer(feed, session=2) as peer:
+        assert peer.hello().last == 0
+        assert isinstance(peer.ask(put_in_both(peer, 1, ids=False)), Stored)
+        assert hub.statistics().stored == 4
+    assert sorted(payloads(left, feed)) == [b"1", b"1", b"2", b"3", b"3", b"4"]
+
+
+@pytest.mark.parametrize("cut", range(0, 350, 17))
+def test_a_hub_killed_amid_a_write_has_all_of_it_or_nothing(
+    tmp_path: Path, cut: int, put_twice: Path, feed: Feed
 ) -> None:
-    left = dying_at(feed, tmp_path, monkeypatch, lambda number: number >= 2)
-    publish = Hub._publish
-    for run in range(3):
-        count = [0]
+    """The next one has the rest of its journal as if nothing had been written."""
+    left = tmp_path / "left"
+    shutil.copytree(put_twice, left)
+    (journal,) = left.glob("*/*/slice-00000/000000.journal")
+    os.truncate(journal, journal.stat().st_size - cut)
+    journal.with_suffix(".index").unlink()
+    with Hub(feed, left), Peer(feed) as peer:
+        last = peer.hello().last
+        assert last == (2 if cut == 0 else 1)
+        answer = peer.ask(peer.puts(2, b"2"))
+        assert unpack_places(answer.places)["sequence"].tolist() == [1]
+        assert isinstance(peer.ask(peer.puts(3, b"3")), Stored)
+    with Hub(feed, left), Peer(feed) as peer:
+        assert peer.hello().last == 3
+        assert peer.ask(peer.puts(2, b"2")) == answer
+    assert payloads(left, feed) == [b"1", b"2", b"3"]
 
-        def dies(self: Hub, fresh: _Fresh, count: list[int] = count) -> None:
-            if count[0] == 2:
-                self._publisher.flush()
-                shutil.copytree(left, tmp_path / f"left-{run}")
-                raise KilledError
-            count[0] += 1
-            publish(self, fresh)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(Hub, "_publish", dies)
-            with pytest.raises(KilledError):
-                Hub(feed, left).start()
-        left = tmp_path / f"left-{run}"
-    with Hub(feed, left):
-        pass
-    assert payloads(left, feed) == [b"%d" % number for number in range(10)]
+@pytest.fixture(scope="module")
+def put_twice(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of a killed hub to which a client has put twice."""
+    place, feed = tmp_path_factory.mktemp("put"), hub_feed(slices=1)
+    with Hub(feed, place / "hub"), Peer(feed) as peer:
+        peer.hello()
+        for number in (1, 2):
+            peer.ask(peer.puts(number, b"%d" % number))
+        return leave(place / "hub", place / "left", {})
 
 
 def test_a_hub_killed_behind_its_first_answer_goes_on_in_its_epoch(tmp_path: Path, feed: Feed) -> None:
@@ -133,34 +153,50 @@ def test_a_hub_killed_behind_its_first_answer_goes_on_in_its_epoch(tmp_path: Pat
         assert client.put(b"A.x", b"1", b"id") == place
 
 
-@pytest.mark.parametrize("has_ids", [False, True])
-def test_after_a_power_cut_what_the_outbox_lost_is_published_in_the_next_epoch_once(
-    tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch, has_ids: bool
+def test_after_a_power_cut_another_epoch_begins_behind_what_the_journals_have(
+    tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = dying_at(feed, tmp_path, monkeypatch, lambda number: number >= 6, has_ids)
+    with Hub(feed, tmp_path / "hub"), HubClient(feed, "desk") as client:
+        for number in range(10):
+            client.put(b"A.x", b"%d" % number, b"id-%d" % number)
+            if number == 5:
+                had = sizes(tmp_path / "hub")
+        left = leave(tmp_path / "hub", tmp_path / "left", had, 0)
     boot = tmp_path / "boot_id"
     boot.write_text("another start of the system")
     monkeypatch.setattr(outbox_module, "_BOOT_ID", boot)
-    with Hub(feed, left) as hub, HubClient(feed) as client:
+    with Hub(feed, left) as hub, HubClient(feed, "desk") as client:
         epoch = hub.epoch
-        if has_ids:
-            again = client.put(b"A.x", b"8", b"id-8")
-            assert (again.epoch, again.sequence) == (epoch, 2)
-        assert client.put(b"A.x", b"10").sequence == 4
+        assert client.published_count() == 6
+        assert client.put(b"A.x", b"5", b"id-5").epoch != epoch
+        place = client.put(b"A.x", b"6", b"id-6")
+        assert (place.epoch, place.sequence) == (epoch, 0)
     assert [(each[0] == epoch, each[2], each[-1]) for each in published(left, feed)] == [
         *((False, number, b"%d" % number) for number in range(6)),
-        *((True, number - 6, b"%d" % number) for number in range(6, 11)),
+        (True, 0, b"6"),
     ]
 
 
-def test_what_was_answered_as_synced_is_published_once_however_often_power_is_cut(tmp_path: Path, feed: Feed) -> None:
+def test_a_client_whose_answered_puts_a_power_cut_has_lost_is_told(tmp_path: Path, feed: Feed) -> None:
+    client = HubClient(feed, "desk").start()
+    with Hub(feed, tmp_path / "hub"):
+        client.put(b"A.x", b"1")
+        had = sizes(tmp_path / "hub")
+        client.put(b"A.x", b"2")
+        left = leave(tmp_path / "hub", tmp_path / "left", had, 0)
+    with Hub(feed, left), pytest.raises(HubError, match="expected put 2 of client 'desk'"):
+        client.put(b"A.x", b"3", timeout=60)
+    client.end()
+
+
+def test_what_was_answered_as_synced_is_stored_once_however_often_power_is_cut(tmp_path: Path, feed: Feed) -> None:
     chance, place = random.Random(5), tmp_path / "hub"
     make_disk(place)
     with Nursery(feed, KEEP + HUB, 1) as hub, HubClient(feed, "desk", acknowledged="synced") as client:
         hub.begin((place,))
         for number in range(120):
-            if number % 10 == 5:  # as large as those that the put log has in other files
-                rows = numpy.frombuffer((b"%d" % number).ljust(LARGE_BYTES), numpy.uint8)
+            if number % 10 == 5:  # so large that the journal takes it from where it is
+                rows = numpy.frombuffer((b"%d" % number).ljust(100_000), numpy.uint8)
                 client.put_many((b"A.x",), numpy.zeros(1, int), rows[None], timeout=60)
                 continue
             client.put(b"A.x", b"%d" % number, b"id-%d" % number if number % 2 else None, timeout=60)
@@ -261,15 +297,3 @@ def test_a_put_that_was_known_is_no_message_of_the_epoch_and_what_follows_keeps_
             place = client.put(b"A.x", b"1", b"id-1")
     with Hub(feed, left), HubClient(feed) as client:
         assert client.put(b"A.x", b"1", b"id-1") == place
-
-
-def test_topics_that_are_published_again_are_counted_and_too_many_end_no_hub(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    feed = msgspec.structs.replace(hub_feed(slices=1), max_topics=2)
-    left = dying_at(feed, tmp_path, monkeypatch, lambda number: number >= 1)
-    with Hub(feed, left), HubClient(feed) as client:
-        client.put(b"B", b"")
-        with pytest.raises(HubError, match="b'C' was refused: slice 0 had 2 topics, its max_topics, and it is new"):
-            client.put(b"C", b"")
-        client.put(b"B", b"")

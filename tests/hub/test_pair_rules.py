@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import numpy
 import pytest
 import zmq
 
@@ -15,12 +14,11 @@ from blackbox import ConfigError, Feed, Hub, HubClient
 from blackbox.block.layout import VERSION
 from blackbox.errors import HubError, NotStoredError
 from blackbox.feed.endpoint import free_endpoints
+from blackbox.hub.history import History
 from blackbox.hub.load import load_hub
 from blackbox.hub.pair import LEADS, Follow, Lead, Pair, Standing
 from blackbox.hub.paired_hub import PairedHub
-from blackbox.hub.paired_log import PairedLog, TooFarBehindError
-from blackbox.hub.protocol import ENCODER, PLACE, pack_places
-from blackbox.hub.put_log import PutLog
+from blackbox.hub.protocol import ENCODER
 from blackbox.testing import wait_until
 from blackbox.transport.curve import keys_of_line, use_keys
 from tests.hub.hubs import published
@@ -61,7 +59,7 @@ class Backup:
     def ask(self, run: int, after: Lead | None = None, wait_s: float = 30.0, **changes: object) -> Lead:
         """Ask as the process `run`, that has taken what the last answer brought; return the answer."""
         self._number += 1
-        standing = Standing(self._feed.name, "backup", run, 0, 0, 0, False, False, VERSION)
+        standing = Standing(self._feed.name, "backup", run, 0, 0, False, False, VERSION)
         done = leader = 0
         if after is not None:
             newest = max([0, *(entry.number for entry in after.entries)])
@@ -77,7 +75,7 @@ class Backup:
 
     def say(self, run: int) -> None:
         """Ask, and wait for no answer."""
-        standing = Standing(self._feed.name, "backup", run, 0, 0, 0, False, False, VERSION)
+        standing = Standing(self._feed.name, "backup", run, 0, 0, False, False, VERSION)
         self._asks.send(ENCODER.encode(Follow(0, standing, 0, 0, b"")))
 
     def __enter__(self) -> Backup:
@@ -106,7 +104,7 @@ def test_a_late_word_of_a_process_that_has_ended_does_not_let_the_active_one_ans
 
 def test_what_is_no_word_of_a_hub_on_the_link_ends_no_hub(tmp_path: Path, feed: Feed, links: tuple[str, ...]) -> None:
     with hub_of(feed, tmp_path, links, alone=True), Backup(feed, links[0]) as backup:
-        word = ENCODER.encode(Follow(1, Standing("pair", "backup", 7, 0, 0, 0, False, False, VERSION), 0, 0, b""))
+        word = ENCODER.encode(Follow(1, Standing("pair", "backup", 7, 0, 0, False, False, VERSION), 0, 0, b""))
         for wrong in (b"", b"\xff", word[:-1], word.replace(b"pair", b"\xff\xff\xff\xff")):
             backup._asks.send(wrong)
         assert backup.ask(7).standing.role == "primary"
@@ -117,7 +115,7 @@ def test_what_is_no_word_of_a_hub_on_the_link_ends_no_hub(tmp_path: Path, feed: 
 def test_a_peer_of_another_version_is_refused_by_an_active_hub_and_ends_a_passive_one(
     tmp_path: Path, feed: Feed, links: tuple[str, ...]
 ) -> None:
-    old = Standing(feed.name, "backup", 7, 0, 9, 0, False, False)
+    old = Standing(feed.name, "backup", 7, 0, 9, False, False)
     with hub_of(feed, tmp_path, links, alone=True) as hub, Backup(feed, links[0]) as backup:
         assert "hub version was 2, expected 3: " in backup.ask(7, standing=old, digest=b"other").why
         with HubClient(feed) as client:
@@ -138,19 +136,18 @@ def test_a_backup_that_has_a_row_that_is_not_here_is_refused(
         assert "has puts that are not here" in backup.ask(7, standing=had, digest=b"other").why
 
 
-def test_a_backup_that_lacks_more_than_the_log_has_is_refused_and_a_copy_follows(
+def test_a_backup_that_lacks_more_than_the_journals_have_is_refused_and_a_copy_follows(
     tmp_path: Path, feed: Feed, links: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from blackbox.hub import paired_log
-
-    monkeypatch.setattr(paired_log, "MOST_KEPT_BYTES", 0)
-    with hub_of(feed, tmp_path, links, alone=True) as hub:
+    parts_from = History.parts_from
+    with hub_of(feed, tmp_path, links, alone=True):
         with HubClient(feed) as client:
             place = client.put(b"A", b"1", b"id")
-            wait_until(lambda: hub._pair_log.outbox > 0, 60)
-        backup = hub_of(feed, tmp_path, links, "backup").start()
-        with pytest.raises(HubError, match="the backup, lacks more than the log still has"):
-            backup.run()
+        with monkeypatch.context() as patch:
+            patch.setattr(History, "parts_from", lambda *about: [] if about[2] == 1 else parts_from(*about))
+            backup = hub_of(feed, tmp_path, links, "backup").start()
+            with pytest.raises(HubError, match="the backup, lacks more than the journals still have"):
+                backup.run()
     shutil.rmtree(tmp_path / "backup")
     shutil.copytree(tmp_path / "primary", tmp_path / "backup")
     with hub_of(feed, tmp_path, links, "backup") as backup:
@@ -195,15 +192,6 @@ def test_a_client_that_may_connect_is_no_peer_on_the_link(tmp_path: Path, feed: 
                 desk.ask(9, wait_s=1.0, standing=leads)
             assert backup.ask(7).standing == lead.standing
         assert hub.statistics().life == "active"
-
-
-def test_what_a_log_says_of_who_may_lead_is_not_its_copys(tmp_path: Path) -> None:
-    with PairedLog(tmp_path / "log", 10, 10, 10, "primary") as log:
-        log.set(term=3, is_alone=True, epoch=9)
-    with PairedLog(tmp_path / "log", 10, 10, 10, "primary") as log:
-        assert (log.term, log.is_alone, log.epoch) == (3, True, 9)
-    with PairedLog(tmp_path / "log", 10, 10, 10, "backup") as log:
-        assert (log.term, log.is_alone, log.epoch) == (3, False, 9)
 
 
 @pytest.fixture
@@ -252,45 +240,6 @@ def test_a_hub_file_of_one_of_two(file_of: Callable[..., Path], feed: Feed) -> N
     assert (hub.endpoint, hub.pair.silence_ns, hub.pair.when_cut) == (feed.hub_backup, 2_000_000_000, "wait")
 
 
-def test_what_the_peer_lacks_stays_beyond_the_puts_that_are_remembered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sessions, and what was refused, too: without them it cannot follow. They count, so that the log stays bounded."""
-    from blackbox.hub import paired_log
-
-    with PairedLog(tmp_path / "log", 2, 10, 10, "primary") as log:
-
-        def take(first: int) -> None:
-            with log.transaction():
-                log.begin_session("desk", first)
-                log.add("desk", first, 1, b"", "", b"request", 0)
-                log.add("desk", first + 1, 1, b"", "refused", None, 0)
-
-        def numbers() -> list[int]:
-            return [number for (number,) in log.sql.execute("SELECT number FROM puts ORDER BY number")]
-
-        for first in range(1, 21, 2):
-            take(first)
-        log.drop(30)
-        assert [entry.number for entry in log.entries(0, 1 << 20)] == list(range(1, 31))
-        log.kept = 12
-        take(21)
-        log.drop(33)
-        assert numbers() == list(range(13, 34))
-        monkeypatch.setattr(paired_log, "MOST_KEPT_BYTES", 2_000)
-        take(23)
-        log.drop(36)
-        assert numbers() == [35, 36]
-
-
-def test_a_peer_is_told_why_in_answers_that_are_no_larger_than_others(tmp_path: Path) -> None:
-    with PairedLog(tmp_path / "log", 10, 10, 10, "primary") as log:
-        with log.transaction():
-            for first in range(1, 11):
-                log.add("desk", first, 1, b"", "why" * 100, b"request", 0)
-        assert [entry.number for entry in log.entries(0, 1_000)] == [1, 2, 3]
-
-
 def test_a_topic_that_is_to_end_does_so_when_one_hub_becomes_two_and_two_become_one(
     tmp_path: Path, feed: Feed, links: tuple[str, ...]
 ) -> None:
@@ -306,29 +255,3 @@ def test_a_topic_that_is_to_end_does_so_when_one_hub_becomes_two_and_two_become_
         wait_until(lambda: left.statistics().ended == 1, 60)
     said = [each[-2:] for each in published(tmp_path / "primary", feed)]
     assert said == [(b"A", b"1"), (b"B", b"1"), (b"A", None), (b"B", b"2"), (b"B", None)]
-
-
-def test_a_backup_that_lacks_an_end_that_the_log_has_dropped_is_refused(tmp_path: Path) -> None:
-    """A row of the hub itself is a put as any other: without its request nobody can follow."""
-    with PairedLog(tmp_path / "log", 10, 10, 10, "primary") as log:
-        with log.transaction():
-            number = log.add(None, 0, 1, pack_places(numpy.zeros(1, PLACE)), "", b"request", 0)
-        log.kept = number
-        log.drop(number)
-        with pytest.raises(TooFarBehindError):
-            log.entries(0, 1 << 20)
-
-
-def test_one_hub_that_is_left_puts_nothing_again_that_was_kept_for_the_other_one(tmp_path: Path) -> None:
-    with PairedLog(tmp_path / "log", 10, 10, 10, "primary") as log:
-        with log.transaction():
-            numbers = [log.add(None, 1, 1, b"", "", b"request", 0) for _ in range(3)]
-        log.set(term=3, is_alone=True, epoch=9)
-        log.drop(numbers[1])
-        assert len(log.entries(0, 1 << 20)) == 3
-    with PutLog(tmp_path / "log", 10, 10, 10) as left:
-        with left.transaction():
-            left.forget_peer()
-        assert left.waiting() == numbers[2:]
-    with PairedLog(tmp_path / "log", 10, 10, 10, "primary") as log:
-        assert (log.term, log.is_alone, log.epoch) == (0, False, 0)

@@ -22,8 +22,7 @@ from blackbox.hub.protocol import CONDITION
 from blackbox.hub.sender import Sender
 from blackbox.image.table import Table
 from blackbox.testing import wait_until
-from tests.hub.hubs import HUB, damage_days, hub_feed, published
-from tests.hub.test_killed_hub import dying_at
+from tests.hub.hubs import HUB, damage_days, hub_feed, leave, published, sizes
 from tests.torture.nursery import Nursery
 
 
@@ -147,37 +146,30 @@ def test_the_next_hub_knows_the_revisions_of_all_that_was_there(tmp_path: Path, 
             places[b"3"] = client.put(b"3", b"y", if_at=places[b"3"])
 
 
-def test_what_was_answered_and_not_published_is_known_to_who_judges(
-    tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    feed = hub_feed(slices=1)
-    left = dying_at(feed, tmp_path, monkeypatch, lambda number: number >= 4)
-    with Hub(feed, left), HubClient(feed) as client, pytest.raises(ConflictError) as refused:
-        client.put(b"A.x", b"10", if_at=NOWHERE)
-    assert refused.value.found.sequence == 9
-
-
-def test_after_a_power_cut_the_revision_is_where_the_message_went(
+def test_after_a_power_cut_the_revision_is_of_the_newest_message_that_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feed = hub_feed(slices=1)
-    left = dying_at(feed, tmp_path, monkeypatch, lambda number: number >= 6)
+    with Hub(feed, tmp_path / "hub"), HubClient(feed) as client:
+        first = client.put(b"A.x", b"1")
+        had = sizes(tmp_path / "hub")
+        client.put(b"A.x", b"2")
+        left = leave(tmp_path / "hub", tmp_path / "left", had, 0)
     boot = tmp_path / "boot_id"
     boot.write_text("another start of the system")
     monkeypatch.setattr(outbox_module, "_BOOT_ID", boot)
     with Hub(feed, left) as hub, HubClient(feed) as client:
         with pytest.raises(ConflictError) as refused:
             client.put(b"A.x", b"10", if_at=NOWHERE)
-        assert refused.value.found == Place(0, hub.epoch, 3)
-        client.put(b"A.x", b"10", if_at=refused.value.found)
+        assert refused.value.found == first
+        assert client.put(b"A.x", b"10", if_at=first) == Place(0, hub.epoch, 0)
 
 
 def test_days_that_cannot_be_read_refuse_conditions_and_end_no_hub(tmp_path: Path, feed: Feed) -> None:
     with Hub(feed, tmp_path), HubClient(feed) as client:
         for number in range(100):
             client.put(b"A", b"%d" % number)
-    damage_days(tmp_path)
-    with Hub(feed, tmp_path), HubClient(feed) as client:
+        damage_days(tmp_path)
         for _ in range(2):
             with pytest.raises(HubError, match=r"if_at cannot be judged: .* was damaged"):
                 client.put(b"A", b"x", if_at=NOWHERE)

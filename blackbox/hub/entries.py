@@ -1,0 +1,145 @@
+"""Entries of the journals as the two hubs of a pair exchange them: made by a turn, or read back from the journals."""
+
+from __future__ import annotations
+
+import heapq
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy
+
+from blackbox.archive.format import (
+    FILE_HEAD_BYTES,
+    MARK_MAGIC,
+    NOTE,
+    OFFSET_BLOCK_HEADER,
+    RECORD_HEAD_BYTES,
+    mark_bytes,
+    record_bytes,
+)
+from blackbox.archive.journal_record import is_whole
+from blackbox.block.block import Block
+from blackbox.block.format import HEADER_BYTES
+from blackbox.block.validate import FAULT_TEXT, KEY_OF_TOPICS, Fault, check_block
+from blackbox.errors import BlockError, JournalError
+from blackbox.feed.feed import Feed
+from blackbox.hub.history import History
+from blackbox.hub.history import Part as JournalPart
+from blackbox.hub.notes import JUDGED, SNAPSHOT
+from blackbox.hub.pair import Entry, Part, checksum_of
+
+_HEAD: Final = struct.Struct("<IIqIHH")
+"""First fields of a record or mark: magic, checksum, time, stored_bytes; and of a mark, kind and flags."""
+
+
+class TooFarBehindError(JournalError):
+    """The journals no longer have the turns that the peer lacks."""
+
+
+def part_of(slice_id: int, sequence: int, note: bytes, blocks: Iterable[tuple[bytes, bytes]]) -> Part:
+    """Return a part of an entry."""
+    return Part(slice_id, sequence, note, checksum_of(note), list(blocks))
+
+
+def digest_of(entry: Entry) -> bytes:
+    """Return what tells a turn from another one with its number."""
+    return entry.parts[0].checksum.to_bytes(8, "little")
+
+
+def checked(feed: Feed, part: Part) -> list[Block]:
+    """Return the blocks of a part. Raises BlockError when it is not what was sent."""
+    if checksum_of(part.note) != part.checksum:
+        raise BlockError("the note did not match its checksum")
+    blocks: list[Block] = []
+    for head, body in part.blocks:
+        header, memory = numpy.frombuffer(head, numpy.uint8), numpy.frombuffer(body, numpy.uint8).copy()
+        place = memory.ctypes.data
+        fault = check_block(header.ctypes.data, len(header), place, len(memory), place, KEY_OF_TOPICS, feed.key_rule)
+        if fault:
+            raise BlockError(FAULT_TEXT[Fault(fault)])
+        block = Block(b"", head, memory)
+        block.key = feed.key_of(block.topics[0])
+        blocks.append(block)
+    return blocks
+
+
+class _Noted(NamedTuple):
+    """Place of a note in a journal."""
+
+    number: int
+    is_snapshot: bool
+    slice_id: int
+    at: int
+    """Place of its part among those of the slice."""
+    place: int
+
+
+class Entries:
+    """Entries from a turn on, read from the journals as they are now. Raises JournalError when they are damaged."""
+
+    def __init__(self, directory: Path, feed: Feed, first: int) -> None:
+        """Find turn `first` and later turns. Raises TooFarBehindError if turn `first` is missing."""
+        history = History(directory, feed)
+        self._parts = [history.parts_from(slice_id, first) for slice_id in range(len(feed.slices))]
+        noted = heapq.merge(*(self._noted(slice_id, first) for slice_id in range(len(feed.slices))))
+        self._groups = groupby(noted, lambda each: (each.number, each.is_snapshot))
+        self._next = self._read()
+        if self._next is None or self._next.number != first:
+            raise TooFarBehindError(f"journals of {directory} had no turn {first}, expected all from there on")
+
+    def take(self, most_bytes: int) -> list[Entry]:
+        """Return the next entries, at least one and at most `most_bytes` bytes; an empty list at the end."""
+        found: list[Entry] = []
+        while self._next is not None and (most_bytes > 0 or not found):
+            found.append(self._next)
+            for part in self._next.parts:
+                most_bytes -= len(part.note) + sum(len(head) + len(body) for head, body in part.blocks)
+            self._next = self._read()
+        return found
+
+    def _noted(self, slice_id: int, first: int) -> Iterator[_Noted]:
+        for at, part in enumerate(self._parts[slice_id]):
+            notes = part.notes
+            for number, kind, place in zip(notes.numbers, notes.kinds, notes.places, strict=True):
+                if number >= first and kind in (JUDGED, SNAPSHOT):
+                    yield _Noted(int(number), int(kind) == SNAPSHOT, slice_id, at, int(place))
+
+    def _read(self) -> Entry | None:
+        for (number, is_snapshot), notes in self._groups:
+            parts, epoch = list[Part](), 0
+            for each in notes:
+                blocks = list(_blocks_after(self._parts[each.slice_id][each.at :], each.place))
+                text = self._parts[each.slice_id][each.at].notes.text(each.place)
+                headers = [Block(b"", head, numpy.empty(0, numpy.uint8)) for head, _ in blocks]
+                epoch = headers[0].epoch if headers else epoch
+                sequence = headers[0].sequence if headers else 0
+                parts.append(part_of(each.slice_id, sequence, text, blocks))
+            return Entry(number, is_snapshot, epoch, parts)
+        return None
+
+
+def _blocks_after(parts: Sequence[JournalPart], place: int) -> Iterator[tuple[bytes, bytes]]:
+    """Yield header and body of each block behind a note, up to the next note."""
+    at = place
+    for part in parts:
+        segment = part.segment
+        while at < segment.whole_bytes:
+            magic, _, _, stored, kind, _ = _HEAD.unpack_from(segment.memory.data, at)
+            if magic == MARK_MAGIC:
+                if kind == NOTE and at != place:
+                    return
+                at += int(mark_bytes(stored))
+                continue
+            if not is_whole(segment.address + at):
+                raise JournalError(f"{segment.path} is damaged: the record at {at} does not match its checksum")
+            body = at + RECORD_HEAD_BYTES
+            head = at + OFFSET_BLOCK_HEADER
+            yield (
+                segment.memory[head : head + HEADER_BYTES].tobytes(),
+                segment.memory[body : body + stored].tobytes(),
+            )
+            at += int(record_bytes(stored))
+        at, place = FILE_HEAD_BYTES, -1

@@ -1,0 +1,141 @@
+"""Notes of a hub in its journals: what became of requests, next to what they brought; and what it knows of clients.
+
+A turn of the hub judges some requests and has one number. Each slice that gets messages of the turn has its note before
+them, in the same write. A turn that stores nothing has its note in slice 0.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy
+from numpy.typing import NDArray
+
+from blackbox.archive.format import MARK_HEAD_BYTES
+from blackbox.archive.marks import places_of_marks, read_mark
+from blackbox.archive.segment import Segment
+from blackbox.documents import DecodeError, Decoder
+from blackbox.errors import JournalError
+from blackbox.hub.protocol import ENCODER
+
+JUDGED: Final = 0
+"""The kind of a note that is a list of `Judged`."""
+SNAPSHOT: Final = 1
+"""The kind of a note that is a `Snapshot`."""
+END: Final = numpy.dtype([("row", "<u4"), ("at", "<i8")])
+"""When the topic of a row of a request ends, ns since 1970; 0: it does not end any more."""
+_HEAD: Final = struct.Struct("<qqB")
+"""Number of the turn, number of the first turn of the hub's run, kind."""
+MOST_PART_BYTES: Final = 256 << 10
+"""Bytes of a note at which the next one begins."""
+
+
+class Judged(msgspec.Struct, frozen=True, array_like=True):
+    """Result of a request, or the start of a client's session, which has no places."""
+
+    at: int
+    """Its place in its turn, among all requests of that."""
+    client: str | None
+    """None: the hub itself has put it."""
+    session: int
+    first: int
+    places: bytes
+    """Place of each put, as `pack_places` returns them."""
+    why: str
+    ids: list[bytes]
+    """Id of each put, b"" for none; empty: none has one."""
+    ends: bytes
+    """END[n]"""
+    taken_ns: int
+    """When the hub took it."""
+
+
+class Snapshot(msgspec.Struct, frozen=True, array_like=True):
+    """Part of a snapshot of clients, deadlines and topics after a turn; the note has the number of the turn."""
+
+    part: int
+    parts: int
+    floor: int
+    """Notes from this number on have all answers and ids that are remembered."""
+    clients: list[tuple[str, int, int]]
+    """Name, session and last put, the one not heard of for longest first."""
+    deadlines: list[tuple[bytes, int]]
+    topics: list[bytes]
+
+
+_JUDGED: Final = Decoder[list[Judged]]("msgpack", list[Judged])
+_SNAPSHOT: Final = Decoder[Snapshot]("msgpack", Snapshot)
+
+
+def encode_judged(number: int, first: int, requests: Sequence[Judged]) -> bytes:
+    """Return the note of a turn. `first`: number of the first turn of the hub's run."""
+    return _HEAD.pack(number, first, JUDGED) + ENCODER.encode(requests)
+
+
+def encode_snapshot(
+    number: int,
+    floor: int,
+    clients: Sequence[tuple[str, int, int]],
+    deadlines: Sequence[tuple[bytes, int]],
+    topics: Sequence[bytes],
+) -> list[bytes]:
+    """Return the notes that hold a snapshot."""
+    parts: list[tuple[list[Any], list[Any], list[Any]]] = [([], [], [])]
+    size = 0
+    items = [*((0, each, each[0]) for each in clients), *((1, each, each[0]) for each in deadlines)]
+    for kind, item, name in [*items, *((2, each, each) for each in topics)]:
+        size += 32 + len(name)
+        if size > MOST_PART_BYTES:
+            parts.append(([], [], []))
+            size = 0
+        parts[-1][kind].append(item)
+    return [
+        _HEAD.pack(number, 0, SNAPSHOT) + ENCODER.encode(Snapshot(part, len(parts), floor, *lists))
+        for part, lists in enumerate(parts)
+    ]
+
+
+def decode_judged(note: bytes) -> list[Judged]:
+    """Return the requests of a turn. Raises DecodeError."""
+    return _JUDGED.decode(note[_HEAD.size :])
+
+
+class Notes:
+    """The notes of a segment: `places`, `numbers`, `firsts` and `kinds`, in order."""
+
+    def __init__(self, segment: Segment) -> None:
+        """Find them. Raises JournalError if there are fewer than the index says."""
+        self.segment = segment
+        self.places: NDArray[numpy.int64] = places_of_marks(segment, are_notes=True)
+        expected = int(segment.entries["notes"].sum())
+        if len(self.places) != expected:
+            raise JournalError(f"{segment.path} had {len(self.places)} notes, expected {expected}: it is damaged")
+        at = self.places[:, None] + MARK_HEAD_BYTES + numpy.arange(_HEAD.size)
+        heads: NDArray[Any] = segment.memory[numpy.minimum(at, len(segment.memory) - 1)]
+        self.numbers: NDArray[numpy.int64] = heads[:, :8].copy().view(numpy.int64).ravel()
+        self.firsts: NDArray[numpy.int64] = heads[:, 8:16].copy().view(numpy.int64).ravel()
+        self.kinds: NDArray[numpy.uint8] = heads[:, 16]
+
+    def text(self, place: int) -> bytes:
+        """Return the body of a note. Raises JournalError when it is damaged."""
+        mark = read_mark(self.segment, place)
+        if mark is None:
+            raise JournalError(f"{self.segment.path} is damaged: the note at {place} does not match its checksum")
+        return mark.note
+
+    def judged(self, place: int) -> list[Judged]:
+        """Return the requests of a note. Raises JournalError when it is damaged."""
+        try:
+            return decode_judged(self.text(place))
+        except DecodeError as error:
+            raise JournalError(f"{self.segment.path} is damaged: the note at {place} was not understood") from error
+
+    def snapshot(self, place: int) -> Snapshot:
+        """Return a part of a snapshot. Raises JournalError when it is damaged."""
+        try:
+            return _SNAPSHOT.decode(self.text(place)[_HEAD.size :])
+        except DecodeError as error:
+            raise JournalError(f"{self.segment.path} is damaged: the note at {place} was not understood") from error

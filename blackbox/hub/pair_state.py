@@ -1,0 +1,200 @@
+"""Decide which of the two hubs of a feed leads, and what an answer to a client waits for.
+
+A state machine without sockets, files or clocks. `paired_hub.py` talks to the peer, appends, and has `kept` on the disk
+before it says what follows from it.
+
+::
+
+    PASSIVE -- `end_following`: it has all that the active one has, which says so --------->  ARMED
+    PASSIVE -- `settle`: neither is armed, and the peer has no more ----------------------->  ACTIVE, in a new epoch
+    PASSIVE -- it is told to go on alone, or was alone before ----------------------------->  ACTIVE
+    ARMED   -- `hear_lead`: another process leads, or goes on without it ------------------>  PASSIVE
+    ARMED   -- the active one is silent, and a client asks; or `settle`: it has ended ----->  ACTIVE, in the same epoch
+    ACTIVE  -- `hears`: the peer has a later term ----------------------------------------->  PASSIVE
+    ACTIVE  -- the peer is silent and `when_cut` is "go_on" ------------------------------->  ACTIVE, in a new epoch
+
+An active hub that is not alone has a peer that may take over. It appends and answers only what the peer has appended
+(`propose`, `has_followed`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from blackbox.block.layout import VERSION
+from blackbox.errors import HubError
+from blackbox.hub.pair import Entry, Follow, Kept, Lead, Standing, next_term
+from blackbox.hub.protocol import wrong_version
+from blackbox.life import Life
+
+
+class PairLife(Life):
+    """Role of a hub in its pair at this moment."""
+
+    PASSIVE = "passive", "armed", "active"
+    """It may lack turns. ARMED once it has all, ACTIVE if its peer has fewer."""
+    ARMED = "armed", "passive", "active"
+    """It has all that the active one has answered, and takes over when that is silent and a client asks."""
+    ACTIVE = "active", "passive"
+    """It takes puts. PASSIVE once it hears that the other one has taken over."""
+
+
+class OutdatedError(Exception):
+    """The other one has taken over."""
+
+
+class PairState:
+    """How a hub of two stands. Attributes: `kept`, for the disk; `life`; `peer`, as that stood last."""
+
+    def __init__(self, feed: str, kept: Kept, newest: int, digest: bytes) -> None:
+        """`newest`, `digest`: the last turn that its journals have completely, and its digest."""
+        self.kept = kept
+        self.life = PairLife.PASSIVE
+        self.peer: Standing | None = None
+        self.newest, self.digest = newest, digest
+        self.proposed = 0
+        """The turn that the peer is to have before it is appended here; 0: none."""
+        self._feed = feed
+        # State of a passive hub:
+        self._leader = self._done = 0
+        # State of an active hub:
+        self._follower = self._batch = 0
+        self._is_synced = False
+        self._followed: Follow | None = None
+
+    @property
+    def is_active(self) -> bool:
+        """True if it leads."""
+        return self.life is PairLife.ACTIVE
+
+    @property
+    def standing(self) -> Standing:
+        """How it stands, for the peer."""
+        kept, newest = self.kept, self.proposed or self.newest
+        is_armed = self.life is PairLife.ARMED
+        return Standing(self._feed, kept.role, kept.run, kept.term, newest, self.is_active, is_armed, VERSION)
+
+    def question(self, number: int) -> Follow:
+        """Return what to ask the peer."""
+        return Follow(number, self.standing, self._done, self._leader, self.digest)
+
+    def hears(self, standing: Standing) -> bool:
+        """Note how the peer stands. False: its process has ended since, or is of another version.
+
+        Raises HubError for another version if this hub is passive, OutdatedError when the peer has taken over.
+        """
+        if why := wrong_version("other hub", standing.version):
+            if not self.is_active:
+                raise HubError(why)
+            return False
+        if self.peer is not None and standing.run < self.peer.run:
+            return False
+        self.peer = standing
+        if self.is_active and standing.term > self.kept.term:
+            raise OutdatedError
+        return True
+
+    def appended(self, number: int, digest: bytes) -> None:
+        """Note that the journals have a turn."""
+        self.newest, self.digest, self.proposed = number, digest, 0
+
+    # Passive.
+
+    def settle(self, peer: Standing) -> tuple[str, bool] | None:
+        """Return why it has to lead as the peer does not, and whether in a new epoch; None: it has not."""
+        if self.life is PairLife.ARMED:
+            return "the active one has ended, or started again", False
+        if not peer.is_armed and self.standing.rank > peer.rank:
+            return "neither was, and the other one has no more", True
+        return None
+
+    def hear_lead(self, lead: Lead) -> list[Entry]:
+        """Return what to append; then call `end_following`. Raises HubError when it cannot follow the active one."""
+        if lead.why:
+            raise HubError(lead.why)
+        if lead.standing.term < self.kept.term:
+            return []  # it will hear of that
+        if lead.standing.run != self._leader:
+            self._leader, self._done = lead.standing.run, 0
+            self.enter(PairLife.PASSIVE)
+        return [each for each in lead.entries if each.number > self.newest or each.is_snapshot]
+
+    def end_following(self, lead: Lead) -> bool:
+        """Note that this was appended. Return whether the epoch of the active one is to begin here."""
+        peer = lead.standing
+        if peer.term < self.kept.term:
+            return False
+        self.kept = msgspec.structs.replace(self.kept, term=peer.term)
+        has_all = self.newest == peer.newest
+        if has_all:
+            self._done = lead.batch
+        if lead.is_in_step and has_all:
+            self.enter(PairLife.ARMED)
+        elif not lead.is_in_step:
+            self.enter(PairLife.PASSIVE)
+        return has_all and lead.epoch != self.kept.epoch
+
+    def enter(self, life: PairLife) -> None:
+        """Go on to `life`. Raises RuntimeError when it may not follow."""
+        if life is not self.life:
+            self.life = self.life.enter(life, f"hub of feed {self._feed!r}")
+
+    # Active.
+
+    def lead(self) -> None:
+        """Become the active one, alone at first."""
+        term = next_term(max(self.kept.term, self.peer.term if self.peer is not None else 0), self.kept.role)
+        self.kept = msgspec.structs.replace(self.kept, term=term, is_alone=True)
+        self._follower, self._followed, self.proposed = 0, None, 0
+        self.enter(PairLife.ACTIVE)
+
+    def give_way(self) -> None:
+        """Be passive, as the other one has taken over, or may have."""
+        self.kept = msgspec.structs.replace(self.kept, is_alone=False)
+        self.proposed = 0
+        self.enter(PairLife.PASSIVE)
+
+    def propose(self, number: int, is_synced: bool) -> None:
+        """Begin a turn that the peer is to have, on its disk if `is_synced`, unless this one is alone."""
+        self._batch += 1
+        self.proposed, self._is_synced = number, is_synced
+
+    def has_followed(self) -> bool:
+        """Return True if the proposed turn may be appended."""
+        follow = self._followed
+        has_it = follow is not None and follow.done == self._batch and follow.standing.newest == self.proposed
+        return self.kept.is_alone or has_it
+
+    def hear_follow(self, follow: Follow) -> None:
+        """Note how far the peer is, if it follows."""
+        if not self.is_active or follow.standing.is_active:
+            return
+        if follow.standing.run != self._follower:  # the earlier process has ended, and cannot take over
+            self.kept = msgspec.structs.replace(self.kept, is_alone=True)
+            self._follower = follow.standing.run
+        self._followed = follow if follow.leader == self.kept.run else None
+
+    def why_not(self, follow: Follow, why: str) -> str:
+        """Return the error that the peer ends with because it cannot follow."""
+        return (
+            f"hub of feed {self._feed!r}, the {follow.standing.role}, {why} (the {self.kept.role}, turn {self.newest})"
+            f": move its directory away, and put a copy of the other one's there"
+        )
+
+    def take_in(self, follow: Follow, entries: list[Entry]) -> bool:
+        """Have the peer be in step if it has all. Return whether that is news."""
+        is_in_step = not entries and self._followed is follow and follow.done == self._batch
+        if not (is_in_step and self.kept.is_alone and follow.standing.newest == self.standing.newest):
+            return False
+        self.kept = msgspec.structs.replace(self.kept, is_alone=False)
+        return True
+
+    def has_news(self, follow: Follow) -> bool:
+        """Return True if the peer must be answered at once."""
+        return follow.done != self._batch or follow.leader != self.kept.run
+
+    def answer(self, follow: Follow, entries: list[Entry], why: str) -> Lead:
+        """Return the answer to the peer."""
+        is_in_step = self.is_active and not self.kept.is_alone and self._followed is not None
+        epoch, batch = self.kept.epoch, self._batch
+        return Lead(follow.number, self.standing, epoch, batch, self._is_synced, is_in_step, entries, why)

@@ -1,0 +1,112 @@
+"""Which of two hubs leads, decided without sockets, files or clocks."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from blackbox.block.layout import VERSION
+from blackbox.errors import HubError
+from blackbox.hub.pair import Entry, Follow, Kept, Lead
+from blackbox.hub.pair_state import OutdatedError, PairLife, PairState
+
+
+def state(role: str = "primary", newest: int = 0, **kept: object) -> PairState:
+    return PairState("pair", Kept(role, run=1 + (role == "backup"), **kept), newest, b"")  # type: ignore[arg-type]
+
+
+def talk(leads: PairState, follows: PairState, entries: tuple[Entry, ...] = ()) -> Lead:
+    """Have one ask and the other one answer; what is sent is appended."""
+    follow = follows.question(1)
+    assert leads.hears(follow.standing)
+    leads.hear_follow(follow)
+    lacks = [each for each in entries if each.number > follow.standing.newest]
+    leads.take_in(follow, lacks)
+    lead = leads.answer(follow, lacks, "")
+    assert follows.hears(lead.standing)
+    if lead.standing.is_active:
+        for entry in follows.hear_lead(lead):
+            follows.appended(entry.number, b"")
+        if follows.end_following(lead):
+            follows.kept = msgspec.structs.replace(follows.kept, epoch=lead.epoch)
+    return lead
+
+
+def pair() -> tuple[PairState, PairState]:
+    """Return two that are in step, the active one first."""
+    leads, follows = state(), state("backup")
+    leads.lead()
+    for _ in range(3):
+        talk(leads, follows)
+    assert (leads.life, follows.life) == (PairLife.ACTIVE, PairLife.ARMED)
+    return leads, follows
+
+
+def test_of_two_that_are_passive_the_one_with_more_leads_in_a_new_epoch() -> None:
+    less, more = state(newest=4), state("backup", newest=5)
+    assert less.settle(more.standing) is None
+    assert more.settle(less.standing) == ("neither was, and the other one has no more", True)
+
+
+def test_a_turn_is_appended_once_the_peer_has_it() -> None:
+    leads, follows = pair()
+    entry = Entry(1, False, 0, [])
+    leads.propose(1, is_synced=True)
+    assert not leads.has_followed()
+    assert talk(leads, follows, (entry,)).is_synced
+    assert not leads.has_followed(), "the peer has not said so"
+    talk(leads, follows, (entry,))
+    assert leads.has_followed()
+    leads.appended(1, b"")
+    assert leads.newest == follows.newest == 1
+
+
+def test_a_peer_that_has_begun_anew_may_not_take_over_and_is_not_waited_for() -> None:
+    leads, follows = pair()
+    leads.propose(1, is_synced=False)
+    later = PairState("pair", msgspec.structs.replace(follows.kept, run=9), 0, b"")
+    follow = later.question(2)
+    assert leads.hears(follow.standing)
+    leads.hear_follow(follow)
+    assert leads.kept.is_alone
+    assert leads.has_followed()
+    assert not leads.hears(follows.standing), "the process before has ended"
+
+
+def test_an_armed_hub_that_takes_over_ends_the_lead_of_the_other_one() -> None:
+    leads, follows = pair()
+    assert follows.settle(msgspec.structs.replace(leads.standing, is_active=False)) is not None
+    follows.lead()
+    assert follows.kept.term > leads.kept.term
+    with pytest.raises(OutdatedError):
+        leads.hears(follows.standing)
+    leads.give_way()
+    assert (leads.life, leads.kept.is_alone) == (PairLife.PASSIVE, False)
+    for _ in range(3):
+        talk(follows, leads)
+    assert leads.life is PairLife.ARMED
+
+
+def test_an_active_hub_goes_on_without_a_peer_of_another_version_and_a_passive_one_ends() -> None:
+    leads, follows = pair()
+    other = msgspec.structs.replace(leads.standing, version=VERSION - 1)
+    assert not leads.hears(other)
+    with pytest.raises(HubError, match="other hub version"):
+        follows.hears(other)
+
+
+def test_a_hub_that_is_told_why_it_cannot_follow_ends() -> None:
+    leads, follows = pair()
+    lead = leads.answer(Follow(1, follows.standing, 0, 0, b""), [], "it lacks too much")
+    with pytest.raises(HubError, match="it lacks too much"):
+        follows.hear_lead(lead)
+
+
+def test_a_late_word_of_an_earlier_term_makes_no_hub_follow() -> None:
+    leads, follows = pair()
+    late = leads.answer(follows.question(1), [Entry(7, False, 0, [])], "")
+    follows.lead()
+    follows.give_way()
+    assert follows.hear_lead(late) == []
+    assert not follows.end_following(late)
+    assert follows.newest == 0
