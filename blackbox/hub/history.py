@@ -133,7 +133,12 @@ class History:
         reached: dict[int, int] = {}
         for path in reversed(self._paths):
             if path not in self._days:
-                day = self._days[path] = Recording.open(path)
+                try:
+                    day = self._days[path] = Recording.open(path)
+                except JournalError:
+                    if path.exists():
+                        raise
+                    return  # it was deleted just now, as all days before it
                 for damage in [each for each in day.damage if each.path.suffix == ".journal"]:
                     raise _refusal(damage)
             for segment in reversed(dict(self._days[path]._segments_of([slice_id])).get(slice_id, [])):
