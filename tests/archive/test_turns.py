@@ -42,7 +42,7 @@ def test_memory_does_not_grow_with_connections_that_do_not_read(tmp_path: Path) 
 
         def ask(number: int) -> Piece:
             honest.send_multipart([b"%d" % number, request])
-            assert honest.poll(60_000)
+            assert honest.poll(300_000)  # a turn of each hog, in a thread that leaves full cores to others
             frames = honest.recv_multipart()
             assert frames[0] == b"%d" % number
             piece = ANSWERS.decode(frames[1])
