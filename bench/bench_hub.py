@@ -11,10 +11,16 @@ Recorded: with the system of the host, so that it survives kill -9. Synced: on i
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import pytest
@@ -24,12 +30,76 @@ from bench.measure.contest import Contest, expect
 from bench.processes.child import Child
 from bench.rivals.rival import need, tcp
 from bench.rivals.servers import Missing, Server, nats_server, redis_server
-from blackbox import Feed
+from blackbox import Feed, HubClient
 
 _CALLS: Final = {"recorded": {1: 1_000, 10_000: 10}, "synced": {1: 300, 10_000: 10}}
 _RIVALS_CALLS: Final = {"recorded": {1: 1_000, 10_000: 3}, "synced": {1: 300, 10_000: 2}}
+_RESTARTED: Final = 10_000_000
+_RIVAL_RESTARTED: Final = 100_000
+"""Messages that were stored before, in columns, or by the rival one by one."""
 _SYNC: Final = {"recorded": "2m", "synced": "always"}
 _APPENDFSYNC: Final = {"recorded": "everysec", "synced": "always"}
+
+
+@pytest.mark.timeout(900)
+def test_restart(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+    """Milliseconds from the start of the process after `kill -9` until it has one message more."""
+    contest = Contest("A hub takes puts again", "ms", lower=True, topology=__doc__, axis="messages stored before")
+    with ExitStack() as stack:
+        for messages in (_RESTARTED, _RIVAL_RESTARTED):
+            feed = msgspec.structs.replace(Feed.local(f"restart-{messages}", slices=1), archives=(tcp(),), hub=tcp())
+            serve = partial(Child, "bench.processes.hub:serve", feed=feed, directory=str(tmp_path / feed.name))
+            hubs = [serve()]
+            stack.callback(_close_last, hubs)
+            _fill("bench.processes.hub:put", messages, how="put_many", feed=feed, acknowledged="recorded")
+            client = stack.enter_context(HubClient(feed))
+            contest.add("a hub", partial(_restarted, serve, hubs, client), at=messages, promise="recorded")
+        contest.add("python -c 'import blackbox.hub.hub'", _imported, "limit", at=_RESTARTED)
+        try:
+            need("nats-py:nats", "uvloop")
+            servers = [_nats(tmp_path, "recorded")]
+            _fill("bench.rivals.nats_jetstream:acknowledge", _RIVAL_RESTARTED, address=servers[0].url)
+            rival = stack.enter_context(Child("bench.rivals.nats_jetstream:restarted"))
+        except Missing as why:
+            contest.skip("NATS JetStream, nats-server", str(why))
+        else:
+            stack.callback(_close_last, servers)
+            name = f"NATS JetStream, nats-server {servers[0].version}"
+            contest.add(
+                name, partial(_nats_restarted, tmp_path, servers, rival), "rival", "recorded", at=_RIVAL_RESTARTED
+            )
+        contest.run(benchmark)
+
+
+def _fill(function: str, messages: int, how: str = "", **arguments: Any) -> None:
+    with Child(function, **arguments) as child:
+        child.ask({"how": how, "at_once": 10_000, "calls": messages // 10_000})
+
+
+def _close_last(started: list[Child] | list[Server]) -> None:
+    started[-1].close()
+
+
+def _restarted(serve: Callable[[], Child], hubs: list[Child], client: HubClient) -> float:
+    hubs[-1].kill()
+    hubs[-1].close()
+    began = time.perf_counter()
+    hubs.append(serve())
+    client.put("AAPL.trade", b"again", timeout=60.0)
+    return 1e3 * (time.perf_counter() - began)
+
+
+def _nats_restarted(tmp_path: Path, servers: list[Server], rival: Child) -> float:
+    os.kill(servers[-1].pid, signal.SIGKILL)
+    servers[-1].close()
+    servers.append(_nats(tmp_path, "recorded"))
+    return float(rival.ask({"address": servers[-1].url})["at"] - servers[-1].began_ns) / 1e6
+
+
+def _imported() -> float:
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import blackbox.hub.hub"], check=True, cwd=Path(__file__).parents[1])
+    return 1e3 * (time.perf_counter() - began)
 
 
 def _ours(contest: Contest, hub: Child, client: Child, how: str, at_once: int, calls: int) -> float:

@@ -32,7 +32,7 @@ class Missing(Exception):  # noqa: N818  # a fact about this machine, not an err
 
 
 class Server:
-    """A server that accepts connections: `url`, `pid` and `version`.
+    """A server that accepts connections: `url`, `pid`, `version`, and `began_ns`, when it was started.
 
     Raises:
         Missing: no such program, or it did not start.
@@ -44,6 +44,7 @@ class Server:
         scheme = program.removesuffix("-server")
         self.url = f"{scheme}://127.0.0.1:{self.port}"
         options = tuple(option.format(port=self.port, data="{data}") for option in options)
+        self.began_ns = time.time_ns()
         self._guard = subprocess.Popen(
             [sys.executable, __file__, path, *options], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
