@@ -61,7 +61,7 @@ async def _record(address: str) -> None:
 
 
 def restarted() -> None:
-    """Tell of each server whose address is ordered when it has stored one message more."""
+    """Answer each address of a server once that server has stored one more message."""
     for order in orders():
         uvloop.run(_put_one(order["address"]))
         answer(at=time.time_ns())
