@@ -22,7 +22,7 @@ from blackbox.archive.segment import Damage, Segment
 from blackbox.errors import JournalError
 from blackbox.feed.feed import Feed
 from blackbox.hub.deadlines import Deadlines
-from blackbox.hub.notes import END, JUDGED, SNAPSHOT, Judged, Notes, Snapshot
+from blackbox.hub.notes import END, JUDGED, SNAPSHOT, Client, Judged, Notes, Snapshot
 from blackbox.hub.protocol import Places, unpack_places
 from blackbox.hub.table import Table
 from blackbox.hub.topics import Topics
@@ -219,7 +219,7 @@ class _Snapshot(NamedTuple):
     """A snapshot with all parts joined."""
 
     number: int
-    clients: list[tuple[str, int, int]]
+    clients: list[tuple[Client, int, int]]
     deadlines: list[tuple[bytes, int]]
     topics: list[bytes]
 
@@ -273,7 +273,7 @@ class _Ends:
 
 def _take(table: Table, copies: list[Copy], ends: _Ends | None) -> None:
     """Have a table take the notes of turns; `ends` gets the deadlines."""
-    cut: dict[tuple[str, int], int] = {}
+    cut: dict[tuple[Client | None, int], int] = {}
     """By client and session, the request that a killed hub has not stored whole, until it comes again."""
     for number, notes in groupby(copies, lambda each: each.number):
         requests: dict[int, tuple[Judged, list[Copy]]] = {}
@@ -288,7 +288,7 @@ def _take(table: Table, copies: list[Copy], ends: _Ends | None) -> None:
             client, is_whole = request.client, (is_stored == is_new).all()
             if client is None or (is_whole and request.first <= cut.get((client, request.session), request.first)):
                 table.take(number, request, places)
-                cut.pop((client or "", request.session), None)
+                cut.pop((client, request.session), None)
             else:
                 cut.setdefault((client, request.session), request.first)
                 table.take_partly(number, request, places, is_stored)

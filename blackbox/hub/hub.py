@@ -33,7 +33,7 @@ from blackbox.feed.schema import load_schema
 from blackbox.hub.conditions import Conditions
 from blackbox.hub.history import History
 from blackbox.hub.join import Join
-from blackbox.hub.notes import MOST_PART_BYTES, Judged, encode_judged, encode_snapshot
+from blackbox.hub.notes import MOST_PART_BYTES, Client, Judged, encode_judged, encode_snapshot
 from blackbox.hub.numbers import Numbers
 from blackbox.hub.protocol import (
     CONFLICT,
@@ -493,9 +493,10 @@ class Hub:
             return request
         if isinstance(request, FindSites):
             return self.sites.answer(request, asked.key)
-        known = self._table.client(request.client)
+        client = Client(asked.key, request.client)
+        known = self._table.client(client)
         if isinstance(request, Hello):
-            return self._welcome(request, known, asked.key, turn)
+            return self._welcome(request, client, known, turn)
         if known is None:
             return Ended(f"client {request.client!r} was not known, expected a hub that it has begun with")
         session, last = known
@@ -504,18 +505,18 @@ class Hub:
         if request.first > last + 1:
             return Expected(last + 1)
         if request.first <= last:
-            return self._answer_again(request)
+            return self._answer_again(client, request)
         try:
             columns = Columns.of(request)
         except ConfigError as error:  # nobody knows what its puts are
             places, why = numpy.zeros(request.count, PLACE), Reasons()
             places["is_refused"], places["sequence"] = why.code(error), -1
-            return self._note(request.client, request, places, why, b"", time.time_ns(), turn)
-        return self._take(request.client, request, columns, turn, self._rights_of(asked.key))
+            return self._note(client, request, places, why, b"", time.time_ns(), turn)
+        return self._take(client, request, columns, turn, self._rights_of(asked.key))
 
     def _take(
         self,
-        client: str | None,
+        client: Client | None,
         request: Put,
         columns: Columns,
         turn: _Turn,
@@ -527,7 +528,8 @@ class Hub:
         wrong = misfits(self._schema, columns.offsets, columns.data, columns.valid)
         order = self._topics.in_order(request.topics, columns.index)
         ids = [each for each in request.ids if each]
-        known, stored = self._table.places_of(ids), self._table.stored(client, request.session, request.first)
+        known = {} if client is None else self._table.places_of(client.key, ids)
+        stored = self._table.stored(client, request.session, request.first)
         is_plain = not wrong and topics.codes is None and columns.if_at is None
         if is_plain and not known and not stored and len(set(ids)) == len(ids) and self._topics.has_room(topics.new):
             places = self._numbers.places_of(topics.slices[columns.index], order)
@@ -546,7 +548,14 @@ class Hub:
         return self._note(client, request, places, why, ends, taken_ns, turn)
 
     def _note(
-        self, client: str | None, request: Put, places: Places, why: Reasons, ends: bytes, taken_ns: int, turn: _Turn
+        self,
+        client: Client | None,
+        request: Put,
+        places: Places,
+        why: Reasons,
+        ends: bytes,
+        taken_ns: int,
+        turn: _Turn,
     ) -> Stored:
         """Note what became of puts, and return the answer that says so."""
         answer = Stored(request.first, pack_places(places), str(why))
@@ -597,7 +606,7 @@ class Hub:
         start, rights = self.feed.subscription_of(prefix), self._gate.rights_of(key)[1]
         return rights is None or any(start.startswith(right) or right.startswith(start) for right in rights)
 
-    def _welcome(self, request: Hello, known: tuple[int, int] | None, key: str, turn: _Turn) -> Answer:
+    def _welcome(self, request: Hello, client: Client, known: tuple[int, int] | None, turn: _Turn) -> Answer:
         if why := wrong_version("client", request.version):
             return Ended(why)
         if request.feed != self.feed.name:
@@ -606,13 +615,13 @@ class Hub:
         if request.session < session:
             return Ended(f"client {request.client!r} was begun elsewhere since", session + 1)
         if request.session > session:
-            begin = Judged(len(turn.requests), request.client, request.session, 0, b"", "", [], b"", time.time_ns())
+            begin = Judged(len(turn.requests), client, request.session, 0, b"", "", [], b"", time.time_ns())
             self._add(turn, begin, numpy.empty(0, PLACE))
-        is_told = request.prefix is not None and self._may_read(request.prefix, key)
+        is_told = request.prefix is not None and self._may_read(request.prefix, client.key)
         return Welcome(request.number, last, self.epoch, self._numbers.following() if is_told else [])
 
-    def _answer_again(self, request: Put) -> Answer:
-        answered = self._table.answered(request.client, request.first)
+    def _answer_again(self, client: Client, request: Put) -> Answer:
+        answered = self._table.answered(client, request.first)
         if answered is None:
             return Refused(request.first, "it was answered before, so long ago that the hub has forgotten where it is")
         answer = Stored(request.first, *answered)

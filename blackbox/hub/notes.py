@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy
@@ -33,12 +33,20 @@ MOST_PART_BYTES: Final = 256 << 10
 """Bytes of a note at which the next one begins."""
 
 
+class Client(NamedTuple):
+    """Name of a client, and the key that uses it."""
+
+    key: str
+    """Public key as text; empty without encryption."""
+    name: str
+
+
 class Judged(msgspec.Struct, frozen=True, array_like=True):
     """Result of a request, or the start of a client's session, which has no places."""
 
     at: int
     """Its place in its turn, among all requests of that."""
-    client: str | None
+    client: Client | None
     """None: the hub itself has put it."""
     session: int
     first: int
@@ -60,8 +68,8 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     parts: int
     floor: int
     """Notes from this number on have all answers and ids that are remembered."""
-    clients: list[tuple[str, int, int]]
-    """Name, session and last put, the one not heard of for longest first."""
+    clients: list[tuple[Client, int, int]]
+    """Client, session and last put, the one not heard of for longest first."""
     deadlines: list[tuple[bytes, int]]
     topics: list[bytes]
 
@@ -78,16 +86,16 @@ def encode_judged(number: int, first: int, requests: Sequence[Judged]) -> bytes:
 def encode_snapshot(
     number: int,
     floor: int,
-    clients: Sequence[tuple[str, int, int]],
+    clients: Sequence[tuple[Client, int, int]],
     deadlines: Sequence[tuple[bytes, int]],
     topics: Sequence[bytes],
 ) -> list[bytes]:
     """Return the notes that hold a snapshot."""
     parts: list[tuple[list[Any], list[Any], list[Any]]] = [([], [], [])]
     size = 0
-    items = [*((0, each, each[0]) for each in clients), *((1, each, each[0]) for each in deadlines)]
-    for kind, item, name in [*items, *((2, each, each) for each in topics)]:
-        size += 32 + len(name)
+    items = [*((0, each, sum(map(len, each[0]))) for each in clients), *((1, each, len(each[0])) for each in deadlines)]
+    for kind, item, text_bytes in [*items, *((2, each, len(each)) for each in topics)]:
+        size += 32 + text_bytes
         if size > MOST_PART_BYTES:
             parts.append(([], [], []))
             size = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -9,7 +10,7 @@ from typing import Any, Final
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.hub.notes import Judged
+from blackbox.hub.notes import Client, Judged
 from blackbox.hub.protocol import PlaceRow, Places
 
 _MOST_ANSWER_BYTES: Final = 256 << 20
@@ -25,33 +26,33 @@ class Table:
         """Know nothing yet."""
         self.number = 0
         self._most_answers, self._most_ids, self._most_clients = remember_puts, remember_ids, most_clients
-        self._clients: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self._clients: OrderedDict[Client, tuple[int, int]] = OrderedDict()
         """Session and last put, the client not heard of for longest first."""
-        self._answers: OrderedDict[tuple[str, int], tuple[int, bytes, str]] = OrderedDict()
+        self._answers: OrderedDict[tuple[Client, int], tuple[int, bytes, str]] = OrderedDict()
         """By client and first put: number of the turn, places, reasons."""
         self._answer_bytes = 0
-        self._ids: OrderedDict[bytes, tuple[int, PlaceRow]] = OrderedDict()
-        """Number of the turn, and place."""
-        self._partial: dict[tuple[str, int, int], tuple[int, dict[int, PlaceRow]]] = {}
+        self._ids: OrderedDict[tuple[str, bytes], tuple[int, PlaceRow]] = OrderedDict()
+        """By public key and id: number of the turn, and place."""
+        self._partial: dict[tuple[Client, int, int], tuple[int, dict[int, PlaceRow]]] = {}
         """By client, session and first put of a request that a killed hub has stored in part: number of the turn, and
         the rows that it has."""
 
     # Queries.
 
-    def client(self, name: str) -> tuple[int, int] | None:
+    def client(self, client: Client) -> tuple[int, int] | None:
         """Return a client's session and the number of its last put; None: it is not known."""
-        return self._clients.get(name)
+        return self._clients.get(client)
 
-    def answered(self, client: str, first: int) -> tuple[bytes, str] | None:
+    def answered(self, client: Client, first: int) -> tuple[bytes, str] | None:
         """Return what was answered to a request; None: it was forgotten."""
         found = self._answers.get((client, first))
         return None if found is None else found[1:]
 
-    def places_of(self, ids: Sequence[bytes]) -> dict[bytes, PlaceRow]:
-        """Return where what was put with these ids before is, of those that are remembered."""
-        return {each: self._ids[each][1] for each in ids if each in self._ids}
+    def places_of(self, key: str, ids: Sequence[bytes]) -> dict[bytes, PlaceRow]:
+        """Return the remembered places of puts of a key with these ids."""
+        return {each: found[1] for each in ids if (found := self._ids.get((key, each))) is not None}
 
-    def stored(self, client: str | None, session: int, first: int) -> dict[int, PlaceRow]:
+    def stored(self, client: Client | None, session: int, first: int) -> dict[int, PlaceRow]:
         """Return the rows of a request that a killed hub has stored without an answer."""
         if not self._partial or client is None:
             return {}
@@ -64,16 +65,16 @@ class Table:
         oldest: list[int] = [next(iter(each.values()))[0] for each in kept if each]
         return min([self.number + 1, *oldest])
 
-    def clients(self) -> list[tuple[str, int, int]]:
-        """Return name, session and last put of all clients, for a snapshot."""
-        return [(name, *known) for name, known in self._clients.items()]
+    def clients(self) -> list[tuple[Client, int, int]]:
+        """Return session and last put of each client, for a snapshot."""
+        return [(client, *known) for client, known in self._clients.items()]
 
     # Updates.
 
-    def set_clients(self, number: int, clients: Iterable[tuple[str, int, int]]) -> None:
+    def set_clients(self, number: int, clients: Iterable[tuple[Client, int, int]]) -> None:
         """Have the clients be those of a snapshot after a turn."""
         self.number = number
-        self._clients = OrderedDict((name, (session, last)) for name, session, last in clients)
+        self._clients = OrderedDict((client, (session, last)) for client, session, last in clients)
 
     def take(self, number: int, request: Judged, places: Places) -> None:
         """Take what became of a request, all of it."""
@@ -89,7 +90,7 @@ class Table:
                 self._answer_bytes -= len(answer) + len(why)
         elif client is not None:
             self._begin_session(client, request.session)
-        self._remember_ids(number, request.ids, places, places["is_new"])
+        self._remember_ids(number, request, places, places["is_new"])
 
     def take_partly(self, number: int, request: Judged, places: Places, is_stored: NDArray[numpy.bool_]) -> None:
         """Take a request that a killed hub has stored in part. When it is repeated, the other rows are judged."""
@@ -98,31 +99,32 @@ class Table:
         rows = numpy.flatnonzero(is_stored)
         stored = {row: _known(place) for row, place in zip(rows.tolist(), places[rows].tolist(), strict=True)}
         self._partial[request.client, request.session, request.first] = number, stored
-        self._remember_ids(number, request.ids, places, is_stored)
+        self._remember_ids(number, request, places, is_stored)
 
-    def _remember_ids(self, number: int, ids: Sequence[bytes], places: Places, are_new: NDArray[Any]) -> None:
+    def _remember_ids(self, number: int, request: Judged, places: Places, are_new: NDArray[Any]) -> None:
         """Take where the new puts of a request went that have ids; forget the oldest ids, if there are too many."""
-        if not any(ids):
+        if request.client is None or not any(request.ids):
             return
+        key, ids = sys.intern(request.client.key), request.ids
         rows = numpy.flatnonzero(are_new)
         for row, place in zip(rows.tolist(), places[rows].tolist(), strict=True):
             if ids[row]:
-                self._ids[ids[row]] = number, _known(place)
+                self._ids[key, ids[row]] = number, _known(place)
         while len(self._ids) > self._most_ids:
             self._ids.popitem(last=False)
 
-    def _begin_session(self, name: str, session: int) -> None:
+    def _begin_session(self, client: Client, session: int) -> None:
         """Take the session of a client; forget those not heard of for longest, if there are too many."""
-        _, last = self._clients.get(name, (0, 0))
-        self._hear(name, session, last)
+        _, last = self._clients.get(client, (0, 0))
+        self._hear(client, session, last)
         if self._partial:
-            self._partial = {key: each for key, each in self._partial.items() if key[0] != name}
+            self._partial = {key: each for key, each in self._partial.items() if key[0] != client}
         while len(self._clients) > self._most_clients:
             self._clients.popitem(last=False)
 
-    def _hear(self, name: str, session: int, last: int) -> None:
-        self._clients[name] = session, last
-        self._clients.move_to_end(name)
+    def _hear(self, client: Client, session: int, last: int) -> None:
+        self._clients[client] = session, last
+        self._clients.move_to_end(client)
 
 
 def _known(place: PlaceRow) -> PlaceRow:
