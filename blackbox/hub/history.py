@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -102,10 +102,8 @@ class History:
         copies = self._copies(number)
         for found, group in groupby(copies, lambda each: each.number):
             notes = sorted(group, key=lambda each: each.slice_id)
-            requests = {request.at: request for each in notes for request in each.part.notes.judged(each.place)}
-            if found > number and (
-                found != number + 1 or not all(_is_whole(each, notes) for each in requests.values())
-            ):
+            is_whole = all(is_there.all() for _, _, is_there in _requests(notes))
+            if found > number and (found != number + 1 or not is_whole):
                 break
             number, text = found, notes[0].part.notes.text(notes[0].place)
         return number, text
@@ -258,9 +256,9 @@ class _Ends:
         """By slice and place."""
         self._all: list[_End] = []
 
-    def add(self, request: Judged, places: Places, is_stored: NDArray[numpy.bool_]) -> None:
+    def add(self, request: Judged, places: Places, is_there: NDArray[numpy.bool_]) -> None:
         for row, at in numpy.frombuffer(request.ends, END).tolist():
-            if is_stored[row]:
+            if is_there[row]:
                 slice_id, _, _, epoch, sequence = places[row].item()
                 end = _End(at)
                 self._all.append(end)
@@ -276,37 +274,47 @@ def _take(table: Table, copies: list[Copy], ends: _Ends | None) -> None:
     cut: dict[tuple[Client | None, int], int] = {}
     """By client and session, the request that a killed hub has not stored whole, until it comes again."""
     for number, notes in groupby(copies, lambda each: each.number):
-        requests: dict[int, tuple[Judged, list[Copy]]] = {}
-        for copy in notes:
-            for request in copy.part.notes.judged(copy.place):
-                requests.setdefault(request.at, (request, []))[1].append(copy)
-        for _, (request, where) in sorted(requests.items()):
-            places = unpack_places(request.places)
-            is_new, is_stored = places["is_new"] != 0, _are_stored(places, where)
+        for request, places, is_there in _requests(notes):
             if ends is not None and request.ends:
-                ends.add(request, places, is_stored)
-            client, is_whole = request.client, (is_stored == is_new).all()
-            if client is None or (is_whole and request.first <= cut.get((client, request.session), request.first)):
+                ends.add(request, places, is_there)
+            client = request.client
+            if client is None or (
+                is_there.all() and request.first <= cut.get((client, request.session), request.first)
+            ):
                 table.take(number, request, places)
                 cut.pop((client, request.session), None)
             else:
                 cut.setdefault((client, request.session), request.first)
-                table.take_partly(number, request, places, is_stored)
+                table.take_partly(number, request, places, is_there)
 
 
-def _is_whole(request: Judged, copies: list[Copy]) -> bool:
-    places = unpack_places(request.places)
-    return bool((_are_stored(places, copies) == (places["is_new"] != 0)).all())
+def _requests(notes: Iterable[Copy]) -> list[tuple[Judged, Places, NDArray[numpy.bool_]]]:
+    """Return the requests of a turn in order: their places, and False for those whose message was not stored."""
+    requests: dict[int, tuple[Judged, Places, list[Copy]]] = {}
+    for copy in notes:
+        for request in copy.part.notes.judged(copy.place):
+            requests.setdefault(request.at, (request, unpack_places(request.places), []))[2].append(copy)
+    found = [each for _, each in sorted(requests.items())]
+    lost = {place for _, places, copies in found for place in _positions(places[_are_lost(places, copies)])}
+    if not lost:
+        return [(request, places, numpy.ones(len(places), numpy.bool_)) for request, places, _ in found]
+    return [
+        (request, places, numpy.array([each not in lost for each in _positions(places)], numpy.bool_))
+        for request, places, _ in found
+    ]
 
 
-def _are_stored(places: Places, where: list[Copy]) -> NDArray[numpy.bool_]:
-    """Return which puts of a request are behind its notes."""
-    are_stored = numpy.zeros(len(places), numpy.bool_)
-    for copy in where:
-        mine = (places["slice"] == copy.slice_id) & (places["is_new"] != 0)
+def _positions(places: Places) -> list[_Place]:
+    return places[["slice", "epoch", "sequence"]].tolist()  # type: ignore[no-any-return]
+
+
+def _are_lost(places: Places, copies: list[Copy]) -> NDArray[numpy.bool_]:
+    """Return which new puts of a request are not behind its notes."""
+    are_lost: NDArray[numpy.bool_] = places["is_new"] != 0
+    for copy in copies:
         for epoch, stop in copy.part.reached.items():
-            are_stored |= mine & (places["epoch"] == epoch) & (places["sequence"] < stop)
-    return are_stored
+            are_lost &= (places["slice"] != copy.slice_id) | (places["epoch"] != epoch) | (places["sequence"] >= stop)
+    return are_lost
 
 
 def _refuse(damage: Damage) -> None:

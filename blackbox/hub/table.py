@@ -90,18 +90,23 @@ class Table:
                 self._answer_bytes -= len(answer) + len(why)
         elif client is not None:
             self._begin_session(client, request.session)
-        self._remember_ids(number, request, places, places["is_new"])
+        self._remember_ids(number, request, places, places["is_new"] != 0)
 
-    def take_partly(self, number: int, request: Judged, places: Places, is_stored: NDArray[numpy.bool_]) -> None:
-        """Take a request that a killed hub has stored in part. When it is repeated, the other rows are judged."""
+    def take_partly(self, number: int, request: Judged, places: Places, is_there: NDArray[numpy.bool_]) -> None:
+        """Take a request that a killed hub has stored in part. When it is repeated, the other rows are judged.
+
+        `is_there`: False for places without a message. Rows that an earlier hub had stored have a place, too.
+        """
         assert request.client is not None
         self.number = number
-        rows = numpy.flatnonzero(is_stored)
+        rows = numpy.flatnonzero(is_there & (places["is_refused"] == 0))
         stored = {row: _known(place) for row, place in zip(rows.tolist(), places[rows].tolist(), strict=True)}
-        self._partial[request.client, request.session, request.first] = number, stored
-        self._remember_ids(number, request, places, is_stored)
+        key = request.client, request.session, request.first
+        self._partial.pop(key, None)  # the newest turn goes to the end
+        self._partial[key] = number, stored
+        self._remember_ids(number, request, places, is_there & (places["is_new"] != 0))
 
-    def _remember_ids(self, number: int, request: Judged, places: Places, are_new: NDArray[Any]) -> None:
+    def _remember_ids(self, number: int, request: Judged, places: Places, are_new: NDArray[numpy.bool_]) -> None:
         """Take where the new puts of a request went that have ids; forget the oldest ids, if there are too many."""
         if request.client is None or not any(request.ids):
             return

@@ -96,6 +96,43 @@ def test_a_request_that_was_stored_in_part_is_stored_once_when_it_comes_again(
     assert sorted(payloads(left, feed)) == sorted(b"%d" % number for number in range(1, 13))
 
 
+def test_a_request_that_two_killed_hubs_stored_in_part_is_stored_once(tmp_path: Path) -> None:
+    feed = hub_feed(slices=3)
+    by_slice = {feed.slice_of(b"%d" % each): b"%d" % each for each in range(99)}
+    topics, index = [by_slice[each] for each in range(3)], numpy.arange(3, dtype=numpy.int32).tobytes()
+    place = tmp_path / "hub-0"
+    for run, lacking in enumerate([(1, 2), (2,)]):
+        with Hub(feed, place), Peer(feed) as peer:
+            assert peer.hello().last == 0
+            had, request = sizes(place), peer.puts(1, b"a", b"b", b"c", topics=topics, index=index)
+            peer.ask(request)
+            place = leave(place, tmp_path / f"hub-{run + 1}", had, *lacking)
+    with Hub(feed, place), Peer(feed) as peer:
+        answer = peer.ask(request)
+        assert unpack_places(answer.places)[["slice", "sequence"]].tolist() == [(0, 0), (1, 0), (2, 0)]
+    assert payloads(place, feed) == [b"a", b"b", b"c"]
+
+
+def test_a_row_with_the_id_of_a_lost_row_is_lost_too(tmp_path: Path) -> None:
+    """Another client puts to the slice before the request comes again."""
+    feed = hub_feed(slices=2)
+    by_slice = {feed.slice_of(b"%d" % each): b"%d" % each for each in range(99)}
+    topics, index = [by_slice[0], by_slice[1]], numpy.array([0, 1, 1], numpy.int32).tobytes()
+    with Hub(feed, tmp_path / "hub"), Peer(feed) as peer:
+        peer.hello()
+        request = peer.puts(1, b"a", b"b", b"b", topics=topics, index=index, ids=[b"id-a", b"id-b", b"id-b"])
+        had = sizes(tmp_path / "hub")
+        peer.ask(request)
+        left = leave(tmp_path / "hub", tmp_path / "left", had, 1)
+    with Hub(feed, left), Peer(feed) as peer, Peer(feed, "other") as other:
+        other.hello()
+        other.ask(other.puts(1, b"c", topics=[by_slice[1]]))
+        peer.hello()
+        answer = peer.ask(request)
+        assert unpack_places(answer.places)[["slice", "sequence"]].tolist() == [(0, 0), (1, 1), (1, 1)]
+    assert payloads(left, feed) == [b"a", b"c", b"b"]
+
+
 def test_a_client_begun_anew_puts_other_messages_where_a_killed_hub_had_stored_a_part(tmp_path: Path) -> None:
     feed = hub_feed(slices=2)
     with Hub(feed, tmp_path / "hub"), Peer(feed) as peer:
