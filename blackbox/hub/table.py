@@ -83,11 +83,11 @@ class Table:
             if self._partial:
                 self._partial.pop((client, request.session, request.first), None)
             self._hear(client, request.session, request.first + len(places) - 1)
+            self._forget_answer(client, request.first)  # of an earlier client of this name
             self._answers[client, request.first] = number, request.places, request.why
             self._answer_bytes += len(request.places) + len(request.why)
             while len(self._answers) > self._most_answers or self._answer_bytes > _MOST_ANSWER_BYTES:
-                _, (_, answer, why) = self._answers.popitem(last=False)
-                self._answer_bytes -= len(answer) + len(why)
+                self._forget_answer(*next(iter(self._answers)))
         elif client is not None:
             self._begin_session(client, request.session)
         self._remember_ids(number, request, places, places["is_new"] != 0)
@@ -105,6 +105,10 @@ class Table:
         self._partial.pop(key, None)  # the newest turn goes to the end
         self._partial[key] = number, stored
         self._remember_ids(number, request, places, is_there & (places["is_new"] != 0))
+
+    def _forget_answer(self, client: Client, first: int) -> None:
+        _, places, why = self._answers.pop((client, first), (0, b"", ""))
+        self._answer_bytes -= len(places) + len(why)
 
     def _remember_ids(self, number: int, request: Judged, places: Places, are_new: NDArray[numpy.bool_]) -> None:
         """Take where the new puts of a request went that have ids; forget the oldest ids, if there are too many."""
