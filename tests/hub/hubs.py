@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from blackbox import Feed, Recording
+from blackbox import Feed, HubClient, Recording
 from blackbox.feed.endpoint import free_endpoints
 
 HUB: Final = """
@@ -53,11 +53,17 @@ def leave(directory: Path, left: Path, had: dict[Path, int], *slices: int) -> Pa
     return left
 
 
+def put_for_damage(client: HubClient) -> None:
+    """Put what `damage_days` damages. Not numbers alone: other bytes of a journal may be equal to these."""
+    for number in range(100):
+        client.put_soon(b"A", b"message %d" % number)
+    client.flush()
+
+
 def damage_days(directory: Path) -> None:
-    """Change one of 100 messages, which are their numbers, in the days of a hub: they cannot be read any more."""
-    numbers = [b"%d" % number for number in range(10, 100)]
+    """Change one message of `put_for_damage` in the days of a hub: they cannot be read any more."""
     journals = {path: path.read_bytes() for path in directory.glob("*/*/slice-*/*.journal")}
-    journal = next(path for path, data in journals.items() if all(number in data for number in numbers))
+    journal = next(path for path, data in journals.items() if b"message 50" in data)
     data = bytearray(journals[journal])
-    data[data.rindex(b"50")] ^= 1
+    data[data.index(b"message 50")] ^= 1
     journal.write_bytes(data)

@@ -17,7 +17,7 @@ from blackbox.hub.revisions import Revisions
 from blackbox.hub.sender import Sender
 from blackbox.testing import wait_until
 from tests.hub import test_pair_rules
-from tests.hub.hubs import damage_days
+from tests.hub.hubs import damage_days, put_for_damage
 from tests.hub.pairs import PATIENCE_S, Hubs, pair_feed
 from tests.hub.test_pair import OTHER, feed_of
 from tests.hub.test_pair_rules import hub_of
@@ -207,8 +207,7 @@ def test_an_active_hub_whose_days_cannot_be_read_refuses_conditions_and_the_othe
 ) -> None:
     hubs.begin_both(tmp_path)
     with HubClient(hubs.feed) as client:
-        for number in range(100):
-            client.put(b"A", b"%d" % number)
+        put_for_damage(client)
         damage_days(tmp_path / "primary")
         with pytest.raises(HubError, match=r"if_at cannot be judged: .* was damaged"):
             client.put(b"A", b"x", if_at=NOWHERE, timeout=PATIENCE_S)

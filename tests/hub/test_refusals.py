@@ -22,7 +22,7 @@ from blackbox.feed.schema import load_schema
 from blackbox.hub.protocol import ANYWHERE, CONDITION, REFUSED, Passive, Put, Stored, unpack_places
 from blackbox.testing import wait_until
 from tests.examples import examples
-from tests.hub.hubs import damage_days, hub_feed, published
+from tests.hub.hubs import damage_days, hub_feed, published, put_for_damage
 from tests.hub.pairs import PATIENCE_S, Hubs, pair_feed
 from tests.hub.test_driven_client import context, driven  # noqa: F401  # a fixture
 from tests.hub.test_pair_rules import hub_of
@@ -117,9 +117,7 @@ def test_a_request_has_at_most_a_hundred_reasons(tmp_path: Path) -> None:
 def test_a_condition_that_cannot_be_judged_fails_no_other_row(tmp_path: Path) -> None:
     feed = hub_feed(slices=1)
     with Hub(feed, tmp_path), HubClient(feed) as client:
-        for number in range(100):
-            client.put_soon(b"A", b"%d" % number)
-        client.flush()
+        put_for_damage(client)
         damage_days(tmp_path)
         with pytest.raises(RefusedError, match=r"b'B' was refused: if_at cannot be judged: .* was damaged") as refused:
             client.put_many((b"A", b"B"), [0, 1, 0], payloads(3), if_at=[None, NOWHERE, None])

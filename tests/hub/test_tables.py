@@ -22,7 +22,7 @@ from blackbox.hub.protocol import CONDITION
 from blackbox.hub.sender import Sender
 from blackbox.image.table import Table
 from blackbox.testing import wait_until
-from tests.hub.hubs import HUB, damage_days, hub_feed, leave, published, sizes
+from tests.hub.hubs import HUB, damage_days, hub_feed, leave, published, put_for_damage, sizes
 from tests.torture.nursery import Nursery
 
 
@@ -167,8 +167,7 @@ def test_after_a_power_cut_the_revision_is_of_the_newest_message_that_is_left(
 
 def test_days_that_cannot_be_read_refuse_conditions_and_end_no_hub(tmp_path: Path, feed: Feed) -> None:
     with Hub(feed, tmp_path), HubClient(feed) as client:
-        for number in range(100):
-            client.put(b"A", b"%d" % number)
+        put_for_damage(client)
         damage_days(tmp_path)
         for _ in range(2):
             with pytest.raises(HubError, match=r"if_at cannot be judged: .* was damaged"):
