@@ -51,6 +51,8 @@ _MOST_UNHEARD_BYTES: Final = 2 << 20
 """What a connection may send before the sender has heard a whole message of it, beside as much as all filters in force
 take: libzmq does not pass on filters that others have, too. It holds an unfinished message in up to 32 times its bytes.
 """
+_GREETING_BYTES: Final = {False: 104, True: 600}
+"""Most bytes that a SUB of libzmq sends before its first subscription: in the clear, and encrypted."""
 _LEAST_FILTER_BYTES: Final = 4
 """Of a subscription on the wire, at least."""
 _UNSETTLED_BYTES: Final = 16 << 20
@@ -290,7 +292,8 @@ class Guard:
                     self._judge_answered(connection, record, now)
                 # What a connection that is gone has sent may be read when another has its descriptor.
                 who = connection.fd, socket_cookie(connection.fd, self._scratch.ctypes.data) if unwelcome else 0
-                if who in unwelcome:
+                # A connection that has sent no more than its greeting is new, whatever was noted for its descriptor.
+                if who in unwelcome and connection.received > _GREETING_BYTES[self.gate is not None]:
                     self._end(connection, unwelcome[who])
             self._make_room(line, found, now, wants=False)
             self._make_room(line, found, now, wants=True)
@@ -327,7 +330,7 @@ class Guard:
         # What was read of a connection that is gone may count for who has its descriptor: its bytes bound that.
         held = {each: min(each.received // _LEAST_FILTER_BYTES, of_fd.get(each.fd, 0)) for each in found}
         for connection in sorted(found, key=held.__getitem__, reverse=True):
-            if over > 0:
+            if over > 0 and held[connection] > 0:
                 over -= held[connection]
                 self._end(connection, f"there were more than {most} distinct filters, {held[connection]} its own")
 

@@ -18,7 +18,7 @@ OLD_GREETINGS = {
     "1.0": b"\x01\x00",
 }
 """Of SUB sockets that speak earlier versions of the protocol, without a name."""
-READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB"
+READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB\x08Identity\x00\x00\x00\x00"
 MORE = 1
 COMMAND = 4
 _LONG = 2

@@ -21,6 +21,7 @@ from blackbox.block.format import CONFIRM_KEY, HEARTBEAT_KEY
 from blackbox.errors import NoSubscriberError
 from blackbox.publish import peer_guard
 from blackbox.testing import wait_until
+from blackbox.transport.socket_cookie import COOKIE_SCRATCH_WORDS, socket_cookie
 from tests.examples import first_of
 from tests.publish.hostile import (
     MORE,
@@ -342,13 +343,17 @@ def test_what_a_connection_asked_for_is_not_held_against_the_next_one() -> None:
         assert publisher.statistics().put_out == 0
 
 
-def test_what_is_read_late_of_a_connection_is_not_held_against_who_has_its_descriptor_now() -> None:
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "unknown"])
+def test_what_is_read_late_of_a_connection_is_not_held_against_who_has_its_descriptor_now(is_known: bool) -> None:
+    """If the earlier connection was unknown, the cookie that is noted is that of the present one."""
     feed = one_slice(key_bytes=2)
     with Publisher(feed) as publisher, Peer(feed) as peer:
         sender = publisher._senders[0]
         wait_until(lambda: sender.guard._records, what="a look at it")
         (connection,) = sender.guard._records
-        sender.subscriptions.unwelcome[connection.fd, 0] = "the one before it asked for too much"
+        scratch = numpy.zeros(COOKIE_SCRATCH_WORDS, numpy.int64)
+        cookie = 0 if is_known else int(socket_cookie(connection.fd, scratch.ctypes.data))
+        sender.subscriptions.unwelcome[connection.fd, cookie] = "the one before it asked for too much"
         wait_until(lambda: not sender.subscriptions.unwelcome, what="another look")
         peer.ask()
         assert publisher.statistics().put_out == 0
