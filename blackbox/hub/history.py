@@ -119,12 +119,14 @@ class History:
     def cut_back(self, number: int) -> None:
         """Cut off what the journals have of later turns."""
         for slice_id in range(len(self._feed.slices)):
-            for part in reversed(self.parts_from(slice_id, number + 1)):
+            cuts: list[tuple[Segment, int]] = []
+            for part in self.parts_from(slice_id, number + 1):
                 later = part.notes.places[part.notes.numbers > number]
-                if not len(later):
-                    break
-                log.warning("%s: cut the turns of the hub behind %d", part.segment.path, number)
-                cut_segment(part.segment, int(later[0]))
+                if cuts or len(later):  # a part without notes has what belongs to the part before
+                    cuts.append((part.segment, FILE_HEAD_BYTES if cuts else int(later[0])))
+            for segment, size in reversed(cuts):
+                log.warning("%s: cut the turns of the hub after %d", segment.path, number)
+                cut_segment(segment, size)
 
     def _back(self, slice_id: int) -> Iterator[Part]:
         """Yield the parts of a slice that have something, from the newest one back."""

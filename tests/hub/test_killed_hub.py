@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import time
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,8 @@ import zmq
 
 from blackbox import Feed, Hub, HubClient, Publisher
 from blackbox.archive import outbox as outbox_module
+from blackbox.archive.crash_recovery import file_head
+from blackbox.archive.format import FILE_HEAD_BYTES, SEGMENT_MAGIC
 from blackbox.errors import HubError
 from blackbox.hub.hub import Answer
 from blackbox.hub.protocol import Put, Stored, unpack_places
@@ -212,6 +215,28 @@ def test_after_a_power_cut_another_epoch_begins_behind_what_the_journals_have(
         *((False, number, b"%d" % number) for number in range(6)),
         (True, 0, b"6"),
     ]
+
+
+def test_a_power_cut_leaves_no_put_after_a_lost_one_if_the_last_segment_has_no_notes(tmp_path: Path) -> None:
+    feed = hub_feed(slices=2)
+    by_slice = {feed.slice_of(b"%d" % each): b"%d" % each for each in range(99)}
+    with Hub(feed, tmp_path / "hub", fsync_interval=1000.0), Peer(feed) as peer:
+        peer.hello()
+        peer.ask(put_in_both(peer, 1, ids=False))
+        had = sizes(tmp_path / "hub")
+        peer.ask(put_in_both(peer, 5, ids=False))
+        peer.ask(peer.puts(9, b"9", topics=[by_slice[1]]))
+        left = leave(tmp_path / "hub", tmp_path / "left", had, 0)
+    with Hub(feed, tmp_path / "idle"):
+        (idle,) = (tmp_path / "idle").glob("*/*/slice-00001/000000.journal")
+        wait_until(lambda: idle.stat().st_size > FILE_HEAD_BYTES, 60)  # heartbeats
+    (place,) = left.glob("*/*/slice-00001")
+    head = file_head(SEGMENT_MAGIC, 1, 1, time.time_ns())
+    (place / "000001.journal").write_bytes(head + idle.read_bytes()[FILE_HEAD_BYTES:])
+    (left / feed.name / "boot").write_text("an earlier start of the system")
+    with Hub(feed, left), Peer(feed) as peer:
+        assert peer.hello().last == 4
+    assert sorted(payloads(left, feed)) == [b"1", b"2", b"3", b"4"]
 
 
 def test_a_client_whose_answered_puts_a_power_cut_has_lost_is_told(tmp_path: Path, feed: Feed) -> None:
