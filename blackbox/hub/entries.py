@@ -30,6 +30,7 @@ from blackbox.hub.history import History
 from blackbox.hub.history import Part as JournalPart
 from blackbox.hub.notes import JUDGED, SNAPSHOT
 from blackbox.hub.pair import Entry, Part, checksum_of
+from blackbox.publish.ring import MAX_NOTE_BYTES
 
 _HEAD: Final = struct.Struct("<IIqIHH")
 """First fields of a record or mark: magic, checksum, time, stored_bytes; and of a mark, kind and flags."""
@@ -53,6 +54,8 @@ def checked(feed: Feed, part: Part) -> list[Block]:
     """Return the blocks of a part. Raises BlockError when it is not what was sent."""
     if checksum_of(part.note) != part.checksum:
         raise BlockError("the note did not match its checksum")
+    if len(part.note) > MAX_NOTE_BYTES:
+        raise BlockError(f"the note had {len(part.note)} bytes, expected at most {MAX_NOTE_BYTES}")
     blocks: list[Block] = []
     for head, body in part.blocks:
         header, memory = numpy.frombuffer(head, numpy.uint8), numpy.frombuffer(body, numpy.uint8).copy()

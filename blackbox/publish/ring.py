@@ -123,6 +123,10 @@ MAX_PAYLOAD_BYTES: Final = 64 << 10
 """Larger messages travel as a block of their own, not through the ring's memory."""
 
 
+MAX_NOTE_BYTES: Final = 1_000_000
+"""The journal of an outbox has a buffer of 1 MiB for each note."""
+
+
 class LargePayloadError(Exception):
     """A payload is larger than MAX_PAYLOAD_BYTES."""
 
@@ -224,7 +228,12 @@ class Ring:
                 time.sleep(_TURN_S)
 
     def put_note(self, note: bytes, is_alone: bool) -> None:
-        """Write a note about the next records of this thread; it becomes visible with them, or now if it `is_alone`."""
+        """Write a note about the next records of this thread; it becomes visible with them, or now if it `is_alone`.
+
+        Raises ValueError for more than MAX_NOTE_BYTES.
+        """
+        if len(note) > MAX_NOTE_BYTES:
+            raise ValueError(f"note had {len(note)} bytes, expected at most {MAX_NOTE_BYTES}")
         size = (RECORD_BYTES + len(note) + 7) & -8
         with self.lock:
             self.take_turn()

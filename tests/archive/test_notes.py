@@ -8,6 +8,7 @@ import pytest
 
 from blackbox import Publisher, Recording
 from blackbox.archive.marks import Mark, MarkKind, places_of_marks, read_mark
+from blackbox.publish.ring import MAX_NOTE_BYTES
 from tests.archive.recorders import feed_of
 from tests.archive.written_journals import Journal, block
 from tests.journals import check_index
@@ -96,3 +97,14 @@ def test_a_publisher_puts_notes_next_to_what_it_publishes(tmp_path: Path) -> Non
     assert [note.note for note in found] == [*(b"note%d" % number for number in range(20)), b"last"]
     assert [note.sequence for note in found] == list(range(21))
     assert Recording.open(manifest.parent).verify() == []
+
+
+def test_the_largest_note_is_kept_and_a_larger_one_refused(tmp_path: Path) -> None:
+    feed, largest = feed_of(), bytes(MAX_NOTE_BYTES)
+    with Publisher(feed, outbox=tmp_path) as publisher:
+        for _ in range(6):  # more than the publisher's queue has room for
+            publisher._note(0, largest, is_alone=True)
+        with pytest.raises(ValueError, match=f"note had {MAX_NOTE_BYTES + 1} bytes, expected at most {MAX_NOTE_BYTES}"):
+            publisher._note(0, largest + b"0", is_alone=True)
+    (manifest,) = (tmp_path / feed.name).glob("*/manifest.json")
+    assert [note.note for note in notes(manifest.parent)] == [largest] * 6

@@ -12,13 +12,15 @@ import zmq
 
 from blackbox import ConfigError, Feed, Hub, HubClient
 from blackbox.block.layout import VERSION
-from blackbox.errors import HubError, NotStoredError
+from blackbox.errors import BlockError, HubError, NotStoredError
 from blackbox.feed.endpoint import free_endpoints
+from blackbox.hub.entries import checked, part_of
 from blackbox.hub.history import History
 from blackbox.hub.load import load_hub
 from blackbox.hub.pair import LEADS, Follow, Lead, Pair, Standing
 from blackbox.hub.paired_hub import PairedHub
 from blackbox.hub.protocol import ENCODER
+from blackbox.publish.ring import MAX_NOTE_BYTES
 from blackbox.testing import wait_until
 from blackbox.transport.curve import keys_of_line, use_keys
 from tests.hub.hubs import published
@@ -255,3 +257,9 @@ def test_a_topic_that_is_to_end_does_so_when_one_hub_becomes_two_and_two_become_
         wait_until(lambda: left.statistics().ended == 1, 60)
     said = [each[-2:] for each in published(tmp_path / "primary", feed)]
     assert said == [(b"A", b"1"), (b"B", b"1"), (b"A", None), (b"B", b"2"), (b"B", None)]
+
+
+def test_a_note_of_the_peer_that_no_journal_can_keep_is_refused(feed: Feed) -> None:
+    assert checked(feed, part_of(0, 0, bytes(MAX_NOTE_BYTES), ())) == []
+    with pytest.raises(BlockError, match=f"the note had {MAX_NOTE_BYTES + 1} bytes, expected at most {MAX_NOTE_BYTES}"):
+        checked(feed, part_of(0, 0, bytes(MAX_NOTE_BYTES + 1), ()))
