@@ -198,6 +198,11 @@ class JournalWriter:
         """The segment that is written now."""
         return self._files.path
 
+    @property
+    def day(self) -> Path:
+        """The oldest day in which it has a segment open."""
+        return next((files.day for files, _ in self._before), self._files.day)
+
     def refuse(self) -> None:
         """Record nothing from now on: what still comes is counted as lost."""
         if not self.state.error:

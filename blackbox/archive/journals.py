@@ -109,10 +109,11 @@ class Journals:
         self._fsync: Literal["never", "interval", "block"] = fsync
         self._segment_bytes, self._is_outbox = segment_bytes, is_outbox
         self._compression = compression
-        self._deleter = Deleter(self.directory, feed, retention) if retention.is_bound else None
+        self._deleter = Deleter(self.directory, feed, retention, self._first_kept) if retention.is_bound else None
         self._archive = (
             archive_of(self.directory, feed, serve, self._is_recording, retention.is_bound) if serve else None
         )
+        self._before: Path | None = None
         self._pipe = Pipe()
         self._synced_file = SyncedFile()
         self._lock: Lock | None = None
@@ -154,10 +155,14 @@ class Journals:
         except OSError as error:
             raise JournalError(self._in_words(error)) from error
 
-    def begin_deleting(self) -> None:
-        """Start to delete days beyond the retention. An outbox calls this after reading its days."""
+    def begin_deleting(self, before: Path | None = None) -> None:
+        """Start to delete days beyond the retention, or only days before one. An outbox calls this after reading."""
+        self._before = before
         if self._deleter is not None:
             self._deleter.open()
+
+    def _first_kept(self) -> Path:
+        return self.day() if self._before is None else min(self.day(), self._before)
 
     def at(self, slice_id: int) -> BlockHandlerAt:
         """Return what takes the blocks of a slice."""
@@ -170,9 +175,9 @@ class Journals:
         except OSError as error:
             raise JournalError(self._in_words(error)) from error
 
-    def day(self, slice_id: int) -> Path:
-        """Return the day in which a slice is written."""
-        return self._writers[slice_id].path.parents[1]
+    def day(self) -> Path:
+        """Return the oldest day in which some slice is written."""
+        return min(writer.day for writer in self._writers.values())
 
     def failure(self) -> str:
         """Return what went wrong with the files; empty: nothing."""

@@ -75,6 +75,7 @@ class Outbox:
         again_bytes: int = 16 << 20,
         again_wait: float | timedelta = 1.0,
         epoch: int = 0,
+        keeps_days: bool = False,
     ) -> None:
         """Settings; nothing is opened before the publisher starts. Durations are seconds or `timedelta`.
 
@@ -89,11 +90,12 @@ class Outbox:
             again_bytes: maximum number of bytes to send again for each slice. Earlier blocks remain only in the outbox.
             again_wait: time that a start waits for subscribers if there are blocks to send again.
             epoch: epoch to continue even if some of its messages were lost here, because the caller has them.
+            keeps_days: True to delete no day until `delete_before` is called.
         """
         check_integers(("again_bytes", again_bytes, 0, 1 << 40))
         self.directory = Path(directory)
         self.again_wait_s = duration_ns("again_wait", again_wait, 0, _LONGEST_WAIT_S) / 1e9
-        self._again_bytes, self._epoch = again_bytes, epoch
+        self._again_bytes, self._epoch, self._keeps_days = again_bytes, epoch, keeps_days
         self._is_synced = fsync == "block"
         self._serve = serve
 
@@ -126,7 +128,8 @@ class Outbox:
         try:
             journals.open()
             opened = self._open(journals, feed)
-            journals.begin_deleting()
+            if not self._keeps_days:
+                journals.begin_deleting()
             return opened
         except BaseException as error:
             journals.close(lambda: True)
@@ -182,10 +185,15 @@ class Outbox:
         assert self._journals is not None
         self._journals.sync(slice_id)
 
-    def day(self, slice_id: int) -> Path:
-        """Return the day in which a slice is written."""
+    def day(self) -> Path:
+        """Return the oldest day in which some slice is written."""
         assert self._journals is not None
-        return self._journals.day(slice_id)
+        return self._journals.day()
+
+    def delete_before(self, day: Path) -> None:
+        """Delete days before this one from now on, as far as they are beyond the retention."""
+        assert self._journals is not None
+        self._journals.begin_deleting(day)
 
     def __repr__(self) -> str:
         return f"Outbox({str(self.directory)!r})"

@@ -11,7 +11,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -98,14 +98,18 @@ class Deleted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Deleter:
     """Keeps the days of one feed within bounds, in a thread, from `open` to `close`."""
 
-    def __init__(self, directory: Path, feed: Feed, keep: Retention) -> None:
-        self._directory, self._feed, self._keep = directory, feed, keep
+    def __init__(
+        self, directory: Path, feed: Feed, keep: Retention, first_kept: Callable[[], Path | None] = lambda: None
+    ) -> None:
+        """`first_kept` returns the day from which on none may be deleted now; None: any may."""
+        self._directory, self._feed, self._keep, self._first_kept = directory, feed, keep, first_kept
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="blackbox-retention", daemon=True)
 
     def open(self) -> None:
-        """Begin."""
-        start_thread(self._thread)
+        """Begin; again is fine."""
+        if self._thread.ident is None:
+            start_thread(self._thread)
 
     def close(self) -> None:
         """End, once a day that is being deleted is."""
@@ -119,7 +123,10 @@ class Deleter:
         days = recorded_days(self._directory)
         sizes = [sum(path.stat().st_size for path in day.rglob("*") if path.is_file()) for day in days]
         gone = []
+        kept = self._first_kept()
         for number, day in enumerate(days[:-1]):
+            if kept is not None and day >= kept:
+                break
             age, size = self._age_of(day), sum(sizes[number:])
             is_over = _exceeds(age, self._keep.days) or _exceeds(size, self._keep.bytes)
             is_too_much = _exceeds(age, self._keep.most_days) or _exceeds(size, self._keep.most_bytes)

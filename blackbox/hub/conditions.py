@@ -23,7 +23,7 @@ log = logging.getLogger("blackbox")
 _AGAIN_S: Final = 60.0
 """When to read days again that could not be read."""
 _TICK_S: Final = 1.0
-"""The clock may be set: while topics are to end, it is looked at so often."""
+"""The clock may be set, and a day may end: it is looked at so often."""
 _MYSELF: Final = "hub"
 
 
@@ -127,10 +127,10 @@ class Conditions:
 
     # Deadlines.
 
-    def wait_s(self) -> float | None:
-        """Return for how long no topic ends, at most a second; None: none has a deadline."""
+    def wait_s(self) -> float:
+        """Return for how long no topic ends, at most a second."""
         at = self.deadlines.next()
-        return None if at is None else max(0.0, min(_TICK_S, (at - time.time_ns()) / 1e9))
+        return _TICK_S if at is None else max(0.0, min(_TICK_S, (at - time.time_ns()) / 1e9))
 
     def deletion(self) -> Put | None:
         """Return a request that deletes the topics whose time is over, as if a client had; None: there is none."""

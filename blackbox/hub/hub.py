@@ -217,6 +217,7 @@ class Hub:
             fsync=fsync,
             fsync_interval=fsync_interval,
             retention=retention,
+            keeps_days=True,
             again_bytes=0,  # what a killed hub has not sent is asked of its archive
         )
         self._outbox = self._make_outbox(serve=True)
@@ -313,10 +314,11 @@ class Hub:
             stack.callback(self._publisher.close)
             self._read_history()
             (socket,) = self._bind(stack, self.feed.bound(self.endpoint))
-            for frames in self._thread.frames(socket, self._wait_s):
+            for frames in self._thread.frames(socket, self._conditions.wait_s):
                 self._end_topics()
                 if frames:
                     self._answer_all(socket, frames)
+                self._take_snapshot()
 
     def _check_directory(self) -> None:
         make_directory(self.directory)
@@ -351,10 +353,6 @@ class Hub:
         self._first = self._table.number + 1
         """The first turn of this run."""
         self._since_snapshot = _MOST_SINCE_SNAPSHOT
-
-    def _wait_s(self) -> float | None:
-        """Return when to look again if nothing comes; None: no topic is to end."""
-        return self._conditions.wait_s()
 
     def _bind(self, stack: ExitStack, *endpoints: str) -> list[zmq.Socket[bytes]]:
         """Return a socket at each endpoint, for as long as the stack is open."""
@@ -403,7 +401,6 @@ class Hub:
                 for client, answer in answers:
                     self._send(socket, client, answer)
                 turn, answers = _Turn(), []
-        self._take_snapshot()
 
     def _append(self, turn: _Turn, synced: bool) -> None:
         """Return once the journals contain all of a turn: on the disk if `synced`, else in the page cache.
@@ -439,23 +436,25 @@ class Hub:
     def _take_snapshot(self) -> None:
         """Append what is known of clients, deadlines and topics, so that the next hub need not read far back for it.
 
-        Each day has a snapshot, so that no deleted day takes that with it.
+        No day is deleted unless a later one has a snapshot on the disk.
         """
-        if (
-            self._since_snapshot < max(_MOST_SINCE_SNAPSHOT, 4 * self._snapshot_bytes)
-            and self._outbox.day(0) == self._snapshot_day
-        ):
+        day = self._outbox.day()  # the snapshot is in this one, or in a later one
+        if self._since_snapshot < max(_MOST_SINCE_SNAPSHOT, 4 * self._snapshot_bytes) and day == self._snapshot_day:
             return
         known = self._table.clients(), self._conditions.deadlines.items(), self._topics.all()
-        notes = encode_snapshot(self._table.number, self._table.floor, *known)
-        self._sync()  # a power cut then loses nothing before the snapshot
-        self._store_snapshot(notes)
+        notes = encode_snapshot(self._table.number, self._table.floor, *known) if self._table.number else []
+        if notes:
+            self._sync()  # a power cut then loses nothing before the snapshot
+            self._store_snapshot(notes)
         self._since_snapshot, self._snapshot_bytes = 0, sum(map(len, notes))
-        self._snapshot_day = self._outbox.day(0)
+        self._snapshot_day = day
+        self._outbox.delete_before(day)
 
     def _store_snapshot(self, notes: list[bytes]) -> None:
         for note in notes:
             self._publisher._note(0, note, is_alone=True)
+        self._publisher._wait_kept(0, self._publisher.published_count(0), time.monotonic() + _PATIENCE_S)
+        self._outbox.sync(0)
 
     def _end_topics(self) -> None:
         """Delete topics whose time is over."""

@@ -377,9 +377,13 @@ class PairedHub(Hub):
             epoch = entry.epoch or state.kept.epoch or lead.epoch
             if epoch != state.kept.epoch:
                 self._begin_epoch(epoch)
+            day = self._outbox.day()
             if entry.is_snapshot:
                 self._sync()
             self._append_entry(entry, mine)
+            if entry.is_snapshot and state.life is PairLife.ARMED:  # else it may be a part of one
+                self._outbox.sync(0)
+                self._outbox.delete_before(day)
         if entries and lead.is_synced:
             self._sync()
         if state.end_following(lead):
@@ -405,9 +409,9 @@ class PairedHub(Hub):
         if frames is not None:
             self._answer_all(self._socket, frames)
         while True:
-            wait_s, left_s = self._link.wait_s(), self._conditions.wait_s()
             ready = self._thread.poll(
-                self._thread.watch(self._socket, *self._link.sockets), wait_s if left_s is None else min(wait_s, left_s)
+                self._thread.watch(self._socket, *self._link.sockets),
+                min(self._link.wait_s(), self._conditions.wait_s()),
             )
             if ready is None:
                 raise _OverError
@@ -415,6 +419,7 @@ class PairedHub(Hub):
             self._end_topics()
             if self._socket in ready:
                 self._answer_all(self._socket, receive(self._socket))
+            self._take_snapshot()
 
     def _confirm(self, entry: Entry, synced: bool) -> None:
         """Wait until the peer has an entry; not for one that may not take over."""

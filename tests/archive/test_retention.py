@@ -36,13 +36,18 @@ DESK = Owner.of_key("desk")
 def aged(place: Path, feed: Feed, ago: int) -> tuple[str, int]:
     """Record a day that ended so many days ago, before those that are there; return its name and epoch."""
     epoch = recorded(place, feed, COUNT)
+    return move_today(place, feed, ago).name, epoch
+
+
+def move_today(place: Path, feed: Feed, ago: int) -> Path:
+    """Rename the present day, with its manifest, to a day `ago` days earlier, and return it."""
     today = session_date(feed, time.time_ns())
     date = today - datetime.timedelta(ago)
     day = (place / feed.name / today.isoformat()).rename(place / feed.name / date.isoformat())
     manifest = msgspec.structs.replace(Manifest.read(day), date=date)
     (day / MANIFEST).unlink()
     manifest.write(day)
-    return day.name, epoch
+    return day
 
 
 def days_of(place: Path) -> list[str]:

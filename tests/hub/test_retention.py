@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import datetime
+import threading
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from blackbox import ConfigError, Feed, Hub, HubClient
+from blackbox.archive import retention as retention_module
 from blackbox.archive.consumer_positions import owned_consumers
 from blackbox.archive.consumer_store import CONSUMERS, ConsumerStore, Owner
-from blackbox.archive.retention import Retention
+from blackbox.archive.retention import Deleter, Retention
 from blackbox.block.position import Position
 from blackbox.hub.settings import HubSettings
 from blackbox.testing import wait_until
-from tests.archive.test_retention import aged, days_of
-from tests.hub.hubs import hub_feed
+from tests.archive.test_retention import aged, days_of, move_today
+from tests.hub.hubs import hub_feed, leave
+from tests.hub.test_put import Peer
 
 
 @pytest.mark.parametrize("key_bytes", [0, 1])
@@ -30,6 +34,61 @@ def test_old_days_go_but_for_what_a_durable_client_needs(tmp_path: Path, key_byt
         assert hub.statistics().stored == 1
         kept = days_of(tmp_path / feed.name)
     assert kept[:-1] == [days[1][0], days[2][0]]
+
+
+def put_and_kill(place: Path, feed: Feed) -> Path:
+    """Return the directory of a killed hub to which a client has put once."""
+    with Hub(feed, place / "hub"), Peer(feed) as peer:
+        peer.hello()
+        peer.ask(peer.puts(1, b"1"))
+        return leave(place / "hub", place / "left", {})
+
+
+def last_put(feed: Feed, place: Path) -> int:
+    with Hub(feed, place), Peer(feed) as peer:
+        return int(peer.hello().last)
+
+
+def test_a_hub_that_was_away_for_long_reads_its_days_before_it_deletes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = hub_feed(slices=1)
+    left = put_and_kill(tmp_path, feed)
+    old = move_today(left, feed, 9)
+    read, look, looked = Hub._read_history, Deleter.look, threading.Event()
+
+    def looks(self: Deleter) -> list[str]:
+        try:
+            return look(self)
+        finally:
+            looked.set()
+
+    def reads(self: Hub) -> None:
+        if any(thread.name == "blackbox-retention" for thread in threading.enumerate()):
+            assert looked.wait(60)
+        read(self)
+
+    monkeypatch.setattr(Deleter, "look", looks)
+    monkeypatch.setattr(Hub, "_read_history", reads)
+    with Hub(feed, left, retention=Retention(days=5)), Peer(feed) as peer:
+        assert peer.hello().last == 1
+        wait_until(lambda: not old.exists())
+    assert last_put(feed, left) == 1
+
+
+def test_a_hub_that_is_idle_over_midnight_knows_its_clients_once_the_day_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Midnight is some seconds ahead: a `day_start` in UTC."""
+    monkeypatch.setattr(retention_module, "_LOOK_S", 0.01)
+    midnight = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=4)
+    feed = msgspec.structs.replace(hub_feed(slices=1), day_start=f"{midnight:%H:%M:%S}")
+    with Hub(feed, tmp_path, retention=Retention(days=1)), Peer(feed) as peer:
+        peer.hello()
+        peer.ask(peer.puts(1, b"1"))
+        (first,) = days_of(tmp_path / feed.name)
+        wait_until(lambda: first not in days_of(tmp_path / feed.name))
+    assert last_put(feed, tmp_path) == 1
 
 
 def keeping_hub(feed: Feed, place: Path) -> Hub:
