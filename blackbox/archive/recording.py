@@ -103,6 +103,17 @@ class Recording(Frames):
         return cls(directory, Manifest.read(directory))
 
     @classmethod
+    def open_kept(cls, path: Path) -> Self | None:
+        """Open a day as `open` does, or return None if it has been deleted, wholly or meanwhile."""
+        try:
+            recording = cls.open(path)
+        except JournalError:
+            if path.exists():
+                raise
+            return None
+        return recording if path.exists() else None
+
+    @classmethod
     def latest(cls, directory: str | os.PathLike[str]) -> Self:
         """Open the newest day below a feed's directory, such as "recordings/nasdaq".
 

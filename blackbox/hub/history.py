@@ -133,14 +133,11 @@ class History:
         reached: dict[int, int] = {}
         for path in reversed(self._paths):
             if path not in self._days:
-                try:
-                    day = self._days[path] = Recording.open(path)
-                except JournalError:
-                    if path.exists():
-                        raise
-                    return  # it was deleted just now, as all days before it
+                if (day := Recording.open_kept(path)) is None:
+                    return  # all days before it are deleted, too
                 for damage in [each for each in day.damage if each.path.suffix == ".journal"]:
                     raise _refusal(damage)
+                self._days[path] = day
             for segment in reversed(dict(self._days[path]._segments_of([slice_id])).get(slice_id, [])):
                 entries = segment.entries[segment.entries["records"] > 0]
                 for epoch in numpy.unique(entries["epoch"]).tolist():

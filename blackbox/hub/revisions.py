@@ -38,7 +38,8 @@ class Revisions:
         """
         slices: dict[int, Newest] = {}
         for path in recorded_days(directory):
-            day = Recording.open(path)
+            if (day := Recording.open_kept(path)) is None:
+                continue
             for slice_id in range(len(day.feed.slices)):
                 if slice_id not in slices:
                     slices[slice_id] = Newest(slice_id, day.feed.key_rule, day.feed.max_topics, has_payloads=False)

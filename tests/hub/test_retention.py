@@ -14,8 +14,14 @@ from blackbox.archive import retention as retention_module
 from blackbox.archive.consumer_positions import owned_consumers
 from blackbox.archive.consumer_store import CONSUMERS, ConsumerStore, Owner
 from blackbox.archive.retention import Deleter, Retention
+from blackbox.archive.segments import Segments
 from blackbox.block.position import Position
+from blackbox.hub.deadlines import Deadlines
+from blackbox.hub.history import History
+from blackbox.hub.revisions import Revisions
 from blackbox.hub.settings import HubSettings
+from blackbox.hub.table import Table
+from blackbox.hub.topics import Topics
 from blackbox.testing import wait_until
 from tests.archive.test_retention import aged, days_of, move_today
 from tests.hub.hubs import hub_feed, leave
@@ -89,6 +95,30 @@ def test_a_hub_that_is_idle_over_midnight_knows_its_clients_once_the_day_is_dele
         (first,) = days_of(tmp_path / feed.name)
         wait_until(lambda: first not in days_of(tmp_path / feed.name))
     assert last_put(feed, tmp_path) == 1
+
+
+@pytest.mark.parametrize("slice_id", [0, 1])
+def test_a_day_that_is_deleted_while_it_is_opened_is_no_damage(
+    tmp_path: Path, slice_id: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = hub_feed(slices=2)
+    left = put_and_kill(tmp_path, feed)
+    old, gone = move_today(left, feed, 9), left / "gone"
+    assert last_put(feed, left) == 1
+    refresh = Segments._refresh_slice
+
+    def refreshes(self: Segments, of_slice: int, begun: int) -> None:
+        if self._day == old and of_slice == slice_id:
+            old.rename(gone)
+        refresh(self, of_slice, begun)
+
+    monkeypatch.setattr(Segments, "_refresh_slice", refreshes)
+    table = Table(10, 10, 10)
+    History(left / feed.name, feed).tell(table, Deadlines(), Topics(feed))
+    assert table.number > 0
+    gone.rename(old)
+    Revisions().read(left / feed.name, 0, [0, 0], lambda: None)
+    assert gone.exists()
 
 
 def keeping_hub(feed: Feed, place: Path) -> Hub:
