@@ -234,6 +234,10 @@ class Journals:
 
     def _day(self, now_ns: int) -> tuple[Path, int]:
         date = session_date(self.feed, now_ns)
+        if self._is_outbox and (days := recorded_days(self.directory)):  # they are read in the order of their dates
+            today, date = date, max(date, Manifest.read(days[-1]).date)
+            if date > today and not self._writers:
+                log.warning("%s is later than today: the clock was ahead, and messages go to this day", days[-1])
         day = self.directory / date.isoformat()
         make_directory(day)
         if (day / MANIFEST).exists():

@@ -21,6 +21,7 @@ from blackbox.errors import HubError
 from blackbox.hub.hub import Answer
 from blackbox.hub.protocol import Put, Stored, unpack_places
 from blackbox.testing import wait_until
+from tests.archive.test_retention import move_today
 from tests.examples import first_of
 from tests.hub.hubs import HUB, hub_feed, leave, published, sizes
 from tests.hub.power import KEEP, cut_power, has_on_disk, make_disk
@@ -337,6 +338,19 @@ def test_no_other_publisher_can_use_the_outbox_of_a_hub(tmp_path: Path, feed: Fe
     other = msgspec.structs.replace(hub_feed("hub", slices=1), archives=())
     with Hub(feed, tmp_path), pytest.raises(JournalError):
         Publisher(other, outbox=tmp_path).start()
+
+
+def test_a_hub_whose_clock_was_a_day_ahead_knows_what_it_takes_afterwards(tmp_path: Path, feed: Feed) -> None:
+    with Hub(feed, tmp_path), Peer(feed) as peer:
+        peer.hello()
+        peer.ask(peer.puts(1, b"1"))
+    ahead = move_today(tmp_path, feed, -1)
+    for number in (2, 3):
+        with Hub(feed, tmp_path), Peer(feed) as peer:
+            assert peer.hello().last == number - 1
+            peer.ask(peer.puts(number, b"%d" % number, topics=[b"B.%d" % number]))
+    assert payloads(tmp_path, feed) == [b"1", b"2", b"3"]
+    assert list((tmp_path / feed.name).glob("20*")) == [ahead]
 
 
 def test_a_put_that_was_known_is_no_message_of_the_epoch_and_what_follows_keeps_its_place(
