@@ -177,7 +177,7 @@ class History:
                 rows = (notes.kinds == JUDGED) & (notes.numbers >= floor)
                 numbers, places = notes.numbers[rows].tolist(), notes.places[rows].tolist()
                 found += [Copy(number, slice_id, at, part) for number, at in zip(numbers, places, strict=True)]
-                if len(notes.numbers) and notes.numbers[0] <= floor:
+                if len(notes.numbers) and notes.numbers[0] < floor:  # equal: it may be a snapshot after that turn
                     break
         found.sort(key=lambda each: each.number)  # stable: of a slice they are not in order yet
         return found
