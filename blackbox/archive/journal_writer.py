@@ -158,6 +158,7 @@ class JournalWriter:
         self._switches = 0
         self._lock = threading.Lock()
         """Held by the thread that makes, syncs or closes files."""
+        self._sync_error: OSError | None = None
         self._noted: SegmentFiles | None = None
         self._synced_writes = 0
         """Writes when the last sync of the present segment began; -1: it was not synced yet."""
@@ -220,20 +221,26 @@ class JournalWriter:
     def sync(self, *, what_is_written: bool) -> None:
         """Close the segments that are full, durably; also make durable what is in the one that is written, if told.
 
-        Note that a segment is there once it holds something. Any thread may call this.
+        Note that a segment is there once it holds something. Any thread may call this. Raises OSError; after a failed
+        sync always, because the system drops what it could not write, and the next sync would succeed.
         """
         with self._lock:
             self._notice_switch()
-            self._sync(what_is_written)
+            if self._sync_error is None:
+                try:
+                    self._sync(what_is_written)
+                except OSError as error:
+                    self._sync_error = error
+            if self._sync_error is not None:
+                raise self._sync_error
 
     def _sync(self, what_is_written: bool) -> None:
         while self._before:
-            before, totals = self._before.pop(0)
-            try:
-                before.sync()
-            finally:
-                before.close()
+            before, totals = self._before[0]
+            before.sync()
+            before.close()
             note_closed(before.day, self.slice_id, totals, before.number + 1)
+            del self._before[0]
         if self._noted is not self._files and self.state.safe > FILE_HEAD_BYTES:
             with suppress(OSError):  # it is tried again; what is wrong with the files is told elsewhere
                 note_segments(self._files.day, self.slice_id, self._files.number + 1)

@@ -11,6 +11,7 @@ from typing import Literal
 import numpy
 import pytest
 
+from blackbox.archive.append import MORE_ROOM
 from blackbox.archive.journal_writer import JournalWriter
 from blackbox.block.block_handler import BLOCK, IDLE
 from blackbox.transport.wakeup import Pipe
@@ -47,6 +48,34 @@ def test_each_block_is_synced_when_told(tmp_path: Path, sync_each: bool, stored_
     assert given.lost == 2 - stored_messages
     assert given.error == (errno.EINVAL if sync_each else 0)
     writer.close()
+
+
+def test_no_sync_succeeds_after_one_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    day = (journals.Day(tmp_path, journals.feed_of()).path, FOREVER_NS * 10**6)
+    writer = JournalWriter(0, 0, MIB, False, "none", Pipe(), lambda _: day)
+    function = ctypes.CFUNCTYPE(None, ctypes.c_int64)(writer.at.function)
+    header, body = (numpy.frombuffer(part, numpy.uint8) for part in Put((Row(b"T", b"1"),)).block(0))
+    given = writer.state
+    given.head, given.body, given.body_bytes, given.ts_recv = header.ctypes.data, body.ctypes.data, len(body), 1
+    given.kind = BLOCK
+    function(writer.at.record)
+    given.wanted = MORE_ROOM
+    writer.tend()
+    function(writer.at.record)  # to the next segment
+    sync, failed = os.fdatasync, list[int]()
+
+    def fails_once(fd: int) -> None:
+        if failed:
+            return sync(fd)
+        failed.append(fd)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fdatasync", fails_once)
+    for _ in range(2):
+        with pytest.raises(OSError, match="Input/output error"):
+            writer.sync(what_is_written=True)
+    with pytest.raises(OSError, match="Input/output error"):
+        writer.close()
 
 
 def test_what_is_synced_is_not_synced_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
