@@ -28,7 +28,7 @@ from blackbox.archive.journal_state import JournalState
 from blackbox.archive.journal_writer import WRITER_NEEDS, JournalWriter
 from blackbox.archive.retention import EVERYTHING, Deleter, Retention
 from blackbox.archive.serve.server import ArchiveStatistics, archive_of
-from blackbox.archive.synced import SyncedFile
+from blackbox.archive.synced import SyncedFile, sync_left
 from blackbox.arguments import check_integers, duration_ns
 from blackbox.block.block_handler import BlockHandlerAt
 from blackbox.errors import BlackBoxError, JournalError
@@ -139,6 +139,8 @@ class Journals:
                 self._synced_file.open(self.directory)
             for day in recorded_days(self.directory)[-_DAYS_TO_RECOVER:]:
                 self.cut_bytes += recover_day(day)
+            if self._is_outbox and self._fsync != "never":
+                sync_left(self.directory, slices)
             for slice_id in slices:
                 self._writers = {**self._writers, slice_id: self._make_writer(slice_id)}
             if self._acknowledge is not None:
@@ -317,7 +319,7 @@ class Journals:
         for writer in writers:
             writer.tend()  # behind it: what has been told is in segments that are synced now
         now = time.monotonic()
-        is_due = self._fsync == "interval" and now - self._synced >= self._fsync_interval_s
+        is_due = self._fsync != "never" and now - self._synced >= self._fsync_interval_s
         for writer in writers:
             writer.sync(what_is_written=is_due)
         if is_due:

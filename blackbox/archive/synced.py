@@ -1,5 +1,7 @@
 """Size of each slice's newest segment on the disk, in a file next to the days, to tell damage from a torn end.
 
+A process that starts writes again what the one before may not have synced.
+
 The file is written after each sync and is not synced itself, so after a power cut it may be older, never newer.
 """
 
@@ -7,8 +9,9 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy
 
@@ -22,6 +25,8 @@ _NAME: Final = "synced"
 _ENTRY: Final = struct.Struct("<qq")
 _ENTRY_BYTES: Final = _ENTRY.size + 8
 _LAST_DAYS: Final = 2
+_PART_BYTES: Final = 4 << 20
+_PAST_END: Final = 1 << 62
 
 
 class SyncedFile:
@@ -46,16 +51,31 @@ class SyncedFile:
             self._fd = -1
 
 
+class Synced(NamedTuple):
+    """A slice's entry in the file."""
+
+    created_ns: int
+    """When the segment was created that was synced last, ns since 1970."""
+    size: int
+    """Bytes of it that are on the disk."""
+
+
+def read_synced(directory: Path, slice_id: int) -> Synced | None:
+    """Return the entry of a slice; None: it has none, or none that is whole."""
+    path = directory / _NAME
+    entry = (path.read_bytes() if path.exists() else b"")[_ENTRY_BYTES * slice_id :][:_ENTRY_BYTES]
+    if len(entry) < _ENTRY_BYTES or _checksum(entry[: _ENTRY.size]) != entry[_ENTRY.size :]:
+        return None
+    return Synced(*_ENTRY.unpack_from(entry))
+
+
 def check_synced(directory: Path, slices: int, key_rule: int) -> None:
     """Raise JournalError if a segment cannot be read as far as it was synced."""
-    path = directory / _NAME
-    data = path.read_bytes() if path.exists() else b""
     for slice_id in range(slices):
-        entry = data[_ENTRY_BYTES * slice_id :][:_ENTRY_BYTES]
-        if len(entry) == _ENTRY_BYTES and _checksum(entry[: _ENTRY.size]) == entry[_ENTRY.size :]:
-            created_ns, size = _ENTRY.unpack_from(entry)
-            for day in recorded_days(directory)[-_LAST_DAYS:]:
-                _check_slice(day, slice_id, key_rule, created_ns, size)
+        if (synced := read_synced(directory, slice_id)) is not None:
+            for path in _newest_first(directory, slice_id):
+                if _created_ns(path) == synced.created_ns:
+                    _check(path, slice_id, key_rule, synced.size)
 
 
 def forget_synced(directory: Path) -> None:
@@ -63,17 +83,58 @@ def forget_synced(directory: Path) -> None:
     (directory / _NAME).unlink(missing_ok=True)
 
 
-def _check_slice(day: Path, slice_id: int, key_rule: int, created_ns: int, size: int) -> None:
-    for number in segment_numbers(slice_directory(day, slice_id))[::-1]:
-        segment = segment_path(day, slice_id, number)
-        with segment.open("rb") as file:
-            head = numpy.frombuffer(file.read(FILE_HEAD_BYTES).ljust(FILE_HEAD_BYTES, b"\0"), FILE_HEAD)[0]
-        if head["created"] == created_ns:
-            whole = Segment(segment, slice_id, number, key_rule).whole_bytes
-            if whole < size:
-                damage = Damage(segment, whole, size - whole, "bytes that were on the disk cannot be read")
-                raise JournalError(f"{damage}: restore the file, or remove the bytes from there on")
-            return
+def note_all(directory: Path, slices: int) -> None:
+    """Note that the newest segments are on the disk, for a system that has started since they were written."""
+    file = SyncedFile()
+    file.open(directory)
+    for slice_id in range(slices):
+        for path in _newest_first(directory, slice_id)[:1]:
+            file.note(slice_id, _created_ns(path), path.stat().st_size)
+    file.close()
+
+
+def sync_left(directory: Path, slices: Iterable[int]) -> None:
+    """Sync what a killed process left in the newest days, after writing again what it had not synced. Raises OSError.
+
+    If the system could not write something, it keeps that in memory as if it were written: a sync alone succeeds.
+    """
+    for slice_id in slices:
+        synced = read_synced(directory, slice_id)
+        start = start_before = 0
+        for path in _newest_first(directory, slice_id):
+            if synced is not None and _created_ns(path) == synced.created_ns:
+                start, start_before = synced.size, _PAST_END
+            _write_again(path, start)
+            start = start_before
+
+
+def _write_again(path: Path, start: int) -> None:
+    with path.open("r+b") as file:
+        while part := os.pread(file.fileno(), _PART_BYTES, start):
+            start += os.pwrite(file.fileno(), part, start)
+        os.fdatasync(file.fileno())
+
+
+def _newest_first(directory: Path, slice_id: int) -> list[Path]:
+    """Return the segments of a slice in the newest days."""
+    return [
+        segment_path(day, slice_id, number)
+        for day in recorded_days(directory)[: -_LAST_DAYS - 1 : -1]
+        for number in reversed(segment_numbers(slice_directory(day, slice_id)))
+    ]
+
+
+def _created_ns(path: Path) -> int:
+    with path.open("rb") as file:
+        head = numpy.frombuffer(file.read(FILE_HEAD_BYTES).ljust(FILE_HEAD_BYTES, b"\0"), FILE_HEAD)[0]
+    return int(head["created"])
+
+
+def _check(path: Path, slice_id: int, key_rule: int, size: int) -> None:
+    whole = Segment(path, slice_id, int(path.stem), key_rule).whole_bytes
+    if whole < size:
+        damage = Damage(path, whole, size - whole, "bytes that were on the disk cannot be read")
+        raise JournalError(f"{damage}: restore the file, or remove the bytes from there on")
 
 
 def _checksum(entry: bytes) -> bytes:

@@ -20,10 +20,10 @@ import zmq
 from numpy.typing import NDArray
 
 from blackbox.archive.crash_recovery import check_tails, recover_day
-from blackbox.archive.day import Lock, make_directory, recorded_days, recorded_files
+from blackbox.archive.day import Lock, make_directory, recorded_days
 from blackbox.archive.outbox import Outbox, has_lost_power
 from blackbox.archive.retention import EVERYTHING, Retention
-from blackbox.archive.synced import check_synced, forget_synced
+from blackbox.archive.synced import check_synced, forget_synced, note_all
 from blackbox.arguments import check_integers
 from blackbox.block.block import as_rows
 from blackbox.documents import DecodeError
@@ -333,11 +333,9 @@ class Hub:
                     recover_day(day)
                 history = History(days, self.feed)
                 history.cut_back(history.newest()[0])
+                note_all(days, len(self.feed.slices))
         for day in recorded_days(days)[-_RECENT_DAYS:]:
             check_tails(day)
-            for path in recorded_files(day):  # of a killed hub: what is synced from now on follows what it has left
-                with path.open("rb") as file:
-                    os.fdatasync(file.fileno())
 
     def _has_lost_power(self) -> bool:
         """Return True if the system was started again, and may have forgotten what was not synced."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -19,7 +20,7 @@ from blackbox.archive.crash_recovery import file_head
 from blackbox.archive.format import FILE_HEAD_BYTES, SEGMENT_MAGIC
 from blackbox.errors import HubError
 from blackbox.hub.hub import Answer
-from blackbox.hub.protocol import Put, Stored, unpack_places
+from blackbox.hub.protocol import ENCODER, Put, Stored, unpack_places
 from blackbox.testing import wait_until
 from tests.archive.test_retention import move_today
 from tests.examples import first_of
@@ -276,6 +277,58 @@ def test_what_was_answered_as_synced_is_stored_once_however_often_power_is_cut(t
     with Hub(feed, place):
         pass
     assert [each.rstrip() for each in payloads(place, feed)] == [b"%d" % number for number in range(120)]
+
+
+def _path_of(fd: int) -> Path:
+    return Path(f"/proc/self/fd/{fd}").readlink()
+
+
+class Disk:
+    """A model of a disk: a sync that fails leaves bytes that no later sync writes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_failing = False
+        self.lacks: dict[Path, set[int]] = {}
+        """Bytes that a failed sync has left, by path."""
+        self._seen: dict[Path, int] = {}
+        self._written: dict[Path, set[int]] = {}
+        self._pwrite = os.pwrite
+        monkeypatch.setattr(os, "fdatasync", self._sync)
+        monkeypatch.setattr(os, "pwrite", self._write)
+
+    def _sync(self, fd: int) -> None:
+        path, size = _path_of(fd), os.fstat(fd).st_size
+        fresh, self._seen[path] = set(range(self._seen.get(path, 0), size)), size
+        if self.is_failing:  # once: the error is reported to the first that asks
+            self.is_failing = False
+            self.lacks[path] = fresh
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        self.lacks[path] = self.lacks.get(path, set()) - self._written.pop(path, set())
+
+    def _write(self, fd: int, data: bytes, offset: int) -> int:
+        path = _path_of(fd)
+        self._written.setdefault(path, set()).update(range(offset, offset + len(data)))
+        return self._pwrite(fd, data, offset)
+
+
+def test_a_put_whose_sync_failed_is_on_the_disk_before_the_next_hub_answers_it(
+    tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    hub = Hub(feed, tmp_path, fsync_interval=1000.0).start()
+    with Peer(feed) as peer:
+        peer.hello()
+        peer.ask(peer.puts(1, b"1", synced=True))
+        peer.hello()  # answered after the snapshot is on the disk
+        disk.is_failing = True
+        request = peer.puts(2, b"2", synced=True)
+        peer.socket.send(ENCODER.encode(request))
+        with pytest.raises(HubError, match="Input/output error"):
+            hub.run()
+        assert any(disk.lacks.values())
+        with Hub(feed, tmp_path, fsync_interval=1000.0):
+            assert isinstance(peer.ask(request), Stored)
+            assert not any(disk.lacks.values())
 
 
 def test_what_nothing_follows_is_on_the_disk_soon(tmp_path: Path, feed: Feed) -> None:
