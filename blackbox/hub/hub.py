@@ -609,9 +609,9 @@ class Hub:
         if request.feed != self.feed.name:
             return Ended(f"feed was {request.feed!r}, expected {self.feed.name!r}, whose hub this is")
         session, last = known or (0, 0)
-        if request.session < session:
-            return Ended(f"client {request.client!r} was begun elsewhere since", session + 1)
-        if request.session > session:
+        if request.session != session:
+            if request.replaces != session:
+                return Ended(f"client {request.client!r} was begun elsewhere since", session)
             begin = Judged(len(turn.requests), client, request.session, 0, b"", "", [], b"", time.time_ns())
             self._add(turn, begin, numpy.empty(0, PLACE))
         is_told = request.prefix is not None and self._may_read(request.prefix, client.key)

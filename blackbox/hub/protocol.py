@@ -54,16 +54,19 @@ _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
-    """Begin a session, or ask again where the feed is; a later session of a client ends the one before."""
+    """Begin a session, which ends the client's last one, or ask again where the feed is."""
 
     client: _Name
     session: Number
+    """Random number that each process chooses."""
     feed: str
     number: Number
     """Comes back in the answer."""
     prefix: bytes | None = None
     """The answer is to say where topics with this prefix are; None: none."""
     version: int = UNSAID
+    replaces: Number = 0
+    """The client's last session, which ends now; 0: it has none."""
 
 
 class Put(msgspec.Struct, frozen=True, array_like=True, tag="put"):
@@ -152,8 +155,8 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
     """A request is not understood, or of a client or session that cannot go on."""
 
     why: str
-    later: int = 0
-    """A session that may be begun in its place must be later than this one; 0: that would not help."""
+    session: int | None = None
+    """The client's session, which a new one may replace; None: a new session would not help."""
 
 
 class Passive(msgspec.Struct, frozen=True, array_like=True, tag="passive"):

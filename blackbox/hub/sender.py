@@ -147,7 +147,7 @@ class Sender:
         self.why = ""
         """Why the hub does not let us connect, as far as it is known."""
         # Of the driver:
-        self._session = time.time_ns()
+        self._session, self._replaces = secrets.randbits(62), 0
         self._next = 0
         """The number of the next put; 0: the hub has not said yet."""
         self._sent: dict[int, _Sent] = {}
@@ -405,7 +405,8 @@ class Sender:
             while self._unsaid:
                 if (asked := self._asked.get(self._unsaid[0])) is not None:
                     number = self._unsaid[0]
-                    hello = Hello(self.name, self._session, self._feed.name, number, asked.prefix, VERSION)
+                    feed = self._feed.name
+                    hello = Hello(self.name, self._session, feed, number, asked.prefix, VERSION, self._replaces)
                     self._send_one(ENCODER.encode(hello))
                 self._unsaid.popleft()
             while self._unsent:
@@ -466,9 +467,10 @@ class Sender:
                 asked.answer.set_result(answer)
         elif isinstance(answer, Passive):
             self._again_at = min(self._again_at, time.monotonic() + _PASSIVE_S)
-        elif answer.later and not self._next:
-            self._session = max(self._session, answer.later)  # a clock was set back, or ours is behind
-            self._send_again()
+        elif answer.session is not None and not self._next:
+            self._replaces = answer.session
+            with self._changed:
+                self._unsaid = deque(self._asked)
         else:
             raise HubError(f"hub {self._feed.hub} ended client {self.name!r}: {answer.why}")
 

@@ -51,7 +51,7 @@ def test_a_flipped_bit_loses_nothing_in_silence(tmp_path: Path, left: Path, seed
 
 def check(place: Path) -> str:
     try:
-        with Hub(FEED, place), Peer(FEED, session=2) as peer:
+        with Hub(FEED, place), Peer(FEED, session=2, replaces=1) as peer:
             assert peer.hello().last == COUNT
             for number in range(1, COUNT + 1):
                 again = peer.ask(peer.puts(COUNT + number, b"%d" % number, ids=[b"id-%d" % number]))

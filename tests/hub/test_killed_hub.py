@@ -145,7 +145,7 @@ def test_a_client_begun_anew_puts_other_messages_where_a_killed_hub_had_stored_a
         had = sizes(tmp_path / "hub")
         peer.ask(put_in_both(peer, 1, ids=False))
         left = leave(tmp_path / "hub", tmp_path / "left", had, 1)
-    with Hub(feed, left) as hub, Peer(feed, session=2) as peer:
+    with Hub(feed, left) as hub, Peer(feed, session=2, replaces=1) as peer:
         assert peer.hello().last == 0
         assert isinstance(peer.ask(put_in_both(peer, 1, ids=False)), Stored)
         assert hub.statistics().stored == 4

@@ -42,12 +42,12 @@ from tests.hub.hubs import hub_feed, published
 class Peer:
     """A client by hand: what it sends, and what comes."""
 
-    def __init__(self, feed: Feed, name: str = "peer", session: int = 1) -> None:
+    def __init__(self, feed: Feed, name: str = "peer", session: int = 1, replaces: int = 0) -> None:
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.linger, self.socket.rcvhwm = 0, 1
         self.socket.connect(feed.hub)
-        self.feed, self.name, self.session = feed, name, session
+        self.feed, self.name, self.session, self.replaces = feed, name, session, replaces
 
     def ask(self, request: Any) -> Any:
         self.socket.send(request if isinstance(request, bytes) else ENCODER.encode(request))
@@ -58,7 +58,7 @@ class Peer:
         return decode_answer(self.feed.hub, self.socket.recv())
 
     def hello(self) -> Any:
-        return self.ask(Hello(self.name, self.session, self.feed.name, 7, version=VERSION))
+        return self.ask(Hello(self.name, self.session, self.feed.name, 7, version=VERSION, replaces=self.replaces))
 
     def puts(self, first: int, *payloads: bytes, **changes: Any) -> Put:
         index = numpy.zeros(len(payloads), numpy.int32)
@@ -260,18 +260,39 @@ def test_a_later_process_takes_a_name_over_and_the_one_before_is_told(tmp_path: 
     assert [each[-1] for each in published(tmp_path, feed)] == [b"1", b"3"]
 
 
-def test_a_client_whose_clock_is_behind_takes_its_name_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("restarts", [False, True])
+def test_no_session_keeps_a_later_process_from_its_name(tmp_path: Path, restarts: bool) -> None:
     feed = hub_feed()
-    with Hub(feed, tmp_path):
-        with HubClient(feed, "desk") as before:
-            before.put(b"A.x", b"1")
-        after = HubClient(feed, "desk")
-        monkeypatch.setattr(after._sender, "_session", 5)
-        with after:
-            after.put(b"A.x", b"2", timeout=60)
-            assert after.published_count() == 2
+    hub = Hub(feed, tmp_path).start()
+    with Peer(feed, "desk", session=(1 << 63) - 1) as before:
+        assert isinstance(before.hello(), Welcome)
+        assert isinstance(before.ask(before.puts(1, b"1")), Stored)
+        if restarts:
+            hub.close()
+            hub = Hub(feed, tmp_path).start()
+        for number in (2, 3):
+            with HubClient(feed, "desk") as after:
+                after.put(b"A.x", b"%d" % number, timeout=60)
+                assert after.published_count() == number
+    hub.close()
+
+
+def test_a_late_hello_of_an_earlier_process_takes_no_name_over(tmp_path: Path) -> None:
+    feed = hub_feed()
+    with Hub(feed, tmp_path), Peer(feed, session=9) as first, Peer(feed, session=5, replaces=9) as second:
+        assert [isinstance(peer.hello(), Welcome) for peer in (first, first, second, second)] == [True] * 4
+        assert first.hello() == Ended("client 'peer' was begun elsewhere since", session=5)
+        assert isinstance(second.ask(second.puts(1, b"1")), Stored)
+
+
+def test_two_processes_that_replace_the_same_one_have_two_sessions(tmp_path: Path) -> None:
+    feed = hub_feed()
+    with Hub(feed, tmp_path), Peer(feed, session=2) as one, Peer(feed, session=3) as other:
+        assert isinstance(one.hello(), Welcome)
+        assert other.hello().session == 2
+        other.replaces = 2
+        assert isinstance(other.hello(), Welcome)
+        assert isinstance(one.ask(one.puts(1, b"1")), Ended)
 
 
 @pytest.mark.parametrize(
