@@ -13,6 +13,7 @@ import msgspec
 
 from blackbox import Feed, Publisher, SlowPolicy, Subscriber
 from blackbox.block.format import ACCEPT_KEY, CONFIRM_KEY, HEARTBEAT_KEY
+from blackbox.publish import peer_guard
 from blackbox.testing import Collector
 from tests.process_state import resident_bytes
 from tests.publish.hostile import MORE, Peer, acceptance, confirmation, frame, subscription, unsubscription
@@ -21,14 +22,16 @@ from tests.torture.outcome import Outcome
 HOUR_NS = 3_600 * 10**9
 KEYS = [b"%04d" % number for number in range(500)]
 MESSAGES = 50
-MOST_HELD_BYTES = 512 << 20
 MOST_DEAF = 12
+MOST_HUGE_BYTES = 8 << 20
+MOST_HELD_BYTES = (MOST_DEAF + 2) * (32 * peer_guard._MOST_UNHEARD_BYTES + MOST_HUGE_BYTES)
+"""Each peer may have an unfinished message of many parts, each of which libzmq holds in 32 times its bytes."""
 
 Act = Callable[[Random, Peer, int], None]
 
 
 def send_huge_subscription(random: Random, peer: Peer, epoch: int) -> None:
-    peer.send(subscription(bytes(random.randint(512, 8 << 20))))
+    peer.send(subscription(bytes(random.randint(512, MOST_HUGE_BYTES))))
 
 
 def announce_huge_frame(random: Random, peer: Peer, epoch: int) -> None:

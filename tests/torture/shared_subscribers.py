@@ -45,12 +45,24 @@ async def answer_of(connection: ClientConnection) -> dict[str, Any]:
             return told
 
 
+async def count_messages(connection: ClientConnection, sent: asyncio.Future[int], found: list[str]) -> None:
+    """Read until all messages have come, once it is known how many. A client that does not read is disconnected."""
+    came = 0
+    while not sent.done() or came < sent.result():
+        told = json.loads(await connection.recv())
+        came += len(told.get("messages", ()))
+        if "messages" not in told:
+            found.append(f"an honest client got {told}")
+
+
 async def talk(random: Random, url: str, publisher: Publisher, seconds: float, found: list[str]) -> int:
     tried, sent = 0, 0
     end = asyncio.get_running_loop().time() + seconds
     async with connect(url) as honest:
         await honest.send('{"do": "subscribe", "prefix": "MSFT.honest"}')
         await answer_of(honest)
+        is_sent = asyncio.get_running_loop().create_future()
+        counts = asyncio.ensure_future(count_messages(honest, is_sent, found))
         while asyncio.get_running_loop().time() < end and not found:
             async with connect(url) as other:
                 for _ in range(random.randint(1, 40)):
@@ -61,12 +73,9 @@ async def talk(random: Random, url: str, publisher: Publisher, seconds: float, f
                         found.append(f"{answer} was subscribed to without a right to it")
             publisher.publish(b"MSFT.honest", b"%d" % sent)
             sent += 1
-        came = 0
-        while came < sent:
-            told = json.loads(await asyncio.wait_for(honest.recv(), ANSWER_S))
-            came += len(told.get("messages", ()))
-            if "messages" not in told:
-                found.append(f"an honest client got {told}")
+        publisher.publish(b"MSFT.honest", b"last")
+        is_sent.set_result(sent + 1)
+        await asyncio.wait_for(counts, ANSWER_S)
     return tried
 
 
