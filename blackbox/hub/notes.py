@@ -106,6 +106,12 @@ def encode_snapshot(
     ]
 
 
+def is_whole_snapshot(notes: Sequence[bytes]) -> bool:
+    """Return True if these notes are all parts of a snapshot; a killed hub may have left some. Raises DecodeError."""
+    parts = [_SNAPSHOT.decode(note[_HEAD.size :]) for note in notes]
+    return {each.part for each in parts} == set(range(parts[0].parts))
+
+
 def decode_judged(note: bytes) -> list[Judged]:
     """Return the requests of a turn. Raises DecodeError."""
     return _JUDGED.decode(note[_HEAD.size :])

@@ -25,6 +25,7 @@ from blackbox.hub.entries import Entries, TooFarBehindError, checked, digest_of,
 from blackbox.hub.history import History
 from blackbox.hub.hub import Hub, HubKeywords, HubStatistics, _Fresh, _Turn, request_of
 from blackbox.hub.link import Link
+from blackbox.hub.notes import is_whole_snapshot
 from blackbox.hub.pair import Entry, Follow, Kept, Lead, Pair, Part, checksum_of, encode_kept, read_kept
 from blackbox.hub.pair_state import OutdatedError, PairLife, PairState
 from blackbox.hub.protocol import Ended, FindSites, Passive, wrong_version
@@ -381,7 +382,7 @@ class PairedHub(Hub):
             if entry.is_snapshot:
                 self._sync()
             self._append_entry(entry, mine)
-            if entry.is_snapshot and state.life is PairLife.ARMED:  # else it may be a part of one
+            if entry.is_snapshot and is_whole_snapshot([part.note for part in entry.parts]):
                 self._outbox.sync(0)
                 self._outbox.delete_before(day)
         if entries and lead.is_synced:

@@ -11,6 +11,7 @@ import pytest
 import zmq
 
 from blackbox import ConfigError, Feed, Hub, HubClient
+from blackbox.archive.retention import EVERYTHING, Retention
 from blackbox.block.layout import VERSION
 from blackbox.errors import BlockError, HubError, NotStoredError
 from blackbox.feed.endpoint import free_endpoints
@@ -23,6 +24,7 @@ from blackbox.hub.protocol import ENCODER
 from blackbox.publish.ring import MAX_NOTE_BYTES
 from blackbox.testing import wait_until
 from blackbox.transport.curve import keys_of_line, use_keys
+from tests.archive.test_retention import days_of, move_today
 from tests.hub.hubs import published
 from tests.hub.pairs import pair_feed
 from tests.keyring import Keyring
@@ -41,10 +43,18 @@ def links() -> tuple[str, ...]:
     return links
 
 
-def hub_of(feed: Feed, place: Path, links: tuple[str, ...], role: str = "primary", *, alone: bool = False) -> PairedHub:
+def hub_of(
+    feed: Feed,
+    place: Path,
+    links: tuple[str, ...],
+    role: str = "primary",
+    *,
+    alone: bool = False,
+    retention: Retention = EVERYTHING,
+) -> PairedHub:
     at = ("primary", "backup").index(role)
     pair = Pair(role=role, link=links[at], peer=links[1 - at], silence_ns=SILENCE_NS)  # type: ignore[arg-type]
-    return PairedHub(feed, place / role, pair=pair, alone=alone)
+    return PairedHub(feed, place / role, pair=pair, alone=alone, retention=retention)
 
 
 class Backup:
@@ -160,6 +170,26 @@ def test_a_backup_that_lacks_more_than_the_journals_have_is_refused_and_a_copy_f
             assert client.put(b"A", b"1", b"id", timeout=60) == place
             assert client.put(b"A", b"2", timeout=60).sequence == 1
         assert backup.statistics().life == "active"
+
+
+def test_a_backup_deletes_days_once_it_has_a_snapshot_of_the_active_hub(
+    tmp_path: Path, feed: Feed, links: tuple[str, ...]
+) -> None:
+    with hub_of(feed, tmp_path, links, alone=True), HubClient(feed) as client:
+        place = client.put(b"A", b"1", b"id")
+    old = move_today(tmp_path / "primary", feed, 9).name
+    shutil.copytree(tmp_path / "primary", tmp_path / "backup")
+    with hub_of(feed, tmp_path, links, "backup", retention=Retention(days=5)):
+        pass  # at its end, a look at the days is over
+    days = tmp_path / "backup" / feed.name
+    assert old in days_of(days)
+    with hub_of(feed, tmp_path, links, "backup", retention=Retention(days=5)) as backup:
+        with hub_of(feed, tmp_path, links):
+            wait_until(lambda: backup.statistics().life == "armed")
+            wait_until(lambda: old not in days_of(days))
+        with HubClient(feed) as client:
+            assert client.put(b"A", b"2", timeout=60).sequence == place.sequence + 1
+            assert client.published_count() == 1
 
 
 def test_two_hubs_with_keys_and_rights(tmp_path: Path, feed: Feed, links: tuple[str, ...]) -> None:
