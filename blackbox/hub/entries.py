@@ -28,7 +28,7 @@ from blackbox.errors import BlockError, JournalError
 from blackbox.feed.feed import Feed
 from blackbox.hub.history import History
 from blackbox.hub.history import Part as JournalPart
-from blackbox.hub.notes import JUDGED, SNAPSHOT
+from blackbox.hub.notes import SNAPSHOT
 from blackbox.hub.pair import Entry, Part, checksum_of
 from blackbox.publish.ring import MAX_NOTE_BYTES
 
@@ -107,7 +107,7 @@ class Entries:
         for at, part in enumerate(self._parts[slice_id]):
             notes = part.notes
             for number, kind, place in zip(notes.numbers, notes.kinds, notes.places, strict=True):
-                if number >= first and kind in (JUDGED, SNAPSHOT):
+                if number >= first:
                     yield _Noted(int(number), int(kind) == SNAPSHOT, slice_id, at, int(place))
 
     def _read(self) -> Entry | None:

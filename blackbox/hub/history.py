@@ -22,7 +22,7 @@ from blackbox.archive.segment import Damage, Segment
 from blackbox.errors import JournalError
 from blackbox.feed.feed import Feed
 from blackbox.hub.deadlines import Deadlines
-from blackbox.hub.notes import END, JUDGED, SNAPSHOT, Client, Judged, Notes, Snapshot
+from blackbox.hub.notes import END, JUDGED, RENEWED, SNAPSHOT, Client, Judged, Notes, Snapshot
 from blackbox.hub.protocol import Places, unpack_places
 from blackbox.hub.table import Table
 from blackbox.hub.topics import Topics
@@ -52,6 +52,7 @@ class Copy(NamedTuple):
     number: int
     slice_id: int
     place: int
+    kind: int
     part: Part
 
 
@@ -71,7 +72,9 @@ class History:
         snapshot, floor = self._snapshot()
         copies = self._copies(floor)
         ends = _Ends()
-        _take(table, [each for each in copies if each.number <= snapshot.number], None)
+        known = [each for each in copies if each.number <= snapshot.number]
+        table.restore((each.number, each.part.notes.renewed(each.place)) for each in known if each.kind == RENEWED)
+        _take(table, known, None)
         table.set_clients(snapshot.number, snapshot.clients)
         for topic, at in snapshot.deadlines:
             deadlines.set(topic, at)
@@ -112,7 +115,7 @@ class History:
         """Yield, of each slice, the newest part that has turns."""
         for slice_id in range(len(self._feed.slices)):
             for part in self._read_back(slice_id):
-                if (part.notes.kinds == JUDGED).any():
+                if (part.notes.kinds != SNAPSHOT).any():
                     yield part.notes
                     break
 
@@ -174,9 +177,9 @@ class History:
         for slice_id in range(len(self._feed.slices)):
             for part in self._read_back(slice_id):
                 notes = part.notes
-                rows = (notes.kinds == JUDGED) & (notes.numbers >= floor)
-                numbers, places = notes.numbers[rows].tolist(), notes.places[rows].tolist()
-                found += [Copy(number, slice_id, at, part) for number, at in zip(numbers, places, strict=True)]
+                rows = (notes.kinds != SNAPSHOT) & (notes.numbers >= floor)
+                columns = notes.numbers[rows].tolist(), notes.places[rows].tolist(), notes.kinds[rows].tolist()
+                found += [Copy(number, slice_id, at, kind, part) for number, at, kind in zip(*columns, strict=True)]
                 if len(notes.numbers) and notes.numbers[0] < floor:  # equal: it may be a snapshot after that turn
                     break
         found.sort(key=lambda each: each.number)  # stable: of a slice they are not in order yet
@@ -273,6 +276,7 @@ def _take(table: Table, copies: list[Copy], ends: _Ends | None) -> None:
     cut: dict[tuple[Client | None, int], int] = {}
     """By client and session, the request that a killed hub has not stored whole, until it comes again."""
     for number, notes in groupby(copies, lambda each: each.number):
+        table.number = number
         for request, places, is_there in _requests(notes):
             if ends is not None and request.ends:
                 ends.add(request, places, is_there)
@@ -291,7 +295,7 @@ def _requests(notes: Iterable[Copy]) -> list[tuple[Judged, Places, NDArray[numpy
     """Return the requests of a turn in order: their places, and False for those whose message was not stored."""
     requests: dict[int, tuple[Judged, Places, list[Copy]]] = {}
     for copy in notes:
-        for request in copy.part.notes.judged(copy.place):
+        for request in copy.part.notes.judged(copy.place) if copy.kind == JUDGED else ():
             requests.setdefault(request.at, (request, unpack_places(request.places), []))[2].append(copy)
     found = [each for _, each in sorted(requests.items())]
     lost = {place for _, places, copies in found for place in _positions(places[_are_lost(places, copies)])}

@@ -33,7 +33,7 @@ from blackbox.feed.schema import load_schema
 from blackbox.hub.conditions import Conditions
 from blackbox.hub.history import History
 from blackbox.hub.join import Join
-from blackbox.hub.notes import MOST_PART_BYTES, Client, Judged, encode_judged, encode_snapshot
+from blackbox.hub.notes import MOST_PART_BYTES, Client, Judged, encode_judged, encode_renewed, encode_snapshot
 from blackbox.hub.numbers import Numbers
 from blackbox.hub.protocol import (
     CONFLICT,
@@ -439,6 +439,9 @@ class Hub:
         day = self._outbox.day()  # the snapshot is in this one, or in a later one
         if self._since_snapshot < max(_MOST_SINCE_SNAPSHOT, 4 * self._snapshot_bytes) and day == self._snapshot_day:
             return
+        for note in encode_renewed(self._table.number + 1, self._first, self._table.renew()):
+            self._table.number += 1
+            self._store({0: note}, _Turn(), synced=False)
         known = self._table.clients(), self._conditions.deadlines.items(), self._topics.all()
         notes = encode_snapshot(self._table.number, self._table.floor, *known) if self._table.number else []
         if notes:

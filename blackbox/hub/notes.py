@@ -1,13 +1,14 @@
 """Notes of a hub in its journals: what became of requests, next to what they brought; and what it knows of clients.
 
 A turn of the hub judges some requests and has one number. Each slice that gets messages of the turn has its note before
-them, in the same write. A turn that stores nothing has its note in slice 0.
+them, in the same write. A turn that stores nothing has its note in slice 0. Some turns judge nothing, and renew the
+notes of old turns.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -19,18 +20,22 @@ from blackbox.archive.marks import places_of_marks, read_mark
 from blackbox.archive.segment import Segment
 from blackbox.documents import DecodeError, Decoder
 from blackbox.errors import JournalError
-from blackbox.hub.protocol import ENCODER
+from blackbox.hub.protocol import ENCODER, PlaceRow
 
 JUDGED: Final = 0
 """The kind of a note that is a list of `Judged`."""
 SNAPSHOT: Final = 1
 """The kind of a note that is a `Snapshot`."""
+RENEWED: Final = 2
+"""The kind of a note that is `Renewed`."""
 END: Final = numpy.dtype([("row", "<u4"), ("at", "<i8")])
 """When the topic of a row of a request ends, ns since 1970; 0: it does not end any more."""
 _HEAD: Final = struct.Struct("<qqB")
 """Number of the turn, number of the first turn of the hub's run, kind."""
 MOST_PART_BYTES: Final = 256 << 10
 """Bytes of a note at which the next one begins."""
+_ITEM_BYTES: Final = 64
+"""Approximate size of an item of `Renewed` without its ids, places and reasons."""
 
 
 class Client(NamedTuple):
@@ -67,13 +72,22 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True):
     part: int
     parts: int
     floor: int
-    """Notes from this number on have all answers and ids that are remembered."""
+    """Notes from this number on have all answers, ids and partial requests."""
     clients: list[tuple[Client, int, int]]
     """Client, session and last put, the one not heard of for longest first."""
     deadlines: list[tuple[bytes, int]]
     topics: list[bytes]
 
 
+class Renewed(msgspec.Struct, frozen=True, array_like=True):
+    """Answers, ids and partial requests that only old turns had in their notes: keys and values of a `Table`."""
+
+    answers: list[tuple[tuple[Client, int], tuple[int, int, bytes, str]]]
+    ids: list[tuple[tuple[str, bytes], tuple[int, int, PlaceRow]]]
+    partial: list[tuple[tuple[Client, int, int], tuple[int, int, dict[int, PlaceRow]]]]
+
+
+_RENEWED: Final = Decoder[Renewed]("msgpack", Renewed)
 _JUDGED: Final = Decoder[list[Judged]]("msgpack", list[Judged])
 _SNAPSHOT: Final = Decoder[Snapshot]("msgpack", Snapshot)
 
@@ -91,15 +105,8 @@ def encode_snapshot(
     topics: Sequence[bytes],
 ) -> list[bytes]:
     """Return the notes that hold a snapshot."""
-    parts: list[tuple[list[Any], list[Any], list[Any]]] = [([], [], [])]
-    size = 0
     items = [*((0, each, sum(map(len, each[0]))) for each in clients), *((1, each, len(each[0])) for each in deadlines)]
-    for kind, item, text_bytes in [*items, *((2, each, len(each)) for each in topics)]:
-        size += 32 + text_bytes
-        if size > MOST_PART_BYTES:
-            parts.append(([], [], []))
-            size = 0
-        parts[-1][kind].append(item)
+    parts = _in_parts([*items, *((2, each, len(each)) for each in topics)])
     return [
         _HEAD.pack(number, 0, SNAPSHOT) + ENCODER.encode(Snapshot(part, len(parts), floor, *lists))
         for part, lists in enumerate(parts)
@@ -110,6 +117,32 @@ def is_whole_snapshot(notes: Sequence[bytes]) -> bool:
     """Return True if these notes are all parts of a snapshot; a killed hub may have left some. Raises DecodeError."""
     parts = [_SNAPSHOT.decode(note[_HEAD.size :]) for note in notes]
     return {each.part for each in parts} == set(range(parts[0].parts))
+
+
+def encode_renewed(number: int, first: int, renewed: Renewed) -> list[bytes]:
+    """Return the note of each turn that renews something, from turn `number` on; `first` is that of `encode_judged`."""
+    items = [
+        *((0, each, _ITEM_BYTES + len(each[1][2]) + len(each[1][3])) for each in renewed.answers),
+        *((1, each, _ITEM_BYTES + len(each[0][1])) for each in renewed.ids),
+        *((2, each, _ITEM_BYTES * (1 + len(each[1][2]))) for each in renewed.partial),
+    ]
+    return [
+        _HEAD.pack(turn, first, RENEWED) + ENCODER.encode(Renewed(*lists))
+        for turn, lists in enumerate(_in_parts(items) if items else [], number)
+    ]
+
+
+def _in_parts(items: Iterable[tuple[int, Any, int]]) -> list[tuple[list[Any], list[Any], list[Any]]]:
+    """Distribute items to parts of at most about MOST_PART_BYTES: which of the three lists, item, and its size."""
+    parts: list[tuple[list[Any], list[Any], list[Any]]] = [([], [], [])]
+    size = 0
+    for kind, item, item_bytes in items:
+        size += 32 + item_bytes
+        if size > MOST_PART_BYTES:
+            parts.append(([], [], []))
+            size = 0
+        parts[-1][kind].append(item)
+    return parts
 
 
 def decode_judged(note: bytes) -> list[Judged]:
@@ -144,6 +177,13 @@ class Notes:
         """Return the requests of a note. Raises JournalError when it is damaged."""
         try:
             return decode_judged(self.text(place))
+        except DecodeError as error:
+            raise JournalError(f"{self.segment.path} is damaged: the note at {place} was not understood") from error
+
+    def renewed(self, place: int) -> Renewed:
+        """Return what a note renews. Raises JournalError when it is damaged."""
+        try:
+            return _RENEWED.decode(self.text(place)[_HEAD.size :])
         except DecodeError as error:
             raise JournalError(f"{self.segment.path} is damaged: the note at {place} was not understood") from error
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.hub.notes import Client, Judged
+from blackbox.hub.notes import Client, Judged, Renewed
 from blackbox.hub.protocol import PlaceRow, Places
 
 _MOST_ANSWER_BYTES: Final = 256 << 20
+_MOST_READ: Final = 100_000
+"""Requests before the newest snapshot that a hub reads from its journals at its start. Newer notes have the rest."""
+_SPARE: Final = 10_000
 
 
 class Table:
@@ -28,14 +32,19 @@ class Table:
         self._most_answers, self._most_ids, self._most_clients = remember_puts, remember_ids, most_clients
         self._clients: OrderedDict[Client, tuple[int, int]] = OrderedDict()
         """Session and last put, the client not heard of for longest first."""
-        self._answers: OrderedDict[tuple[Client, int], tuple[int, bytes, str]] = OrderedDict()
-        """By client and first put: number of the turn, places, reasons."""
+        self._answers: OrderedDict[tuple[Client, int], tuple[int, int, bytes, str]] = OrderedDict()
+        """By client and first put: turns, places, reasons. Turns are two numbers, here and below: of the turn that
+        judged the request, and of the last one that has a note of it."""
         self._answer_bytes = 0
-        self._ids: OrderedDict[tuple[str, bytes], tuple[int, PlaceRow]] = OrderedDict()
-        """By public key and id: number of the turn, and place."""
-        self._partial: dict[tuple[Client, int, int], tuple[int, dict[int, PlaceRow]]] = {}
-        """By client, session and first put of a request that a killed hub has stored in part: number of the turn, and
-        the rows that it has."""
+        self._ids: OrderedDict[tuple[str, bytes], tuple[int, int, PlaceRow]] = OrderedDict()
+        """By public key and id: turns, and place."""
+        self._partial: dict[tuple[Client, int, int], tuple[int, int, dict[int, PlaceRow]]] = {}
+        """By client, session and first put of a request that a killed hub has stored in part: turns, and the rows that
+        it has."""
+        self._recent: deque[int] = deque(maxlen=_MOST_READ)
+        """Turns of the last requests."""
+        self._noted: deque[tuple[int, int, Any]] = deque()
+        """Last turn with a note, place in `_remembered`, and key, the oldest turn first. Forgotten keys may be here."""
 
     # Queries.
 
@@ -46,24 +55,25 @@ class Table:
     def answered(self, client: Client, first: int) -> tuple[bytes, str] | None:
         """Return what was answered to a request; None: it was forgotten."""
         found = self._answers.get((client, first))
-        return None if found is None else found[1:]
+        return None if found is None else found[2:]
 
     def places_of(self, key: str, ids: Sequence[bytes]) -> dict[bytes, PlaceRow]:
         """Return the remembered places of puts of a key with these ids."""
-        return {each: found[1] for each in ids if (found := self._ids.get((key, each))) is not None}
+        return {each: found[2] for each in ids if (found := self._ids.get((key, each))) is not None}
 
     def stored(self, client: Client | None, session: int, first: int) -> dict[int, PlaceRow]:
         """Return the rows of a request that a killed hub has stored without an answer."""
         if not self._partial or client is None:
             return {}
-        return self._partial.get((client, session, first), (0, {}))[1]
+        return self._partial.get((client, session, first), (0, 0, {}))[2]
 
     @property
     def floor(self) -> int:
-        """Number of the first turn whose note has something that is remembered."""
-        kept: tuple[dict[Any, Any], ...] = self._answers, self._ids, self._partial
-        oldest: list[int] = [next(iter(each.values()))[0] for each in kept if each]
-        return min([self.number + 1, *oldest])
+        """Number of the first turn to read at a start; 0: all turns. Earlier notes are not needed after `renew`."""
+        return self._recent[0] if len(self._recent) == _MOST_READ else 0
+
+    def _remembered(self) -> tuple[dict[Any, tuple[Any, ...]], ...]:
+        return self._answers, self._ids, self._partial
 
     def clients(self) -> list[tuple[Client, int, int]]:
         """Return session and last put of each client, for a snapshot."""
@@ -71,20 +81,54 @@ class Table:
 
     # Updates.
 
+    def renew(self) -> Renewed:
+        """Return answers, ids and partial requests that only notes before `floor` have. Note them in the next turns."""
+        floor, number, found = self.floor, self.number + 1, Renewed([], [], [])
+        lists: tuple[list[Any], ...] = found.answers, found.ids, found.partial
+        while self._noted and self._noted[0][0] < floor:
+            oldest = self._noted.popleft()
+            if self._is_remembered(oldest):
+                _, kind, key = oldest
+                known = self._remembered()[kind]
+                lists[kind].append((key, known[key]))
+                known[key] = known[key][0], number, *known[key][2:]
+                self._noted.append((number, kind, key))
+        return found
+
+    def _is_remembered(self, noted: tuple[int, int, Any]) -> bool:
+        turn, kind, key = noted
+        value = self._remembered()[kind].get(key)
+        return value is not None and value[1] == turn
+
+    def restore(self, turns: Iterable[tuple[int, Renewed]]) -> None:
+        """Take what turns have renewed. Take the requests of all turns from `floor` on afterwards."""
+        found: tuple[dict[Any, Any], ...] = {}, {}, {}
+        for number, renewed in turns:
+            lists: tuple[list[Any], ...] = renewed.answers, renewed.ids, renewed.partial
+            for items, each in zip(lists, found, strict=True):
+                each.update([(key, (turn, number, *rest)) for key, (turn, _, *rest) in items])
+        for kind, (known, each) in enumerate(zip(self._remembered(), found, strict=True)):
+            known.update(sorted(each.items(), key=lambda item: item[1][0]))  # the oldest is forgotten first
+            self._noted.extend([(value[1], kind, key) for key, value in each.items()])
+        self._answer_bytes = sum(len(places) + len(why) for _, _, places, why in self._answers.values())
+
     def set_clients(self, number: int, clients: Iterable[tuple[Client, int, int]]) -> None:
         """Have the clients be those of a snapshot after a turn."""
         self.number = number
+        self._noted = deque(sorted(self._noted, key=itemgetter(0)))
         self._clients = OrderedDict((client, (session, last)) for client, session, last in clients)
 
     def take(self, number: int, request: Judged, places: Places) -> None:
         """Take what became of a request, all of it."""
         client, self.number = request.client, number
+        self._recent.append(number)
         if client is not None and len(places):
             if self._partial:
                 self._partial.pop((client, request.session, request.first), None)
             self._hear(client, request.session, request.first + len(places) - 1)
             self._forget_answer(client, request.first)  # of an earlier client of this name
-            self._answers[client, request.first] = number, request.places, request.why
+            self._answers[client, request.first] = number, number, request.places, request.why
+            self._noted.append((number, 0, (client, request.first)))
             self._answer_bytes += len(request.places) + len(request.why)
             while len(self._answers) > self._most_answers or self._answer_bytes > _MOST_ANSWER_BYTES:
                 self._forget_answer(*next(iter(self._answers)))
@@ -99,15 +143,16 @@ class Table:
         """
         assert request.client is not None
         self.number = number
+        self._recent.append(number)
         rows = numpy.flatnonzero(is_there & (places["is_refused"] == 0))
         stored = {row: _known(place) for row, place in zip(rows.tolist(), places[rows].tolist(), strict=True)}
         key = request.client, request.session, request.first
-        self._partial.pop(key, None)  # the newest turn goes to the end
-        self._partial[key] = number, stored
+        self._partial[key] = number, number, stored
+        self._noted.append((number, 2, key))
         self._remember_ids(number, request, places, is_there & (places["is_new"] != 0))
 
     def _forget_answer(self, client: Client, first: int) -> None:
-        _, places, why = self._answers.pop((client, first), (0, b"", ""))
+        _, _, places, why = self._answers.pop((client, first), (0, 0, b"", ""))
         self._answer_bytes -= len(places) + len(why)
 
     def _remember_ids(self, number: int, request: Judged, places: Places, are_new: NDArray[numpy.bool_]) -> None:
@@ -118,9 +163,13 @@ class Table:
         rows = numpy.flatnonzero(are_new)
         for row, place in zip(rows.tolist(), places[rows].tolist(), strict=True):
             if ids[row]:
-                self._ids[key, ids[row]] = number, _known(place)
+                self._ids[key, ids[row]] = number, number, _known(place)
+                self._ids.move_to_end((key, ids[row]))
+                self._noted.append((number, 1, (key, ids[row])))
         while len(self._ids) > self._most_ids:
             self._ids.popitem(last=False)
+        if len(self._noted) > 2 * sum(map(len, self._remembered())) + _SPARE:
+            self._noted = deque(filter(self._is_remembered, self._noted))
 
     def _begin_session(self, client: Client, session: int) -> None:
         """Take the session of a client; forget those not heard of for longest, if there are too many."""

@@ -8,6 +8,7 @@ import random
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy
@@ -19,8 +20,11 @@ from blackbox.archive import outbox as outbox_module
 from blackbox.archive.crash_recovery import file_head
 from blackbox.archive.format import FILE_HEAD_BYTES, SEGMENT_MAGIC
 from blackbox.errors import HubError
+from blackbox.hub import hub as hub_module
+from blackbox.hub import table as table_module
 from blackbox.hub.hub import Answer
 from blackbox.hub.protocol import ENCODER, Put, Stored, unpack_places
+from blackbox.hub.table import Table
 from blackbox.testing import wait_until
 from tests.archive.test_retention import move_today
 from tests.examples import first_of
@@ -239,6 +243,35 @@ def test_a_power_cut_leaves_no_put_after_a_lost_one_if_the_last_segment_has_no_n
     with Hub(feed, left), Peer(feed) as peer:
         assert peer.hello().last == 4
     assert sorted(payloads(left, feed)) == [b"1", b"2", b"3", b"4"]
+
+
+def test_a_hub_reads_few_turns_at_its_start_however_old_an_id_is(
+    tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_module, "_MOST_READ", 20)
+    monkeypatch.setattr(hub_module, "_MOST_SINCE_SNAPSHOT", 10 * hub_module._TURN_BYTES)
+    with Hub(feed, tmp_path / "hub", remember_puts=3) as hub, Peer(feed) as peer, Peer(feed, "other") as other:
+        other.hello()
+        first = other.ask(other.puts(1, b"first", ids=[b"id"]))
+        peer.hello()
+        for number in range(1, 200):
+            peer.ask(peer.puts(number, b"%d" % number))
+        left = leave(tmp_path / "hub", tmp_path / "left", {})
+        assert hub._table.floor > 150
+    take, taken = Table.take, list[int]()
+
+    def takes(self: Table, number: int, *args: Any) -> None:
+        taken.append(number)
+        take(self, number, *args)
+
+    monkeypatch.setattr(Table, "take", takes)
+    with Hub(feed, left, remember_puts=3), Peer(feed, "other") as other:
+        assert len(taken) < 50
+        assert other.hello().last == 1
+        again = other.ask(other.puts(2, b"again", ids=[b"id"]))
+    place, known = unpack_places(first.places), unpack_places(again.places)
+    assert (place[["slice", "epoch", "sequence"]] == known[["slice", "epoch", "sequence"]]).all()
+    assert not known["is_new"].any()
 
 
 def test_a_client_whose_answered_puts_a_power_cut_has_lost_is_told(tmp_path: Path, feed: Feed) -> None:

@@ -15,6 +15,8 @@ from blackbox.archive.retention import EVERYTHING, Retention
 from blackbox.block.layout import VERSION
 from blackbox.errors import BlockError, HubError, NotStoredError
 from blackbox.feed.endpoint import free_endpoints
+from blackbox.hub import hub as hub_module
+from blackbox.hub import table as table_module
 from blackbox.hub.entries import checked, part_of
 from blackbox.hub.history import History
 from blackbox.hub.load import load_hub
@@ -293,3 +295,23 @@ def test_a_note_of_the_peer_that_no_journal_can_keep_is_refused(feed: Feed) -> N
     assert checked(feed, part_of(0, 0, bytes(MAX_NOTE_BYTES), ())) == []
     with pytest.raises(BlockError, match=f"the note had {MAX_NOTE_BYTES + 1} bytes, expected at most {MAX_NOTE_BYTES}"):
         checked(feed, part_of(0, 0, bytes(MAX_NOTE_BYTES + 1), ()))
+
+
+def test_a_hub_that_takes_over_knows_an_old_id_and_has_few_turns_to_read(
+    tmp_path: Path, feed: Feed, links: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_module, "_MOST_READ", 20)
+    monkeypatch.setattr(table_module, "_MOST_ANSWER_BYTES", 100)
+    monkeypatch.setattr(hub_module, "_MOST_SINCE_SNAPSHOT", 10 * hub_module._TURN_BYTES)
+    with hub_of(feed, tmp_path, links, "backup") as backup:
+        with HubClient(feed) as client:
+            with hub_of(feed, tmp_path, links, alone=True):
+                first = client.put(b"A", b"first", b"id", timeout=60)
+                for number in range(60):
+                    client.put(b"A", b"%d" % number, timeout=60)
+                wait_until(lambda: backup.statistics().life == "armed", 60)
+                for number in range(60):
+                    client.put(b"A", b"%d" % number, timeout=60)
+            assert client.put(b"A", b"first", b"id", timeout=60) == first
+        assert backup.statistics().life == "active"
+        assert backup._table.floor > 80

@@ -1,12 +1,13 @@
-"""What a hub remembers of its clients: how far back its journals must be read for it."""
+"""A hub remembers its clients, and renews what it remembers of them."""
 
 from __future__ import annotations
 
+import msgspec
 import numpy
 import pytest
 
 from blackbox.hub import table as table_module
-from blackbox.hub.notes import Client, Judged
+from blackbox.hub.notes import Client, Judged, Renewed
 from blackbox.hub.protocol import PLACE, Places, pack_places
 from blackbox.hub.table import Table
 
@@ -26,13 +27,6 @@ def put_first(table: Table, *names: str) -> None:
             table.take(table.number + 1, *judged(name, table.number + 1, count))
 
 
-def test_notes_are_read_from_the_oldest_answer_on_when_a_forgotten_client_comes_again() -> None:
-    table = Table(remember_puts=10, remember_ids=10, most_clients=2)
-    put_first(table, "a", "b", "c", "a")
-    assert table.floor == 4
-    assert table.answered(Client("", "b"), 1)
-
-
 def test_an_answer_that_replaces_another_one_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_module, "_MOST_ANSWER_BYTES", 4 * 32)
     table = Table(remember_puts=10, remember_ids=10, most_clients=1)
@@ -40,8 +34,27 @@ def test_an_answer_that_replaces_another_one_counts_once(monkeypatch: pytest.Mon
     assert [bool(table.answered(Client("", name), 1)) for name in "abc"] == [True, True, True]
 
 
-def test_notes_are_read_from_the_oldest_partial_request_on() -> None:
-    table, is_there = Table(10, 10, 10), numpy.ones(1, numpy.bool_)
-    for number, name in enumerate("aba", 1):
-        table.take_partly(number, *judged(name, 1, 1), is_there)
-    assert table.floor == 2
+def test_what_is_renewed_is_restored_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_module, "_MOST_READ", 4)
+    table, turns = Table(10, 10, 10), list[tuple[int, Renewed]]()
+    for name in "abcdef":
+        put_first(table, name)
+        if (renewed := table.renew()) != Renewed([], [], []):
+            table.number += 1
+            turns.append((table.number, renewed))
+        assert table.number - table.floor < 8 or not table.floor
+    assert len(turns) > 2
+    again = Table(3, 10, 10)
+    again.restore(turns)
+    assert again.answered(Client("", "a"), 1) == table.answered(Client("", "a"), 1)
+    put_first(again, "x")
+    assert [bool(again.answered(Client("", name), 1)) for name in "abcdx"] == [False, False, True, True, True]
+
+
+def test_what_is_forgotten_needs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_module, "_SPARE", 10)
+    table = Table(remember_puts=2, remember_ids=3, most_clients=1)
+    request, places = judged("a", 1, 1)
+    for number in range(1, 500):
+        table.take(number, msgspec.structs.replace(request, first=number, ids=[b"%d" % number]), places)
+    assert len(table._noted) < 25
