@@ -2,7 +2,7 @@
 
 Each mark carries the totals of its slice's day up to it: records, messages, marks, and the chain of checksums over all
 of them. So a record that is missing, repeated or from elsewhere is noticed at the next mark. Readers of messages pass
-over marks; `marks_of` reads them. There may be a note for each record; `blackbox.archive.notes` reads them.
+over marks; `marks_of` reads them. There may be a note for each record; `blackbox.hub.notes` reads those of a hub.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ QUEUE_ANSWERS: Final = 1_000
 _MOST_AT_ONCE: Final = 256
 _MOST_BYTES_AT_ONCE: Final = 16 << 20
 """Requests, and their bytes, that are answered together."""
-_PATIENCE_S: Final = 60.0
+PATIENCE_S: Final = 60.0
 _MOST_SINCE_SNAPSHOT: Final = 64 << 20
 """Bytes that are appended between two snapshots, at least."""
 _TURN_BYTES: Final = 4 << 10
@@ -261,7 +261,7 @@ class Hub:
         for peer in self.peers:
             peer.close()
         self.sites.close()
-        return self._thread.end(_PATIENCE_S)
+        return self._thread.end(PATIENCE_S)
 
     def close(self) -> None:
         """Answer what was taken, publish it, and end; again is fine.
@@ -269,7 +269,7 @@ class Hub:
         Raises HubError with what ended it before, RelayError as `run`.
         """
         if not self._end():
-            raise HubError(f"hub of feed {self.feed.name!r} has not ended within {_PATIENCE_S:g} s")
+            raise HubError(f"hub of feed {self.feed.name!r} has not ended within {PATIENCE_S:g} s")
         if self._error is not None:
             raise HubError(f"hub of feed {self.feed.name!r} ended: {self._error}") from self._error
         for peer in self.peers:
@@ -420,7 +420,7 @@ class Hub:
             self._publisher._note(slice_id, note, is_alone=slice_id not in self._numbers.touched)
         for fresh in turn.fresh:
             self._publish(fresh)
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + PATIENCE_S
         for slice_id in notes:
             self._publisher._wait_kept(slice_id, following[slice_id], deadline)
         if synced:
@@ -454,7 +454,7 @@ class Hub:
     def _store_snapshot(self, notes: list[bytes]) -> None:
         for note in notes:
             self._publisher._note(0, note, is_alone=True)
-        self._publisher._wait_kept(0, self._publisher.published_count(0), time.monotonic() + _PATIENCE_S)
+        self._publisher._wait_kept(0, self._publisher.published_count(0), time.monotonic() + PATIENCE_S)
         self._outbox.sync(0)
 
     def _end_topics(self) -> None:

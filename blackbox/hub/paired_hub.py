@@ -23,7 +23,7 @@ from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.feed import Feed
 from blackbox.hub.entries import Entries, TooFarBehindError, checked, digest_of, part_of
 from blackbox.hub.history import History
-from blackbox.hub.hub import Hub, HubKeywords, HubStatistics, _Fresh, _Turn, request_of
+from blackbox.hub.hub import PATIENCE_S, Hub, HubKeywords, HubStatistics, _Fresh, _Turn, request_of
 from blackbox.hub.link import Link
 from blackbox.hub.notes import is_whole_snapshot
 from blackbox.hub.pair import Entry, Follow, Kept, Lead, Pair, Part, checksum_of, encode_kept, read_kept
@@ -38,7 +38,6 @@ log = logging.getLogger("blackbox")
 _MOST_BYTES: Final = 4 << 20
 """Maximum size of the entries in one answer to a passive hub."""
 _MOST_TURNED_AWAY: Final = 256
-_PATIENCE_S: Final = 60.0
 _ROW_BYTES: Final = 16
 """Size of a message in a block without its payload, approximately."""
 _MOST_DIGESTS: Final = 1_000
@@ -271,7 +270,7 @@ class PairedHub(Hub):
 
     def _append_entry(self, entry: Entry, blocks: list[list[Block]]) -> None:
         """Append the missing part of an entry with checked blocks. Raises JournalError if it does not fit."""
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + PATIENCE_S
         for part, mine in zip(entry.parts, blocks, strict=True):
             following = self._publisher.published_count(part.slice_id)
             lacking = [block for block in mine if block.sequence >= following]

@@ -1,7 +1,7 @@
 """A host that loses power: what its disk has then of a hub's directory, as far as the system promises that.
 
-Of a journal that is what was in it when a sync began that has returned. More may be there, also a torn end, and zeros
-in place of it.
+A journal has at least the bytes that were in it when the last successful sync began. It may have more bytes, a torn
+end, or zeros instead of these.
 """
 
 from __future__ import annotations
