@@ -113,7 +113,7 @@ def _finish(
     sequence: int,
     body_bytes: int,
 ) -> None:
-    """Write the head of the mark whose body is at the end of the buffer; `start`: its position in the segment."""
+    """Write the head of the mark at the end of the buffer; `start`: its position in the segment."""
     state = journal_at(at)
     place, size = state.buffer + state.buffered, mark_bytes(body_bytes)
     totals = Totals(state.day_records, state.day_messages, state.day_marks, state.chain)
