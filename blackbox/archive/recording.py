@@ -103,7 +103,7 @@ class Recording(Frames):
         return cls(directory, Manifest.read(directory))
 
     @classmethod
-    def open_kept(cls, path: Path) -> Self | None:
+    def _open_kept(cls, path: Path) -> Self | None:
         """Open a day as `open` does, or return None if it has been deleted, wholly or meanwhile."""
         try:
             recording = cls.open(path)

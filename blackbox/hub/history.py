@@ -136,7 +136,7 @@ class History:
         reached: dict[int, int] = {}
         for path in reversed(self._paths):
             if path not in self._days:
-                if (day := Recording.open_kept(path)) is None:
+                if (day := Recording._open_kept(path)) is None:
                     return  # all days before it are deleted, too
                 for damage in [each for each in day.damage if each.path.suffix == ".journal"]:
                     raise _refusal(damage)

@@ -38,7 +38,7 @@ class Revisions:
         """
         slices: dict[int, Newest] = {}
         for path in recorded_days(directory):
-            if (day := Recording.open_kept(path)) is None:
+            if (day := Recording._open_kept(path)) is None:
                 continue
             for slice_id in range(len(day.feed.slices)):
                 if slice_id not in slices:
