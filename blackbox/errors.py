@@ -134,6 +134,10 @@ class JournalError(BlackBoxError):
     """A recording cannot be written or read: the disk is full, a file is missing or damaged, another owns it."""
 
 
+class DamagedError(JournalError):
+    """A file of a recording is damaged: its checksums do not match."""
+
+
 class ControlError(BlackBoxError):
     """A replay refused a command, or did not answer."""
 

@@ -27,8 +27,7 @@ from blackbox.archive.format import (
     INDEX_MAGIC,
 )
 from blackbox.archive.index_entry import seal_entry
-from blackbox.archive.journal_record import is_cut
-from blackbox.archive.segment import Damage, Segment
+from blackbox.archive.segment import Segment
 from blackbox.block.layout import VERSION
 from blackbox.errors import JournalError
 from blackbox.native.xxh3 import xxh3
@@ -63,25 +62,6 @@ def recover_day(day: Path) -> int:
         return 0
     slices = [slice_of(path.name) for path in slice_directories(day)]
     return sum(_recover_slice(day, slice_id, key_rule) for slice_id in slices if slice_id is not None)
-
-
-def check_tails(day: Path) -> None:
-    """Raise JournalError if a day ends with what no kill can leave: something whole that is not as it was written.
-
-    For a day that nobody records now, of a system that has not lost power since.
-    """
-    for directory in slice_directories(day):
-        slice_id = slice_of(directory.name)
-        if slice_id is None:
-            continue
-        for number in reversed(segment_numbers(directory)):
-            path = segment_path(day, slice_id, number)
-            if path.stat().st_size > FILE_HEAD_BYTES:
-                segment = Segment(path, slice_id, number, Manifest.read(day).feed.key_rule)
-                if segment.torn_bytes and not is_cut(segment.address + segment.whole_bytes, segment.torn_bytes):
-                    damage = Damage(path, segment.whole_bytes, segment.torn_bytes, "the end is damaged")
-                    raise JournalError(f"{damage}: restore the file, or remove these bytes and what they held")
-                break
 
 
 def _recover_slice(day: Path, slice_id: int, key_rule: int) -> int:

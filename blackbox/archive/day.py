@@ -14,7 +14,7 @@ import numpy
 from blackbox import __version__
 from blackbox.block.layout import VERSION
 from blackbox.documents import DecodeError, Decoder
-from blackbox.errors import ConfigError, JournalError
+from blackbox.errors import ConfigError, DamagedError, JournalError
 from blackbox.feed.feed import Feed, as_recorded
 from blackbox.feed.schema import load_schema
 from blackbox.feed.schema_document import SchemaDocument
@@ -119,10 +119,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             manifest = msgspec.convert(document, cls)
             manifest.check_schema()
         except (DecodeError, ConfigError) as error:
-            raise JournalError(f"{path} is damaged: {error}") from error
+            raise DamagedError(f"{path} is damaged: {error}") from error
         right = _checksum(document)
         if told != right:
-            raise JournalError(f"{path} is damaged, or was changed by hand: checksum was {told!r}, expected {right!r}")
+            raise DamagedError(f"{path} is damaged, or was changed by hand: checksum was {told!r}, expected {right!r}")
         return manifest
 
     def check_schema(self) -> None:

@@ -29,7 +29,7 @@ from blackbox.archive.mapping import Mapping
 from blackbox.block.format import HEADER_BYTES
 from blackbox.block.layout import VERSION
 from blackbox.block.validate import KEY_OF_TOPICS, check_block
-from blackbox.errors import JournalError
+from blackbox.errors import DamagedError, JournalError
 from blackbox.native.xxh3 import checksum_32
 from blackbox.regular_file import read_regular
 
@@ -146,7 +146,7 @@ class Segment(SegmentFile):
             ("segment", self.number),
         ):
             if head[name] != expected:
-                raise JournalError(f"{self.path}: {name} was {head[name].item()!r}, expected {expected!r}")
+                raise DamagedError(f"{self.path}: {name} was {head[name].item()!r}, expected {expected!r}")
         if head["checksum"] != checksum_32(self.address, FILE_HEAD_BYTES - 4):
             self.damage.append(
                 Damage(self.path, 0, FILE_HEAD_BYTES, "the checksum of the segment's head did not match")

@@ -17,14 +17,12 @@ import numpy
 
 from blackbox.archive.day import recorded_days, segment_numbers, segment_path, slice_directory
 from blackbox.archive.format import FILE_HEAD, FILE_HEAD_BYTES
-from blackbox.archive.segment import Damage, Segment
-from blackbox.errors import JournalError
 from blackbox.native.xxh3 import xxh3
 
 _NAME: Final = "synced"
 _ENTRY: Final = struct.Struct("<qq")
 _ENTRY_BYTES: Final = _ENTRY.size + 8
-_LAST_DAYS: Final = 2
+RECENT_DAYS: Final = 2
 _PART_BYTES: Final = 4 << 20
 _PAST_END: Final = 1 << 62
 
@@ -69,15 +67,6 @@ def read_synced(directory: Path, slice_id: int) -> Synced | None:
     return Synced(*_ENTRY.unpack_from(entry))
 
 
-def check_synced(directory: Path, slices: int, key_rule: int) -> None:
-    """Raise JournalError if a segment cannot be read as far as it was synced."""
-    for slice_id in range(slices):
-        if (synced := read_synced(directory, slice_id)) is not None:
-            for path in _newest_first(directory, slice_id):
-                if _created_ns(path) == synced.created_ns:
-                    _check(path, slice_id, key_rule, synced.size)
-
-
 def forget_synced(directory: Path) -> None:
     """Forget the sizes, before segments are cut."""
     (directory / _NAME).unlink(missing_ok=True)
@@ -119,7 +108,7 @@ def _newest_first(directory: Path, slice_id: int) -> list[Path]:
     """Return the segments of a slice in the newest days."""
     return [
         segment_path(day, slice_id, number)
-        for day in recorded_days(directory)[: -_LAST_DAYS - 1 : -1]
+        for day in recorded_days(directory)[: -RECENT_DAYS - 1 : -1]
         for number in reversed(segment_numbers(slice_directory(day, slice_id)))
     ]
 
@@ -128,13 +117,6 @@ def _created_ns(path: Path) -> int:
     with path.open("rb") as file:
         head = numpy.frombuffer(file.read(FILE_HEAD_BYTES).ljust(FILE_HEAD_BYTES, b"\0"), FILE_HEAD)[0]
     return int(head["created"])
-
-
-def _check(path: Path, slice_id: int, key_rule: int, size: int) -> None:
-    whole = Segment(path, slice_id, int(path.stem), key_rule).whole_bytes
-    if whole < size:
-        damage = Damage(path, whole, size - whole, "bytes that were on the disk cannot be read")
-        raise JournalError(f"{damage}: restore the file, or remove the bytes from there on")
 
 
 def _checksum(entry: bytes) -> bytes:

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import numpy
 from numpy.typing import NDArray
 
+from blackbox.archive.check import refusal
 from blackbox.archive.crash_recovery import cut_segment
 from blackbox.archive.day import recorded_days
 from blackbox.archive.format import FILE_HEAD_BYTES
@@ -19,7 +20,6 @@ from blackbox.archive.newest import Newest
 from blackbox.archive.reader import Span, blocks_of, read_spans
 from blackbox.archive.recording import Recording
 from blackbox.archive.segment import Damage, Segment
-from blackbox.errors import JournalError
 from blackbox.feed.feed import Feed
 from blackbox.hub.deadlines import Deadlines
 from blackbox.hub.notes import END, JUDGED, RENEWED, SNAPSHOT, Client, Judged, Notes, Snapshot
@@ -139,7 +139,7 @@ class History:
                 if (day := Recording._open_kept(path)) is None:
                     return  # all days before it are deleted, too
                 for damage in [each for each in day.damage if each.path.suffix == ".journal"]:
-                    raise _refusal(damage)
+                    raise refusal(damage)
                 self._days[path] = day
             for segment in reversed(dict(self._days[path]._segments_of([slice_id])).get(slice_id, [])):
                 entries = segment.entries[segment.entries["records"] > 0]
@@ -320,12 +320,11 @@ def _are_lost(places: Places, copies: list[Copy]) -> NDArray[numpy.bool_]:
     return are_lost
 
 
+def newest_epoch(directory: Path) -> int:
+    """Return the last epoch in the days of a hub; 0: none."""
+    segments = [segment for day in recorded_days(directory) for segment in Recording.open(day)._segments]
+    return max((int(each.entries["epoch"].max()) for each in segments if len(each.entries)), default=0)
+
+
 def _refuse(damage: Damage) -> None:
-    raise _refusal(damage)
-
-
-def _refusal(damage: Damage) -> JournalError:
-    return JournalError(
-        f"{damage}: restore the file, or copy the directory of the other hub of a pair: a hub does not go on without "
-        f"what it had stored"
-    )
+    raise refusal(damage)

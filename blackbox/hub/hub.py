@@ -19,11 +19,12 @@ import numpy
 import zmq
 from numpy.typing import NDArray
 
-from blackbox.archive.crash_recovery import check_tails, recover_day
+from blackbox.archive.check import check_days
+from blackbox.archive.crash_recovery import recover_day
 from blackbox.archive.day import Lock, make_directory, recorded_days
 from blackbox.archive.outbox import Outbox, has_lost_power
 from blackbox.archive.retention import EVERYTHING, Retention
-from blackbox.archive.synced import check_synced, forget_synced, note_all
+from blackbox.archive.synced import RECENT_DAYS, forget_synced, note_all
 from blackbox.arguments import check_integers
 from blackbox.block.block import as_rows
 from blackbox.documents import DecodeError
@@ -91,7 +92,6 @@ _HEAD_BYTES: Final = 100
 """Approximate bytes of a request in a note, without its ids and places."""
 _WATCH_S: Final = 0.5
 """Time between two looks at whether what passes other hubs' feeds on has failed."""
-_RECENT_DAYS: Final = 2
 _FRAMES: Final = 2
 _POLLIN: Final = int(zmq.POLLIN)
 _MORE: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
@@ -321,21 +321,20 @@ class Hub:
                 self._take_snapshot()
 
     def _check_directory(self) -> None:
-        make_directory(self.directory)
         if (earlier := self.directory / f"{self.feed.name}.puts").exists():
             raise JournalError(f"{earlier} is of an earlier version of blackbox, expected a directory of this one")
         days = self.directory / self.feed.name
-        if self._has_lost_power():
-            with closing(Lock(days)):
-                check_synced(days, len(self.feed.slices), self.feed.key_rule)
+        make_directory(days)
+        with closing(Lock(days)):
+            has_lost_power = self._has_lost_power()
+            check_days(days, len(self.feed.slices), has_lost_power=has_lost_power)
+            if has_lost_power:
                 forget_synced(days)
-                for day in recorded_days(days)[-_RECENT_DAYS:]:
+                for day in recorded_days(days)[-RECENT_DAYS:]:
                     recover_day(day)
                 history = History(days, self.feed)
                 history.cut_back(history.newest()[0])
                 note_all(days, len(self.feed.slices))
-        for day in recorded_days(days)[-_RECENT_DAYS:]:
-            check_tails(day)
 
     def _has_lost_power(self) -> bool:
         """Return True if the system was started again, and may have forgotten what was not synced."""

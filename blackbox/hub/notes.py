@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy
 from numpy.typing import NDArray
 
-from blackbox.archive.format import MARK_HEAD_BYTES
-from blackbox.archive.marks import places_of_marks, read_mark
-from blackbox.archive.segment import Segment
+from blackbox.archive.day import recorded_files
+from blackbox.archive.format import FILE_HEAD_BYTES, MARK_HEAD_BYTES, RECORD_ALIGNMENT
+from blackbox.archive.marks import next_mark, places_of_marks, read_mark
+from blackbox.archive.segment import Segment, SegmentFile
 from blackbox.documents import DecodeError, Decoder
-from blackbox.errors import JournalError
+from blackbox.errors import DamagedError
 from blackbox.hub.protocol import ENCODER, PlaceRow
 
 JUDGED: Final = 0
@@ -154,12 +156,12 @@ class Notes:
     """The notes of a segment: `places`, `numbers`, `firsts` and `kinds`, in order."""
 
     def __init__(self, segment: Segment) -> None:
-        """Find them. Raises JournalError if there are fewer than the index says."""
+        """Find them. Raises DamagedError if there are fewer than the index says."""
         self.segment = segment
         self.places: NDArray[numpy.int64] = places_of_marks(segment, are_notes=True)
         expected = int(segment.entries["notes"].sum())
         if len(self.places) != expected:
-            raise JournalError(f"{segment.path} had {len(self.places)} notes, expected {expected}: it is damaged")
+            raise DamagedError(f"{segment.path} had {len(self.places)} notes, expected {expected}: it is damaged")
         at = self.places[:, None] + MARK_HEAD_BYTES + numpy.arange(_HEAD.size)
         heads: NDArray[Any] = segment.memory[numpy.minimum(at, len(segment.memory) - 1)]
         self.numbers: NDArray[numpy.int64] = heads[:, :8].copy().view(numpy.int64).ravel()
@@ -167,29 +169,42 @@ class Notes:
         self.kinds: NDArray[numpy.uint8] = heads[:, 16]
 
     def text(self, place: int) -> bytes:
-        """Return the body of a note. Raises JournalError when it is damaged."""
+        """Return the body of a note. Raises DamagedError when it is damaged."""
         mark = read_mark(self.segment, place)
         if mark is None:
-            raise JournalError(f"{self.segment.path} is damaged: the note at {place} does not match its checksum")
+            raise DamagedError(f"{self.segment.path} is damaged: the note at {place} does not match its checksum")
         return mark.note
 
     def judged(self, place: int) -> list[Judged]:
-        """Return the requests of a note. Raises JournalError when it is damaged."""
+        """Return the requests of a note. Raises DamagedError when it is damaged."""
         try:
             return decode_judged(self.text(place))
         except DecodeError as error:
-            raise JournalError(f"{self.segment.path} is damaged: the note at {place} was not understood") from error
+            raise DamagedError(f"{self.segment.path} is damaged: the note at {place} was not understood") from error
 
     def renewed(self, place: int) -> Renewed:
-        """Return what a note renews. Raises JournalError when it is damaged."""
+        """Return what a note renews. Raises DamagedError when it is damaged."""
         try:
             return _RENEWED.decode(self.text(place)[_HEAD.size :])
         except DecodeError as error:
-            raise JournalError(f"{self.segment.path} is damaged: the note at {place} was not understood") from error
+            raise DamagedError(f"{self.segment.path} is damaged: the note at {place} was not understood") from error
 
     def snapshot(self, place: int) -> Snapshot:
-        """Return a part of a snapshot. Raises JournalError when it is damaged."""
+        """Return a part of a snapshot. Raises DamagedError when it is damaged."""
         try:
             return _SNAPSHOT.decode(self.text(place)[_HEAD.size :])
         except DecodeError as error:
-            raise JournalError(f"{self.segment.path} is damaged: the note at {place} was not understood") from error
+            raise DamagedError(f"{self.segment.path} is damaged: the note at {place} was not understood") from error
+
+
+def newest_turn(day: Path) -> int:
+    """Return the largest number of the notes of a day that can be read, where others may be damaged; 0: none."""
+    newest = 0
+    for path in recorded_files(day):
+        segment = SegmentFile(path, 0, 0)  # an index has no notes
+        size, at = len(segment.memory), FILE_HEAD_BYTES
+        while (at := next_mark(segment.address, size, at, True)) >= 0:
+            mark = read_mark(segment, at)
+            newest = newest if mark is None else max(newest, _HEAD.unpack_from(mark.note)[0])
+            at += RECORD_ALIGNMENT if mark is None else mark.size
+    return newest

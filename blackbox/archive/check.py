@@ -1,0 +1,138 @@
+"""Check each byte of the newest days by its checksum; cut records that a power cut has torn."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy
+
+from blackbox.archive.crash_recovery import cut_segment
+from blackbox.archive.day import Manifest, recorded_days, segment_numbers, segment_path, slice_directory
+from blackbox.archive.format import FILE_HEAD, FILE_HEAD_BYTES, MARK_HEAD_BYTES, RECORD_MAGIC, mark_at
+from blackbox.archive.journal_record import is_cut, is_whole, next_record, size_at
+from blackbox.archive.segment import Damage, Segment
+from blackbox.archive.synced import RECENT_DAYS, read_synced
+from blackbox.errors import DamagedError
+from blackbox.native.intrinsics import uint32_at
+from blackbox.native.jit import njit
+from blackbox.native.xxh3 import checksum_32
+
+log = logging.getLogger("blackbox")
+
+_STEP_BYTES: Final = 16 << 20
+
+
+@njit(nogil=True, cache=True)
+def _next_damage(memory: int, size: int, start: int, until: int) -> int:
+    """Return where the first record or mark at or after `until` begins, or the first that is not as it was written.
+
+    Reads from `start` on, heads and bodies. Returns `size` if all are sound and none begins at or after `until`.
+    """
+    at = start
+    while at < min(size, until):
+        step = size_at(memory + at, size - at)
+        if step == 0:
+            return at
+        if uint32_at(memory + at) == RECORD_MAGIC:
+            if not is_whole(memory + at):
+                return at
+        else:
+            mark = mark_at(memory + at)
+            if mark.stored_checksum != checksum_32(memory + at + MARK_HEAD_BYTES, numpy.int64(mark.stored_bytes)):
+                return at
+        at += step
+    return at
+
+
+class _Checked(NamedTuple):
+    """A segment, and how many of its bytes are as they were written."""
+
+    segment: Segment
+    sound_bytes: int
+
+    @property
+    def left(self) -> int:
+        return len(self.segment.memory) - self.sound_bytes
+
+
+def check_days(directory: Path, slices: int, *, has_lost_power: bool) -> None:
+    """Raise DamagedError unless the newest days are as they were written, for days that no process writes.
+
+    They may end within a record or mark, as after a kill. `has_lost_power`: what was not synced may be damaged: the
+    first damaged record there is cut off, and all after it.
+    """
+    days = recorded_days(directory)[-RECENT_DAYS:]
+    for slice_id in range(slices):
+        synced = read_synced(directory, slice_id) if has_lost_power else None
+        checked = [each for day in days for each in _checked(day, slice_id)]
+        created = [int(each.segment.memory[:FILE_HEAD_BYTES].view(FILE_HEAD)[0]["created"]) for each in checked]
+        begun = created.index(synced.created_ns) if synced is not None and synced.created_ns in created else None
+        for place, each in enumerate(checked):
+            if begun is None or synced is None or place < begun:
+                _check(each, checked[place + 1 :], may_be_torn=has_lost_power and begun is None)
+            else:
+                least = synced.size if place == begun else FILE_HEAD_BYTES
+                if each.sound_bytes < least:
+                    raise _damaged(each, "bytes that were on the disk cannot be read", least)
+                if each.left:
+                    _cut(checked[place:])
+                    break
+
+
+def _checked(day: Path, slice_id: int) -> list[_Checked]:
+    """Return the segments of a slice and day that have something."""
+    key_rule, found = Manifest.read(day).feed.key_rule, list[_Checked]()
+    for number in segment_numbers(slice_directory(day, slice_id)):
+        path = segment_path(day, slice_id, number)
+        if path.stat().st_size > FILE_HEAD_BYTES:
+            segment = Segment(path, slice_id, number, key_rule)
+            if any(damage.path == path and damage.offset == 0 for damage in segment.damage):
+                raise _damaged(_Checked(segment, 0), "the head is damaged", FILE_HEAD_BYTES)
+            found.append(_Checked(segment, _sound_bytes(segment)))
+    return found
+
+
+def _sound_bytes(segment: Segment) -> int:
+    at, size = FILE_HEAD_BYTES, len(segment.memory)
+    while at < size:
+        until = at + _STEP_BYTES
+        start, at = at, _next_damage(segment.address, size, at, until)
+        segment.release(start, at)
+        if at < until:
+            break
+    return at
+
+
+def _check(each: _Checked, later: list[_Checked], *, may_be_torn: bool) -> None:
+    """Raise DamagedError unless a segment is whole, or ends as after a kill; `may_be_torn`: or with no good record."""
+    segment, sound = each.segment, each.sound_bytes
+    if not each.left:
+        return
+    is_last = not any(other.segment.path.parent == segment.path.parent for other in later)
+    is_torn = sound == segment.whole_bytes if may_be_torn else is_cut(segment.address + sound, each.left)
+    if not (is_last and is_torn):
+        raise _damaged(each, "it is not what was written", sound)
+
+
+def _damaged(each: _Checked, what: str, least: int) -> DamagedError:
+    segment, at, size = each.segment, each.sound_bytes, len(each.segment.memory)
+    following = next_record(segment.address, size, at + 1)
+    return refusal(Damage(segment.path, at, max(least, following if following > 0 else size) - at, what))
+
+
+def refusal(damage: Damage) -> DamagedError:
+    """Return the error of a hub that does not start because of damage."""
+    return DamagedError(
+        f"{damage}: restore the file, or copy the directory of the other hub of a pair: a hub does not go on without "
+        f"what it had stored"
+    )
+
+
+def _cut(checked: list[_Checked]) -> None:
+    """Cut the damaged end of the first of these segments, and all of the others."""
+    for each in reversed(checked):
+        size = each.sound_bytes if each is checked[0] else 0
+        log.warning("%s: cut %d bytes that were not synced", each.segment.path, len(each.segment.memory) - size)
+        cut_segment(each.segment, size)
