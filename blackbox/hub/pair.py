@@ -118,11 +118,18 @@ class Standing(msgspec.Struct, frozen=True, array_like=True):
     is_armed: bool
     """It is passive, and has all that the active one has answered: it may take over."""
     version: int = UNSAID
+    damaged: Number = 0
+    """The last turn that its journals had before they were damaged, until it is repaired; 0: they are whole."""
 
     @property
-    def rank(self) -> tuple[int, int, bool]:
+    def had(self) -> int:
+        """The last turn that its journals have, or had."""
+        return max(self.newest, self.damaged)
+
+    @property
+    def rank(self) -> tuple[int, int, bool, bool]:
         """Of two that are passive, and neither of which may take over, the one with the higher one becomes active."""
-        return self.term, self.newest, self.role == "primary"
+        return self.term, self.had, not self.damaged, self.role == "primary"
 
 
 class Follow(msgspec.Struct, frozen=True, array_like=True, tag="follow"):
@@ -173,6 +180,10 @@ class Kept(msgspec.Struct, frozen=True):
     """No other hub may be active."""
     epoch: Number = 0
     """In which it publishes; 0: it has published nothing yet."""
+    damaged: Number = 0
+    """As of `Standing`."""
+    damage: str = ""
+    """Sentences that name the damage and the files that were set aside."""
 
 
 _KEPT: Final = Decoder[Kept]("json", Kept)

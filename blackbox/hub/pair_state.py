@@ -8,6 +8,7 @@ before it says what follows from it.
     PASSIVE -- `end_following`: it has all that the active one has, which says so --------->  ARMED
     PASSIVE -- `settle`: neither is armed, and the peer has no more ----------------------->  ACTIVE, in a new epoch
     PASSIVE -- it is told to go on alone, or was alone before ----------------------------->  ACTIVE
+    PASSIVE -- `settle`: its journals were damaged, and the peer lacks some of what they had >  an error
     ARMED   -- `hear_lead`: another process leads, or goes on without it ------------------>  PASSIVE
     ARMED   -- the active one is silent, and a client asks; or `settle`: it has ended ----->  ACTIVE, in the same epoch
     ACTIVE  -- `hears`: the peer has a later term ----------------------------------------->  PASSIVE
@@ -72,7 +73,8 @@ class PairState:
         """How it stands, for the peer."""
         kept, newest = self.kept, self.proposed or self.newest
         is_armed = self.life is PairLife.ARMED
-        return Standing(self._feed, kept.role, kept.run, kept.term, newest, self.is_active, is_armed, VERSION)
+        own = newest, self.is_active, is_armed, VERSION, kept.damaged
+        return Standing(self._feed, kept.role, kept.run, kept.term, *own)
 
     def question(self, number: int) -> Follow:
         """Return what to ask the peer."""
@@ -101,12 +103,20 @@ class PairState:
     # Passive.
 
     def settle(self, peer: Standing) -> tuple[str, bool] | None:
-        """Return why it has to lead as the peer does not, and whether in a new epoch; None: it has not."""
+        """Return why it has to lead as the peer does not, and whether in a new epoch; None: it has not.
+
+        Raises HubError if it has to lead, but is damaged; or if both are.
+        """
         if self.life is PairLife.ARMED:
             return "the active one has ended, or started again", False
-        if not peer.is_armed and self.standing.rank > peer.rank:
-            return "neither was, and the other one has no more", True
-        return None
+        if peer.is_armed or (self.standing.rank < peer.rank and not (self.kept.damaged and peer.damaged)):
+            return None
+        if self.kept.damaged:
+            raise HubError(
+                f"{self.kept.damage}Turns {self.newest + 1} to {self.kept.damaged} are lost here; the other hub has "
+                f"turns up to {peer.newest}: restore the files, or give up what is lost and start one with --alone"
+            )
+        return "neither was, and the other one has no more", True
 
     def hear_lead(self, lead: Lead) -> list[Entry]:
         """Return what to append; then call `end_following`. Raises HubError when it cannot follow the active one."""
@@ -129,6 +139,7 @@ class PairState:
         if has_all:
             self._done = lead.batch
         if lead.is_in_step and has_all:
+            self.kept = msgspec.structs.replace(self.kept, damaged=0, damage="")
             self.enter(PairLife.ARMED)
         elif not lead.is_in_step:
             self.enter(PairLife.PASSIVE)

@@ -10,25 +10,29 @@ import logging
 import os
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Final, Unpack
 
 import msgspec
 import numpy
 import zmq
 
-from blackbox.archive.day import replace_file
+from blackbox.archive.day import make_directory, recorded_days, replace_file, sync_directory
 from blackbox.block.block import Block
-from blackbox.errors import BlockError, JournalError
+from blackbox.errors import BlockError, DamagedError, JournalError
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.feed.feed import Feed
+from blackbox.hub.deadlines import Deadlines
 from blackbox.hub.entries import Entries, TooFarBehindError, checked, digest_of, part_of
-from blackbox.hub.history import History
+from blackbox.hub.history import History, newest_epoch
 from blackbox.hub.hub import PATIENCE_S, Hub, HubKeywords, HubStatistics, _Fresh, _Turn, request_of
 from blackbox.hub.link import Link
-from blackbox.hub.notes import is_whole_snapshot
+from blackbox.hub.notes import is_whole_snapshot, newest_turn
 from blackbox.hub.pair import Entry, Follow, Kept, Lead, Pair, Part, checksum_of, encode_kept, read_kept
 from blackbox.hub.pair_state import OutdatedError, PairLife, PairState
 from blackbox.hub.protocol import Ended, FindSites, Passive, wrong_version
+from blackbox.hub.table import Table
+from blackbox.hub.topics import Topics
 from blackbox.publish.batcher import Stored
 from blackbox.publish.publisher import Publisher
 from blackbox.transport.server_thread import receive
@@ -110,6 +114,7 @@ class PairedHub(Hub):
     # In its thread.
 
     def _serve(self) -> None:
+        self._kept = read_kept(self._path) if self._path.exists() else self._kept
         self._check_directory()
         self._is_cut = self._has_lost_power()
         with ExitStack() as stack:
@@ -129,6 +134,7 @@ class PairedHub(Hub):
 
     def _go_on(self) -> None:
         if self._is_told_alone:
+            self._state.kept = msgspec.structs.replace(self._state.kept, damaged=0, damage="")
             self._become_active("it was told to go on alone", is_new_epoch=True)
         elif self._kept.is_alone:
             self._become_active("it was alone before", is_new_epoch=self._is_cut)
@@ -148,9 +154,35 @@ class PairedHub(Hub):
 
     # State in the file next to the journals.
 
+    def _check_directory(self) -> None:
+        """As `Hub._check_directory`; set days aside that are damaged, and all days after them."""
+        while True:
+            try:
+                super()._check_directory()
+                History(self._days, self.feed).tell(Table(*self._remembered), Deadlines(), Topics(self.feed))
+                return
+            except DamagedError as error:
+                days = recorded_days(self._days)
+                if self._is_told_alone or not days:
+                    raise
+                self._set_aside(days, str(error))
+
+    def _set_aside(self, days: list[Path], why: str) -> None:
+        """Set the last day aside. This hub ends unless the peer has the puts of that day."""
+        day = days[-1]
+        aside = self._days / "damaged" / f"{day.name}-{time.time_ns()}"
+        kept = self._kept
+        had = max(kept.damaged, newest_turn(day) + kept.is_alone, 1)  # an unreadable turn of a lone hub is counted
+        damage = f"{kept.damage}{why} (it is now in {aside}). "
+        log.error("hub of feed %r, the %s: %s; %s is now %s", self.feed.name, self.pair.role, why, day, aside)
+        self._keep(msgspec.structs.replace(kept, is_alone=False, damaged=had, damage=damage))
+        make_directory(aside.parent)
+        day.rename(aside)
+        sync_directory(self._days)
+
     def _load(self) -> None:
-        """Read what was kept, and begin another run. That it is alone holds for the hub that has written it."""
-        kept = read_kept(self._path) if self._path.exists() else self._kept
+        """Begin another run. That it is alone holds for the hub that has written it."""
+        kept = self._kept
         is_alone = kept.is_alone and kept.role == self.pair.role
         history = History(self._days, self.feed)
         newest, note = history.newest()
@@ -158,18 +190,22 @@ class PairedHub(Hub):
             (int(number) for part in history.parts_from(0, newest) for number in part.notes.numbers), default=0
         )
         run = max(kept.run + 1, time.time_ns())
-        kept = msgspec.structs.replace(kept, role=self.pair.role, run=run, is_alone=is_alone)
+        epoch = newest_epoch(self._days) if kept.damaged else kept.epoch
+        kept = msgspec.structs.replace(kept, role=self.pair.role, run=run, is_alone=is_alone, epoch=epoch)
         digest = checksum_of(note).to_bytes(8, "little") if note else b""
         self._state = PairState(self.feed.name, kept, newest, digest)
         self._digests = {newest: digest}
         self._note_state("")
 
+    def _keep(self, kept: Kept) -> None:
+        replace_file(self._path, self._path.with_suffix(".new"), encode_kept(kept))
+        self._kept = kept
+
     def _note_state(self, why: str) -> None:
         """Keep what the state has decided, before anything is said; log what it is now, and why."""
         state = self._state
         if state.kept != self._kept:
-            replace_file(self._path, self._path.with_suffix(".new"), encode_kept(state.kept))
-            self._kept = state.kept
+            self._keep(state.kept)
         peer = state.peer.newest if state.peer is not None else -1
         lacks = max(0, state.standing.newest - peer) if peer >= 0 else -1
         before, self._seen = self._seen, (state.life.value, state.kept.term, lacks)
@@ -184,7 +220,8 @@ class PairedHub(Hub):
     # The publisher, open in both lives, in the epoch that is kept.
 
     def _open_publisher(self, epoch: int) -> None:
-        self._outbox = self._make_outbox(serve=self.feed.archives[self.pair.line], epoch=epoch)
+        serve = not self._kept.damaged and self.feed.archives[self.pair.line]
+        self._outbox = self._make_outbox(serve=serve, epoch=epoch)
         self._publisher = Publisher(self._own, outbox=self._outbox).start()
         self._has_publisher = True
         self._numbers.begin(self._publisher)
@@ -373,8 +410,9 @@ class PairedHub(Hub):
                 "hub of feed %r, the %s: the peer has sent damaged puts: %s", self.feed.name, self.pair.role, error
             )
             return  # it is asked again
+        first = next((entry.epoch for entry in entries if entry.epoch), lead.epoch)
         for entry, mine in zip(entries, blocks, strict=True):
-            epoch = entry.epoch or state.kept.epoch or lead.epoch
+            epoch = entry.epoch or state.kept.epoch or first
             if epoch != state.kept.epoch:
                 self._begin_epoch(epoch)
             day = self._outbox.day()
@@ -386,7 +424,8 @@ class PairedHub(Hub):
                 self._outbox.delete_before(day)
         if entries and lead.is_synced:
             self._sync()
-        if state.end_following(lead):
+        was_damaged = state.kept.damaged > 0
+        if state.end_following(lead) or (was_damaged and not state.kept.damaged):
             self._begin_epoch(lead.epoch)
         has_all = state.life is PairLife.ARMED
         self._note_state("it has all that the active one has" if has_all else "the active one goes on without it")
@@ -461,7 +500,7 @@ class PairedHub(Hub):
             return [], why
         proposed = [] if self._proposed is None else [self._proposed]
         known = {each.number: digest_of(each) for each in proposed} | self._digests
-        if newest > state.standing.newest or (newest and digest and known.get(newest, digest) != digest):
+        if follow.standing.had > state.standing.newest or (newest and digest and known.get(newest, digest) != digest):
             return [], state.why_not(follow, _ALONE_TOO)
         if newest == state.standing.newest:
             snapshot, self._snapshot = self._snapshot, None

@@ -110,3 +110,23 @@ def test_a_late_word_of_an_earlier_term_makes_no_hub_follow() -> None:
     assert follows.hear_lead(late) == []
     assert not follows.end_following(late)
     assert follows.newest == 0
+
+
+def test_a_damaged_hub_leaves_the_lead_to_one_that_has_all_and_follows_it() -> None:
+    damaged, whole = state(newest=3, damaged=5, damage="a file. "), state("backup", newest=5)
+    assert damaged.settle(whole.standing) is None
+    assert whole.settle(damaged.standing) is not None
+    whole.lead()
+    for _ in range(3):
+        talk(whole, damaged, tuple(Entry(number, False, 0, []) for number in (4, 5)))
+        assert (damaged.life is PairLife.ARMED) == (damaged.kept.damaged == 0)
+    assert damaged.life is PairLife.ARMED
+
+
+def test_a_damaged_hub_ends_if_the_other_one_lacks_what_it_had_or_is_damaged_too() -> None:
+    damaged, less = state(newest=3, damaged=5, damage="a file. "), state("backup", newest=4)
+    too = state("backup", newest=4, damaged=9, damage="another. ")
+    assert less.settle(damaged.standing) is None
+    for one, other in ((damaged, less), (damaged, too), (too, damaged)):
+        with pytest.raises(HubError, match=r"^an?.*\. Turns . to . are lost here; the other hub has turns up to ."):
+            one.settle(other.standing)
