@@ -1,79 +1,160 @@
-"""One flipped bit in any file of a hub: the next one has all that was answered, or says that it has not."""
+"""One flipped bit in any file of a hub, or other damage: all that was answered is served, or the hub does not start."""
 
 from __future__ import annotations
 
-import random
 import shutil
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from blackbox import Hub, Recording
-from blackbox.errors import BlackBoxError
-from blackbox.hub.protocol import Stored, unpack_places
+from blackbox import Feed, Hub, HubClient
+from blackbox.archive.day import recorded_days
+from blackbox.archive.format import FILE_HEAD_BYTES
+from blackbox.errors import BlackBoxError, DamagedError
+from blackbox.testing import wait_until
 from tests.examples import examples
+from tests.hub.flips import WAYS, Left, Links, check_pair, cut_power, leave_pair, try_flip
 from tests.hub.hubs import hub_feed, leave, published
-from tests.hub.test_put import Peer
-
-FEED = hub_feed(slices=1)
-COUNT = 6
+from tests.hub.pairs import ROLES
 
 
-@pytest.fixture(scope="module", params=["killed", "closed"])
-def left(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the directory of a hub that has answered puts, each with an id."""
-    place: Path = tmp_path_factory.mktemp("hub")
-    with Hub(FEED, place / "hub"), Peer(FEED) as peer:
-        peer.hello()
-        for number in range(1, COUNT + 1):
-            assert isinstance(peer.ask(peer.puts(number, b"%d" % number, ids=[b"id-%d" % number])), Stored)
-        killed = leave(place / "hub", place / "killed", {})
-    return killed if request.param == "killed" else place / "hub"
+@pytest.fixture(scope="module", params=WAYS)
+def left(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Left:
+    return WAYS[request.param](tmp_path_factory.mktemp("flips"))
 
 
-def flip(place: Path, chance: random.Random) -> str:
-    """Flip a bit of a file; return where."""
-    path = chance.choice(sorted(each for each in place.rglob("*") if each.is_file() and each.stat().st_size))
-    data = bytearray(path.read_bytes())
-    at = chance.randrange(len(data))
-    data[at] ^= 1 << chance.randrange(8)
-    path.write_bytes(data)
-    return f"{path.name} at {at} of {len(data)}"
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Left:
+    return leave_pair(tmp_path_factory.mktemp("pair"))
 
 
 @pytest.mark.parametrize("seed", range(examples(16)))
-def test_a_flipped_bit_loses_nothing_in_silence(tmp_path: Path, left: Path, seed: int) -> None:
-    place = tmp_path / "hub"
-    shutil.copytree(left, place)
-    where = flip(place, random.Random(seed))
-    assert check(place) in ("all is there", "it says so"), where
+def test_a_flipped_bit_loses_nothing_in_silence(tmp_path: Path, left: Left, seed: int) -> None:
+    try_flip(left, tmp_path / "tried", Random(seed))
 
 
-def check(place: Path) -> str:
-    try:
-        with Hub(FEED, place), Peer(FEED, session=2, replaces=1) as peer:
-            assert peer.hello().last == COUNT
-            for number in range(1, COUNT + 1):
-                again = peer.ask(peer.puts(COUNT + number, b"%d" % number, ids=[b"id-%d" % number]))
-                assert not unpack_places(again.places)["is_new"].any()
-    except BlackBoxError:
-        return "it says so"
-    if any(Recording.open(day.parent).verify() for day in place.glob("*/*/manifest.json")):
-        return "it says so"
-    assert [payload for *_, payload in published(place, FEED)] == [b"%d" % number for number in range(1, COUNT + 1)]
-    return "all is there"
+def damage(directory: Path, payload: bytes) -> Path:
+    """Flip a bit of a message; return the day that has it."""
+    (path,) = [path for path in directory.rglob("*.journal") if payload in path.read_bytes()]
+    data = bytearray(path.read_bytes())
+    data[data.index(payload)] ^= 1
+    path.write_bytes(data)
+    return path.parents[1]
 
 
-def test_a_flipped_bit_in_what_was_synced_is_no_torn_end_after_a_power_cut(tmp_path: Path) -> None:
-    with Hub(FEED, tmp_path / "hub"), Peer(FEED) as peer:
-        peer.hello()
-        peer.ask(peer.puts(1, b"synced", synced=True))
-        killed = leave(tmp_path / "hub", tmp_path / "killed", {})
-    (journal,) = killed.glob("*/*/slice-00000/000000.journal")
-    data = bytearray(journal.read_bytes())
-    data[data.rindex(b"BREC") + 5] ^= 1
-    journal.write_bytes(data)
-    journal.with_suffix(".index").unlink()
-    (killed / FEED.name / "boot").write_text("an earlier start of the system")
+@pytest.mark.parametrize("role", ROLES)
+def test_a_damaged_hub_of_a_pair_sets_a_day_aside_and_gets_it_from_the_other_one(
+    tmp_path: Path, pair: Left, role: str
+) -> None:
+    shutil.copytree(pair.place, tmp_path / "pair")
+    days = tmp_path / "pair" / role / pair.feed.name
+    before, today = recorded_days(days)
+    untouched = [path.stat().st_ino for path in sorted(before.rglob("*.journal"))]
+    assert damage(days, b"payload 12") == today
+    damaged = {path.relative_to(today): path.read_bytes() for path in today.rglob("*") if path.is_file()}
+    check_pair(pair, tmp_path / "pair")
+    assert [path.stat().st_ino for path in sorted(before.rglob("*.journal"))] == untouched
+    (aside,) = (days / "damaged").iterdir()
+    assert {path.relative_to(aside): path.read_bytes() for path in aside.rglob("*") if path.is_file()} == damaged
+
+
+def test_two_damaged_hubs_do_not_start_and_say_what_is_lost(tmp_path: Path, pair: Left) -> None:
+    shutil.copytree(pair.place, tmp_path / "pair")
+    for role in ROLES:
+        damage(tmp_path / "pair" / role, b"payload 12")
+    links = Links(pair.feed, tmp_path / "pair")
+    links.wait()
+    links.close()
+    assert links.errors
+    for role, said in links.errors.items():
+        assert f"{role}/flips/" in said
+        assert "it is not what was written" in said
+        assert "are lost here; the other hub has turns up to" in said
+
+
+def test_a_damaged_hub_does_not_lead_and_serves_nothing_until_the_other_one_has_come(
+    tmp_path: Path, pair: Left
+) -> None:
+    shutil.copytree(pair.place, tmp_path / "pair")
+    damage(tmp_path / "pair" / "primary", b"payload 12")
+    for _ in range(2):  # another start knows of it
+        links = Links(pair.feed, tmp_path / "pair")
+        links.start("primary")
+        hub = links.hubs["primary"]
+        assert hub._state.kept.damaged
+        assert hub._outbox.archive_statistics is None
+        links.close()
+        assert not links.errors
+    check_pair(pair, tmp_path / "pair")
+
+
+def test_a_damaged_hub_that_is_told_to_go_on_alone_does_not_start(tmp_path: Path, pair: Left) -> None:
+    shutil.copytree(pair.place, tmp_path / "pair")
+    damage(tmp_path / "pair" / "primary", b"payload 12")
+    links = Links(pair.feed, tmp_path / "pair", alone=True)
+    links.start("primary")
+    assert "it is not what was written" in links.errors["primary"]
+
+
+def test_a_damaged_record_of_the_active_hub_is_not_given_to_the_other_one(tmp_path: Path, pair: Left) -> None:
+    shutil.copytree(pair.place / "primary", tmp_path / "pair" / "primary")
+    links = Links(pair.feed, tmp_path / "pair", alone=True)
+    links.start("primary")
+    wait_until(lambda: links.lives() == {"primary": "active"})
+    damage(tmp_path / "pair" / "primary", b"payload 12")
+    links.alone = False
+    links.wait("backup")
+    links.close()
+    assert "cannot be given what it lacks" in links.errors["backup"]
+    assert all(each in pair.synced[:12] for each in published(tmp_path / "pair" / "backup", pair.feed))
+
+
+@pytest.fixture
+def feed() -> Feed:
+    return hub_feed(slices=1)
+
+
+def left_without_power(tmp_path: Path, feed: Feed) -> Path:
+    """Return the journal of a hub that has lost power after one put was synced, and two were not."""
+    with Hub(feed, tmp_path / "hub", fsync_interval=1_000.0):
+        with HubClient(feed, "desk", acknowledged="synced") as client:
+            client.put(b"A.x", b"synced")
+        with HubClient(feed, "desk") as client:
+            for payload in (b"first", b"second"):
+                client.put(b"A.x", payload)
+        left = leave(tmp_path / "hub", tmp_path / "left", {})
+    cut_power(left)
+    (journal,) = left.glob("*/*/slice-00000/000000.journal")
+    return journal
+
+
+@pytest.mark.parametrize(("lost", "kept"), [(b"first", 1), (b"second", 2)])
+def test_after_a_power_cut_a_hub_goes_on_before_a_page_that_was_not_written(
+    tmp_path: Path, feed: Feed, lost: bytes, kept: int
+) -> None:
+    journal = left_without_power(tmp_path, feed)
+    data = journal.read_bytes()
+    at = data.index(lost)
+    journal.write_bytes(data[:at] + bytes(len(lost)) + data[at + len(lost) :])
+    with Hub(feed, tmp_path / "left"), HubClient(feed, "another") as client:
+        client.put(b"A.x", b"third")
+    payloads = [each[-1] for each in published(tmp_path / "left", feed)]
+    assert payloads == [*(b"synced", b"first")[:kept], b"third"]
+
+
+def test_a_flipped_bit_in_what_was_synced_is_no_torn_end_after_a_power_cut(tmp_path: Path, feed: Feed) -> None:
+    journal = left_without_power(tmp_path, feed)
+    damage(tmp_path / "left", b"synced")
     with pytest.raises(BlackBoxError, match="bytes that were on the disk cannot be read"):
-        Hub(FEED, killed).start()
+        Hub(feed, tmp_path / "left").start()
+    assert journal.stat().st_size > FILE_HEAD_BYTES
+
+
+def test_a_record_that_was_damaged_before_the_last_start_keeps_a_hub_from_starting(tmp_path: Path, feed: Feed) -> None:
+    for payload in (b"first", b"second"):
+        with Hub(feed, tmp_path), HubClient(feed) as client:
+            client.put(b"A.x", payload)
+    damage(tmp_path, b"first")
+    with pytest.raises(DamagedError, match=r"slice-00000/000000\.journal: it is not what was written .* bytes at"):
+        Hub(feed, tmp_path).start()

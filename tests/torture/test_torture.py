@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ATTACKS = attacks()
 LONG = (
     "failing_hubs",
+    "flipped_hubs",
     "killed_consumers",
     "killed_hubs",
     "killed_recorders",
@@ -22,7 +23,7 @@ LONG = (
     "raced_tables",
     "shared_memory",
 )
-"""Attacks that start many processes; other tests kill each of these once."""
+"""Attacks that start many processes or hubs; other tests do once what each of them does."""
 
 
 @pytest.mark.parametrize(
