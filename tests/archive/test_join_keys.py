@@ -395,6 +395,7 @@ def archive_of(feed: Feed, number: int, blocks: list[Sent]) -> Iterator[None]:
                 recorder, sum(block.messages for block, is_there in zip(blocks, which, strict=True) if is_there)
             )
             publisher.heartbeat(end=True)
+            wait_until(lambda: recorder.is_finished, 60, "else the archive does not know that it has all")
         with ArchiveServer(Path(directory) / feed.name, feed.archives[number : number + 1]):
             yield
 

@@ -75,6 +75,7 @@ def archive_of(feed: Feed, blocks: list[Sent]) -> Iterator[ArchiveServer]:
             send_all(publisher, blocks, [block.is_archived for block in blocks])
             wait_recorded(recorder, sum(block.messages for block in blocks if block.is_archived))
             publisher.heartbeat(end=True)
+            wait_until(lambda: recorder.is_finished, 60, "else the archive does not know that it has all")
         with ArchiveServer(Path(directory) / feed.name, feed.archives) as archive:
             yield archive
 
