@@ -1,4 +1,4 @@
-"""Keep how far recorders say they are with a slice. Whoever says it may be hostile."""
+"""Track what recorders acknowledge of a slice. Acknowledgements are untrusted input."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import msgspec
 from blackbox.block.acknowledgement import NEVER_SYNCED, NOTHING_MISSING, Acknowledgement
 
 _MOST_TOLD: Final = 1_024
-"""Recorders of a slice that are remembered, those that have gone included; the oldest are forgotten first."""
+"""Recorders remembered per slice, including disconnected ones; the oldest are evicted first."""
 
 What = Literal["recorded", "synced"]
 
 
 class RecorderPosition(msgspec.Struct, frozen=True, kw_only=True):
-    """Messages of one slice in the present epoch that a recorder has. Positions are sequences of the slice."""
+    """Position of a recorder in one slice in the current epoch. Positions are sequences of the slice."""
 
     slice_id: int
     recorder: str
@@ -27,17 +27,17 @@ class RecorderPosition(msgspec.Struct, frozen=True, kw_only=True):
     begin: int
     """Sequence of the first recorded message."""
     recorded: int
-    """Sequence before which all messages from `begin` on are recorded, at least in the page cache of its host."""
+    """End of the recorded range `[begin, recorded)`, at least in the page cache of its host."""
     synced: int | None
-    """Sequence before which they are on disk; None: left to the system (`fsync="never"`)."""
+    """End of the range that is on disk; None: the recorder never syncs (`fsync="never"`)."""
     lacks: str
     """Description of the missing message at `recorded`; empty: no message is missing."""
     is_connected: bool
-    """True if it is connected. Its acknowledgements remain valid after it disconnects."""
+    """True while it is connected. Its acknowledgements stay valid after it disconnects."""
 
 
 class _Told:
-    """The last acknowledgement of a recorder, and the lines on which it is in force."""
+    """The last acknowledgement of a recorder, and the lines on which it holds."""
 
     def __init__(self, what: Acknowledgement) -> None:
         self.what = what
@@ -45,7 +45,7 @@ class _Told:
 
 
 class Acknowledgements:
-    """What recorders have told of one slice in its present epoch. Guarded by `Subscriptions.changed`."""
+    """Acknowledgements of one slice in its current epoch. Guarded by `Subscriptions.changed`."""
 
     def __init__(self) -> None:
         self.epoch = 0
@@ -53,32 +53,32 @@ class Acknowledgements:
         self._covered: dict[tuple[What, int], int] = {}
 
     def begin_epoch(self, epoch: int) -> None:
-        """Forget what was acknowledged of the epoch before."""
+        """Forget the acknowledgements of the previous epoch."""
         self.epoch = epoch
         self._told.clear()
         self._covered.clear()
 
     def note(self, line: int, said: bytes, what: Acknowledgement) -> None:
-        """Take in what a recorder tells on a line."""
+        """Store an acknowledgement received on a line."""
         if what.epoch != self.epoch:
             return
         told = self._told.setdefault(what.nonce, _Told(what))
         told.standing[line] = said
-        # A line that lags repeats what another has told already; positions only grow.
+        # A slow line repeats what another one already delivered; positions only grow.
         if (what.recorded, what.synced) >= (told.what.recorded, told.what.synced):
             told.what = what
         while len(self._told) > _MOST_TOLD:
             self._told.popitem(last=False)
 
     def withdraw(self, line: int, said: bytes) -> None:
-        """Note that an acknowledgement on a line was withdrawn: a newer one replaces it, or the recorder has gone."""
+        """Withdraw an acknowledgement on a line: a newer one replaces it, or the recorder disconnected."""
         what = Acknowledgement.decode(said)
         told = what and self._told.get(what.nonce)
         if told and told.standing.get(line) == said:
             del told.standing[line]
 
     def reached(self, what: What, by: int, goal: int) -> int:
-        """Return the position up to which all is recorded, or synced, by `by` recorders; `goal` at most."""
+        """Return the position before which `by` recorders have recorded, or synced, everything; at most `goal`."""
         position = self._covered.get((what, by), 0)
         spans = [(told.what.begin, min(goal, self._position(told, what))) for told in self._told.values()]
         while True:
@@ -89,7 +89,7 @@ class Acknowledgements:
             position = stops[by - 1]
 
     def give_up(self, what: What, by: int, goal: int) -> bool:
-        """Give up what recorders will never have, if `by` of them have all that came after it up to `goal`."""
+        """Write off messages that no recorder will have. False unless `by` recorders reach `goal`."""
         here = [told for told in self._told.values() if told.standing]
         if sum(self._position(told, what) >= goal for told in here) < by:
             return False
@@ -97,7 +97,7 @@ class Acknowledgements:
         return True
 
     def positions(self, slice_id: int, sent: int) -> list[RecorderPosition]:
-        """Return how far each recorder is."""
+        """Return the position of each recorder."""
         return [
             RecorderPosition(
                 slice_id=slice_id,
@@ -123,11 +123,11 @@ def _lacking(what: Acknowledgement) -> str:
 
 
 def in_words(position: RecorderPosition) -> str:
-    """Return how far a recorder is, for a message to people."""
+    """Describe the position of a recorder in an error message."""
     synced = 'never syncs (fsync="never")' if position.synced is None else f"synced {position.synced}"
     return "".join((
         f"{position.recorder} has recorded {position.recorded}, {synced}, of {position.sent}",
         f", began at {position.begin}" if position.begin else "",
         f", lacks {position.lacks}" if position.lacks else "",
-        "" if position.is_connected else ", and is gone",
+        "" if position.is_connected else ", disconnected",
     ))  # fmt: skip

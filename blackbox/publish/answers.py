@@ -1,4 +1,4 @@
-"""Send control blocks from Python: confirmations, a few at a time, and what else goes under a reserved key."""
+"""Send control blocks from Python: confirmations, a few at a time, and other blocks under a reserved key."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from blackbox.publish.sender_state import Sender
 from blackbox.publish.subscriptions import Asked, Subscriptions
 
 _BYTES_PER_S: Final = 256 << 20
-"""What the confirmations of all subscribers together may take."""
+"""Bandwidth limit for the confirmations of all subscribers together."""
 _SHARE: Final = 20
-"""Confirmations may take one part in this many of the thread's time."""
+"""Confirmations may take 1/20 of the thread's time."""
 _AGAIN_NS: Final = 20_000_000
 SURELY_S: Final = 1.0
-"""How long a control block is tried again until all subscribers to its key have room, before a full queue drops it."""
+"""Time to retry a control block until all subscribers to its key have room. After that a full queue drops it."""
 _WAIT_S: Final = 0.2
-"""How long a confirmation waits for room where blocks wait as well."""
+"""Time that a confirmation waits for room, if blocks wait too."""
 _WAIT_SHARE: Final = 4
-"""So many times as long as it waited in vain, none waits again."""
+"""Pause after a failed wait, as a multiple of its duration."""
 NEVER_NS: Final = (1 << 63) - 1
 
 
 class Full(Enum):
-    """What is done with a control block when the queue of a subscriber to its key is full."""
+    """Policy for a control block when the queue of a subscriber to its key is full."""
 
     KEEP = "keep"
-    """It is not sent to anybody."""
+    """Send it to no subscriber."""
     WAIT = "wait"
-    """It waits for room, as a block does, for a while; then it is not sent to anybody."""
+    """Wait for room up to 0.2 s, as a block does; then send it to no subscriber."""
     DROP = "drop"
-    """The full queue drops it, and all that comes until libzmq finds room there: only where blocks are dropped too."""
+    """Drop it for full queues, with everything else until libzmq finds room there. Only if blocks are dropped too."""
 
 
 def send_control_blocks(
@@ -55,9 +55,9 @@ def send_control_blocks(
     wait: bool,
     flags: int = 0,
 ) -> tuple[int, bytes]:
-    """Send the end of every key under `count` keys. Return the size of the body, and a byte 1 for each that was sent.
+    """Send the end of every key under `count` keys. Return the body's size, and a byte 1 for each key sent.
 
-    `wait`: whether the socket waits for slow subscribers afterwards.
+    `wait`: True if the socket waits for slow subscribers afterwards.
     """
     text, sent = numpy.frombuffer(keys, numpy.uint8), numpy.zeros(count, numpy.uint8)
     size, wait_ms = len(keys) // count, socket.sndtimeo
@@ -75,9 +75,9 @@ def send_control_blocks(
 def send_refusal(
     socket: zmq.Socket[bytes], ask: Asked, refused: Mapping[bytes, Why], origin: Origin, wait: bool
 ) -> bool:
-    """Answer who was refused some of what it asked for: the rest is in force. False: it has no room for that now.
+    """Tell a subscriber which of its prefixes were refused. Return False if its queue is full now.
 
-    `wait`: whether the socket waits for slow subscribers afterwards.
+    `wait`: True if the socket waits for slow subscribers afterwards.
     """
     block = Block.encode_ends(
         ask.key,
@@ -99,10 +99,10 @@ def send_refusal(
 
 
 class Answers:
-    """Sends the confirmations that are due, one body for all of them.
+    """Send the confirmations that are due, all with one body.
 
-    One that finds a queue full for long takes its chance: where blocks are dropped, the full queue drops it; where
-    blocks wait, it waits too, but only while they do, so that who reads nothing holds up nobody else's data.
+    If a queue stays full, the confirmation is treated as blocks are: dropped, or made to wait. It waits only while
+    blocks wait too, so that a subscriber that stops reading does not delay the data of others.
     """
 
     def __init__(
@@ -113,10 +113,11 @@ class Answers:
         waits: Callable[[], int] | None,
         refuse: Callable[[Asked, Mapping[bytes, Why]], bool],
     ) -> None:
-        """`send` gets a line, keys side by side, how many, and what to do when a queue is full.
+        """`send` takes a line, concatenated keys, their count, and the policy for a full queue.
 
-        It returns as `send_control_blocks`. `waits`: how often blocks have waited for slow subscribers; None: they are
-        dropped. `refuse` gets what is asked for and what was refused; it returns as `send_refusal`.
+        It returns the same as `send_control_blocks`. `waits` returns how often blocks have waited for slow subscribers;
+        None: blocks are dropped. `refuse` takes a request and its refused prefixes, and returns the same as
+        `send_refusal`.
         """
         self._subscriptions, self._lines, self._send, self._waits = subscriptions, lines, send, waits
         self._refuse = refuse
@@ -125,11 +126,11 @@ class Answers:
 
     @property
     def due_ns(self) -> int:
-        """When it is time for the next ones, by the monotonic clock; NEVER_NS: nobody has asked."""
+        """Monotonic time at which to send the next ones; NEVER_NS: none were requested."""
         return self._at_ns if self._subscriptions.asked else NEVER_NS
 
     def send_due(self, is_due: Callable[[Asked], bool]) -> None:
-        """Send those that are due, if it is time."""
+        """Send the confirmations that are due, once `due_ns` has passed."""
         began = time.monotonic_ns()
         if began < self.due_ns:
             return
@@ -153,7 +154,7 @@ class Answers:
         self._at_ns = time.monotonic_ns() + pause_ns
 
     def _is_refused(self, ask: Asked) -> bool:
-        """Whether who asks was refused something; it is told so then."""
+        """Return True if the requester was refused a prefix; send the refusal."""
         refused = self._subscriptions.refused_to(ask)
         if refused and self._refuse(ask, refused):
             with self._subscriptions.changed:
@@ -161,7 +162,7 @@ class Answers:
         return bool(refused)
 
     def _send_to(self, line: int, asks: list[Asked], full: Full) -> tuple[int, list[Asked]]:
-        """Answer those; return the bytes that were sent, and who has no room."""
+        """Send confirmations. Return the bytes sent, and the requests that met a full queue."""
         if not asks:
             return 0, []
         size, sent = self._send(line, b"".join(ask.key for ask in asks), len(asks), full)
@@ -172,7 +173,7 @@ class Answers:
         return size * sum(sent), [ask for ask, was_sent in zip(asks, sent, strict=True) if not was_sent]
 
     def _wait_for(self, late: list[Asked], waits: int) -> int:
-        """Wait for room with one of those, another one each time, if blocks have waited since; return as `_send_to`."""
+        """Wait for room for one of these requests, in turn, if blocks have waited meanwhile. Return the bytes sent."""
         is_held_up, self._waits_before = waits != self._waits_before, waits
         began = time.monotonic_ns()
         if not is_held_up or began < self._wait_again_ns:

@@ -1,4 +1,4 @@
-"""Columns into a slice's ring, compiled: pick the rows of one slice, group them by key, encode them as blocks."""
+"""Compiled: select the rows of one slice from columns, group them by key, put them into its ring as blocks."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from blackbox.transport.shared_memory_writer import NO_WRITER, WriterAt, accept_
 
 OUT_OF_MEMORY = -1
 LOST_PAGES = -2
-"""A mapped file has lost pages that were read. The block that they were read for is not in the ring."""
+"""A mapped file was truncated while it was read. The affected block is not in the ring."""
 MOST_ABSENT = (1 << 31) - 1
 
 
 class Selection(NamedTuple):
-    """Rows of one slice: `order[:n]` are row numbers, `topics[:n]` their topic ids, both grouped by key.
+    """Rows of one slice: `order[:n]` are row numbers and `topics[:n]` their topic ids, both grouped by key.
 
-    Group g is of key `keys[g]` and ends before place `stops[g]`, where the next one begins.
+    Group g has key `keys[g]` and ends before index `stops[g]`, where the next group begins.
     """
 
     order: NDArray[numpy.int32]
@@ -65,7 +65,7 @@ class Selection(NamedTuple):
 
 
 class Encoder(NamedTuple):
-    """What one thread encodes the blocks of one slice with."""
+    """State with which one thread encodes the blocks of one slice."""
 
     selection: Selection
     table: TopicTable
@@ -86,9 +86,9 @@ def make_selection(rows: int, max_keys: int) -> Selection:
 
 @njit(nogil=True, cache=True)
 def first_misfit(rows: Rows, count: int, type_at: int, record_bytes: NDArray[numpy.int64]) -> int:
-    """Return the first of `count` messages whose payload has another size than its type, or -1.
+    """Return the first of `count` messages whose payload does not have the size of its type, or -1.
 
-    `record_bytes`: int64[256], the size by type; 0: the schema has no such type.
+    `record_bytes`: int64[256], payload size by type; 0: not in the schema.
     """
     for row in range(count):
         start, size = rows.stride * row, rows.stride
@@ -121,9 +121,9 @@ def select_rows(
     id_of_topic: NDArray[numpy.int32],
     slice_id: int,
 ) -> int:
-    """List rows `[start, stop)` of `slice_id`, in order, by the int32 column at `topic_index_at`; return how many.
+    """List those of the rows `[start, stop)` that belong to `slice_id`, in order. Return their number.
 
-    -1: a topic index is out of range.
+    `topic_index_at`: address of an int32 column. Return -1 if a topic index is out of range.
     """
     taken = numpy.uint64(0)
     topic_index = int32s_at(topic_index_at, stop)
@@ -140,7 +140,7 @@ def select_rows(
 
 @njit(nogil=True, cache=True)
 def group_by_key(selection: Selection, count: int, key_of_topic: NDArray[numpy.int32], keys: int) -> int:
-    """Group the selection by key, each in its order; returns how many groups. Keys without rows cost nothing."""
+    """Group the selection by key, keeping the order within a key. Return the number of groups."""
     groups = 0
     if keys <= 1:
         selection.keys[0] = 0
@@ -176,7 +176,7 @@ def group_by_key(selection: Selection, count: int, key_of_topic: NDArray[numpy.i
 
 @inner
 def plan_next(encoder: Encoder, rows: Rows, at: int, stop: int) -> Plan:
-    """Plan a block of rows of one key from place `at` of the selection on, as many as fit."""
+    """Plan a block of as many rows of one key as fit, from index `at` of the selection on."""
     selection = encoder.selection
     return plan_block(
         rows,
@@ -193,7 +193,7 @@ def plan_next(encoder: Encoder, rows: Rows, at: int, stop: int) -> Plan:
 
 @inner
 def _init_body(message: int, size: int, place: int) -> bool:
-    """Make the message of a body, in a place of shared memory unless that is 0. False: no memory."""
+    """Make the message of a body, in shared memory at `place` unless that is 0. Return False if out of memory."""
     if place != 0:
         msg_init_on(message, place, size)
         return True
@@ -202,9 +202,9 @@ def _init_body(message: int, size: int, place: int) -> bool:
 
 @inner
 def encode_planned(encoder: Encoder, rows: Rows, plan: Plan, message: int, header: int, ts_in: int, place: int) -> bool:
-    """Encode the block just planned: its body into a new message, and the template of its header. False: no memory.
+    """Encode the planned block: its body into a new message, and the template of its header.
 
-    `place`: where to put the body, or 0.
+    `place`: address for the body in shared memory, or 0. Return False if out of memory.
     """
     if not _init_body(message, plan_bytes(plan), place):
         return False
@@ -219,10 +219,10 @@ def encode_planned(encoder: Encoder, rows: Rows, plan: Plan, message: int, heade
 def put_blocks(
     ring: RingAt, encoder: Encoder, start: int, rows: Rows, groups: int, wanted: NDArray[numpy.uint16], ts_in: int
 ) -> int:
-    """Encode the selection from `start` on; return where it stopped: at its end, or earlier when the ring is full.
+    """Encode the selection from `start` on. Return where it stopped: at its end, or earlier if the ring is full.
 
-    `ts_in`: when the messages were handed to the publisher, ns since the epoch. OUT_OF_MEMORY when no body could be
-    allocated, LOST_PAGES when rows lay in a file that shrank.
+    `ts_in`: when the messages were handed to the publisher, ns since the epoch. Return OUT_OF_MEMORY if no body could
+    be allocated, LOST_PAGES if rows are in a file that was truncated.
     """
     at = start
     for group in range(groups):
@@ -256,15 +256,15 @@ def put_blocks(
 
 
 class Stored(NamedTuple):
-    """Encoded blocks of one slice to send again: addresses of int64 columns, a row a block."""
+    """Encoded blocks of one slice to send again: addresses of int64 columns with a row per block."""
 
     heads: int
-    """Address of its header; 0: there is no block, only sequence numbers without messages."""
+    """Header address; 0: no block, only sequences without messages."""
     bodies: int
     keys: int
     """Number of its key."""
     absent: int
-    """How many sequence numbers before it have no message."""
+    """Number of sequences before it without a message."""
     count: int
 
 
@@ -285,12 +285,12 @@ def put_stored(
     shared: WriterAt,
     is_again: bool,
 ) -> int:
-    """Put copies of blocks from `start` on into the ring; return where it stopped, as `put_blocks`.
+    """Put copies of blocks from `start` on into the ring. Return where it stopped, as `put_blocks` does.
 
-    `is_again`: they are blocks of this publisher and keep their sequences and `ts_in`.
+    `is_again`: the blocks are this publisher's own; they keep their sequences and `ts_in`.
 
-    Nothing is sent from a mapped file: libzmq ends the process when the file shrinks under it.
-    Sequence numbers that were put as absent are taken off their column.
+    Blocks are copied because libzmq would crash the process if a mapped file shrank under a message. Absent
+    sequences that were put are subtracted from their column.
     """
     heads, bodies = int64s_at(stored.heads, stored.count), int64s_at(stored.bodies, stored.count)
     keys, absent = int64s_at(stored.keys, stored.count), int64s_at(stored.absent, stored.count)
@@ -308,7 +308,7 @@ def put_stored(
         count, body_bytes = header.count, header.body_bytes
         if lost_pages() != lost:
             return LOST_PAGES
-        if not wanted[key] and not is_again:  # blocks that are sent again count in their sender
+        if not wanted[key] and not is_again:  # for blocks that are sent again the sender counts
             if not put_count(ring, numpy.int64(UNWANTED), key, count, ts_in):
                 return block
             continue

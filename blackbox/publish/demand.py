@@ -1,4 +1,4 @@
-"""What is wanted of a publisher, anywhere behind it: prefixes of topics, as subscribers and relays ask for them."""
+"""Topic prefixes requested by a publisher's subscribers, directly or through relays."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ log = logging.getLogger("blackbox")
 _WARN_S: Final = 3.0
 
 Listener = Callable[[bytes, bool], object]
-"""Called with a prefix, and whether it is wanted now."""
+"""Called with a prefix, and True if it is now wanted."""
 
 
 class Demand:
-    """The prefixes that are wanted on any line of any slice, and who is told when that changes.
+    """Count the prefixes that are wanted on any line of any slice, and call listeners when the set changes.
 
-    `wants` takes no lock: it looks into what the senders' threads change. Listeners are called in a thread of their
-    own, one at a time, from `start` to `end`.
+    `wants` takes no lock, although sender threads change what it reads. Listeners are called in a thread of their own,
+    one at a time, from `start` to `end`.
 
-    Attributes: `version`, how many changes there were; `told`, how many of these every listener has heard of, in order;
-    `refused`, prefixes for which a listener raised RightsError: who wants one is told.
+    Attributes: `version`, number of changes; `told`, the version up to which all listeners were called; `refused`,
+    prefixes for which a listener raised RightsError.
     """
 
     def __init__(self) -> None:
@@ -38,29 +38,30 @@ class Demand:
         self.refused: frozenset[bytes] = frozenset()
         self._changed = threading.Condition()
         self._news: OrderedDict[bytes, int] = OrderedDict()
-        """Prefixes that have come or gone since listeners were called for them, with the version of their last change;
-        the lowest one first."""
+        """Prefixes added or removed since listeners were last called for them, with the version of the change; oldest
+        first.
+        """
         self._listeners: list[tuple[Listener, set[bytes]]] = []
-        """Each with the prefixes that it was told are wanted."""
+        """Each with the prefixes reported to it as wanted."""
         self._has_begun = self._is_over = self._has_warned = False
         self._called_at = 0.0
-        """Since when a listener runs, by the monotonic clock; 0: none does."""
+        """Monotonic time since which a listener has been running; 0: none is."""
         self._thread = threading.Thread(target=self._run, name="blackbox-demand", daemon=True)
 
     def wants(self, topic: bytes) -> bool:
-        """Whether somebody wants a topic."""
+        """Return True if a subscriber wants a topic."""
         counts = self._counts
         return any(topic[:length] in counts for length in self._lengths)
 
     def change(self, prefix: bytes, by: int) -> None:
-        """Note that a prefix is wanted on one more line of a slice (`by` 1), or on one less (-1)."""
+        """Count a prefix as wanted on one more line of a slice (`by` 1), or on one fewer (-1)."""
         with self._changed:
             count = self._counts[prefix] + by
             if count:
                 self._counts[prefix] = count
             else:
                 del self._counts[prefix]
-            if count == max(by, 0):  # the first one came, or the last one went
+            if count == max(by, 0):  # the first was added, or the last removed
                 self._sizes[len(prefix)] += by
                 if self._sizes[len(prefix)] == max(by, 0):
                     self._lengths = tuple(sorted(size for size, count in self._sizes.items() if count))
@@ -76,7 +77,7 @@ class Demand:
             self.told = self.version
 
     def listen(self, listener: Listener) -> None:
-        """Call a function with each prefix that is wanted now, then with each that comes or goes. Raises LimitError."""
+        """Call a function with each wanted prefix, then with each one added or removed. Raises LimitError."""
         with self._changed:
             self._listeners.append((listener, set()))
             for prefix in self._counts:
@@ -84,7 +85,7 @@ class Demand:
             self._begin()
 
     def start(self) -> None:
-        """Begin to call listeners. Raises LimitError."""
+        """Start calling listeners. Raises LimitError."""
         with self._changed:
             self._has_begun = True
             self._begin()
@@ -94,27 +95,27 @@ class Demand:
             start_thread(self._thread)
 
     def end(self) -> None:
-        """Call listeners no more."""
+        """Stop calling listeners."""
         with self._changed:
             self._is_over = True
             self.told = self.version
             self._changed.notify_all()
 
     def join(self, timeout: float) -> None:
-        """Wait for a listener that is being called, unless this is within it; log if it is still busy then."""
+        """Wait for a running listener, unless called from it. Log a warning if it is still running at the timeout."""
         if self._thread.ident is not None and threading.current_thread() is not self._thread:
             self._thread.join(timeout)
             if self._thread.is_alive():
                 log.warning("an on_demand function has not returned %.1f s after its publisher was closed", timeout)
 
     def is_told(self, version: int) -> bool:
-        """Whether listeners have heard of all changes up to a version. Logs once who keeps subscribers waiting."""
+        """Return True if listeners were called for all changes up to `version`. Logs a slow listener once."""
         if self.told >= version:
             return True
         called = self._called_at
         if called and not self._has_warned and time.monotonic() - called > _WARN_S:
             self._has_warned = True
-            log.warning("an on_demand function has not returned for %.0f s: subscribers wait to be confirmed", _WARN_S)
+            log.warning("an on_demand function has not returned for %.0f s: subscribers await confirmation", _WARN_S)
         return False
 
     def _run(self) -> None:
@@ -141,6 +142,6 @@ class Demand:
         except RightsError as error:
             self.refused |= {prefix}
             log.warning("on_demand refused %r: %s", prefix, error)
-        except BaseException:  # nothing may keep other listeners, or subscribers, waiting
+        except BaseException:  # an error must not hold up other listeners or subscribers
             log.exception("on_demand raised when it was called with %r, %s", prefix, is_wanted)
         self._called_at = 0.0

@@ -1,4 +1,4 @@
-"""The XPUB socket of a line, with its limits on what strangers may send."""
+"""The XPUB socket of a line, with limits on what untrusted peers may send."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from blackbox.transport.keep_alive import keep_alive
 def open_xpub(
     context: zmq.Context[zmq.Socket[bytes]], endpoint: str, wait_ms: int | None, hwm_blocks: int
 ) -> zmq.Socket[bytes]:
-    """Return a socket that is not bound yet. `wait_ms`: how long to wait for a slow subscriber; None: drop."""
+    """Return an unbound socket. `wait_ms`: time to wait for a slow subscriber; None: drop."""
     socket = context.socket(zmq.XPUB)
     socket.sndhwm = hwm_blocks
     socket.rcvhwm = UPSTREAM_QUEUE
@@ -20,10 +20,10 @@ def open_xpub(
     socket.maxmsgsize = UPSTREAM_BYTES
     socket.linger = 0
     keep_alive(socket)
-    # Whoever would be authenticated must speak ZMTP 3: libzmq tells no descriptor of what comes by older
-    # versions. Without a gate there is no authenticator, so those that do are let in.
+    # Only ZMTP 3 peers can be authenticated: libzmq reports no file descriptor for peers with older versions.
+    # Without a gate there is no authenticator, and older versions are accepted.
     socket.setsockopt(zmq.ZAP_DOMAIN, b"blackbox")
-    socket.setsockopt(zmq.XPUB_MANUAL, 1)  # each subscription is decided upon: see `subscription_reader`
+    socket.setsockopt(zmq.XPUB_MANUAL, 1)  # each subscription is checked first: see `subscription_reader`
     allow_ipv6(socket, endpoint)
     if wait_ms is not None:
         socket.setsockopt(zmq.XPUB_NODROP, 1)

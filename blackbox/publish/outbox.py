@@ -1,4 +1,4 @@
-"""What a publisher needs of its outbox: a journal of its own, in which each block is written before it is sent."""
+"""The interface of a publisher's outbox: a journal to which each block is written before it is sent."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ class OutboxSlice(NamedTuple):
     handler: BlockHandlerAt
     """Handler for its blocks."""
     failure: Callable[[], str]
-    """Returns the reason why it refuses blocks."""
+    """Return the reason why it refuses blocks."""
     sequence: int
     """Next sequence, after all written messages of the continued epoch."""
     ends: dict[bytes, End]
     """End of each key at that sequence."""
     again: list[Block]
-    """Last blocks that no archive is known to have. They are sent again unchanged."""
+    """Last blocks that no archive has acknowledged. They are sent again unchanged."""
 
     def begin(self) -> tuple[int, dict[bytes, End]]:
-        """Return the first sequence to send, again or for the first time, and the end of each key there."""
+        """Return the first sequence to send (again or for the first time), and the end of each key there."""
         sequence = self.again[0].sequence if self.again else self.sequence
         ends = {block.key: End(block.previous, block.key_sequence) for block in reversed(self.again)}
         return sequence, self.ends | ends
 
 
 class Again(NamedTuple):
-    """Blocks of one slice that are sent again."""
+    """Blocks of one slice to send again."""
 
     keys: list[bytes]
     """Key of each row of `stored`."""
@@ -72,10 +72,10 @@ class PublisherOutbox(Protocol):
     """A publisher's outbox."""
 
     again_wait_s: float
-    """How long to wait for subscribers to what is sent again."""
+    """Time to wait for subscribers to blocks that are sent again."""
 
     def open(self, feed: Feed) -> OpenOutbox:
-        """Take hold of the files. Raises BlackBoxError when they cannot be opened, or another publisher has them."""
+        """Open and lock the files. Raises BlackBoxError if they cannot be opened or another publisher has them."""
 
     def close(self) -> None:
-        """Close the files, once senders have ended. Raises JournalError when some of what it took was not written."""
+        """Close the files after the senders have ended. Raises JournalError if a block it took was not written."""

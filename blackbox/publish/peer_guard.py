@@ -1,4 +1,4 @@
-"""Disconnect peers that send what no subscriber sends, or take nothing, before they cost others anything."""
+"""Disconnect peers that misbehave or stop reading, before they slow others down."""
 
 from __future__ import annotations
 
@@ -31,46 +31,47 @@ log = logging.getLogger("blackbox")
 
 GUARD_NEEDS: Final = Needs(descriptors=PIPE_NEEDS.descriptors, threads=1)
 UPSTREAM_BYTES: Final = 512
-"""The largest frame that a subscriber may send: ZeroMQ's handshake; of ours the longest has some 100 bytes."""
+"""Largest frame accepted from a subscriber, bounded by ZeroMQ's handshake. Our own frames have at most 100 bytes."""
 _ANSWER_BYTES: Final = 2 * (MOST_BYTES + 16)
-"""What a recorder sends when it is asked how far it is: it subscribes to that, and withdraws what it told before."""
+"""Bytes that a recorder sends when asked for its position: a new subscription, and withdrawal of the old one."""
 UPSTREAM_QUEUE: Final = 256
-"""Subscriptions of one connection that may wait for the sender; more wait at the subscriber."""
+"""Subscriptions of one connection queued for the sender; further ones wait at the subscriber."""
 UPSTREAM_BUFFER_BYTES: Final = 256 << 10
 _LOOK_S: Final = 0.25
 _FILTER_BYTES: Final = 24
-"""Of a subscription on the wire, at most."""
+"""Typical size of a subscription on the wire, rounded up."""
 _LEAST_BURST_BYTES: Final = 1 << 20
 _BURST_OF_WANTS_BYTES: Final = MOST_WANTS // 2 * (MOST_WANT_BYTES + 5)
-"""What a relay may send at once to say all that is wanted below it."""
+"""Bytes that a relay may send at once to request everything that is wanted downstream."""
 _CURVE_TIMES: Final = 3
-"""An encrypted subscription takes 33 bytes more: where there is a gate, peers may send this many times as much."""
+"""An encrypted subscription takes 33 bytes more, so with a gate all byte limits are multiplied by this."""
 _BYTES_PER_S: Final = 256 << 10
-"""What a connection may go on sending once its burst is spent: some 12,000 subscriptions a second."""
+"""Rate at which a connection may send after its burst: some 12,000 subscriptions a second."""
 _MOST_UNHEARD_BYTES: Final = 2 << 20
-"""What a connection may send before the sender has heard a whole message of it, beside as much as all filters in force
-take: libzmq does not pass on filters that others have, too. It holds an unfinished message in up to 32 times its bytes.
+"""Bytes that a connection may send before the sender receives a whole message from it, on top of the size of all
+filters in force: libzmq does not pass on filters that others have too. An unfinished message takes up to 32 times its
+bytes in libzmq.
 """
 _GREETING_BYTES: Final = {False: 104, True: 600}
-"""Most bytes that a SUB of libzmq sends before its first subscription: in the clear, and encrypted."""
+"""Most bytes that libzmq's SUB sends before its first subscription: in the clear, and encrypted."""
 _LEAST_FILTER_BYTES: Final = 4
-"""Of a subscription on the wire, at least."""
+"""Least size of a subscription on the wire."""
 _UNSETTLED_BYTES: Final = 16 << 20
-"""What it may send on top of that while the sender has yet to hear what others asked for."""
+"""Further allowance while the sender has not yet read everyone's subscriptions."""
 _PING_BYTES_PER_S: Final = 16
-"""What ZMTP's pings take on the wire, at most: a plain SUB socket may send them."""
+"""Upper bound for ZMTP pings on the wire; a plain SUB socket may send them."""
 _DOUBT_S: Final = 0.02
-"""Time between two looks while it is not known whether a connection has sent too much."""
+"""Time between two looks while it is unclear if a connection has sent too much."""
 _REMOVAL_S: Final = 1.0
-"""Time until the filters of an ended connection are gone, or turn out to be those of others, too."""
+"""Time until the filters of an ended connection are removed, or prove to be shared with others."""
 _DEAF_S: Final = 5.0
-"""A peer is deaf when what waits for it has waited so long, and it took next to nothing."""
+"""A peer is deaf if data has waited for it this long while it took next to nothing."""
 _MOST_DEAF: Final = 8
-"""Deaf peers of a slice that keep their queues, with `when_full="drop"`; beyond that the longest deaf are put out."""
+"""Deaf peers per slice that stay connected with `when_full="drop"`; beyond that the longest deaf are disconnected."""
 _LEAST_TAKEN_BYTES: Final = 16 << 10
-"""What a peer must take between two looks, or it counts as deaf."""
+"""A peer that takes less than this between two looks counts as deaf."""
 PATIENCE_S: Final = 10.0
-"""How long a closing publisher waits for peers of which none takes anything."""
+"""Time that a closing publisher waits while no peer takes anything."""
 
 
 _FAILURE_TEXT: Final = {
@@ -79,11 +80,11 @@ _FAILURE_TEXT: Final = {
     (True, Failure.MALFORMED): "refused a peer that has another key for us: its server_keys need our public key",
     (False, Failure.MECHANISM): "refused a peer with CURVE: this feed file has no [security]",
 }
-"""What is logged: with a gate or without, of which failure."""
+"""Log texts by (has a gate, failure)."""
 
 
 class _Record:
-    """What the guard remembers of a connection."""
+    """State that the guard keeps per connection."""
 
     __slots__ = (
         "answered_at",
@@ -103,16 +104,17 @@ class _Record:
         self.segments = 0
         self.was_behind = False
         self.doubted: tuple[int, int] | None = None
-        """The sender's pass in which too much had not been heard, and how much had been received by then."""
+        """The sender's pass at which too much was unread, and the bytes received by then."""
         self.received = self.taken = self.heard = 0
         self.unheard_from = 0.0
-        """Bytes that are accounted for: those before the last whole message, and pings."""
+        """Bytes accounted for: those before the last whole message, and pings."""
 
 
 class Guard:
-    """Watches the connections of a slice's sockets in a thread of its own: the sender may be waiting for one of them.
+    """Watch the connections of a slice's sockets in a separate thread, as the sender may be blocked by one of them.
 
-    Made, given its sockets, started and closed in the sender's thread. `put_out` counts whom it has disconnected.
+    Create, start and close it in the sender's thread, which also passes it the sockets. `put_out` counts the peers that
+    it has disconnected.
     """
 
     def __init__(
@@ -125,18 +127,18 @@ class Guard:
     ) -> None:
         self.put_out = 0
         self.closing_since = math.inf
-        """When the publisher began to close: from then on deaf peers are disconnected."""
+        """When the publisher began to close; from then on deaf peers are disconnected."""
         self.deaf: list[Connection] = []
-        """Deaf peers that the last look left connected."""
+        """Deaf peers that were left connected at the last look."""
         self.moved_at = time.monotonic()
-        """When some peer for which something waited was last seen to take some of it."""
+        """When a peer with data waiting last took some of it."""
         self._slice_id, self._subscriptions, self._drop = slice_id, subscriptions, drop
         self._sent, self._wake_sender = sent, wake_sender
         self._burst = max(_LEAST_BURST_BYTES, _FILTER_BYTES * subscriptions.most_filters) + _BURST_OF_WANTS_BYTES
         self.gate: Gate | None = None
-        """Who refuses keys; set before the start."""
+        """Checks keys; set before the start."""
         self._told: set[tuple[int, Failure]] = set()
-        """Failures that were logged, by line."""
+        """Failures already logged, by line."""
         self._is_over = False
         self._watched: dict[int, Connections] = {}
         """By line."""
@@ -144,21 +146,21 @@ class Guard:
         self._times_asked = self._answer_bytes = 0
         self._looked_at = self._judged_taken_at = self._made_room_at = time.monotonic()
         self.shared: SharedWriter | None = None
-        """Shared memory that readers may join, if there is any; set before the start, closed with this."""
+        """Shared memory that readers may join, if any. Set before the start; closed with the guard."""
         self._scratch = numpy.zeros(COOKIE_SCRATCH_WORDS, numpy.int64)
         self._wake = Pipe()
         self._thread = threading.Thread(target=self._run, name=f"blackbox-guard-{slice_id}", daemon=True)
 
     def watch(self, line: int, socket: zmq.Socket[bytes]) -> None:
-        """Watch a line's socket that has not yet been bound."""
+        """Watch a line's socket, before it is bound."""
         self._watched[line] = Connections(socket)
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start watching."""
         start_thread(self._thread)
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         if self._thread.ident is not None:
             self._is_over = True
             self._wake.poke()
@@ -170,7 +172,7 @@ class Guard:
             connections.close()
 
     def peers(self) -> list[PeerStatistics]:
-        """Return what is known of each connection that has asked for something."""
+        """Return statistics of each connection that has subscribed."""
         now, records = time.monotonic(), {each.fd: (each, record) for each, record in list(self._records.items())}
         found = []
         for line in range(self._subscriptions.lines):
@@ -205,17 +207,17 @@ class Guard:
 
     @property
     def refused(self) -> int:
-        """Peers that were not let in: for their key, for another one of ours, or for none."""
+        """Number of peers refused in the handshake because of a missing or wrong key."""
         if self.gate is None:
             return 0
-        # Who only hangs up may be a scan of ports.
+        # A peer that just hangs up may be a port scan.
         return sum(
             sum(count for failure, count in list(each.failures.items()) if failure is not Failure.LEFT)
             for each in list(self._watched.values())
         )
 
     def _tell_failures(self, line: int, connections: Connections) -> None:
-        """Log each kind of failed handshake once; keys that were refused are logged by the gate."""
+        """Log each kind of failed handshake once. Keys that were refused are logged by the gate."""
         for failure in connections.failures.keys() - {Failure.REFUSED}:
             text = _FAILURE_TEXT.get((self.gate is not None, failure))
             if text and (line, failure) not in self._told:
@@ -224,11 +226,11 @@ class Guard:
 
     @property
     def shared_at(self) -> WriterAt:
-        """Where the shared memory is."""
+        """The shared memory for compiled code; NO_WRITER: none."""
         return NO_WRITER if self.shared is None else self.shared.at
 
     def look_now(self) -> None:
-        """Have a look before it is time: somebody is unwelcome."""
+        """Look now instead of at the next interval: a peer has to be disconnected."""
         self._wake.poke()
 
     def _end(self, connection: Connection, why: str) -> None:
@@ -240,13 +242,13 @@ class Guard:
         while not self._is_over:
             try:
                 self.look()
-            except Exception:  # the next look may do better; without any, nobody is put out
+            except Exception:  # retry at the next look; without the guard no peer is disconnected
                 log.exception("slice %d: the guard's look failed", self._slice_id)
             doubts = any(record.doubted for record in self._records.values())
             self._wait(_DOUBT_S if doubts and not self._subscriptions.is_behind else _LOOK_S)
 
     def _wait(self, seconds: float) -> None:
-        """Wait until it is time for a look, or somebody wants one; meet readers of shared memory meanwhile."""
+        """Wait until the next look is due or requested; serve readers of shared memory meanwhile."""
         until = time.monotonic() + seconds
         readable: list[int] = []
         while self._wake.reader not in readable and time.monotonic() < until:
@@ -260,11 +262,11 @@ class Guard:
             os.read(self._wake.reader, 4096)
 
     def is_quiet(self) -> bool:
-        """Whether a closing publisher has waited long enough for peers of which none takes anything, nor is put out."""
+        """Return True if a closing publisher has waited long enough for peers that take nothing."""
         return time.monotonic() - max(self.moved_at, self.closing_since) >= PATIENCE_S + 4 * _LOOK_S
 
     def look(self) -> None:
-        """Judge every connection by what it has sent and taken since the last look."""
+        """Check what every connection has sent and taken since the last look."""
         now = time.monotonic()
         seconds = now - self._looked_at
         self._looked_at = now
@@ -290,9 +292,9 @@ class Guard:
                 if judges_taken:
                     self._judge_taken(connection, record, now)
                     self._judge_answered(connection, record, now)
-                # What a connection that is gone has sent may be read when another has its descriptor.
+                # Data of a closed connection may be read after another connection got its descriptor.
                 who = connection.fd, socket_cookie(connection.fd, self._scratch.ctypes.data) if unwelcome else 0
-                # A connection that has sent no more than its greeting is new, whatever was noted for its descriptor.
+                # A connection that has sent only its greeting is new, whatever was noted for its descriptor.
                 if who in unwelcome and connection.received > _GREETING_BYTES[self.gate is not None]:
                     self._end(connection, unwelcome[who])
             self._make_room(line, found, now, wants=False)
@@ -305,21 +307,21 @@ class Guard:
         deaf.sort(key=lambda connection: records[connection].moved_at)
         more = len(deaf) if is_closing else len(deaf) - _MOST_DEAF if self._drop else 0
         for connection in deaf[: max(0, more)]:
-            self._end(connection, f"it has taken next to nothing for {now - records[connection].moved_at:.1f} s")
+            self._end(connection, f"it took next to nothing for {now - records[connection].moved_at:.1f} s")
         self.deaf = deaf[max(0, more) :]
 
     def _find_unwelcome(self) -> None:
-        """Have those connections ended whose rights have changed, and those that must ask once more."""
+        """Mark connections to be ended: those whose rights have changed, and those whose requests were lost."""
         subscriptions = self._subscriptions
         if self.gate is not None and self.gate.look():
             with subscriptions.changed:
                 for peer in (peer for line in self._watched for peer in subscriptions.peers(line) if peer.key):
                     if self.gate.rights_of(peer.key) != (peer.name, peer.may):
-                        subscriptions.unwelcome[peer.fd, peer.cookie] = f"the rights of {peer.called} have changed"
+                        subscriptions.unwelcome[peer.fd, peer.cookie] = f"the rights of {peer.called} changed"
         subscriptions.find_late()
 
     def _make_room(self, line: int, found: list[Connection], now: float, *, wants: bool) -> None:
-        """Where a line has too many filters, end connections that may hold most of them, until the rest fit."""
+        """If a line has too many filters, end the connections that hold most of them until the rest fit."""
         of_fd, distinct = self._subscriptions.held(line, wants=wants)
         most = MOST_WANTS if wants else self._subscriptions.most_filters
         over = distinct - most
@@ -327,12 +329,15 @@ class Guard:
         if over <= (most if settles else 0):
             return
         self._made_room_at = now
-        # What was read of a connection that is gone may count for who has its descriptor: its bytes bound that.
+        # Subscriptions of a closed connection may be attributed to the one that has its descriptor; the bytes it sent
+        # are an upper bound.
         held = {each: min(each.received // _LEAST_FILTER_BYTES, of_fd.get(each.fd, 0)) for each in found}
         for connection in sorted(found, key=held.__getitem__, reverse=True):
             if over > 0 and held[connection] > 0:
                 over -= held[connection]
-                self._end(connection, f"there were more than {most} distinct filters, {held[connection]} its own")
+                self._end(
+                    connection, f"the line had more than {most} distinct filters, {held[connection]} of this peer"
+                )
 
     def _judge_sent(self, connection: Connection, record: _Record, seconds: float) -> None:
         sent = (connection.received - record.received) / self._times
@@ -341,21 +346,24 @@ class Guard:
         if heard != record.heard:
             record.heard, record.unheard_from = heard, record.received
         record.received = connection.received
-        # Pings are never heard: in some days they would add up to too much.
+        # Pings are not counted as messages: within days they would add up to too much.
         record.unheard_from = min(record.received, record.unheard_from + _PING_BYTES_PER_S * seconds)
         if record.burst < 0:
-            self._end(connection, f"it sent {connection.received} bytes of subscriptions, too many at a time")
+            self._end(connection, f"it sent subscriptions too fast ({connection.received} bytes in all)")
         else:
             self._judge_unheard(connection, record)
 
     def _judge_unheard(self, connection: Connection, record: _Record) -> None:
-        """End a connection that sends nothing whole. Filters that others have count as whole, once those were heard."""
+        """End a connection that sends no whole subscription.
+
+        Filters that others have too count as whole once they are read.
+        """
         most = self._times * (_MOST_UNHEARD_BYTES + _FILTER_BYTES * self._subscriptions.filter_count())
         if record.received - record.unheard_from <= most:
             record.doubted = None
             return
         passes, received = record.doubted = record.doubted or (self._sent.passes, record.received)
-        # The pass after the one that may be under way has heard all that had come by then.
+        # The pass after the current one has read everything received so far.
         is_settled = self._sent.passes > passes + 1 and not self._subscriptions.is_behind
         sent = received if is_settled else record.received - _UNSETTLED_BYTES
         if sent - record.unheard_from > most:
@@ -367,11 +375,11 @@ class Guard:
         self._wake_sender()
 
     def _judge_answered(self, connection: Connection, record: _Record, now: float) -> None:
-        """End a connection whose host is gone: TCP itself goes on trying for a quarter of an hour."""
+        """End a connection whose host stopped answering: TCP alone would retry for a quarter of an hour."""
         if connection.segments != record.segments or not connection.unanswered:
             record.segments, record.answered_at = connection.segments, now
         elif now - record.answered_at >= GIVEN_UP_S:
-            self._end(connection, f"its host has answered nothing for {now - record.answered_at:.1f} s")
+            self._end(connection, f"its host has not answered for {now - record.answered_at:.1f} s")
 
     def _judge_taken(self, connection: Connection, record: _Record, now: float) -> None:
         taken = connection.taken - record.taken

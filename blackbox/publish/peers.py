@@ -1,4 +1,4 @@
-"""What is known of each connection to a slice's XPUB sockets: who it is, what it has asked for, what it was refused."""
+"""State of each connection to a slice's XPUB sockets: identity, subscriptions, refusals."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ import msgspec
 from blackbox.block.format import CONFIRM_KEY, HEARTBEAT_KEY, NONCE_BYTES, PATH_KEY, SHARED_KEY, WANT_KEY
 
 MOST_TOLD_REFUSALS: Final = 100
-"""Refused prefixes that one answer tells."""
+"""Most refused prefixes in one answer."""
 _MOST_ANSWERS: Final = 64
-"""Confirmations sent to one connection that are forgotten with it."""
+"""Confirmations of a connection that are withdrawn when it disconnects."""
 MOST_SHOWN_PEERS: Final = 100
-"""Connections of which statistics tell one by one."""
+"""Connections listed individually in the statistics."""
 
 
 class Why(IntEnum):
-    """Why a prefix was refused; the numbers stand in the answer."""
+    """Reason for refusing a prefix. The values are part of the wire format."""
 
     NO_RIGHT = 1
-    """The key has no right to it."""
+    """The key has no right to the prefix."""
     TOO_MANY = 2
-    """The connection has asked for as many as it may."""
+    """The connection has reached its limit."""
     ON_DEMAND = 3
-    """A function of `on_demand` refused it."""
+    """An `on_demand` function refused the prefix."""
 
 
 class Peer:
-    """One connection: `key` is its public key, `name` that key's file; both are empty in the clear.
+    """One connection. `key` is its public key, `name` the file of that key; both are empty in the clear.
 
-    `connection` and `cookie` tell it from others that have its descriptor. `may`: prefixes that it may ask for; None:
-    all. `late`: changes that came behind a message that was none, to be taken in with its next one. `refused`: prefixes
-    that it asks for and that are not in force.
+    `connection` and `cookie` distinguish it from other connections that used its descriptor. `may`: prefixes that it
+    may subscribe to; None: all. `late`: changes that followed an invalid message, to be applied with the next message.
+    `refused`: prefixes that it requests and that are not in force.
     """
 
     __slots__ = (
@@ -81,21 +81,21 @@ class Peer:
         self.late: list[tuple[bytes, int]] = []
         self.late_since = 0.0
         self.nonces: set[bytes] = set()
-        """Confirmations that it has asked for and not withdrawn: libzmq keeps them."""
+        """Confirmations requested and not withdrawn: libzmq keeps them."""
         self.newest: tuple[int, bytes] | None = None
-        """The confirmation that it asked for last."""
+        """The confirmation requested last."""
         self.answers: deque[tuple[int, bytes]] = deque(maxlen=_MOST_ANSWERS)
-        """Those that were sent to it."""
+        """Confirmations sent to it."""
         self.refusals = self.useless = self.wants = 0
         self.since_ns = time.time_ns()
 
     @property
     def called(self) -> str:
-        """Who it is, for the log."""
+        """Name of the peer for the log."""
         return f"key {self.name or self.key!r} at {self.address}" if self.key else self.address
 
     def why_refused(self, prefix: bytes, most: int) -> Why | None:
-        """Say why what it asks for is not put in force; None: it may have it."""
+        """Return why a prefix is refused; None: it is allowed."""
         topics = topics_of(prefix)
         if topics is None:
             return None
@@ -104,20 +104,20 @@ class Peer:
         return Why.TOO_MANY if len(self.filters) >= most and prefix not in self.filters else None
 
     def refuse(self, prefix: bytes, why: Why) -> None:
-        """Note what it is refused."""
+        """Record that a prefix was refused."""
         self.refusals += 1
         self.refused[prefix] = why
 
 
 def topics_of(prefix: bytes) -> bytes | None:
-    """Return the prefix of topics that a filter asks for, in whatever way; None: it is for control blocks."""
+    """Return the topic prefix of a filter of any kind; None: it is for control blocks."""
     if prefix[:1] != b"\0":
         return prefix
     return prefix[len(WANT_KEY) :] if prefix.startswith((WANT_KEY, SHARED_KEY)) else None
 
 
 def is_put_in_force(prefix: bytes) -> bool:
-    """Whether libzmq is to match a filter: something is sent under it."""
+    """Return True if libzmq must match the filter because something is sent under it."""
     return (
         prefix[:1] != b"\0"
         or prefix in (HEARTBEAT_KEY, PATH_KEY)
@@ -126,7 +126,7 @@ def is_put_in_force(prefix: bytes) -> bool:
 
 
 class PeerStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """One connection to a publisher or a relay, from its first subscription on."""
+    """One connection to a publisher or a relay, starting with its first subscription."""
 
     slice_id: int
     line: str
@@ -134,33 +134,34 @@ class PeerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     """host:port; empty: not over tcp."""
     key: str
-    """The name of its key's file in `allowed_keys`; empty: in the clear."""
+    """File name of its key in `allowed_keys`; empty: in the clear."""
     since_ns: int
-    """When it first asked for something, ns since 1970."""
+    """When it first subscribed, ns since 1970."""
     subscriptions: int
-    """Filters that it has in force, what it wants among them."""
+    """Filters that it has in force, including prefixes it wants."""
     refused: int
-    """How often it asked for what it may not have, or for more than it may."""
+    """Number of its subscriptions refused for lack of rights or for a limit."""
     taken_bytes: int = 0
-    """That its host has acknowledged, as of the last look, some 0.25 s ago. 0 where it is not known: not over tcp."""
+    """Bytes that its host has acknowledged, up to 0.25 s ago. 0 if unknown: not over tcp."""
     unsent_bytes: int = 0
-    """That wait in the system because the peer takes no more; besides up to `hwm_blocks` blocks in libzmq."""
+    """Bytes waiting in the kernel because the peer reads too slowly. Up to `hwm_blocks` blocks in libzmq come on top.
+    """
     behind_s: float = 0.0
-    """For how long something has waited for it while it took next to nothing."""
+    """Time for which data has waited for it while it took next to nothing."""
 
 
 class Peers(NamedTuple):
-    """Those with most subscriptions, and what all of them have together."""
+    """The connections with most subscriptions, and totals over all."""
 
     shown: tuple[PeerStatistics, ...]
     others: int
-    """How many are not among `shown`."""
+    """Number of connections not in `shown`."""
     subscriptions: int
-    """Of all of them."""
+    """Subscriptions of all connections."""
 
 
 def most_of(peers: Iterable[PeerStatistics]) -> Peers:
-    """Return the MOST_SHOWN_PEERS that have most subscriptions, or have asked most often in vain."""
+    """Return the MOST_SHOWN_PEERS connections with most subscriptions or refusals."""
     every = sorted(peers, key=lambda peer: (peer.subscriptions, peer.refused), reverse=True)
     shown = tuple(every[:MOST_SHOWN_PEERS])
     return Peers(shown, len(every) - len(shown), sum(peer.subscriptions for peer in every))

@@ -62,25 +62,25 @@ WINDOW_ROWS = 131_072
 HWM_BLOCKS_DROP = 1_000
 HWM_BLOCKS_WAIT = 8
 _WARN_S = 3.0
-"""How long subscribers are waited for in silence."""
+"""Time to wait for subscribers before the first log message."""
 
 
 OnDemand = TypeVar("OnDemand", bound=Listener)
 
 
 class PublisherLife(Life):
-    """Where a publisher is in its life."""
+    """State of a publisher."""
 
     NEW = "new", "running", "closed"
-    """Nothing is opened. RUNNING by `start`, CLOSED by `close`."""
+    """Nothing is opened yet. `start` leads to RUNNING, `close` to CLOSED."""
     RUNNING = "running", "closed"
-    """It can publish, once `start` has returned. CLOSED by `close`, or when it cannot start."""
+    """Ready to publish once `start` has returned. CLOSED follows by `close` or if the start fails."""
     CLOSED = "closed"
-    """It takes no more; `close` still sends what it has. Nothing follows."""
+    """Accepts no more messages; `close` still sends those it has. Final state."""
 
 
 class PublisherStatistics(msgspec.Struct, frozen=True):
-    """What a publisher has done so far, over all slices."""
+    """Counters of a publisher since its start, over all slices."""
 
     messages: int
     """Messages sent, each counted once however many subscribers or lines it went to."""
@@ -89,53 +89,53 @@ class PublisherStatistics(msgspec.Struct, frozen=True):
     body_bytes: int
     """Bytes of the bodies sent, each counted once however many subscribers or lines it went to."""
     unwanted: int
-    """Messages of keys that nobody had subscribed to, hence not sent."""
+    """Messages not sent because no subscriber wanted their key."""
     waits: int
     """Times a sender waited up to 20 ms for a slow subscriber (`when_full="wait"`)."""
     shared_memory_dropped: int
-    """Messages sent that readers of shared memory missed: every place for them was held (`when_full="drop"`)."""
+    """Messages that readers of shared memory missed because every place was in use (`when_full="drop"`)."""
     discarded: int
-    """Messages that `close` gave up on because a subscriber did not take them in time."""
+    """Messages discarded by `close` because a subscriber did not take them in time."""
     topics: int
     """Distinct topics published."""
     subscribers: int
-    """Confirmed subscribers of the slice that has most."""
+    """Confirmed subscribers of the slice with most of them."""
     put_out: int
-    """Peers disconnected because they sent what no subscriber sends, or took nothing for too long."""
+    """Peers disconnected because they sent what no subscriber sends, or stopped reading for too long."""
     recorders: tuple[RecorderPosition, ...] = ()
-    """How far each recorder of each slice is."""
+    """Position of each recorder of each slice."""
     refused_peers: int = 0
-    """Connections that were refused for their key, for another key of ours, or for none (`[security]`)."""
+    """Connections refused in the handshake because of a missing or wrong key (`[security]`)."""
     refused: int = 0
-    """Subscriptions that were refused: the key had no right to them, or the connection had as many as it may."""
+    """Subscriptions refused because the key had no right to them or the connection had reached its limit."""
     peers: tuple[PeerStatistics, ...] = ()
-    """Connections that have subscribed, of each slice and line: the 100 with most subscriptions."""
+    """Connections of all slices and lines: the 100 with most subscriptions."""
     other_peers: int = 0
     """Further ones."""
     subscriptions: int = 0
-    """What all connections have in force, each counted for itself."""
+    """Subscriptions in force, summed over all connections."""
 
 
 def _bytes_of(payload: object) -> bytes:
-    """Return a payload as bytes. Raises TypeError: `bytes` itself would make some of a list, a dict or a number."""
+    """Return a payload as bytes. Raises TypeError for lists, dicts and numbers, which `bytes` itself would convert."""
     if isinstance(payload, bytes):
         return payload
     try:
-        return memoryview(payload).tobytes()  # type: ignore[arg-type]  # that is the question
+        return memoryview(payload).tobytes()  # type: ignore[arg-type]  # type: ignore[arg-type]
     except TypeError:
         raise TypeError(f"payload was {payload!r:.80}, expected bytes or another buffer of bytes") from None
 
 
 def _check_put(at: int, slice_id: int, what: str) -> None:
-    """Raise MemoryError or JournalError if it is not a place at which `put_blocks` or `put_stored` stopped."""
+    """Raise MemoryError or JournalError if `at`, returned by `put_blocks` or `put_stored`, is an error code."""
     if at == OUT_OF_MEMORY:
         raise MemoryError(f"slice {slice_id}: no memory for {what}")
     if at == LOST_PAGES:
-        raise JournalError(f"slice {slice_id}: a recording's file shrank while its messages were published")
+        raise JournalError(f"slice {slice_id}: a recording's file was truncated while it was being published")
 
 
 class _Route(NamedTuple):
-    """What `publish` needs to know of a topic; `shared` and `view` are the ring's."""
+    """Values that `publish` needs for a topic; `shared` and `view` belong to the ring."""
 
     slice_id: int
     topic_id: int
@@ -145,16 +145,16 @@ class _Route(NamedTuple):
 
 
 class _Routes(dict[str | bytes, _Route]):
-    """Routes by topic, text or bytes as it was given, filled as topics are first published."""
+    """Routes by topic, as str or bytes like the caller's, filled when a topic is first published."""
 
     def __init__(self, feed: Feed, running: Callable[[], list[SliceSender]]) -> None:
         self._feed = feed
-        self._running = weakref.WeakMethod(running)  # not a circle: its publisher holds this
+        self._running = weakref.WeakMethod(running)  # avoids a reference cycle: the publisher holds this
 
     def __missing__(self, topic: str | bytes) -> _Route:
         name = as_bytes("topic", topic)
         running = self._running()
-        assert running is not None, "the publisher that looks a topic up is there"
+        assert running is not None, "routes are used only by a live publisher"
         slice_id = self._feed.slice_of(name)
         sender = running()[slice_id]
         ring = sender.ring
@@ -177,14 +177,14 @@ os.register_at_fork(after_in_child=_forget_topics)
 
 def _outbox_of(outbox: PublisherOutbox | str | os.PathLike[str] | None) -> PublisherOutbox | None:
     if isinstance(outbox, str | os.PathLike):
-        # An outbox writes as recorders do, in a room after this one: imported only where a directory is given.
+        # The outbox is in `archive`, a later folder: import it only if a directory is given.
         made: PublisherOutbox = import_module("blackbox.archive.outbox").Outbox(outbox)
         return made
     return outbox
 
 
 class _Resolved(NamedTuple):
-    """Slice and topic id of each of a caller's topics."""
+    """Slice and topic id of each of the caller's topics."""
 
     topics: Sequence[str | bytes]
     slices: NDArray[numpy.int32]
@@ -193,18 +193,19 @@ class _Resolved(NamedTuple):
 
 
 class Publisher:
-    """Publish into a feed: batches by itself, one thread and one I/O thread per slice.
+    """Publish into a feed. Messages are batched into blocks; each slice has a sender thread and an I/O thread.
 
     Life: NEW, `start` (or `with`), RUNNING, `close`, CLOSED. Any thread may publish; messages of one thread keep their
     order within a key (within a slice without keys).
 
-    `when_full` says what happens when a subscriber's queue of `hwm_blocks` blocks is full: "drop" (live: the block is
-    not sent to that subscriber, which counts the gap) or "wait" (replay: publish as fast as the slowest takes it).
-    Memory per subscriber is bounded by `hwm_blocks * feed.block_bytes`; defaults: 1,000 for drop, 8 for wait.
+    `when_full` is the policy for a full subscriber queue of `hwm_blocks` blocks. With "drop" (for live data) the block
+    is not sent to that subscriber, which reports the gap. With "wait" (for replays) publishing is as fast as the
+    slowest subscriber. Memory per subscriber is bounded by `hwm_blocks * feed.block_bytes`; defaults: 1,000 for drop, 8
+    for wait.
 
-    With an `outbox` (an `Outbox`, or its directory) each block is written there before it is sent, wanted or not.
-    After a kill the next one goes on in the same `epoch`, which is known once it has started, uses no number twice, and
-    sends again what no archive has.
+    With an `outbox` (an `Outbox`, or its directory) each block is written there before it is sent, wanted or not. After
+    a kill, the next publisher continues the same `epoch` (known once it has started), reuses no sequence, and sends
+    again what no archive has.
     """
 
     def __init__(
@@ -241,7 +242,7 @@ class Publisher:
         _publishers.add(self)
 
     def _forget_topics(self) -> None:
-        """Look every topic up anew: in a process that was forked, to find that nothing can be published there."""
+        """Drop all cached routes. In a forked process the next lookup then raises PublisherError."""
         self._routes = _Routes(self.feed, self._running)
         self.source: Source | None = None
         self._resolved = _Resolved((), numpy.empty(0, numpy.int32), numpy.empty(0, numpy.int32), [])
@@ -249,8 +250,8 @@ class Publisher:
     def start(self) -> Self:
         """Bind every slice.
 
-        Raises EndpointError naming the endpoint that could not be bound, LimitError naming a limit that is too low, and
-        JournalError when the outbox cannot be opened.
+        Raises EndpointError if an endpoint could not be bound, LimitError if a system limit is too low, and
+        JournalError if the outbox cannot be opened.
         """
         with self._guard:
             if self.state is not PublisherLife.NEW:
@@ -283,7 +284,7 @@ class Publisher:
         return self
 
     def _send_again(self, boxes: Sequence[OutboxSlice]) -> None:
-        """Send blocks of the outbox again that may have reached nobody, to all that subscribe in time."""
+        """Send those blocks of the outbox again that may have reached no subscriber, to all that subscribe in time."""
         again = [slice_id for slice_id, box in enumerate(boxes) if box.again]
         until = time.monotonic() + (self._outbox.again_wait_s if self._outbox and again else 0.0)
         for slice_id in again:
@@ -306,23 +307,22 @@ class Publisher:
         warm_up(put_blocks, sender.ring.at, encoder, 0, rows, 0, sender.encoded, 0)
 
     def _warm_up_stored(self) -> None:
-        """Compile what `_publish_stored` runs, before there is something to send."""
+        """Compile what `_publish_stored` runs, before it is needed."""
         sender = self._running()[0]
         nothing, shared = Stored(0, 0, 0, 0, 0), sender.guard.shared_at
         warm_up(put_stored, sender.ring.at, sender.origin, nothing, 0, sender.encoded, 0, shared, False)
 
     def publish(self, topic: str | bytes, payload: bytes | None, ts_event: int | None = None) -> None:
-        """Publish one message. It is sent at once; where many come, they share blocks: see the feed's `linger_ns`.
+        """Publish one message. It is sent at once; at high rates messages share blocks, see the feed's `linger_ns`.
 
         `ts_event` is when it happened, in ns since 1970. None means now. 0 means that the time is not known.
 
-        A payload of None says that the topic has no value any more. With `when_full="drop"` a message is mostly sent
-        before this returns, and others' may be sent here, too.
+        A payload of None means that the topic no longer has a value. With `when_full="drop"` a message is usually sent
+        before this returns; the call may also send messages of other threads.
 
-        Raises ConfigError when no slice covers the topic, or the payload is no record of the feed's schema; nothing is
-        published then. Raises PublisherError when the publisher is not running or its topic
-        table is full, ValueError when `ts_event` is no int64. Bytes are the fastest payload; other
-        buffers are copied once more.
+        Raises ConfigError if no slice covers the topic or the payload is not a record of the feed's schema,
+        PublisherError if the publisher is not running or its topic table is full, and ValueError if `ts_event` is not
+        an int64. Nothing is published then. Bytes are the fastest payload; other buffers are copied once more.
         """
         if ts_event is None:
             ts_event = time_ns()
@@ -332,7 +332,7 @@ class Publisher:
             if kinds is not None and (type(payload) is not bytes or not kinds or payload[at] not in kinds):
                 self._refuse(payload)  # type: ignore[arg-type]
             try:
-                del ring.turn  # in place of a lock; as with one, Ctrl-C comes before it or behind `finally`
+                del ring.turn  # serves as a lock: Ctrl-C comes before it or after `finally`
                 try:
                     tail = ring.tail
                     end = tail + size
@@ -360,7 +360,7 @@ class Publisher:
             self._publish_null(topic, ts_event)
 
     def _refuse(self, payload: bytes) -> None:
-        """Raise ConfigError, or TypeError, unless a payload is a record of the schema."""
+        """Raise ConfigError or TypeError unless the payload is a record of the schema."""
         if (why := self._schema.misfit(_bytes_of(payload))) is not None:
             raise ConfigError(why)
 
@@ -385,13 +385,14 @@ class Publisher:
         *,
         checks_records: bool = True,
     ) -> int:
-        """Publish n messages in columns; returns n. They are encoded straight into blocks, without the GIL.
+        """Publish n messages given as columns; return n. They are encoded straight into blocks, without the GIL.
 
-        Do not change the columns meanwhile: some old and some new values are published then, but no memory beside them.
+        Do not change the columns during the call. Otherwise a mix of old and new values is published, but never memory
+        outside the columns.
 
         Args:
             topics: distinct topics; a tuple that is passed again is not looked up again.
-            topic_index: int32[n], places in `topics`.
+            topic_index: int32[n], indices into `topics`.
             payloads: uint8[n, size]; or one buffer, with `offsets`.
             ts_event: int64[n], ns since 1970, 0 where the time is not known; None: now for all.
             offsets: int[n + 1], payload i being `payloads[offsets[i]:offsets[i + 1]]`; or int[n] starts with `lengths`.
@@ -400,8 +401,8 @@ class Publisher:
             checks_records: refuse all if a payload is no record of the feed's schema; False for a venue's own bytes.
 
         Raises:
-            ValueError: a column has the wrong shape, or reaches outside its buffer; nothing was published.
-            ConfigError: as `publish`; a payload is no record of the feed's schema, and none was published.
+            ValueError: a column has the wrong shape or refers to bytes outside its buffer; nothing was published.
+            ConfigError: as `publish`; nothing was published.
             PublisherError: as `publish`.
         """
         if isinstance(topics, str | bytes):
@@ -413,7 +414,7 @@ class Publisher:
         if checks_records and self._schema.records:
             row = first_misfit(rows, len(index), self._schema.type_offset, self._record_bytes)
             if row >= 0:
-                raise ConfigError(f"message {row}: {self._schema.misfit(payload_of(rows, row))}; none was published")
+                raise ConfigError(f"message {row}: {self._schema.misfit(payload_of(rows, row))}; nothing was published")
         self._publish_columns(topics, index, rows)
         return len(index)
 
@@ -460,20 +461,20 @@ class Publisher:
         return count
 
     def _publish_columns(self, topics: Sequence[str | bytes], index: NDArray[numpy.int32], rows: Rows) -> None:
-        """Do as `publish_many`, with columns that are known to be right, wherever they lie.
+        """Publish as `publish_many` does, from columns that are known to be valid.
 
-        Payloads are not checked by the schema: recorded messages are published as they are.
+        Payloads are not checked against the schema: recorded messages are published unchanged.
         """
         self._publish_rows(self._resolve(topics), index, rows)
 
     def _route(self, topic: str | bytes) -> tuple[int, int]:
-        """Return a topic's slice, and its number there, for `_publish_routed`. Raises as `publish`."""
+        """Return the slice and topic id of a topic, for `_publish_routed`. Raises as `publish`."""
         return self._routes[topic][:2]
 
     def _publish_routed(
         self, slices: NDArray[numpy.int32], numbers: NDArray[numpy.int32], index: NDArray[numpy.int32], rows: Rows
     ) -> None:
-        """Do as `_publish_columns`, with the slice and number of each topic, as `_route` returned them."""
+        """Publish as `_publish_columns` does, with slices and topic ids from `_route`."""
         self._publish_rows(_Resolved((), slices, numbers, numpy.unique(slices).tolist()), index, rows)
 
     def _publish_rows(self, resolved: _Resolved, index: NDArray[numpy.int32], rows: Rows) -> None:
@@ -484,23 +485,23 @@ class Publisher:
                 self._put(slice_id, resolved, index, rows, start, stop, ts_in)
 
     def _publish_stored(self, slice_id: int, keys: Sequence[bytes], stored: Stored) -> None:
-        """Publish blocks that are encoded already, as they are but for their headers, which are stamped anew.
+        """Publish encoded blocks unchanged except for their headers, which are stamped again.
 
         Args:
-            slice_id: the slice that all their topics fall into.
-            keys: of each block.
-            stored: the blocks; its `keys` are filled in here.
+            slice_id: the slice of all their topics.
+            keys: key of each block.
+            stored: the blocks; this fills in `stored.keys`.
 
-        Raises JournalError when a file in which they lie has shrunk.
+        Raises JournalError if one of their files was truncated.
         """
         self._put_stored(slice_id, keys, stored, is_again=False)
 
     def _note(self, slice_id: int, note: bytes, *, is_alone: bool) -> None:
-        """Have the outbox keep a note next to what this thread publishes next in a slice; `is_alone`: at once."""
+        """Have the outbox keep a note with the next blocks of this thread in a slice; `is_alone`: at once."""
         self._running()[slice_id].ring.put_note(note, is_alone)
 
     def _wait_kept(self, slice_id: int, sequence: int, deadline: float) -> None:
-        """Wait until the outbox has all messages of a slice before a sequence, and notes. Raises PublisherError."""
+        """Wait until the outbox has all messages of a slice before `sequence`, and its notes. Raises PublisherError."""
         sender = self._running()[slice_id]
         sender.flush(deadline)
         if sender.position < sequence:
@@ -566,7 +567,7 @@ class Publisher:
         resolved = self._resolved
         if topics is resolved.topics:
             return resolved
-        # A source's topics grow at the end: those before are the same objects, and compared in no time.
+        # A source appends topics: earlier ones are the same objects, which makes this comparison fast.
         known = len(resolved.topics) if topics[: len(resolved.topics)] == resolved.topics else 0
         routes = [self._routes[topic] for topic in topics[known:]]
         slices = numpy.array([route.slice_id for route in routes], numpy.int32)
@@ -574,7 +575,7 @@ class Publisher:
         slices = numpy.concatenate([resolved.slices[:known], slices])
         ids = numpy.concatenate([resolved.ids[:known], ids])
         resolved = _Resolved(topics, slices, ids, numpy.unique(slices).tolist())
-        if type(topics) is tuple:  # nothing else is sure to hold the same topics when it comes again
+        if type(topics) is tuple:  # a list could be changed by its owner
             self._resolved = resolved
         return resolved
 
@@ -596,7 +597,7 @@ class Publisher:
             selection = encoder.selection
             count = select_rows(selection, index.ctypes.data, start, stop, resolved.slices, resolved.ids, slice_id)
             if count < 0:
-                raise ValueError("topic_index was changed while it was being published, and is out of range now")
+                raise ValueError("topic_index was changed during publishing and is now out of range")
             groups = group_by_key(selection, count, encoder.key_of_topic, len(sender.keys))
             at = 0
             ring.take_turn()
@@ -604,7 +605,7 @@ class Publisher:
                 while at < count:
                     try:
                         at = put_blocks(ring.at, encoder, at, rows, groups, sender.encoded, ts_in)
-                    finally:  # also when Ctrl-C comes right behind the call: what was put is put
+                    finally:  # runs even if Ctrl-C comes right after the call: the blocks are in the ring
                         ring.forget_limit()
                     _check_put(at, slice_id, f"a block of {self.feed.block_bytes} bytes")
                     if at < count:
@@ -613,23 +614,23 @@ class Publisher:
                 ring.turn = None
 
     def wants(self, topic: str | bytes) -> bool:
-        """Whether somebody wants a topic: a subscriber here or behind relays, a recorder. Takes no lock.
+        """Return True if a topic is wanted by a subscriber, here or through relays, or by a recorder. Takes no lock.
 
-        Use it to compute only what is wanted. It is true before a subscriber's `start` returns. A plain SUB socket
-        counts if it asks for `WANT_KEY` and a prefix, too: see the wire format.
+        Use it to compute only data that is wanted. It is True before the `start` of a subscriber returns. A plain SUB
+        socket counts if it also subscribes to `WANT_KEY` and a prefix: see the wire format.
         """
         return self._demand.wants(as_bytes("topic", topic))
 
     def on_demand(self, function: OnDemand) -> OnDemand:
-        """Call `function(prefix, is_wanted)` when topics that start with a prefix are wanted first, and no longer.
+        """Call `function(prefix, is_wanted)` when a prefix is first wanted, and when it is no longer wanted.
 
-        It hears of what is wanted already, too. Calls come one at a time, in a thread of their own. Who wants a prefix
-        is confirmed, so that its `start` returns, once the call for it has: what is published from then on reaches it.
-        Of a prefix of more than 32 bytes those are told. While a call runs nobody new is confirmed. Who wants more
-        than 10,000 prefixes of a slice, or 65,536 below a relay, wants b"", which is all. Raises LimitError when there
-        can be no further thread.
+        Prefixes that are already wanted are reported too. Calls come one at a time, in a separate thread. A subscriber
+        is confirmed, and its `start` returns, once the call for its prefix has returned: it receives everything
+        published from then on. Prefixes are cut to 32 bytes. While a call runs, no new subscriber is confirmed. A
+        subscriber with more than 10,000 prefixes in a slice, or 65,536 below a relay, is reported as b"": it wants all.
+        Raises LimitError if no thread can be started.
 
-        A call that raises RightsError refuses the prefix: who wants it gets that error in place of the confirmation.
+        A call that raises RightsError refuses the prefix: subscribers to it get that error instead of a confirmation.
         """
         check_function(function, "prefix", "is_wanted")
         self._demand.listen(function)
@@ -643,10 +644,11 @@ class Publisher:
         *,
         symbols: Iterable[str | bytes] | None = None,
     ) -> None:
-        """Wait until every slice that topics with `prefix` can fall into has `count` subscribers for them.
+        """Wait until every slice that topics with `prefix` can belong to has `count` subscribers for them.
 
-        With `symbols`: for topics of each of these symbols, with a type if they can have one. Logs a warning after
-        three seconds, and raises NoSubscriberError after `timeout` seconds; both name the slice that lacks them.
+        With `symbols`, wait for topics of each of these symbols, with a type if they can have one. Logs a warning after
+        three seconds, and raises NoSubscriberError after `timeout` seconds. Both name the slice with too few
+        subscribers.
         """
         deadline = time.monotonic() + timeout
         warn_at = time.monotonic() + _WARN_S
@@ -669,31 +671,31 @@ class Publisher:
                     sender.changed.wait(min(0.5, max(0.0, deadline - time.monotonic())))
 
     def flush(self, timeout: float = 60.0) -> None:
-        """Wait until everything published so far was handed to ZeroMQ.
+        """Wait until all messages published before the call were handed to ZeroMQ.
 
-        Raises PublisherError after `timeout` seconds: a subscriber did not keep up (`when_full="wait"`).
+        Raises PublisherError after `timeout` seconds if a subscriber is too slow (`when_full="wait"`).
         """
         deadline = time.monotonic() + timeout
         for sender in self._running():
             sender.flush(deadline)
 
     def wait_recorded(self, timeout: float = 10.0, by: int = 1) -> None:
-        """Wait until `by` recorders have all that was published before this call: it survives their being killed.
+        """Wait until `by` recorders have recorded everything published before this call.
 
-        It is in the page cache of their hosts then, and in the journal that the next recorder goes on with. What was
-        published before the last `new_epoch` is not waited for.
+        The messages are then in the page cache of the recorders' hosts and survive a kill of the recorders. Messages
+        published before the last `new_epoch` are not waited for.
 
-        Raises as `flush`, and NotRecordedError after `timeout` seconds or when `new_epoch` is called meanwhile. It says
-        how far each recorder is. A further call waits for the same messages, except those that were published before
-        any recorder was there: these are reported once and given up.
+        Raises as `flush`, and NotRecordedError after `timeout` seconds or if `new_epoch` is called meanwhile. The error
+        lists the position of each recorder. A further call waits for the same messages, except those published before
+        any recorder was connected: these are reported once and given up.
         """
         self._wait_acknowledged("recorded", timeout, by)
 
     def wait_synced(self, timeout: float = 10.0, by: int = 1) -> None:
-        """As `wait_recorded`, until it is on the disks of `by` recorders: it survives a power cut.
+        """Wait as `wait_recorded`, until the messages are on the disks of `by` recorders and survive a power cut.
 
-        A recorder syncs as its `fsync` says. "interval" syncs once a second, so this takes that long; "never" does not
-        count here.
+        A recorder syncs as its `fsync` says. "interval" syncs once a second, so this takes that long. "never" does not
+        count.
         """
         self._wait_acknowledged("synced", timeout, by)
 
@@ -708,11 +710,11 @@ class Publisher:
             sender.wait_acknowledged(what, by, epoch, goal, timeout, deadline)
 
     def new_epoch(self, timeout: float = 60.0) -> None:
-        """Tell subscribers that what is published from now on goes back in time: `on_reset` is called there.
+        """Begin a new epoch: from now on time goes back, and subscribers get `on_reset`.
 
-        Messages are numbered anew, in the next epoch, without a gap. Waits until subscribers have room to hear of it:
-        for a second of each slice at most, with `when_full="wait"` until the timeout; who has none then sees a gap.
-        Waits another second for their confirmations. Raises as `flush`; slices may then be in different epochs.
+        Sequences start again without a gap. Waits for subscribers to have room for the notice: at most a second per
+        slice, or until the timeout with `when_full="wait"`; a subscriber still without room reports a gap. Waits
+        another second for their confirmations. Raises as `flush`; slices may then be in different epochs.
         """
         self._running()
         with self._epoch_lock:
@@ -722,10 +724,10 @@ class Publisher:
                 sender.flush(deadline, self.epoch)
 
     def published_count(self, slice_id: int = 0) -> int:
-        """Return how many messages of a slice have their numbers in this epoch, over all keys.
+        """Return the number of messages of a slice sequenced in this epoch, over all keys.
 
-        After `flush` that is all that were published. With an outbox those before a kill count, too: so a publisher
-        that goes on sees how far the one before came.
+        After `flush` these are all that were published. With an outbox, messages before a kill count too, so a
+        restarted publisher can find where to continue.
         """
         return self._running()[slice_id].position
 
@@ -753,15 +755,16 @@ class Publisher:
         )
 
     def close(self, timeout: float = 30.0, *, says_end: bool = True) -> None:
-        """Send what was published, say goodbye to subscribers, and end; after `timeout` seconds discard what is left.
+        """Send what was published, announce the end to subscribers, and stop; after `timeout` seconds discard the rest.
 
-        `says_end` False: to subscribers and in the outbox it is as if it were killed; another one goes on in its epoch.
+        With `says_end` False, subscribers and the outbox see the same as after a kill; another publisher continues the
+        epoch.
 
-        What was discarded is logged and counted. Closing twice does nothing. Raises JournalError when the outbox could
-        not be closed, and may lack some of what was sent.
+        Discarded messages are logged and counted. Closing twice does nothing. Raises JournalError if the outbox could
+        not be closed and may lack messages that were sent.
         """
         if self._pid != os.getpid():
-            return  # what a parent process publishes is its own to close
+            return  # a publisher inherited by fork belongs to the parent process
         with self._guard:
             if self.state is PublisherLife.CLOSED:
                 return
@@ -772,7 +775,7 @@ class Publisher:
             sender.ask_to_close(deadline, says_end)
         for sender in self._senders:
             sender.close(deadline)
-        self._demand.join(max(0.0, deadline - time.monotonic()))  # now that `publish` waits for nothing there
+        self._demand.join(max(0.0, deadline - time.monotonic()))  # a listener may have been blocked in `publish`
         discarded = sum(sender.discarded for sender in self._senders)
         if discarded:
             log.warning(
@@ -784,7 +787,7 @@ class Publisher:
             self._outbox.close()
 
     def _enter(self, state: PublisherLife) -> None:
-        """Go on to `state`. Raises RuntimeError when it may not follow."""
+        """Change to `state`. Raises RuntimeError if the transition is not allowed."""
         self.state = self.state.enter(state, f"publisher of feed {self.feed.name!r}")
 
     def _running(self) -> list[SliceSender]:
@@ -794,7 +797,7 @@ class Publisher:
                 f"{os.getpid()}: expected a publisher made after the fork"
             )
         if self.state is not PublisherLife.RUNNING:
-            raise PublisherError(f"feed {self.feed.name!r}: the publisher was not running")
+            raise PublisherError(f"feed {self.feed.name!r}: the publisher is not running")
         return self._senders
 
     def __enter__(self) -> Self:
@@ -804,7 +807,7 @@ class Publisher:
         if kind is None:
             self.close()
         else:
-            with suppress(JournalError):  # it is in the log, and the `with` block's own error goes on
+            with suppress(JournalError):  # it is logged; the error of the `with` block is raised
                 self.close(timeout=1.0)
 
     def __repr__(self) -> str:

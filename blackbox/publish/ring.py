@@ -1,4 +1,4 @@
-"""The byte ring between the threads that publish and the thread that sends: both sides of its protocol.
+"""The byte ring between publishing threads and the sender thread: both sides of its protocol.
 
 Records are 8-byte aligned and begin with 16 bytes::
 
@@ -7,8 +7,8 @@ Records are 8-byte aligned and begin with 16 bytes::
     | payload size | topic id     | ts_event              | payload
     +--------------+--------------+-----------------------+----------
 
-A payload size below 0: the message has no value. Seven topic ids are kinds of record instead. Those but NOTE hold a
-count instead of the size and a key's number instead of `ts_event`:
+A payload size below 0 means that the message has no value. Seven topic ids are reserved for other kinds of record. All
+of them but NOTE hold a count instead of the size and a key's number instead of `ts_event`:
 
 - PAD: nothing; the next record is at the ring's start.
 - BLOCK: an encoded block, its header and then the `zmq_msg_t` of its body.
@@ -16,10 +16,11 @@ count instead of the size and a key's number instead of `ts_event`:
 - UNWANTED: number of messages that no subscriber wants. They are counted but not sent.
 - ABSENT: number of sequences for which the source has no messages.
 - SHOW: number of sequences to skip before a heartbeat is sent. `ts_event` is the latest time before them.
-- NOTE: a note for the outbox about what follows, as long as the size says. `ts_event` is 1 if no block follows it.
+- NOTE: a note for the outbox about the next records; the size is its length. `ts_event` is 1 if no block follows it.
 
-One thread writes at a time, the one that has `Ring.turn`; one reads. The reader asks when the next message comes and
-the writer that sees it answers, which tells how old a block is; the same look finds a reader that sleeps.
+There is one writer at a time, the thread that holds `Ring.turn`, and one reader. To learn how old a block is, the
+reader sets a flag; the writer of the next message sees it and stores the time. With the same look the writer sees if
+the reader is asleep.
 """
 
 from __future__ import annotations
@@ -52,63 +53,64 @@ ABSENT: Final = 0xFFFFFFFC
 AGAIN: Final = 0xFFFFFFFB
 SHOW: Final = 0xFFFFFFFA
 NOTE: Final = 0xFFFFFFF9
-"""The least of the kinds; topic ids are below."""
+"""The smallest reserved id; topic ids are below."""
 
 OPEN: Final = 0
 DRAINING: Final = 1
-"""The reader sends what is there, then ends."""
+"""The reader sends all records, then ends."""
 ENDING: Final = 2
 """The reader ends now."""
 
 AWAKE: Final = 0
 ASLEEP: Final = 1
-"""The reader sleeps: a writer pokes the wake pipe, or stands in."""
+"""The reader sleeps: a writer wakes it through a pipe, or sends for it."""
 STOOD_IN: Final = 2
-"""The reader sleeps, and a writer takes records out in its place."""
+"""The reader sleeps, and a writer reads and sends for it."""
 
 SURE: Final = -1
-"""In place of a tail: every writer has seen that the reader asks."""
+"""Used as a tail: every writer has seen the reader's request."""
 _NOTE_HEAD: Final = struct.Struct("<IIq")
 _WAIT_SLICE_MS: Final = 100
 _TURN_S: Final = 0.00001
-"""Between two looks at whether a thread in the middle of `publish` has gone on."""
+"""Interval for checking if a thread in the middle of `publish` has finished."""
 
 
 class RingState(SharedRecord):
-    """What writers and reader tell each other. Those that different threads write are a cache line apart."""
+    """State shared by writers and reader. Fields written by different threads are on separate cache lines."""
 
     tail = Field(own_line=True)
-    """Where the writer will write next."""
+    """Offset of the next write."""
     head = Field(own_line=True)
-    """Where the reader will read next."""
+    """Offset of the next read."""
     asked = Field(own_line=True)
-    """1 while the reader wants an answer: a writer then sets `answer_ns`, clears this, and looks at `sleeping`.
+    """1 while the reader wants an answer: a writer then sets `answer_ns`, clears this, and checks `sleeping`.
 
-    2 while a writer is about to answer."""
+    2 while a writer is about to answer.
+    """
     waiting = Field(own_line=True)
-    """1 while the writer waits for room: the reader then pokes the room pipe."""
+    """1 while a writer waits for room: the reader then pokes the room pipe."""
     bodies_in = Field(own_line=True)
-    """Bytes of block bodies ever put in."""
+    """Total bytes of block bodies put in."""
     bodies_out = Field(own_line=True)
-    """Bytes of block bodies ever taken out."""
+    """Total bytes of block bodies taken out."""
     closing = Field(own_line=True)
     """OPEN, DRAINING or ENDING."""
     sleeping = Field(own_line=True)
-    """AWAKE, ASLEEP or STOOD_IN: only who has made AWAKE or STOOD_IN of ASLEEP takes records out, and sends."""
+    """AWAKE, ASLEEP or STOOD_IN. Only the thread that changed ASLEEP to AWAKE or STOOD_IN reads records and sends."""
     answer_ns = Field(own_line=True)
     """When the first message since `asked` was set was handed over, ns since the epoch."""
     answer_tail = Field()
-    """The tail behind that message, or before it when its writer waits for room."""
+    """The tail after that message, or before it if its writer waits for room."""
 
 
 ring_state_at = record_at(RingState)
 TAIL: Final = RingState.tail.start
 ASKED: Final = RingState.asked.start
-"""Where `publish` finds these two in `Ring.shared`: attributes take too long there."""
+"""Indices of these two in `Ring.shared`, for `publish`: attribute access is too slow there."""
 
 
 class RingAt(NamedTuple):
-    """A ring as compiled code sees it: addresses, file descriptors and bounds."""
+    """Addresses, file descriptors and bounds of a ring, for compiled code."""
 
     memory: int
     capacity: int
@@ -116,15 +118,15 @@ class RingAt(NamedTuple):
     wake_fd: int
     room_fd: int
     bodies_limit: int
-    """Bytes of bodies that may wait; one larger body may, too."""
+    """Limit for bytes of bodies in the ring; a single larger body is allowed."""
 
 
 MAX_PAYLOAD_BYTES: Final = 64 << 10
-"""Larger messages travel as a block of their own, not through the ring's memory."""
+"""Larger messages are put in as blocks, not as records."""
 
 
 MAX_NOTE_BYTES: Final = 1_000_000
-"""The journal of an outbox has a buffer of 1 MiB for each note."""
+"""An outbox journal has a 1 MiB buffer per note."""
 
 
 class LargePayloadError(Exception):
@@ -132,21 +134,20 @@ class LargePayloadError(Exception):
 
 
 class FullError(Exception):
-    """It is not known that there is room: `put_waiting` looks for it."""
+    """Room is not certain; use `put_waiting`."""
 
 
 _Packer = tuple[Callable[..., None], int, int, int, frozenset[int] | None]
 
 
 class Packers(dict[int, _Packer]):
-    """For a payload size: what packs such a record, its size, that of the payload; and where the type's byte is.
+    """The packers by payload size: pack function, sizes of record and payload, offset of the type byte, type bytes.
 
-    The last item is the bytes of the types that have this size; None where payloads have no types. Raises
-    LargePayloadError.
+    The type bytes are those whose records have this size; None if payloads have no types. Raises LargePayloadError.
     """
 
     null = struct.Struct("<iIq").pack_into
-    """Packs a record of RECORD_BYTES without a payload, after NO_VALUE as its size."""
+    """Packs a record without a payload, with NO_VALUE as its size."""
 
     def __init__(self, schema: Schema) -> None:
         super().__init__()
@@ -163,16 +164,16 @@ class Packers(dict[int, _Packer]):
 
 
 class Ring:
-    """One ring's memory, and the side of writers in Python.
+    """Memory of one ring, and the writers' side in Python.
 
-    Who writes has taken `turn` away: to delete an attribute is one step, between two looks for signals, and costs
-    less than a lock. `publish` has it for less than a microsecond. Who may have it for longer, or finds that it is
-    gone, holds `lock`, too: there threads wait for each other.
+    A writer deletes the attribute `turn` and sets it again when done. Deletion is atomic, cannot be interrupted by a
+    signal handler, and is cheaper than a lock. `publish` holds `turn` for less than a microsecond. A thread that may
+    hold it longer, or finds it deleted, also takes `lock`, on which threads can block.
 
-    `limit` is the end of the room known to be free behind `tail`: one comparison on the hot path covers a full ring and
-    the end of its memory. `tail` is that of the state while `limit` is not below 0. `check_reader` raises when the
-    reader has ended; `tell` answers one that asks. The pipes live as long as the ring: a late wake-up can never hit a
-    file descriptor of others.
+    `limit` is the end of the free space known after `tail`, so that the hot path needs one comparison for both a full
+    ring and the end of its memory. `tail` is a copy of the shared one, valid while `limit` is not negative.
+    `check_reader` raises if the reader has ended; `tell` answers its request. The pipes live as long as the ring, so
+    that a late wake-up cannot hit a reused file descriptor.
     """
 
     turn: None
@@ -202,7 +203,7 @@ class Ring:
         self.view = self.memory.data
         self.state = RingState()
         self.shared = self.state.words
-        self.state.asked = 1  # for the reader, which has not begun: the first message may come before it does
+        self.state.asked = 1  # the first message may come before the reader starts
         self.lock = threading.Lock()
         self.turn = None
         self.tail = 0
@@ -219,19 +220,16 @@ class Ring:
         )
 
     def take_turn(self) -> None:
-        """Be the one that writes, with `lock` held; give it back with `turn = None`."""
+        """Become the writer, with `lock` held. Set `turn = None` to release."""
         while True:
             try:
-                del self.turn  # no call stands between this and the caller's `try`, where Ctrl-C could come
+                del self.turn  # no call may come between this and the caller's `try`: Ctrl-C could interrupt there
                 break
             except AttributeError:
                 time.sleep(_TURN_S)
 
     def put_note(self, note: bytes, is_alone: bool) -> None:
-        """Write a note about the next records of this thread; it becomes visible with them, or now if it `is_alone`.
-
-        Raises ValueError for more than MAX_NOTE_BYTES.
-        """
+        """Write a note for this thread's next records. It becomes visible with them, or at once if `is_alone`."""
         if len(note) > MAX_NOTE_BYTES:
             raise ValueError(f"note had {len(note)} bytes, expected at most {MAX_NOTE_BYTES}")
         size = (RECORD_BYTES + len(note) + 7) & -8
@@ -248,7 +246,7 @@ class Ring:
             self.tell(0)
 
     def put_waiting(self, pack: Callable[..., None], size: int, *record: Any) -> None:
-        """Write a record of `size` bytes when there is room; its message is as old as this call."""
+        """Write a record of `size` bytes when there is room. The message's age counts from this call."""
         called = time.time_ns()
         with self.lock:
             self.take_turn()
@@ -260,14 +258,14 @@ class Ring:
     def _put_waiting(self, called: int, pack: Callable[..., None], size: int, *record: Any) -> None:
         tail = self._wait_for_room(size)
         if self.shared[ASKED]:
-            self.tell(called)  # the reader may take the record before it is told below
+            self.tell(called)  # before the commit: the reader may take the record right after it
         pack(self.view, tail, *record)
         self.shared[TAIL] = self.tail = tail + size
         if self.shared[ASKED]:
             self.tell(called)
 
     def _wait_for_room(self, size: int) -> int:
-        """Wait until a record of `size` bytes fits; return where."""
+        """Wait until a record of `size` bytes fits; return its offset."""
         self.check_reader()
         while not self._find_room(size):
             self.announce_wait()
@@ -277,26 +275,26 @@ class Ring:
         return self.shared[TAIL]
 
     def _find_room(self, size: int) -> bool:
-        """Whether a record of `size` bytes fits at the tail, which may move to the ring's start."""
+        """Return True if a record of `size` bytes fits at the tail, which may wrap to the ring's start."""
         head, tail, end = self.state.head, self.shared[TAIL], self.at.capacity - RECORD_BYTES
         if tail >= head and tail + size > end and head > size + RECORD_BYTES:
             struct.pack_into("<IIq", self.view, tail, 0, PAD, 0)
             tail = self.shared[TAIL] = 0
         self.tail = tail
-        # The tail never catches up with the head from behind: equal means empty.
+        # The tail must not catch up with the head: equal means empty.
         self.limit = head - RECORD_BYTES if tail < head else end
         return tail + size <= self.limit
 
     def is_empty(self) -> bool:
-        """Whether the reader has taken everything."""
+        """Return True if the reader has taken everything."""
         return self.state.head == self.state.tail
 
     def announce_wait(self) -> None:
-        """Ask the reader for a poke when it takes something out. Look once more for room before `wait`."""
+        """Ask the reader for a poke when it frees space. Check for room again before `wait`."""
         self.state.waiting = 1
 
     def wait(self) -> None:
-        """Sleep until the reader has taken something out since `announce_wait`, or 100 ms have passed."""
+        """Sleep until the reader has freed space since `announce_wait`, for at most 100 ms."""
         self.wake()
         poller = select.poll()
         poller.register(self.room_pipe.reader, select.POLLIN)
@@ -309,7 +307,7 @@ class Ring:
         self.wake_pipe.poke()
 
     def forget_limit(self) -> None:
-        """Let the next write in Python look for room: compiled code has moved the tail, or the reader has ended."""
+        """Make the next write in Python look for room: compiled code has moved the tail, or the reader has ended."""
         self.limit = -1
 
 
@@ -318,14 +316,14 @@ class Ring:
 
 @inner
 def answer(ring: RingAt, handed_over_ns: int) -> bool:
-    """Tell the reader when its next message was handed over, 0: now; return whether it sleeps, and is to be roused.
+    """Report to the reader when its next message was handed over (0: now). Return True if it sleeps and must be woken.
 
-    Call after the message was put in, when the reader has asked.
+    Call after the message was put in, if the reader has asked.
     """
     state = ring_state_at(ring.state)
-    # Read before the swap: a thread that stands still behind it answers late, but what it tells is not too late.
+    # Take the time before the swap: a thread that is preempted between the two answers late, but with the right time.
     came = handed_over_ns if handed_over_ns != 0 else now_ns()
-    if swap_shared(state, "asked", 1, 2):  # else another has answered, for a message that came earlier
+    if swap_shared(state, "asked", 1, 2):  # else another writer has answered, for an earlier message
         store_shared(state, "answer_tail", load_shared(state, "tail"))
         store_shared(state, "answer_ns", came)
         swap_shared(state, "asked", 2, 0)  # 1: the reader has asked again, and may have missed the message
@@ -336,7 +334,7 @@ def answer(ring: RingAt, handed_over_ns: int) -> bool:
 
 @inner
 def write_head(record: int, count: int, kind: int, key: int) -> None:
-    """Write the head of a record that is no message."""
+    """Write the head of a record that is not a message."""
     halves = int32s_at(record, 2)
     halves[0] = count
     halves[1] = numpy.int32(numpy.uint32(kind))
@@ -363,10 +361,10 @@ def _claim(ring: RingAt, size: int, body_bytes: int) -> Any:
 
 @inner
 def claim(ring: RingAt, size: int, body_bytes: int) -> Any:
-    """Return the address where a record of `size` bytes may be written now; 0: there is no room, the reader knows."""
+    """Return the address for a record of `size` bytes; 0: there is no room, and the reader was asked for a poke."""
     record = _claim(ring, size, body_bytes)
     if record == 0:
-        # The reader pokes a waiting writer; room made before it could see `waiting` is found by the second look.
+        # The reader pokes a waiting writer. The second look finds room freed before the reader could see `waiting`.
         store_shared(ring_state_at(ring.state), "waiting", 1)
         fence()
         record = _claim(ring, size, body_bytes)
@@ -375,7 +373,7 @@ def claim(ring: RingAt, size: int, body_bytes: int) -> Any:
 
 @inner
 def commit(ring: RingAt, end: int, ts_in: int) -> None:
-    """Give the reader what was written up to address `end`, of messages that were handed over at `ts_in`."""
+    """Publish to the reader everything up to address `end`, from messages handed over at `ts_in`."""
     state = ring_state_at(ring.state)
     store_shared(state, "tail", end - ring.memory)
     fence()
@@ -385,7 +383,7 @@ def commit(ring: RingAt, end: int, ts_in: int) -> None:
 
 @inner
 def put_count(ring: RingAt, kind: int, key: int, count: int, ts_in: int) -> bool:
-    """Write a record UNWANTED, ABSENT or SHOW; False: there is no room."""
+    """Write an UNWANTED, ABSENT or SHOW record. Return False if there is no room."""
     record = claim(ring, numpy.int64(RECORD_BYTES), numpy.int64(0))
     if record == 0:
         return False
@@ -410,25 +408,25 @@ def commit_block(ring: RingAt, record: int, kind: int, key: int, body_bytes: int
 
 @inner
 def kind_of(record: int) -> Any:
-    """The topic id of a record, or its kind."""
+    """Return the kind of a record, or the topic id of a message."""
     return uint32_at(record + 4)
 
 
 @inner
 def count_of(record: int) -> Any:
-    """The payload size of a message, below 0: it has no value; the count of other records."""
+    """Return the count of a record; for a message its payload size, negative without a value."""
     return numpy.int64(int32s_at(record, 1)[0])
 
 
 @inner
 def key_of(record: int) -> Any:
-    """The `ts_event` of a message; the key's number of other records."""
+    """Return the key number of a record; for a message its `ts_event`."""
     return int64s_at(record + 8, 1)[0]
 
 
 @inner
 def record_bytes(record: int) -> Any:
-    """How far the next record is behind one that is no PAD."""
+    """Return the size of a record that is not PAD."""
     kind = kind_of(record)
     if kind in (BLOCK, AGAIN):
         return numpy.int64(BLOCK_RECORD_BYTES)
@@ -439,13 +437,13 @@ def record_bytes(record: int) -> Any:
 
 @inner
 def _is_for_first(ring: RingAt, asked_from: int) -> bool:
-    """Whether the answer is for the record at `asked_from`, not for one that came behind it."""
+    """Return True if the answer is for the record at `asked_from`, not for a later one."""
     first = asked_from if kind_of(ring.memory + asked_from) != PAD else 0
     tail = load_shared(ring_state_at(ring.state), "answer_tail")
     end = first + record_bytes(ring.memory + first)
     if (
         tail not in (first, end) and kind_of(ring.memory + first) == NOTE
-    ):  # it became visible with the records that it is about
+    ):  # it became visible together with the records that it describes
         first = end if kind_of(ring.memory + end) != PAD else 0
         end = first + record_bytes(ring.memory + first)
     return bool(tail in (first, end))
@@ -453,12 +451,12 @@ def _is_for_first(ring: RingAt, asked_from: int) -> bool:
 
 @inner
 def ask(ring: RingAt, asked_ns: int, asked_from: int) -> int:
-    """Ask writers when the next message comes; return when the oldest one in the ring came, or earlier.
+    """Ask writers when the next message comes. Return when the oldest one in the ring came, or a lower bound for it.
 
-    Call before the tail is read. `asked_ns` is when this was called before: what is in the ring came later, so that
-    stands in for an answer. ns since the epoch. `asked_from` is the tail that was read then: `publish` has no fence
-    between its record and its look at `asked`, so the writer of the record there may have missed it, and a later one
-    have answered. SURE: none can have.
+    Call before the tail is read. `asked_ns` is when this was last called, ns since the epoch: messages in the ring came
+    later, so it serves if no writer answered. `asked_from` is the tail read at that call. `publish` has no fence
+    between its record and its look at `asked`, so the writer of the record there may have missed the request, and a
+    later writer may have answered. SURE: that is impossible.
     """
     state = ring_state_at(ring.state)
     came = asked_ns
@@ -471,9 +469,9 @@ def ask(ring: RingAt, asked_ns: int, asked_from: int) -> int:
 
 @inner
 def release(ring: RingAt, head: int) -> None:
-    """Give writers the room up to `head` back; wake one that waits.
+    """Free the space before `head`, and wake a waiting writer.
 
-    It is woken when half the ring and half the bodies are gone, not for each block: it then fills them at once.
+    A writer is woken only when half the ring and half of the bodies are free, so that it can write many blocks at once.
     """
     state = ring_state_at(ring.state)
     store_shared(state, "head", head)
@@ -491,7 +489,7 @@ def release(ring: RingAt, head: int) -> None:
 
 @njit(nogil=True, cache=True)
 def discard(ring: RingAt) -> int:
-    """Free the blocks that were never sent; return how many messages the ring still held."""
+    """Free the blocks that were never sent; return the number of messages that the ring still held."""
     state = ring_state_at(ring.state)
     head = state.head
     messages = 0

@@ -87,34 +87,34 @@ from blackbox.transport.libzmq import (
 from blackbox.transport.shared_memory_writer import has_readers
 
 SUBSCRIPTIONS: Final = 1
-"""`send_until` returned because a subscriber subscribed or unsubscribed."""
+"""`send_until` returned because subscriptions wait to be read."""
 RETRY: Final = 2
-"""`send_until` returned because it was asked to by then."""
+"""`send_until` returned because its deadline has passed."""
 CLOSED: Final = 3
 """`send_until` returned because the ring is closing and empty, or must end now."""
 FAILED: Final = 4
-"""`send_until` returned because libzmq refused a message, here or of who stood in; `SenderState.errno` says why."""
+"""`send_until` returned because libzmq refused a message, from this thread or a stand-in; see `SenderState.errno`."""
 EPOCH: Final = 5
-"""`send_until` returned because all was sent, and `SenderState.next_epoch` is to begin."""
+"""`send_until` returned because everything was sent and `SenderState.next_epoch` must begin."""
 
 _HEARTBEAT = numpy.frombuffer(HEARTBEAT_KEY, numpy.uint8)
 
 _IN_FLIGHT_NS: Final = 2_000
-"""Ten times as long as a processor keeps what it writes to itself."""
+"""Ten times as long as a store takes to become visible to other processors."""
 GATHER_ROWS: Final = 16_384
-"""Single messages taken out of the ring in one pass."""
+"""Most single messages taken out of the ring in one pass."""
 _PRICE_NS: Final = 14_000
-"""What a block of one message costs, at the publisher, on its way and at a subscriber, with a core to spare."""
+"""Cost of a block with one message at publisher, network and subscriber, with some margin."""
 _CREDIT_NS: Final = 200_000
-"""Messages that come faster than this price allows are sent at once for so long; then they share blocks."""
+"""Messages that come faster than this price allows are sent at once for this long; then they share blocks."""
 _MOST_OWED_NS: Final = 1_000_000
 _SHARED_NS: Final = 100_000
-"""How long such a block fills, at least."""
+"""Shortest time to fill a shared block."""
 
 
 @inner
 def _send_frame(sender: Sender, ring: RingAt, socket: int, message: int, flags: int) -> bool:
-    """Send one frame, waiting for slow subscribers where the socket was told to. False: closing, or an error."""
+    """Send one frame, waiting for slow subscribers if the socket does. Return False if closing or on error."""
     while msg_send(message, socket, flags) < 0:
         error = zmq_errno()
         state = sender_state_at(sender.state)
@@ -143,7 +143,7 @@ def _send_on(
     size = numpy.int64(sender.keys.sizes[key])
     msg_init_size(key_message, size)
     copy_bytes(msg_data(key_message), sender.keys.text.ctypes.data + sender.keys.offsets[key], size)
-    # Subscribers that have fallen behind are waited for here, before the block is stamped: waiting is not lag.
+    # Wait for slow subscribers before the block is stamped: waiting must not count as lag.
     if not _send_frame(sender, ring, socket, key_message, numpy.int64(SNDMORE)):
         msg_close(key_message)
         return False
@@ -210,7 +210,7 @@ def _send_block(sender: Sender, ring: RingAt, key: int, header: int, body: int, 
 
 @njit(nogil=True, cache=True)
 def _gather(sender: Sender, ring: RingAt, encoder: Encoder, head: int, tail: int) -> tuple[int, int]:
-    """List the single messages from `head` on, up to anything else; return the new head and their number."""
+    """List the single messages from `head` up to any other record; return the new head and their number."""
     selection = encoder.selection
     taken = 0
     while head != tail and taken < GATHER_ROWS:
@@ -269,7 +269,7 @@ def _send_gathered(sender: Sender, ring: RingAt, encoder: Encoder, taken: int, t
 
 @inner
 def _make_control(sender: Sender, origin: Origin, line: int, flags: int, ts_event: int) -> int:
-    """Make a control block with the end of every key. Return the size of its body; 0: no memory.
+    """Make a control block with the end of every key. Return the size of its body; 0: out of memory.
 
     `ts_event`: latest time before messages that the source lacks, if the block reports their loss; else 0.
     """
@@ -289,9 +289,9 @@ def _make_control(sender: Sender, origin: Origin, line: int, flags: int, ts_even
 
 @inner
 def _send_made(sender: Sender, line: int, key_at: int, key_size: int, flags: int) -> bool:
-    """Send the control block that was made, under a key. False: a subscriber has no room for it.
+    """Send the prepared control block under a key. Return False if a subscriber has no room for it.
 
-    `flags`: DONTWAIT, or 0 to wait for room as long as the socket's `sndtimeo` says.
+    `flags`: DONTWAIT, or 0 to wait for room up to the socket's `sndtimeo`.
     """
     socket = sender.socket_b if line else sender.socket_a
     scratch = sender.scratch.ctypes.data
@@ -317,7 +317,7 @@ def _send_made(sender: Sender, line: int, key_at: int, key_size: int, flags: int
 
 @inner
 def _send_heartbeat(sender: Sender, origin: Origin, ts_event: int, send_flags: int) -> bool:
-    """Send a heartbeat on every line. False: there was no room for it on one, or an error.
+    """Send a heartbeat on every line. Return False if a line had no room, or on error.
 
     `ts_event`: as in `_make_control`; `send_flags`: as in `send_control`.
     """
@@ -345,7 +345,7 @@ def _leave_out(sender: Sender, key_rule: int, messages: int) -> None:
 
 @inner
 def _send_record(sender: Sender, ring: RingAt, origin: Origin, record: int) -> bool:
-    """Send a record that is no single message, or count what it tells. False: closing, or an error."""
+    """Send or count a record that is not a single message. Return False if closing or on error."""
     kind, key = kind_of(record), key_of(record)
     if kind in (BLOCK, AGAIN):
         header = record + RECORD_BYTES
@@ -371,10 +371,10 @@ def _send_record(sender: Sender, ring: RingAt, origin: Origin, record: int) -> b
 
 @inner
 def _drain(sender: Sender, ring: RingAt, encoder: Encoder) -> bool:
-    """Send what is in the ring now. False: closing, or an error."""
+    """Send everything in the ring. Return False if closing or on error."""
     state = sender_state_at(sender.state)
     if state.errno != 0:
-        return False  # who stood in has failed
+        return False  # a stand-in has failed
     ring_state = ring_state_at(ring.state)
     head = ring_state.head
     now = now_ns()
@@ -401,23 +401,23 @@ def _drain(sender: Sender, ring: RingAt, encoder: Encoder) -> bool:
 
 @inner
 def _pay(state: SenderState, messages: int) -> None:
-    """Note that so many single messages have come."""
+    """Charge a number of single messages to the send budget."""
     now = monotonic_ns()
     state.paid_until = min(max(state.paid_until, now) + _PRICE_NS * messages, now + _MOST_OWED_NS)
 
 
 @inner
 def _linger_ns(sender: Sender, now: int) -> int:
-    """Return the least time between blocks of single messages: more than is set where they come too fast for it."""
+    """Return the least time between blocks of single messages: longer than configured if they come too fast for it."""
     is_fast = sender_state_at(sender.state).paid_until - now > _CREDIT_NS
     return max(sender.linger_ns, _SHARED_NS) if is_fast else sender.linger_ns
 
 
 @inner
 def _linger(sender: Sender, ring: RingAt, encoder: Encoder) -> None:
-    """Let a block fill: what comes after a silence goes at once."""
+    """Let a block fill. A message after a pause is sent at once."""
     state = ring_state_at(ring.state)
-    # Encoded blocks do not grow any more.
+    # Encoded blocks do not grow.
     while load_shared(state, "closing") == OPEN and load_shared(state, "bodies_in") == state.bodies_out:
         now = monotonic_ns()
         linger_ns = _linger_ns(sender, now)
@@ -430,7 +430,7 @@ def _linger(sender: Sender, ring: RingAt, encoder: Encoder) -> None:
 
 @inner
 def _note_sent(sender: Sender) -> None:
-    """Note that all was sent which was in the ring."""
+    """Note that the ring was sent empty."""
     state = sender_state_at(sender.state)
     state.passes += 1
     state.sent_at = monotonic_ns()
@@ -448,10 +448,10 @@ def send_control(
     flags: int,
     send_flags: int,
 ) -> int:
-    """Send one control block under each of `count` keys, side by side, of `key_size` bytes; return its body's bytes.
+    """Send one control block with the ends of all keys under each of `count` keys. Return the size of its body.
 
-    It has the end of every key. Byte i at `sent_at` becomes 1 if the subscribers of key i had room for it.
-    `send_flags`: DONTWAIT, or 0 to wait for room at each send, up to the socket's `sndtimeo`.
+    The keys are concatenated, of `key_size` bytes each. Byte i at `sent_at` becomes 1 if the subscribers of key i had
+    room for it. `send_flags`: DONTWAIT, or 0 to wait for room at each send, up to the socket's `sndtimeo`.
     """
     made = _make_control(sender, origin, line, flags, numpy.int64(0))
     if made > 0 and flags & FLAG_END:
@@ -466,7 +466,7 @@ def send_control(
 
 @inner
 def _events(sender: Sender) -> int:
-    """ZMQ_EVENTS of any line; -1: the context is ending."""
+    """Return ZMQ_EVENTS of all lines; -1: the context is terminating."""
     scratch = sender.scratch.ctypes.data
     events_a = socket_events(sender.socket_a, scratch)
     events_b = socket_events(sender.socket_b, scratch) if sender.socket_b != 0 else 0
@@ -475,7 +475,7 @@ def _events(sender: Sender) -> int:
 
 @inner
 def _spin(sender: Sender, ring: RingAt) -> None:
-    """Look on until a writer or a subscriber has something, or nothing was sent for long enough."""
+    """Poll until a writer or a subscriber has something, or nothing was sent for `spin_ns`."""
     state = ring_state_at(ring.state)
     until = sender_state_at(sender.state).sent_at + sender.spin_ns
     while monotonic_ns() < until and load_shared(state, "tail") == state.head:
@@ -486,16 +486,17 @@ def _spin(sender: Sender, ring: RingAt) -> None:
 
 @inner
 def _fall_asleep(sender: Sender, ring: RingAt) -> bool:
-    """Let publishing threads send in place of this one, and ask when the next message comes. False: it has come."""
+    """Allow publishing threads to send for this one, and ask for the next message. Return False if one has come."""
     state, sent = ring_state_at(ring.state), sender_state_at(sender.state)
-    now = now_ns()  # before the ring is looked at: what comes into it later is not older
+    now = now_ns()  # before the ring is checked: later messages are not older
     if load_shared(state, "tail") == state.head:
         ask(ring, now, state.head)
         sent.asked_at, sent.asked_from = now, state.head
     store_shared(state, "sleeping", ASLEEP)
     fence()
-    # `publish` has no fence between its record and its look for one that asks: that would take a lock. So this thread
-    # has all others pass one, or, where that cannot be, waits for what they have put without having seen it ask.
+    # `publish` has no fence between its record and its look at `asked`, because that would take a lock. So this thread
+    # issues a memory barrier on all threads. If the system has none, it waits for records put by writers that missed
+    # the request.
     if not barrier_of_all_threads():
         until = monotonic_ns() + _IN_FLIGHT_NS
         while load_shared(state, "tail") == state.head and monotonic_ns() < until:
@@ -508,11 +509,11 @@ def _fall_asleep(sender: Sender, ring: RingAt) -> bool:
 
 @inner
 def _sleep(sender: Sender, ring: RingAt, wait_ns: int) -> None:
-    """Sleep until a writer or a subscriber has something, or that long, if the ring is still empty."""
+    """Sleep until a writer or a subscriber has something, for at most `wait_ns`, if the ring is still empty."""
     if sender.spin_ns != 0:
         _spin(sender, ring)
     state = ring_state_at(ring.state)
-    # What libzmq told by a descriptor, a heartbeat may have read: it would not tell it again.
+    # libzmq signals its descriptor once: a heartbeat may have consumed the signal.
     if load_shared(state, "tail") != state.head or _events(sender) & POLLIN:
         return
     if _fall_asleep(sender, ring):
@@ -523,7 +524,7 @@ def _sleep(sender: Sender, ring: RingAt, wait_ns: int) -> None:
 
 
 class StandIn(NamedTuple):
-    """What a thread sends with that stands in for a sender."""
+    """State with which a thread sends for a sleeping sender."""
 
     sender: Sender
     ring: RingAt
@@ -535,9 +536,10 @@ _stand_in_at = kept_at(StandIn)
 
 @njit(nogil=True, cache=True)
 def tell(kept: int, handed_over_ns: int) -> None:
-    """Answer a sender that asks, see `ring.answer`; have what is in the ring sent if it sleeps.
+    """Answer a sender that asks, see `ring.answer`. If it sleeps, have the ring sent.
 
-    Here, if its line is idle and its thread may be stood in for, else by waking it. `kept`: address of a `StandIn`.
+    This thread sends if the line is idle and it may stand in for the sender; otherwise it wakes the sender. `kept`:
+    address of a `StandIn`.
     """
     sender, ring, encoder = _stand_in_at(kept)
     if answer(ring, handed_over_ns):
@@ -550,19 +552,20 @@ def tell(kept: int, handed_over_ns: int) -> None:
 
 @inner
 def _stand_in(sender: Sender, ring: RingAt, encoder: Encoder) -> None:
-    """Send in the place of a sender that sleeps; wake it if more has come meanwhile.
+    """Send for a sleeping sender; wake it if more messages have come meanwhile.
 
-    For any thread, behind what it put into the ring. libzmq's sockets may go from thread to thread behind a fence.
+    Any thread may call this after it has put a record into the ring: libzmq allows sockets to change threads behind a
+    fence.
     """
     ring_state = ring_state_at(ring.state)
     if not swap_shared(ring_state, "sleeping", ASLEEP, STOOD_IN):
-        return  # whoever sends looks at the ring once more
+        return  # the thread that sends checks the ring once more
     state = sender_state_at(sender.state)
     done = load_shared(ring_state, "tail") == ring_state.head
     if not done and state.epoch == encoder.origin.epoch:
         done = _drain(sender, ring, encoder)
         _note_sent(sender)
-        # What libzmq told by a descriptor it may have told to this thread.
+        # libzmq may have consumed its descriptor's signal in this thread.
         done = done and not _events(sender) & POLLIN
     if not (_fall_asleep(sender, ring) and done):
         poke(ring.wake_fd, ring.state)
@@ -570,9 +573,9 @@ def _stand_in(sender: Sender, ring: RingAt, encoder: Encoder) -> None:
 
 @njit(nogil=True, cache=True)
 def send_until(sender: Sender, ring: RingAt, encoder: Encoder, retry_at_ns: int) -> int:
-    """Send, heartbeats too, until Python is needed; return why: SUBSCRIPTIONS, RETRY, CLOSED, FAILED or EPOCH.
+    """Send data and heartbeats until Python is needed; return why: SUBSCRIPTIONS, RETRY, CLOSED, FAILED or EPOCH.
 
-    `retry_at_ns`: when to return RETRY, by the monotonic clock; not before all was sent that is in the ring now.
+    `retry_at_ns`: monotonic time at which to return RETRY, once everything now in the ring is sent.
     """
     state = sender_state_at(sender.state)
     ring_state = ring_state_at(ring.state)
@@ -584,7 +587,7 @@ def send_until(sender: Sender, ring: RingAt, encoder: Encoder, retry_at_ns: int)
         now = monotonic_ns()
         if now >= state.heartbeat_at:
             state.heartbeat_at = now + sender.heartbeat_ns
-            # A full line needs no heartbeat: the blocks in it show the numbers.
+            # A full line needs no heartbeat: the blocks in its queue carry the sequences.
             _send_heartbeat(sender, encoder.origin, numpy.int64(0), numpy.int64(DONTWAIT))
         is_empty = load_shared(ring_state, "tail") == ring_state.head
         if is_empty:

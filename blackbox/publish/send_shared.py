@@ -1,4 +1,4 @@
-"""Write blocks to a slice's shared memory: compiled, in the sender's thread."""
+"""Compiled: write blocks to a slice's shared memory, in the sender's thread."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NO: Final = numpy.int64(0)
 
 @inner
 def place_to_encode(shared: WriterAt, body_bytes: int) -> Any:
-    """Return the address of a place to encode a body in; 0: encode it elsewhere."""
+    """Return the address in shared memory to encode a body at; 0: encode it elsewhere."""
     if not has_readers(shared) or body_bytes > shared.layout.small_bytes:
         return _NO
     place = claim_place(shared, body_bytes)
@@ -44,7 +44,7 @@ def place_to_encode(shared: WriterAt, body_bytes: int) -> Any:
 
 @inner
 def _wait_for_place(sender: Sender, ring: RingAt, own: int, body_bytes: int) -> Any:
-    """Wait until slow readers leave a place, and return it; NO_PLACE: the publisher ends first."""
+    """Wait until slow readers free a place, and return it; NO_PLACE: the publisher ends first."""
     place = numpy.int64(NO_PLACE)
     while place == NO_PLACE and load_shared(ring_state_at(ring.state), "closing") != ENDING:
         sender_state_at(sender.state).waits += 1
@@ -54,7 +54,7 @@ def _wait_for_place(sender: Sender, ring: RingAt, own: int, body_bytes: int) -> 
 
 @inner
 def _leave_place(sender: Sender, body: int) -> bool:
-    """Copy a body out of its place, as sockets may hold it for longer. False: no memory."""
+    """Copy a body out of shared memory, because sockets may keep it longer. Return False if out of memory."""
     size = msg_size(body)
     copy = sender.scratch.ctypes.data + COPY_AT
     if msg_init_size(copy, size) != 0:
@@ -68,7 +68,7 @@ def _leave_place(sender: Sender, body: int) -> bool:
 
 @inner
 def share(sender: Sender, ring: RingAt, key: int, header: int, body: int, is_wanted: bool, on_sockets: bool) -> bool:
-    """Write a block for readers that want it; wait for slow ones if set to. False: the publisher ends, or an error."""
+    """Write a block for readers that want it; wait for slow ones if configured. False: the publisher ends or failed."""
     shared = sender.shared
     body_bytes = numpy.int64(block_header_at(header).body_bytes)
     own = place_of(shared, msg_data(body))

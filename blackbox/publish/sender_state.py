@@ -1,4 +1,4 @@
-"""What a slice's sender keeps, for its compiled loop and for Python."""
+"""State of a slice's sender, shared by its compiled loop and Python."""
 
 from __future__ import annotations
 
@@ -15,50 +15,50 @@ from blackbox.transport.libzmq import EVENTS_SCRATCH_WORDS, MESSAGE_BYTES
 from blackbox.transport.shared_memory_writer import WriterAt
 
 SHARED: Final = 256
-"""What a filter of a reader of shared memory adds to `Sender.wanted`."""
+"""Amount that a filter of a shared-memory reader adds to `Sender.wanted`."""
 
 
 class SenderState(SharedRecord):
-    """What a sender's compiled loop keeps, and Python looks at."""
+    """Counters and times of a sender's compiled loop, readable from Python."""
 
     messages = Field()
-    """Sent, each counted once however many lines it went to; so are the next three."""
+    """Messages sent. This and the next three count once, however many lines are used."""
     blocks = Field()
     body_bytes = Field()
     unwanted = Field()
-    """Messages of keys that nobody had subscribed to."""
+    """Messages of keys without a subscriber."""
     waits = Field()
-    """Times a send waited for a slow subscriber."""
+    """Times that a send waited for a slow subscriber."""
     shared_memory_dropped = Field()
-    """Messages for which shared memory had no place."""
+    """Messages for which shared memory had no room."""
     refused = Field()
-    """1: the outbox did not take a block."""
+    """1: the outbox refused a block."""
     errno = Field()
-    """Why libzmq refused a message; 0: it did not."""
+    """Error number with which libzmq refused a message; 0: none."""
     handled = Field()
-    """Messages that were sent or not wanted, but are still in the ring: the pass that they belong to was given up."""
+    """Messages sent or unwanted that are still in the ring because their pass was aborted."""
     heartbeat_at = Field()
-    """When the next heartbeat is due, by the monotonic clock."""
+    """When the next heartbeat is due, monotonic."""
     sent_at = Field()
-    """When the ring was last sent empty, by the monotonic clock."""
+    """When the ring was last sent empty, monotonic."""
     paid_until = Field()
-    """When as many messages could have been sent, each in a block of its own, by the monotonic clock."""
+    """Time at which all messages would have been sent at the sustainable rate, one block each, monotonic."""
     asked_at = Field()
-    """When writers were last asked: what is in the ring and was not seen then came later, ns since the epoch."""
+    """When writers were last asked: messages that were not seen then came later. ns since the epoch."""
     asked_from = Field()
-    """The tail then, or SURE; see `ring.ask`."""
+    """The tail at that time, or SURE; see `ring.ask`."""
     passes = Field()
-    """Times that all was sent which was in the ring."""
+    """Number of times that the ring was sent empty."""
     read_at = Field()
-    """When subscriptions may be read again while there is something to send, by the monotonic clock."""
+    """When subscriptions may be read again while there are messages to send, monotonic."""
     epoch = Field()
-    """Of what is sent now."""
+    """Epoch of the blocks being sent."""
     sequence = Field()
-    """Sequence of the next message in the present epoch."""
+    """Sequence of the next message in the current epoch."""
     kept = Field()
     """Sequence at the end of the outbox at the start. Until it is reached, nothing is written there."""
     next_epoch = Field()
-    """The epoch that is to begin before anything else is published; 0: none."""
+    """Epoch that must begin before further messages are published; 0: none."""
     keys = Field(own_line=True)
     """Number of keys; written by publishing threads."""
 
@@ -67,12 +67,14 @@ sender_state_at = record_at(SenderState)
 
 
 class Sender(NamedTuple):
-    """What a slice's sender owns. Sockets are addresses; `socket_b` is 0 without a second line."""
+    """Everything a slice's sender owns. Sockets are addresses; `socket_b` is 0 without a second line."""
 
     socket_a: int
     socket_b: int
     readable_a: int
-    """As `wait_readable` takes the descriptor that tells of `socket_a`: it may not touch one that others use."""
+    """Descriptor that signals `socket_a`, encoded for `wait_readable`: a thread must not poll a socket in use by
+    another.
+    """
     readable_b: int
     wake_fd: int
     linger_ns: int
@@ -85,20 +87,20 @@ class Sender(NamedTuple):
     counts: NDArray[numpy.int64]
     """Number of messages of each key."""
     wanted: NDArray[numpy.uint16]
-    """Of each key: 1 for each filter of a socket that lets it through, SHARED for each of a reader of shared memory."""
+    """For each key: 1 per matching socket filter plus SHARED per matching filter of a shared-memory reader."""
     starts: NDArray[numpy.int64]
     lengths: NDArray[numpy.int32]
     ts_event: NDArray[numpy.int64]
     scratch: NDArray[numpy.int64]
     sleep_scratch: NDArray[numpy.int64]
-    """Of the thread that sleeps, while another uses `scratch`."""
+    """Scratch for the sleeping thread, while another uses `scratch`."""
     shared: WriterAt
     outbox: BlockHandlerAt
-    """What is to have each block before it is sent; or NO_HANDLER."""
+    """Receives each block before it is sent; or NO_HANDLER."""
     spin_ns: int
-    """For how long the thread looks on, after what it sent last, before it sleeps."""
+    """Time that the thread polls after its last send before it sleeps."""
     others_send: bool
-    """Whether threads that publish may send in its place: they never wait for a slow subscriber."""
+    """True if publishing threads may send for it: they never wait for a slow subscriber."""
 
 
 KEY_AT: Final = EVENTS_SCRATCH_WORDS * 8

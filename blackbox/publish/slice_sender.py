@@ -1,4 +1,4 @@
-"""A slice's sender: owns the XPUB sockets of one slice, sends what its ring holds, answers its subscribers."""
+"""A slice's sender: owns the XPUB sockets of one slice, sends the blocks in its ring, confirms its subscribers."""
 
 from __future__ import annotations
 
@@ -47,49 +47,48 @@ log = logging.getLogger("blackbox")
 
 RING_BYTES = 4 << 20
 _PENDING_BLOCKS = 16
-"""Encoded blocks that may wait for a sender: enough to keep both busy, few enough to stay in the cache."""
+"""Encoded blocks that may wait for a sender: enough to keep both threads busy, few enough to stay in the cache."""
 TOPIC_TEXT_BYTES = 32
-"""Mean room for a topic's text, per topic of `max_topics`."""
+"""Average room for a topic's text, per topic of `max_topics`."""
 _SEND_WAIT_MS = 20
 _RECEIVED_BYTES = 16 << 10
-"""Subscriptions taken in one pass: some hundreds, for a millisecond at most."""
+"""Bytes of subscriptions read in one pass: some hundreds of subscriptions, up to a millisecond."""
 _READ_EVERY_NS = 5_000_000
-"""Time between two passes when more wait; between them messages are sent."""
+"""Time between two passes if more wait; messages are sent in between."""
 _ACCEPT_S = 1.0
 _REPEAT_S = 0.1
 _ASK_AGAIN_S = 0.25
-"""Time until a heartbeat that recorders did not answer is sent again."""
+"""Time until a heartbeat that recorders did not answer is repeated."""
 
 
 class SenderLife(Life):
-    """Where a slice's sender is in its life."""
+    """State of a slice's sender."""
 
     NEW = "new", "running", "closing", "ended"
-    """It compiles and binds. Then it is RUNNING; CLOSING when it is asked to close before that, ENDED if it fails."""
+    """It compiles and binds. Then it is RUNNING; CLOSING if asked to close before that, ENDED if it fails."""
     RUNNING = "running", "closing", "ended"
-    """It sends. CLOSING by `ask_to_close`, ENDED by an error."""
+    """It sends. CLOSING follows by `ask_to_close`, ENDED by an error."""
     CLOSING = "closing", "ended"
-    """It sends what the ring holds, and says goodbye. ENDED follows."""
+    """It empties the ring and announces the end. ENDED follows."""
     ENDED = "ended"
-    """It sends no more, and gives back what it has opened. Nothing follows."""
+    """It has stopped sending and releases its resources. Final state."""
 
 
 def needs_of(part: Slice) -> tuple[Needs, ...]:
-    """What a `SliceSender` opens and starts, with one connection a line."""
+    """Return what a `SliceSender` opens and starts, with one connection per line."""
     return PIPE_NEEDS, PIPE_NEEDS, CONTEXT_NEEDS, WARM_UP_NEEDS, Needs(threads=1), GUARD_NEEDS, _sockets_of(part)
 
 
 def _sockets_of(part: Slice) -> Needs:
-    # Beside each XPUB what watches its connections, at both ends. Shared memory: itself, and one reader.
+    # For each XPUB, both ends of its connection monitor; for shared memory, the memory and one reader.
     return Needs(descriptors=6 * len(part.lines) + 7 * bool(part.shared_memory))
 
 
 class SliceSender:
     """One slice of a publisher: its topics and keys, its ring, and the thread that sends.
 
-    Life: see `SenderLife`. Sockets are created and closed in its thread, and used by it, or while it sleeps by the one
-    that stands in. Topics are added by publishing threads that hold `ring.lock`; the set of subscriptions is guarded by
-    `changed`.
+    Life: see `SenderLife`. The sender's thread creates, uses and closes the sockets; while it sleeps, a publishing
+    thread may use them. Publishing threads that hold `ring.lock` add topics. `changed` guards the subscriptions.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class SliceSender:
         self.feed = feed
         self.slice_id = slice_id
         self.part = feed.slices[slice_id]
-        sender = weakref.proxy(self)  # not a circle: the ring's memory and pipes go with the sender, at once
+        sender = weakref.proxy(self)  # avoids a reference cycle: the ring is freed together with the sender
 
         def check() -> None:
             sender.check()
@@ -149,9 +148,11 @@ class SliceSender:
         self.changed = self.subscriptions.changed
         self._outbox, self._outbox_failure = outbox.handler, outbox.failure
         self.encoded = numpy.ones(self._max_keys, numpy.uint16) if outbox.handler.function else self.wanted
-        """Above 0: the messages of a key are to become blocks; all are that an outbox is to have."""
+        """Above 0: callers want the blocks of unwanted keys too, because the outbox must get every message."""
         if not feed.key_rule:
-            self.add_key(b"")  # heartbeats name it from the start: what is lost before its first message is a gap
+            self.add_key(
+                b""
+            )  # heartbeats include it from the start, so that a loss before its first message is reported
         self.sent.sequence, ends = outbox.begin()
         self.sent.kept = outbox.sequence
         for key, end in ends.items():
@@ -161,7 +162,7 @@ class SliceSender:
         self._gate: Gate | None = None
 
     def start(self, timeout: float = 120.0) -> None:
-        """Bind the endpoints. Raises EndpointError naming the one that could not be bound."""
+        """Bind the endpoints. Raises EndpointError if one could not be bound."""
         start_thread(self._thread)
         if not self._ready.wait(timeout):
             raise PublisherError(f"slice {self.slice_id}: sender did not start in {timeout} s")
@@ -170,7 +171,10 @@ class SliceSender:
             raise self.error
 
     def add_topic(self, topic: bytes) -> int:
-        """The id of a topic of this slice. Call with `ring.lock` held. Raises PublisherError when the table is full."""
+        """Return the id of a topic of this slice. Raises PublisherError if the table is full.
+
+        Call with `ring.lock` held.
+        """
         known = self.topics.get(topic)
         if known is not None:
             return known
@@ -190,7 +194,7 @@ class SliceSender:
         return number
 
     def add_key(self, key: bytes) -> int:
-        """The number of a key. Call with `ring.lock` held."""
+        """Return the number of a key. Call with `ring.lock` held."""
         known = self.keys.get(key)
         if known is not None:
             return known
@@ -209,21 +213,21 @@ class SliceSender:
         return number
 
     def check(self) -> None:
-        """Raise what ended the thread, if it has ended."""
+        """Raise the error that ended the thread, if it has ended."""
         if self.error is not None:
             raise self.error
         if self.life is SenderLife.ENDED:
             raise PublisherError(f"slice {self.slice_id}: the publisher was closed")
 
     def flush(self, deadline: float, next_epoch: int = 0) -> None:
-        """Wait until the ring is empty: everything published before is with ZeroMQ. Raises PublisherError in time.
+        """Wait until the ring is empty: everything published before was handed to ZeroMQ.
 
-        `next_epoch`: what is published from now on is of this epoch; its subscribers have confirmed again, or had a
-        second to do so.
+        `next_epoch`: epoch of everything published from now on; waits up to a second for its subscribers to confirm
+        again. Raises PublisherError at the deadline.
         """
-        late = PublisherError(f"slice {self.slice_id}: flush was not done in time: a subscriber did not keep up")
+        late = PublisherError(f"slice {self.slice_id}: flush timed out: a subscriber did not keep up")
         if not acquire(self.ring.lock, deadline - time.monotonic()):
-            raise late  # another thread holds it while it waits for room
+            raise late  # another thread holds it while waiting for room
         try:
             self.ring.take_turn()
             try:
@@ -254,7 +258,7 @@ class SliceSender:
             )
 
     def ask_recorders(self) -> tuple[int, int]:
-        """Send a heartbeat at once: recorders tell how far they are. Return epoch and position of what was sent."""
+        """Send a heartbeat at once, which recorders answer with their positions. Return the epoch and position sent."""
         with self.changed:
             asked = self.origin.epoch, self.position
             self.subscriptions.times_asked += 1
@@ -263,9 +267,9 @@ class SliceSender:
         return asked
 
     def wait_acknowledged(self, what: What, by: int, epoch: int, goal: int, timeout: float, deadline: float) -> None:
-        """Wait until `by` recorders have told that all up to a position is recorded, or synced.
+        """Wait until `by` recorders have acknowledged everything before `goal` as recorded, or synced.
 
-        Raises NotRecordedError at the deadline, which was `timeout` seconds off, or when another epoch began.
+        Raises NotRecordedError at the deadline, `timeout` seconds after the call, or if another epoch began.
         """
         told = self.subscriptions.acknowledgements
         with self.changed:
@@ -275,7 +279,7 @@ class SliceSender:
                 if told.epoch != epoch:
                     raise NotRecordedError(
                         f"feed {self.feed.name!r} slice {self.slice_id}: epoch {epoch} was ended by `new_epoch` "
-                        f"while it was waited for {goal - reached} of its messages to be {what}"
+                        f"while {goal - reached} of its messages were not yet {what}"
                     )
                 if left <= 0:
                     raise self._not_recorded(what, by, reached, goal, timeout)
@@ -285,41 +289,41 @@ class SliceSender:
     def _not_recorded(self, what: What, by: int, reached: int, goal: int, timeout: float) -> NotRecordedError:
         told = self.subscriptions.acknowledgements
         given_up = "; they are given up" if told.give_up(what, by, goal) else ""
-        recorders = "; ".join(map(in_words, self.recorders())) or "no recorder has told anything"
+        recorders = "; ".join(map(in_words, self.recorders())) or "no recorder has acknowledged anything"
         return NotRecordedError(
             f"feed {self.feed.name!r} slice {self.slice_id}: messages {reached} to {goal - 1} were not {what} by {by} "
             f"{'recorder' if by == 1 else 'recorders'} in {timeout} s{given_up}: {recorders}"
         )
 
     def recorders(self) -> list[RecorderPosition]:
-        """Return how far each recorder is that has told."""
+        """Return the position of each recorder that has acknowledged anything."""
         with self.changed:
             return self.subscriptions.acknowledgements.positions(self.slice_id, self.position)
 
     @property
     def position(self) -> int:
-        """Next sequence of the present epoch, including blocks still to be sent again."""
+        """Next sequence of the current epoch, including blocks still to be sent again."""
         return max(self.sent.sequence, self.sent.kept)
 
     def ends(self) -> dict[bytes, End]:
-        """Return the end of each key in the present epoch."""
+        """Return the end of each key in the current epoch."""
         known = len(self.keys)
         ends, counts = self._ends[:known].tolist(), self._counts[:known].tolist()
         return {key: End(*each) for key, *each in zip(self.keys, ends, counts, strict=True)}
 
     def ask_to_close(self, deadline: float, says_end: bool) -> None:
-        """Let the thread send what the ring holds, then end. ZeroMQ keeps sending until the deadline at most."""
+        """Let the thread empty the ring, then end. ZeroMQ keeps sending until the deadline at most."""
         self._deadline, self._says_end = deadline, says_end
         self.guard.closing_since = time.monotonic()
         with self.changed:
-            if self.life in (SenderLife.NEW, SenderLife.RUNNING):  # it may have ended by an error
+            if self.life in (SenderLife.NEW, SenderLife.RUNNING):  # it may have failed
                 self._enter(SenderLife.CLOSING)
         self._close_ring(DRAINING)
 
     def close(self, deadline: float) -> None:
-        """Wait for the thread; at the deadline tell it to end at once. What it then discards is in `discarded`."""
+        """Wait for the thread; at the deadline end it at once. `discarded` counts what it did not send."""
         if self._thread.ident is None:
-            return  # it could not be started
+            return  # the start failed
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
             self._close_ring(ENDING)
@@ -330,7 +334,7 @@ class SliceSender:
         self.ring.wake()
 
     def _enter(self, life: SenderLife) -> None:
-        """Go on to `life`, and wake who waits for it. Raises RuntimeError when it may not follow."""
+        """Change to `life`, and wake waiting threads. Raises RuntimeError if the transition is not allowed."""
         with self.changed:
             self.life = self.life.enter(life, f"slice {self.slice_id} sender")
             self.changed.notify_all()
@@ -367,7 +371,7 @@ class SliceSender:
                 socket.linger = max(0, int(1000 * (self._deadline - time.monotonic())))
         except BlackBoxError as error:
             self.error = error
-        except Exception as error:  # whatever ends this thread must reach the publishing thread
+        except Exception as error:  # the publishing thread must see any error that ends this thread
             log.exception("slice %d: sender failed", self.slice_id)
             self.error = PublisherError(f"slice {self.slice_id}: sender failed: {error}")
             self.error.__cause__ = error
@@ -390,7 +394,7 @@ class SliceSender:
             self._ready.set()
 
     def _share(self) -> None:
-        """Have shared memory before the sockets: who hears of this publisher there finds it."""
+        """Create shared memory before the sockets, so that subscribers connected to them find it."""
         if (name := self.part.shared_memory) and is_supported():
             what = f"feed {self.feed.name!r} slice {self.slice_id}: endpoint shm://{name}"
             sizes = self.feed.block_bytes, self._wait, self._hwm_blocks
@@ -413,7 +417,7 @@ class SliceSender:
         )
 
     def make_encoder(self, rows: int) -> Encoder:
-        """Return an encoder of up to `rows` messages of this slice at a time, for one thread."""
+        """Return an encoder for one thread and up to `rows` messages of this slice at a time."""
         return Encoder(
             make_selection(rows, self._max_keys),
             self.table,
@@ -447,7 +451,7 @@ class SliceSender:
             numpy.zeros(EVENTS_SCRATCH_WORDS, numpy.int64),
             self.guard.shared_at,
             self._outbox,
-            self.part.spin_ns if self._wait else 0,  # else who publishes sends, and need not wake anybody
+            self.part.spin_ns if self._wait else 0,  # else publishing threads send, and need not wake this one
             not self._wait,
         )
 
@@ -467,8 +471,8 @@ class SliceSender:
         )
         while True:
             reason = send.send_until(sender, self.ring.at, encoder, answers.due_ns)
-            # A confirmation waits for a pass of the ring: what was put there before it, unwanted, then has its numbers.
-            # And for what `on_demand` calls: what it makes for who asks is to be there then.
+            # Wait for a pass of the ring before a confirmation, so that earlier unwanted messages are counted. Wait
+            # also for the `on_demand` functions, so that the subscriber receives what they publish.
             answers.send_due(lambda ask: ask.after < self.sent.passes and self.subscriptions.is_told(ask.demand))
             if reason == send.SUBSCRIPTIONS:
                 self._read_subscriptions()
@@ -481,7 +485,7 @@ class SliceSender:
             self._check_sender()
 
     def _let_stand_in(self, sender: Sender, encoder: Encoder) -> None:
-        """Let publishing threads send while this one sleeps, unless they could wait for a slow subscriber there."""
+        """Let publishing threads send while this one sleeps, unless they could block there on a slow subscriber."""
         self.sent.epoch = self.origin.epoch
         self.stand_in = send.StandIn(sender, self.ring.at, encoder)
         kept = Kept(self.stand_in)
@@ -492,10 +496,10 @@ class SliceSender:
         self.ring.tell = tell
 
     def _begin_epoch(self, sender: Sender, sockets: list[zmq.Socket[bytes]]) -> None:
-        """Tell what the epoch before has reached, then that another one goes on: twice, as once is not believed.
+        """Send a last heartbeat of the old epoch, then two of the new one: subscribers ignore a single one.
 
-        A publisher that waits for slow subscribers does so until `new_epoch` is out of time; then who has no room loses
-        what comes until it has.
+        With `when_full="wait"` this waits for slow subscribers until the timeout of `new_epoch`. A subscriber still
+        without room then loses messages until it has room.
         """
         patience = self._epoch_deadline if self._wait else time.monotonic() + SURELY_S
         for next_epoch in (0, self.sent.next_epoch, 0):
@@ -519,23 +523,23 @@ class SliceSender:
 
     def _check_sender(self) -> None:
         if self.sent.refused:
-            raise PublisherError(f"slice {self.slice_id}: the outbox takes no more: {self._outbox_failure()}")
+            raise PublisherError(f"slice {self.slice_id}: the outbox refused a block: {self._outbox_failure()}")
         error = self.sent.errno
         if error:
             raise PublisherError(f"slice {self.slice_id}: libzmq refused a block: {zmq.strerror(error)}")
 
     def _announce_end(self, sender: Sender, sockets: list[zmq.Socket[bytes]]) -> None:
-        """Send the end to every subscriber, and stay until they say that they have it.
+        """Send the end to every subscriber, and wait until all have acknowledged it.
 
-        A connection that is closed while subscriptions lie unread in it is reset, and takes with it what the other side
-        has not read yet. Who reads nothing is not waited for as long as the publisher's timeout.
+        Closing a connection while unread subscriptions wait in it resets it, and data in flight is lost. The wait ends
+        early if the remaining subscribers have stopped reading.
         """
         patience = time.monotonic() + _ACCEPT_S
         repeat = 0.0
         untold = set(range(len(sockets)))
         while ((waiting := self._still_reading(patience)) or untold) and not self._is_late():
-            # libzmq passes over a full queue until it has room again, and what was sent meanwhile is not in it. So a
-            # publisher that drops tells the end again.
+            # libzmq skips a full queue until it has room again, so the end may be missing in it. A publisher that drops
+            # therefore repeats it.
             again = not self._wait and time.monotonic() >= repeat
             for line, socket in enumerate(sockets):
                 if line in untold and self._send_heartbeat(sender, line, socket, Full.KEEP, FLAG_END):
@@ -550,7 +554,7 @@ class SliceSender:
         for line in untold:
             self._send_heartbeat(sender, line, sockets[line], Full.DROP, FLAG_END)
         if waiting:
-            log.warning("slice %d: closed before %d subscribers had everything", self.slice_id, waiting)
+            log.warning("slice %d: closed before %d subscribers had received everything", self.slice_id, waiting)
 
     def _send_heartbeat(self, sender: Sender, line: int, socket: zmq.Socket[bytes], full: Full, flags: int = 0) -> bool:
         return any(self._send_control(sender, line, socket, HEARTBEAT_KEY, 1, full, flags)[1])
@@ -558,17 +562,17 @@ class SliceSender:
     def _is_late(self) -> bool:
         if self.ring.state.closing == ENDING or time.monotonic() >= self._deadline:
             return True
-        # Of ipc and inproc nobody knows whether they take anything.
+        # For ipc and inproc it is unknown if peers take anything.
         return all(endpoint.startswith("tcp:") for endpoint in self.part.lines) and self.guard.is_quiet()
 
     def _still_reading(self, patience: float) -> int:
-        """Subscribers that have not withdrawn their acceptance; until `patience` also those whose may be on its way."""
+        """Return the number of subscribers that still have an acceptance or, until `patience`, may yet send one."""
         reading = self.subscriptions.subscriber_count()
         return max(reading, len(self.subscriptions.answered)) if time.monotonic() < patience else reading
 
     def _read_subscriptions(self) -> None:
-        """Take in some of the subscriptions that have come; see to it that what is published has its turn."""
-        assert self._reader is not None, "it is made before anybody can subscribe"
+        """Read some of the waiting subscriptions, leaving time for messages."""
+        assert self._reader is not None, "created before subscribers can connect"
         self._reader.read()
         self.sent.read_at = time.monotonic_ns() + _READ_EVERY_NS if self.subscriptions.is_behind else 0
         if self.subscriptions.unwelcome:

@@ -1,12 +1,12 @@
-"""Read what peers of a slice's XPUB sockets ask for, and put in force what they may have.
+"""Read subscriptions on a slice's XPUB sockets, and put those in force that are allowed.
 
-The sockets have ZMQ_XPUB_MANUAL: libzmq hands on every subscription of every connection, also what others have, and
-matches nothing that is not set here: `zmq_setsockopt` then means the connection of the message that was read last.
+The sockets use ZMQ_XPUB_MANUAL: libzmq passes on every subscription of every connection, including duplicates, and
+matches only what is set with `zmq_setsockopt`, which applies to the connection of the message read last.
 
-One thing of libzmq (up to 4.3.5) needs care: it keeps messages and their connections in two queues, and a message that
-is no subscription stands in the first one alone. Who is read behind it would get what others have asked for. So
-nothing is put in force behind such a message until both queues are empty: those it concerns have it with their next
-message, and who sent it is disconnected.
+One property of libzmq (up to 4.3.5) needs care. It keeps messages and their connections in two queues, and a message
+that is not a subscription enters only the first. From then on, later messages would be attributed to the wrong
+connection. So nothing is put in force after such a message until both queues are empty. The affected connections get
+their subscriptions with their next message, and the sender of the invalid message is disconnected.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ from blackbox.transport.libzmq import (
 from blackbox.transport.socket_cookie import COOKIE_SCRATCH_WORDS, socket_cookie
 
 KEPT_BYTES: Final = 1 + MOST_BYTES
-"""Bytes of a subscription that Python looks at; no subscription of ours is longer."""
+"""Bytes of a subscription that Python sees; none of ours is longer."""
 _HAVE_COOKIES: Final = sys.platform == "linux"
 _HEAD: Final = struct.Struct("=iiiiq")
 _LEAST_ENTRY_BYTES: Final = 32
-"""What one subscription takes of those that are read at once, at least."""
+"""Least room that one subscription takes in the read buffer."""
 
 SETTLED: Final = 0
-"""It is in force, or need not be."""
+"""In force, or need not be."""
 ASKS: Final = 1
-"""It is not in force: Python says what becomes of it before the next one is read."""
+"""Not in force: Python decides about it before the next one is read."""
 LATE: Final = 2
-"""The same, and libzmq has lost whose it is."""
+"""As ASKS, but libzmq has lost track of the connection."""
 STRAY: Final = 3
-"""It is no subscription."""
+"""Not a subscription."""
 
 _STRAYED_AT: Final = MESSAGE_BYTES
 _GONE_AT: Final = _STRAYED_AT + 8
@@ -74,9 +74,9 @@ _HEARTBEAT, _PATH, _CONFIRM = HEARTBEAT_KEY[1], PATH_KEY[1], CONFIRM_KEY[1]
 _NONCE_SIZE: Final = 1 + len(CONFIRM_KEY) + NONCE_BYTES
 _SUBSCRIBE, _UNSUBSCRIBE = int(zmq.SUBSCRIBE), int(zmq.UNSUBSCRIBE)
 _TURN_S: Final = 0.001
-"""For how long what is asked for may keep a line's blocks waiting, where each word of it must be looked at."""
+"""Time per turn for a line's subscriptions when Python must check each; its blocks wait meanwhile."""
 _MOST_LATE: Final = 10_000
-"""Words of a connection that may wait for libzmq to know whose they are."""
+"""Changes of a connection that may wait until libzmq knows the connection again."""
 _FIRST_PEERS: Final = 1_024
 _ROW_WORDS: Final = 3
 _ROW_BYTES: Final = 8 * _ROW_WORDS
@@ -86,11 +86,11 @@ class _Entry(NamedTuple):
     """A message that was read."""
 
     fd: int
-    """The descriptor that it came on, or -1."""
+    """The descriptor it was received on, or -1."""
     size: int
     what: int
     connection: int
-    """Address of what libzmq knows of its connection; 0: it came on none."""
+    """Address of libzmq's metadata of its connection; 0: none."""
     change: bytes
     """Its first bytes."""
 
@@ -106,7 +106,7 @@ def _entries(data: bytes) -> Iterator[_Entry]:
 
 @inner
 def _matters(data: int, size: int) -> bool:
-    """Whether libzmq is to match it: see `is_put_in_force`."""
+    """Return True if libzmq must match the filter: see `is_put_in_force`."""
     text = bytes_at(data, size)
     if size == 1 or text[1] != 0:
         return True
@@ -117,7 +117,7 @@ def _matters(data: int, size: int) -> bool:
 
 @njit(nogil=True, cache=True)
 def put_in_force(socket: int, message: int) -> None:
-    """Subscribe the connection of the message that was read last, or unsubscribe it, as the message says."""
+    """Apply the message read last, a subscription or unsubscription, to its connection."""
     data, size = msg_data(message), msg_size(message)
     option = _SUBSCRIBE if bytes_at(data, 1)[0] == 1 else _UNSUBSCRIBE
     zmq_setsockopt(socket, option, data + 1, size - 1)
@@ -125,7 +125,7 @@ def put_in_force(socket: int, message: int) -> None:
 
 @njit(nogil=True, cache=True)
 def _keep(message: int, kept: int) -> None:
-    """Make a copy of a message: while it is there, no other connection has the address of what libzmq knows of its."""
+    """Copy a message: while the copy exists, libzmq does not reuse the address of its connection's metadata."""
     msg_init(kept)
     msg_copy(kept, message)
 
@@ -138,13 +138,13 @@ def _property_at(message: int, name: int) -> int:
 
 @njit(nogil=True, cache=True)
 def read_subscriptions(socket: int, memory: int, known: int, most: int, target: int, room: int) -> int:
-    """Read subscriptions and unsubscriptions into `room` bytes, return bytes used: what is left waits for its turn.
+    """Read changes of subscriptions into `room` bytes. Return the bytes used; the rest waits for the next turn.
 
-    `known` has a row for each of the first `most` descriptors: connection, cookie, and whether it may have all that it
-    asks for. Then that is put in force; behind what another one asks for this returns. What came of a connection that
-    is gone is passed over. Each becomes four int32, bytes that follow, the descriptor that it came on, its own bytes
-    and what became of it, and an int64, its connection; then KEPT_BYTES of it at most. Many at once, so that a sender
-    needs the interpreter once, however busy others keep it.
+    `known` has a row for each of the first `most` descriptors: connection, cookie, and whether all its subscriptions
+    are allowed. Those are put in force here; after a change of any other connection this returns. Messages of a closed
+    connection are skipped. An entry is four int32 (bytes that follow, descriptor, message size, outcome), an int64
+    (connection), then up to KEPT_BYTES of the message. Reading many at once means that the sender needs the GIL only
+    once, however contended it is.
     """
     message = memory
     strayed = int64s_at(memory + _STRAYED_AT, 1)
@@ -191,7 +191,7 @@ def read_subscriptions(socket: int, memory: int, known: int, most: int, target: 
 
 
 class _Line:
-    """What is read with on a line."""
+    """State for reading one line."""
 
     def __init__(self, socket: zmq.Socket[bytes], is_inproc: bool) -> None:
         self.socket, self.is_inproc = socket, is_inproc
@@ -203,22 +203,22 @@ class _Line:
         init_messages(self.memory, 1)
         self.known: NDArray[numpy.int64] = numpy.zeros((_FIRST_PEERS, _ROW_WORDS), numpy.int64)
         self.kept: dict[Peer, NDArray[numpy.int64]] = {}
-        """Of each connection a message."""
+        """A message of each connection."""
 
     @property
     def strayed(self) -> bool:
-        """Whether libzmq does not know whose the next message is."""
+        """True if libzmq cannot attribute the next message to a connection."""
         return bool(self._memory[_STRAYED_AT // 8])
 
     def has_gone(self) -> bool:
-        """Whether something was passed over since this was last asked: its connection is gone."""
+        """Return True if a message of a closed connection was skipped since the last call."""
         has_gone = bool(self._memory[_GONE_AT // 8])
         self._memory[_GONE_AT // 8] = 0
         return has_gone
 
 
 class SubscriptionReader:
-    """Reads on the XPUB sockets of a slice, in their thread, for its `Subscriptions`."""
+    """Reads the XPUB sockets of a slice for its `Subscriptions`, in the sockets' thread."""
 
     def __init__(
         self,
@@ -229,9 +229,9 @@ class SubscriptionReader:
         room: int,
         after: Callable[[int], int],
     ) -> None:
-        """`room`: bytes that are read in one pass; some 50 for each subscription.
+        """`room`: bytes read per pass, at about 50 per subscription.
 
-        `after`: what `Asked.after` is on a line now.
+        `after`: returns the current `Asked.after` of a line.
         """
         self._subscriptions, self._gate, self._after = subscriptions, gate, after
         self._received = numpy.zeros(room, numpy.uint8)
@@ -241,11 +241,11 @@ class SubscriptionReader:
 
     @staticmethod
     def warm_up_arguments() -> tuple[Any, ...]:
-        """Return what `read_subscriptions` is compiled for."""
+        """Return arguments to compile `read_subscriptions` with."""
         return 0, 0, 0, 0, 0, 0
 
     def close(self) -> None:
-        """Release what is kept of connections. Nothing is read any more."""
+        """Release the messages kept for connections. Nothing may be read afterwards."""
         for line in self._lines:
             close_messages(line.memory, 1)
             for kept in line.kept.values():
@@ -253,7 +253,7 @@ class SubscriptionReader:
             line.kept.clear()
 
     def read(self) -> None:
-        """Take in some of what has come; `subscriptions.is_behind` is set where more waits."""
+        """Process some of the waiting subscriptions; `subscriptions.is_behind` is set if more wait."""
         subscriptions = self._subscriptions
         left = False
         with subscriptions.changed:
@@ -266,7 +266,7 @@ class SubscriptionReader:
         subscriptions.is_behind = left
 
     def _read_line(self, number: int, line: _Line) -> bool:
-        """Read on a line for its turn; return whether more may wait."""
+        """Read one line for its turn; return True if more may wait."""
         room, used, socket = len(self._received), 0, line.socket.underlying
         until = time.monotonic() + _TURN_S
         stopped = True
@@ -281,17 +281,17 @@ class SubscriptionReader:
         return stopped or used > room // 2
 
     def _take(self, number: int, line: _Line, entry: _Entry) -> bool:
-        """Take in one message; return whether reading has stopped behind it."""
+        """Process one message; return True if reading stopped after it."""
         subscriptions, fd = self._subscriptions, entry.fd
         if entry.what == STRAY:
             if fd >= 0:
                 cookie = int(socket_cookie(fd, line.memory + _COOKIE_AT))
-                subscriptions.unwelcome[fd, cookie] = "it sent what is no subscription"
+                subscriptions.unwelcome[fd, cookie] = "it sent a message that is not a subscription"
         elif fd >= 0:
             self._take_of(self._peer_of(number, line, entry), line, entry)
         elif line.is_inproc:
             subscriptions.note(number, fd, entry.change, entry.size, self._after(number))
-        else:  # only on inproc who asks has no descriptor: this is of a connection that is gone
+        else:  # only inproc has no descriptors: this is from a closed connection
             subscriptions.has_died = True
         return entry.what in (ASKS, LATE)
 
@@ -304,13 +304,13 @@ class SubscriptionReader:
         return self._meet(number, line, entry)
 
     def _take_of(self, peer: Peer, line: _Line, entry: _Entry) -> None:
-        """Take in what a connection asks for, and put it in force if it asks for leave."""
+        """Process a change of a connection; put it in force if that was left to Python and it is allowed."""
         subscriptions, change = self._subscriptions, entry.change
         if entry.what == LATE:
             peer.late_since = peer.late_since or time.monotonic()
             peer.late.append((change, entry.size))
             if len(peer.late) > _MOST_LATE:
-                subscriptions.unwelcome[peer.fd, peer.cookie] = "what it asked for was lost: it is to ask again"
+                subscriptions.unwelcome[peer.fd, peer.cookie] = "its subscriptions were lost: it must reconnect"
         else:
             if peer.late and entry.what == ASKS and not line.strayed:
                 self._catch_up(line, peer)
@@ -323,7 +323,7 @@ class SubscriptionReader:
         line.known[peer.fd] = peer.connection, peer.cookie, is_free
 
     def _catch_up(self, line: _Line, peer: Peer) -> None:
-        """Put in force what came of a connection when libzmq did not know whose it was: it knows now."""
+        """Put in force the changes that arrived while libzmq could not attribute them."""
         for change, size in peer.late:
             if self._subscriptions.admit(peer, change):
                 if is_put_in_force(change[1:]):
@@ -345,7 +345,7 @@ class SubscriptionReader:
         if entry.fd >= len(line.known):
             line.known = numpy.concatenate([line.known, numpy.zeros((entry.fd + 1, _ROW_WORDS), numpy.int64)])
         self._subscriptions.meet(peer)
-        self._subscriptions.has_died |= cookie == 0  # it had gone before this was read
+        self._subscriptions.has_died |= cookie == 0  # closed before this was read
         return peer
 
     def _forget(self, line: _Line, peer: Peer) -> None:
@@ -355,7 +355,7 @@ class SubscriptionReader:
         line.known[peer.fd] = 0
 
     def _bury(self) -> None:
-        """Forget what those asked for whose connections are gone."""
+        """Forget the subscriptions of closed connections."""
         for number, line in enumerate(self._lines):
             for peer in self._subscriptions.peers(number):
                 cookie = int(socket_cookie(peer.fd, line.memory + _COOKIE_AT))

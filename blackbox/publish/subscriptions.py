@@ -1,4 +1,4 @@
-"""What a slice's subscribers have asked for: filters, confirmations, acceptances. Whoever asks may be hostile."""
+"""A slice's subscriptions: filters, confirmations, acceptances. They are untrusted input."""
 
 from __future__ import annotations
 
@@ -29,74 +29,73 @@ from blackbox.publish.peers import MOST_TOLD_REFUSALS, Peer, Why, topics_of
 log = logging.getLogger("blackbox")
 
 _MORE_FILTERS: Final = 4_096
-"""Distinct filters of a line beyond one for each key that there may be."""
+"""Distinct filters allowed on a line in addition to one per possible key."""
 MOST_WANTS: Final = 131_072
-"""Prefixes on a line that say what is wanted."""
+"""Most wanted prefixes on a line."""
 _MOST_ASKED: Final = 65_536
-"""Confirmations asked for and not yet sent, on all lines; those asked for first are forgotten."""
+"""Most requested confirmations not yet sent, on all lines; the oldest are dropped."""
 _MOST_ANSWERED: Final = 65_536
-"""Confirmations sent and not yet accepted, and acceptances of a line; the oldest are forgotten."""
+"""Most confirmations not yet accepted, and acceptances of a line; the oldest are dropped."""
 MOST_USELESS: Final = 65_536
-"""Bytes of filters longer than any key that one connection may ask for: libzmq keeps them, and they match nothing."""
+"""Most bytes of filters longer than any key per connection: libzmq keeps them, but they match nothing."""
 _MOST_LATE_S: Final = 5.0
-"""How long what a connection asks for may wait for libzmq to know whose it is."""
+"""Longest time that changes of a connection wait until libzmq can attribute them."""
 _MOST_NONCES: Final = 1_024
-"""Confirmations that one connection may ask for without withdrawing any."""
+"""Most confirmations that one connection may request without withdrawing any."""
 _MOST_REFUSED: Final = 65_536
-"""Refused prefixes that one connection may go on asking for."""
+"""Most refused prefixes that one connection may keep requesting."""
 _MOST_TOLD: Final = 1_000
-"""Refused keys and hosts that are told one by one."""
+"""Refused keys and hosts that are logged individually."""
 SUBSCRIBE: Final = b"\1"
 UNSUBSCRIBE: Final = b"\0"
 _CONTROL: Final = frozenset((HEARTBEAT_KEY, PATH_KEY))
-"""Filters that let no data through."""
+"""Filters that match no data."""
 
 Place = tuple[int, bytes]
 """A line, and a filter on it."""
 
 
 class Asked(NamedTuple):
-    """A confirmation to be sent."""
+    """A requested confirmation."""
 
     line: int
     key: bytes
     fd: int
     after: int
-    """What must have been passed before it is sent. For a publisher the pass of its ring in which it was asked for:
-    a later one has counted what was unwanted until then."""
+    """Pass that must be over before it is sent. For a publisher: the current pass of its ring, as the next one has
+    counted all earlier unwanted messages.
+    """
     since: float
-    """When that was, by the monotonic clock."""
+    """When it was requested, monotonic."""
     demand: int
-    """The `demand_version` of then."""
+    """The `demand_version` at that time."""
 
 
 class RecorderNotes(Protocol):
-    """Takes in what recorders tell."""
+    """Receives acknowledgements of recorders."""
 
     def begin_epoch(self, epoch: int) -> None:
-        """Expect what is told of another epoch."""
+        """Accept acknowledgements of this epoch only."""
 
     def note(self, line: int, said: bytes, what: Acknowledgement) -> None:
-        """Take in what a recorder tells on a line."""
+        """Store an acknowledgement received on a line."""
 
     def withdraw(self, line: int, said: bytes) -> None:
-        """Note that what was told on a line stands no more."""
+        """Withdraw an acknowledgement on a line."""
 
 
 class Subscriptions:
-    """The filters in force on each line of a slice, who has asked for them, and who has said that it knows.
+    """The filters in force on each line of a slice, the connections that have them, and accepted confirmations.
 
-    Changed by the thread that reads subscriptions, with `changed` held. Who derives from it hears of every filter that
-    comes and goes by `filter_changed`.
+    Changed by the thread that reads subscriptions, with `changed` held. Subclasses override `filter_changed` to see
+    each filter added or removed.
 
-    Each filter is counted once for each connection that has it. On inproc there are no connections, and who asks is
-    trusted.
+    Each filter counts once per connection that has it. On inproc there are no connections, and subscribers are trusted.
 
-    Attributes: `lines`, how many there are; `unwelcome`, descriptors and cookies of connections to be ended, and why;
-    `heard`, how many changes came on each descriptor; `is_behind`, whether changes wait to be read; `has_died`, whether
-    a connection is gone of which something is kept; `most_filters`, how many a line may have beside MOST_WANTS;
-    `most_each`, how many a connection may have; `refused`, how often one was refused; `times_asked`, how often
-    recorders were asked how far they are.
+    Attributes: `lines`, number of lines; `unwelcome`, connections to be ended (descriptor and cookie), and why;
+    `heard`, changes received per descriptor; `is_behind`, True while changes wait to be read; `has_died`, True if a
+    connection with state here was closed; `most_filters`, limit per line in addition to MOST_WANTS; `most_each`, limit
+    per connection; `refused`, number of refusals; `times_asked`, how often recorders were asked for their position.
     """
 
     def __init__(self, feed: Feed, lines: int, recorders: RecorderNotes) -> None:
@@ -105,14 +104,14 @@ class Subscriptions:
         self.heard: dict[int, int] = {}
         self.asked: OrderedDict[Place, Asked] = OrderedDict()
         self.answered: OrderedDict[Place, int] = OrderedDict()
-        """Confirmations that are not yet accepted, and the descriptor that each was asked for on."""
+        """Confirmations not yet accepted, with the descriptor that requested each."""
         self._accepted: list[OrderedDict[bytes, int]] = [OrderedDict() for _ in range(lines)]
         self._peers: list[dict[int, Peer]] = [{} for _ in range(lines)]
         """By descriptor."""
         self._filters: list[dict[bytes, int]] = [{} for _ in range(lines)]
-        """With each filter how many have it."""
+        """Number of holders of each filter."""
         self._wants = [0] * lines
-        """How many of them say what is wanted."""
+        """Wanted prefixes among them."""
         self._told: set[tuple[str, Why]] = set()
         self.is_behind = self.has_died = False
         self.times_asked = self.refused = 0
@@ -125,14 +124,14 @@ class Subscriptions:
 
     @property
     def demand_version(self) -> int:
-        """How often what is wanted has changed, for who tells of that before it confirms."""
+        """Number of changes to the wanted prefixes, for subclasses that report them before a confirmation."""
         return 0
 
     def filter_changed(self, place: Place, by: int) -> None:
-        """Hear of a filter that nobody had on its line (`by` 1), or that nobody has there any more (-1)."""
+        """Hook, called when the first holder adds a filter to a line (`by` 1) and when the last one removes it (-1)."""
 
     def begin_epoch(self, epoch: int, *lines: int) -> None:
-        """Expect acceptances of another epoch, on all lines or some. Those of the one before count while they stand."""
+        """Hook, called when the first holder adds a filter to a line (`by` 1) or the last one removes it (-1)."""
         for line in lines or range(len(self._mine)):
             self._mine[line] = epoch.to_bytes(8, "little") + bytes([line])
         self._recorders.begin_epoch(epoch)
@@ -144,22 +143,22 @@ class Subscriptions:
         return self._peers[line].get(fd)
 
     def peers(self, line: int) -> list[Peer]:
-        """Return the connections of a line. From other threads with `changed` held."""
+        """Return the connections of a line. Other threads must hold `changed`."""
         return list(self._peers[line].values())
 
     def meet(self, peer: Peer) -> Peer:
-        """Expect what a new connection asks for."""
+        """Add a new connection."""
         self.heard.pop(peer.fd, None)
         self._peers[peer.line][peer.fd] = peer
         return peer
 
     def forget(self, peer: Peer) -> None:
-        """Forget a connection that is gone, and what it asked for."""
+        """Remove a closed connection and its subscriptions."""
         line = peer.line
         self._peers[line].pop(peer.fd, None)
         for prefix in tuple(peer.filters):
             self._leave_filter(line, peer, prefix)
-        # Who connects again asks for the same confirmation, perhaps before this is noticed: that stands.
+        # A peer that reconnects requests the same confirmation, perhaps before this is noticed: keep its acceptance.
         for prefix in peer.acceptances:
             if self._accepted[line].get(prefix) == peer.fd:
                 del self._accepted[line][prefix]
@@ -169,7 +168,7 @@ class Subscriptions:
                 del self.answered[place]
 
     def admit(self, peer: Peer, change: bytes) -> bool:
-        """Whether a connection may have what it asks for; who may not is told, and counted."""
+        """Return True if a connection may have a filter. Otherwise log and count the refusal."""
         prefix = change[1:]
         if change[:1] != SUBSCRIBE:
             return peer.refused.pop(prefix, None) is None
@@ -179,7 +178,7 @@ class Subscriptions:
         peer.refuse(prefix, why)
         self.refused += 1
         if len(peer.refused) > _MOST_REFUSED:
-            self.unwelcome[peer.fd, peer.cookie] = f"it asks for more than {_MOST_REFUSED} topics that it may not have"
+            self.unwelcome[peer.fd, peer.cookie] = f"more than {_MOST_REFUSED} of its subscriptions were refused"
         told = peer.key or peer.address.rpartition(":")[0], why
         if told not in self._told and len(self._told) < _MOST_TOLD:
             self._told.add(told)
@@ -198,26 +197,26 @@ class Subscriptions:
         return False
 
     def refused_to(self, ask: Asked) -> dict[bytes, Why]:
-        """Return what who asks for a confirmation was refused, and still wants: as much as one answer tells."""
+        """Return the prefixes refused to the requester that it still wants, up to what fits in one answer."""
         peer = self._peers[ask.line].get(ask.fd)
         return dict(islice(peer.refused.items(), MOST_TOLD_REFUSALS)) if peer is not None else {}
 
     def was_told(self, ask: Asked) -> None:
-        """Note that who asked for a confirmation was told of what it was refused."""
+        """Note that the requester of a confirmation was informed of its refused prefixes."""
         self.asked.pop((ask.line, ask.key), None)
 
     def find_late(self) -> None:
-        """Have those connections ended that have waited for too long: libzmq does not know whose their words are."""
+        """Mark connections to be ended whose changes libzmq could not attribute for too long."""
         since = time.monotonic() - _MOST_LATE_S
         with self.changed:
             for peer in (peer for of_line in self._peers for peer in of_line.values()):
                 if peer.late and peer.late_since < since:
-                    self.unwelcome[peer.fd, peer.cookie] = "what it asked for was lost: it is to ask again"
+                    self.unwelcome[peer.fd, peer.cookie] = "its subscriptions were lost: it must reconnect"
 
-    # What they ask for
+    # Their changes
 
     def note(self, line: int, fd: int, change: bytes, size: int, after: int) -> None:
-        """Take in a subscription or unsubscription of `size` bytes, of which `change` are the first.
+        """Process a subscription or unsubscription of `size` bytes that starts with `change`.
 
         `after`: as in `Asked`.
         """
@@ -244,11 +243,11 @@ class Subscriptions:
                 peer.useless += size
                 if peer.useless > MOST_USELESS:
                     peer.useless = 0
-                    why = f"it asked for {MOST_USELESS} bytes of filters longer than any key"
+                    why = f"it sent {MOST_USELESS} bytes of filters longer than any key"
                     self.unwelcome[fd, peer.cookie] = why
 
     def _add_filter(self, line: int, peer: Peer | None, prefix: bytes) -> bool:
-        """Count one more who has a filter; return whether it is the first one."""
+        """Add a holder of a filter; return True if it is the first one."""
         if peer is not None:
             if prefix in peer.filters:
                 return False
@@ -262,7 +261,7 @@ class Subscriptions:
         return count == 1
 
     def _leave_filter(self, line: int, peer: Peer | None, prefix: bytes) -> None:
-        """Count one less who has a filter, if it has it."""
+        """Remove a holder of a filter, if it is one."""
         filters = self._filters[line]
         if peer is not None:
             if prefix not in peer.filters:
@@ -283,12 +282,12 @@ class Subscriptions:
 
     def _ask(self, ask: Asked, peer: Peer | None) -> None:
         place = ask.line, ask.key
-        if peer is not None:  # one at a time for each connection: who asks again has withdrawn what it asked before
+        if peer is not None:  # one at a time per connection: a repeated request replaces it
             self._drop_newest(peer)
             peer.newest = place
             peer.nonces.add(ask.key)
             if len(peer.nonces) > _MOST_NONCES:
-                why = f"it asked for {_MOST_NONCES} confirmations, and withdrew none"
+                why = f"it requested {_MOST_NONCES} confirmations and withdrew none"
                 self.unwelcome[peer.fd, peer.cookie] = why
         self.asked[place] = ask
         _drop_first(self.asked, _MOST_ASKED)
@@ -299,7 +298,7 @@ class Subscriptions:
             del self.asked[place]
 
     def _accept(self, line: int, prefix: bytes) -> None:
-        """Count the subscriber that had asked for this confirmation, whoever accepts it: nonces can be overheard."""
+        """Count the subscriber that requested this confirmation, whoever accepts it: nonces can be overheard."""
         place = line, CONFIRM_KEY + prefix[len(ACCEPT_KEY) :][:NONCE_BYTES]
         if place in self.answered:
             fd = self._accepted[line][prefix] = self.answered.pop(place)
@@ -308,7 +307,7 @@ class Subscriptions:
             _drop_first(self._accepted[line], _MOST_ANSWERED)
 
     def _is_of_other_line(self, prefix: bytes) -> bool:
-        """Whether this accepts a confirmation of another line: a subscriber asks all its connections for the same."""
+        """Return True if this accepts another line's confirmation: subscribers send the same to all connections."""
         nonce = prefix[len(ACCEPT_KEY) :][:NONCE_BYTES]
         return any(
             prefix == ACCEPT_KEY + nonce + mine
@@ -317,7 +316,7 @@ class Subscriptions:
         )
 
     def _withdraw(self, line: int, fd: int, peer: Peer | None, prefix: bytes) -> None:
-        """Take in that something is not asked for any more, by who has asked for it."""
+        """Process an unsubscription by the connection that had subscribed."""
         place = line, prefix
         if prefix.startswith(CONFIRM_KEY):
             if peer is not None:
@@ -343,10 +342,10 @@ class Subscriptions:
             _drop_first(self.answered, _MOST_ANSWERED)
 
     def subscribers(self, prefix: bytes, *, whole: bool = False) -> int:
-        """How many subscribers have all their filters in force, if any filter can match topics with `prefix`; else 0.
+        """Return the number of fully confirmed subscribers if any filter can match topics with `prefix`; else 0.
 
-        `whole`: can match the topic that is equal to `prefix`. Plain SUB sockets, which want no heartbeats and ask for
-        nothing, count as one.
+        `whole`: if any can match the topic equal to `prefix`. Plain SUB sockets, which request no heartbeats or
+        confirmations, count as one.
         """
         best = 0
         key = self._feed.subscription_of(prefix, whole=whole)
@@ -356,23 +355,23 @@ class Subscriptions:
         return best
 
     def subscriber_count(self, *, of_this_epoch: bool = False) -> int:
-        """Subscribers that have all their filters in force, on the line that has most.
+        """Return the number of confirmed subscribers on the line with most of them.
 
-        `of_this_epoch`: only those that have accepted a confirmation since it began.
+        `of_this_epoch`: count only those that have accepted a confirmation since it began.
         """
         with self.changed:
             endings = self._mine if of_this_epoch else [b""] * len(self._mine)
             return max(self._accepted_on(line, ending) for line, ending in enumerate(endings))
 
     def filter_count(self, *, wants: bool = True) -> int:
-        """Distinct filters in force, on the line that has most; `wants`: also those that say what is wanted."""
-        counts = zip(map(len, self._filters), self._wants, strict=True)  # other threads ask, too
+        """Return the number of distinct filters on the line with most; `wants`: including wanted prefixes."""
+        counts = zip(map(len, self._filters), self._wants, strict=True)  # other threads call this too
         return max(filters - (0 if wants else of_wants) for filters, of_wants in counts)
 
     def held(self, line: int, *, wants: bool) -> tuple[dict[int, int], int]:
-        """How many filters of a line each descriptor has, and how many distinct ones there are.
+        """Return the number of filters per descriptor of a line, and the number of distinct ones.
 
-        `wants`: of those that say what is wanted, else of the others.
+        `wants`: count wanted prefixes, else the other filters.
         """
         with self.changed:
             held = {peer.fd: peer.wants if wants else len(peer.filters) - peer.wants for peer in self.peers(line)}
@@ -384,12 +383,12 @@ class Subscriptions:
 
 
 def is_want(prefix: bytes, size: int) -> bool:
-    """Whether a subscription of `size` bytes says which topics are wanted."""
+    """Return True if a subscription of `size` bytes names a wanted prefix."""
     return prefix.startswith(WANT_KEY) and size <= 1 + len(WANT_KEY) + MOST_WANT_BYTES
 
 
 def _any_matches(filters: Mapping[bytes, object], key: bytes) -> bool:
-    """Whether a filter lets keys through that start with `key`."""
+    """Return True if a filter can match a key that starts with `key`."""
     if not key:
         return any(has not in _CONTROL and not has.startswith(WANT_KEY) for has in filters)
     if any({key[:size], SHARED_KEY + key[:size]} & filters.keys() for size in range(len(key) + 1)):

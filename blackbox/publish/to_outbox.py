@@ -1,4 +1,4 @@
-"""Give blocks to a slice's outbox before they are sent: compiled, in the thread that sends."""
+"""Compiled: write blocks to a slice's outbox before they are sent, in the sending thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _REFUSED: Final = errno.EIO
 
 @inner
 def _hand(sender: Sender, kind: int, header: int, body: int) -> bool:
-    """Give a block, or control block, to the outbox. False: it was not written."""
+    """Write a block or control block to the outbox. Return False if that failed."""
     handed = handed_block_at(sender.outbox.record)
     handed.kind = kind
     handed.head = header
@@ -56,7 +56,7 @@ def _refuse(sender: Sender) -> bool:
 
 @inner
 def is_noted(sender: Sender, note: int, size: int, is_alone: int) -> bool:
-    """Give a note to the outbox, if there is one. Return False if that failed."""
+    """Write a note to the outbox, if there is one. Return False if that failed."""
     if sender.outbox.function == 0:
         return True
     handed = handed_block_at(sender.outbox.record)
@@ -78,4 +78,4 @@ def tell_outbox(sender: Sender) -> None:
     if sender.outbox.function != 0 and state.sequence >= state.kept:
         scratch = sender.scratch.ctypes.data
         _hand(sender, numpy.int64(CONTROL), scratch + TEMPLATE_AT, scratch + BODY_AT)
-        call_with_address(sender.outbox.function, sender.outbox.record)  # with kind IDLE, it writes its buffer
+        call_with_address(sender.outbox.function, sender.outbox.record)  # the kind IDLE flushes the buffer

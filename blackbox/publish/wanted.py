@@ -1,4 +1,4 @@
-"""Which keys of a slice are wanted: counted as filters come and go, so that a sender reads one number a block."""
+"""Count the filters on each key of a slice as they change, so that a sender reads one number per block."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from blackbox.publish.subscriptions import Asked, Place, Subscriptions
 
 @njit(nogil=True, cache=True)
 def cover(keys_at: int, sizes_at: int, wanted_at: int, count: int, word: int, size: int, by: int) -> None:
-    """Add `by` to what is counted for each key that starts with the first `size` bytes of `word`."""
+    """Add `by` to the count of each key that starts with the first `size` bytes of `word`."""
     mask = numpy.int64(-1) if size == MAX_KEY_BYTES else (numpy.int64(1) << (8 * size)) - 1
     keys, sizes, wanted = int64s_at(keys_at, count), int32s_at(sizes_at, count), uint16s_at(wanted_at, count)
     for key in range(numpy.uint64(count)):
@@ -29,16 +29,16 @@ def cover(keys_at: int, sizes_at: int, wanted_at: int, count: int, word: int, si
 
 
 class WantedKeys(Subscriptions):
-    """The subscriptions of a publisher's slice, and what they mean for each of its keys.
+    """The subscriptions of a publisher's slice, and which of its keys they match.
 
-    Keys are added by publishing threads, with `changed` held.
+    Publishing threads add keys, with `changed` held.
 
-    Attributes: `keys`, each with its number; `wanted`, for each key how many filters let it through, those of readers
-    of shared memory each as SHARED; `acknowledgements`, how far recorders are.
+    Attributes: `keys`, each with its number; `wanted`, for each key the number of matching filters, SHARED for each one
+    of a shared-memory reader; `acknowledgements`, positions of recorders.
     """
 
     def __init__(self, feed: Feed, lines: int, epoch: int, key_table: TopicTable, demand: Demand) -> None:
-        """`demand`: what is wanted of all slices of the publisher."""
+        """`demand`: prefixes wanted from all slices of the publisher."""
         max_keys = len(key_table.sizes)
         self.acknowledgements = Acknowledgements()
         self._demand = demand
@@ -49,7 +49,7 @@ class WantedKeys(Subscriptions):
         self.begin_epoch(epoch)
 
     def add_key(self, key: bytes, number: int) -> None:
-        """Note a new key, and whether it is wanted."""
+        """Add a key, and count the filters that match it."""
         self.wanted[number] = sum(
             (prefix in has) + SHARED * (SHARED_KEY + prefix in has)
             for has in self._filters
@@ -59,15 +59,15 @@ class WantedKeys(Subscriptions):
 
     @property
     def demand_version(self) -> int:
-        """How often what is wanted has changed."""
+        """Number of changes to the wanted prefixes."""
         return self._demand.version
 
     def is_told(self, version: int) -> bool:
-        """Whether who is to hear of it has heard of what was wanted at a `demand_version`."""
+        """Return True if all listeners were called for the changes up to a `demand_version`."""
         return self._demand.is_told(version)
 
     def refused_to(self, ask: Asked) -> dict[bytes, Why]:
-        """Return the prefixes that a connection is refused, by its rights or by a function of `on_demand`."""
+        """Return the prefixes refused to a connection, for lack of rights or by an `on_demand` function."""
         refused = super().refused_to(ask)
         if self._demand.refused:
             peer = self.peer(ask.line, ask.fd)
@@ -77,7 +77,7 @@ class WantedKeys(Subscriptions):
         return refused
 
     def filter_changed(self, place: Place, by: int) -> None:
-        """Count a filter for the keys that it lets through; note what is wanted."""
+        """Count a filter for the keys that it matches; update the wanted prefixes."""
         prefix = place[1]
         if prefix.startswith(WANT_KEY):
             self._demand.change(prefix.removeprefix(WANT_KEY), by)

@@ -223,7 +223,9 @@ def test_nothing_is_published_of_what_a_mapped_file_has_lost(tmp_path: Path, for
         header = numpy.frombuffer(block.header, numpy.uint8).copy()
         heads, bodies, skips = (numpy.array([at]) for at in (header.ctypes.data, memory.ctypes.data, 0))
         stored = Stored(heads.ctypes.data, bodies.ctypes.data, 0, skips.ctypes.data, 1)
-        with pytest.raises(JournalError, match="slice 0: a recording's file shrank while its messages were published"):
+        with pytest.raises(
+            JournalError, match="slice 0: a recording's file was truncated while it was being published"
+        ):
             if form == "messages":
                 publisher.publish_many((b"T",), [0], memory, offsets=[0, len(memory)])
             else:
@@ -245,7 +247,9 @@ def test_no_header_is_published_that_a_mapped_file_has_lost(tmp_path: Path) -> N
         body = mapping.address + len(block.header)
         heads, bodies, skips = (numpy.array([at]) for at in (mapping.address, body, 0))
         stored = Stored(heads.ctypes.data, bodies.ctypes.data, 0, skips.ctypes.data, 1)
-        with pytest.raises(JournalError, match="slice 0: a recording's file shrank while its messages were published"):
+        with pytest.raises(
+            JournalError, match="slice 0: a recording's file was truncated while it was being published"
+        ):
             publisher._publish_stored(0, [b""], stored)
         publisher.flush()
         assert publisher.statistics().blocks == 0

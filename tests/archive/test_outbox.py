@@ -307,7 +307,7 @@ def test_a_full_disk_ends_the_publisher_before_it_sends_what_is_not_kept(tmp_pat
         script.tell(f"{tmp_path} 300000")
         subscriber.start(timeout=60)
         said = script.read()
-        assert "the outbox takes no more: " in said
+        assert "the outbox refused a block: " in said
         assert ".journal: File too large" in said
         script.process.wait()
     subscriber.stop()

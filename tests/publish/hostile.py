@@ -1,4 +1,4 @@
-"""A peer that speaks ZeroMQ's protocol by hand, and so may send a publisher what no library would."""
+"""A ZeroMQ peer implemented on a plain socket, so that it can send a publisher anything."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OLD_GREETINGS = {
     "2.0": b"\xff" + bytes(8) + b"\x7f\x01\x02" + bytes(2),
     "1.0": b"\x01\x00",
 }
-"""Of SUB sockets that speak earlier versions of the protocol, without a name."""
+"""Greetings of SUB sockets with earlier protocol versions, by version."""
 READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB\x08Identity\x00\x00\x00\x00"
 MORE = 1
 COMMAND = 4
@@ -25,7 +25,7 @@ _LONG = 2
 
 
 def frame(content: bytes, flags: int = 0) -> bytes:
-    """A frame on the wire."""
+    """Return a frame as sent on the wire."""
     if len(content) < 256:
         return bytes([flags, len(content)]) + content
     return bytes([flags | _LONG]) + struct.pack(">Q", len(content)) + content
@@ -40,12 +40,12 @@ def unsubscription(prefix: bytes) -> bytes:
 
 
 def confirmation(nonce: bytes = b"") -> bytes:
-    """The request for one."""
+    """Return a request for a confirmation."""
     return subscription(CONFIRM_KEY + (nonce or secrets.token_bytes(8)))
 
 
 def withdrawal(nonce: bytes) -> bytes:
-    """That it is not asked for any more."""
+    """Return the withdrawal of a request for a confirmation."""
     return unsubscription(CONFIRM_KEY + nonce)
 
 
@@ -58,7 +58,7 @@ _TAKES_NO_MORE_S = 5
 
 
 class Peer:
-    """One connection to a slice's publisher, with the handshake done. Reads nothing unless it is told to."""
+    """One connection to a slice's publisher, after the handshake. It reads only in its read methods."""
 
     def __init__(self, feed: Feed, slice_id: int = 0, line: int = 0) -> None:
         place = urlsplit(feed.slices[slice_id].endpoints[line])
@@ -73,7 +73,7 @@ class Peer:
         self.read_frame()
 
     def send(self, *data: bytes) -> bool:
-        """Send bytes as they are. False: the publisher has ended the connection, or takes no more from it."""
+        """Send raw bytes. Return False if the publisher has closed the connection or stopped reading."""
         self.socket.settimeout(_TAKES_NO_MORE_S)
         try:
             self.socket.sendall(b"".join(data))
@@ -88,7 +88,7 @@ class Peer:
         while len(data) < size:
             part = self.socket.recv(size - len(data))
             if not part:
-                raise ConnectionError("the publisher ended the connection")
+                raise ConnectionError("the publisher closed the connection")
             data += part
         return data
 
@@ -98,12 +98,12 @@ class Peer:
         return self.read(size)
 
     def read_block(self) -> tuple[bytes, wire.Fields]:
-        """The key and the header of the next block."""
+        """Return the key and the header of the next block."""
         key, header, _ = self.read_frame(), self.read_frame(), self.read_frame()
         return key, wire.unpack(header)
 
     def ask(self) -> bytes:
-        """Ask for a confirmation, read until it comes, and return its nonce."""
+        """Request a confirmation, read until it arrives, and return its nonce."""
         nonce = secrets.token_bytes(8)
         self.send(confirmation(nonce))
         while self.read_block()[0] != CONFIRM_KEY + nonce:
@@ -111,7 +111,7 @@ class Peer:
         return nonce
 
     def was_ended(self) -> bool:
-        """Read on until the publisher ends the connection; fails when it does not within 30 s."""
+        """Read until the publisher closes the connection; fail if it does not within 30 s."""
         with suppress(ConnectionError):
             while self.socket.recv(1 << 16):
                 pass

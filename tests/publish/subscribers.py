@@ -1,4 +1,4 @@
-"""Feeds of one slice, and subscribers that collect what arrives or hold it up."""
+"""Feeds of one slice, and subscribers that collect or block what arrives."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def collected(feed: Feed, prefix: bytes = b"", **settings: Any) -> tuple[Subscri
 
 
 def held_up(feed: Feed, queue_blocks: int = 1, hwm_blocks: int = 1) -> tuple[Subscriber, Gate]:
-    """Return a subscriber whose queues are short and whose callback is behind a gate."""
+    """Return a subscriber with short queues and a callback that blocks at a gate."""
     subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600), queue_blocks=queue_blocks, hwm_blocks=hwm_blocks)
     gate = Gate()
     subscriber.on_batch(b"")(gate.batch)

@@ -1,4 +1,4 @@
-"""What recorders tell, and how far that reaches: against a reference that counts message by message."""
+"""Acknowledgements of recorders, compared with a reference that counts message by message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def told(nonce: int, begin: int, recorded: int, synced: int, epoch: int = EPOCH)
 
 @st.composite
 def told_in_turn(draw: st.DrawFn) -> list[Acknowledgement]:
-    """What a few recorders tell, each of them ever more."""
+    """Draw acknowledgements of a few recorders with growing positions."""
     said = []
     for nonce in range(draw(st.integers(0, 4))):
         begin, *rest = sorted(draw(st.lists(positions, min_size=3, max_size=9)))
@@ -37,7 +37,7 @@ def told_in_turn(draw: st.DrawFn) -> list[Acknowledgement]:
 
 
 @given(told_in_turn(), st.integers(1, 3), positions, st.data())
-def test_what_is_reached_is_what_enough_recorders_have(
+def test_reached_positions_are_those_that_enough_recorders_have(
     said: list[Acknowledgement], by: int, goal: int, data: st.DataObject
 ) -> None:
     acknowledgements = Acknowledgements()
@@ -54,7 +54,7 @@ def test_what_is_reached_is_what_enough_recorders_have(
 
 
 @given(st.binary(max_size=MOST_BYTES + 20))
-def test_anything_may_be_told(rest: bytes) -> None:
+def test_any_bytes_are_accepted_as_acknowledgement(rest: bytes) -> None:
     what = Acknowledgement.decode(RECORDED_KEY + rest)
     assert what is None or 0 <= what.begin <= what.recorded >= what.synced >= NEVER_SYNCED
 
@@ -70,7 +70,7 @@ def test_an_encoded_acknowledgement_decodes_to_the_same_values(name: str) -> Non
     assert len(name.encode(errors="replace")) > 40 or read.name == what.name
 
 
-def test_who_claims_more_than_was_sent_says_nothing_of_what_comes() -> None:
+def test_a_claim_beyond_what_was_sent_does_not_cover_later_messages() -> None:
     acknowledgements = Acknowledgements()
     acknowledgements.begin_epoch(EPOCH)
     acknowledgements.note(0, b"", told(1, 0, 1 << 62, 1 << 62))
@@ -80,7 +80,7 @@ def test_who_claims_more_than_was_sent_says_nothing_of_what_comes() -> None:
     assert acknowledgements.reached("recorded", 2, 20) == 0
 
 
-def test_recorders_beyond_the_bound_are_forgotten() -> None:
+def test_recorders_beyond_the_limit_are_evicted() -> None:
     acknowledgements = Acknowledgements()
     acknowledgements.begin_epoch(EPOCH)
     for nonce in range(2_000):

@@ -1,4 +1,4 @@
-"""`ts_in` tells when a block's oldest message was handed to the publisher: never too late, and not far too early."""
+"""`ts_in` is when a block's oldest message was handed to the publisher: never later, and not much earlier."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ def received(feed: Feed, batches: list[Batch]) -> Subscriber:
 
 
 @pytest.mark.parametrize(("linger_ns", "when_full"), [(0, "wait"), (2_000_000, "wait"), (20_000, "drop")])
-def test_no_block_tells_a_later_time_than_that_of_its_oldest_message(
-    linger_ns: int, when_full: Literal["wait", "drop"]
-) -> None:
+def test_ts_in_is_never_later_than_the_oldest_message(linger_ns: int, when_full: Literal["wait", "drop"]) -> None:
     feed = msgspec.structs.replace(Feed.local("age", slices=1), linger_ns=linger_ns)
     batches: list[Batch] = []
     subscriber = received(feed, batches)
@@ -122,8 +120,8 @@ def answered(ring: RingAt, handed_over_ns: int) -> Any:
     return answer(ring, handed_over_ns)
 
 
-def test_a_sender_that_has_not_begun_has_asked_already() -> None:
-    """What is published before its first pass has an age too, and so has what another thread answers late."""
+def test_messages_before_the_first_pass_have_an_age() -> None:
+    """So have messages that another thread answers for late."""
     before = time.time_ns()
     sender = SliceSender(Feed.local("age", slices=1), 0, 0, 1, True, 8, Demand())
     assert before <= told(sender.ring.at, sender.sent.asked_at, sender.sent.asked_from) <= time.time_ns()
@@ -134,22 +132,22 @@ def test_a_sender_that_has_not_begun_has_asked_already() -> None:
 
 
 def put(ring: Ring, payload: bytes) -> None:
-    """Write a record without a look at whether the reader asks."""
+    """Write a record without checking if the reader asks."""
     pack, size, payload_bytes, *_ = Packers(RAW)[len(payload)]
     pack(ring.view, ring.shared[TAIL], payload_bytes, 0, 0, payload)
     ring.shared[TAIL] += size
 
 
 @pytest.mark.parametrize("start", [0, 64, "end"])
-def test_an_answer_for_a_later_message_is_not_taken_for_that_of_one_that_missed_the_question(start: int | str) -> None:
-    """As `publish` has no fence, a message may be there that did not see the reader ask, nor the reader it."""
+def test_an_answer_for_a_later_message_is_not_used_for_an_earlier_one(start: int | str) -> None:
+    """`publish` has no fence, so its thread may miss the reader's request while the reader misses its message."""
     ring = Ring(1 << 12, 1 << 12, lambda: None, lambda _: None)
     asked_from = ring.shared[TAIL] = ring.at.capacity - 16 if start == "end" else int(start)
     told(ring.at, 1, SURE)
     if start == "end":
         struct.pack_into("<IIq", ring.view, asked_from, 0, PAD, 0)
         ring.shared[TAIL] = 0
-    answered(ring.at, 3)  # before its message: a writer that waits for room does so
+    answered(ring.at, 3)  # before its message, as a writer that waits for room does
     assert told(ring.at, 1, asked_from) == 3
     put(ring, b"first")
     answered(ring.at, 5)

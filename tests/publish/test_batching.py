@@ -1,4 +1,4 @@
-"""How many messages share a block, and how long a message waits for others."""
+"""How many messages share a block, and how long a message waits for others?"""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from blackbox import Publisher
 from tests.publish.subscribers import collected, one_slice
 
 
-def test_a_burst_travels_in_few_blocks_and_a_lone_message_at_once() -> None:
+def test_a_burst_takes_few_blocks_and_a_lone_message_is_sent_at_once() -> None:
     feed = one_slice()
     subscriber, got = collected(feed)
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
         publisher.publish(b"T", b"alone")
         got.wait(1)
-        publisher.flush()  # what is counted follows what is sent
+        publisher.flush()  # messages are counted after they are sent
         assert publisher.statistics().blocks == 1
         publisher.publish_many((b"T",), numpy.zeros(10_000, int), numpy.zeros((10_000, 84), numpy.uint8))
         publisher.flush()
@@ -48,6 +48,6 @@ def test_a_full_block_does_not_linger() -> None:
         for block in range(1, 81):
             for number in range(50):
                 publisher.publish(b"T", bytes(100), number)
-            got.wait(35 * block)  # the rest, less than a block, may wait for more
+            got.wait(35 * block)  # less than a block may wait for more
         assert time.monotonic() - started < 60, "80 times to linger would take 80 s"
         subscriber.stop()

@@ -1,4 +1,4 @@
-"""A crowd that comes at once, as when its publisher or relay begins again, is let in at once."""
+"""Many subscribers that connect at once, as after a restart of their publisher or relay, are accepted at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.process_state import linux_only
 from tests.support import Script
 
 CROWD = 1_000
-"""More than libzmq would have wait by itself: 100."""
+"""More than libzmq's default backlog of 100."""
 SERVERS = {
     "publisher": "Publisher(feed).start()",
     "relay": "Relay(source, feed).start()",
@@ -26,10 +26,10 @@ SERVERS = {
 
 @linux_only
 @pytest.mark.parametrize("server", SERVERS)
-def test_connections_wait_to_be_taken_in_where_a_process_has_no_time_for_them(server: str) -> None:
-    """It is stopped meanwhile: what the system takes in for it is what connects."""
+def test_connections_wait_while_the_process_is_stopped(server: str) -> None:
+    """The kernel accepts connections for a stopped process."""
     if int(Path("/proc/sys/net/core/somaxconn").read_text()) < CROWD:
-        pytest.skip("the system lets fewer connections wait")
+        pytest.skip("net.core.somaxconn is too low")
     feed = Feed.local("crowd", slices=1)
     where = urlsplit(feed.slices[0].lines[0])
     code = f"""
@@ -52,7 +52,7 @@ def test_connections_wait_to_be_taken_in_where_a_process_has_no_time_for_them(se
         for fd in crowd:
             poller.register(fd, select.POLLOUT)
         connected = set[int]()
-        while len(connected) < CROWD and (ready := poller.poll(900)):  # a handshake that is dropped takes a second
+        while len(connected) < CROWD and (ready := poller.poll(900)):  # a dropped handshake is retried after a second
             for fd, _ in ready:
                 poller.unregister(fd)
                 connected.add(fd)

@@ -1,4 +1,4 @@
-"""What a publisher is told to be wanted: `wants`, `on_demand`, and that a confirmed subscriber misses nothing of it."""
+"""`wants` and `on_demand` follow subscriptions, and a confirmed subscriber misses nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def feed_of(key_bytes: int = 0, **settings: Any) -> Feed:
 
 
 def not_wanted(publisher: Publisher, topic: bytes) -> None:
-    wait_until(lambda: not publisher.wants(topic), PATIENCE_S, f"nobody wanting {topic!r}")
+    wait_until(lambda: not publisher.wants(topic), PATIENCE_S, f"{topic!r} unwanted")
 
 
 @given(st.lists(st.tuples(st.booleans(), PREFIXES)), st.lists(PREFIXES))
@@ -73,7 +73,7 @@ def test_wants_follows_callbacks(key_bytes: int) -> None:
         not_wanted(publisher, b"AAPL.trade")
 
 
-def test_a_shorter_prefix_stands_for_longer_ones() -> None:
+def test_a_shorter_prefix_covers_longer_ones() -> None:
     feed = feed_of()
     with Publisher(feed) as publisher:
         heard: list[tuple[bytes, bool]] = []
@@ -91,7 +91,7 @@ def test_a_recorder_wants_all(tmp_path: Any) -> None:
         not_wanted(publisher, b"whatever")
 
 
-def test_of_two_who_want_it_the_last_one_counts() -> None:
+def test_a_prefix_is_wanted_until_its_last_subscriber_leaves() -> None:
     feed = feed_of()
     with Publisher(feed) as publisher:
         first, _ = subscribed(feed, b"A")
@@ -120,7 +120,7 @@ def test_a_subscriber_that_is_killed_wants_nothing() -> None:
         not_wanted(publisher, b"A.x")
 
 
-def test_a_plain_socket_wants_what_it_says() -> None:
+def test_a_plain_socket_wants_the_prefixes_it_names() -> None:
     feed = feed_of()
     with Publisher(feed) as publisher, zmq.Context() as context, context.socket(zmq.SUB) as sub:
         sub.subscribe(b"")
@@ -128,13 +128,13 @@ def test_a_plain_socket_wants_what_it_says() -> None:
         sub.connect(feed.slices[0].endpoints[0])
         wait_until(lambda: publisher.wants(b"A.x"), PATIENCE_S)
         assert not publisher.wants(b"B.x")
-        sub.subscribe(WANT_KEY + bytes(range(1, MOST_WANT_BYTES + 2)))  # one byte too many is no prefix
+        sub.subscribe(WANT_KEY + bytes(range(1, MOST_WANT_BYTES + 2)))  # one byte too long for a prefix
         sub.subscribe(WANT_KEY + b"B")
         wait_until(lambda: publisher.wants(b"B.x"), PATIENCE_S)
         assert not publisher.wants(bytes(range(1, MOST_WANT_BYTES + 2)))
 
 
-def test_of_a_long_prefix_the_first_bytes_are_wanted() -> None:
+def test_long_prefixes_are_cut() -> None:
     feed = feed_of()
     long = b"A" * (MOST_WANT_BYTES + 10)
     with Publisher(feed) as publisher:
@@ -155,7 +155,7 @@ def starting(subscriber: Subscriber) -> Iterator[threading.Thread]:
         subscriber.stop()
 
 
-def test_who_wants_it_is_confirmed_after_on_demand_has_returned() -> None:
+def test_a_subscriber_is_confirmed_after_on_demand_has_returned() -> None:
     feed = feed_of()
     gate = Gate()
     with Publisher(feed) as publisher:
@@ -176,7 +176,7 @@ def test_who_wants_it_is_confirmed_after_on_demand_has_returned() -> None:
             got.wait(1)
 
 
-def test_on_demand_hears_of_what_is_wanted_already_and_in_order() -> None:
+def test_on_demand_is_called_for_earlier_prefixes_in_order() -> None:
     feed = feed_of()
     heard: list[tuple[bytes, bool]] = []
     with Publisher(feed) as publisher:
@@ -191,7 +191,7 @@ def test_on_demand_hears_of_what_is_wanted_already_and_in_order() -> None:
     assert heard[2:] == [(b"B", False), (b"A", False)]
 
 
-def test_on_demand_that_raises_keeps_nobody_waiting(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_on_demand_function_that_raises_does_not_block_subscribers(caplog: pytest.LogCaptureFixture) -> None:
     feed = feed_of()
     heard: list[bytes] = []
     with Publisher(feed) as publisher:
@@ -231,8 +231,8 @@ def test_demand_passes_relays(relays: int, key_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("relays", [0, 2])
-def test_who_computes_what_is_wanted_loses_nothing_for_whom_is_confirmed(relays: int) -> None:
-    """One publishes all the time, but only what is wanted; subscribers come and go."""
+def test_publishing_only_wanted_topics_loses_nothing_for_confirmed_subscribers(relays: int) -> None:
+    """One thread publishes wanted topics while subscribers come and go."""
     feeds = chain(relays)
     topics = [b"A.x", b"A.y", b"B.x"]
     published: dict[bytes, int] = dict.fromkeys(topics, 0)
@@ -263,8 +263,8 @@ def test_who_computes_what_is_wanted_loses_nothing_for_whom_is_confirmed(relays:
             thread.join()
 
 
-def test_a_call_of_on_demand_that_waits_for_room_does_not_keep_close_waiting(caplog: pytest.LogCaptureFixture) -> None:
-    """It publishes what nobody takes: `close` ends the senders first, and so the call."""
+def test_an_on_demand_call_blocked_in_publish_does_not_delay_close(caplog: pytest.LogCaptureFixture) -> None:
+    """The messages that it publishes are not read; `close` ends the senders first, which ends the call."""
     feed = feed_of(block_bytes=4_096, max_lag_ns=3_600 * 10**9)
     gate = Gate()
     begun = threading.Event()
@@ -286,7 +286,7 @@ def test_a_call_of_on_demand_that_waits_for_room_does_not_keep_close_waiting(cap
     assert "on_demand raised when it was called with b'A', True" in caplog.text
 
 
-def test_on_demand_that_exits_ends_no_calls() -> None:
+def test_an_on_demand_function_that_exits_is_called_again() -> None:
     feed = feed_of()
     heard: list[bytes] = []
     with Publisher(feed) as publisher:
@@ -301,7 +301,7 @@ def test_on_demand_that_exits_ends_no_calls() -> None:
                 assert heard[-1] == prefix
 
 
-def test_who_wants_too_many_prefixes_wants_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_subscriber_with_too_many_prefixes_wants_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slice_plan, "_MOST_WANTS", 3)
     feed = feed_of()
     with Publisher(feed) as publisher:
@@ -311,7 +311,7 @@ def test_who_wants_too_many_prefixes_wants_all(monkeypatch: pytest.MonkeyPatch) 
             assert publisher.wants(b"D")
 
 
-def test_a_relay_below_which_too_many_are_wanted_wants_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relay_with_too_many_prefixes_below_wants_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(below, "_MOST_WANTS_ABOVE", 3)
     feeds = chain()
     with Publisher(feeds[0]) as publisher, relayed(feeds):

@@ -1,4 +1,4 @@
-"""Flush and close: what was published is sent, or what is discarded is counted."""
+"""Flush and close: published messages are sent, or discarded and counted."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_close_gives_up_after_its_timeout_and_counts_what_it_discards(
     subscriber.terminate()
 
 
-def test_close_sends_what_was_published_and_says_goodbye() -> None:
+def test_close_sends_what_was_published_and_announces_the_end() -> None:
     feed = one_slice()
     subscriber, got = collected(feed)
     publisher = Publisher(feed, when_full="wait").start()
@@ -65,7 +65,7 @@ def test_close_sends_what_was_published_and_says_goodbye() -> None:
     assert [int(p) for p in got.payloads] == list(range(20_000))
 
 
-def test_close_tells_a_subscriber_whose_queue_was_full_that_it_was_the_end() -> None:
+def test_close_announces_the_end_to_a_subscriber_with_a_full_queue() -> None:
     feed = one_slice(block_bytes=65_536)
     slow, gate = held_up(feed)
     messages = 0
@@ -80,7 +80,7 @@ def test_close_tells_a_subscriber_whose_queue_was_full_that_it_was_the_end() -> 
     assert gate.messages + slow.statistics().received.gaps == messages
 
 
-def test_close_says_when_a_subscriber_had_not_read_everything(caplog: pytest.LogCaptureFixture) -> None:
+def test_close_warns_if_a_subscriber_had_not_read_everything(caplog: pytest.LogCaptureFixture) -> None:
     feed = one_slice(block_bytes=4_096)
     gate = Gate()
     subscriber = Subscriber(feed, workers=1, queue_blocks=1, slow=SlowPolicy(max_lag=3_600))
@@ -89,17 +89,19 @@ def test_close_says_when_a_subscriber_had_not_read_everything(caplog: pytest.Log
     subscriber.start()
     rows = numpy.zeros((40, 80), numpy.uint8)
     publisher.publish_many((b"T",), numpy.zeros(40, int), rows)
-    assert gate.entered.wait(60)  # a worker that has yet to come takes all that waits
+    assert gate.entered.wait(60)  # a worker that starts later takes everything that waits
     for _ in range(20):
         publisher.publish_many((b"T",), numpy.zeros(40, int), rows)
     with caplog.at_level(logging.WARNING, "blackbox"):
         publisher.close(timeout=0.2)
-        wait_until(lambda: "slice 0: closed before 1 subscribers had everything" in caplog.text, what="it said so")
+        wait_until(
+            lambda: "slice 0: closed before 1 subscribers had received everything" in caplog.text, what="it said so"
+        )
     gate.open.set()
     subscriber.stop()
 
 
-def test_close_loses_nothing_to_a_subscriber_that_never_stops_asking() -> None:
+def test_close_loses_nothing_while_a_subscriber_keeps_changing_subscriptions() -> None:
     feed = one_slice(key_bytes=2)
     subscriber, got = collected(feed)
     asking = threading.Event()
@@ -138,7 +140,7 @@ def test_flush_returns_when_everything_is_with_zeromq() -> None:
         subscriber.stop()
 
 
-def test_close_ends_a_thread_that_waits_for_room() -> None:
+def test_close_ends_a_publishing_thread_that_waits_for_room() -> None:
     feed = one_slice(block_bytes=65_536)
     subscriber, gate = held_up(feed)
     publisher = Publisher(feed, when_full="wait", hwm_blocks=1).start()

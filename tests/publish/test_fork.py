@@ -1,4 +1,4 @@
-"""A publisher that a forked process inherits: it is the parent's, and the child is told so."""
+"""A publisher inherited by a forked process belongs to the parent; the child gets an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A peer whose queue is full, and reads nothing, of a publisher that waits: what it costs it, and others."""
+"""Effects of a peer with a full queue that has stopped reading, on others and itself, with `when_full="wait"`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def peer(feed: Feed, publisher: Publisher) -> Iterator[zmq.Socket[bytes]]:
 
 
 def feed_of(key_bytes: int = 0) -> Feed:
-    """Of ipc, whose buffers do not grow: so many blocks fit whenever it is tried."""
+    """Return a feed over ipc, whose buffers do not grow: the number of blocks that fit is constant."""
     feed = Feed.local("full", slices=1, key_bytes=key_bytes, transport="ipc")
     return msgspec.structs.replace(feed, block_bytes=65_536, heartbeat_ns=60_000_000_000)
 
@@ -68,7 +68,7 @@ def blocks_that_fit(key_bytes: int) -> int:
 
 @contextmanager
 def beside_a_full_queue(key_bytes: int = 0) -> Iterator[tuple[Feed, Publisher, zmq.Socket[bytes], int]]:
-    """A feed, its publisher, a peer whose queue is full of so many blocks, while nothing waits to be sent."""
+    """Yield a feed, its publisher, a peer whose queue is full, and the number of blocks in it."""
     many, feed = blocks_that_fit(key_bytes), feed_of(key_bytes)
     with publishing(feed) as publisher, peer(feed, publisher) as sub:
         for _ in range(many):
@@ -77,8 +77,8 @@ def beside_a_full_queue(key_bytes: int = 0) -> Iterator[tuple[Feed, Publisher, z
         yield feed, publisher, sub, many
 
 
-def test_who_joins_beside_it_costs_it_no_message() -> None:
-    """libzmq passes over a queue that has dropped anything, until it has room again: so a confirmation waits, too."""
+def test_a_new_subscriber_costs_it_no_message() -> None:
+    """libzmq skips a queue that has dropped anything until it has room again, so a confirmation waits too."""
     with beside_a_full_queue() as (feed, publisher, sub, many):
         subscriber, _ = collected(feed)
         with pytest.raises(NotConfirmedError):
@@ -89,9 +89,9 @@ def test_who_joins_beside_it_costs_it_no_message() -> None:
         assert b"last" in bodies[-1]
 
 
-def test_it_holds_up_neither_joiners_nor_messages_of_other_keys() -> None:
+def test_it_blocks_neither_new_subscribers_nor_other_keys() -> None:
     with beside_a_full_queue(key_bytes=4) as (feed, publisher, sub, _):
-        sub.subscribe(CONFIRM_KEY + bytes(8))  # it asks for a confirmation, and has no room for it
+        sub.subscribe(CONFIRM_KEY + bytes(8))  # it requests a confirmation without having room for it
         asked = publisher._senders[0].subscriptions.asked
         late_s = answers.SURELY_S + 0.2
         wait_until(lambda: any(time.monotonic() - ask.since > late_s for ask in [*asked.values()]), what="a late ask")
@@ -104,7 +104,7 @@ def test_it_holds_up_neither_joiners_nor_messages_of_other_keys() -> None:
             subscriber.stop()
 
 
-def test_a_new_epoch_is_told_without_it_once_the_time_is_over() -> None:
+def test_a_new_epoch_begins_without_it_after_the_timeout() -> None:
     with beside_a_full_queue() as (_, publisher, _, _):
         first, waits = publisher.epoch, publisher.statistics().waits
         publisher.new_epoch(timeout=0.5)

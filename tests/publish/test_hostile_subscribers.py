@@ -1,4 +1,4 @@
-"""Peers that are no subscribers, or hostile ones: they cost themselves their connection, and others nothing."""
+"""Misbehaving and hostile peers lose their connection and do not affect others."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def beside(work: threading.Thread) -> Iterator[None]:
 
 
 def receives(feed: Feed, publisher: Publisher, prefix: bytes = b"") -> None:
-    """Assert that a new subscriber is confirmed and gets what is then published."""
+    """Assert that a new subscriber is confirmed and receives what is published next."""
     subscriber, got = collected(feed, prefix)
     with subscriber.start(timeout=60):
         for number in range(100):
@@ -56,11 +56,11 @@ def receives(feed: Feed, publisher: Publisher, prefix: bytes = b"") -> None:
 
 
 def put_out(publisher: Publisher, count: int) -> None:
-    """Wait until so many were disconnected, and told."""
-    wait_until(lambda: publisher.statistics().put_out == count, what="who was put out is counted")
+    """Wait until `count` peers were disconnected."""
+    wait_until(lambda: publisher.statistics().put_out == count, what="the disconnects are counted")
 
 
-def test_a_forged_unsubscription_silences_nobody() -> None:
+def test_a_forged_unsubscription_affects_no_other_peer() -> None:
     feed = one_slice(key_bytes=4)
     subscriber, got = collected(feed, b"AAPL.")
     with Publisher(feed) as publisher, Peer(feed) as peer:
@@ -69,7 +69,9 @@ def test_a_forged_unsubscription_silences_nobody() -> None:
         peer.send(
             subscription(b"X"), *[unsubscription(b"AAPL")] * 5_000, unsubscription(HEARTBEAT_KEY), subscription(b"YY")
         )
-        wait_until(lambda: publisher._senders[0].subscriptions.subscribers(b"YY") == 1, what="the peer's last word")
+        wait_until(
+            lambda: publisher._senders[0].subscriptions.subscribers(b"YY") == 1, what="the peer's last subscription"
+        )
         for number in range(100):
             publisher.publish(b"AAPL.x", b"%d" % number)
         got.wait(100)
@@ -84,7 +86,7 @@ def test_a_forged_unsubscription_silences_nobody() -> None:
 
 
 @pytest.mark.parametrize("version", first_of(OLD_GREETINGS))
-def test_who_speaks_a_protocol_that_tells_no_descriptor_silences_nobody(version: str) -> None:
+def test_an_old_protocol_without_descriptors_affects_no_other_peer(version: str) -> None:
     feed = one_slice(key_bytes=4)
     place = urlsplit(feed.slices[0].endpoints[0])
     subscriber, got = collected(feed, b"AAPL.")
@@ -102,11 +104,11 @@ def test_who_speaks_a_protocol_that_tells_no_descriptor_silences_nobody(version:
         publisher.publish(b"AAPL.x", b"")
         got.wait(1)
         assert publisher.statistics().unwanted == 0
-        assert publisher.statistics().put_out == 0, "libzmq has ended it, as docs/strangers.md says"
+        assert publisher.statistics().put_out == 0, "libzmq closed the connection, see docs/strangers.md"
         subscriber.stop()
 
 
-def test_confirmations_asked_for_by_who_never_reads_hold_up_nobody() -> None:
+def test_confirmations_for_a_peer_that_never_reads_block_no_other() -> None:
     feed = one_slice(key_bytes=8)
     topics = tuple(b"%08d" % number for number in range(5_000))
     with Publisher(feed) as publisher, Peer(feed) as peer:
@@ -116,17 +118,17 @@ def test_confirmations_asked_for_by_who_never_reads_hold_up_nobody() -> None:
             receives(feed, publisher, b"00000001")
 
 
-def test_of_the_confirmations_that_a_connection_asks_for_the_newest_is_sent() -> None:
+def test_only_the_newest_confirmation_of_a_connection_is_sent() -> None:
     feed = one_slice()
     with Publisher(feed) as publisher, Peer(feed) as peer:
         nonces = [secrets.token_bytes(8) for _ in range(300)]
         peer.send(*map(confirmation, nonces))
         while (key := peer.read_block()[0]) != CONFIRM_KEY + nonces[-1]:
             assert key[2:] in nonces
-        wait_until(lambda: not publisher._senders[0].subscriptions.asked, what="nothing else is to be sent")
+        wait_until(lambda: not publisher._senders[0].subscriptions.asked, what="nothing else to send")
 
 
-def test_who_listens_to_all_confirmations_and_reads_none_keeps_nobody_from_one() -> None:
+def test_a_deaf_subscriber_to_all_confirmations_blocks_no_other() -> None:
     feed = one_slice(key_bytes=8)
     topics = tuple(b"%08d" % number for number in range(5_000))
     with Publisher(feed, hwm_blocks=2) as publisher, Peer(feed) as peer:
@@ -138,8 +140,8 @@ def test_who_listens_to_all_confirmations_and_reads_none_keeps_nobody_from_one()
                 asking.read_block()
 
 
-def test_a_flood_of_subscriptions_leaves_sending_and_heartbeats_their_turn() -> None:
-    feed = one_slice(key_bytes=8, heartbeat_ns=100_000_000)  # three of these late, and the subscriber connects anew
+def test_a_flood_of_subscriptions_does_not_stop_data_and_heartbeats() -> None:
+    feed = one_slice(key_bytes=8, heartbeat_ns=100_000_000)  # if three are late, the subscriber reconnects
     subscriber, got = collected(feed, b"AAPL.")
     over = threading.Event()
 
@@ -167,7 +169,7 @@ def test_a_flood_of_subscriptions_leaves_sending_and_heartbeats_their_turn() -> 
     assert subscriber.statistics().received.gaps == 0
 
 
-def test_forged_acceptances_are_no_subscribers_and_hold_up_no_close(caplog: pytest.LogCaptureFixture) -> None:
+def test_forged_acceptances_do_not_count_as_subscribers_or_delay_close(caplog: pytest.LogCaptureFixture) -> None:
     feed = one_slice()
     publisher = Publisher(feed).start()
     with Peer(feed) as peer:
@@ -183,11 +185,11 @@ def test_forged_acceptances_are_no_subscribers_and_hold_up_no_close(caplog: pyte
         assert publisher.statistics().subscribers == 1, "a connection counts once"
     with caplog.at_level(logging.WARNING, "blackbox"):
         publisher.close(timeout=600)
-    assert "subscribers had everything" not in caplog.text
+    assert "subscribers had received everything" not in caplog.text
 
 
 @pytest.mark.parametrize("when_full", ["drop", "wait"])
-def test_who_never_reads_does_not_hold_close_for_its_whole_timeout(
+def test_a_peer_that_never_reads_does_not_delay_close_until_the_timeout(
     when_full: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(peer_guard, "PATIENCE_S", 0.5)
@@ -197,16 +199,16 @@ def test_who_never_reads_does_not_hold_close_for_its_whole_timeout(
         peer.send(subscription(b""), subscription(HEARTBEAT_KEY))
         peer.send(acceptance(peer.ask(), publisher.epoch))
         publisher.wait_for_subscribers(timeout=60)
-        for _ in range(200):  # what the kernel and the queue do not hold stays in the ring
+        for _ in range(200):  # messages beyond the kernel's and libzmq's queues stay in the ring
             publisher.publish(b"T", bytes(20_000))
         with caplog.at_level(logging.WARNING, "blackbox"):
             publisher.close(timeout=600)
         assert peer.was_ended()
     put_out(publisher, 1)
-    assert f"disconnected {peer.address}: it has taken next to nothing" in caplog.text
+    assert f"disconnected {peer.address}: it took next to nothing" in caplog.text
 
 
-def test_of_many_deaf_peers_those_deaf_longest_are_put_out(
+def test_the_longest_deaf_peers_are_disconnected_first(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(peer_guard, "_DEAF_S", 0.5)
@@ -247,12 +249,12 @@ def test_distinct_filters_are_bounded_by_max_topics(caplog: pytest.LogCaptureFix
             peer.send(*(subscription(b"%08d" % number) for number in range(20_000)))
             assert peer.was_ended()
             put_out(publisher, 1)
-        assert f"disconnected {peer.address}: there were more than 5096 distinct filters" in caplog.text
-        wait_until(lambda: publisher._senders[0].subscriptions.subscribers(b"") == 0, what="what it asked for is gone")
+        assert f"disconnected {peer.address}: the line had more than 5096 distinct filters" in caplog.text
+        wait_until(lambda: publisher._senders[0].subscriptions.subscribers(b"") == 0, what="its filters are gone")
         receives(feed, publisher, b"00000001")
 
 
-def test_of_too_many_filters_those_of_who_holds_most_go_and_a_newcomer_stays() -> None:
+def test_the_holder_of_most_filters_is_disconnected_and_a_newcomer_stays() -> None:
     feed = one_slice(key_bytes=8, max_topics=1_000)
     with Publisher(feed) as publisher, Peer(feed) as greedy, Peer(feed) as modest, Peer(feed) as newcomer:
         greedy.send(*(subscription(b"%08d" % number) for number in range(5_000)))
@@ -267,7 +269,7 @@ def test_of_too_many_filters_those_of_who_holds_most_go_and_a_newcomer_stays() -
         wait_until(lambda: publisher._senders[0].subscriptions.filter_count() == 100, what="its filters are gone")
 
 
-def test_who_repeats_filters_of_who_was_put_out_is_found_by_its_bytes() -> None:
+def test_a_peer_that_repeats_another_peers_filters_is_found_by_its_bytes() -> None:
     feed = one_slice(key_bytes=8, max_topics=1_000)
     same = [subscription(b"%08d" % number) for number in range(5_000)]
     with Publisher(feed) as publisher, Peer(feed) as greedy, Peer(feed) as repeater, Peer(feed) as newcomer:
@@ -308,7 +310,7 @@ def test_honest_subscribers_with_many_equal_filters_are_left_alone(size: int, co
             subscriber.close()
 
 
-def test_who_repeats_what_is_in_force_without_end_is_put_out() -> None:
+def test_a_peer_that_repeats_filters_forever_is_disconnected() -> None:
     feed = one_slice(key_bytes=8)
     with Publisher(feed) as publisher, Peer(feed) as honest, Peer(feed) as peer:
         honest.send(*(subscription(b"%08d" % number) for number in range(1_000)))
@@ -326,11 +328,11 @@ def test_filters_longer_than_any_key_are_not_kept(caplog: pytest.LogCaptureFixtu
             peer.send(*(subscription(secrets.token_bytes(400)) for _ in range(1_000)))
             assert peer.was_ended()
             put_out(publisher, 1)
-        assert f"disconnected {peer.address}: it asked for 65536 bytes of filters longer than any key" in caplog.text
+        assert f"disconnected {peer.address}: it sent 65536 bytes of filters longer than any key" in caplog.text
         receives(feed, publisher, b"AA")
 
 
-def test_what_a_connection_asked_for_is_not_held_against_the_next_one() -> None:
+def test_a_connections_filters_do_not_count_for_the_next_one() -> None:
     feed = one_slice(key_bytes=2)
     with Publisher(feed) as publisher:
         looks = publisher._senders[0].guard
@@ -344,8 +346,8 @@ def test_what_a_connection_asked_for_is_not_held_against_the_next_one() -> None:
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["known", "unknown"])
-def test_what_is_read_late_of_a_connection_is_not_held_against_who_has_its_descriptor_now(is_known: bool) -> None:
-    """If the earlier connection was unknown, the cookie that is noted is that of the present one."""
+def test_late_messages_do_not_count_for_the_next_owner_of_a_descriptor(is_known: bool) -> None:
+    """If the earlier connection was unknown, the noted cookie is that of the present one."""
     feed = one_slice(key_bytes=2)
     with Publisher(feed) as publisher, Peer(feed) as peer:
         sender = publisher._senders[0]
@@ -353,7 +355,7 @@ def test_what_is_read_late_of_a_connection_is_not_held_against_who_has_its_descr
         (connection,) = sender.guard._records
         scratch = numpy.zeros(COOKIE_SCRATCH_WORDS, numpy.int64)
         cookie = 0 if is_known else int(socket_cookie(connection.fd, scratch.ctypes.data))
-        sender.subscriptions.unwelcome[connection.fd, cookie] = "the one before it asked for too much"
+        sender.subscriptions.unwelcome[connection.fd, cookie] = "the previous connection sent too much"
         wait_until(lambda: not sender.subscriptions.unwelcome, what="another look")
         peer.ask()
         assert publisher.statistics().put_out == 0
@@ -366,7 +368,7 @@ def test_a_guard_that_fails_once_goes_on(monkeypatch: pytest.MonkeyPatch, caplog
     def fail_once(*of: Any) -> None:
         if not failed.is_set():
             failed.set()
-            raise OSError("no more today")
+            raise OSError("fails once")
         judge(*of)
 
     monkeypatch.setattr(peer_guard.Guard, "_judge_taken", fail_once)
@@ -379,7 +381,7 @@ def test_a_guard_that_fails_once_goes_on(monkeypatch: pytest.MonkeyPatch, caplog
     assert "slice 0: the guard's look failed" in caplog.text
 
 
-def test_who_was_deaf_before_the_publisher_closes_still_has_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_already_deaf_gets_the_full_patience_of_close(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_guard, "_DEAF_S", 0.5)
     feed = one_slice(block_bytes=65_536)
     with Publisher(feed, hwm_blocks=8) as publisher, Peer(feed) as peer:
@@ -402,7 +404,7 @@ def test_who_was_deaf_before_the_publisher_closes_still_has_its_time(monkeypatch
         assert publisher.statistics().put_out == 0
 
 
-def test_more_subscriptions_at_a_time_than_any_subscriber_has_end_the_connection() -> None:
+def test_too_many_subscriptions_at_once_end_the_connection() -> None:
     feed = one_slice(key_bytes=2, max_topics=100)
     with Publisher(feed) as publisher, Peer(feed) as peer:
         both = (subscription(b"AA") + unsubscription(b"AA")) * 10_000
@@ -413,7 +415,7 @@ def test_more_subscriptions_at_a_time_than_any_subscriber_has_end_the_connection
 
 
 def test_parts_of_a_message_are_frames() -> None:
-    """What is sent by hand here is a message to libzmq, too."""
+    """Data sent raw here forms one message for libzmq, too."""
     feed = one_slice()
     with Publisher(feed) as publisher, Peer(feed) as peer:
         peer.send(frame(b"\1A", MORE), subscription(b""))

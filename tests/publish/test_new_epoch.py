@@ -1,4 +1,4 @@
-"""A publisher that goes back in time while it runs: what follows is of the next epoch, and subscribers are told."""
+"""`new_epoch` on a running publisher: later messages are in the next epoch, and `on_reset` is called."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def publish(publisher: Publisher, start: int = 0, count: int = COUNT) -> None:
 @pytest.mark.parametrize("lines", [1, 2])
 @pytest.mark.parametrize("key_bytes", [0, 1])
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
-def test_all_kinds_of_callback_are_told_once_for_each_slice_and_lose_nothing(
+def test_every_kind_of_callback_is_reset_once_per_slice_without_loss(
     lines: int, key_bytes: int, transport: Literal["tcp", "shm"]
 ) -> None:
     local = Feed.local("back", slices=2, lines=lines, transport=transport)
@@ -48,13 +48,13 @@ def test_all_kinds_of_callback_are_told_once_for_each_slice_and_lose_nothing(
     assert sorted(m.payload for m in audience.by_message) == expected
     assert sorted(m.payload for m in audience.by_batch) == expected
     assert [sum(m.epoch == epoch for m in audience.by_message) for epoch in (first, first + 1)] == [COUNT, COUNT]
-    assert audience.compiled.total()[0] == COUNT, "compiled callbacks begin anew"
+    assert audience.compiled.total()[0] == COUNT, "compiled callbacks start from zero"
     received = audience.subscriber.statistics().received
     assert (received.gaps, received.implausible, received.epochs) == (0, 0, 4)
     assert lines == 2 or (received.duplicates, received.stale) == (0, 0)
 
 
-def test_slices_in_processes_of_their_own_go_back_too() -> None:
+def test_slices_in_subprocesses_are_reset_too() -> None:
     feed = Feed.local("back", slices=2)
     subscriber = Subscriber(feed, processes=True, slow=SlowPolicy(max_lag=LAG_NS / 1e9))
     counted = subscriber.on_compiled(b"", state=numpy.zeros(2, numpy.int64))(fingerprint)
@@ -88,10 +88,10 @@ def test_hooks_run_between_the_messages_before_and_after_of_all_workers() -> Non
     with Publisher(feed) as publisher:
         subscriber.start()
         publish(publisher, 0, 70)
-        wait_until(lambda: len(told) == 10, what="all of the quick one")
+        wait_until(lambda: len(told) == 10, what="all messages of the quick callback")
         publisher.new_epoch()
         publish(publisher, 1_000, 70)
-        assert len(told) == 10, "the quick one waits"
+        assert len(told) == 10, "the quick callback waits"
         may_go_on.set()
         wait_until(lambda: len(told) == 41, what="all messages")
         subscriber.stop()
@@ -100,7 +100,7 @@ def test_hooks_run_between_the_messages_before_and_after_of_all_workers() -> Non
     assert all(int(payload) >= 1_000 for payload in told[21:])
 
 
-def test_another_run_of_a_publisher_voids_what_came_before_as_a_return_does() -> None:
+def test_a_restarted_publisher_resets_subscribers_like_new_epoch() -> None:
     audience = Audience(feed := one_slice())
     with Publisher(feed) as publisher:
         audience.subscriber.start()
@@ -131,7 +131,7 @@ def test_subscribers_have_confirmed_the_new_epoch_when_it_begins() -> None:
     assert [message.sequence for message in got.messages] == [0] * 5
 
 
-def test_what_other_threads_publish_meanwhile_is_in_one_epoch_or_the_other() -> None:
+def test_concurrent_messages_are_in_one_epoch_or_the_other() -> None:
     feed = one_slice(key_bytes=1)
     subscriber, got = Subscriber(feed, slow=SlowPolicy(max_lag=LAG_NS / 1e9)), Collector()
     subscriber.on_batch(b"")(got.batch)
@@ -155,7 +155,7 @@ def test_what_other_threads_publish_meanwhile_is_in_one_epoch_or_the_other() -> 
     assert (received.gaps, received.duplicates, received.stale) == (0, 0, 0)
 
 
-def test_threads_that_go_back_at_the_same_time_do_so_one_after_the_other() -> None:
+def test_concurrent_new_epoch_calls_are_serialized() -> None:
     feed = Feed.local("back", slices=2)
     subscriber, got = Subscriber(feed, slow=SlowPolicy(max_lag=LAG_NS / 1e9)), Collector()
     subscriber.on_batch(b"")(got.batch)
@@ -218,6 +218,6 @@ def test_hooks_that_raise_end_the_subscriber_as_callbacks_do(error: type[BaseExc
     assert got.payloads == [b"1"]
 
 
-def test_a_publisher_that_does_not_run_has_no_new_epoch() -> None:
-    with pytest.raises(PublisherError, match="was not running"):
+def test_new_epoch_needs_a_running_publisher() -> None:
+    with pytest.raises(PublisherError, match="is not running"):
         Publisher(one_slice()).new_epoch()

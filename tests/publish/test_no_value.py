@@ -1,4 +1,4 @@
-"""A message without a value arrives as one, apart from an empty payload, on every way in and out."""
+"""A message without a value stays distinct from an empty payload on every path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.subscribe.subscribers import PATIENT
 
 
 @pytest.mark.parametrize("conflated", [False, True])
-def test_a_deleted_topic_is_no_empty_payload(conflated: bool) -> None:
+def test_a_deleted_topic_is_not_an_empty_payload(conflated: bool) -> None:
     feed = Feed.local("null", slices=1)
     slow = SlowPolicy("conflate", max_lag=(1 if conflated else 3_600 * 10**9) / 1e9, start_grace=0)
     subscriber = Subscriber(feed, slow=slow)
@@ -65,7 +65,7 @@ def test_a_batch_and_its_arrow_form_say_which_messages_have_no_value() -> None:
     assert batch.block.to_arrow()["payload"].to_pylist() == payloads
 
 
-def test_a_message_without_a_value_is_no_record() -> None:
+def test_a_message_without_a_value_is_not_a_record() -> None:
     import msgspec
 
     feed = msgspec.structs.replace(Feed.local("null", slices=1), schema="itch50")

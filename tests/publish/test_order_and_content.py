@@ -1,4 +1,4 @@
-"""Messages arrive whole and in the order in which they were published, whatever their size."""
+"""Messages of every size arrive complete and in published order."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_the_ring_wraps_around_with_payloads_of_every_size() -> None:
     assert [m.ts_event for m in got.messages] == list(range(1, len(expected) + 1))
 
 
-def test_a_payload_larger_than_a_block_travels_alone() -> None:
+def test_a_payload_larger_than_a_block_gets_its_own_block() -> None:
     feed = one_slice(block_bytes=4_096)
     subscriber, got = collected(feed)
     large = numpy.random.default_rng(1).integers(0, 256, 5_000_000, numpy.uint8).tobytes()

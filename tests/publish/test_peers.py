@@ -1,4 +1,4 @@
-"""Connections one by one: what each has in force, what it was refused, and what its misbehaviour costs others."""
+"""Individual connections: their filters, their refusals, and the effect of misbehaviour on others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.publish.subscribers import collected, one_slice
 
 
 def serves(publisher: Publisher, feed: Feed, count: int = 100) -> None:
-    """Check that a new subscriber is confirmed and gets what is then published."""
+    """Check that a new subscriber is confirmed and receives what is published next."""
     subscriber, got = collected(feed, b"AAPL.")
     with subscriber.start(timeout=60):
         for number in range(count):
@@ -38,7 +38,7 @@ def of(publisher: Publisher, peer: Peer) -> PeerStatistics:
     return found
 
 
-def test_statistics_tell_of_each_connection_what_it_has() -> None:
+def test_statistics_list_the_subscriptions_of_each_connection() -> None:
     feed = one_slice(key_bytes=4)
     with Publisher(feed) as publisher, Peer(feed) as first, Peer(feed) as second:
         first.send(*(subscription(b"%04d" % number) for number in range(50)), unsubscription(b"0000"))
@@ -74,7 +74,7 @@ def test_a_peer_that_takes_nothing_is_behind_and_the_others_are_not() -> None:
 
 
 @pytest.mark.long
-def test_a_million_subscriptions_stop_at_the_bound_and_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_million_subscriptions_stop_at_the_limit_and_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
     feed = one_slice(key_bytes=8, max_subscriptions=1_000)
     with Publisher(feed) as publisher, Peer(feed) as greedy:
         for start in range(0, 1_000_000, 50_000):
@@ -82,17 +82,17 @@ def test_a_million_subscriptions_stop_at_the_bound_and_others_go_on(caplog: pyte
                 break
             serves(publisher, feed, 10)
         statistics = publisher.statistics()
-        assert statistics.subscriptions < 1_600, "1,000, and some that came before the bound was seen"
+        assert statistics.subscriptions < 1_600, "1,000, and some that came before the limit was applied"
         assert statistics.refused > 10_000
         assert "expected at most 1000 (max_subscriptions)" in caplog.text
         assert caplog.text.count("refused 127.0.0.1") == 1
-        assert "it asks for more than 65536 topics that it may not have" in caplog.text
+        assert "more than 65536 of its subscriptions were refused" in caplog.text
         greedy.close()
-        wait_until(lambda: publisher.statistics().subscriptions == 0, 60, "what it asked for is gone")
+        wait_until(lambda: publisher.statistics().subscriptions == 0, 60, "its filters are gone")
         serves(publisher, feed)
 
 
-def test_a_subscriber_with_more_prefixes_than_it_may_have_is_told() -> None:
+def test_a_subscriber_with_too_many_prefixes_gets_an_error() -> None:
     feed = one_slice(key_bytes=4, max_subscriptions=10)
     subscriber = Subscriber(feed)
     for number in range(2_000):
@@ -104,7 +104,7 @@ def test_a_subscriber_with_more_prefixes_than_it_may_have_is_told() -> None:
         subscriber.start(600)
 
 
-def test_what_is_withdrawn_makes_room_again() -> None:
+def test_a_withdrawn_subscription_makes_room() -> None:
     feed = one_slice(key_bytes=4, max_subscriptions=10)
     with Publisher(feed) as publisher, Peer(feed) as peer:
         peer.send(*(subscription(b"%04d" % number) for number in range(10)))
@@ -119,7 +119,7 @@ def test_what_is_withdrawn_makes_room_again() -> None:
         assert peer.read_block()[0] == b"MORE"
 
 
-def test_a_refused_filter_that_is_withdrawn_when_there_is_room_again_is_refused_no_more() -> None:
+def test_withdrawing_a_refused_filter_clears_its_refusal() -> None:
     feed = one_slice(key_bytes=4, max_subscriptions=10)
     with Publisher(feed) as publisher, Peer(feed) as peer:
         peer.send(*(subscription(b"%04d" % number) for number in range(11)))
@@ -132,12 +132,12 @@ def test_a_refused_filter_that_is_withdrawn_when_there_is_room_again_is_refused_
         assert not block[1].flags & FLAG_REFUSED
 
 
-def test_who_withdraws_none_of_the_confirmations_it_asks_for_is_disconnected(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_peer_that_never_withdraws_confirmations_is_disconnected(caplog: pytest.LogCaptureFixture) -> None:
     feed = one_slice(key_bytes=4)
     with Publisher(feed) as publisher, Peer(feed) as greedy, Peer(feed) as honest:
         greedy.send(*(confirmation() for _ in range(2_000)))
         wait_until(lambda: publisher.statistics().put_out == 1)
-        assert "it asked for 1024 confirmations, and withdrew none" in caplog.text
+        assert "it requested 1024 confirmations and withdrew none" in caplog.text
         for _ in range(20):
             nonces = [secrets.token_bytes(8) for _ in range(100)]
             honest.send(*(word for nonce in nonces for word in (confirmation(nonce), withdrawal(nonce))))
@@ -147,7 +147,7 @@ def test_who_withdraws_none_of_the_confirmations_it_asks_for_is_disconnected(cap
 
 @contextmanager
 def read_by_hand(feed: Feed) -> Iterator[tuple[zmq.Socket[bytes], Subscriptions, SubscriptionReader]]:
-    """A line's socket, which is read when the test says so."""
+    """A line's socket that is read when the test calls the reader."""
 
     class Recorders:
         def begin_epoch(self, epoch: int) -> None:
@@ -168,10 +168,10 @@ def read_by_hand(feed: Feed) -> Iterator[tuple[zmq.Socket[bytes], Subscriptions,
 
 
 def has_come(xpub: zmq.Socket[bytes]) -> None:
-    """Wait until what a peer has sent is with libzmq, unread, and stands behind what came before."""
+    """Wait until the peer's messages are queued unread in libzmq, after earlier ones."""
     assert xpub.poll(60_000)
     for _ in range(20):
-        xpub.poll(10)  # has libzmq take in what its I/O thread has read
+        xpub.poll(10)  # lets libzmq process its I/O thread's input
 
 
 def read_until(reader: SubscriptionReader, condition: Callable[[], bool]) -> None:
@@ -182,7 +182,7 @@ def read_until(reader: SubscriptionReader, condition: Callable[[], bool]) -> Non
     wait_until(look)
 
 
-def test_a_message_that_is_no_subscription_gets_its_sender_nothing_that_others_asked_for() -> None:
+def test_an_invalid_message_gives_its_sender_no_subscriptions_of_others() -> None:
     feed = one_slice(key_bytes=4)
     with read_by_hand(feed) as (xpub, subscriptions, reader), Peer(feed) as hostile, Peer(feed) as honest:
         for sender, words in (
@@ -196,7 +196,7 @@ def test_a_message_that_is_no_subscription_gets_its_sender_nothing_that_others_a
         read_until(reader, lambda: len(subscriptions.unwelcome) == 1)
         for key in (b"MINE", b"ALSO", b"EVEN"):
             xpub.send(key)
-        assert honest.read_frame() == b"EVEN", "the others wait for its next word"
+        assert honest.read_frame() == b"EVEN", "the filters wait for its next message"
         honest.send(confirmation(b"12345678"))
         read_until(reader, lambda: bool(subscriptions.asked))
         for key in (b"MINE", b"ALSO", b"EVEN", CONFIRM_KEY + b"12345678"):
@@ -207,7 +207,7 @@ def test_a_message_that_is_no_subscription_gets_its_sender_nothing_that_others_a
             hostile.socket.recv(1)
 
 
-def test_what_is_read_of_a_connection_that_has_gone_does_not_stay() -> None:
+def test_subscriptions_of_a_closed_connection_do_not_stay() -> None:
     feed = one_slice(key_bytes=4)
     with read_by_hand(feed) as (xpub, subscriptions, reader):
         with Peer(feed) as peer:
@@ -218,7 +218,7 @@ def test_what_is_read_of_a_connection_that_has_gone_does_not_stay() -> None:
 
 
 @pytest.mark.parametrize("garbage", [frame(b"garbage"), frame(b""), frame(b"x", MORE) + frame(b"\1AAPL")])
-def test_who_sends_what_is_no_subscription_is_disconnected_and_others_go_on(
+def test_the_sender_of_an_invalid_message_is_disconnected_and_others_go_on(
     garbage: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     feed = one_slice(key_bytes=4, heartbeat_ns=100_000_000)
@@ -229,16 +229,16 @@ def test_who_sends_what_is_no_subscription_is_disconnected_and_others_go_on(
                 serves(publisher, feed, 10)
                 assert peer.was_ended()
             wait_until(lambda number=number: publisher.statistics().put_out == number)  # type: ignore[misc]
-    assert "it sent what is no subscription" in caplog.text
+    assert "it sent a message that is not a subscription" in caplog.text
 
 
-def test_a_thousand_connections_are_told_by_the_hundred_and_others_go_on() -> None:
+def test_statistics_list_a_hundred_of_a_thousand_connections() -> None:
     feed = one_slice(key_bytes=4)
     with Publisher(feed) as publisher, ExitStack() as stack:
         peers = [stack.enter_context(Peer(feed)) for _ in range(300)]
         for number, peer in enumerate(peers):
             peer.send(*(subscription(b"%04d" % each) for each in range(1 + number % 7)))
-        for _ in range(700):  # those say nothing, not even hello
+        for _ in range(700):  # these send nothing, not even a handshake
             stack.enter_context(socket.create_connection(peers[0].socket.getpeername()))
         serves(publisher, feed)
         total = sum(1 + number % 7 for number in range(300))
@@ -250,7 +250,7 @@ def test_a_thousand_connections_are_told_by_the_hundred_and_others_go_on() -> No
     assert statistics.put_out == 0
 
 
-def test_those_with_most_subscriptions_are_shown() -> None:
+def test_connections_with_most_subscriptions_are_shown() -> None:
     every = [
         PeerStatistics(slice_id=0, line="A", address=str(n), key="", since_ns=1, subscriptions=n, refused=0)
         for n in range(250)

@@ -126,7 +126,7 @@ def test_columns_that_do_not_fit_are_refused_and_nothing_is_published(case: str)
 
 
 @pytest.mark.parametrize("with_lengths", [False, True])
-def test_columns_that_are_changed_while_they_are_published_leak_nothing_beside_them(with_lengths: bool) -> None:
+def test_columns_changed_during_publishing_leak_no_other_memory(with_lengths: bool) -> None:
     feed = one_slice()
     memory = numpy.frombuffer(bytearray(b"A" * 600_000 + b"S" * 6_000_000), numpy.uint8)
     rows = 30_000

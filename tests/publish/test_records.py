@@ -1,4 +1,4 @@
-"""A publisher of a feed with a schema refuses what is no record of it, where it is published."""
+"""A publisher of a feed with a schema refuses payloads that are not records of it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BAD = {
 
 
 def published(publish: Callable[[Publisher], object], why: str) -> list[bytes]:
-    """Return the payloads that arrive when a call between two good ones is refused."""
+    """Return the payloads that arrive when a refused call is between two good ones."""
     feed = Feed.local("records", slices=1, schema="itch50")
     subscriber = Subscriber(feed, slow=PATIENT)
     came: list[bytes] = []
@@ -42,7 +42,7 @@ def published(publish: Callable[[Publisher], object], why: str) -> list[bytes]:
 
 @pytest.mark.parametrize("name", BAD)
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, lambda data: numpy.frombuffer(data, numpy.uint8)])
-def test_one_message_that_is_no_record_is_refused(name: str, kind: Any) -> None:
+def test_a_message_that_is_not_a_record_is_refused(name: str, kind: Any) -> None:
     payload, why = BAD[name]
     came = published(lambda publisher: publisher.publish(b"A.A", kind(payload)), why)
     assert came == [order(1, b"B", 5), gone(1), None]
@@ -50,7 +50,7 @@ def test_one_message_that_is_no_record_is_refused(name: str, kind: Any) -> None:
 
 @pytest.mark.parametrize("name", BAD)
 @pytest.mark.parametrize("form", ["offsets", "lengths"])
-def test_of_many_none_is_published_if_one_is_no_record(name: str, form: str) -> None:
+def test_nothing_is_published_if_one_of_many_is_not_a_record(name: str, form: str) -> None:
     payload, why = BAD[name]
     payloads = [order(2, b"B", 5), gone(2), payload, order(3, b"S", 6)]
     ends = numpy.cumsum([0, *map(len, payloads)])
@@ -65,7 +65,7 @@ def test_of_many_none_is_published_if_one_is_no_record(name: str, form: str) -> 
 
 def test_payloads_of_one_size_and_those_without_a_value() -> None:
     rows = numpy.frombuffer(order(2, b"B", 5) + b"D" + bytes(35) + order(3, b"B", 5), numpy.uint8).reshape(3, 36)
-    why = "message 1: payload had 36 bytes, expected 19 of type 'D' (itch50); none was published"
+    why = "message 1: payload had 36 bytes, expected 19 of type 'D' (itch50); nothing was published"
     assert len(published(lambda publisher: publisher.publish_many((b"A.A",), [0] * 3, rows), why)) == 3
     feed = Feed.local("records", slices=1, schema="itch50")
     with Publisher(feed) as publisher:
@@ -87,7 +87,7 @@ def test_payloads_of_a_feed_without_a_schema_are_not_checked() -> None:
         publisher.publish_many((b"A",), [0, 0], b"abc", offsets=[0, 1, 3])
 
 
-def test_wrong_arguments_are_still_told_apart() -> None:
+def test_wrong_arguments_raise_their_own_errors() -> None:
     with Publisher(Feed.local("records", slices=1, schema="itch50")) as publisher:
         with pytest.raises(TypeError, match="payload was 5, expected bytes"):
             publisher.publish(b"A.A", 5)  # type: ignore[arg-type]
@@ -114,7 +114,7 @@ def test_any_buffer_that_is_a_record_is_published() -> None:
 
 
 @pytest.mark.parametrize("topic", [b"", b"x" * 70_000])
-def test_a_wrong_topic_is_named_as_one(topic: bytes) -> None:
+def test_a_wrong_topic_is_reported_as_such(topic: bytes) -> None:
     with (
         Publisher(Feed.local("records", slices=1, schema="itch50")) as publisher,
         pytest.raises(ConfigError, match="topic .*, expected at "),

@@ -1,4 +1,4 @@
-"""What a publisher refuses, and how its errors name it: ports, calls, messages, topics, settings."""
+"""Errors of a publisher: ports, calls, messages, topics, settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_port_in_use_is_named() -> None:
         pass
 
 
-def test_a_failed_start_frees_what_it_had_bound() -> None:
+def test_a_failed_start_releases_its_endpoints() -> None:
     feed = Feed.local("publisher", slices=2)
     second = msgspec.structs.replace(feed.slices[1], share=None)
     with Publisher(msgspec.structs.replace(feed, slices=(second,))), pytest.raises(EndpointError, match="slice 1"):
@@ -35,7 +35,7 @@ def test_a_failed_start_frees_what_it_had_bound() -> None:
         pass
 
 
-def test_what_may_not_follow_in_its_life_or_a_sender_s_is_refused() -> None:
+def test_invalid_state_transitions_are_refused() -> None:
     publisher = Publisher(one_slice())
     with publisher:
         with pytest.raises(PublisherError, match="start was called when running; a publisher is used once"):

@@ -1,4 +1,4 @@
-"""A publisher whose line is idle sends from the calling thread, in the place of a sender that sleeps."""
+"""A publisher with an idle line sends from the calling thread while its sender sleeps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.subscribe.subscribers import _PATIENT_NS, PATIENT, numbers_of
 
 Transport = Literal["tcp", "ipc", "shm"]
 _NO_BEAT_NS = 60_000_000_000
-"""A sender that nobody wakes sleeps on: what waits for a heartbeat fails here."""
+"""A heartbeat interval long enough that a test which depends on heartbeats to wake the sender fails."""
 TRANSPORTS = ("tcp", "ipc", "shm")
 
 
@@ -41,7 +41,7 @@ def test_a_message_after_a_silence_is_sent_when_publish_returns(transport: Trans
             wait_until(lambda: sender.ring.state.sleeping == ASLEEP, what="the sender sleeps")
             publisher.publish(b"T", b"%d" % number)
             sent_at_once += publisher.statistics().messages == number + 1
-        assert sent_at_once > 50  # not of those for which the thread has just woken, as for a subscription
+        assert sent_at_once > 50  # fewer than all: a subscription may have just woken the thread
     subscriber.run(until_end=True)
     assert numbers_of(got) == list(range(100))
     assert subscriber.statistics().received.gaps == 0
@@ -70,8 +70,8 @@ def test_a_publisher_that_may_wait_for_a_slow_subscriber_never_does_so_in_publis
 
 
 @pytest.mark.parametrize("linger_ns", [20_000, 80_000])
-def test_what_follows_within_linger_is_sent_though_nothing_comes_behind_it(linger_ns: int) -> None:
-    """The sender is woken for what was left in the ring, whether it sleeps or is about to."""
+def test_the_last_message_within_linger_is_sent(linger_ns: int) -> None:
+    """The sender is woken for messages left in the ring, whether it sleeps or is about to."""
     feed = idle_feed(linger_ns=linger_ns)
     subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
     subscriber.on(b"")(got.message)
@@ -95,9 +95,9 @@ def test_what_follows_within_linger_is_sent_though_nothing_comes_behind_it(linge
     ("transport", "linger_ns"), [("tcp", 0), ("ipc", 0), ("shm", 0), ("tcp", 20_000), ("shm", 20_000)]
 )
 def test_threads_that_stand_in_by_turns_keep_order_and_lose_nothing(transport: Transport, linger_ns: int) -> None:
-    """Four threads with pauses, while subscribers come and go and the sender's own thread beats and answers."""
+    """Four threads publish with pauses while subscribers come and go and the sender beats and confirms."""
     threads, each = 4, 1_500
-    most_waiting = 100  # of each thread: nothing is dropped, however slow the subscriber is, on any transport
+    most_waiting = 100  # per thread: nothing is dropped even if the subscriber is slow
     feed = idle_feed(transport, linger_ns)
     subscriber = Subscriber(feed, slow=PATIENT)
     got: dict[bytes, list[int]] = {b"%d" % thread: [] for thread in range(threads)}
@@ -114,7 +114,7 @@ def test_threads_that_stand_in_by_turns_keep_order_and_lose_nothing(transport: T
                 time.sleep(0.0001)
             publisher.publish(b"%d" % thread, b"%d" % number)
             if rng.random() < 0.5:
-                time.sleep(rng.choice((0.0, 0.00005, 0.0005)))  # so that the sender falls asleep at all moments
+                time.sleep(rng.choice((0.0, 0.00005, 0.0005)))  # so that the sender falls asleep at random moments
 
     with Publisher(feed) as publisher:
         subscriber.start()
@@ -135,8 +135,8 @@ def test_threads_that_stand_in_by_turns_keep_order_and_lose_nothing(transport: T
 
 
 @pytest.mark.parametrize("linger_ns", [0, 20_000])
-def test_epochs_that_begin_between_messages_of_threads_that_stand_in(linger_ns: int) -> None:
-    """No message is sent with numbers of an epoch that has ended: it would be lost as old."""
+def test_new_epochs_between_messages_sent_by_publishing_threads(linger_ns: int) -> None:
+    """No message carries a sequence of an ended epoch: it would be dropped as old."""
     feed = idle_feed(linger_ns=linger_ns)
     subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
     subscriber.on(b"")(got.message)

@@ -1,4 +1,4 @@
-"""A publisher whose clock is stepped goes on as before: only its time stamps know of the step."""
+"""A step of a publisher's clock changes only its time stamps."""
 
 from __future__ import annotations
 

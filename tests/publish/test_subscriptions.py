@@ -1,4 +1,4 @@
-"""Which keys are wanted, after any changes of filters and keys; and the filters as publishers ask for them."""
+"""Wanted keys after any changes of filters and keys, and limits on filters."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def tell(subscriptions: WantedKeys, what: bytes, prefix: bytes, line: int = 0, f
 
 
 @pytest.mark.parametrize("key_bytes", [0, 1, 3, 8])
-def test_a_key_is_wanted_while_a_filter_of_any_line_lets_it_through(key_bytes: int) -> None:
+def test_a_key_is_wanted_while_a_filter_of_any_line_matches_it(key_bytes: int) -> None:
     random = Random(key_bytes)
     subscriptions = made(key_bytes, lines=2)
     has: list[set[bytes]] = [set(), set()]
 
     def text() -> bytes:
-        # Few values, also those of padding and of a sign, so that filters and keys meet.
+        # A small alphabet with padding and sign bytes, so that filters match keys.
         return bytes(random.choice(b"A\xff\x80") for _ in range(random.randint(0, key_bytes)))
 
     seen = set()
@@ -68,7 +68,7 @@ def test_a_key_is_wanted_while_a_filter_of_any_line_lets_it_through(key_bytes: i
     assert seen == {True, False}
 
 
-def test_a_filter_is_wanted_until_the_last_connection_that_has_it_withdraws_it_or_is_gone() -> None:
+def test_a_filter_is_in_force_until_its_last_connection_withdraws_it_or_closes() -> None:
     subscriptions = made(2)
     add_key(subscriptions, b"AA")
     for fd in (5, 6, 5):
@@ -78,7 +78,7 @@ def test_a_filter_is_wanted_until_the_last_connection_that_has_it_withdraws_it_o
     tell(subscriptions, b"\0", b"AA", fd=6)
     assert subscriptions.wanted[0] == 1
     tell(subscriptions, b"\0", b"AA", fd=6)
-    assert subscriptions.wanted[0] == 1, "it had withdrawn its own before"
+    assert subscriptions.wanted[0] == 1, "it had already withdrawn its own"
     gone = subscriptions.peer(0, 5)
     assert gone is not None
     subscriptions.forget(gone)
@@ -112,7 +112,7 @@ def test_any_changes_of_several_connections_count_as_sets_do() -> None:
         assert subscriptions.held(0, wants=False)[1] == len(distinct)
 
 
-def test_what_is_asked_for_without_end_is_bounded() -> None:
+def test_unlimited_subscriptions_are_bounded() -> None:
     subscriptions = made(2)
     for number in range(200_000):
         nonce = number.to_bytes(8, "little")
@@ -133,7 +133,7 @@ def test_what_is_asked_for_without_end_is_bounded() -> None:
     assert subscriptions.subscribers(b"AA") == 0
 
 
-def test_of_thousands_that_ask_at_once_none_is_forgotten() -> None:
+def test_no_request_of_thousands_at_once_is_dropped() -> None:
     subscriptions = made(2)
     for fd in range(10_000):
         tell(subscriptions, b"\1", CONFIRM_KEY + fd.to_bytes(8, "little"), fd=fd)
@@ -159,7 +159,7 @@ def test_subscribers_are_counted_while_others_come_and_go() -> None:
 
 
 @pytest.mark.parametrize("answered", ["before", "between", "after"])
-def test_who_asks_again_on_a_new_connection_is_counted_though_the_old_one_goes_later(answered: str) -> None:
+def test_a_reconnected_subscriber_counts_after_its_old_connection_closes(answered: str) -> None:
     subscriptions, nonce = made(2), bytes(8)
     place = 0, CONFIRM_KEY + nonce
     tell(subscriptions, b"\1", CONFIRM_KEY + nonce, fd=5)
@@ -190,7 +190,7 @@ def acceptance(nonce: bytes, line: int) -> bytes:
     return ACCEPT_KEY + nonce + EPOCH.to_bytes(8, "little") + bytes([line])
 
 
-def test_acceptances_of_the_other_line_are_not_useless() -> None:
+def test_acceptances_of_the_other_line_do_not_count_as_useless() -> None:
     subscriptions = made(2, lines=2)
     for number in range(10_000):
         nonce = number.to_bytes(8, "little")
@@ -204,4 +204,4 @@ def test_acceptances_of_the_other_line_are_not_useless() -> None:
     assert subscriptions.subscriber_count() == 5_000
     for number in range(10_000, 14_000):
         tell(subscriptions, b"\1", acceptance(number.to_bytes(8, "little"), 1), line=0, fd=5)
-    assert list(subscriptions.unwelcome) == [(5, 0)], "of nonces that nobody asked for they are"
+    assert list(subscriptions.unwelcome) == [(5, 0)], "acceptances of unrequested nonces are useless"

@@ -1,4 +1,4 @@
-"""Who writes into a publisher's ring has its turn alone, and gives it back whatever happens."""
+"""One writer at a time has the turn of a publisher's ring, and always releases it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.subscribe.subscribers import PATIENT
 
 @contextmanager
 def published(messages: int) -> Iterator[tuple[Publisher, Collector]]:
-    """A publisher, and what its subscriber has got when it has ended."""
+    """A publisher, and the messages that its subscriber has received by the end."""
     feed = Feed.local("turns", slices=1)
     subscriber, got = Subscriber(feed, slow=PATIENT), Collector()
     subscriber.on(b"")(got.message)
@@ -56,7 +56,7 @@ def test_publish_and_publish_many_from_threads_keep_each_thread_s_order() -> Non
     assert found == {name: list(range(each)) for name in (b"0", b"1", b"2", b"many")}
 
 
-def test_a_writer_that_finds_the_turn_taken_waits_for_it() -> None:
+def test_a_writer_waits_while_the_turn_is_taken() -> None:
     with published(1) as (publisher, _):
         ring = sender_of(publisher).ring
         del ring.turn
@@ -69,7 +69,7 @@ def test_a_writer_that_finds_the_turn_taken_waits_for_it() -> None:
 
 
 @pytest.mark.parametrize("payload", [7, object(), [b"x"]])
-def test_the_turn_is_given_back_after_a_message_that_is_refused(payload: object) -> None:
+def test_the_turn_is_released_after_a_refused_message(payload: object) -> None:
     with published(2) as (publisher, _):
         publisher.publish(b"T", b"before")
         with pytest.raises(TypeError):
@@ -80,11 +80,11 @@ def test_the_turn_is_given_back_after_a_message_that_is_refused(payload: object)
 
 
 class InterruptError(Exception):
-    """In place of Ctrl-C."""
+    """Raised instead of Ctrl-C."""
 
 
-def test_the_turn_is_given_back_after_interrupts_anywhere_in_publish() -> None:
-    """A signal handler that raises, at hundreds of moments: what was put is sent, and the next call can publish."""
+def test_the_turn_is_released_after_interrupts_anywhere_in_publish() -> None:
+    """A signal handler raises at hundreds of moments: messages put are sent, and the next call can publish."""
 
     def interrupt(*_: object) -> None:
         raise InterruptError
@@ -112,6 +112,6 @@ def test_the_turn_is_given_back_after_interrupts_anywhere_in_publish() -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    # Interrupted behind its message, or before it is counted here: never lost, at most not counted.
+    # An interrupt after the message was put, or before it was counted here, may leave it uncounted but never loses it.
     assert put + 1 <= statistics.unwanted <= put + 1 + interrupts
     assert interrupts == 400

@@ -1,4 +1,4 @@
-"""Records and tables: what arrives is what a loop of `publish` would have sent, and times are now unless given."""
+"""Records and tables arrive like messages of a loop of `publish`; without a time they happened now."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ FORMS: dict[str, Callable[[dict[str, list[Any]]], Any]] = {
 
 
 class Kept(Publisher):
-    """Keeps what it was to publish in columns."""
+    """Records the columns passed to `publish_many`."""
 
     def publish_many(self, topics: Any, index: Any, payloads: Any, times: Any, *_: Any, **__: Any) -> int:  # type: ignore[override]
         self.kept: Got = getattr(self, "kept", [])
@@ -108,7 +108,7 @@ def test_a_table_is_published_as_its_rows_would_be(rows: list[dict[str, Any]], f
     ]
     columns = {name: [row[name] for row in rows] for name in ("ts_event", *(QUOTE.names or ())) if name != "type"}
     if not rows and form not in ("lists", "numpy"):
-        return  # such columns have no types
+        return  # these columns have no types
     publisher = Kept(Feed.local("typed", slices=1, schema=QUOTES))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blackbox.publish.publisher, "WINDOW_ROWS", most)
@@ -182,7 +182,7 @@ GOOD |= {"rate": [0.5], "up": [True]}
         (GOOD, {"topic": "{desk}.{symbol}"}, "the table lacked column 'desk'"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_in_a_table_is_named(table: Any, given: Any, text: str) -> None:
+def test_errors_in_a_table_name_the_column(table: Any, given: Any, text: str) -> None:
     publisher = Kept(Feed.local("typed", slices=1, schema=QUOTES))
     with pytest.raises(ConfigError, match=text):
         publisher.publish_table(table, "quote", **given)
@@ -190,11 +190,11 @@ def test_what_does_not_fit_in_a_table_is_named(table: Any, given: Any, text: str
         publisher.publish_table(5)
 
 
-def test_a_price_that_would_become_no_price_is_refused() -> None:
+def test_a_price_equal_to_the_null_price_is_refused() -> None:
     zero = Schema("zero", 1_010, {"q": numpy.dtype([("type", "S1"), ("bid", price("<i8", 4, absent=0))])})
     publisher = Kept(Feed.local("typed", slices=1, schema=zero))
     assert publisher.publish_table({"topic": ["A", "B"], "bid": [None, 1.0]}, "q") == 2
-    assert publisher.publish_table({"topic": ["A"], "bid": [0]}, "q") == 1, "an integer is the venue's own"
+    assert publisher.publish_table({"topic": ["A"], "bid": [0]}, "q") == 1, "an integer is the venue's own value"
     with pytest.raises(ConfigError, match="column 'bid' held a price of 0 units, expected null for no price"):
         publisher.publish_table({"topic": ["A"], "bid": [0.0]}, "q")
 
@@ -209,7 +209,7 @@ def test_a_table_is_cut_into_views() -> None:
     assert [part["a"] for part in parts_of({"a": []}, 4)] == [[]]
 
 
-def test_a_message_without_a_time_happened_now_and_0_is_not_known() -> None:
+def test_ts_event_defaults_to_now_and_0_means_unknown() -> None:
     none = numpy.zeros(2, numpy.int32)
     two = numpy.zeros((2, 1), numpy.uint8)
 

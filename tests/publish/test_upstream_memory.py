@@ -1,4 +1,4 @@
-"""What a peer makes a publisher hold, measured in a process of its own."""
+"""Memory that a peer can make a publisher hold, measured in a separate process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_huge_subscription_is_not_read() -> None:
             assert peer.was_ended()
         assert resident_bytes() - before < 32 * MB
         receives(feed, publisher)
-        assert publisher.statistics().put_out == 0, "libzmq has ended it, as docs/strangers.md says"
+        assert publisher.statistics().put_out == 0, "libzmq closed the connection, see docs/strangers.md"
 
 
 def test_a_frame_announced_as_3_gib_keeps_nothing() -> None:
@@ -54,14 +54,14 @@ def test_a_message_that_does_not_end_ends_the_connection() -> None:
         receives(feed, publisher)
         before = resident_bytes()
         assert most_while_sending(feed, bytes(500)) - before < 400 * MB
-        wait_until(lambda: resident_bytes() - before < 64 * MB, what="what was held is given back")
+        wait_until(lambda: resident_bytes() - before < 64 * MB, what="the memory is released")
         put_out(publisher, 1)
         receives(feed, publisher)
 
 
 @pytest.mark.long
-def test_a_message_of_empty_parts_that_does_not_end_stops_its_sender_alone() -> None:
-    """libzmq may leave such a connection as it is, and keep what it holds of it until the publisher closes."""
+def test_an_endless_message_of_empty_parts_stops_only_its_sender() -> None:
+    """libzmq may leave such a connection open, and keep its memory until the publisher closes."""
     feed = one_slice()
     with Publisher(feed) as publisher:
         receives(feed, publisher)
@@ -72,7 +72,7 @@ def test_a_message_of_empty_parts_that_does_not_end_stops_its_sender_alone() -> 
 
 
 def most_while_sending(feed: Feed, part: bytes) -> int:
-    """Send parts of one message until no more are taken; return the most memory held meanwhile."""
+    """Send parts of one message until no more are read; return the peak memory."""
     most = 0
     with Peer(feed) as peer:
         parts = frame(part, MORE) * (65_536 // (len(part) + 2))
@@ -80,11 +80,11 @@ def most_while_sending(feed: Feed, part: bytes) -> int:
             most = max(most, resident_bytes())
             if not peer.send(parts):
                 return most
-    pytest.fail("it took 500 MB of one message")
+    pytest.fail("it read 500 MB of one message")
 
 
 @pytest.mark.long
-def test_a_message_that_trickles_is_ended_too() -> None:
+def test_a_message_that_trickles_ends_the_connection_too() -> None:
     feed = one_slice()
     with Publisher(feed) as publisher, Peer(feed) as peer:
         peer.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,4 +1,4 @@
-"""A subscriber that does not keep up makes the publisher wait, or loses messages and is told how many."""
+"""A slow subscriber makes the publisher wait, or misses messages and reports how many."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_when_full_wait_loses_nothing_with_a_slow_subscriber() -> None:
         gate.entered.wait(60)
         wait_until(lambda: publisher.statistics().waits > 0)
         assert not done.is_set()
-        with pytest.raises(PublisherError, match="flush was not done in time: a subscriber did not keep up"):
+        with pytest.raises(PublisherError, match="flush timed out: a subscriber did not keep up"):
             publisher.flush(timeout=0.1)
         gate.open.set()
         thread.join()
@@ -43,7 +43,7 @@ def test_when_full_wait_loses_nothing_with_a_slow_subscriber() -> None:
     assert publisher.statistics().discarded == 0
 
 
-def test_when_full_drop_shows_as_gaps_at_the_slow_subscriber_alone() -> None:
+def test_when_full_drop_causes_gaps_only_at_the_slow_subscriber() -> None:
     feed = one_slice(block_bytes=65_536, heartbeat_ns=20_000_000)
     slow, gate = held_up(feed)
     quick, got = collected(feed)
@@ -52,7 +52,7 @@ def test_when_full_drop_shows_as_gaps_at_the_slow_subscriber_alone() -> None:
         slow.start()
         quick.start()
         payloads = numpy.zeros((65, 1_000), numpy.uint8)
-        while messages < 65 * 1_000:  # 65 MB: more than the sockets' buffers and the slow one's queue hold
+        while messages < 65 * 1_000:  # 65 MB: more than the sockets' buffers and the slow subscriber's queue hold
             messages += publisher.publish_many((b"T",), numpy.zeros(65, int), payloads)
             publisher.flush()
             got.wait(messages)

@@ -1,4 +1,4 @@
-"""A publisher knows who subscribed: it waits for them, and sends nothing that nobody wants."""
+"""A publisher can wait for subscribers, and sends only keys that are wanted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from blackbox.testing import wait_until
 from tests.publish.subscribers import collected, one_slice
 
 
-def test_a_key_that_nobody_wants_is_not_sent() -> None:
+def test_an_unwanted_key_is_not_sent() -> None:
     feed = one_slice(key_bytes=2)
     subscriber, got = collected(feed, b"AA")
     with Publisher(feed, when_full="wait") as publisher:
@@ -61,7 +61,7 @@ def test_wait_for_subscribers_returns_when_the_prefix_is_wanted() -> None:
         wait_until(lambda: publisher.statistics().subscribers == 0)
 
 
-def test_waiting_for_subscribers_says_which_slice_lacks_them(
+def test_waiting_for_subscribers_names_the_slice_without_them(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(publisher_module, "_WARN_S", 0.0)
@@ -99,7 +99,7 @@ def test_subscribers_are_waited_for_from_another_thread() -> None:
         waiter.join()
 
 
-def test_a_heartbeat_tells_a_quiet_publisher_from_a_dead_one() -> None:
+def test_heartbeats_distinguish_a_quiet_publisher_from_a_dead_one() -> None:
     feed = one_slice(heartbeat_ns=20_000_000)
     subscriber, _ = collected(feed)
     with Publisher(feed) as publisher:

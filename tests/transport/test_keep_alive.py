@@ -103,7 +103,7 @@ def test_a_host_that_answers_is_not_given_up_however_slow_the_peer_is(monkeypatc
         guard._judge_answered(connection, record, float(second))
     assert ended == []
     guard._judge_answered(connection, record, 205.0)
-    assert ended == ["its host has answered nothing for 5.0 s"]
+    assert ended == ["its host has not answered for 5.0 s"]
     guard.close()
 
 
