@@ -1,4 +1,4 @@
-"""The key of a topic in compiled code, as `blackbox.feed.key_rule` has it."""
+"""Compiled: find the key of a topic, as `blackbox.feed.key_rule` defines it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHANNEL_KEYS = numpy.arange(256, dtype=numpy.uint8)
 
 @inner
 def find_key(rule: int, topic: int, size: int) -> tuple[Any, Any]:
-    """Return the address and the size of the key of the topic at an address."""
+    """Return the address and the size of a topic's key. `topic`: address of the topic."""
     if rule <= MAX_KEY_BYTES:
         return topic, min(numpy.int64(rule), size)
     crc = crc_of_root(topic, size, rule >> 8)

@@ -1,4 +1,4 @@
-"""Routing in compiled code: the slice of a topic, as `blackbox.feed.routing` has it."""
+"""Compiled: find the slice of a topic, as `blackbox.feed.routing` defines it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from blackbox.native.intrinsics import bytes_at, inner
 
 NO_SLICE: Final = -1
 _POLYNOMIAL: Final = 0xEDB88320
-"""Of IEEE 802.3, its bits reversed."""
+"""The polynomial of IEEE 802.3, bits reversed."""
 
 
 class Routes(NamedTuple):
-    """How a feed's topics fall into slices, for compiled code."""
+    """How topics map to slices, for compiled code."""
 
     of: int
-    """How many shares there are; 0: slices hold prefixes."""
+    """Number of shares; 0: slices have prefixes."""
     separator: int
-    """The byte before which the root of a topic ends."""
+    """The byte that ends the root of a topic."""
     slices: NDArray[numpy.int32]
     """int32[n]: the slice of each share, or of each prefix."""
     text: NDArray[numpy.uint8]
-    """The prefixes, sorted, one behind the other."""
+    """The sorted prefixes, concatenated."""
     ends: NDArray[numpy.int64]
     """int64[n + 1]: prefix i is `text[ends[i]:ends[i + 1]]`."""
 
@@ -54,12 +54,12 @@ _CRC = _crc_table()
 
 @inner
 def route(routes: Routes, topic: int, size: int) -> int:
-    """Return the slice of the topic at an address; NO_SLICE: none holds it, or it is none that can be published."""
+    """Return the slice of the topic at an address; NO_SLICE: no slice has it, or it cannot be published."""
     if size < 1 or size > MAX_TOPIC_BYTES or bytes_at(topic, 1)[0] == 0:
         return NO_SLICE
     if routes.of > 0:
         return int(routes.slices[crc_of_root(topic, size, routes.separator) % routes.of])
-    # The last one that sorts at or before the topic: no other can be a prefix of it.
+    # Find the last prefix that sorts at or before the topic: no other can match.
     low, high = 0, len(routes.slices)
     while low < high:
         middle = (low + high) // 2
@@ -74,7 +74,7 @@ def route(routes: Routes, topic: int, size: int) -> int:
 
 @inner
 def crc_of_root(topic: int, size: int, separator: int) -> int:
-    """Return the CRC-32 of the root of the topic at an address."""
+    """Return the CRC-32 of the root of a topic. `topic`: its address."""
     text = bytes_at(topic, size)
     crc = numpy.uint32(0xFFFFFFFF)
     for place in range(size):
@@ -86,7 +86,7 @@ def crc_of_root(topic: int, size: int, separator: int) -> int:
 
 @inner
 def _compare(routes: Routes, number: int, topic: int, size: int) -> int:
-    """0: the topic starts with this prefix; 1: the prefix sorts behind the topic; -1: before it."""
+    """Return 0 if the topic starts with the prefix, 1 if the prefix sorts after it, -1 if before."""
     text = bytes_at(topic, size)
     start = routes.ends[number]
     length = routes.ends[number + 1] - start

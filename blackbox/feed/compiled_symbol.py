@@ -1,4 +1,4 @@
-"""The symbol rule in compiled code: where a topic's symbol ends. Apart from `symbol`, which loads without numba."""
+"""Compiled: find the end of a topic's symbol. Not in `symbol`, which must load without numba."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from blackbox.native.intrinsics import bytes_at, inner
 
 
 class CompiledSymbolRule(NamedTuple):
-    """A `SymbolRule` as compiled code takes it."""
+    """A `SymbolRule` for compiled code."""
 
     separator: int
-    """The separator's byte; -1: a topic is its symbol as a whole."""
+    """The separator's byte; -1: the whole topic is its symbol."""
     first: bool
-    """Whether the first separator counts, and not the last one."""
+    """True if the symbol ends at the first separator, not the last."""
 
     @classmethod
     def of(cls, rule: SymbolRule) -> CompiledSymbolRule:
@@ -24,7 +24,7 @@ class CompiledSymbolRule(NamedTuple):
 
 @inner
 def separator_at(rule: CompiledSymbolRule, topic: int, size: int) -> int:
-    """Return the offset of the separator between symbol and type; -1 when the topic, at that address, has no type."""
+    """Return the offset of the separator between symbol and type; -1: no type. `topic`: address of the topic."""
     letters = bytes_at(topic, size)
     found = -1
     if rule.separator >= 0:

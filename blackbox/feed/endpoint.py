@@ -1,4 +1,4 @@
-"""Check the endpoints of a feed, and find free ones on this machine."""
+"""Check endpoints of feeds, and find free ones on this machine."""
 
 import atexit
 import errno
@@ -23,19 +23,19 @@ TRANSPORTS = ("tcp", "ipc", "inproc")
 SHARED_MEMORY = "shm"
 LOOPBACK = "127.0.0.1"
 MAX_IPC_PATH_BYTES = 103
-"""Longest path of a Unix socket that every platform takes (macOS 103, Linux 107)."""
+"""Longest path of a Unix socket on every platform (macOS 103, Linux 107)."""
 
 _TCP = re.compile(r"(?P<host>\[[^\[\]]+\]|[^\[\]:/;]+):(?P<port>\d+)", re.ASCII)
 _SHARED_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 
 _FIRST_PORT, _PORTS = 10_000, 22_000
-"""Below those of outgoing connections: the system takes one of these for each, maybe before anyone has bound it."""
+"""Range for chosen ports, below the system's range for outgoing connections, which could take them before the bind."""
 _LOCK_TRIES, _LOCK_TRY_S = 1_000, 0.001
 
 
 def transport_of(endpoint: str) -> str:
-    """Return what stands before `://`, or an empty string."""
+    """Return the text before `://`, or an empty string."""
     scheme, separator, _ = endpoint.partition("://")
     return scheme if separator else ""
 
@@ -47,7 +47,7 @@ def check_endpoint(endpoint: str) -> None:
         raise ConfigError(f"endpoint was {endpoint!r}, expected tcp://, ipc://, inproc:// or shm://")
     address = endpoint.removeprefix(f"{transport}://")
     if not address or "\0" in address:
-        raise ConfigError(f"endpoint was {endpoint!r}, expected an address behind {transport}://")
+        raise ConfigError(f"endpoint was {endpoint!r}, expected an address after {transport}://")
     if transport == "tcp":
         _check_tcp(endpoint, address)
     elif transport == SHARED_MEMORY:
@@ -67,14 +67,14 @@ def check_endpoint(endpoint: str) -> None:
 
 
 def check_bind(what: str, endpoint: str) -> None:
-    """Raise ConfigError unless a tcp socket can be bound to `endpoint`: also to all addresses of this host."""
+    """Raise ConfigError unless a tcp socket can be bound to `endpoint`, which may be a wildcard address."""
     if transport_of(endpoint) != "tcp":
         raise ConfigError(f"{what} was {endpoint!r}, expected one such as tcp://0.0.0.0:17801")
     _check_tcp(endpoint, endpoint.removeprefix("tcp://"), to_bind=True)
 
 
 def check_archive(endpoint: str, what: str = "archive") -> None:
-    """Raise ConfigError unless an archive, or a hub, can answer at `endpoint`, and other processes can ask there."""
+    """Raise ConfigError unless an archive or a hub can serve other processes at `endpoint`."""
     check_endpoint(endpoint)
     if transport_of(endpoint) not in ("tcp", "ipc"):
         raise ConfigError(f"{what} was {endpoint!r}, expected tcp:// or ipc://")
@@ -91,11 +91,10 @@ def check_interface(interface: str) -> None:
 
 
 def free_endpoints(transport: str, name: str, slices: int, lines: int) -> list[tuple[str, ...]]:
-    """Return `lines` endpoints for each of `slices` that nobody on this machine uses now; with shm one more.
+    """Return `lines` endpoints for each of `slices` that are unused on this machine; with shm one more.
 
-    tcp: ports of 127.0.0.1. ipc: paths in a new directory that only this user can enter and
-    that is removed when this process ends. inproc: names that hold within one ZeroMQ context.
-    shm: lines on tcp, and a name in shared memory.
+    tcp: ports of 127.0.0.1. ipc: paths in a new private directory, removed when this process ends. inproc: names within
+    one ZeroMQ context. shm: lines on tcp, and a name in shared memory.
     """
     if transport == SHARED_MEMORY:
         sockets = free_endpoints("tcp", name, slices, lines)
@@ -127,15 +126,15 @@ def _check_tcp(endpoint: str, address: str, *, to_bind: bool = False) -> None:
     try:
         unspecified = ip_address(host.strip("[]")).is_unspecified
     except ValueError:
-        # Digits and dots alone, or brackets, are a mistyped address and never a name.
+        # Only digits and dots, or brackets: a mistyped address, not a name.
         numeric = host.startswith("[") or not re.search(r"[^\d.]", host)
         if host != "*" and (numeric or not _HOST_NAME.fullmatch(host)):
             raise ConfigError(f"host of endpoint {endpoint!r} was {host!r}, expected an address or a name") from None
         unspecified = host == "*"
     if unspecified and not to_bind:
         raise ConfigError(
-            f"host of endpoint {endpoint!r} was {host!r}, expected the one address that subscribers connect to; "
-            "`bind` says where else to listen"
+            f"host of endpoint {endpoint!r} was {host!r}, expected the address that subscribers connect to; "
+            "set `bind` to listen on another"
         )
 
 
@@ -149,14 +148,14 @@ def _free_ports(count: int) -> list[int]:
         if len(ports) == count:
             return ports
     raise EndpointError(
-        errno.EADDRINUSE, f"{count} free ports of {LOOPBACK} were wanted, and {len(ports)} of {_PORTS} are free"
+        errno.EADDRINUSE, f"{count} free ports of {LOOPBACK} were needed, {len(ports)} of {_PORTS} are free"
     )
 
 
 def _turn() -> int:
-    """Return another number below `_PORTS` than all processes of this user get now; else a random one.
+    """Return a number below `_PORTS` that no other process of this user has now; if that fails, a random one.
 
-    A file holds the last one as 8 bytes. The first is random: another user, or container, begins elsewhere.
+    A file holds the last number as 8 bytes. The first is random, so that other users and containers start elsewhere.
     """
     with suppress(OSError), open(_turns_path(), "r+b", buffering=0, opener=_open_turns) as file:
         _lock(file)
@@ -173,7 +172,7 @@ def _turns_path() -> Path:
 
 
 def _lock(file: IO[bytes]) -> None:
-    """Lock a file. Raises BlockingIOError when who holds it seems to have stopped."""
+    """Lock a file. Raises BlockingIOError if its holder seems to be stopped."""
     for _ in range(_LOCK_TRIES):
         with suppress(BlockingIOError):
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Settings of a feed from the environment: variables `BLACKBOX_FEED_...` override those of a feed file.
+"""Feed settings from the environment: variables `BLACKBOX_FEED_...` override those of a feed file.
 
 A variable is the setting's name in capitals: `BLACKBOX_FEED_MAX_LAG_NS`, `BLACKBOX_FEED_SECURITY_KEY`,
 `BLACKBOX_FEED_SLICES_0_ENDPOINTS`. Lists are separated by commas.
@@ -27,7 +27,7 @@ def override(document: dict[str, Any], struct: type[msgspec.Struct], environment
     """Write the settings of `environment` into parsed TOML; return the variables that were used, in order.
 
     Raises:
-        ConfigError: a variable names no setting (the nearest is named), a slice that is not there, or a wrong value.
+        ConfigError: a variable names no setting (the error suggests one) or a missing slice, or has a wrong value.
     """
     used = sorted(name for name in environment if name.startswith(PREFIX))
     for variable in used:
@@ -39,7 +39,7 @@ def override(document: dict[str, Any], struct: type[msgspec.Struct], environment
 def _place_of(
     variable: str, name: str, table: dict[str, Any], struct: type[msgspec.Struct]
 ) -> tuple[dict[str, Any], str, Any]:
-    """Return the table, key and type of the setting that `name`, the end of `variable`, stands for."""
+    """Return the table, key and type of the setting called `name`, the end of `variable`."""
     for field in msgspec.structs.fields(struct):
         inside = _struct_in(field.type)
         if inside is None:
@@ -53,7 +53,7 @@ def _place_of(
             item = _ITEM.fullmatch(rest)
             if item is not None:
                 return _place_of(variable, item[2], _item_of(variable, table, field.name, int(item[1])), inside)
-    raise ConfigError(f"{variable} is no setting of a feed: {_hint(variable, name, struct)}")
+    raise ConfigError(f"{variable} is not a setting of a feed: {_hint(variable, name, struct)}")
 
 
 def _item_of(variable: str, table: dict[str, Any], key: str, position: int) -> dict[str, Any]:
@@ -62,11 +62,11 @@ def _item_of(variable: str, table: dict[str, Any], key: str, position: int) -> d
     if position >= many:
         raise ConfigError(f"{variable} is of {key}[{position}], expected 0 to {many - 1}: the feed file has {many}")
     item = tables[position] if isinstance(tables, list) else None
-    return item if isinstance(item, dict) else {}  # `from_document` reports what is no table
+    return item if isinstance(item, dict) else {}  # `from_document` reports an entry that is not a table
 
 
 def _struct_in(kind: Any) -> type[msgspec.Struct] | None:
-    """Return the struct of a setting that is a table, or a list of tables."""
+    """Return the struct type of a setting that is a table or a list of tables."""
     if isinstance(kind, UnionType) or get_origin(kind) is tuple:
         tables = [each for each in get_args(kind) if isinstance(each, type) and issubclass(each, msgspec.Struct)]
         return tables[0] if tables and str not in get_args(kind) else None
@@ -74,7 +74,7 @@ def _struct_in(kind: Any) -> type[msgspec.Struct] | None:
 
 
 def _hint(variable: str, name: str, struct: type[msgspec.Struct]) -> str:
-    from difflib import get_close_matches  # only when something is wrong
+    from difflib import get_close_matches  # only needed on errors
 
     known = []
     for field in msgspec.structs.fields(struct):

@@ -1,4 +1,4 @@
-"""Feeds and their slices: the configuration that publisher and subscriber share."""
+"""Feeds and their slices: the configuration shared by publishers and subscribers."""
 
 import logging
 import os
@@ -42,10 +42,10 @@ MAX_SLICES = 65_536
 MAX_CPU = 65_535
 MAX_NAME_LENGTH = 64
 _MOST_BYTES = 64 << 20
-"""Of a feed file."""
+"""Largest feed file in bytes."""
 
 _local: Final[set[str]] = set()
-"""Endpoints that `Feed.local` chose in this process."""
+"""Endpoints chosen by `Feed.local` in this process."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _FEED_RANGES = {
     "key_bytes": (0, MAX_KEY_BYTES),
@@ -60,34 +60,35 @@ _FEED_RANGES = {
 
 
 class Slice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One slice of a feed: where it is published, and which topics fall into it.
+    """One slice of a feed: its endpoints and its topics.
 
-    Its id is its position in `Feed.slices`, from 0. It holds either `prefixes` or a `share`; the
-    only slice of a feed may hold neither and then takes every topic.
+    Its id is its position in `Feed.slices`, from 0. It has either `prefixes` or a `share`. The only slice of a feed may
+    have neither; it then takes every topic.
     """
 
     endpoints: tuple[str, ...]
-    """Where the slice is published: one endpoint, or two for the redundant lines A and B; and in shared memory.
+    """Endpoints at which the slice is published: one, or two for the redundant lines A and B, and optionally shared
+    memory.
 
-    `tcp://HOST:PORT`, `ipc://PATH` or `inproc://NAME`. The publisher binds them and subscribers
-    connect to them, so HOST is an address of the publisher's host. `shm://NAME` beside them is no line: subscribers
-    of the same user on the publisher's host read the blocks there, others use the lines. No default."""
+    `tcp://HOST:PORT`, `ipc://PATH` or `inproc://NAME`. The publisher binds them and subscribers connect to them, so
+    HOST is an address of the publisher's host. `shm://NAME` comes in addition to the lines: subscribers of the same
+    user on the publisher's host read blocks from it, others use the lines. No default."""
 
     bind: str | tuple[str, ...] = ()
     """Address that the publisher binds instead of `endpoints`, such as `tcp://0.0.0.0:17801`. Default: none.
 
-    For two lines a list of two. Set it where the publisher's host does not have the address that subscribers use, as
-    in a container, or where that is a name. Applies to publishers and relays."""
+    For two lines a list of two. Set it if the publisher's host does not have the address that subscribers use, as in a
+    container, or if that is a name. Applies to publishers and relays."""
 
     prefixes: tuple[str, ...] = ()
-    """Topics that start with one of these fall into this slice. Text, sent as UTF-8.
+    """Topics that start with one of these belong to this slice. Text, sent as UTF-8.
 
     No prefix may start with a prefix of another slice. Default: none."""
 
     share: tuple[int, int] | None = None
-    """(index, of): topics whose symbol hashes to `index` of `of` fall into this slice.
+    """(index, of): topics whose symbol hashes to `index` of `of` belong to this slice.
 
-    The shares of all slices cover 0 to `of` - 1, each once. Hashed is the symbol's root, what stands before
+    The shares of all slices must cover 0 to `of` - 1, each once. The hash is that of the symbol's root, the text before
     its first separator, so `BRK.A` and `BRK.B` stay together. Default: none."""
 
     cpus: tuple[int, ...] = ()
@@ -101,11 +102,11 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     Applies to publisher and subscriber, each on its own host."""
 
     idle: str = "park"
-    """What the slice's threads do when nothing is there. Default: `park`, sleep until something is.
+    """Behaviour of the slice's threads while idle. Default: `park`, sleep until there is work.
 
-    `spin` looks on for 2 ms before that: up to some tens of µs less lag for a core of each subscriber's, and of a
-    publisher's with `when_full="wait"`; with "drop" who publishes sends, and wakes nobody. A slice in which nothing
-    happens for longer costs no more than parked. Applies to both."""
+    `spin` polls for 2 ms before sleeping. That saves up to some tens of µs of lag and costs a core per subscriber, and
+    one for a publisher with `when_full="wait"`. With "drop" the publishing thread sends, so there is no thread to wake.
+    A slice that is idle for longer than 2 ms costs no more than with `park`. Applies to both."""
 
     interface: str = ""
     """Address of the network interface that subscribers connect from. Default: the system's.
@@ -113,12 +114,12 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     Applies to subscribers, tcp endpoints only."""
 
     allowed_keys: str = ""
-    """Directory of public key files: those who may connect to this slice, in place of `security.allowed_keys`.
+    """Directory of public key files of peers that may connect to this slice, instead of `security.allowed_keys`.
 
-    Default: none, who may connect to the feed. Archives ask for the feed's. Applies to publishers and relays."""
+    Default: none, the feed's setting applies. Archives use the feed's setting. Applies to publishers and relays."""
 
     def __post_init__(self) -> None:
-        """Check each setting alone; ConfigError names the setting, its value and its range."""
+        """Check each setting on its own. Raises ConfigError."""
         check_types(self)
         for endpoint in self.endpoints:
             check_endpoint(endpoint)
@@ -126,7 +127,7 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if not 1 <= lines <= MAX_LINES or shared > 1:
             beside = f" and {shared} in shared memory" if shared else ""
             raise ConfigError(
-                f"endpoints were {lines}{beside}, expected 1 or {MAX_LINES} (lines A and B) and at most 1 shm:// beside"
+                f"endpoints were {lines}{beside}, expected 1 or {MAX_LINES} (lines A and B) and at most one shm://"
             )
         _check_bind("bind", self.bound, self.lines)
         for prefix in self.prefixes:
@@ -144,7 +145,7 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             for endpoint in self.lines:
                 if transport_of(endpoint) != "tcp":
                     raise ConfigError(
-                        f"interface was {self.interface!r} beside endpoint {endpoint!r}, expected tcp endpoints only"
+                        f"interface was {self.interface!r} with endpoint {endpoint!r}, expected tcp endpoints only"
                     )
 
     @property
@@ -154,7 +155,7 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def bound(self) -> tuple[str, ...]:
-        """The address that each line is bound to."""
+        """The address bound for each line."""
         return _texts(self.bind) or self.lines
 
     @property
@@ -165,11 +166,11 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def spin_ns(self) -> int:
-        """For how long its threads look on before they sleep."""
+        """Time that its threads poll before they sleep."""
         return SPIN_NS if self.idle == "spin" else 0
 
     def __repr__(self) -> str:
-        """Show the endpoints and what falls into the slice."""
+        """Show the endpoints and the topics."""
         what = "all topics"
         if self.share is not None:
             what = f"share {self.share[0]} of {self.share[1]}"
@@ -179,28 +180,28 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
-    """A named stream of messages: what travels, in which slices, under which limits.
+    """A named stream of messages: its schema, slices and limits.
 
-    Publisher and subscriber load the same feed. It is immutable, checked when it is made, safe
-    from any thread, and can be pickled. `msgspec.structs.replace` makes a changed copy.
+    Publisher and subscriber load the same feed. It is immutable, checked on creation, thread-safe, and can be pickled.
+    `msgspec.structs.replace` makes a changed copy.
     """
 
     name: str
-    """What the feed is called, in logs and as a directory of recordings. No default.
+    """Name of the feed, in logs and as a directory of recordings. No default.
 
     Letters, digits, `.`, `_` and `-`, at most 64, the first a letter or digit."""
 
     schema: str | Schema = "raw"
     """Name of the schema of the payloads, as in the entry-point group `blackbox.schemas`.
 
-    In code also the schema itself, which then need not be registered: recordings keep it.
-    Default: `raw`, payloads are bytes. Applies to publisher and subscriber."""
+    In code also the schema itself, which then need not be registered: recordings store it. Default: `raw`, payloads are
+    bytes. Applies to publisher and subscriber."""
 
     key_bytes: int = 0
-    """Length of the key, the start of a topic that ZeroMQ itself filters on. Unit: bytes.
+    """Length of the key, the start of a topic on which ZeroMQ filters. Unit: bytes.
 
-    Default 0: subscribers receive whole slices. 1 to 8 saves network and makes blocks smaller.
-    Publisher and subscriber must agree."""
+    Default 0: subscribers receive whole slices. 1 to 8 saves network traffic and makes blocks smaller. Publisher and
+    subscriber must agree."""
 
     channels: int = 1
     """Instead of `key_bytes`: the key is one of 1 to 128 channels, by a hash of the symbol's root. Default: 1.
@@ -211,45 +212,45 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     topic: str = "{symbol}.{type}"
     """Template from which a source makes the topic of each message. Default: `{symbol}.{type}`.
 
-    Applies to sources. Which part of a topic is its symbol is told by `symbol` and `separator`."""
+    Applies to sources. `symbol` and `separator` define which part of a topic is its symbol."""
 
     symbol: str = "before_last"
-    """Which part of a topic is its symbol. Default: `before_last`, what stands before the last separator.
+    """Which part of a topic is its symbol. Default: `before_last`, the text before the last separator.
 
-    `before_last`: `BRK.A.P` is of `BRK.A`. `before_first`: `AAPL.book.1` is of `AAPL`. `whole`: topics have no type,
-    and `BRK.A` is of `BRK.A`. A topic without a separator is its own symbol. Routing by share, filters, archives,
-    Spark and reports ask this."""
+    `before_last`: `BRK.A.P` has the symbol `BRK.A`. `before_first`: `AAPL.book.1` has `AAPL`. `whole`: topics have no
+    type, and `BRK.A` has `BRK.A`. A topic without a separator is its own symbol. Used by routing by share, filters,
+    archives, Spark and reports."""
 
     separator: str = "."
-    """What stands between the symbol and the type of a topic. One ASCII character. Default: `.`.
+    """Separator between the symbol and the type of a topic. One ASCII character. Default: `.`.
 
-    Routing by share hashes what stands before the first one: publisher and subscriber must agree."""
+    Routing by share hashes the text before the first one: publisher and subscriber must agree."""
 
     slices: tuple[Slice, ...]
     """The slices, 1 to 65,536; the position is the slice id. No default."""
 
     archives: tuple[str, ...] = ()
-    """Where archives of the feed answer, `tcp://HOST:PORT` or `ipc://PATH`. Default: none.
+    """Endpoints of the feed's archives, `tcp://HOST:PORT` or `ipc://PATH`. Default: none.
 
-    Readers ask them in this order. Each archive is told which of them it is, or answers at the first one."""
+    Clients try them in this order. An archive serves the first one unless its configuration names another."""
 
     archives_bind: str | tuple[str, ...] = ()
     """Addresses that archives bind instead of `archives`, as `bind` of a slice. Default: none."""
 
     hub: str = ""
-    """Where the feed's hub takes what clients put, `tcp://HOST:PORT` or `ipc://PATH`. Default: there is none."""
+    """Endpoint at which the feed's hub takes puts of clients, `tcp://HOST:PORT` or `ipc://PATH`. Default: none."""
 
     hub_backup: str = ""
-    """Where the hub that stands by takes over, as `hub`. Default: there is none.
+    """Endpoint at which the standby hub takes over, as `hub`. Default: none.
 
-    The one at `hub` then publishes line A of each slice and is the first of `archives`; this one is line B and the
+    The hub at `hub` then publishes line A of each slice and is the first of `archives`; the standby is line B and the
     second."""
 
     hub_bind: str = ""
     """Address that the hub binds instead of `hub`, as `bind` of a slice. Default: none."""
 
     hub_backup_bind: str = ""
-    """The same for `hub_backup`. Default: none."""
+    """As `hub_bind`, for `hub_backup`. Default: none."""
 
     block_bytes: int = 262_144
     """Body size at which a block is sent without waiting. Unit: bytes. Default: 256 KiB.
@@ -257,17 +258,17 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     4,096 to 16,777,216. Applies to the publisher."""
 
     linger_ns: int = 0
-    """Least time between the blocks that single messages are gathered in. Unit: ns. Default: 0; at most 1 s.
+    """Least time between blocks of single messages. Unit: ns. Default: 0; at most 1 s.
 
-    A message goes at once while the line is free, from the thread that publishes it. What comes meanwhile shares the
-    next block. Where messages come faster than some 70,000 a second, blocks fill for 100 µs whatever is set here:
-    a block for each message would cost more than two cores have. Applies to the publisher."""
+    While the line is free, the publishing thread sends a message at once. Messages that arrive meanwhile share the next
+    block. At more than some 70,000 messages a second blocks fill for at least 100 µs: a block per message would cost
+    more than two cores. Applies to the publisher."""
 
     heartbeat_ns: int = 1_000_000_000
     """Time between heartbeats of one slice. Unit: ns. Default: 1 s; 1 ms to 1 hour.
 
-    A heartbeat carries the last sequence of every key: it shows tail loss and a silent
-    publisher. Applies to publisher and subscriber."""
+    A heartbeat carries the last sequence of every key, which reveals a lost tail and a silent publisher. Applies to
+    publisher and subscriber."""
 
     max_lag_ns: int = 1_000_000_000
     """Lag above which a subscriber is slow and its policy applies. Unit: ns. Default: 1 s.
@@ -275,17 +276,17 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     Applies to subscribers, which can override it."""
 
     checksum: bool = True
-    """Whether blocks carry a checksum of their body. Default: true. Applies to the publisher."""
+    """True if blocks carry a checksum of their body. Default: true. Applies to the publisher."""
 
     max_topics: int = 1_048_576
-    """Distinct topics that one slice may have. Unit: topics. Default: 1,048,576.
+    """Limit for the distinct topics of one slice. Unit: topics. Default: 1,048,576.
 
     Bounds the memory of publisher and subscriber."""
 
     max_subscriptions: int = 524_288
     """Prefixes that one connection may subscribe to in a slice. Unit: prefixes. Default: 524,288.
 
-    Further ones are refused, and told. Applies to publishers and relays."""
+    Further ones are refused with an error. Applies to publishers and relays."""
 
     time_zone: str = "UTC"
     """Time zone of the session dates by which recordings rotate, such as `America/New_York`. Default: UTC.
@@ -298,12 +299,12 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     A session that starts at 12:00 or later belongs to the date of its next morning. Applies to recorders."""
 
     security: Security | None = None
-    """Keys with which tcp connections are encrypted and peers prove who they are. Default: none, all in the clear.
+    """Keys for encrypting tcp connections and authenticating peers. Default: none, everything is in the clear.
 
-    In the file the table `[security]`. Applies to whatever binds or connects."""
+    In the file the table `[security]`. Applies to everything that binds or connects."""
 
     def __post_init__(self) -> None:
-        """Check all settings and that the slices fit together; ConfigError names what does not."""
+        """Check all settings and that the slices fit together. Raises ConfigError."""
         try:
             check_types(self)
             check_name(self.name)
@@ -337,12 +338,12 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ) -> Self:
         """Read a feed from a TOML file; each setting is a key, each slice a `[[slices]]` table.
 
-        `schema` is the one that the file names, for one that is not registered. Variables `BLACKBOX_FEED_...` of
-        `environment`, by default of the process, override settings: `BLACKBOX_FEED_SLICES_0_ENDPOINTS`.
+        `schema`: the schema that the file names, if it is not registered. Variables `BLACKBOX_FEED_...` of
+        `environment`, by default those of the process, override settings: `BLACKBOX_FEED_SLICES_0_ENDPOINTS`.
 
         Raises:
             ConfigError: the file cannot be read or is not TOML, a key or variable is unknown, a setting
-                is wrong, or the file names another schema. The text names the file, the key and the value.
+                is wrong, or the file names another schema. The error names the file, the key and the value.
         """
         try:
             document = tomllib.loads(read_regular(path, _MOST_BYTES).decode())
@@ -379,12 +380,12 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ) -> Self:
         """Make a feed for this machine, on endpoints that are free now, sharded by symbol.
 
-        Nothing is bound here, so a port can still be taken by others until the publisher starts.
-        The paths of `ipc` are removed when this process ends; `inproc` joins a publisher and a
-        subscriber that share one ZeroMQ context. `shm` is tcp with shared memory beside it.
+        Nothing is bound yet, so another process may take a port before the publisher starts. The paths of `ipc` are
+        removed when this process ends; `inproc` needs publisher and subscriber in one ZeroMQ context; `shm` is tcp plus
+        shared memory.
 
         Raises:
-            ConfigError: a setting is out of its range.
+            ConfigError: a setting is out of range.
         """
         check_name(name)
         if not 1 <= slices <= MAX_SLICES:
@@ -411,7 +412,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return msgspec.structs.replace(self, security=self.security.in_directory(directory), slices=slices)
 
     def bound(self, endpoint: str) -> str:
-        """Return where to bind what archives and hubs are reached at."""
+        """Return the address to bind for an endpoint of an archive or hub."""
         pairs = [
             *zip(self.archives, _texts(self.archives_bind), strict=False),
             (self.hub, self.hub_bind),
@@ -426,12 +427,12 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @cached_property
     def symbol_rule(self) -> SymbolRule:
-        """How topics are split into symbol and type."""
+        """The rule that splits topics into symbol and type."""
         return SymbolRule(self.symbol, self.separator)
 
     @cached_property
     def key_rule(self) -> int:
-        """How the key of a topic is found; see `blackbox.feed.key_rule`."""
+        """The rule for the key of a topic; see `blackbox.feed.key_rule`."""
         return key_rule_of(self.key_bytes, self.channels, self.separator)
 
     @property
@@ -440,7 +441,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.max_topics if self.key_bytes else self.channels
 
     def slice_of(self, topic: str | bytes) -> int:
-        """Return the id of the slice into which `topic` falls.
+        """Return the id of the slice that `topic` belongs to.
 
         Raises:
             ConfigError: no slice covers the topic (the known prefixes are named), or it is
@@ -451,9 +452,9 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.routing.slice_of(topic)
 
     def slices_for(self, prefix: str | bytes) -> tuple[int, ...]:
-        """Return the ids, ascending, of all slices into which topics with `prefix` can fall.
+        """Return the ids, ascending, of all slices that topics with `prefix` can belong to.
 
-        The empty prefix is every topic; the result is empty when no slice covers the prefix.
+        The empty prefix matches every topic; the result is empty if no slice covers the prefix.
 
         Raises:
             ConfigError: the prefix starts with a zero byte or is longer than 65,535 bytes.
@@ -467,9 +468,9 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return key_of(self.key_rule, as_bytes("topic", topic))
 
     def subscription_of(self, prefix: str | bytes, *, whole: bool = False) -> bytes:
-        """Return what a subscriber of topics with `prefix` requests from ZeroMQ: their keys start with it.
+        """Return the ZeroMQ subscription for topics with `prefix`: their keys start with it.
 
-        `whole`: of the topic that is equal to `prefix`.
+        `whole`: for the topic equal to `prefix` only.
         """
         return start_of_keys(self.key_rule, as_bytes("prefix", prefix), whole=whole)
 
@@ -479,7 +480,7 @@ class Feed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @cached_property
     def routing(self) -> PrefixRouting | ShareRouting:
-        """How topics fall into slices."""
+        """The mapping of topics to slices."""
         if not 1 <= len(self.slices) <= MAX_SLICES:
             raise ConfigError(f"slices were {len(self.slices)}, expected 1 to {MAX_SLICES}")
         shares = [part.share for part in self.slices if part.share is not None]
@@ -506,18 +507,18 @@ def check_is_feed(feed: object) -> None:
 
 
 def _check_schema(named: str | Schema, given: Schema | None) -> None:
-    """Raise ConfigError unless a file names a schema, and the one that was given with it, if any."""
+    """Raise ConfigError unless the file names a schema, and the given one if any."""
     if not isinstance(named, str):
-        raise ConfigError("schema was a table, expected a name: give the schema itself to Feed.load(..., schema=...)")
+        raise ConfigError("schema was a table, expected a name: pass the schema itself to Feed.load(..., schema=...)")
     if given is not None and given.name != named:
         raise ConfigError(
-            f"schema was {named!r}, expected {given.name!r}, the name of the one that was given: "
+            f"schema was {named!r}, expected {given.name!r}, the name of the given schema: "
             f'write schema = "{given.name}" in the file'
         )
 
 
 def check_name(name: str) -> None:
-    """Raise ConfigError unless this can be the name of a feed, or of who receives it, and of files."""
+    """Raise ConfigError unless this is a valid name of a feed or consumer, and of files."""
     if len(name) > MAX_NAME_LENGTH or not _NAME.fullmatch(name):
         raise ConfigError(
             f"name was {name!r}, expected 1 to {MAX_NAME_LENGTH} letters, digits, '.', '_' or "
@@ -550,7 +551,7 @@ def _check_template(template: str) -> None:
     for _, field, format_spec, conversion in parts:
         if field is not None and (not field.isidentifier() or format_spec or conversion):
             raise ConfigError(
-                f"topic template {template!r} has the field '{{{field}}}' or a format behind it, "
+                f"topic template {template!r} has the field '{{{field}}}' or a format, "
                 "expected plain names such as '{symbol}'"
             )
 
@@ -594,7 +595,7 @@ def _check_bind(what: str, binds: tuple[str, ...], endpoints: tuple[str, ...]) -
         if bind != endpoint:
             check_bind(what, bind)
             if transport_of(endpoint) != "tcp":
-                raise ConfigError(f"{what} was {bind!r} beside {endpoint!r}, expected an endpoint on tcp")
+                raise ConfigError(f"{what} was {bind!r} for {endpoint!r}, expected an endpoint on tcp")
 
 
 def _check_endpoints_differ(slices: tuple[Slice, ...]) -> None:
@@ -610,14 +611,14 @@ def _check_endpoints_differ(slices: tuple[Slice, ...]) -> None:
 
 
 def as_recorded(feed: Feed) -> Feed:
-    """Return what recordings keep of a feed: its schema by name, and nothing of `[security]`."""
+    """Return a feed as recordings store it: its schema by name, without `[security]`."""
     slices = tuple(msgspec.structs.replace(part, allowed_keys="", bind=()) for part in feed.slices)
     binds: dict[str, Any] = {"archives_bind": (), "hub_bind": "", "hub_backup_bind": ""}
     return msgspec.structs.replace(feed, schema=feed.schema_name, security=None, slices=slices, **binds)
 
 
 def with_archive(feed: Feed, endpoint: str) -> Feed:
-    """Return a feed with one of its archives alone."""
+    """Return a feed with only one of its archives."""
     security = feed.security
     if security is not None and len(security.archive_keys) > 1:
         key = security.key_of_archive(feed.archives.index(endpoint))
@@ -627,9 +628,9 @@ def with_archive(feed: Feed, endpoint: str) -> Feed:
 
 
 def missing_peer_hint(endpoints: Iterable[str]) -> str:
-    """Return why a peer in another process would not be found at some endpoints, to end a text; "" if it would."""
+    """Return a hint, to end an error text, if peers in other processes cannot connect to the endpoints; else ""."""
     if not _local.isdisjoint(endpoints):
-        return " (only this process knows the endpoints of Feed.local: let all processes load one feed file)"
+        return " (only this process knows the endpoints of Feed.local: load one feed file in all processes)"
     if any(transport_of(each) == "inproc" for each in endpoints):
         return " (inproc endpoints are within one process)"
     return ""

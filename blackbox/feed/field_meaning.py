@@ -1,4 +1,4 @@
-"""Keys of a field's `dtype.metadata`: what the field's integer means. `blackbox.feed.schema` documents them."""
+"""Keys of a field's `dtype.metadata`. `blackbox.feed.schema` documents them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order in which several sources are read: by the times of their first messages."""
+"""Order several sources by the times of their first messages."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class FirstTime(NamedTuple):
 
     source: Source
     first_ns: int | None
-    """Time of the first message that has one, ns since 1970. 0 if the first messages have none; None: no message."""
+    """Time of the first message that has one, ns since 1970. 0: the first messages have none; None: no messages."""
     chunks: Iterator[Chunk] | None
-    """All chunks, if this is the only source; else it is closed again: an open source takes memory and a file."""
+    """All chunks, if this is the only source; else it is closed again, as open sources take memory and files."""
 
 
 def by_first_time(sources: Iterable[Source], earliest_ns: int = 1) -> list[FirstTime]:
     """Return sources in the order of the times of their first messages; equal times keep the order given.
 
-    Sources without times come first, sources without messages last. Earlier times than `earliest_ns` count as none.
-    Raises as `Source.chunks`.
+    Sources without times come first, sources without messages last. Times before `earliest_ns` are ignored. Raises as
+    `Source.chunks`.
     """
     given = tuple(sources)
     found = [_first_time(source, earliest_ns, stays_open=len(given) == 1) for source in given]

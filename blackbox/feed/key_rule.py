@@ -2,7 +2,7 @@
 
 A rule is one integer, in feeds, blocks and compiled code:
 
-- 0 to 8, `key_bytes` of the feed: the key is that many first bytes of the topic, or the whole topic if it is shorter.
+- 0 to 8, `key_bytes` of the feed: the key is the topic's first bytes, up to this number.
 - With `channels`: `separator << 8 | 8 + channels`. The key is the byte `1 + (crc32(root) >> 16) % channels`. The root
   is the topic's text before the first separator, as in `routing`, which uses the low bits of the same hash.
 
@@ -58,5 +58,5 @@ def may_have_key(rule: int, text: bytes, key: bytes, *, whole: bool = False) -> 
 
 
 def start_of_keys(rule: int, text: bytes, *, whole: bool = False) -> bytes:
-    """Return what the keys of topics that start with `text`, or are equal to it if `whole`, start with."""
+    """Return the common start of the keys of topics that start with `text`, or are equal to it if `whole`."""
     return b"" if has_channels(rule) and rule >> 8 not in text and not whole else key_of(rule, text)

@@ -1,4 +1,4 @@
-"""Records as payloads: the values of a dict, a dataclass or a numpy record, checked and written field by field."""
+"""Records as payloads: check and write the values of a dict, a dataclass or a numpy record field by field."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from blackbox.feed.typed_record import TypedRecord
 from blackbox.timestamps import SECOND_NS, date_of, is_time_of_day, ns_of, ns_on, parse_time, zone_of
 
 Encode = Callable[[Any], bytes]
-"""Returns the bytes of a value. Raises ValueError, TypeError or OverflowError with what was expected."""
+"""Return the bytes of a value. Raises ValueError, TypeError or OverflowError with the expected kind of value."""
 
 _EPOCH_NS: Final = "datetime64[ns]"
 
 
 class RecordPacker:
-    """Makes the payloads of one message type."""
+    """Packs records of one message type."""
 
     def __init__(self, name: str, dtype: numpy.dtype[Any], type_offset: int = -1, character: str = "") -> None:
-        """`name` is part of errors. The byte at `type_offset` becomes `character`, unless that is empty."""
+        """`name` is used in errors. The byte at `type_offset` becomes `character`, unless that is empty."""
         self._name, self._dtype = name, dtype
         self._size = dtype.itemsize
         layout: Any = dtype.fields or {}
@@ -72,9 +72,9 @@ class RecordPacker:
 
 
 def values_in(record: object, names: tuple[str, ...] = ()) -> Mapping[str, Any]:
-    """Return the fields of a record by name. `names`: those of a plain tuple, as numpy gives records in records.
+    """Return the fields of a record by name. `names`: those of a plain tuple, numpy's form of nested records.
 
-    Raises TypeError when it is no record.
+    Raises TypeError if it is not a record.
     """
     if type(record) is dict or isinstance(record, Mapping):
         return record
@@ -94,13 +94,13 @@ def values_in(record: object, names: tuple[str, ...] = ()) -> Mapping[str, Any]:
 
 
 def type_field(dtype: numpy.dtype[Any], type_offset: int) -> str | None:
-    """Return the name of the field that holds the message type alone, or None."""
+    """Return the name of the field that holds only the message type, or None."""
     fields: Mapping[str, Any] = dtype.fields or {}
     return next((name for name, (each, at, *_) in fields.items() if (at, each.itemsize) == (type_offset, 1)), None)
 
 
 def kind_in(record: object, type_offset: int, records: Mapping[str, numpy.dtype[Any]]) -> str | None:
-    """Return the character of a record's message type, if a field of the record has it; None otherwise."""
+    """Return the type character of a record, if a field of the record holds it; else None."""
     fields = (type_field(dtype, type_offset) for dtype in records.values())
     labels = {label for label in fields if label is not None}
     values = values_in(record) if labels else {}
@@ -109,7 +109,7 @@ def kind_in(record: object, type_offset: int, records: Mapping[str, numpy.dtype[
 
 
 def _character(value: Any) -> str:
-    """Return the character of a type, given as text, bytes or a number; an empty one for anything else."""
+    """Return the character of a type given as text, bytes or a number; "" for anything else."""
     value = _plain(value)
     if isinstance(value, bytes):
         return value.decode("latin-1")
@@ -121,23 +121,23 @@ def _character(value: Any) -> str:
 def _type_encoder(character: str) -> Encode:
     def encode(value: Any) -> bytes:
         if value is not None and _character(value) != character:
-            raise ValueError(f"{character!r}, or to be left out")
+            raise ValueError(f"{character!r}, or the field left out")
         return character.encode("latin-1")
 
     return encode
 
 
 def _plain(value: Any) -> Any:
-    """Return a scalar of numpy as a Python value, a time as it is."""
+    """Return a numpy scalar as a Python value; times stay unchanged."""
     if isinstance(value, numpy.generic) and not isinstance(value, numpy.datetime64 | numpy.timedelta64):
         return value.item()
     return value
 
 
 def _encoder(name: str, field: numpy.dtype[Any]) -> Encode:
-    """Return the function that writes values of a field. `name` is part of its errors."""
+    """Return the function that writes values of a field. `name` is used in its errors."""
     metadata: Mapping[str, Any] = field.metadata or {}
-    if SINCE_MIDNIGHT in metadata and field.kind not in "iu":  # of a width that numpy has no integer for
+    if SINCE_MIDNIGHT in metadata and field.kind not in "iu":  # a width for which numpy has no integer
         zone, size = metadata[SINCE_MIDNIGHT], field.itemsize
         return partial(_wide_integer, size, partial(_time_of_day, zone))
     if field.subdtype is not None:
@@ -195,7 +195,7 @@ def _integer_encoder(field: numpy.dtype[Any], metadata: Mapping[str, Any]) -> En
 
 
 def _is_null(value: Any) -> bool:
-    """Return whether a value is None, NaN or no time."""
+    """Return True if a value is None, NaN or NaT."""
     return value is None or bool(value != value)
 
 
@@ -215,14 +215,14 @@ def _instant(unit: str, value: Any) -> int:
         try:
             nearest = value.astype(_EPOCH_NS)
             fits = bool(nearest.astype(value.dtype) == value)
-        except OverflowError:  # numpy before 2.5 returns another time instead
+        except OverflowError:  # numpy before 2.5 returns a wrong time instead
             fits = False
         if not fits:
             raise ValueError("a time that fits nanoseconds")
         ns = int(nearest.astype(numpy.int64))
     elif isinstance(value, datetime):
         try:
-            ns = ns_of(value) + getattr(value, "nanosecond", 0)  # a Timestamp of pandas has these
+            ns = ns_of(value) + getattr(value, "nanosecond", 0)  # pandas' Timestamp has them
         except ValueError:
             raise ValueError("a datetime with a time zone") from None
     else:
@@ -242,7 +242,7 @@ def _instant(unit: str, value: Any) -> int:
 
 
 def _time_of_day(zone: str, value: Any) -> int:
-    """Return the ns since midnight that a time of day means, or a moment in the market's zone."""
+    """Return a time of day, or of an instant in the market's zone, as ns since midnight."""
     if isinstance(value, datetime) and value.tzinfo is not None:
         ns = ns_of(value) + getattr(value, "nanosecond", 0)
         return ns - ns_on(date_of(ns, zone_of(zone)), time(), zone)
@@ -253,7 +253,7 @@ def _time_of_day(zone: str, value: Any) -> int:
 
 
 def _wide_integer(size: int, convert: Callable[[Any], int], value: Any) -> bytes:
-    """Return an integer of any width, the highest byte first."""
+    """Return an integer of any width in big-endian order."""
     value = _plain(value)
     if isinstance(value, bytes | bytearray | numpy.ndarray | list | tuple):
         return _bytes(size, bytes(cast("Any", value)))

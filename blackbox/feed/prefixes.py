@@ -11,7 +11,7 @@ Prefixes = str | bytes | Iterable[str | bytes]
 
 
 def covering(prefix: Prefixes) -> tuple[bytes, ...]:
-    """Return prefixes without those that another one covers: no topic starts with two of them. None: all topics."""
+    """Drop prefixes that another one covers, so that no topic starts with two of them. None: all topics."""
     if isinstance(prefix, str | bytes):
         return (as_bytes("prefix", prefix),)
     given = tuple(dict.fromkeys(all_as_bytes("prefix", prefix))) or (b"",)
@@ -19,7 +19,7 @@ def covering(prefix: Prefixes) -> tuple[bytes, ...]:
 
 
 def common_prefix(prefixes: Collection[bytes]) -> bytes:
-    """Return the longest prefix that covers all of these; of none the one of all topics."""
+    """Return the longest prefix that covers all of these; b"" for an empty collection."""
     low, high = min(prefixes, default=b""), max(prefixes, default=b"")
     same = next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), len(low))
     return low[:same]

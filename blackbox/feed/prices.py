@@ -1,7 +1,7 @@
-"""Prices: the venue's integers, floats and decimals, and how one becomes the other.
+"""Prices as the venue's integers, floats and decimals, and conversions between them.
 
 An integer is the venue's own: the price times 10 to the power of the field's decimals. A float, a Decimal or a text is
-the price itself. This holds wherever prices are given: packed records, published tables, recordings of own columns.
+the price itself. This applies to packed records, published tables and recordings of own columns.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from blackbox.errors import ConfigError
 
 Prices = Literal["integer", "float", "decimal"]
-"""The form in which prices are read: the venue's integer, a float, or an exact decimal."""
+"""Form of prices for readers: the venue's integer, a float, or an exact decimal."""
 FORMS: Final = ("integer", "float", "decimal")
 NEAR: Final = 1e-9
 """Largest distance of a float price from a whole number of units, relative to the price."""
@@ -23,7 +23,7 @@ _EXACT: Final = Context(prec=_MOST_DIGITS)
 
 
 def check_prices(prices: object) -> None:
-    """Raise ConfigError unless `prices` is one of the forms in which prices are read."""
+    """Raise ConfigError unless `prices` is a form of prices."""
     if prices not in FORMS:
         raise ConfigError(f"prices was {prices!r}, expected one of: {', '.join(FORMS)}")
 
@@ -33,7 +33,7 @@ def units_of(price: object, decimals: int) -> int:
 
     An `int` is that integer. A float is rounded to the nearest unit. A Decimal, or a text of one, must be exact.
 
-    Raises ValueError when the price has more than `decimals` decimals, or is not a number.
+    Raises ValueError if the price has more than `decimals` decimals, or is not a number.
     """
     if type(price) is int:
         return price
@@ -58,7 +58,7 @@ def units_of(price: object, decimals: int) -> int:
 
 
 def in_form(units: Iterable[int | None], decimals: int, prices: Prices) -> list[Any]:
-    """Return prices, given as the venue's integers, in the form asked for. None stays None."""
+    """Convert prices from the venue's integers to another form. None stays None."""
     if prices == "integer":
         return list(units)
     if prices == "float":

@@ -1,10 +1,10 @@
-"""Which topics a key may subscribe to, and put: `rights.toml` and `put_rights.toml`, in the directory of allowed keys.
+"""Topics that a key may subscribe to and put: `rights.toml` and `put_rights.toml` in the directory of allowed keys.
 
-Each is a table of names, those of the key files, each with the prefixes of topics that it has a right to::
+Each file maps names of key files to the topic prefixes allowed for the key::
 
     desk = ["AAPL.", "MSFT."]
     intern = []              # may connect, and read nothing
-    "*" = ["INDEX."]         # keys that are not named; without this line they may read all
+    "*" = ["INDEX."]         # all other keys; without this line they may read all
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from blackbox.errors import ConfigError
 RIGHTS_FILE: Final = "rights.toml"
 PUT_RIGHTS_FILE: Final = "put_rights.toml"
 OTHERS: Final = "*"
-"""Stands for the keys that have no line of their own."""
+"""Entry for keys without an entry of their own."""
 _MOST_BYTES: Final = 1 << 20
 
 Prefixes = tuple[bytes, ...]
@@ -29,15 +29,16 @@ NO_RIGHTS: Final[Rights] = MappingProxyType({OTHERS: ()})
 
 
 def load_rights(directory: str, key_bytes: int) -> Rights:
-    """Return the prefixes that each name may subscribe to; who has neither a line nor `*` may subscribe to all.
+    """Return the prefixes that each name may subscribe to.
 
-    Raises ConfigError when the file is malformed, or a prefix is longer than `key_bytes`: ZeroMQ filters by keys.
+    Without an entry and without `*` a name may subscribe to all. Raises ConfigError if the file is malformed, or a
+    prefix is longer than `key_bytes`, as ZeroMQ filters by keys.
     """
     return _load(Path(directory) / RIGHTS_FILE, key_bytes)
 
 
 def load_put_rights(directory: str) -> Rights:
-    """Return the prefixes that each name may put at a hub, as `load_rights`. Raises ConfigError."""
+    """Return the prefixes that each name may put at a hub, as `load_rights` does. Raises ConfigError."""
     return _load(Path(directory) / PUT_RIGHTS_FILE, None)
 
 
@@ -50,7 +51,7 @@ def _load(path: Path, key_bytes: int | None) -> Rights:
     except OSError as error:
         raise ConfigError(f"rights {str(path)!r} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise ConfigError(f"rights {str(path)!r} are no TOML: {error}") from None
+        raise ConfigError(f"rights {str(path)!r} are not TOML: {error}") from None
     return MappingProxyType({name: _prefixes(path, name, given, key_bytes) for name, given in document.items()})
 
 
@@ -62,7 +63,7 @@ def _prefixes(path: Path, name: str, given: Any, key_bytes: int | None) -> Prefi
         if key_bytes is not None and len(prefix) > key_bytes:
             raise ConfigError(
                 f"rights {str(path)!r}: {name!r} had the prefix {prefix!r}, expected at most key_bytes = {key_bytes} "
-                "bytes: topics with the same key travel together"
+                "bytes: topics with the same key share blocks"
             )
         if prefix[:1] == b"\0":
             raise ConfigError(f"rights {str(path)!r}: {name!r} had the prefix {prefix!r}, expected no zero byte first")

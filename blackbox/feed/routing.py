@@ -1,10 +1,10 @@
-"""Routing: which slice of a feed a topic goes to, and which slices a prefix can fall into.
+"""Routing: which slice of a feed a topic belongs to, and which slices a prefix can belong to.
 
 Publisher and subscriber must agree on it, so it is part of the wire contract:
 
-- by prefix: the slice that holds the one prefix with which the topic starts;
-- by share: `crc32(root) % of`, with the CRC-32 of zlib (IEEE 802.3), where the root is that of the
-  topic's symbol, as `SymbolRule` tells: what stands before its first separator.
+- by prefix: the slice with a prefix of the topic; there is only one;
+- by share: `crc32(root) % of`, with the CRC-32 of zlib (IEEE 802.3). The root is the text before the topic's
+  first separator, see `SymbolRule`.
 """
 
 from bisect import bisect_left, bisect_right
@@ -35,42 +35,42 @@ def check_prefix(prefix: bytes, noun: str = "prefix") -> None:
 
 
 class PrefixRouting:
-    """Each slice holds some prefixes; no prefix of one slice starts with a prefix of another."""
+    """Each slice has some prefixes; no prefix of one slice starts with a prefix of another."""
 
     def __init__(self, prefixes_of_slices: Sequence[Sequence[bytes]]) -> None:
-        """Sort the prefixes; ConfigError names two that overlap, and their slices."""
+        """Sort the prefixes. Raises ConfigError if two overlap."""
         pairs = sorted(
             (prefix, slice_id) for slice_id, prefixes in enumerate(prefixes_of_slices) for prefix in prefixes
         )
         self._prefixes: list[bytes] = []
         self._slice_ids: list[int] = []
         for prefix, slice_id in pairs:
-            # Sorted, a prefix comes right before everything that starts with it.
+            # In sorted order, a prefix comes right before those that start with it.
             if self._prefixes and prefix.startswith(self._prefixes[-1]):
                 if slice_id == self._slice_ids[-1]:
                     continue
                 raise ConfigError(
                     f"prefix {_shown(prefix)} of slice {slice_id} overlaps with prefix "
                     f"{_shown(self._prefixes[-1])} of slice {self._slice_ids[-1]}: "
-                    "a topic must fall into one slice"
+                    "a topic must belong to one slice"
                 )
             self._prefixes.append(prefix)
             self._slice_ids.append(slice_id)
 
     @property
     def prefixes(self) -> list[tuple[bytes, int]]:
-        """The prefixes, sorted, none of which starts with another, each with its slice."""
+        """The prefixes with their slices, sorted; none starts with another."""
         return list(zip(self._prefixes, self._slice_ids, strict=True))
 
     def slice_of(self, topic: bytes) -> int:
-        """Return the slice of `topic`; ConfigError names the known prefixes if there is none."""
+        """Return the slice of `topic`. Raises ConfigError, naming the known prefixes, if no slice covers it."""
         slice_id = self._covering(topic)
         if slice_id is None:
             raise ConfigError(f"topic {topic!r} is covered by no slice, known prefixes: {self._known()}")
         return slice_id
 
     def slices_for(self, prefix: bytes) -> tuple[int, ...]:
-        """Return the slices, in order, into which topics that start with `prefix` can fall."""
+        """Return the slices, in order, that topics starting with `prefix` can belong to."""
         covering = self._covering(prefix)
         if covering is not None:
             return (covering,)
@@ -82,8 +82,7 @@ class PrefixRouting:
         return tuple(sorted(found))
 
     def _covering(self, topic: bytes) -> int | None:
-        # As no held prefix starts with another, only the last one that sorts at or before the
-        # topic can be a prefix of it.
+        # No prefix starts with another one, so only the last that sorts at or before the topic can match.
         position = bisect_right(self._prefixes, topic) - 1
         if position >= 0 and topic.startswith(self._prefixes[position]):
             return self._slice_ids[position]
@@ -97,10 +96,10 @@ class PrefixRouting:
 
 
 class ShareRouting:
-    """Each slice holds one share of a hash of the symbol's root; all shares together hold every topic."""
+    """Each slice has one share of a hash of the symbol's root; the shares cover all topics."""
 
     def __init__(self, shares: Sequence[tuple[int, int]], rule: SymbolRule) -> None:
-        """Map shares to slices; ConfigError names the share that is missing, twice or at odds.
+        """Map shares to slices. Raises ConfigError if a share is missing, duplicate or inconsistent.
 
         `shares[slice_id]` is (index, of) with 0 <= index < of.
         """
@@ -129,7 +128,7 @@ class ShareRouting:
 
     @property
     def separator(self) -> bytes:
-        """The byte before which the root of a topic ends."""
+        """The byte that ends the root of a topic."""
         return self._rule.separator.encode()
 
     def slice_of(self, topic: bytes) -> int:

@@ -1,8 +1,8 @@
-"""What a payload is: the record layouts of one feed, by message type.
+"""Schemas: the record layouts of a feed's payloads, by message type.
 
-A schema has a name, a number that travels in every block, and one numpy structured dtype per
-message type. Such a dtype is exactly the bytes of one message as they came from the venue, so a
-column of equal payloads becomes typed records by `.view(dtype)`, without a copy.
+A schema has a name, a number that is sent in every block, and one numpy structured dtype per message type. The dtype
+matches the venue's bytes of one message exactly, so `.view(dtype)` turns a column of equal payloads into typed records
+without a copy.
 
 Third parties register a schema in the entry-point group `blackbox.schemas`.
 """
@@ -47,11 +47,11 @@ UTC = field_meaning.UTC
 SINCE_MIDNIGHT = field_meaning.SINCE_MIDNIGHT
 """Metadata key of a time of day: the time zone whose midnight it counts from. Unit: ns."""
 ABSENT = field_meaning.ABSENT
-"""Metadata key: the integer with which the venue says that the field has no value. Readers return null instead."""
+"""Metadata key: the integer by which the venue marks a field without a value. Readers return null instead."""
 
 
 def price(dtype: str, decimals: int, absent: int | None = None) -> numpy.dtype[Any]:
-    """Return a field dtype for a price that is an integer with `decimals` implied decimal places.
+    """Return a field dtype for a price: an integer with `decimals` implied decimal places.
 
     `absent`: the integer that means "no price". Every other integer is a price, also 0 and below.
     """
@@ -77,37 +77,37 @@ def _with_metadata(dtype: str, absent: int | None, metadata: dict[str, Any]) -> 
 
 @dataclass(frozen=True)
 class TradeFields:
-    """Which fields of a message type hold a trade."""
+    """Fields of a message type that describe a trade."""
 
     message_type: str
     price: str | None
-    """The field; None: the price is that of the order."""
+    """The field with the price; None: the price is that of the order."""
     size: str
     only: tuple[str, str | int] | None = None
-    """A field, and its value in the messages that count as trades."""
+    """A field and its value in the messages that count as trades."""
     rank: int = 0
     """Types of other ranks repeat the same trades: for each symbol and day only the lowest rank present counts."""
     order: str | None = None
-    """The field with the number of the order that traded, where the price is that of the order (`Schema.orders`)."""
+    """The field with the number of the traded order, if the price is that of the order (`Schema.orders`)."""
     id: str | None = None
-    """The field with the venue's id of the trade. Trades of one symbol, id, price and size are repetitions of one."""
+    """The field with the venue's trade id. Trades with the same symbol, id, price and size count once."""
 
 
 @dataclass(frozen=True)
 class BreakFields:
-    """Which fields of a message type name a trade that the venue took back: the one of the same symbol and id."""
+    """Fields of a message type that cancels the trade with the same symbol and id."""
 
     message_type: str
     id: str
     price: str | None = None
-    """The field with the price of that trade, where the message repeats it: it must be equal, too."""
+    """The field with the price of that trade, if repeated; it must be equal."""
     size: str | None = None
-    """The field with the size of that trade, where the message repeats it: it must be equal, too."""
+    """The field with the size of that trade, if repeated; it must be equal."""
 
 
 @dataclass(frozen=True)
 class OrderFields:
-    """Which fields of a message type hold a new order. Its number is unique for the symbol and day."""
+    """Fields of a message type that adds an order. Its number is unique for the symbol and day."""
 
     message_type: str
     number: str
@@ -116,9 +116,9 @@ class OrderFields:
 
 @dataclass(frozen=True)
 class QuoteFields:
-    """Which fields of a message type hold the best bid and offer.
+    """Fields of a message type with the best bid and offer.
 
-    A side is absent if its price is what the field's metadata calls `ABSENT`, or what `absent` says.
+    A side is absent if its price equals the `ABSENT` metadata of the field, or `absent`.
     """
 
     message_type: str
@@ -129,16 +129,16 @@ class QuoteFields:
     rank: int = 0
     """As in `TradeFields`."""
     one_sided: bool = False
-    """True if an absent side has not changed since the last quote that had it."""
+    """True if an absent side means that it has not changed since the last quote that had it."""
     absent: float | None = None
-    """Payloads of JSON: the price that means that the side is absent. A missing price always does."""
+    """For JSON payloads: the price that means that the side is absent. A missing price always does."""
 
 
 @dataclass(frozen=True)
 class Schema:
-    """The message types of one feed and the record layout of each.
+    """The message types of one feed, with a record layout for each.
 
-    Two schemas are equal when their names and numbers are.
+    Two schemas are equal if their names and numbers are.
     """
 
     name: str
@@ -148,22 +148,21 @@ class Schema:
     records: Mapping[str, numpy.dtype[Any]] = field(compare=False)
     """Message type (one character) to the structured dtype of one payload."""
     type_offset: int = field(default=0, compare=False)
-    """Where in a payload the type character stands. Unit: bytes."""
+    """Offset of the type character in payloads. Unit: bytes."""
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Names of types whose characters nobody can type, e.g. "mbo" for "\\xa0": taken wherever a type is."""
+    """Names for types with unprintable characters, e.g. "mbo" for "\\xa0". Accepted wherever a type is."""
     trades: tuple[TradeFields, ...] = field(default=(), compare=False)
     """The message types that are trades."""
     quotes: tuple[QuoteFields, ...] = field(default=(), compare=False)
     """The message types that are quotes."""
     orders: tuple[OrderFields, ...] = field(default=(), compare=False)
-    """The message types of new orders, where trades refer to an order for their price."""
+    """The message types of new orders, for trades that take their price from an order."""
     breaks: tuple[BreakFields, ...] = field(default=(), compare=False)
-    """The message types that take a trade back."""
+    """The message types that cancel a trade."""
     json: str | None = field(default=None, compare=False)
-    """For payloads that end with a JSON document: the member that holds its fields, if the document has that member.
+    """For payloads that end with a JSON document: its member that holds the fields, if the document has that member.
 
-    The fields of trades and quotes then name strings in it, and their types are those of the topics.
-    """
+    Fields of trades and quotes are then names in it with text values, and message types are those of the topics."""
 
     _record_types: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     _packers: dict[str, RecordPacker] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -175,7 +174,7 @@ class Schema:
         object.__setattr__(self, "names", MappingProxyType(dict(self.names)))
         for name in (self.name, *self.names):
             if not name or not name.isprintable():
-                raise ConfigError(f"schema {self.name!r}: a name was {name!r}, expected one that can be printed")
+                raise ConfigError(f"schema {self.name!r}: a name was {name!r}, expected printable text")
         for kind, dtype in self.records.items():
             self._check_type(kind, dtype)
         if self.json is not None:
@@ -202,7 +201,7 @@ class Schema:
             self._check(quote.message_type, quote.bid_price, quote.bid_size, quote.ask_price, quote.ask_size)
 
     def _check_type(self, kind: str, dtype: object) -> None:
-        """Raise ConfigError unless payloads can be of this type."""
+        """Raise ConfigError unless this is a valid payload type."""
         if len(kind) != 1 or ord(kind) > _LAST_CHARACTER:
             raise ConfigError(f"schema {self.name!r}: a type was {kind!r}, expected one character, a byte of payloads")
         if not isinstance(dtype, numpy.dtype) or not dtype.names:
@@ -213,11 +212,11 @@ class Schema:
                 f"bytes of type {kind!r}"
             )
         for name, each in _fields_within(dtype):
-            # Python and ctypes keep `_x_` for themselves; what cannot be printed could steer a terminal.
+            # Python and ctypes reserve `_x_`; unprintable text could control a terminal.
             if not name or not name.isprintable() or (name[0] == name[-1] == "_"):
                 raise ConfigError(
-                    f"schema {self.name!r}: type {kind!r} had a field named {name!r}, expected a name that can be "
-                    "printed, and not one between underscores"
+                    f"schema {self.name!r}: type {kind!r} had a field named {name!r}, expected a printable name "
+                    "that does not start and end with an underscore"
                 )
             fits = each.itemsize in _FLOAT_BYTES if each.kind == "f" else each.kind in "iubSV" and each.itemsize > 0
             if not fits:
@@ -229,7 +228,7 @@ class Schema:
             self._check_meaning(kind, name, dtype[name])
 
     def _check_meaning(self, kind: str, name: str, field: numpy.dtype[Any]) -> None:
-        """Raise ConfigError unless only integers are prices and times, with decimals and units that readers know."""
+        """Raise ConfigError unless prices and times are integers, with decimals and units that readers support."""
         told = dict(field.metadata or {})
         decimals, unit = told.get(DECIMALS, 0), told.get(UTC, "ns")
         integer = field.kind in "iu" or (SINCE_MIDNIGHT in told and field.itemsize <= _MOST_TIME_BYTES)
@@ -266,7 +265,9 @@ class Schema:
         return Schema, (*plain, self.trades, self.quotes, self.orders, self.breaks, self.json)
 
     def dtype(self, message_type: str) -> numpy.dtype[Any]:
-        """Return the record layout of a message type, a character or a name; its `itemsize` is a payload's size.
+        """Return the record layout of a message type, given as a character or a name.
+
+        Its `itemsize` is the payload size.
 
         Raises:
             ConfigError: this schema has no such message type.
@@ -280,7 +281,7 @@ class Schema:
         """Return the offset of a field in payloads of a message type, in bytes, for compiled code.
 
         Raises:
-            ConfigError: this schema has no such message type, or that no such field.
+            ConfigError: this schema has no such message type, or the type no such field.
         """
         self._check(message_type, field)
         fields: Any = self.dtype(message_type).fields
@@ -302,18 +303,18 @@ class Schema:
     def pack(self, record: object, message_type: str | None = None) -> bytes:
         """Return the payload of a record: a dict, a dataclass, a msgspec Struct, a NamedTuple or a numpy record.
 
-        Each field of the message type must be given, but for the one that holds the type itself. An `int` in a price
+        Every field of the message type is required, except the one that holds the type itself. An `int` in a price
         field is the venue's integer. A float, a Decimal or a text is the price: a float is rounded to the nearest unit
         and must be within 1e-9 of it, relative to the price, and a Decimal must be exact. A time is the venue's
-        integer, a datetime with a time zone, a `numpy.datetime64` (UTC), or a text (UTC unless it has an offset).
-        None or NaN in an integer field is its `ABSENT` value. Texts are Latin-1, padded with zeros.
+        integer, a datetime with a time zone, a `numpy.datetime64` (UTC), or a text (UTC unless it has an offset). None
+        or NaN in an integer field is its `ABSENT` value. Texts are Latin-1, padded with zeros.
 
         Args:
-            record: the fields by name. A record that was read (`Message.record`) can be given, too.
-            message_type: a character or a name. It may be left out if the record has it, or the schema has one type.
+            record: the fields by name. A `Message.record` also works.
+            message_type: a character or a name. Optional if the record has it, or the schema has one type.
 
         Raises:
-            ConfigError: a field is missing, unknown, or has a value that does not fit; or the type is not known.
+            ConfigError: a field is missing, unknown, or has an invalid value; or the type is not known.
             TypeError: `record` is none of these.
         """
         character = self.character(message_type or kind_in(record, self.type_offset, self.records) or self._only_type())
@@ -333,7 +334,7 @@ class Schema:
         raise ConfigError(f"schema {self.name!r}: message_type was not given, expected {wanted}")
 
     def character(self, message_type: str) -> str:
-        """Return the character in the payloads of a message type, given as a character or a name.
+        """Return the type character of a message type, given as a character or a name.
 
         Raises:
             ConfigError: it is neither.
@@ -344,12 +345,12 @@ class Schema:
         return found
 
     def _types_in(self, message_types: Iterable[str]) -> list[str]:
-        """Return those of some message types, characters or names, that this schema has."""
+        """Return those of the given message types, characters or names, that this schema has."""
         known = {*self.names, *self.records}
         return [each for each in dict.fromkeys(message_types) if each in known]
 
     def misfit(self, payload: bytes) -> str | None:
-        """Return why a payload is no record of this schema; None if it is, or if payloads have no types."""
+        """Return why a payload is not a record of this schema; None if it is, or if payloads have no types."""
         if not self.records:
             return None
         kind = payload[self.type_offset : self.type_offset + 1].decode("latin-1")
@@ -365,11 +366,11 @@ class Schema:
         return ConfigError(f"schema {self.name!r}: message type was {message_type!r}, expected one of: {known}")
 
     def arrow(self, message_type: str) -> pyarrow.Schema:
-        """Return the Arrow schema of a message type, in the machine's byte order.
+        """Return the Arrow schema of a message type, in native byte order.
 
-        Numbers keep their width and sign, texts become strings, times since the epoch become
-        UTC timestamps, and a time of day becomes int64 ns. A price stays a scaled integer; its
-        field's metadata holds `decimals`. Arrays, and records in records, become their bytes.
+        Numbers keep their width and sign, texts become strings, times since the epoch become UTC timestamps, and a time
+        of day becomes int64 ns. A price stays a scaled integer; its field's metadata has `decimals`. Arrays and nested
+        records become bytes.
 
         Raises:
             ConfigError: this schema has no such message type.
@@ -385,7 +386,7 @@ class Schema:
 
 
 def _fields_within(dtype: numpy.dtype[Any]) -> Iterator[tuple[str, numpy.dtype[Any]]]:
-    """Yield all fields of a record, its arrays by their items, and those of records in it, by their names."""
+    """Yield all fields of a record by name, including those of nested records; arrays by their items."""
     for name in dtype.names or ():
         item = dtype[name].base
         yield name, item
@@ -413,21 +414,21 @@ def _arrow_field(name: str, dtype: numpy.dtype[Any]) -> pyarrow.Field:
 
 
 RAW = Schema("raw", 0, {})
-"""Payloads are plain bytes: no message types, no records."""
+"""Plain bytes: no message types, no records."""
 
 
 def load_schema(name: str | Schema) -> Schema:
     """Return the schema registered under `name` in the entry-point group `blackbox.schemas`; or a feed's own schema.
 
     Raises:
-        ConfigError: no such schema, what is registered is not a `Schema`, or the number of a feed's own schema is that
-            of another one, which readers of its blocks would take.
+        ConfigError: no such schema, the registered object is not a `Schema`, or the feed's own schema has the number of
+            a registered one, which readers of its blocks would use.
     """
     if isinstance(name, Schema):
         owner = schema_of(name.schema_id)
         if owner != name and (owner is not RAW or name.schema_id == RAW.schema_id):
             raise ConfigError(
-                f"schema {name.name!r} has the number {name.schema_id}, which is that of {owner.name!r}, expected "
+                f"schema {name.name!r} has the number {name.schema_id}, already used by {owner.name!r}, expected "
                 "another"
             )
         return name
@@ -439,10 +440,10 @@ def load_schema(name: str | Schema) -> Schema:
 
 @cache
 def schema_of(schema_id: int) -> Schema:
-    """Return the registered schema of a number in a block's header; RAW if none has it that can be loaded here.
+    """Return the schema registered with the number of a block's header; RAW if none can be loaded.
 
     Raises:
-        ConfigError: schemas of two names have it.
+        ConfigError: several schemas have the number.
     """
     schema = RAW
     if schema_id == RAW.schema_id:
@@ -464,13 +465,13 @@ def schema_of(schema_id: int) -> Schema:
 
 
 def _origin(entry: EntryPoint) -> str:
-    """Return where something is registered, in words: package and object."""
+    """Describe where an entry point comes from: package and object."""
     return f"{entry.dist.name if entry.dist is not None else 'an unknown package'} ({entry.value})"
 
 
 @cache
 def _registered(group: str, _path: tuple[str, ...]) -> EntryPoints:
-    """Return what is registered in a group: to look takes 20 ms, as the metadata of all packages is read."""
+    """Return the entry points of a group. Cached: a lookup reads the metadata of all packages, 20 ms."""
     return entry_points(group=group)
 
 
@@ -478,7 +479,7 @@ def load_registered(group: str, name: str, noun: str) -> object:
     """Return the object registered under `name` in entry-point group `group`; `noun` is for the error.
 
     Raises:
-        ConfigError: nothing, or more than one thing, is registered under that name, or it cannot be loaded.
+        ConfigError: the name has no or several objects, or the object cannot be loaded.
     """
     # One package may be found twice, e.g. installed and editable; that is not a conflict.
     values = {entry.value: entry for entry in _registered(group, tuple(sys.path)) if entry.name == name}

@@ -1,4 +1,4 @@
-"""A schema as plain data, as a recording's manifest keeps it: enough to make the same schema without its package."""
+"""A schema as plain data in a recording's manifest: enough to recreate the schema without its package."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from blackbox.feed.schema import (
 )
 
 _FORMAT: Final = re.compile(r"[<>|](?:[iu][1248]|f[48]|b1|[SV][0-9]{1,8})")
-"""What numpy calls the kinds of field that a schema may have. None of them holds a pointer."""
+"""numpy's names for the field kinds that a schema may have. None of them holds a pointer."""
 _MOST_BYTES: Final = 16 << 20
-"""Of a record: no payload is longer."""
+"""Largest size of a record, as of any payload."""
 
 
 class FieldLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -36,14 +36,14 @@ class FieldLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     name: str
     format: str
-    """numpy's, such as "<u4" or "|S8". An array, or a record in a record, is its bytes, such as "|V24"."""
+    """In numpy's notation, such as "<u4" or "|S8". Arrays and nested records are bytes, such as "|V24"."""
     offset: int
     items: str | None = None
     """For an array: the format of its items."""
     shape: tuple[int, ...] = ()
-    """For an array: how many items, in each dimension."""
+    """For an array: the number of items in each dimension."""
     fields: tuple[FieldLayout, ...] = ()
-    """For a record in a record, or an array of such: its fields."""
+    """For a nested record, or an array of them: its fields."""
     decimals: int | None = None
     utc: Literal["ns", "s"] | None = None
     since_midnight: str | None = None
@@ -65,7 +65,7 @@ class FieldLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         )
 
     def dtype(self) -> numpy.dtype[Any]:
-        """Return the field's dtype. Raises ValueError when it is none, or one that could hold a pointer."""
+        """Return the field's dtype. Raises ValueError if it is invalid, or could hold a pointer."""
         told = self.format if self.items is None else self.items
         for text in (self.format, told):
             if not _FORMAT.fullmatch(text):
@@ -87,14 +87,14 @@ class TypeLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """One message type."""
 
     name: str | None = None
-    """What it is called beside its character."""
+    """Its name, in addition to its character."""
     bytes: int
-    """Of each payload."""
+    """Size of each payload."""
     fields: tuple[FieldLayout, ...]
 
 
 class SchemaDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A schema. `of` and `schema` are each other's inverse."""
+    """A schema. `of` and `schema` are inverse to each other."""
 
     name: str
     id: int
@@ -112,17 +112,17 @@ class SchemaDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return _document_of(_Itself(schema))
 
     def layout(self, kind: str) -> tuple[object, ...]:
-        """Return all that readers of one message type, given by its character, must know."""
+        """Return everything that readers of a message type depend on. `kind`: its type character."""
         found = self.types[kind]
         return self.type_offset, found.bytes, found.fields
 
     def schema(self) -> Schema:
-        """Return the schema. Raises ConfigError naming what in it cannot be."""
+        """Return the schema. Raises ConfigError naming an invalid part."""
         return _schema_of(msgspec.json.encode(self))
 
 
 class _Itself:
-    """A schema as a key that equals no other one's, even of the same name."""
+    """A schema as a key that is equal only to itself, whatever its name."""
 
     __slots__ = ("schema",)
 
@@ -138,7 +138,7 @@ class _Itself:
 
 @lru_cache(64)
 def _document_of(key: _Itself) -> SchemaDocument:
-    """Describe a schema once: one of DBN takes milliseconds."""
+    """Describe a schema, cached: a DBN schema takes milliseconds."""
     schema = key.schema
     names = {character: name for name, character in schema.names.items()}
     return SchemaDocument(
@@ -163,7 +163,7 @@ def _fields_of(dtype: numpy.dtype[Any]) -> tuple[FieldLayout, ...]:
 
 
 def _record(fields: Iterable[FieldLayout], size: int) -> numpy.dtype[Any]:
-    """Return a dtype of `size` bytes. Raises ValueError when a field is none, or ends behind it."""
+    """Return a dtype of `size` bytes. Raises ValueError if a field is invalid or exceeds the size."""
     told = tuple(fields)
     if not 0 < size <= _MOST_BYTES:
         raise ValueError(f"its bytes were {size}, expected 1 to {_MOST_BYTES}")
@@ -182,7 +182,7 @@ def _record(fields: Iterable[FieldLayout], size: int) -> numpy.dtype[Any]:
 
 @lru_cache(64)
 def _schema_of(text: bytes) -> Schema:
-    """Return one object for all days with the same schema, so that what is derived from it is made once."""
+    """Return the same object for all days with the same schema, so that derived objects are made once."""
     document = Decoder[SchemaDocument]("json", SchemaDocument).decode(text)
     records = {}
     for kind, each in document.types.items():

@@ -1,4 +1,4 @@
-"""Who may connect: the keys of a feed's `[security]` table, and a warning where there are none."""
+"""The keys of a feed's `[security]` table, and a warning if a feed has none."""
 
 import logging
 from ipaddress import ip_address
@@ -13,39 +13,40 @@ from blackbox.feed.toml import check_types
 log = logging.getLogger("blackbox")
 
 _warned: set[str] = set()
-"""Feeds of which was said that they are open."""
+"""Names of feeds already reported as open."""
 
 
 class Security(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Keys of both ends of a feed's tcp connections, which are then encrypted (CURVE); other transports are not.
+    """Keys of both ends of a feed's tcp connections, which are then encrypted (CURVE).
 
-    Each setting is a path: in a feed file relative to the file, else to the working directory; `~` is the user's home.
-    The files are read when something binds or connects. `blackbox keys new` makes them.
+    Other transports are not encrypted. Each setting is a path: in a feed file relative to the file, else to the working
+    directory; `~` is the user's home. The files are read when something binds or connects. `blackbox keys new` makes
+    them.
     """
 
     key: str
-    """The secret key file of whoever reads this feed file, such as `keys/desk.key_secret`. No default.
+    """The secret key file of the process that loads this feed file, such as `keys/desk.key_secret`. No default.
 
-    Only its owner may be able to read it."""
+    It must be readable by its owner only."""
 
     server_keys: tuple[str, ...] = ()
-    """Public key files of those that this side connects to: one for both lines, or one each for A and B. Default: none.
+    """Public key files of the publishers to connect to: one for both lines, or one each for A and B. Default: none.
 
-    Applies to subscribers, recorders and the upper side of relays."""
+    Applies to subscribers, recorders and the upstream side of relays."""
 
     archive_keys: tuple[str, ...] = ()
     """Public key files of the feed's archives: one for all, or one each. Default: the first of `server_keys`.
 
-    A hub is an archive, too: clients expect of it the key of the first one, of a backup that of the second."""
+    A hub serves as an archive too: clients use the first key for it, and the second for a backup."""
 
     allowed_keys: str = ""
-    """Directory of public key files (`*.key`): those who may connect to what this side binds. Default: none.
+    """Directory of public key files (`*.key`) of peers that may connect to what this side binds. Default: none.
 
-    Applies to publishers, archives and the lower side of relays. Read again when somebody connects. A slice can have
-    a directory of its own."""
+    Applies to publishers, archives and the downstream side of relays. Read again on each connection attempt. A slice
+    can have its own directory."""
 
     def __post_init__(self) -> None:
-        """Check each setting alone; ConfigError names the setting, its value and its range."""
+        """Check each setting on its own. Raises ConfigError."""
         check_types(self)
         if not self.key:
             raise ConfigError("key was empty, expected the path of a secret key file")
@@ -63,18 +64,21 @@ class Security(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         )
 
     def key_of_line(self, line: int) -> str:
-        """Return the public key file of a line's publisher. Raises ConfigError when there is none."""
+        """Return the public key file of a line's publisher. Raises ConfigError if it is missing."""
         return _one_of("server_keys", self.server_keys, line, "line")
 
     def key_of_archive(self, place: int) -> str:
-        """Return the public key file of the archive at a place of `Feed.archives`. Raises ConfigError without one."""
+        """Return the public key file of the archive at index `place` of `Feed.archives`.
+
+        Raises ConfigError if it is missing.
+        """
         if not self.archive_keys:
             return _one_of("server_keys", self.server_keys[:1], place, "archive")
         return _one_of("archive_keys", self.archive_keys, place, "archive")
 
 
 def path_in(directory: Path, path: str) -> str:
-    """Return a path of a file in `directory` as an absolute one; `~` is the user's home, an empty one stays empty."""
+    """Return the absolute path of a file in `directory`; `~` is the user's home, "" stays ""."""
     return str(directory.absolute() / Path(path).expanduser()) if path else ""
 
 
@@ -82,24 +86,24 @@ def _one_of(name: str, paths: tuple[str, ...], place: int, each: str) -> str:
     if len(paths) > 1 and place >= len(paths):
         raise ConfigError(f"security.{name} were {len(paths)}, expected one for all or one for each {each}")
     if not paths:
-        raise ConfigError(f"security.{name} were missing, expected the public key file of whom this side connects to")
+        raise ConfigError(f"security.{name} were missing, expected the public key file of the peer")
     return paths[place if len(paths) > 1 else 0]
 
 
 def warn_if_open(name: str, endpoint: str) -> None:
-    """Warn, once for each feed, of an endpoint without security that others than this host may reach."""
+    """Warn once per feed about an endpoint without security that other hosts may reach."""
     if name in _warned or transport_of(endpoint) != "tcp" or is_loopback(endpoint):
         return
     _warned.add(name)
     log.warning(
-        "feed %r is open: %s is neither encrypted nor asks who connects; [security] in the feed file does both",
+        "feed %r is open: %s is neither encrypted nor authenticated; [security] in the feed file adds both",
         name,
         endpoint,
     )
 
 
 def is_loopback(endpoint: str) -> bool:
-    """Whether only this host can reach a tcp endpoint, or connects to itself there."""
+    """Return True if only this host can reach a tcp endpoint, or it connects to itself there."""
     host = endpoint.rpartition(";")[2].removeprefix("tcp://").rpartition(":")[0].strip("[]")
     try:
         return ip_address(host).is_loopback

@@ -1,8 +1,8 @@
-"""Where messages come from: a file, a capture, a generator, in columns ready to be published.
+"""Sources of messages: a file, a capture, a generator, read in columns that are ready to be published.
 
-A source turns its input into chunks: topic, `ts_event` and payload bounds of many messages at a
-time, with the payloads left where they are. Third parties register a source class in the
-entry-point group `blackbox.feeds`; `open_source("name:argument")` makes one.
+A source turns its input into chunks: topic, `ts_event` and payload bounds of many messages at a time, without moving
+the payloads. Third parties register a source class in the entry-point group `blackbox.feeds`;
+`open_source("name:argument")` makes one.
 """
 
 from __future__ import annotations
@@ -29,29 +29,28 @@ SOURCE_GROUP = "blackbox.feeds"
 class Chunk(NamedTuple):
     """Some consecutive messages of a source, in columns of length n.
 
-    A chunk stays valid for as long as it is held. All arrays may be read-only.
+    A chunk stays valid for as long as it is referenced. All arrays may be read-only.
     """
 
     topics: tuple[bytes, ...]
-    """The distinct topics so far: append-only over one iteration, and the same tuple object
-    until it grows."""
+    """The distinct topics so far: append-only over one iteration, and the same tuple object until it grows."""
     topic_index: NDArray[int32]
-    """(n,) each message's place in `topics`."""
+    """(n,) index of each message's topic in `topics`."""
     ts_event: NDArray[int64]
     """(n,) time at the venue. Unit: ns since 1970-01-01 UTC."""
     payloads: NDArray[uint8]
     """The buffer that holds the payloads; it may be the memory-mapped file itself."""
     starts: NDArray[int64]
-    """(n,) where each payload starts in `payloads`. Unit: bytes."""
+    """(n,) offset of each payload in `payloads`. Unit: bytes."""
     lengths: NDArray[int32]
     """(n,) the length of each payload. Unit: bytes."""
     gaps: tuple[tuple[int, int], ...] = ()
-    """(row, count) in order of rows: `count` messages of the venue are missing before row `row`, 0 to n."""
+    """(row, count), sorted by row: `count` messages of the venue are missing before row `row`, 0 to n."""
 
     def runs(self) -> Iterator[tuple[int, Chunk]]:
         """Yield the messages in runs without a gap inside, each with the number of messages missing before it.
 
-        A run has messages, or some are missing before it.
+        A run may be empty if messages are missing before it.
         """
         rows = [row for row, _ in self.gaps]
         missing = [0, *(count for _, count in self.gaps)]
@@ -72,9 +71,9 @@ class Chunk(NamedTuple):
             )
 
     def publish(self, publisher: PublishesMany, latest_ns: int = 0) -> int:
-        """Publish the messages, and what is missing between them; return the latest `ts_event` so far, ns.
+        """Publish the messages and the gaps between them; return the latest `ts_event` so far, ns.
 
-        `latest_ns`: that of the chunks before. Raises as the publisher.
+        `latest_ns`: that of the previous chunks. Raises as the publisher.
         """
         for missing, run in self.runs():
             if missing:
@@ -88,7 +87,7 @@ class Chunk(NamedTuple):
                     ts_event=run.ts_event,
                     offsets=run.starts,
                     lengths=run.lengths,
-                    checks_records=False,  # a venue may append fields; and a file's metadata is no record
+                    checks_records=False,  # a venue may append fields; and a file's metadata is not a record
                 )
         return latest_ns
 
@@ -97,7 +96,7 @@ class PublishesMany(Protocol):
     """The part of a publisher that a source uses."""
 
     source: Source | None
-    """The source that it has published last."""
+    """The source that it published last."""
 
     def skip(self, count: int, ts_event: int = 0) -> None:
         """Report that `count` messages are missing here; see `blackbox.Publisher.skip`."""
@@ -123,18 +122,18 @@ class Source(ABC):
     """
 
     date: datetime.date | None = None
-    """The trading day of the messages, if it is known before the input is read."""
+    """The trading day of the messages, if known before the input is read."""
     total: int | None = None
-    """How many messages there are, when that is known before the end."""
+    """Number of messages, if known before the end."""
     truncated: str | None = None
-    """After an iteration: None; or, if a part of the input was corrupt or missing, one sentence that names
-    the file, the place and what was wrong there. All other messages have been delivered, of a format in
-    which none can be found behind such a place those before it."""
+    """After an iteration: None; or, if a part of the input was corrupt or missing, a sentence that names the file, the
+    position and the problem. All other messages were delivered; in formats without a way to resynchronize, only those
+    before that position."""
     notes: tuple[str, ...] = ()
     """After an iteration: one line for each warning, such as "sequence gaps: 3"."""
     head: Chunk | None = None
-    """From the first chunk on: the message at the start of the input, if each day needs it, such as the metadata of a
-    file. An import puts it at the start of every later day too."""
+    """From the first chunk on: the message at the start of the input that every day needs, such as the metadata of a
+    file. An import repeats it at the start of every later day."""
 
     @property
     @abstractmethod
@@ -143,20 +142,20 @@ class Source(ABC):
 
     @abstractmethod
     def chunks(self) -> Iterator[Chunk]:
-        """Yield the messages in order and in bounded memory, a hundred thousand or so at a time.
+        """Yield the messages in order and in bounded memory, about a hundred thousand at a time.
 
         Raises:
-            SourceError: the input cannot be opened, or is not what this source reads.
+            SourceError: the input cannot be opened, or has the wrong format.
         """
 
     def publish(self, publisher: PublishesMany, progress: Callable[[int], None] | None = None) -> int:
-        """Publish every message; return how many there were. Messages missing in the input become gaps.
+        """Publish every message; return their number. Messages missing in the input become gaps.
 
-        So do those between the source that the publisher has published before and this one, where it can `follow`.
-        Where it cannot, what was sent before its first message is no gap: the source before may have had it.
+        Messages missing between the publisher's previous source and this one become gaps too, if this source can
+        `follow` it. Otherwise messages before its first one are not a gap: the previous source may have had them.
 
-        `progress` is called after each chunk with the number of messages so far. Look at
-        `truncated` and `notes` afterwards.
+        `progress` is called after each chunk with the number of messages so far. Check `truncated` and `notes`
+        afterwards.
         """
         published = latest_ns = 0
         before, publisher.source = publisher.source, self
@@ -170,26 +169,27 @@ class Source(ABC):
                 progress(published)
         return published
 
-    def follow(self, before: Source) -> bool:  # noqa: ARG002 - for sources that are numbered
-        """Take this for what follows an earlier source, already read: whether its messages are numbered, and known.
+    def follow(self, before: Source) -> bool:  # noqa: ARG002 - for numbered sources
+        """Continue after an earlier source that was already read.
 
-        Then messages that are missing between the two are a gap, and those that the earlier one had are left out. A
-        source that begins where the earlier one began, or before, is read anew.
+        Return True if messages are numbered and their numbers known. Messages missing between the two are then a gap,
+        and messages of the earlier source are skipped. A source that begins at or before the start of the earlier one
+        is read in full.
         """
         return False
 
     def by_day(self) -> Sequence[Source]:
-        """Return one source for each trading day, if the input is known, unread, to hold several; else [self]."""
+        """Return one source per trading day if the input is known, unread, to hold several; else [self]."""
         return [self]
 
     @classmethod
     def from_spec(cls, argument: str, **options: Any) -> Self:
-        """Make a source from the part of a specification that stands behind the colon.
+        """Make a source from the part of a specification after the colon.
 
         `options` are keyword arguments of the class.
 
         Raises:
-            ConfigError: the argument or an option is not one that this source takes.
+            ConfigError: the argument or an option is invalid for this source.
         """
         return make_source(cls, argument, options)
 
@@ -213,8 +213,8 @@ def make_source(kind: type[S], argument: object, options: dict[str, Any]) -> S:
 def open_source(spec: str, **options: Any) -> Source:
     """Return the source that `spec` names, e.g. "itch50:day.gz", "iex:day.pcap" or "synthetic:1000000".
 
-    The part before the first colon is a name in the entry-point group `blackbox.feeds`, the rest
-    is for that class's `from_spec`, as are `options`.
+    The part before the first colon is a name in the entry-point group `blackbox.feeds`. The rest, and `options`, are
+    passed to that class's `from_spec`.
 
     Raises:
         ConfigError: the form, the name, the argument or an option is wrong.
@@ -224,7 +224,7 @@ def open_source(spec: str, **options: Any) -> Source:
 
 
 def options_of(kind: type[Source]) -> list[str]:
-    """Return the names of the options that a source class takes."""
+    """Return the option names of a source class."""
     return list(inspect.signature(kind).parameters)[1:]
 
 

@@ -1,11 +1,11 @@
-"""The symbol rule: which part of a topic is its symbol. Routing, filters, archives, Spark and reports all ask it.
+"""The symbol rule: which part of a topic is its symbol. Used by routing, filters, archives, Spark and reports.
 
-By default the symbol is what stands before the topic's last dot, and the type what stands behind it: `BRK.A.P` is of
-`BRK.A`. A feed can say otherwise by its settings `symbol` and `separator`.
+By default the symbol is the text before the topic's last dot, and the type the text after it: `BRK.A.P` has the symbol
+`BRK.A`. The feed settings `symbol` and `separator` change that.
 
-Routing by share hashes the symbol's *root*: what stands before its first separator, `BRK` for `BRK.A`. All topics of
-one symbol have one root, so they fall into one slice; and a prefix that holds a separator, such as `AAPL.`, fixes the
-root and so leads to one slice.
+Routing by share hashes the symbol's *root*: the text before its first separator, `BRK` for `BRK.A`. All topics of one
+symbol have one root, so they belong to one slice. A prefix that contains a separator, such as `AAPL.`, fixes the root
+and so leads to one slice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RULES = (BEFORE_LAST, BEFORE_FIRST, WHOLE)
 """The values of the feed setting `symbol`."""
 
 MARKET_SYMBOL = b"#system"
-"""The symbol that sources give to messages about the whole market."""
+"""The symbol that sources use for messages about the whole market."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class SymbolRule:
     separator: str = "."
 
     def __post_init__(self) -> None:
-        """Check both settings."""
+        """Check both settings. Raises ConfigError."""
         if self.symbol not in RULES:
             raise ConfigError(f"symbol was {self.symbol!r}, expected one of: {', '.join(RULES)}")
         if len(self.separator) != 1 or not "\0" < self.separator < "\x80":
@@ -68,15 +68,15 @@ class SymbolRule:
         return {self.symbol_of(topic) for topic in topics} - {MARKET_SYMBOL}
 
     def root_of(self, text: bytes) -> bytes:
-        """Return the root of a symbol, or of a topic's symbol, which is the same: what routing by share hashes."""
+        """Return the root of a topic or symbol, which routing by share hashes."""
         return text.partition(self.separator.encode())[0]
 
     def fixes_root(self, prefix: bytes) -> bool:
-        """Return whether all topics that start with `prefix` have one root."""
+        """Return True if all topics that start with `prefix` have one root."""
         return self.separator.encode() in prefix
 
     def topics_of(self, symbol: bytes) -> list[tuple[bytes, bool]]:
-        """Return how the topics of a symbol start, each with whether that is the whole topic; empty: it has none."""
+        """Return how the topics of a symbol start, each with True if that is the whole topic; empty: it has none."""
         separator = self.separator.encode()
         if self.symbol == WHOLE:
             return [(symbol, True)]

@@ -1,4 +1,4 @@
-"""Choose topics by symbol: exactly the given symbols, as the feed's symbol rule finds them in topics."""
+"""Choose topics by symbol: exactly the given symbols, by the feed's symbol rule."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class SymbolChoice(NamedTuple):
     prefix: bytes
     """Longest common start of the topics of the choice."""
     starts: tuple[tuple[bytes, bool], ...]
-    """How topics of the choice start, each with whether that is the whole topic. Other topics may start so, too."""
+    """Starts of the chosen topics, each with True if it is the whole topic. Other topics may start with them too."""
     texts: tuple[bytes, ...]
     """The texts of `starts`."""
 
     @classmethod
     def of(cls, feed: Feed, symbols: Iterable[str | bytes], prefix: Prefixes = b"") -> SymbolChoice:
-        """Return the choice of topics that start with `prefix`, or one of several, and have one of these symbols.
+        """Return the choice of topics that start with one of the prefixes and have one of these symbols.
 
-        Raises TypeError unless `symbols` is a list of str or bytes; ConfigError when it is empty, or when no topic of
-        the feed can have a symbol and the prefix.
+        Raises TypeError unless `symbols` is a list of str or bytes; ConfigError if it is empty, or if no topic of the
+        feed can have a symbol and the prefix.
         """
         prefixes = covering(prefix)
         rule = feed.symbol_rule
@@ -56,7 +56,7 @@ class SymbolChoice(NamedTuple):
         return cls(rule, frozenset(names), common_prefix(texts), tuple(starts), texts)
 
     def has(self, topic: bytes) -> bool:
-        """Return whether a topic is chosen."""
+        """Return True if a topic is chosen."""
         return topic.startswith(self.texts) and self.rule.symbol_of(topic) in self.names
 
 
@@ -79,7 +79,7 @@ class TopicChoice(NamedTuple):
         return starts if self.symbols is None else f"of the symbols {sorted(self.symbols.names)}, {starts}"
 
     def has(self, topic: bytes) -> bool:
-        """Return whether a topic is chosen."""
+        """Return True if a topic is chosen."""
         return topic.startswith(self.prefixes) if self.symbols is None else self.symbols.has(topic)
 
     @property
@@ -89,7 +89,7 @@ class TopicChoice(NamedTuple):
 
     @property
     def starts(self) -> list[tuple[bytes, bool]]:
-        """How the topics start, each with whether that is the whole topic. No topic starts with two of them."""
+        """Starts of the topics, each with True if it is the whole topic. No topic starts with two of them."""
         if self.symbols is None:
             return [(prefix, False) for prefix in self.prefixes]
         open_ = [start for start, whole in self.symbols.starts if not whole]
@@ -105,7 +105,7 @@ class TopicChoice(NamedTuple):
         return common_prefix(self.prefixes)
 
     def trie(self) -> Trie:
-        """Return the trie with which `longest_prefix` returns CHOSEN for each topic of the choice, but for b""."""
+        """Return the trie in which `longest_prefix` finds CHOSEN for each chosen topic except b""."""
         rule, names = (SymbolRule(), None) if self.symbols is None else (self.symbols.rule, self.symbols.names)
         return build_symbol_trie(
             self.prefixes,
@@ -123,7 +123,7 @@ def _is_longer(text: bytes, start: bytes) -> bool:
 
 
 def starts_by_slice(feed: Feed, starts: Iterable[tuple[bytes, bool]]) -> dict[int, list[tuple[bytes, bool]]]:
-    """Return by slice those starts that topics there have; `starts` is as in `SymbolChoice`."""
+    """Group starts by the slices whose topics can have them; `starts` is as in `SymbolChoice`."""
     found: dict[int, list[tuple[bytes, bool]]] = {}
     for start, whole in starts:
         try:

@@ -1,4 +1,4 @@
-"""Tries that find a topic's longest prefix and its symbol at once, for `longest_prefix` of compiled code."""
+"""Tries for compiled code in which `longest_prefix` finds a topic's longest prefix and its symbol in one walk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from blackbox.feed.symbol import BEFORE_FIRST, WHOLE, SymbolRule
 from blackbox.native.prefix_trie import Trie
 
 _PLAIN = 0
-"""Node of the root: a walk that leads back to it ends, and keeps the last number found."""
+"""Number of the root: a walk that returns to it ends with the last number found."""
 
 
 def build_symbol_trie(
@@ -19,14 +19,14 @@ def build_symbol_trie(
     rule: SymbolRule,
     number_of: Callable[[bytes | None, bytes | None], int],
 ) -> Trie:
-    """Return a trie with which `longest_prefix` returns `number_of(prefix, symbol)` of any topic that is not empty.
+    """Return a trie in which `longest_prefix` finds `number_of(prefix, symbol)` of any topic that is not empty.
 
-    `prefix` is the longest of `prefixes` with which the topic starts, `symbol` is its symbol if it is one of `symbols`;
-    each is None if there is none. Numbers are 1 or more.
+    `prefix` is the longest of `prefixes` that the topic starts with; `symbol` is its symbol if that is one of
+    `symbols`. Each is None if there is none. Numbers are 1 or more.
 
-    A walk leaves the text of prefixes and symbols where a topic goes on differently. What follows can still change
-    the topic's symbol: with "before_last", as long as no other separator comes. So leaving leads to a node that has
-    itself as child until a separator comes, then to one that ends the walk.
+    A walk leaves the texts of prefixes and symbols when the topic differs from all of them. The rest can still change
+    the topic's symbol: with "before_last", until the next separator. So the walk moves to a node that is its own child
+    until a separator comes, then to a node that ends it.
     """
     separator, wanted = rule.separator.encode(), frozenset(symbols)
     known = frozenset(prefixes)
@@ -37,7 +37,7 @@ def build_symbol_trie(
     byte_class[used] = [classes[byte] for byte in used]
 
     children, strings = _nodes_of(texts, classes)
-    found: list[bytes | None] = [None] * len(strings)  # the longest prefix of each; a parent stands before its children
+    found: list[bytes | None] = [None] * len(strings)  # the longest prefix of each; parents come before children
     for node, string in enumerate(strings):
         found[node] = string if string in known else found[node]
         for child in children[node].values():
@@ -48,7 +48,7 @@ def build_symbol_trie(
     places: dict[tuple[int, int], int] = {}
 
     def end(number: int, after_separator: int) -> int:
-        """Return the node of a walk that has left all texts; another number counts after the next separator."""
+        """Return the node of a walk that has left all texts; another number applies after the next separator."""
         key = number, after_separator
         if key not in places:
             places[key] = len(strings) + len(ends)

@@ -1,4 +1,4 @@
-"""Settings: strict checks of frozen structs, with errors that name key, place and value."""
+"""Strict checks of settings in frozen structs, with errors that name key, position and value."""
 
 import json
 import re
@@ -19,7 +19,7 @@ _STEP = re.compile(r"\.(?P<key>\w+)|\[(?P<position>\d+)\]")
 
 
 def from_document(document: Mapping[str, Any], struct: type[StructT]) -> StructT:
-    """Make a struct from parsed TOML; ConfigError names an unknown key and the nearest known."""
+    """Make a struct from parsed TOML. Raises ConfigError; for an unknown key it names the nearest known one."""
     for where, key, known in _unknown_keys(document, struct, ""):
         raise ConfigError(f"unknown key {where + key!r}, {_nearest(key, known)}")
     made: StructT = _convert(document, struct, "")
@@ -27,7 +27,7 @@ def from_document(document: Mapping[str, Any], struct: type[StructT]) -> StructT
 
 
 def to_toml(settings: msgspec.Struct) -> str:
-    """Return a struct as TOML that `from_document` reads: settings, then tables. Defaults are left out."""
+    """Return a struct as TOML that `from_document` reads: settings, then tables. Defaults are omitted."""
     return "".join(_toml_lines(settings, ""))
 
 
@@ -42,7 +42,7 @@ def _toml_lines(settings: msgspec.Struct, where: str) -> Iterator[str]:
         elif isinstance(value, tuple) and value and isinstance(value[0], msgspec.Struct):
             tables += [(f"[[{where}{field.name}]]", f"{where}{field.name}.", each) for each in value]
         else:
-            # TOML writes texts, numbers and lists of them as JSON does, but for this one character.
+            # TOML writes texts, numbers and lists of them like JSON, except for this character.
             yield f"{field.name} = {json.dumps(value, ensure_ascii=False)}\n".replace("\x7f", "\\u007f")
     for title, inside, table in tables:
         yield f"\n{title}\n"
@@ -50,9 +50,9 @@ def _toml_lines(settings: msgspec.Struct, where: str) -> Iterator[str]:
 
 
 def check_types(settings: msgspec.Struct) -> None:
-    """Raise ConfigError unless each setting is of its type; make tuples of lists.
+    """Raise ConfigError unless each setting has its type; convert lists to tuples.
 
-    A struct that is made in code is held to the same types as one that is loaded.
+    A struct made in code is checked like one that is loaded.
     """
     for field in msgspec.structs.fields(settings):
         value = getattr(settings, field.name)
@@ -115,7 +115,7 @@ def _unknown_keys(
         if key not in known:
             yield where, key, known
     for field in msgspec.structs.fields(struct):
-        # Settings nest in three forms: a list of tables, a table, and a table that may be missing.
+        # Settings nest in three forms: a list of tables, a table, and an optional table.
         inner = getattr(field.type, "__args__", (field.type,))[0]
         tables = document.get(field.name)
         if isinstance(inner, type) and issubclass(inner, msgspec.Struct) and type(tables) is list:
@@ -127,7 +127,7 @@ def _unknown_keys(
 
 
 def _nearest(key: str, known: tuple[str, ...]) -> str:
-    from difflib import get_close_matches  # only when something is wrong
+    from difflib import get_close_matches  # only needed on errors
 
     close = get_close_matches(key, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(known)}"

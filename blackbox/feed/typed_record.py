@@ -1,4 +1,4 @@
-"""One message's fields as a Python object. ctypes reads a field in a tenth of the time of numpy's scalars."""
+"""One message's fields as a Python object. ctypes reads a field ten times faster than numpy's scalars."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from blackbox.errors import ConfigError
 from blackbox.feed.field_meaning import ABSENT, DECIMALS
 
 FLOAT = "_float"
-"""Ends the name of the attribute that has a price as a float."""
+"""Suffix of the attribute that has a price as a float."""
 
 
 class TypedRecord(ctypes.Structure):
-    """One message's fields, read-only, as attributes. Equal to another of its type with the same bytes."""
+    """One message's fields as read-only attributes. Equal to records of the same type with the same bytes."""
 
-    # Underscored, as ctypes does it: a venue may call a field `names` or `dtype`.
+    # Underscored, as in ctypes: a venue may call a field `names` or `dtype`.
     _names_: ClassVar[tuple[str, ...]] = ()
     _dtype_: ClassVar[numpy.dtype[Any]]
 
@@ -26,7 +26,7 @@ class TypedRecord(ctypes.Structure):
         return f"{type(self).__name__}({', '.join(f'{name}={_shown(getattr(self, name))}' for name in self._names_)})"
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"{type(self).__name__}.{name} was to become {value!r}, but a record cannot be changed")
+        raise AttributeError(f"{type(self).__name__}.{name} cannot be set to {value!r}: records are read-only")
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -55,7 +55,7 @@ def _bytes_of(hidden: str) -> Callable[[TypedRecord], bytes]:
 
 
 def _or_none(stored: Any, absent: int) -> property:
-    """Return an attribute that is None where the field holds `absent`. `stored`: what ctypes made of the field."""
+    """Return an attribute that is None if the field holds `absent`. `stored`: the ctypes descriptor of the field."""
     read = stored.__get__
 
     def value(record: TypedRecord) -> int | None:
@@ -77,14 +77,14 @@ def _as_float(stored: Any, decimals: int) -> property:
 
 
 def record_type(name: str, dtype: numpy.dtype[Any]) -> Any:
-    """Return a class whose instances are records laid out in memory as `dtype` says.
+    """Return a class for records with the memory layout of `dtype`.
 
-    Integers, floats and booleans are Python's, an integer that means "no value" None, texts `bytes` up to the first
-    zero byte, subarrays of bytes and what has no counterpart `bytes`, other subarrays ctypes arrays, and records within
-    are records. A price `p` is the venue's integer, and `p_float` the price, unless a field has that name.
+    Integers, floats and booleans are Python's, an integer that means "no value" is None, and texts are `bytes` up to
+    the first zero byte. Subarrays of bytes and unsupported kinds are `bytes`, other subarrays ctypes arrays, nested
+    records are records. A price `p` is the venue's integer, and `p_float` the price, unless a field has that name.
 
     Raises:
-        ConfigError: fields lie over each other.
+        ConfigError: fields overlap.
     """
     layout: Any = dtype.fields or {}
     fields: list[tuple[str, Any]] = []
@@ -126,7 +126,7 @@ def record_type(name: str, dtype: numpy.dtype[Any]) -> Any:
 
 
 def _padding(used: int, offset: int) -> list[tuple[str, Any]]:
-    # The blank keeps the name apart from those of fields.
+    # The space keeps the name distinct from those of fields.
     return [(f"padding {used}", ctypes.c_uint8 * (offset - used))] if offset > used else []
 
 

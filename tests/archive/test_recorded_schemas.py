@@ -91,7 +91,7 @@ def test_a_feed_with_a_schema_of_its_own_is_like_any_other(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match=r"feed\.toml: schema was 'ticks', expected 'other', the name of the one"):
         Feed.load(path, schema=Schema("other", 1_001, {"t": TICK}))
     path.write_text(path.read_text().replace('"ticks"', '{name = "ticks", schema_id = 1, records = {}}'))
-    with pytest.raises(ConfigError, match="schema was a table, expected a name: give the schema itself to Feed.load"):
+    with pytest.raises(ConfigError, match="schema was a table, expected a name: pass the schema itself to Feed.load"):
         Feed.load(path)
 
 
@@ -99,7 +99,7 @@ def test_a_feed_with_a_schema_of_its_own_is_like_any_other(tmp_path: Path) -> No
     ("schema", "owner"), [(Schema("mine", 1, {"t": TICK}), "itch50"), (Schema("mine", 0, {"t": TICK}), "raw")]
 )
 def test_a_number_that_is_taken_is_refused_and_named(schema: Schema, owner: str) -> None:
-    text = f"schema 'mine' has the number {schema.schema_id}, which is that of '{owner}', expected another"
+    text = f"schema 'mine' has the number {schema.schema_id}, already used by '{owner}', expected another"
     with pytest.raises(ConfigError, match=re.escape(text)), Publisher(Feed.local("mine", schema=schema)):
         pass
 

@@ -146,7 +146,7 @@ def test_risks_are_warned_of(tmp_path: Path) -> None:
     (tmp_path / "range").write_text("32768\t60999\n")
     feed = Feed.load(_written(tmp_path, "tcp://192.0.2.1:40000"))
     first, second = warnings_of(feed, endpoints_of(feed), tmp_path / "range")
-    assert "tcp://192.0.2.1:40000 is neither encrypted nor asks who connects" in first
+    assert "tcp://192.0.2.1:40000 is neither encrypted nor authenticated" in first
     assert "one of those that the system gives to outgoing connections (32768 to 60999)" in second
     local = Feed.load(_written(tmp_path, "tcp://127.0.0.1:17101"))
     assert warnings_of(local, endpoints_of(local), tmp_path / "range") == []

@@ -1,4 +1,4 @@
-"""Routing in compiled code: the slice that `Feed.slice_of` names, for any topic."""
+"""Compiled routing finds the same slice as `Feed.slice_of` for any topic."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def expected(routing: PrefixRouting | ShareRouting, topic: bytes) -> int:
 
 
 @given(st.lists(st.lists(SMALL, max_size=3), min_size=1, max_size=4), st.lists(SMALL, max_size=20))
-def test_by_prefix_it_is_the_slice_that_the_feed_names(prefixes: list[list[bytes]], topics: list[bytes]) -> None:
+def test_routing_by_prefix_agrees_with_the_feed(prefixes: list[list[bytes]], topics: list[bytes]) -> None:
     try:
         routing = PrefixRouting(prefixes)
     except ConfigError:
@@ -46,7 +46,7 @@ def test_by_prefix_it_is_the_slice_that_the_feed_names(prefixes: list[list[bytes
 
 
 @given(st.permutations(range(5)), st.lists(st.binary(max_size=12), max_size=20), st.sampled_from(".A~"))
-def test_by_share_it_is_the_slice_that_the_feed_names(order: list[int], topics: list[bytes], separator: str) -> None:
+def test_routing_by_share_agrees_with_the_feed(order: list[int], topics: list[bytes], separator: str) -> None:
     routing = ShareRouting([(index, 5) for index in order], SymbolRule(separator=separator))
     for topic in topics:
         assert routed(routing, topic) == expected(routing, topic)

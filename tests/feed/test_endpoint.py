@@ -1,4 +1,4 @@
-"""Endpoints: which may stand in a feed, and which are free on this machine."""
+"""Endpoints: valid ones, and free ones on this machine."""
 
 import fcntl
 import os
@@ -22,10 +22,10 @@ from blackbox.feed.feed import Feed, Slice
         ("udp://127.0.0.1:5000", "expected tcp://, ipc://, inproc:// or shm://"),
         ("127.0.0.1:5000", "expected tcp://, ipc://, inproc:// or shm://"),
         ("", "expected tcp://, ipc://, inproc:// or shm://"),
-        ("tcp://", "expected an address behind tcp://"),
-        ("ipc://", "expected an address behind ipc://"),
-        ("ipc://\0", "expected an address behind ipc://"),
-        ("inproc://", "expected an address behind inproc://"),
+        ("tcp://", "expected an address after tcp://"),
+        ("ipc://", "expected an address after ipc://"),
+        ("ipc://\0", "expected an address after ipc://"),
+        ("inproc://", "expected an address after inproc://"),
         ("tcp://127.0.0.1", "expected tcp://HOST:PORT"),
         ("tcp://127.0.0.1:", "expected tcp://HOST:PORT"),
         ("tcp://127.0.0.1:*", "expected tcp://HOST:PORT"),
@@ -37,12 +37,12 @@ from blackbox.feed.feed import Feed, Slice
         ("tcp://127.0.0.300:5000", "expected an address or a name"),
         ("tcp://[fe80]:5000", "expected an address or a name"),
         ("tcp://two words:5000", "expected an address or a name"),
-        ("tcp://*:5000", "`bind` says where else to listen"),
-        ("tcp://0.0.0.0:5000", "`bind` says where else to listen"),
-        ("tcp://[::]:5000", "`bind` says where else to listen"),
+        ("tcp://*:5000", "set `bind` to listen on another"),
+        ("tcp://0.0.0.0:5000", "set `bind` to listen on another"),
+        ("tcp://[::]:5000", "set `bind` to listen on another"),
         ("ipc://*", "expected a path to connect to"),
         ("ipc:///" + "x" * 103, "was 104 bytes long, expected at most 103"),
-        ("shm://", "expected an address behind shm://"),
+        ("shm://", "expected an address after shm://"),
         ("shm:///dev/shm/x", "letters, digits, '.', '_' or '-', the first a letter or digit"),
         ("shm://" + "x" * 65, "letters, digits, '.', '_' or '-', the first a letter or digit"),
     ],
@@ -54,7 +54,7 @@ def test_malformed_endpoint_is_refused(endpoint: str, message: str) -> None:
     assert str(caught.value).endswith(message)
 
 
-def test_shared_memory_stands_beside_lines() -> None:
+def test_shared_memory_comes_with_lines() -> None:
     part = Slice(endpoints=("tcp://127.0.0.1:1", "shm://a", "tcp://127.0.0.1:2"), interface="127.0.0.1")
     assert part.lines == ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
     assert part.shared_memory == "a"
@@ -65,8 +65,8 @@ def test_shared_memory_stands_beside_lines() -> None:
     ("endpoints", "seen"),
     [(("shm://a",), "0 and 1 in shared memory"), (("inproc://a", "shm://a", "shm://b"), "1 and 2 in shared memory")],
 )
-def test_shared_memory_is_no_line(endpoints: tuple[str, ...], seen: str) -> None:
-    expected = "expected 1 or 2 (lines A and B) and at most 1 shm:// beside"
+def test_shared_memory_is_not_a_line(endpoints: tuple[str, ...], seen: str) -> None:
+    expected = "expected 1 or 2 (lines A and B) and at most one shm://"
     with pytest.raises(ConfigError, match=re.escape(f"endpoints were {seen}, {expected}")):
         Slice(endpoints=endpoints)
 
@@ -82,7 +82,7 @@ def test_shared_memory_is_no_line(endpoints: tuple[str, ...], seen: str) -> None
         "inproc://feed-0",
     ],
 )
-def test_every_form_of_endpoint_is_taken(endpoint: str) -> None:
+def test_every_form_of_endpoint_is_accepted(endpoint: str) -> None:
     assert Slice(endpoints=(endpoint,)).endpoints == (endpoint,)
 
 
@@ -115,7 +115,7 @@ def test_local_feed_has_free_ports_that_no_other_local_feed_has() -> None:
             probe.bind((host, int(port)))
 
 
-def test_ports_of_local_feeds_are_none_that_outgoing_connections_take() -> None:
+def test_ports_of_local_feeds_are_not_ephemeral() -> None:
     first, _ = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     offered = [int(each.endpoints[0].rpartition(":")[2]) for each in Feed.local("demo", slices=50).slices]
     assert max(offered) < first
@@ -130,7 +130,7 @@ def test_a_port_that_is_in_use_is_not_offered(monkeypatch: pytest.MonkeyPatch) -
         assert Feed.local("demo", slices=1).slices[0].endpoints == (f"tcp://127.0.0.1:{free}",)
 
 
-def test_processes_side_by_side_are_offered_different_ports() -> None:
+def test_concurrent_processes_are_offered_different_ports() -> None:
     script = (
         "from blackbox.feed import endpoint as e; print(*(port for (port,) in e.free_endpoints('tcp', '', 500, 1)))"
     )
@@ -140,15 +140,13 @@ def test_processes_side_by_side_are_offered_different_ports() -> None:
     assert len(set(offered[0] + offered[1])) == 1_000
 
 
-def test_ports_are_offered_where_turns_cannot_be_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ports_are_offered_without_a_file_of_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert len({each.endpoints for each in Feed.local("demo", slices=20).slices}) == 20
 
 
-def test_ports_are_offered_after_whatever_the_file_of_turns_holds(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_ports_are_offered_whatever_the_file_of_turns_holds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for number, content in enumerate((b"", b"torn", b"\xff" * 8, b"\xff" * 20)):
         (tmp_path / "blackbox").mkdir(exist_ok=True)
@@ -156,10 +154,8 @@ def test_ports_are_offered_after_whatever_the_file_of_turns_holds(
         assert len({each.endpoints for each in Feed.local("demo", slices=20).slices}) == 20, number
 
 
-def test_users_that_begin_side_by_side_are_offered_different_ports(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Or containers, on one network: none knows of the turns of the other ones."""
+def test_concurrent_users_are_offered_different_ports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The same holds for containers on one network: they share no file of turns."""
     offered = set[str]()
     for user in range(20):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / str(user)))
@@ -167,7 +163,7 @@ def test_users_that_begin_side_by_side_are_offered_different_ports(
     assert len(offered) > 10
 
 
-def test_who_stops_while_it_takes_a_turn_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_stopped_while_taking_a_turn_blocks_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "_LOCK_TRIES", 2)
     Feed.local("demo")
     with ports._turns_path().open("r+b") as file:
@@ -175,7 +171,7 @@ def test_who_stops_while_it_takes_a_turn_holds_up_nobody(monkeypatch: pytest.Mon
         assert len({each.endpoints for each in Feed.local("demo", slices=20).slices}) == 20
 
 
-def test_local_ipc_paths_are_private_and_end_with_the_process() -> None:
+def test_local_ipc_paths_are_private_and_removed_at_exit() -> None:
     script = (
         "import os; from pathlib import Path; from blackbox.feed.feed import Feed\n"
         "feed = Feed.local('demo', transport='ipc', lines=2)\n"

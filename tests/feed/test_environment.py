@@ -78,11 +78,11 @@ def test_a_table_that_the_file_lacks_is_made(file: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("MAX_LAG", "1", "BLACKBOX_FEED_MAX_LAG is no setting of a feed: did you mean BLACKBOX_FEED_MAX_LAG_NS?"),
-        ("SLICES_0_CONNECT", "x", "BLACKBOX_FEED_SLICES_0_CONNECT is no setting of a feed: expected one of "),
+        ("MAX_LAG", "1", "BLACKBOX_FEED_MAX_LAG is not a setting of a feed: did you mean BLACKBOX_FEED_MAX_LAG_NS?"),
+        ("SLICES_0_CONNECT", "x", "BLACKBOX_FEED_SLICES_0_CONNECT is not a setting of a feed: expected one of "),
         ("SLICES_0_ENDPOINT", "x", "did you mean BLACKBOX_FEED_SLICES_0_ENDPOINTS?"),
         ("SLICE_0_BIND", "x", "did you mean BLACKBOX_FEED_SLICES_0_BIND?"),
-        ("SLICES", "x", "BLACKBOX_FEED_SLICES is no setting of a feed: "),
+        ("SLICES", "x", "BLACKBOX_FEED_SLICES is not a setting of a feed: "),
         ("SECURITY_KEYS", "x", "did you mean BLACKBOX_FEED_SECURITY_KEY?"),
         ("SLICES_2_BIND", "x", "BLACKBOX_FEED_SLICES_2_BIND is of slices[2], expected 0 to 1: the feed file has 2"),
         ("MAX_LAG_NS", "1s", "BLACKBOX_FEED_MAX_LAG_NS was '1s', expected a whole number"),
@@ -92,7 +92,7 @@ def test_a_table_that_the_file_lacks_is_made(file: Path) -> None:
         ("MAX_LAG_NS", "0", "max_lag_ns was 0, expected 1 to"),
     ],
 )
-def test_a_wrong_variable_is_one_error_that_names_it(file: Path, name: str, value: str, text: str) -> None:
+def test_a_wrong_variable_is_named_in_one_error(file: Path, name: str, value: str, text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(file, **{name: value})
     assert text in str(caught.value)
@@ -100,7 +100,7 @@ def test_a_wrong_variable_is_one_error_that_names_it(file: Path, name: str, valu
     assert f"{PREFIX}{name}" in str(caught.value)
 
 
-def test_a_file_without_slices_is_the_error_that_it_is_without_variables(tmp_path: Path) -> None:
+def test_a_file_without_slices_raises_the_same_error_with_variables(tmp_path: Path) -> None:
     for text in ('name = "x"', 'name = "x"\nslices = 3', 'name = "x"\nslices = [3]'):
         (tmp_path / "feed.toml").write_text(text)
         with pytest.raises(ConfigError, match="slices"):
@@ -118,7 +118,7 @@ def test_a_file_without_slices_is_the_error_that_it_is_without_variables(tmp_pat
         },
     )
 )
-def test_a_variable_is_what_the_same_setting_in_the_file_is(settings: dict[str, Any]) -> None:
+def test_a_variable_equals_the_same_setting_in_the_file(settings: dict[str, Any]) -> None:
     document: dict[str, Any] = {"name": "x", "slices": [{"endpoints": ["tcp://127.0.0.1:1"]}]}
     shown = {key: ",".join(value) if isinstance(value, list) else str(value) for key, value in settings.items()}
     variables = {f"{PREFIX}{key.upper()}": text for key, text in shown.items()}
@@ -128,14 +128,14 @@ def test_a_variable_is_what_the_same_setting_in_the_file_is(settings: dict[str, 
     )
 
 
-def test_other_variables_are_none_of_a_feed_s() -> None:
+def test_other_variables_are_ignored() -> None:
     document: dict[str, Any] = {"name": "x"}
     assert override(document, Feed, {"BLACKBOX_LOG_LEVEL": "info", "BLACKBOX_FEED": "x", "PATH": "/bin"}) == []
     assert document == {"name": "x"}
 
 
 @pytest.mark.parametrize("is_file", [True, False])
-def test_every_command_that_loads_a_feed_sees_them(
+def test_every_command_that_loads_a_feed_uses_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_file: bool
 ) -> None:
     monkeypatch.setenv("BLACKBOX_FEED_NAME", "renamed")

@@ -35,7 +35,7 @@ def test_each_config_loads_and_covers_every_symbol(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", CONFIG_FILES, ids=lambda path: path.stem)
-def test_each_config_is_the_same_when_it_is_written_and_loaded(path: Path, tmp_path: Path) -> None:
+def test_each_config_survives_a_round_trip(path: Path, tmp_path: Path) -> None:
     feed = Feed.load(path)
     assert load_text(tmp_path, to_toml(feed)) == feed
 
@@ -43,7 +43,7 @@ def test_each_config_is_the_same_when_it_is_written_and_loaded(path: Path, tmp_p
 @given(
     st.lists(st.text(min_size=1).filter(lambda text: text[0] != "\0"), min_size=1), st.text(min_size=1), st.booleans()
 )
-def test_any_text_is_the_same_when_it_is_written_and_loaded(prefixes: list[str], path: str, checksum: bool) -> None:
+def test_any_text_survives_a_round_trip(prefixes: list[str], path: str, checksum: bool) -> None:
     part = Slice(endpoints=("tcp://127.0.0.1:17001", "shm://a"), prefixes=tuple(prefixes), allowed_keys=path)
     security = Security(key=path, server_keys=(path, path), allowed_keys="keys")
     feed = Feed(name="a", slices=(part,), security=security, checksum=checksum, linger_ns=7)
@@ -182,7 +182,7 @@ def test_every_setting_is_loaded(tmp_path: Path) -> None:
         ("name = 'x'\nkey_bytes = 9\n" + ONE_SLICE, "feed 'x': key_bytes was 9, expected 0 to 8"),
     ],
 )
-def test_wrong_file_is_refused_with_key_place_and_value(tmp_path: Path, text: str, message: str) -> None:
+def test_wrong_file_is_refused_with_key_position_and_value(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_text(tmp_path, text)
     assert str(caught.value) == f"{tmp_path / 'feed.toml'}: {message}"
@@ -196,7 +196,7 @@ def test_file_that_is_not_toml_is_refused_with_line_and_column(tmp_path: Path) -
         Feed.load(tmp_path / "feed.toml")
 
 
-def test_missing_file_is_refused_with_the_place_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_file_is_refused_with_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as caught:
         Feed.load("gone.toml")
@@ -234,7 +234,7 @@ def test_number_outside_its_range_is_refused(setting: str, lowest: int, highest:
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "a b", "ä", "x" * 65])
-def test_name_that_is_no_directory_name_is_refused(name: str) -> None:
+def test_invalid_directory_name_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="expected 1 to 64 letters, digits"):
         msgspec.structs.replace(feed_of_prefixes(()), name=name)
 
@@ -267,7 +267,7 @@ def test_malformed_topic_template_is_refused(topic: str) -> None:
         ({"interface": "0.0.0.0"}, "expected the address of one interface"),
         (
             {"endpoints": ("tcp://a:1", "ipc://b"), "interface": "10.0.0.1"},
-            "interface was '10.0.0.1' beside endpoint 'ipc://b', expected tcp endpoints only",
+            "interface was '10.0.0.1' with endpoint 'ipc://b', expected tcp endpoints only",
         ),
         ({"cpus": "1"}, "cpus was '1', expected array"),
     ],
@@ -287,7 +287,7 @@ def test_feed_made_in_code_is_checked_like_a_file() -> None:
         Feed(name="test", slices=slices, key_bytes=wrong)
 
 
-def test_symbol_rule_that_is_none_is_refused() -> None:
+def test_invalid_symbol_rule_is_refused() -> None:
     with pytest.raises(ConfigError, match="feed 'test': separator was '', expected one ASCII character"):
         msgspec.structs.replace(feed_of_prefixes(()), separator="")
 

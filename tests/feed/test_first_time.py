@@ -1,4 +1,4 @@
-"""Several sources: in the order of their first times, each closed again after its first messages."""
+"""Several sources are ordered by their first times, and closed again after their first messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EARLIEST_NS = 10
 
 
 class Timed(Made):
-    """A source of chunks with these times; two of them are never open at once."""
+    """A source of chunks with these times; two of them are never open at the same time."""
 
     open: ClassVar[list[Timed]] = []
 
@@ -34,13 +34,13 @@ class Timed(Made):
 
 
 def first_ns(chunks: list[list[int]]) -> int | None:
-    """Return what a plain loop over all messages finds."""
+    """Return the first time of each source by a plain loop over all messages."""
     times = [time for chunk in chunks for time in chunk]
     return next((time for time in times if time >= EARLIEST_NS), 0 if times else None)
 
 
 @given(st.lists(st.lists(st.lists(st.integers(-1, 20), max_size=3), max_size=4), min_size=1, max_size=5))
-def test_sources_come_by_the_first_time_that_a_plain_loop_finds(sources: list[list[list[int]]]) -> None:
+def test_sources_are_ordered_by_first_time(sources: list[list[list[int]]]) -> None:
     given_sources = [Timed(chunks) for chunks in sources]
     firsts = [(place, first_ns(chunks)) for place, chunks in enumerate(sources)]
     expected = sorted(firsts, key=lambda each: float("inf") if each[1] is None else each[1])
@@ -54,7 +54,7 @@ def test_sources_come_by_the_first_time_that_a_plain_loop_finds(sources: list[li
     assert not Timed.open
 
 
-def test_times_far_behind_messages_without_one_are_not_looked_for() -> None:
+def test_times_after_many_messages_without_one_are_not_searched() -> None:
     source = Timed([[0]] * 1_000 + [[EARLIEST_NS]])
     (found,) = by_first_time([source], EARLIEST_NS)
     assert found.first_ns == 0

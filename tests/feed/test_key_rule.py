@@ -1,4 +1,4 @@
-"""Keys of topics and what subscribers request, compiled and in Python, against a plain reference."""
+"""Keys of topics and subscriptions, compiled and in Python, against a plain reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Schema.pack`: a record's values become its payload, and are read back as they were given."""
+"""`Schema.pack` turns a record into a payload that reads back as the same values."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ VALUES = {"price": 189.98, "size": 3, "time": 1_700_000_000_123_456_789, "day": 
 
 
 def plain(value: Any) -> Any:
-    """Return a value that can be compared, and given again."""
+    """Return a comparable value that can be packed again."""
     if isinstance(value, ctypes.Array):
         return [plain(each) for each in value]
     if hasattr(value, "_names_"):
@@ -59,7 +59,7 @@ def plain(value: Any) -> Any:
 
 
 def shown(values: dict[str, Any]) -> str:
-    return repr(values)  # so NaN is equal to itself
+    return repr(values)  # so that NaN equals NaN
 
 
 def read(schema: Schema, kind: str, payload: bytes) -> Any:
@@ -228,12 +228,12 @@ MISFITS: list[tuple[str, Any, str]] = [
     ("venue", "ABCD", "was 'ABCD', expected a text of at most 3 bytes"),
     ("venue", "\u20ac", "expected a text of Latin-1"),
     ("venue", 5, "was 5, expected a text of at most 3 bytes"),
-    ("type", "q", "was 'q', expected 't', or to be left out"),
+    ("type", "q", "was 'q', expected 't', or the field left out"),
 ]
 
 
 @pytest.mark.parametrize(("field", "given", "text"), MISFITS)
-def test_a_value_that_does_not_fit_is_named(field: str, given: Any, text: str) -> None:
+def test_an_invalid_value_is_named(field: str, given: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(text)) as caught:
         TRADES.pack({**VALUES, field: given}, "trade")
     assert str(caught.value).startswith(f"record of type 'trade' (trades): field {field!r}")
@@ -256,7 +256,7 @@ def test_missing_and_unknown_fields_are_one_error_that_names_the_nearest() -> No
         TRADES.pack(wrong)
 
 
-def test_the_type_is_that_of_the_record_or_the_only_one() -> None:
+def test_the_type_defaults_to_that_of_the_record_or_the_only_one() -> None:
     two = Schema("two", 1_007, {"t": TRADE, "u": TRADE}, names={"trade": "t"})
     assert two.pack({**VALUES, "type": "u"})[:1] == two.pack(VALUES, "u")[:1] == b"u"
     assert two.pack({**VALUES, "type": b"t"})[:1] == two.pack(VALUES, "trade")[:1] == b"t"
@@ -269,7 +269,7 @@ def test_the_type_is_that_of_the_record_or_the_only_one() -> None:
 
 
 @pytest.mark.parametrize("record", [5, b"t", [1, 2], None, DataTrade, "text", numpy.zeros(2, TRADE), (1, 2)])
-def test_what_is_no_record(record: Any) -> None:
+def test_non_records_are_refused(record: Any) -> None:
     with pytest.raises(TypeError, match="expected a dict, a dataclass, a msgspec Struct or a numpy record"):
         TRADES.pack(record, "trade")
 

@@ -1,4 +1,4 @@
-"""Several topic prefixes as one: what they take together, and each topic once."""
+"""Several topic prefixes cover the same topics, each once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TEXTS = st.text("AB.", max_size=4).map(str.encode)
 
 
 @given(st.lists(TEXTS, min_size=1, max_size=6), TEXTS)
-def test_prefixes_take_the_same_topics_and_each_once(prefixes: list[bytes], topic: bytes) -> None:
+def test_covering_prefixes_match_the_same_topics_once(prefixes: list[bytes], topic: bytes) -> None:
     found = covering(prefixes)
     matching = [each for each in found if topic.startswith(each)]
     assert len(matching) == int(any(topic.startswith(each) for each in prefixes))

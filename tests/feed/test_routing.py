@@ -1,4 +1,4 @@
-"""Routing, against a slow obvious reference, and slices that do not fit together."""
+"""Routing compared with a slow plain reference, and slices that do not fit together."""
 
 from typing import Any
 from zlib import crc32
@@ -100,7 +100,7 @@ def test_topic_that_cannot_be_sent_is_refused(feed: Feed, topic: Any, message: s
             feed.slices_for(topic)
 
 
-def test_a_topic_may_be_text_and_nothing_but_text_or_bytes() -> None:
+def test_a_topic_is_text_or_bytes() -> None:
     feed = feed_of_prefixes(("A",), ("\u00c9",))
     assert feed.slice_of("A.x") == feed.slice_of(b"A.x") == 0
     assert feed.slice_of("\u00c9.x") == feed.slice_of("\u00c9.x".encode()) == 1
@@ -110,12 +110,12 @@ def test_a_topic_may_be_text_and_nothing_but_text_or_bytes() -> None:
             call(None)  # type: ignore[arg-type]
 
 
-def test_longest_topic_is_taken_and_is_the_longest_of_a_block() -> None:
+def test_the_longest_topic_fits_into_a_block() -> None:
     assert feed_of_prefixes(()).slice_of(b"x" * 65_535) == 0
     assert routing.MAX_TOPIC_BYTES == layout.MAX_TOPIC_BYTES == 65_535
 
 
-def test_single_slice_without_prefixes_takes_everything() -> None:
+def test_single_slice_without_prefixes_takes_every_topic() -> None:
     feed = feed_of_prefixes(())
     assert feed.slice_of(b"anything") == 0
     assert feed.slices_for(b"") == feed.slices_for(b"any") == (0,)
@@ -129,7 +129,7 @@ def test_share_is_crc32_of_the_root_and_slices_may_hold_shares_in_any_order() ->
 
 
 @pytest.mark.parametrize("symbol", RULES)
-def test_all_topics_of_a_symbol_fall_into_one_slice(symbol: str) -> None:
+def test_all_topics_of_a_symbol_are_in_one_slice(symbol: str) -> None:
     feed = msgspec.structs.replace(feed_of_shares((0, 2), (1, 2)), symbol=symbol, separator="/")
     for root in (b"BRK", b"A.B", b"X"):
         assert {feed.slice_of(root + rest) for rest in (b"", b"/", b"/A", b"/A/P")} == set(feed.slices_for(root + b"/"))
@@ -162,7 +162,7 @@ def feeds(draw: st.DrawFn) -> Feed:
 
 
 def slow_slices_of(feed: Feed, topic: bytes) -> list[int]:
-    """Return the slices of a topic, from the definition alone."""
+    """Return the slices of a topic by definition."""
     found = []
     for slice_id, feed_slice in enumerate(feed.slices):
         if feed_slice.share is not None:
@@ -175,7 +175,7 @@ def slow_slices_of(feed: Feed, topic: bytes) -> list[int]:
 
 
 @given(feeds(), topics)
-def test_topic_falls_into_the_slice_of_the_reference(feed: Feed, topic: bytes) -> None:
+def test_topic_has_the_slice_of_the_reference(feed: Feed, topic: bytes) -> None:
     expected = slow_slices_of(feed, topic)
     if expected:
         assert [feed.slice_of(topic)] == expected
@@ -185,7 +185,7 @@ def test_topic_falls_into_the_slice_of_the_reference(feed: Feed, topic: bytes) -
 
 
 @given(feeds(), topics, st.data())
-def test_topic_falls_into_a_slice_of_each_of_its_prefixes(feed: Feed, topic: bytes, data: st.DataObject) -> None:
+def test_a_topics_slice_is_among_those_of_each_of_its_prefixes(feed: Feed, topic: bytes, data: st.DataObject) -> None:
     prefix = topic[: data.draw(st.integers(0, len(topic)))]
     assert set(slow_slices_of(feed, topic)) <= set(feed.slices_for(prefix))
 
@@ -207,7 +207,7 @@ def test_slices_of_a_prefix_are_ascending_and_each_can_hold_a_topic(feed: Feed, 
 
 
 @given(st.lists(st.lists(prefix_texts, min_size=1, max_size=3), min_size=1, max_size=3))
-def test_prefixes_are_refused_exactly_when_a_topic_could_fall_into_two_slices(
+def test_prefixes_are_refused_exactly_if_a_topic_could_have_two_slices(
     sets: list[list[str]],
 ) -> None:
     overlap = any(

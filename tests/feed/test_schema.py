@@ -40,7 +40,7 @@ SCHEMA = Schema("demo", 900, {"T": TRADE, "Q": numpy.dtype([("kind", "S1")])}, t
 
 
 def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, name: str = "demo") -> None:
-    """Install a distribution of which there is only the metadata."""
+    """Install a distribution that consists of metadata only."""
     info = tmp_path / f"{name}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
@@ -91,7 +91,7 @@ def test_a_type_may_have_a_name() -> None:
 
 
 @pytest.mark.parametrize("number", [-1, 65_536])
-def test_a_number_that_does_not_fit_into_a_header(number: int) -> None:
+def test_an_invalid_schema_id_is_refused(number: int) -> None:
     with pytest.raises(ConfigError, match=f"schema_id was {number}, expected 0 to 65535"):
         Schema("demo", number, {})
 
@@ -175,7 +175,7 @@ def test_two_packages_with_one_schema_id_are_named(tmp_path: Path, monkeypatch: 
     assert "'two' of two (schemas_of_two:MINE)" in str(raised.value)
 
 
-def test_a_plug_in_that_cannot_be_loaded_is_named_and_hides_no_other(
+def test_a_broken_plug_in_is_named_and_others_still_load(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "broken_schemas.py").write_text("raise RuntimeError('no licence')\n")
@@ -188,7 +188,7 @@ def test_a_plug_in_that_cannot_be_loaded_is_named_and_hides_no_other(
     assert "broken-package" in caplog.text
 
 
-def test_trades_and_quotes_are_fields_that_there_are() -> None:
+def test_trades_and_quotes_must_name_existing_fields() -> None:
     dtype = numpy.dtype([("message_type", "S1"), ("price", "<i8"), ("size", "<u4")])
     schema = Schema("x", 9, {"T": dtype}, trades=(TradeFields("T", "price", "size", only=("message_type", "T")),))
     assert pickle.loads(pickle.dumps(schema)).trades == schema.trades

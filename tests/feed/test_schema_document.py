@@ -1,4 +1,4 @@
-"""Schemas as plain data: made again as they were, and refused in one sentence where they cannot be."""
+"""Schemas as plain data: an exact round trip, or one clear error."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ NAMES = ("raw", "itch50", "iex_tops16", "iex_deep10", "dbn", "dbn_ts_out", "tape
 
 
 def again(schema: Schema) -> Schema:
-    """The schema, by way of JSON."""
+    """Return the schema after a round trip through JSON."""
     text = msgspec.json.encode(SchemaDocument.of(schema))
     return msgspec.json.decode(text, type=SchemaDocument).schema()
 
 
 def all_of(schema: Schema) -> tuple[Any, ...]:
-    """What two schemas that are alike in everything share."""
+    """Return everything that equal schemas share."""
     meanings = {
         kind: [(name, dtype.fields[name][1], dtype[name].metadata) for name in dtype.names]
         for kind, dtype in schema.records.items()
@@ -53,13 +53,13 @@ def all_of(schema: Schema) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_registered_schemas_are_made_again_as_they_were(name: str) -> None:
+def test_registered_schemas_survive_a_round_trip(name: str) -> None:
     schema = load_schema(name)
     assert all_of(again(schema)) == all_of(schema)
     assert again(RAW) is RAW
 
 
-def test_arrays_records_within_and_gaps_are_made_again() -> None:
+def test_arrays_nested_records_and_padding_survive_a_round_trip() -> None:
     schema = Schema(
         "every",
         1_000,
@@ -90,7 +90,9 @@ FIELDS = st.lists(st.tuples(st.sampled_from(FORMATS), st.sampled_from([(), (1,),
 
 
 @given(FIELDS, st.booleans())
-def test_any_record_of_numbers_and_texts_is_made_again(fields: list[tuple[str, tuple[int, ...]]], align: bool) -> None:
+def test_any_record_of_numbers_and_texts_survives_a_round_trip(
+    fields: list[tuple[str, tuple[int, ...]]], align: bool
+) -> None:
     dtype = numpy.dtype([("kind", "S1"), *((f"f{i}", *each) for i, each in enumerate(fields))], align=align)
     schema = Schema("any", 1_001, {"A": dtype})
     assert all_of(again(schema)) == all_of(schema)
@@ -112,12 +114,12 @@ def test_any_record_of_numbers_and_texts_is_made_again(fields: list[tuple[str, t
         ({"A": numpy.dtype([("t", utc_time("<i8", "ms"))])}, "with {'utc': 'ms'}, expected an integer"),
     ],
 )
-def test_what_no_payload_can_be_is_refused_when_the_schema_is_made(records: Any, text: str) -> None:
+def test_an_impossible_payload_type_is_refused_by_the_schema(records: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"schema 'x': {text}") if text[0] in "ta" else re.escape(text)):
         Schema("x", 9, records)
 
 
-def test_a_type_behind_the_end_of_its_payloads_is_refused() -> None:
+def test_a_type_beyond_the_end_of_its_payloads_is_refused() -> None:
     with pytest.raises(ConfigError, match="type_offset was 12, expected one within the 12 bytes of type 'A'"):
         Schema("x", 9, {"A": LEG}, type_offset=12)
 
@@ -168,7 +170,7 @@ def test_a_hostile_field_is_refused(changed: dict[str, Any], text: str) -> None:
         ({"types": {"AB": {"bytes": 8, "fields": [FIELD]}}}, "a type was 'AB', expected one character"),
         ({"types": {"": {"bytes": 8, "fields": [FIELD]}}}, "a type was '', expected one character"),
         ({"types": {"A": {"bytes": 8, "fields": [FIELD]}}, "type_offset": 8}, "type_offset was 8, expected one within"),
-        ({"name": "x\n"}, "a name was 'x.n', expected one that can be printed"),
+        ({"name": "x\n"}, "a name was 'x.n', expected printable text"),
         ({"name": ""}, "a name was '', expected"),
         ({"types": {"A": {"name": "q\0", "bytes": 8, "fields": [FIELD]}}}, "a name was 'q.x00', expected"),
         ({"id": 65_536}, "schema_id was 65536, expected 0 to 65535"),

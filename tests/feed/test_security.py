@@ -1,4 +1,4 @@
-"""The table `[security]` of a feed file, and the warning where there is none."""
+"""The table `[security]` of a feed file, and the warning if it is missing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_paths_are_relative_to_the_feed_file(tmp_path: Path) -> None:
     )
 
 
-def test_a_slice_has_readers_of_its_own(tmp_path: Path) -> None:
+def test_a_slice_may_have_its_own_readers(tmp_path: Path) -> None:
     path = tmp_path / "feed.toml"
     path.write_text(FILE.replace("[security]", 'allowed_keys = "few"\n[security]\nkey = "me.key_secret"'))
     feed = Feed.load(path)
@@ -118,11 +118,11 @@ def test_one_archive_of_a_feed_keeps_its_key() -> None:
         ("tcp://exchange.example:1", False),
     ],
 )
-def test_loopback_is_known(endpoint: str, is_ours: bool) -> None:
+def test_loopback_is_recognized(endpoint: str, is_ours: bool) -> None:
     assert is_loopback(endpoint) is is_ours
 
 
-def test_a_feed_without_security_is_told_once(
+def test_a_feed_without_security_is_logged_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(security, "_warned", set[str]())

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Recorder:
-    """Keeps what is published, message by message."""
+    """Collects published messages one by one."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []

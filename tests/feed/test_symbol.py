@@ -1,4 +1,4 @@
-"""The symbol rule: which part of a topic is its symbol, and what routing hashes of it."""
+"""The symbol rule: which part of a topic is its symbol, and which part routing hashes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ texts = st.text("AB./", max_size=8).map(str.encode)
 
 
 def slow_split(rule: SymbolRule, topic: bytes) -> tuple[bytes, bytes | None]:
-    """Split a topic by the words of the setting's description alone."""
+    """Split a topic as the setting's description says."""
     letters = [bytes([byte]) for byte in topic]
     places = [at for at, letter in enumerate(letters) if letter == rule.separator.encode()]
     if not places or rule.symbol == "whole":
@@ -54,7 +54,7 @@ def test_topic_is_split_as_the_feed_says(
 
 
 @given(rules, texts)
-def test_split_is_that_of_the_reference(rule: SymbolRule, topic: bytes) -> None:
+def test_split_agrees_with_the_reference(rule: SymbolRule, topic: bytes) -> None:
     assert rule.split(topic) == slow_split(rule, topic)
     assert rule.symbol_of(topic) == slow_split(rule, topic)[0]
 
@@ -78,7 +78,7 @@ def test_prefix_that_fixes_the_root_fixes_that_of_each_topic(rule: SymbolRule, p
 
 
 @given(rules, texts, texts)
-def test_topics_of_a_symbol_are_told_by_how_they_start(rule: SymbolRule, symbol: bytes, topic: bytes) -> None:
+def test_topics_of_a_symbol_have_its_starts(rule: SymbolRule, symbol: bytes, topic: bytes) -> None:
     starts = rule.topics_of(symbol)
     if slow_split(rule, topic)[0] == symbol:
         assert any(topic == text if whole else topic.startswith(text) for text, whole in starts)
@@ -100,6 +100,6 @@ def test_symbols_are_counted_without_the_market_itself() -> None:
         ("whole", "·", "separator was '·', expected one ASCII character other than zero"),
     ],
 )
-def test_rule_that_is_none_is_refused(symbol: str, separator: str, text: str) -> None:
+def test_invalid_rule_is_refused(symbol: str, separator: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         SymbolRule(symbol, separator)

@@ -17,7 +17,7 @@ from blackbox.native.prefix_trie import longest_prefix
 from tests.examples import examples
 
 words = st.text("AB./", min_size=1, max_size=6).map(str.encode)
-"""Topics, symbols and prefixes of few letters: most begin with each other, and hold separators."""
+"""Topics, symbols and prefixes of few letters, so that most are prefixes of each other and contain separators."""
 odd = st.binary(min_size=1, max_size=3).filter(lambda text: text[0] != 0)
 rules = st.builds(SymbolRule, st.sampled_from(RULES), st.sampled_from("./"))
 
@@ -43,7 +43,7 @@ def test_the_trie_finds_prefix_and_symbol_of_every_topic(
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_trie_of_all_bytes_finds_them_too(rule: str) -> None:
+def test_a_trie_of_all_bytes_finds_prefix_and_symbol(rule: str) -> None:
     prefixes = [bytes([byte]) for byte in range(1, 256)]
     numbers: dict[tuple[bytes | None, bytes | None], int] = {}
     trie = build_symbol_trie(
@@ -63,7 +63,7 @@ def feed_by(rule: SymbolRule, slices: int = 4) -> Feed:
 
 @settings(deadline=None, max_examples=examples(300))
 @given(words, st.lists(words, min_size=1, max_size=4), rules, st.lists(words, max_size=40))
-def test_a_choice_has_the_topics_of_its_symbols_and_asks_for_all_of_them(
+def test_a_choice_has_and_requests_exactly_the_topics_of_its_symbols(
     prefix: bytes, symbols: list[bytes], rule: SymbolRule, topics: list[bytes]
 ) -> None:
     feed = feed_by(rule)
@@ -87,7 +87,7 @@ def test_a_choice_has_the_topics_of_its_symbols_and_asks_for_all_of_them(
     rules,
     st.lists(words, max_size=40),
 )
-def test_prefixes_and_symbols_choose_what_a_plain_loop_chooses(
+def test_prefixes_and_symbols_choose_the_topics_of_a_plain_loop(
     prefixes: list[bytes], symbols: list[bytes] | None, rule: SymbolRule, topics: list[bytes]
 ) -> None:
     try:
@@ -103,11 +103,11 @@ def test_prefixes_and_symbols_choose_what_a_plain_loop_chooses(
         assert choice.has(topic) == expected
         assert (longest_prefix(trie, text.ctypes.data, len(topic)) == CHOSEN) == expected
         fitting = [start for start, whole in choice.starts if topic == start or (topic.startswith(start) and not whole)]
-        assert len(fitting) <= 1, "no message of a bridge comes twice"
+        assert len(fitting) <= 1, "a bridge sends no message twice"
         assert fitting or not expected
 
 
-def test_a_symbol_is_no_prefix_of_others() -> None:
+def test_a_symbol_is_not_a_prefix() -> None:
     choice = SymbolChoice.of(Feed.local("choice", slices=1), ["AAPL", "BRK"])
     topics = [b"AAPL.x", b"AAPL", b"AAPLW.x", b"BRK.x", b"BRK.B.x", b"BRK.", b"A.x"]
     assert [topic for topic in topics if choice.has(topic)] == [b"AAPL.x", b"AAPL", b"BRK.x", b"BRK."]

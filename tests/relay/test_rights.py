@@ -176,7 +176,7 @@ def test_keys_without_a_line_have_the_rights_of_the_star(ring: Keyring) -> None:
         ("desk = 7", "'desk' was 7, expected a list of prefixes of topics"),
         ('desk = ["AAPL."]', r"'desk' had the prefix b'AAPL.', expected at most key_bytes = 4 bytes"),
         ('desk = ["\\u0000H"]', "expected no zero byte first"),
-        ("desk = [", "are no TOML"),
+        ("desk = [", "are not TOML"),
     ],
 )
 def test_malformed_rights_are_named_at_the_start(ring: Keyring, text: str, message: str) -> None:

@@ -175,7 +175,7 @@ def test_start_logs_once_what_it_waits_for_and_goes_on_when_it_comes(caplog: pyt
     starting = threading.Thread(target=subscriber.start)
     starting.start()
     endpoint = feed.slices[0].lines[0]
-    why = "only this process knows the endpoints of Feed.local: let all processes load one feed file"
+    why = "only this process knows the endpoints of Feed.local: load one feed file in all processes"
     text = f"feed {feed.name!r}: waiting for the publisher of slice 0 at {endpoint} ({why})"
     wait_until(lambda: ("blackbox", logging.WARNING, text) in caplog.record_tuples, 30)
     with RawPublisher(feed):
