@@ -1,4 +1,4 @@
-"""Check what callers give: one error that names the thing, the value and what was expected."""
+"""Check arguments of callers. Errors name the argument, its value and the expected values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Final
 from blackbox.errors import ConfigError
 
 LONGEST_S: Final = 3_155_760_000.0
-"""Longest duration that an argument may have, in seconds: 100 years."""
+"""Longest duration accepted as an argument, in seconds: 100 years."""
 
 
 def check_integers(*settings: tuple[str, object, int, int]) -> None:
@@ -66,16 +66,16 @@ def all_as_bytes(name: str, values: Iterable[object]) -> list[bytes]:
 
 
 def decorator_prefix(prefix: object, decorator: str) -> bytes:
-    """Return the prefix that was given to a decorator as bytes. Raises TypeError as `as_bytes`."""
+    """Return a decorator's prefix as bytes. Raises TypeError as `as_bytes`."""
     if callable(prefix):
         raise TypeError(
-            f'prefix was {prefix!r}, expected str or bytes: write @subscriber.{decorator}("") to get all topics'
+            f'prefix was {prefix!r}, expected str or bytes: write @subscriber.{decorator}("") to receive all topics'
         )
     return as_bytes("prefix", prefix)
 
 
 def name_of(function: object) -> str:
-    """How a function is called, for messages to people; of a lambda also where it stands, as many have that name."""
+    """Return the name of a function for messages; for a lambda also file and line."""
     name = getattr(function, "__qualname__", None) or repr(function)
     code = getattr(function, "__code__", None)
     if code is None or getattr(function, "__name__", "") != "<lambda>":
@@ -84,13 +84,13 @@ def name_of(function: object) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return " (did you mean ...?)" with the nearest of the known names; nothing where none is near."""
+    """Return " (did you mean ...?)" with the nearest of the known names, or "" if none is near."""
     near = get_close_matches(name, known, n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def names_of(setting: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Return some names. Raises TypeError when they are one text, or anything else; ValueError when there are none."""
+    """Return some names as a tuple. Raises TypeError for a single text or anything else, ValueError if empty."""
     found = () if isinstance(names, str | bytes) else tuple(names)
     if not all(isinstance(name, str) for name in found) or isinstance(names, str | bytes):
         raise TypeError(f"{setting} was {names!r}, expected names, such as ('ts_event', 'price')")
@@ -100,7 +100,7 @@ def names_of(setting: str, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def message_types_of(message_type: str | Iterable[str]) -> tuple[str, ...]:
-    """Return a message type, or several, as a tuple. Raises ConfigError unless it is one text, or a list of some."""
+    """Return one or several message types as a tuple. Raises ConfigError for anything else."""
     given: Any = message_type
     found = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else ()
     if not found or not all(found) or not all(isinstance(each, str) for each in found) or len(set(found)) < len(found):
@@ -109,7 +109,7 @@ def message_types_of(message_type: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def check_function(function: object, *arguments: str) -> None:
-    """Raise TypeError unless `function` can be called with these arguments, and does its work when it is called."""
+    """Raise TypeError unless `function` can be called with these arguments and runs when called."""
     expected = f"expected a function of ({', '.join(arguments)})"
     if not callable(function):
         raise TypeError(f"callback was {function!r}, {expected}")
@@ -121,7 +121,7 @@ def check_function(function: object, *arguments: str) -> None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # of some functions in C nobody knows it
+        return  # some C functions have no signature
     try:
         signature.bind(*arguments)
     except TypeError:

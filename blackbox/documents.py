@@ -1,4 +1,4 @@
-"""Decode JSON and msgpack that others wrote: bounded in bytes and depth, and with one kind of error."""
+"""Decode JSON and msgpack from others, with limits on bytes and depth, and one kind of error."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import msgspec
 
 DecodeError = msgspec.DecodeError
 MOST_DOCUMENT_BYTES: Final = 64 << 20
-"""The largest document, unless its decoder has a smaller bound."""
+"""Default limit for the size of a document."""
 
 Document = TypeVar("Document")
 
 
 class Decoder(Generic[Document]):
-    """Decodes documents of one type. Any thread may use it.
+    """Decodes documents of one type. Thread-safe.
 
-    Depth is bounded by Python's recursion limit, which also bounds what msgspec passes by.
+    Depth is bounded by Python's recursion limit, which also applies to values that msgspec skips.
     """
 
     def __init__(self, form: Literal["json", "msgpack"], document: Any, most_bytes: int = MOST_DOCUMENT_BYTES) -> None:
@@ -28,16 +28,14 @@ class Decoder(Generic[Document]):
     def decode(self, data: bytes | str | memoryview) -> Document:
         """Return the document.
 
-        Raises DecodeError, also for one that has too many bytes, is nested too deeply, or is no UTF-8.
+        Raises DecodeError, also if it is too large, nested too deeply, or not UTF-8.
         """
         if len(data) > self._most_bytes:
             raise DecodeError(f"document had {len(data)} bytes, expected at most {self._most_bytes}")
         try:
             decoded: Document = self._decode(data)
         except RecursionError:
-            raise DecodeError(
-                "document was nested too deeply, expected fewer lists and objects in each other"
-            ) from None
+            raise DecodeError("document was nested too deeply, expected fewer levels of lists and objects") from None
         except UnicodeError as error:
-            raise DecodeError(f"document was no UTF-8: {error}") from None
+            raise DecodeError(f"document was not UTF-8: {error}") from None
         return decoded

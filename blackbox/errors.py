@@ -1,7 +1,7 @@
-"""Every error that the library raises on purpose.
+"""All errors that the library raises on purpose.
 
-All of them derive from `BlackBoxError`. Where a built-in class says the same thing, the error
-derives from that too, so that code which knows nothing of this library can still catch it.
+They derive from `BlackBoxError`, and also from a built-in class where one fits, so that code unaware of this library
+can catch them.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class BlackBoxError(Exception):
 
 
 class ConfigError(BlackBoxError, ValueError):
-    """A feed, schema or setting is wrong; nothing has been opened or sent."""
+    """A feed, schema or setting is wrong. Nothing was opened or sent."""
 
 
 class LimitError(BlackBoxError):
-    """The system does not let this process open or start as much as is needed: raise the limit that it names."""
+    """A system limit is too low for the files, memory or threads needed; the error names the limit to raise."""
 
 
 class BlockError(BlackBoxError, ValueError):
@@ -42,42 +42,42 @@ class EndpointError(BlackBoxError, OSError):
 
 
 class PublisherError(BlackBoxError):
-    """The publisher cannot do what was asked in its present state."""
+    """The call is not possible in the publisher's current state."""
 
 
 class NoSubscriberError(PublisherError, TimeoutError):
-    """Nobody subscribed within the timeout."""
+    """No subscriber arrived within the timeout."""
 
 
 class RelayError(BlackBoxError):
-    """A relay cannot go on: it is its own source, or libzmq has failed it."""
+    """A relay cannot continue: it is its own source, or libzmq failed."""
 
 
 class NotRecordedError(PublisherError, TimeoutError):
-    """Recorders did not acknowledge within the timeout what was published."""
+    """Recorders did not acknowledge published messages within the timeout."""
 
 
 class BridgeError(BlackBoxError):
-    """The system on the other side of a bridge is not there, or refuses what it is given."""
+    """The system on the other side of a bridge is unreachable, or refuses messages."""
 
 
 class HubError(BlackBoxError):
-    """A hub refused what was put, or cannot go on; or a client has ended."""
+    """A hub refused a put or cannot continue, or the client was closed."""
 
 
 class NotStoredError(HubError, TimeoutError):
-    """The hub did not say within the timeout that it has what was put."""
+    """The hub did not confirm within the timeout that it has stored a put."""
 
 
 class RefusedError(HubError):
-    """A hub refused a put: it is not stored, and takes nothing else with it.
+    """A hub refused a put. The put is not stored; others are not affected.
 
-    Attributes: `topic`. `places`: of `put_many`, those of all its messages, as if it had returned them; those with
-    `is_refused` are not stored, all others are. All else is then told of the first that is not. None of `put`.
+    Attributes: `topic`; `places`, for `put_many` the result for all its messages: those with `is_refused` are not
+    stored, all others are. Topic and text then describe the first refused one. None for `put`.
     """
 
     def __init__(self, topic: bytes, was: str, places: Places | None = None) -> None:
-        """`was`: what is told of the topic."""
+        """`was`: the state of the topic that led to the refusal."""
         count = 0 if places is None else (places["is_refused"] != 0).sum()
         many = "" if places is None else f"{count} of {len(places)} puts were refused, the first: "
         super().__init__(f"{many}topic {topic[:64]!r} was {was}")
@@ -85,21 +85,21 @@ class RefusedError(HubError):
 
 
 class ConflictError(RefusedError):
-    """A put was refused, as its topic's newest message was not where it was expected: see `found`.
+    """A put was refused because its topic's newest message is not the expected one.
 
-    Attributes, beside those of RefusedError: `expected`, `found`, where that message was to be, and is, as
-    `Table.revision` tells them.
+    Attributes, in addition to those of RefusedError: `expected` and `found`, the expected and the actual position of
+    that message, as in `Table.revision`.
     """
 
     def __init__(self, topic: bytes, expected: Place | None, found: Place, places: Places | None = None) -> None:
-        """All are told in the text."""
+        """The text reports all of them."""
         was, wanted = ("without a value" if at is not None and not at.epoch else f"at {at}" for at in (found, expected))
         super().__init__(topic, f"{was}, expected it {wanted}", places)
         self.expected, self.found = expected, found
 
 
 class SubscriberError(BlackBoxError):
-    """The subscriber cannot do what was asked, or one of its threads or processes has failed."""
+    """The call is not possible in the subscriber's current state, or one of its threads or processes failed."""
 
 
 class NotConfirmedError(SubscriberError, TimeoutError):
@@ -107,23 +107,23 @@ class NotConfirmedError(SubscriberError, TimeoutError):
 
 
 class RightsError(SubscriberError):
-    """A publisher or an archive does not give what was asked for: the key has no right to it, or has too much."""
+    """A publisher or an archive refused a subscription: the key has no right to it, or has reached a limit."""
 
 
 class SilentPublisherError(SubscriberError, TimeoutError):
-    """Nothing came from a publisher for the time that the caller allows, and it has not said that it ends."""
+    """A publisher has been silent for longer than the caller allows, without announcing its end."""
 
 
 class SlowSubscriberError(SubscriberError):
-    """A subscriber did not keep up and data would have been lost without notice."""
+    """A subscriber did not keep up, and data would have been lost silently."""
 
 
 class GapError(SubscriberError):
-    """Messages were lost, and the subscriber was to end then."""
+    """Messages were lost, and the subscriber was configured to end in this case."""
 
 
 class PositionError(BlackBoxError):
-    """Positions of a named consumer cannot be read or kept, go back, or another process has the name."""
+    """Positions of a named consumer cannot be read or written, go back, or another process uses the name."""
 
 
 class CallbackError(SubscriberError):
@@ -143,4 +143,4 @@ class ControlError(BlackBoxError):
 
 
 class ArchiveError(BlackBoxError):
-    """An archive refused a request, or no archive answered it."""
+    """An archive refused a request, or no archive answered."""

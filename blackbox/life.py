@@ -1,4 +1,4 @@
-"""Lives: where something is between its start and its end, and what may come next."""
+"""States of an object from its start to its end, and the allowed transitions."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ log = logging.getLogger("blackbox")
 
 
 class Life(StrEnum):
-    """Where something is in its life. Each member has its text, and the texts of those that may follow it.
+    """A state machine. Each member has its text, and the texts of the states that may follow.
 
         class DoorLife(Life):
             OPEN = "open", "shut"
             SHUT = "shut", "open", "locked"
             LOCKED = "locked"
 
-    One that may be entered once more names itself, too. What lives it has one function, `_enter`, that assigns what
-    `enter` returns.
+    A state that may be entered again lists itself too. The object has one function `_enter`, which assigns the result
+    of `enter`.
     """
 
     following: tuple[str, ...]
@@ -30,7 +30,7 @@ class Life(StrEnum):
         return life
 
     def enter(self, life: Self, what: str) -> Self:
-        """Return `life`, the next one of `what`, and log it. Raises RuntimeError when it may not follow this one."""
+        """Return `life`, the next state of `what`, and log it. Raises RuntimeError if it may not follow this one."""
         if life not in self.following:
             expected = " or ".join(self.following) or "nothing more"
             raise RuntimeError(f"{what} was to be {life} when it was {self}, expected {expected}")

@@ -1,4 +1,4 @@
-"""Register what wants messages of a feed: callbacks, timers, hooks, streams and books. They may come and go."""
+"""Register callbacks, timers, hooks, streams and books for messages of a feed, at any time."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ BatchFunction = TypeVar("BatchFunction", bound=Callable[[Batch], object])
 
 
 class Registration:
-    """All that is registered to receive a feed, and the slices that deliver it.
+    """Everything registered to receive a feed, and the slices that deliver it.
 
-    Any thread may add and remove callbacks, at any time until the end, also from callbacks. What runs, live slices or a
-    replay, is then brought up to date.
+    Any thread may add and remove callbacks at any time until the end, also from callbacks. Running slices or a replay
+    are updated.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Registration:
         processes: bool,
         shares: Registration | None = None,
     ) -> None:
-        """Nothing is registered yet, nothing runs. The settings are those of `Subscriber`. `shares`: whose slices."""
+        """Store the settings, which are those of `Subscriber`. `shares`: the registration whose slices it uses."""
         self.feed = feed
         self._options = options
         self._processes = processes
@@ -84,16 +84,16 @@ class Registration:
         self._tables: list[Table] = []
         self._player: CallbackPlayer | None = None
         self._replay: Replay | None = None
-        """The replay that runs."""
+        """The running replay."""
 
     @property
     def state(self) -> SubscriberLife:
-        """Where it is in its life."""
+        """The current state."""
         return self._share.state
 
     @property
     def callbacks(self) -> tuple[Callback, ...]:
-        """What is registered now."""
+        """The registered callbacks."""
         return tuple(self._callbacks)
 
     def on(
@@ -109,28 +109,28 @@ class Registration:
     ) -> Callable[[AnyFunction], AnyFunction]:
         """Decorate `f(message)`, called for every message whose topic starts with `prefix`.
 
-        With `symbols` it is called only for messages of exactly these symbols: `symbols=["AAPL"]` is `AAPL.trade`, but
-        not `AAPLW.trade`. The feed's `symbol` and `separator` say which part of a topic is its symbol. Raises
+        With `symbols` it is called only for messages of exactly these symbols: `symbols=["AAPL"]` matches `AAPL.trade`,
+        but not `AAPLW.trade`. The feed's `symbol` and `separator` define which part of a topic is its symbol. Raises
         ConfigError for a symbol that no topic of the feed can have.
 
-        With `fields` it is called with their values in place of the message, which is several times as fast:
-        `@on(b"AAPL.", fields=("ts_event", "price", "shares"))` decorates `f(ts_event, price, shares)`. A field is one
-        of the message's own (`topic`, `symbol`, `payload`, `sequence`, `epoch`, `slice_id`, `ts_event`, `ts_out`,
-        `ts_in`, `ts_recv`), or of its record (see `Message.record`; `"record.sequence"` where both have it); None where
-        a message's type has no such field, or the venue gave no value. `prices`, for `fields`: "integer" (the default),
-        as the venue sent them; "float"; or "decimal", exact. `message_type` is the message type that is wanted, or a
-        list of several: `"P"`, `["mbo", "trade"]`. One that no schema of the feed has is a ConfigError at `start` or
-        `replay`.
+        With `fields` it is called with their values instead of the message, which is several times faster:
+        `@on(b"AAPL.", fields=("ts_event", "price", "shares"))` decorates `f(ts_event, price, shares)`. A field is an
+        attribute of the message (`topic`, `symbol`, `payload`, `sequence`, `epoch`, `slice_id`, `ts_event`, `ts_out`,
+        `ts_in`, `ts_recv`) or of its record (see `Message.record`; write `"record.sequence"` if both have it). The
+        value is None if the message's type has no such field, or the venue gave no value. `prices`, for `fields`:
+        "integer" (the default), as sent by the venue; "float"; or "decimal", exact. `message_type` is a message type or
+        a list of several: `"P"`, `["mbo", "trade"]`. `start` and `replay` raise ConfigError if no schema of the feed
+        has it.
 
-        Each message reaches all such callbacks of a worker (in a replay: all callbacks), in the order in which they
-        were registered, before the next one reaches any. One that is `independent` gets its messages
-        block by block, out of turn. Callbacks of one `group` live on one worker of each slice, so they need no lock.
+        Each message is passed to all such callbacks of a worker (in a replay: all callbacks), in order of registration,
+        before the next message. An `independent` callback gets its messages block by block instead. Callbacks of one
+        `group` run on one worker per slice, so they need no lock.
         """
         prefix = decorator_prefix(prefix, "on")
         chosen = self._chosen(symbols, prefix)
         names = None if fields is None else names_of("fields", fields)
         if prices is not None and names is None:
-            raise ValueError(f"prices was {prices!r} without fields, expected fields; `record.price_float` is a float")
+            raise ValueError(f"prices was {prices!r} without fields, pass fields, or use `record.price_float`")
         form: Prices = "integer" if prices is None else prices
         check_prices(form)
         wanted = None if message_type is None else message_types_of(message_type)
@@ -159,9 +159,9 @@ class Registration:
     ) -> Callable[[BatchFunction], BatchFunction]:
         """Decorate `f(batch)`, called once per block with the messages whose topics start with `prefix`, as columns.
 
-        In a replay to several callbacks a batch ends where another one's turn begins, unless it is `independent`. With
-        `interval` (seconds or a `timedelta`) a batch also ends where `ts_event` passes a multiple of it since 1970, as
-        for bars; `every` calls a function at such times. `group`: see `on`.
+        In a replay to several callbacks a batch ends where another callback's turn begins, unless it is `independent`.
+        With `interval` (seconds or a `timedelta`) a batch also ends when `ts_event` passes a multiple of it since 1970,
+        as for bars; `every` calls a function at such times. `group`: see `on`.
         """
         prefix = decorator_prefix(prefix, "on_batch")
         chosen = self._chosen(symbols, prefix)
@@ -188,15 +188,15 @@ class Registration:
         independent: bool = False,
         group: str | None = None,
     ) -> Callable[[Callable[[Any, Any], None]], CompiledCallback]:
-        """Decorate `f(batch, state)`, which numba compiles and the slice's thread runs without the GIL.
+        """Decorate `f(batch, state)`, compiled by numba and run by the slice's thread without the GIL.
 
-        Nothing is received while it runs: pass `worker=True` for one that computes long. One of a `group` runs on a
-        worker anyway.
+        The slice receives nothing while it runs, so pass `worker=True` for long computations. Callbacks of a `group`
+        always run on a worker.
 
-        `batch` is a `blackbox.subscribe.compiled_callback.CompiledBatch`; `state` a copy of the given array for each
-        slice. The decorated name becomes a `CompiledCallback`: read `.states` or `.total()`. In a replay beside Python
-        callbacks its batches end where another one's turn begins, unless it is `independent`. `symbols`, `group`: see
-        `on`. Raises CallbackError when it does not compile.
+        `batch` is a `blackbox.subscribe.compiled_callback.CompiledBatch`; `state` is a copy of the given array for each
+        slice. The decorated name becomes a `CompiledCallback`: read `.states` or `.total()`. In a replay together with
+        Python callbacks its batches end where another callback's turn begins, unless it is `independent`. `symbols`,
+        `group`: see `on`. Raises CallbackError if it does not compile.
         """
         prefix = decorator_prefix(prefix, "on_compiled")
         chosen = self._chosen(symbols, prefix)
@@ -205,7 +205,7 @@ class Registration:
             if not callable(function):
                 raise TypeError(f"callback was {function!r}, expected a function of (batch, state)")
             if worker and not self._options.workers:
-                raise ValueError("worker was True, but this subscriber has workers=0; expected workers of at least 1")
+                raise ValueError("worker was True, but this subscriber has workers=0: create it with at least 1")
             entry = compile_callback(function, state)
             made = self._add(
                 lambda least: CompiledCallback(
@@ -230,20 +230,20 @@ class Registration:
         batches: bool = False,
         group: str | None = None,
     ) -> Stream:
-        """Return a `Stream` of messages (or `batches`) to take in a loop, by `get`, or in asyncio; see `Stream`.
+        """Return a `Stream` of messages (or `batches`) to read in a loop, by `get`, or in asyncio; see `Stream`.
 
-        `when_full`, once `limit` messages or 64 MiB of their blocks wait: "wait" blocks its worker, so that the
-        subscriber lags; "drop_oldest" drops the oldest and counts them; "stop" ends it as an error in a callback does.
-        `symbols`: see `on`.
-        Raises SubscriberError with `processes=True`, ValueError for "stop" where errors are only logged.
+        `when_full` is the policy for more than `limit` waiting messages or 64 MiB of their blocks: "wait" blocks the
+        worker, so that the subscriber lags; "drop_oldest" drops and counts the oldest; "stop" ends the subscriber like
+        an error in a callback. `symbols`: see `on`. Raises SubscriberError with `processes=True`, ValueError for "stop"
+        if errors are only logged.
         """
         if when_full == "stop" and self._options.on_error != "stop":
             raise ValueError(
                 f"when_full was 'stop', which on_error={self._options.on_error!r} would log; expected 'stop'"
             )
         if self._processes:
-            raise SubscriberError("stream was called with processes=True, where callbacks run in other processes")
-        weak = weakref.ref(self)  # a subscriber that refers to itself would keep its descriptors
+            raise SubscriberError("stream was called with processes=True: callbacks run in other processes")
+        weak = weakref.ref(self)  # a strong reference would form a cycle and keep its descriptors open
 
         def raise_failure() -> None:
             if (owner := weak()) is not None:
@@ -252,7 +252,7 @@ class Registration:
         def remove(stream: Stream) -> None:
             if (owner := weak()) is None:
                 return
-            with owner._supervisor.lock:  # its state stays what it is
+            with owner._supervisor.lock:  # keep its state unchanged
                 if stream in owner._streams:
                     owner._streams.remove(stream)
                     if owner.state in (SubscriberLife.NEW, SubscriberLife.RUNNING):
@@ -262,7 +262,7 @@ class Registration:
         symbols = None if symbols is None else all_as_bytes("symbols", symbols)
         stream = Stream(prefix, limit, when_full, batches, raise_failure, remove)
         with self._supervisor.lock:
-            self._share.add_stream(stream)  # before anything comes to it
+            self._share.add_stream(stream)  # before its first message
             try:
                 self.on_batch(prefix, symbols=symbols, group=group)(stream._put)
             except BaseException:
@@ -281,10 +281,10 @@ class Registration:
     ) -> Books:
         """Keep the order books of all symbols whose messages have topics that start with `prefix`; see `Books`.
 
-        Callbacks that are registered after it see it with their own message applied, and none later: live those on the
-        same worker (`group`), in a replay all. It is emptied where compiled callbacks get their states back. `schema`:
-        that of the feed, unless given. `max_bytes`: of all books together. Raises ConfigError when the schema has no
-        books.
+        Callbacks registered after the book see it with their own message applied and no later one: live if they run on
+        the same worker (`group`), in a replay always. It is emptied whenever compiled callbacks get their initial
+        states. `schema`: default is that of the feed. `max_bytes`: for all books together. Raises ConfigError if the
+        schema has no books.
         """
         from blackbox.book.books import BookCallback, Books
 
@@ -295,7 +295,7 @@ class Registration:
         books = Books(name, prefix=prefix, symbol_rule=rule, max_symbols=most, max_bytes=max_bytes)
         self._add(lambda worker: BookCallback(prefix, books, worker), prefix, group, self._chosen(symbols, prefix))
         if self._replay is not None:
-            books.lose_sync()  # what was played before it is not in it
+            books.lose_sync()  # it lacks everything played before
         elif self.state is SubscriberLife.RUNNING:
             for slice_id in range(len(self.feed.slices)):
                 books.lose_sync(slice_id)
@@ -309,13 +309,13 @@ class Registration:
         client: Puts | None = None,
         group: str | None = None,
     ) -> Table:
-        """Return a `Table` of the newest payload of each topic that starts with `prefix`; it needs an image at `start`.
+        """Return a `Table` of the newest payload of each topic that starts with `prefix`.
 
-        `client`: the `HubClient` of the feed's hub for `put` and `delete` of the table. Raises ConfigError for one
-        of another feed; SubscriberError with `processes=True`, and once it has started.
+        It needs a snapshot at `start`. `client`: the `HubClient` of the feed's hub for `put` and `delete` of the table.
+        Raises ConfigError for a client of another feed; SubscriberError with `processes=True`, and after the start.
         """
         if self._processes:
-            raise SubscriberError("table was called with processes=True, where callbacks run in other processes")
+            raise SubscriberError("table was called with processes=True: callbacks run in other processes")
         if client is not None and client.feed.name != self.feed.name:
             raise ConfigError(f"client was of feed {client.feed.name!r}, expected one of {self.feed.name!r}")
         prefix = as_bytes("prefix", prefix)
@@ -326,7 +326,7 @@ class Registration:
             if (owner := weak()) is not None:
                 owner._share.raise_failure()
             if owner is None or owner.state is SubscriberLife.ENDED:
-                raise SubscriberError(f"table {prefix!r}: its subscriber ended before what was waited for")
+                raise SubscriberError(f"table {prefix!r}: its subscriber ended during the wait")
 
         def wait_complete(slice_ids: Collection[int], timeout: float) -> bool:
             owner = weak()
@@ -343,15 +343,15 @@ class Registration:
     def every(
         self, interval: float | timedelta, *, group: str | None = None
     ) -> Callable[[Callable[[int], object]], Callable[[int], object]]:
-        """Decorate `f(ts_ns)`, called at each multiple of `interval` since 1970, also when no message comes.
+        """Decorate `f(ts_ns)`, called at each multiple of `interval` since 1970, even without messages.
 
         `interval` is in seconds, or a `timedelta`.
 
-        In a replay it goes by market time, from the first message to the last: after all messages before that time,
-        and before any of that time or later; times within a silence are called when it ends. Live it goes by this
-        machine's clock, on the worker of a `group`, or a worker of the first slice; of several times that pass while
-        that worker is busy, only the last is called. When the clock is set back, times come again. Raises
-        SubscriberError once it has started, or during a replay.
+        In a replay it follows market time, from the first message to the last: it is called after all messages before
+        its time and before any at or after it. Times within a silence are called when the silence ends. Live it follows
+        this machine's clock, on the worker of a `group`, or a worker of the first slice. If several times pass while
+        that worker is busy, it is called only for the last. If the clock is set back, times repeat. Raises
+        SubscriberError after the start, or during a replay.
         """
         interval_ns = duration_ns("interval", interval, 1e-9)
 
@@ -368,16 +368,16 @@ class Registration:
     def on_gap(
         self, prefix: str | bytes = b"", *, symbols: Iterable[str | bytes] | None = None, group: str | None = None
     ) -> Callable[[Callable[[Gap], object]], Callable[[Gap], object]]:
-        """Decorate `f(gap)`, called when messages were lost that may have had topics that start with `prefix`.
+        """Decorate `f(gap)`, called for lost messages whose topics may start with `prefix`.
 
-        With `symbols` it is called for messages that may have been of these symbols.
+        With `symbols` it is called if they may have been messages of these symbols.
 
-        It is called in the place of what is missing: on each worker with callbacks (of a `group`: with one of its
-        callbacks) that may have got some of them, between their messages before and after. With the feed's `key_bytes`
-        0 nobody knows whose messages were lost: all callbacks of the slice may lack some. Compiled callbacks find the
-        number in `batch.lost`, order books are not `synced` any more. A gap after the last message is told as soon as a
-        heartbeat shows it. What the policies "drop" and "conflate" leave out: see `Gap.sequence` and `Batch.conflated`.
-        In a replay it is called where recordings lack messages between those that are played.
+        It is called at the position of the gap: on each worker with callbacks (of a `group`: with one of its callbacks)
+        that may lack messages, between the messages before and after. If the feed's `key_bytes` is 0, the topics of
+        lost messages are unknown, so all callbacks of the slice may lack some. Compiled callbacks find the number in
+        `batch.lost`; order books are no longer `synced`. A gap after the last message is reported when a heartbeat
+        reveals it. For messages left out by the policies "drop" and "conflate" see `Gap.sequence` and
+        `Batch.conflated`. In a replay it is called where recordings lack messages between those played.
         """
         prefix = decorator_prefix(prefix, "on_gap")
         starts = TopicChoice.of(self.feed, prefix, symbols).starts
@@ -393,32 +393,32 @@ class Registration:
         return register
 
     def on_epoch(self, hook: Callable[[int, int], object]) -> Callable[[int, int], object]:
-        """Decorate `f(slice_id, epoch)`, called when a publisher begins an epoch: for its first one, too.
+        """Decorate `f(slice_id, epoch)`, called when a publisher begins an epoch, including its first one.
 
-        Live it is called once for each slice, in one of its threads, between the messages before and after: no callback
-        of the slice runs meanwhile. What was sent between two epochs is not known: see `on_reset`.
+        Live it is called once for each slice, in one of its threads, between the messages before and after; no callback
+        of the slice runs meanwhile. Messages lost between two epochs cannot be counted: see `on_reset`.
         """
         check_function(hook, "slice_id", "epoch")
         self._hooks.on_epoch.append(hook)
         return hook
 
     def on_reset(self, hook: Callable[[], object]) -> Callable[[], object]:
-        """Decorate `f()`, called when callbacks must forget what they keep: time goes back, or a publisher restarts.
+        """Decorate `f()`, called when callbacks must reset their state: time goes back, or a publisher restarts.
 
         A replay in this process calls it once when it goes back. Live each slice calls it once for an epoch that
-        follows another, behind `on_epoch`. In both cases compiled callbacks get the state back that they began with,
-        and order books are emptied.
+        follows another, after `on_epoch`. In both cases compiled callbacks get their initial state, and order books are
+        emptied.
         """
         check_function(hook)
         self._hooks.on_reset.append(hook)
         return hook
 
     def on_live(self, hook: Callable[[int], object]) -> Callable[[int], object]:
-        """Decorate `f(slice_id)`, called when a slice that began in the past goes over to what comes live: see `start`.
+        """Decorate `f(slice_id)`, called when a slice that began in the past switches to live messages: see `start`.
 
-        It is called in one of the slice's threads, between two messages, while no callback of the slice runs: callbacks
-        have had all that was before, and from now on what comes live is not held back. It is called again each time
-        that a slice goes live after falling back to archives; never for a slice that begins live, or in a replay.
+        It is called in one of the slice's threads, between two messages, while no callback of the slice runs. Callbacks
+        have received everything before; from now on live messages are not held back. It is called again each time that
+        a slice goes live after falling back to archives; never for a slice that begins live, or in a replay.
         """
         check_function(hook, "slice_id")
         with self._supervisor.lock:
@@ -428,11 +428,12 @@ class Registration:
         return hook
 
     def remove(self, function: Callable[..., Any] | Callback) -> None:
-        """Remove a callback, everywhere it was registered. No new batch of it begins; one that runs is finished.
+        """Remove a callback from everything it was registered for. A running call is finished.
 
-        A slice that nothing needs any more is released a second later, and comes back when a callback wants it.
+        No new batch is delivered. A slice without callbacks is closed a second later, and reopened when a callback
+        needs it.
 
-        Raises ValueError when it was not registered.
+        Raises ValueError if it was not registered.
         """
         with self._supervisor.lock:
             gone = [c for c in self._callbacks if c is function or c.function == function]
@@ -492,7 +493,7 @@ class Registration:
             try:
                 self._renew()
             except BaseException:
-                self._forget(callback)  # the thread of a slice that only it needs could not be started
+                self._forget(callback)  # its slice's thread could not be started
                 raise
         return callback
 
@@ -510,13 +511,13 @@ class Registration:
             raise SubscriberError("callbacks cannot be changed while running with processes=True")
 
     def _renew(self) -> None:
-        """Bring what runs up to date with the callbacks."""
+        """Update running slices or replays with the callbacks."""
         if self._replay is not None and self._player is not None:
             self._player.change(self._callbacks)
         self._share.renew()
 
     def _check(self, callbacks: Iterable[Callback]) -> None:
-        """Raise ConfigError unless the schemas have the fields and types that callbacks name."""
+        """Raise ConfigError unless the schemas have the fields and types that callbacks use."""
         replay = self._replay
         schemas = [load_schema(self.feed.schema)] if replay is None else [feed.schema for feed in replay.feeds.of_slice]
         for callback in callbacks:

@@ -1,4 +1,4 @@
-"""Open files that somebody names: only regular ones, which end, and never wait for a writer."""
+"""Open files by a path from a user: only regular files, which cannot block on a writer and have an end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KINDS: Final = {
 
 
 def open_regular(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """Open a file for reading; return its descriptor, and its bytes. Raises OSError, also when it is not regular."""
+    """Open a file for reading; return its descriptor and size. Raises OSError, also if it is not regular."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         found = os.fstat(fd)
@@ -31,7 +31,7 @@ def open_regular(path: str | os.PathLike[str]) -> tuple[int, int]:
 
 
 def read_regular(path: str | os.PathLike[str], most_bytes: int) -> bytes:
-    """Return all bytes of a file. Raises OSError, also when it is not regular, or has more than `most_bytes`."""
+    """Return all bytes of a file. Raises OSError, also if it is not regular or has more than `most_bytes`."""
     fd, size = open_regular(path)
     with os.fdopen(fd, "rb") as file:
         if size > most_bytes:

@@ -1,4 +1,4 @@
-"""Subscribe to a feed: the life of a subscriber, live or replayed. What it calls is in `blackbox.registration`."""
+"""Subscribe to a feed: the life of a subscriber, live or replayed. Registration is in `blackbox.registration`."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 _DEFAULT_POLICY = SlowPolicy()
 _ANSWER_S = 1.0
-"""How long a subscriber that repairs waits for an archive's answer before it asks the next one."""
+"""Time to wait for an archive's answer during a repair before asking the next one."""
 _ARCHIVES_S = 10.0
-"""How long a start without a timeout waits for archives to answer."""
+"""Time that a start without a timeout waits for archives to answer."""
 
 
 def _client_of(feed: Feed, options: Options) -> ArchiveClient | None:
-    """Return what asks the feed's archives, if it has some, or they are needed."""
+    """Return a client for the feed's archives, if it has some, or they are needed."""
     if not feed.archives and options.on_gap != "repair":
         return None
     from blackbox.archive.serve.client import ArchiveClient
@@ -47,13 +47,13 @@ def _client_of(feed: Feed, options: Options) -> ArchiveClient | None:
 
 
 class Subscriber(Registration):
-    """Receive a feed and give its messages to callbacks.
+    """Receive a feed and call callbacks with its messages.
 
     Life: NEW, `start` (or `with`), RUNNING, `stop` or `terminate`, STOPPING, ENDED. `run` is start, wait and stop.
     Callbacks may be added and removed at any time, from any thread, also from callbacks.
 
-    A callback lives on one worker of each slice: it sees a slice's messages one at a time, in the order of their
-    sequences, but may run for two slices at once.
+    A callback runs on one worker of each slice: it sees a slice's messages one at a time, in order of their sequences,
+    but may run for two slices at once.
     """
 
     def __init__(
@@ -75,40 +75,41 @@ class Subscriber(Registration):
         name_wait: float | timedelta = 0.0,
         release: bool = False,
     ) -> None:
-        """Settings; nothing is opened before `start`. Raises ValueError when one is out of range.
+        """Store the settings; nothing is opened before `start`. Raises ValueError if one is out of range.
 
         Durations are seconds or `timedelta`.
 
         Args:
             feed: what to subscribe to.
-            workers: threads per slice that run callbacks, at most 63; compiled ones if they ask for it. 0: all run in
-                the slice's thread, which receives nothing meanwhile: one wake-up less, for few and short callbacks.
-            slow: what to do when it cannot keep up: see `SlowPolicy`.
-            on_error: a callback that raises: "stop" ends the subscriber, `run` and `stop` raise CallbackError; "log"
-                logs it and goes on with the next message (or batch).
+            workers: threads per slice that run callbacks, at most 63; compiled callbacks use them on request. 0: all
+                run in the slice's thread, which receives nothing meanwhile; saves a wake-up, for few and short
+                callbacks.
+            slow: policy if it cannot keep up: see `SlowPolicy`.
+            on_error: policy for a callback that raises: "stop" ends the subscriber, and `run` and `stop` raise
+                CallbackError; "log" logs it and continues with the next message (or batch).
             queue_blocks: blocks that may wait for one worker. When full the slice waits, ZeroMQ queues, lag grows.
-            hwm_blocks: blocks that ZeroMQ queues for a slice at the receiver; then it stops reading, and queues at the
-                publisher.
-            line_wait: with two lines, how long a block waits for what the other line may still bring.
-            on_gap: messages that were lost: "tell" counts them, and tells callbacks in their place: see the method
-                `on_gap`; "stop" delivers what came before, then ends the subscriber: `run` and `stop` raise GapError.
-                "repair" fetches them from the feed's archives and delivers them in their place; what is behind waits,
-                up to `hwm_blocks` times the feed's `block_bytes`. What no archive has is told.
-            repair_wait: how long what is behind a gap waits for archives, all of them together. With `since`: when
-                archives have brought nothing more for this time, what they lack before live messages is a gap; when
-                none has answered for ten times as long, the subscriber ends.
-            processes: run each slice in a process of its own, forked at `start`, so that Python callbacks of several
-                slices run in parallel. What callbacks change stays in their process, except states of compiled ones.
-                Callbacks cannot be added or removed while it runs.
-            name: a name for what this subscriber does, such as "strategy-1". At `start` it goes on from its last
-                checkpoint, with what the feed's archives recorded since. One process at a time has a name.
-            positions: the directory where positions are kept by name.
-            checkpoint_interval: time between checkpoints; the last is made at the end. What was delivered after the
-                last one comes again: each message at least once. Default: only where you call `checkpoint`.
+            hwm_blocks: blocks that ZeroMQ queues for a slice at the receiver; then it stops reading, and blocks queue
+                at the publisher.
+            line_wait: with two lines, how long a block waits for earlier blocks of the other line.
+            on_gap: policy for lost messages: "tell" counts them, and calls the function registered with the method
+                `on_gap` at their position; "stop" delivers what came before, then ends the subscriber: `run` and `stop`
+                raise GapError. "repair" fetches them from the feed's archives and delivers them at their position;
+                later messages wait, up to `hwm_blocks` times the feed's `block_bytes`. What no archive has is reported.
+            repair_wait: how long messages after a gap wait for all archives together. With `since`: when archives have
+                delivered nothing for this time, messages that they lack before live ones are a gap; when none has
+                answered for ten times this time, the subscriber ends.
+            processes: run each slice in its own process, forked at `start`, so that Python callbacks of several slices
+                run in parallel. Changes by callbacks stay in their process, except states of compiled ones. Callbacks
+                cannot be added or removed while it runs.
+            name: a name for this consumer, such as "strategy-1". `start` continues at its last checkpoint, with
+                messages that the feed's archives recorded since. Only one process at a time can use a name.
+            positions: the directory with the positions of names.
+            checkpoint_interval: time between checkpoints; the last is made at the end. Messages delivered after the
+                last one are delivered again: at least once. Default: only when you call `checkpoint`.
             name_wait: how long `start` waits for another process of this name to end.
-            release: start although a loss with `on_gap="stop"` has ended the last process of this name. Such a name is
-                held until then, or until `blackbox positions DIR --release NAME`, so that no supervisor restarts it
-                past the loss. It begins at its last checkpoint; the same loss does not end it again.
+            release: start even if the last process of this name ended because of a loss with `on_gap="stop"`. Such a
+                name is blocked until then, or until `blackbox positions DIR --release NAME`, so that no supervisor
+                restarts it past the loss. It begins at its last checkpoint; the same loss does not end it again.
         """
         check_is_feed(feed)
         check_integers(("workers", workers, 0, MAX_WORKERS))
@@ -129,21 +130,21 @@ class Subscriber(Registration):
             self._supervisor.on_lost = self._consumer.hold
 
     def share(self) -> Subscriber:
-        """Return a further subscriber of the feed that uses this one's sockets and threads: a publisher sees one.
+        """Return another subscriber of the feed that uses this one's sockets and threads.
 
-        It has callbacks, streams, hooks, and a life of its own: messages come to it from its `start` until its `stop`,
-        which waits until what its callbacks were sent is delivered. The last one to end closes sockets and threads.
-        All settings are this one's, and shared are lag, gaps, `statistics`, topic numbers and checkpoints. An error in
-        one, as of a callback with `on_error="stop"`, ends all: each `run` and `stop` raises it. All callbacks live on
-        the same workers, so a slow one is lag of all.
+        Publishers see a single subscriber. It has its own callbacks, streams, hooks and life: it receives messages from
+        its `start` until its `stop`, which waits until its callbacks have received everything. The last one to end
+        closes sockets and threads. All settings are this one's; lag, gaps, `statistics`, topic numbers and checkpoints
+        are shared. An error in one, as of a callback with `on_error="stop"`, ends all: each `run` and `stop` raises it.
+        All callbacks run on the same workers, so a slow one delays all.
 
         Only the first one to start may use `start(since=...)`, `back` and `every`. `on_epoch` reports only epochs that
         begin after its start.
 
-        Raises SubscriberError when this one has `processes` or a `name`, or the last one has ended.
+        Raises SubscriberError if this one has `processes` or a `name`, or the last one has ended.
         """
         if self._processes:
-            raise SubscriberError("share was called with processes=True, where callbacks cannot come and go")
+            raise SubscriberError("share was called with processes=True: callbacks cannot be added or removed")
         if self._consumer is not None:
             raise SubscriberError("share was called on a subscriber with a name: its positions belong to its callbacks")
         other = object.__new__(Subscriber)
@@ -164,27 +165,28 @@ class Subscriber(Registration):
     ) -> Self:
         """Begin, and return when every publisher has confirmed the subscriptions: nothing sent after that is missed.
 
-        With `since`, `back` or `snapshot` it begins in the past and then receives live messages, with nothing twice and
-        nothing left out. Then `on_live` is called; `wait_live` waits for that, and `statistics().received.catching_up`
-        counts the slices that are not live yet. Messages from archives do not count as lag.
+        With `since`, `back` or `snapshot` it begins in the past and then continues with live messages, without
+        duplicates or omissions. Then `on_live` is called; `wait_live` waits for that, and
+        `statistics().received.catching_up` counts the slices that are not live yet. Messages from archives do not count
+        as lag.
 
         Args:
             timeout: how long publishers may take to confirm, in seconds; None: without limit. After one second the log
                 says which slices it waits for. With `back` or `snapshot` it is also how long archives may take to
                 answer, 10 seconds for None.
-            since: with what the feed's archives recorded at this time or later: ns since 1970, a datetime, or text such
-                as "2019-12-30T14:30:00Z", "14:30" (of the session that goes on now, in the feed's time zone) or
-                "session", when that began. Or from the position of each slice on, as a `checkpoint` gave it; those
-                without begin live.
-            back: with the last `back` messages of each slice that archives have recorded; more if some are recorded
-                meanwhile.
-            snapshot: "latest": with the latest recorded message of each topic that callbacks want now, in batches that
-                are `is_image`, and then with all later messages. "books": the same, but with all resting orders in
-                place of the messages that change order books, so that `book` is complete and in sync.
+            since: begin with messages that the feed's archives recorded at this time or later: ns since 1970, a
+                datetime, or text such as "2019-12-30T14:30:00Z", "14:30" (of the current session, in the feed's time
+                zone) or "session", its start. Or begin at the position of each slice, from a `checkpoint`; slices
+                without a position begin live.
+            back: begin with the last `back` messages of each slice that archives have recorded; more if some are
+                recorded meanwhile.
+            snapshot: "latest": begin with the latest recorded message of each topic that callbacks want, in batches
+                that are `is_image`, and then deliver all later messages. "books": the same, but with all resting orders
+                instead of the messages that change order books, so that `book` is complete and in sync.
 
-        Of two lines one is enough, after `timeout` seconds, or 10 for None (not counted: compiling, on the first start
-        ever). Ctrl-C ends the wait with KeyboardInterrupt, and everything is closed. Raises
-        NotConfirmedError naming the slices without a publisher, EndpointError when a slice cannot connect.
+        One of two lines is enough after `timeout` seconds, or 10 for None (not counting compilation on the very first
+        start). Ctrl-C ends the wait with KeyboardInterrupt, and everything is closed. Raises NotConfirmedError naming
+        the slices without a publisher, EndpointError if a slice cannot connect.
         """
         beginning = Beginning(since, back, snapshot)
         self._begin_live()
@@ -204,7 +206,10 @@ class Subscriber(Registration):
         return self
 
     def _begin_at(self, beginning: Beginning, timeout: float | None) -> Callable[[int], Since | None] | None:
-        """Return where each slice begins, as `beginning_of`. Raises as that does, ConfigError where no image may be."""
+        """Return where each slice begins, as `beginning_of`, and raise the same errors.
+
+        Raises ConfigError where no snapshot is possible.
+        """
         snapshot = beginning.snapshot
         if snapshot is not None and self._options.slow.action == "conflate":
             raise ConfigError(f"snapshot was {snapshot!r} with the policy 'conflate', which delivers out of order")
@@ -222,7 +227,7 @@ class Subscriber(Registration):
         return begin
 
     def _expect_books(self, begin: Callable[[int], Since | None] | None) -> None:
-        """Have books take images in; those of which an archive is not sure are out of sync from the beginning."""
+        """Prepare books for a snapshot. Books that the archives cannot vouch for are out of sync from the beginning."""
         from blackbox.book.books import BookCallback
 
         starts = [] if begin is None else [(n, begin(n)) for n in range(len(self.feed.slices))]
@@ -235,24 +240,25 @@ class Subscriber(Registration):
 
     @contextmanager
     def checkpoint(self, timeout: float = 10.0) -> Iterator[dict[int, Any]]:
-        """In a `with` block: let no callback run, and get by slice the (epoch, sequence) of what will come next.
+        """In a `with` block: pause all callbacks, and yield by slice the (epoch, sequence) of the next message.
 
-        All callbacks have then had every message before these, and none after. Keep your own state in the block, with
-        the positions in the same transaction, and give them to `start(since=...)`; or let them be kept by `name`: when
-        the block ends without an exception, they are. Other blocks wait meanwhile, which is lag, so be quick. May be
-        used after the end too, unless it was terminated. Messages that archives still bring come after it.
+        All callbacks have then had every message before these positions, and none after. Save your own state in the
+        block, with the positions in the same transaction, and pass them to `start(since=...)`. With a `name`, the
+        positions are saved when the block ends without an exception. Other messages wait meanwhile, which is lag, so be
+        quick. May be used after the end too, unless it was terminated. Messages still to come from archives are after
+        it.
 
-        With streams, positions are before all with which a reader is not done: it is done with a message once it asks
-        for the next one, or when it makes the checkpoint itself, in its own thread or task. A reader in another thread
-        goes on reading meanwhile.
+        With streams, positions are before all messages that a reader has not finished. It has finished a message when
+        it asks for the next one, or makes the checkpoint itself, in its own thread or task. A reader in another thread
+        keeps reading meanwhile.
 
-        A subscriber of some keys of a slice waits for a heartbeat that shows that nothing is missing.
+        A subscriber to some keys of a slice waits for a heartbeat which shows that nothing is missing.
 
-        Raises TimeoutError when callbacks do not return or no heartbeat comes in time; SubscriberError in a callback,
-        with `processes`, for the policy "conflate", while a slice has no position (nothing has come yet, or not all of
-        an image, or new callbacks are not confirmed, see `wait_confirmed`, or it ended before that heartbeat), and
-        where a stream's reader has not taken a repaired message of one key but a later one of another; PositionError
-        when positions cannot be kept; what ended the subscriber.
+        Raises TimeoutError if callbacks do not return or no heartbeat arrives in time; PositionError if positions
+        cannot be saved; the error that ended the subscriber. Raises SubscriberError in a callback, with `processes`,
+        for the policy "conflate", and if a stream's reader has not taken a repaired message of one key but a later one
+        of another. It also does while a slice has no position: nothing has arrived yet, a snapshot is incomplete, new
+        callbacks are not confirmed (see `wait_confirmed`), or it ended before that heartbeat.
         """
         with self._share.checkpoint(timeout, by_reader=True) as positions:
             yield positions
@@ -260,45 +266,45 @@ class Subscriber(Registration):
                 self._consumer.keep(positions)
 
     def _leave(self) -> None:
-        """Once it has ended, keep its last position, if it keeps positions by itself, and release its name."""
+        """After the end, save the last position if positions are saved automatically, and release the name."""
         if self._consumer is not None and self.state is SubscriberLife.ENDED:
             self._consumer.end(self._share.checkpoint)
 
     def wait_live(self, timeout: float = 60.0) -> None:
-        """Wait until all slices have gone over to what comes live: see `start`.
+        """Wait until all slices have switched to live messages: see `start`.
 
-        Raises what ended the subscriber meanwhile; TimeoutError.
+        Raises the error that ended the subscriber meanwhile; TimeoutError.
         """
         self._supervisor.wait_live(timeout)
 
     def _begin_live(self) -> None:
-        """Leave replays behind, and check what callbacks ask for. Raises SubscriberError, ConfigError."""
+        """Leave replay mode, and check the callbacks. Raises SubscriberError, ConfigError."""
         with self._supervisor.lock:
             if self._replay is not None:
                 raise SubscriberError("start was called during a replay, expected it to end first")
             if self.state is SubscriberLife.NEW:
-                self._player = None  # what it counts from here on is live
+                self._player = None  # statistics are live from now on
                 self._check(self._callbacks)
 
     def replay(
         self, recordings: Recording | Iterable[Recording] | Replay, **settings: Unpack[ReplaySettings]
     ) -> ReplayStatistics:
-        """Drive the callbacks from recordings, without sockets, instead of `start`; Python ones in this thread.
+        """Drive the callbacks from recordings, without sockets, instead of `start`.
 
-        Each message reaches all callbacks that want it, in the order in which they were registered, before the next
-        one reaches any; messages come by `ts_event`, over all slices, see `Replay`. The order is the same in every run,
-        at any speed. If all callbacks are compiled, slices are played in parallel, a thread each: they share no state,
-        so results do not depend on it. Exceptions: an error stops all of them, and numba's random generator is per
-        thread.
+        Python callbacks run in this thread. Each message is passed to all callbacks that want it, in order of
+        registration, before the next message. Messages are in order of `ts_event`, over all slices, see `Replay`. The
+        order is the same in every run, at any speed. If all callbacks are compiled, slices are played in parallel, one
+        thread each: they share no state, so results are the same. Exceptions: an error stops all of them, and numba's
+        random generator is per thread.
 
-        `settings` are those of `Replay`; or give a Replay, to control it by its `controls`. Call it again to go on with
-        the same states and topic numbers. `statistics` and `topics` then count replays, until it is started.
+        `settings` are those of `Replay`; or pass a Replay, to control it by its `controls`. Call it again to continue
+        with the same states and topic numbers. `statistics` and `topics` then count replays, until it is started.
 
-        `stop`, controls, and callbacks that come or go take effect between two deliveries: up to 32 blocks, or 32 MiB
-        of blocks if all callbacks are compiled.
+        `stop`, controls, and changes of callbacks take effect between two deliveries: up to 32 blocks, or 32 MiB of
+        blocks if all callbacks are compiled.
 
-        Raises CallbackError as `run`; SubscriberError when it has been started, or replays now; ConfigError for
-        books=True without a `book`; TypeError for a setting that is none, or one beside a Replay.
+        Raises CallbackError as `run`; SubscriberError if it was started, or is replaying; ConfigError for books=True
+        without a `book`; TypeError for an unknown setting, or one in addition to a Replay.
         """
         from blackbox.replay.replay import Replay, check_settings
         from blackbox.replay.to_callbacks import CallbackPlayer
@@ -311,7 +317,7 @@ class Subscriber(Registration):
                     f"replay was called when it was {self.state.value}, expected a subscriber that never started"
                 )
             if self._replay is not None:
-                raise SubscriberError("replay was called while another one runs, expected one at a time")
+                raise SubscriberError("replay was called during another replay")
             if replay.builds_books and all(callback.kind != "book" for callback in self._callbacks):
                 raise ConfigError(
                     "books was set for a replay to a subscriber without order books, expected "
@@ -347,7 +353,7 @@ class Subscriber(Registration):
             self._replay = None
 
     def _check_symbols(self, replay: Replay) -> None:
-        """Raise ConfigError when callbacks choose symbols, and a replayed feed finds them in topics by another rule."""
+        """Raise ConfigError if callbacks choose symbols and a replayed feed has another symbol rule."""
         rule = self.feed.symbol_rule
         other = next((feed for feed in replay.feeds.of_slice if feed.symbol_rule != rule), None)
         if other is not None and any(callback.symbols is not None for callback in self._callbacks):
@@ -363,45 +369,44 @@ class Subscriber(Registration):
         *,
         symbols: Iterable[str | bytes] | None = None,
     ) -> None:
-        """Wait until publishers have confirmed all subscriptions, those of callbacks added while running included.
+        """Wait until publishers have confirmed all subscriptions, including those of callbacks added while running.
 
-        With a `prefix` or `symbols`, those of slices that may hold such topics. Raises as `start`.
+        With a `prefix` or `symbols`, only those of slices that may hold such topics. Raises as `start`.
         """
         self._share.wait_confirmed(timeout, TopicChoice.of(self.feed, prefix, symbols))
 
     def run(
         self, *, until_end: bool = False, timeout: float | None = None, silence_timeout: float | None = None
     ) -> None:
-        """Start (unless it runs), wait, stop. In the main thread signals stop it; a second one terminates.
+        """Start (unless running), wait, stop. In the main thread signals stop it; a second one terminates.
 
         Ends when `stop` or `terminate` is called elsewhere; with `until_end` also when every publisher has closed and
-        all it sent was delivered. A publisher that was killed never closes: `silence_timeout` says after how many
-        seconds without a block or heartbeat from a slice to give up; None: never. After SIGTERM it raises
-        SystemExit(143), after SIGHUP SystemExit(129), once all that was received has been delivered. Ctrl-C before it
-        has started raises KeyboardInterrupt.
+        everything it sent was delivered. A killed publisher never closes: after `silence_timeout` seconds without a
+        block or heartbeat from a slice it gives up; None: never. After SIGTERM it raises SystemExit(143), after SIGHUP
+        SystemExit(129), once everything received has been delivered. Ctrl-C before the start has finished raises
+        KeyboardInterrupt.
 
-        Raises SlowSubscriberError, CallbackError (the callback's exception is its cause), SilentPublisherError or
-        SubscriberError when one of these ended it; SubscriberError when there are no callbacks. `timeout` is `start`'s.
+        Raises SlowSubscriberError, CallbackError (caused by the callback's exception), SilentPublisherError or
+        SubscriberError if one of these ended it; SubscriberError if there are no callbacks. `timeout` is that of
+        `start`.
         """
         self._begin_live()
         if not self._callbacks and self.state in (SubscriberLife.NEW, SubscriberLife.RUNNING):
-            raise SubscriberError(
-                'run was called without callbacks, expected some: @subscriber.on(b"") gets all topics'
-            )
+            raise SubscriberError('run was called without callbacks, add one: @subscriber.on(b"") receives all topics')
         try:
             self._share.run(self.start, until_end=until_end, timeout=timeout, silence_timeout=silence_timeout)
         finally:
             self._leave()
 
     def _check_silence(self, silence_timeout: float | None) -> None:
-        """Raise SilentPublisherError when a slice that has not ended has brought nothing for so many seconds."""
+        """Raise SilentPublisherError if an open slice has been silent for `silence_timeout` seconds."""
         self._share.check_silence(silence_timeout)
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Deliver what was received until now, then end. See `terminate` to end at once. Does not wait in a callback.
+        """Deliver everything received until now, then end. See `terminate` to end at once. Does not wait in a callback.
 
-        A replay that runs is told to stop, as by its controls. Raises what `run` raises; SubscriberError when callbacks
-        are not done in `timeout` seconds (it then terminates).
+        Also stops a running replay, as its controls do. Raises what `run` raises; SubscriberError if callbacks take
+        longer than `timeout` seconds (it then terminates).
         """
         if not self._stop_replay():
             try:
@@ -410,16 +415,16 @@ class Subscriber(Registration):
                 self._leave()
 
     def terminate(self, timeout: float = 5.0) -> None:
-        """End now: the callback that runs is finished, what is queued is lost. See `stop` to lose nothing.
+        """End now: a running callback is finished, queued messages are lost. See `stop` to lose nothing.
 
-        A callback that does not return in `timeout` seconds is left behind in its daemon thread, with an error logged.
+        A callback that does not return in `timeout` seconds is abandoned in its daemon thread, and an error is logged.
         """
         if not self._stop_replay():
             self._share.terminate(timeout)
             self._leave()
 
     def request_stop(self) -> None:
-        """As `stop`, but return at once: `run` then ends by itself."""
+        """Request the end as `stop` does, but return at once: `run` then ends."""
         if not self._stop_replay():
             self._share.request_stop()
 
@@ -443,14 +448,14 @@ class Subscriber(Registration):
     def __repr__(self) -> str:
         return f"Subscriber({self.feed!r}, {len(self._callbacks)} callbacks, {self.state.value})"
 
-    # What it knows
+    # Information
 
     def statistics(self) -> Statistics:
         """Return a snapshot of all counters; exact once it has ended."""
         return self._supervisor.statistics() if self._player is None else self._player.statistics()
 
     def topics(self, slice_id: int) -> list[bytes]:
-        """Return the topics seen in one slice: a batch's `topic_numbers` are places in this list."""
+        """Return the topics seen in one slice: a batch's `topic_numbers` are indices into this list."""
         if self._player is not None:
             numbering = self._player.topics[slice_id : slice_id + 1]
             return numbering[0].names() if numbering else []
@@ -458,13 +463,14 @@ class Subscriber(Registration):
 
     @property
     def is_finished(self) -> bool:
-        """True once it has ended, or every publisher has said that it ends, and all it sent is with the workers.
+        """True once it has ended, or every publisher has announced its end and everything it sent is with the workers.
 
-        `stop` then raises what ended it, as do `run`, `wait_confirmed`, `wait_live` and the end of a `with` block.
+        `stop` then raises the error that ended it, as do `run`, `wait_confirmed`, `wait_live` and the end of a `with`
+        block.
         """
         return self._share.is_finished
 
     @property
     def is_done(self) -> bool:
-        """Whether all its threads and processes have ended. One that hangs and was left behind keeps it false."""
+        """True once all its threads and processes have ended; stays False if one hangs and was abandoned."""
         return self._share.is_done

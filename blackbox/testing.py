@@ -1,7 +1,7 @@
-"""A kit for tests of code that publishes or subscribes: real sockets, no doubles of anything that is there.
+"""Helpers for tests of code that publishes or subscribes: real sockets, no mocks.
 
-`Collector` gathers what callbacks get; `RawPublisher` sends what a `Publisher` never would: lost, repeated and damaged
-blocks, blocks on one line only, another epoch. `wait_until` waits for what has no event of its own.
+`Collector` gathers the messages of callbacks. `RawPublisher` sends blocks that a `Publisher` never would: lost,
+repeated and damaged ones, blocks on one line only, another epoch. `wait_until` waits for a condition that has no event.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def wait_until(condition: Callable[[], object], timeout: float = 60.0, what: str
     pause, pause_s = threading.Event(), _LEAST_POLL_S
     while not condition():
         if time.monotonic() >= deadline:
-            raise TimeoutError(f"{what} was not so after {timeout} s")
+            raise TimeoutError(f"{what} was not true after {timeout} s")
         pause.wait(pause_s)
         pause_s = min(2 * pause_s, _POLL_S)
 
 
 class Received(NamedTuple):
-    """One message as a callback got it."""
+    """One message as received by a callback."""
 
     topic: bytes
     payload: bytes
@@ -62,7 +62,7 @@ class Received(NamedTuple):
 
 
 class Collector:
-    """Gathers messages: give `message` to `Subscriber.on`, or `batch` to `on_batch`. Any threads may call."""
+    """Gathers messages: give `message` to `Subscriber.on`, or `batch` to `on_batch`. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -88,7 +88,7 @@ class Collector:
 
     @property
     def messages(self) -> list[Received]:
-        """What has come so far, in the order in which it came."""
+        """The messages received so far, in order of arrival."""
         with self._changed:
             return list(self._messages)
 
@@ -98,23 +98,23 @@ class Collector:
         return [message.payload for message in self.messages]
 
     def wait(self, count: int, timeout: float = 60.0) -> list[Received]:
-        """Wait until at least `count` messages have come; returns them all. Raises TimeoutError."""
+        """Wait until at least `count` messages have arrived; return all. Raises TimeoutError."""
         with self._changed:
             until = time.monotonic() + timeout
             while len(self._messages) < count:
                 if (left := until - time.monotonic()) <= 0:
-                    raise TimeoutError(f"{len(self._messages)} messages came in {timeout} s, expected {count}")
+                    raise TimeoutError(f"{len(self._messages)} messages arrived in {timeout} s, expected {count}")
                 self._changed.wait(step_of(left))
             return list(self._messages)
 
 
 class RawPublisherLife(Life):
-    """Where a raw publisher is in its life."""
+    """State of a raw publisher."""
 
     NEW = "new", "running"
-    """RUNNING by `start`."""
+    """`start` leads to RUNNING."""
     RUNNING = "running", "closed"
-    """It sends, once `start` has returned. CLOSED by `close`, or when it cannot start."""
+    """Ready to send once `start` has returned. CLOSED follows by `close` or if the start fails."""
     CLOSED = "closed"
     """Nothing follows."""
 
@@ -122,7 +122,7 @@ class RawPublisherLife(Life):
 class RawPublisher:
     """Plain XPUB sockets on a feed's endpoints, which send exactly the given frames on the chosen lines.
 
-    Sends only confirmations of subscriptions unless called. Life: see `RawPublisherLife`. A separate thread owns its
+    On its own it sends only confirmations of subscriptions. Life: see `RawPublisherLife`. A separate thread owns its
     sockets. It is thread-safe, and every call returns when it is done.
 
     Attributes:
@@ -156,7 +156,7 @@ class RawPublisher:
         self._thread = threading.Thread(target=self._run, name="blackbox-raw-publisher", daemon=True)
 
     def start(self) -> Self:
-        """Bind every line of every slice. Raises EndpointError naming the endpoint that could not be bound."""
+        """Bind every line of every slice. Raises EndpointError if an endpoint could not be bound."""
         if self._life is not RawPublisherLife.NEW:
             raise PublisherError(f"start was called when {self._life}; a raw publisher is used once")
         self._enter(RawPublisherLife.RUNNING)
@@ -169,13 +169,16 @@ class RawPublisher:
         return self
 
     def close(self) -> None:
-        """Close the sockets without a word, as a publisher that is killed; what was sent still leaves."""
+        """Close the sockets without announcing the end, as a killed publisher does.
+
+        Data already sent is still delivered.
+        """
         if self._life is RawPublisherLife.RUNNING:
             self._call(self._close)
             join(self._thread)
 
     def _enter(self, life: RawPublisherLife) -> None:
-        """Go on to `life`. Raises RuntimeError when it may not follow."""
+        """Change to `life`. Raises RuntimeError if the transition is not allowed."""
         self._life = self._life.enter(life, f"raw publisher of feed {self.feed.name!r}")
 
     def encode(
@@ -229,7 +232,7 @@ class RawPublisher:
         )
 
     def send(self, block: Block, lines: Iterable[int] = (0,)) -> None:
-        """Send a block of its own slice on these lines, marked as sent on each."""
+        """Send a block on these lines, marked with the line on each."""
         for line in lines:
             frames = (block.key, _header_on(block, line), block.body.data)
             self._call(partial(self._send, block, frames, line))
@@ -246,11 +249,11 @@ class RawPublisher:
                 self.send_frames(self._control(HEARTBEAT_KEY, told, at, line, flags).frames, at, line)
 
     def close_line(self, line: int, slice_id: int = 0) -> None:
-        """Close one line's socket without a word."""
+        """Close one line's socket without announcing the end."""
         self._call(lambda: self._sockets.pop((slice_id, line)).close())
 
     def subscriptions(self, slice_id: int = 0, line: int = 0) -> frozenset[bytes]:
-        """The filters in force on a line now, reserved ones included."""
+        """Return the filters in force on a line, including reserved ones."""
         return self._call(lambda: frozenset(self._subscriptions[slice_id, line]))  # type: ignore[no-any-return]
 
     def __enter__(self) -> Self:
@@ -261,13 +264,13 @@ class RawPublisher:
 
     def _call(self, function: Callable[[], Any]) -> Any:
         if self._life is not RawPublisherLife.RUNNING:
-            raise PublisherError(f"feed {self.feed.name!r}: the raw publisher was not running")
+            raise PublisherError(f"feed {self.feed.name!r}: the raw publisher is not running")
         future: Future[Any] = Future()
         self._calls.put((function, future))
         self._wake.poke()
         return result_of(future)
 
-    # What follows runs in the thread.
+    # The following runs in the thread.
 
     def _run(self) -> None:
         poller = zmq.Poller()
@@ -285,7 +288,7 @@ class RawPublisher:
                 before = set(self._sockets.values())
                 try:
                     future.set_result(function())
-                except Exception as error:  # noqa: BLE001 - it belongs to the thread that called
+                except Exception as error:  # noqa: BLE001 - it is raised in the calling thread
                     future.set_exception(error)
                 for gone in before.difference(self._sockets.values()):
                     poller.unregister(gone)
@@ -354,7 +357,7 @@ def _lines_of(feed_slice: Any) -> range:
 
 
 def _header_on(block: Block, line: int) -> bytes:
-    """A block's header as it travels on a line."""
+    """Return a block's header as sent on a line."""
     if line == block.line:
         return block.header
     header = numpy.frombuffer(block.header, numpy.uint8).copy()

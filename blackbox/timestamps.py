@@ -1,12 +1,12 @@
-"""Times: nanoseconds since 1970-01-01 UTC, and how people write and read them. The project's only such grammar.
+"""Times as nanoseconds since 1970-01-01 UTC, and as text. This is the project's only grammar for times.
 
     1577716200000000000             nanoseconds since the epoch: more than eight digits
-    2019-12-30T14:30:00.000000001Z  a date-time; `T` or a space; with an offset (Z, +01:00), or in the zone at hand
-    2019-12-30, 20191230            midnight in the zone at hand
-    14:30, 14:30:00.5, 14:30Z       a time of day: of which day, the caller's range of times says
+    2019-12-30T14:30:00.000000001Z  a date-time; `T` or a space; with an offset (Z, +01:00), or in the given zone
+    2019-12-30, 20191230            midnight in the given zone
+    14:30, 14:30:00.5, 14:30Z       a time of day; the caller's range of times determines the day
 
-Fractions of a second have up to nine digits. Where clocks are set back, a time that they show twice is the first of the
-two; where they are set forward, a time that they skip is read by the clock before the change.
+Fractions of a second have up to nine digits. A time that clocks show twice, because they are set back, is the first of
+the two. A time that clocks skip is converted as before the change.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 SECOND_NS: Final = 10**9
 MIN_NS: Final = -(1 << 63) + 1
-"""The earliest time of an int64, in 1677; one less means no time in some libraries."""
+"""The earliest int64 time, in 1677; one less means no time in some libraries."""
 MAX_NS: Final = (1 << 63) - 1
-"""The latest, in 2262."""
+"""The latest int64 time, in 2262."""
 
 _LEAST_NS: Final = 10**17
-"""A time of 1973. A number below it counts larger units, where times in ns are above it."""
+"""A time in 1973. Smaller numbers count larger units; larger numbers are times in ns."""
 _LAST_NS: Final = 4 * 10**18
-"""A time of 2096. Later times are those of damaged files."""
+"""A time in 2096. Later times come from damaged files."""
 _UNITS: Final = (
     (10**8, "no unit since 1970"),
     (10**11, "seconds"),
     (10**14, "milliseconds"),
     (_LEAST_NS, "microseconds"),
 )
-"""Which unit a number below counts, if it is a time of our days."""
+"""The unit that a number below the limit counts, for times of this era."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TICK: Final = timedelta(microseconds=1)
@@ -47,7 +47,7 @@ _TIME: Final = re.compile(
 
 
 def zone_of(name: str) -> tzinfo:
-    """Return the time zone of a name such as "America/New_York". Raise ValueError when there is none."""
+    """Return the time zone called `name`, such as "America/New_York". Raises ValueError if it does not exist."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -55,10 +55,10 @@ def zone_of(name: str) -> tzinfo:
 
 
 def ns_of(moment: datetime) -> int:
-    """Return a datetime with a time zone as ns since the epoch, exactly. Raise ValueError when it has none."""
+    """Return a datetime with a time zone as ns since the epoch, exactly. Raises ValueError without a time zone."""
     if moment.tzinfo is None:
         raise ValueError(f"time was {moment!r}, expected a datetime with a time zone")
-    return (moment - _EPOCH) // _TICK * 1_000  # integers: a float of seconds would not be exact
+    return (moment - _EPOCH) // _TICK * 1_000  # integers: a float of seconds would be inexact
 
 
 def ns_on(day: date, clock: time, zone: str) -> int:
@@ -67,12 +67,12 @@ def ns_on(day: date, clock: time, zone: str) -> int:
 
 
 def datetime_of(ns: int, zone: str | tzinfo = UTC) -> datetime:
-    """Return a time as a datetime in a zone. What is below a microsecond is cut off, towards the past."""
+    """Return a time as a datetime in a zone, rounded down to microseconds."""
     return (_EPOCH + timedelta(microseconds=ns // 1_000)).astimezone(zone_of(zone) if isinstance(zone, str) else zone)
 
 
 def check_unit(value: int, near_ns: int) -> int:
-    """Return a time in ns. Raise ValueError if it looks like another unit. `near_ns`: a time that is known."""
+    """Return a time in ns. Raises ValueError if it looks like another unit. `near_ns`: a known time for comparison."""
     if 0 < value < _LEAST_NS <= near_ns < _LAST_NS:
         unit = next(unit for limit, unit in _UNITS if value < limit)
         raise ValueError(
@@ -86,9 +86,9 @@ def parse_time(text: str, zone: str, start_ns: int = 0, stop_ns: int = MAX_NS) -
     """Return the time that a text means, ns since the epoch: see the grammar at the top of this file.
 
     A time of day alone is the first such time from `start_ns` to `stop_ns`; if there is none, that of the day of
-    `start_ns`. Times without an offset are of `zone`.
+    `start_ns`. Times without an offset are in `zone`.
 
-    Raises ValueError when the text is no time, one that int64 does not hold, or a number of seconds, ms or us.
+    Raises ValueError if the text is not a time, is out of int64's range, or is a number of seconds, ms or us.
     """
     text = text.strip()
     if text.isascii() and text.isdecimal() and _DATE_DIGITS < len(text) <= _MOST_DIGITS:
@@ -109,18 +109,18 @@ def parse_time(text: str, zone: str, start_ns: int = 0, stop_ns: int = MAX_NS) -
 
 
 def is_time_of_day(value: object) -> bool:
-    """Return whether this is text that `parse_time` reads as a time of day without a date."""
+    """Return True if this is text that `parse_time` reads as a time of day without a date."""
     found = _TIME.fullmatch(value.strip()) if isinstance(value, str) else None
     return found is not None and found["date"] is None and found["clock"] is not None
 
 
 def time_text(ns: int, digits: int = 6) -> str:
-    """Return a time in UTC as `parse_time` reads it, with so many digits (0 to 9) of the second."""
+    """Return a time in UTC as `parse_time` reads it, with 0 to 9 `digits` of the second."""
     return f"{datetime_of(ns):%Y-%m-%dT%H:%M:%S}{_fraction(ns, digits)}Z"
 
 
 def clock_text(ns: int, zone: str | tzinfo, digits: int = 0) -> str:
-    """Return what the clocks of a zone show, `HH:MM:SS`, with so many digits (0 to 9) of the second."""
+    """Return the local time in a zone, `HH:MM:SS`, with 0 to 9 `digits` of the second."""
     return f"{datetime_of(ns, zone):%H:%M:%S}{_fraction(ns, digits)}"
 
 

@@ -1,4 +1,4 @@
-"""The user's cache directory. Files appear there at once or not at all, even when several processes make them."""
+"""The user's cache directory. Files appear there atomically, even if several processes create them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def user_cache() -> Path:
 def draft_in(cache: Path, prefix: str, failure: str) -> Iterator[Path]:
     """Provide a temporary directory in `cache`, from which the caller moves the result out. The rest is removed.
 
-    Raises ConfigError that begins with `failure` when the cache cannot be written.
+    Raises ConfigError that begins with `failure` if the cache is not writable.
     """
     try:
         cache.mkdir(parents=True, exist_ok=True)

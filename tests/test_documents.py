@@ -1,4 +1,4 @@
-"""JSON and msgpack of others: bounded in bytes and depth, in one place."""
+"""Documents from others are decoded in one place, with limits on bytes and depth."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Asked(msgspec.Struct):
         ("msgpack", b"\x82\xa1x" + b"\x81\xa1a" * DEPTH),
     ],
 )
-def test_a_document_that_is_nested_deeply_is_an_error_of_the_document(form: Any, document: bytes) -> None:
-    """A frame of 2 KB, nested 1,000 deep, ended `blackbox client` with RecursionError."""
+def test_a_deeply_nested_document_raises_decode_error(form: Any, document: bytes) -> None:
+    """Without a limit, a frame of 2 KB nested 1,000 deep ends `blackbox client` with RecursionError."""
     for kind in (Asked, Any):
         with pytest.raises(DecodeError):
             Decoder[Any](form, kind).decode(document)
@@ -47,21 +47,21 @@ def test_a_document_that_is_nested_deeply_is_an_error_of_the_document(form: Any,
         ("msgpack", b"\x82\xa6prefix\xa1A\xa1x" + b"\x91" * 1_000 + b"\xc0"),
     ],
 )
-def test_a_frame_nested_a_thousand_deep_is_decoded_or_an_error_of_the_document(form: Any, document: bytes) -> None:
-    """Python 3.11 has no room for so many levels, later ones have."""
+def test_a_frame_nested_a_thousand_deep_is_decoded_or_raises_decode_error(form: Any, document: bytes) -> None:
+    """Python 3.11 has no room for this many levels, later versions have."""
     for kind in (Asked, Any):
         with suppress(DecodeError):
             Decoder[Any](form, kind).decode(document)
 
 
-def test_its_bytes_are_bounded() -> None:
+def test_the_size_of_a_document_is_bounded() -> None:
     decoder = Decoder[list[int]]("json", list[int], 100)
     assert decoder.decode(b"[1]" + b" " * 97) == [1]
     with pytest.raises(DecodeError, match="document had 101 bytes, expected at most 100"):
         decoder.decode(b"[1]" + b" " * 98)
 
 
-def test_what_is_no_text_is_an_error_of_the_document() -> None:
+def test_invalid_text_raises_decode_error() -> None:
     with pytest.raises(DecodeError):
         Decoder[Asked]("json", Asked).decode(b'{"prefix": "\xff"}')
     with pytest.raises(DecodeError):
@@ -69,7 +69,7 @@ def test_what_is_no_text_is_an_error_of_the_document() -> None:
 
 
 def calls(path: Path) -> Iterator[str]:
-    """Yield every use of a decoder of JSON or msgpack."""
+    """Yield every use of a JSON or msgpack decoder."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute):
             text = ast.unparse(node)
@@ -79,7 +79,7 @@ def calls(path: Path) -> Iterator[str]:
             yield f"from {node.module}"
 
 
-def test_all_that_is_decoded_goes_through_it() -> None:
+def test_all_decoding_uses_decoder() -> None:
     found = {str(path.relative_to(ROOT)): texts for path in SOURCES if (texts := set(calls(path)))}
     assert found == {"blackbox/documents.py": {"msgspec.json.Decoder", "msgspec.msgpack.Decoder"}}
     assert sys.getrecursionlimit() <= 10_000

@@ -1,4 +1,4 @@
-"""Lives: what may not follow is refused, what follows is logged, and each life can be lived to its end."""
+"""Invalid transitions are refused, valid ones logged, and every state is reachable."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class DoorLife(Life):
     LOCKED = "locked"
 
 
-def test_what_follows_is_entered_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_transitions_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "blackbox"):
         life = DoorLife.OPEN.enter(DoorLife.SHUT, "door 7").enter(DoorLife.SHUT, "door 7")
     assert life is DoorLife.SHUT
@@ -65,12 +65,12 @@ def test_what_follows_is_entered_and_logged_once(caplog: pytest.LogCaptureFixtur
         (DoorLife.LOCKED, DoorLife.OPEN, "door 7 was to be open when it was locked, expected nothing more"),
     ],
 )
-def test_what_may_not_follow_is_refused(life: DoorLife, wrong: DoorLife, text: str) -> None:
+def test_invalid_transitions_are_refused(life: DoorLife, wrong: DoorLife, text: str) -> None:
     with pytest.raises(RuntimeError, match=f"^{text}$"):
         life.enter(wrong, "door 7")
 
 
-def test_a_raw_publisher_is_used_once_and_what_may_not_follow_in_its_life_is_refused() -> None:
+def test_a_raw_publisher_is_used_once() -> None:
     publisher = RawPublisher(Feed.local("raw"))
     with publisher, pytest.raises(PublisherError, match="start was called when running; a raw publisher is used once"):
         publisher.start()
@@ -81,12 +81,12 @@ def test_a_raw_publisher_is_used_once_and_what_may_not_follow_in_its_life_is_ref
         publisher._enter(RawPublisherLife.NEW)
 
 
-def test_all_lives_are_looked_at_here() -> None:
+def test_all_lives_are_tested_here() -> None:
     assert set(Life.__subclasses__()) == {DoorLife, *LIVES}
 
 
 @pytest.mark.parametrize("life", LIVES)
-def test_every_member_is_reached_from_the_first_and_what_follows_is_a_member(life: type[Life]) -> None:
+def test_every_state_is_reachable_and_followed_by_known_states(life: type[Life]) -> None:
     reached = [next(iter(life))]
     for member in reached:
         reached += [life(text) for text in member.following if life(text) not in reached]

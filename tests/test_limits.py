@@ -1,4 +1,4 @@
-"""Out of file descriptors or threads: one error that names the limit, in time; libzmq alone would end the process."""
+"""Too few file descriptors or threads raise an error that names the limit; libzmq alone would end the process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAMES = {"descriptors": "RLIMIT_NOFILE", "threads": "RLIMIT_NPROC"}
 
 
 def run_limited(words: list[str], what: int, limit: int) -> subprocess.CompletedProcess[str]:
-    """Run a command of which the system limits something."""
+    """Run a command under system limits."""
     return subprocess.run(
         [sys.executable, "-m", "blackbox.cli", *words],
         cwd=ROOT,
@@ -47,7 +47,7 @@ def limits() -> Iterator[Limits]:
         yield made
 
 
-# Another user than root, for whom alone threads are limited, may not write the kernels that a recorder compiles.
+# Thread limits do not apply to root, and another user cannot write a recorder's compiled kernels.
 @pytest.mark.parametrize(
     ("kind", "what"),
     first_of(
@@ -67,7 +67,7 @@ def limits() -> Iterator[Limits]:
         keep=6,
     ),
 )
-def test_what_lacks_descriptors_or_threads_says_so_and_ends(limits: Limits, kind: str, what: str) -> None:
+def test_too_few_descriptors_or_threads_are_reported(limits: Limits, kind: str, what: str) -> None:
     said = [limits.attempt(kind, what, more) for more in (2, 5, 9, 14, 20, 27, 60)]
     refused = [line for line in said if line != "worked"]
     assert said == refused + ["worked"] * (len(said) - len(refused))
@@ -81,7 +81,7 @@ MEMORY_MIB = (250, 350, 450, 600, 800, 1_000)
 
 
 @pytest.mark.parametrize("command", first_of(["replay", "publish", "subscribe", "record", "stat"]))
-def test_a_command_that_lacks_memory_says_so_in_one_line_and_never_aborts(tmp_path: Path, command: str) -> None:
+def test_a_command_without_memory_reports_it_in_one_line(tmp_path: Path, command: str) -> None:
     (tmp_path / "recordings").mkdir()
     feed = str(write_feed(Feed.local("memory", slices=2), tmp_path / "feed.toml"))
     day = recorded_day(tmp_path / "day").path
@@ -106,7 +106,7 @@ def test_a_command_that_lacks_memory_says_so_in_one_line_and_never_aborts(tmp_pa
 
 
 @pytest.mark.own_process
-def test_what_is_made_sure_of_is_what_is_opened() -> None:
+def test_checked_needs_equal_opened_resources() -> None:
     feed = Feed.local("limits", slices=2, lines=2)
     subscriber = Subscriber(feed)
     subscriber.on(b"")(lambda message: None)
@@ -120,7 +120,7 @@ def test_what_is_made_sure_of_is_what_is_opened() -> None:
         ]
     descriptors = sum(need.descriptors for need in needs)
     assert 0.8 * descriptors < now[1] - before[1] <= descriptors
-    # One more: the supervisor. Those that warm up have ended.
+    # One more: the supervisor. Warm-up threads have ended.
     assert now[0] - before[0] <= sum(need.threads for need in needs) + 1
 
 
@@ -140,7 +140,7 @@ def test_what_is_made_sure_of_is_what_is_opened() -> None:
         keep=3,
     ),
 )
-def test_a_command_that_lacks_descriptors_says_so_in_one_line(tmp_path: Path, words: str, limit: int) -> None:
+def test_a_command_without_descriptors_reports_it_in_one_line(tmp_path: Path, words: str, limit: int) -> None:
     ended = run_limited(words.format(dir=tmp_path).split(), resource.RLIMIT_NOFILE, limit)
     assert ended.returncode == 1
     (line,) = (line for line in ended.stderr.splitlines() if line.startswith("error: "))

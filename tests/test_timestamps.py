@@ -36,7 +36,7 @@ zones = st.sampled_from(ZONES)
 
 
 def of_datetime(moment: datetime.datetime) -> int:
-    """Whole seconds by datetime's own arithmetic, which are exact in a float."""
+    """Convert whole seconds with datetime's own arithmetic, exact in a float."""
     return int(moment.timestamp()) * SECOND_NS
 
 
@@ -105,12 +105,12 @@ def test_time_of_day_of_a_session_that_began_the_evening_before() -> None:
     assert parse_time("19:00", NEW_YORK, start_ns, stop_ns) == start_ns + HOUR
 
 
-def test_time_that_clocks_show_twice_is_the_first() -> None:
+def test_a_time_that_clocks_show_twice_is_the_first() -> None:
     assert parse_time("2026-11-01T01:30", NEW_YORK) == parse_time("2026-11-01T01:30-04:00", "UTC")
     assert clock_text(parse_time("2026-11-01T01:30-05:00", "UTC"), NEW_YORK) == "01:30:00"
 
 
-def test_time_that_clocks_skip_is_read_by_the_clock_before() -> None:
+def test_a_time_that_clocks_skip_is_converted_as_before_the_change() -> None:
     skipped = parse_time("2026-03-08T02:30", NEW_YORK)
     assert skipped == parse_time("2026-03-08T02:30-05:00", "UTC")
     assert clock_text(skipped, NEW_YORK) == "03:30:00"
@@ -157,7 +157,7 @@ def test_times_before_1970_are_right() -> None:
         "٠٩:٣٠",
     ],
 )
-def test_text_that_is_no_time_is_refused(text: str) -> None:
+def test_text_that_is_not_a_time_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^time was .*, expected ns since 1970, a date-time such as "):
         parse_time(text, "UTC")
 
@@ -183,7 +183,7 @@ def test_datetime_without_a_zone_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "New York", "Mars/Olympus", "../etc/passwd"])
-def test_zone_that_does_not_exist_is_refused(name: str) -> None:
+def test_an_unknown_zone_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"^time zone was {name!r}, expected a name such as"):
         zone_of(name)
 

@@ -1,4 +1,4 @@
-"""Watch a feed's publishers by their heartbeats alone, which costs them next to nothing."""
+"""Watch a feed's publishers by their heartbeats alone, at almost no cost to them."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _SILENT_AFTER_HEARTBEATS = 3
 
 
 class LineState(Life):
-    """What is known of the publisher of a line."""
+    """State of the publisher of a line."""
 
     NOT_HEARD = "not heard", "alive", "closed"
-    """ALIVE by its first heartbeat, or CLOSED if that is its last."""
+    """The first heartbeat leads to ALIVE, or to CLOSED if it announces the end."""
     ALIVE = "alive", "alive", "silent", "closed"
-    """Heard within the last three heartbeat intervals. Then it is SILENT, or CLOSED by its last heartbeat."""
+    """Heard within the last three heartbeat intervals. SILENT or CLOSED follow."""
     SILENT = "silent", "alive", "closed"
-    """Heard before, but not within the last three heartbeat intervals. ALIVE or CLOSED by the next one."""
+    """Heard before, but not within the last three heartbeat intervals. The next heartbeat leads to ALIVE or CLOSED."""
     CLOSED = "closed", "closed", "alive"
-    """Its last heartbeat was a goodbye. ALIVE when another run begins."""
+    """Its last heartbeat announced the end. ALIVE when another epoch begins."""
 
 
 class LineHealth(msgspec.Struct, kw_only=True):
-    """What the heartbeats of one line of one slice have said so far."""
+    """Results from the heartbeats of one line of one slice."""
 
     slice_id: int
     line: str
@@ -45,25 +45,25 @@ class LineHealth(msgspec.Struct, kw_only=True):
     endpoint: str
     state: LineState = LineState.NOT_HEARD
     epoch: int | None = None
-    """The publisher's run; None: never heard."""
+    """The publisher's epoch; None: never heard."""
     keys: int = 0
-    """Keys published so far in this run."""
+    """Keys published in this epoch."""
     messages: int = 0
-    """Messages published so far in this run, over all keys."""
+    """Messages published in this epoch, over all keys."""
     messages_per_second: float | None = None
-    """Between the last two heartbeats; None before two of this run were heard."""
+    """Rate between the last two heartbeats; None before the second of this epoch."""
     heartbeat_lag_ns: int | None = None
-    """Time of arrival minus `ts_out` of the last one."""
+    """Time of arrival minus `ts_out` of the last heartbeat."""
     last_heard_ns: int = 0
-    """Time of arrival of the last one, ns since 1970; 0: never."""
+    """Time of arrival of the last heartbeat, ns since 1970; 0: never."""
     heard: int = 0
-    """Heartbeats of this run."""
+    """Heartbeats of this epoch."""
     malformed: int = 0
     """Messages on the heartbeat key that were not valid heartbeats."""
 
 
 class Heartbeats:
-    """Plain SUB sockets, one for each line of each slice, that subscribe to heartbeats alone.
+    """Plain SUB sockets, one for each line of each slice, that subscribe only to heartbeats.
 
     Owns its sockets: open in a `with` block, used by the one thread that entered it. `lines` are updated in place.
     """
@@ -74,7 +74,7 @@ class Heartbeats:
         self.lines: list[LineHealth] = []
         self._ts_out: dict[int, int] = {}
         self._heard_ns: dict[int, int] = {}
-        """By the monotonic clock."""
+        """Monotonic time of the last heartbeat."""
         self._context = new_context(
             f"heartbeats of feed {feed.name!r}",
             *[Needs(descriptors=2 * len(feed_slice.lines)) for feed_slice in feed.slices],
@@ -83,9 +83,9 @@ class Heartbeats:
         self._place_of: dict[zmq.Socket[bytes], int] = {}
 
     def __enter__(self) -> Self:
-        """Connect. Raises EndpointError, which names the endpoint that cannot be connected."""
+        """Connect. Raises EndpointError naming the endpoint that cannot be connected."""
         own = Block.encode_ends(HEARTBEAT_KEY, {b"": End(0, 0)}, slice_id=0, epoch=1, ts_out=0)
-        Block.decode(*map(bytes, own.frames))  # loads compiled code before a heartbeat waits for it
+        Block.decode(*map(bytes, own.frames))  # loads compiled code before the first heartbeat arrives
         try:
             for slice_id, feed_slice in enumerate(self.feed.slices):
                 for number, (name, endpoint) in enumerate(zip("AB", feed_slice.lines, strict=False)):
@@ -122,7 +122,7 @@ class Heartbeats:
         self._poller.register(socket, zmq.POLLIN)
 
     def listen(self, seconds: float) -> None:
-        """Take heartbeats for that long, and update `lines`. 0: take those that have come."""
+        """Receive heartbeats for `seconds`, and update `lines`. 0: only those already received."""
         deadline = time.monotonic() + seconds
         while True:
             left_ms = max(0, int(1000 * (deadline - time.monotonic())))
@@ -138,7 +138,7 @@ class Heartbeats:
 
     @property
     def heard_all(self) -> bool:
-        """Whether every line has closed or was heard twice, so that its rate is known."""
+        """True if every line has closed or was heard twice, so that its rate is known."""
         return all(line.heard > 1 or line.state is LineState.CLOSED for line in self.lines)
 
     def _take(self, line: LineHealth, frames: list[bytes]) -> None:
@@ -166,5 +166,5 @@ class Heartbeats:
         line.heard += 1
 
     def _enter(self, line: LineHealth, state: LineState) -> None:
-        """Take note that a line is in another state. Raises RuntimeError when that may not follow."""
+        """Record the new state of a line. Raises RuntimeError if the transition is not allowed."""
         line.state = line.state.enter(state, f"feed {self.feed.name!r} slice {line.slice_id} line {line.line}")

@@ -88,7 +88,9 @@ def test_a_feed_with_a_schema_of_its_own_is_like_any_other(tmp_path: Path) -> No
     path.write_text('name = "mine"\nschema = "ticks"\n[[slices]]\nendpoints = ["tcp://127.0.0.1:5555"]\n')
     assert Feed.load(path).schema == "ticks"
     assert Feed.load(path, schema=TICKS).schema is TICKS
-    with pytest.raises(ConfigError, match=r"feed\.toml: schema was 'ticks', expected 'other', the name of the one"):
+    with pytest.raises(
+        ConfigError, match=r"feed\.toml: schema was 'ticks', expected 'other', the name of the given schema"
+    ):
         Feed.load(path, schema=Schema("other", 1_001, {"t": TICK}))
     path.write_text(path.read_text().replace('"ticks"', '{name = "ticks", schema_id = 1, records = {}}'))
     with pytest.raises(ConfigError, match="schema was a table, expected a name: pass the schema itself to Feed.load"):

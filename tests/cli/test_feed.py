@@ -80,7 +80,7 @@ def test_a_file_that_exists_is_not_changed(tmp_path: Path) -> None:
     [
         (["--schema", "nothing"], "schema was 'nothing', expected one of"),
         (["--name", "a b"], "name was 'a b', expected 1 to 64 letters"),
-        (["--host", "0.0.0.0"], "host of endpoint 'tcp://0.0.0.0:17901' was '0.0.0.0', expected the one address"),
+        (["--host", "0.0.0.0"], "host of endpoint 'tcp://0.0.0.0:17901' was '0.0.0.0', expected the address"),
         (["--port", "65535"], "port was 65535 and 2 are needed, expected at most 65534"),
     ],
 )

@@ -387,7 +387,7 @@ def test_what_ends_the_subscriber_ends_who_waits_for_its_table(tmp_path: Path) -
         with pytest.raises(CallbackError):
             tables[0].wait(nowhere, 60)
         stopped.stop()
-        with pytest.raises(SubscriberError, match="table b'': its subscriber ended before"):
+        with pytest.raises(SubscriberError, match="table b'': its subscriber ended during"):
             tables[1].wait(nowhere, 60)
         with pytest.raises(CallbackError):
             failing.stop()

@@ -1,4 +1,4 @@
-"""What heartbeats say about a feed's publishers, and what a watcher makes of them when they are late, bad or gone."""
+"""Results of watching heartbeats, also if they are late, invalid or stop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from blackbox.testing import RawPublisher, wait_until
 
 
 def feed_with(*lines_of_slice: int, heartbeat_ns: int = 60_000_000_000) -> Feed:
-    """One slice each of so many lines."""
+    """One slice per given number of lines."""
     endpoints = free_endpoints("tcp", "heartbeats", len(lines_of_slice), max(lines_of_slice))
     slices = tuple(
         Slice(endpoints=tuple(found[:lines]), share=(number, len(lines_of_slice)))
@@ -41,7 +41,7 @@ def watcher(publisher: RawPublisher) -> Iterator[Heartbeats]:
 
 
 def listen(watcher: Heartbeats, is_enough: Callable[[LineHealth], bool]) -> LineHealth:
-    """Listen until what came is enough, and return the first line."""
+    """Listen until the condition holds; return the first line."""
     (line, *_) = watcher.lines
 
     def heard() -> bool:
@@ -61,8 +61,8 @@ def test_nothing_is_known_before_the_first_heartbeat(watcher: Heartbeats) -> Non
         watcher._enter(watcher.lines[0], LineState.SILENT)
 
 
-def test_loading_what_reads_a_heartbeat_is_no_lag(publisher: RawPublisher, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is loaded before the first one can come; and who comes is timed before it is read."""
+def test_loading_code_does_not_count_as_lag(publisher: RawPublisher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code is loaded before the first heartbeat, and the time of arrival is taken before decoding."""
     watcher = Heartbeats(publisher.feed)
     decode = Block.decode
     read: list[tuple[int, int]] = []
@@ -80,7 +80,7 @@ def test_loading_what_reads_a_heartbeat_is_no_lag(publisher: RawPublisher, monke
     assert line.last_heard_ns <= read[-1][1]
 
 
-def test_a_frame_above_the_largest_body_is_not_taken_in(publisher: RawPublisher, watcher: Heartbeats) -> None:
+def test_a_frame_above_the_largest_body_is_not_received(publisher: RawPublisher, watcher: Heartbeats) -> None:
     publisher.send_frames([HEARTBEAT_KEY, b"", bytes(MAX_BODY_BYTES + 1)])
 
     def is_disconnected() -> bool:
@@ -91,7 +91,7 @@ def test_a_frame_above_the_largest_body_is_not_taken_in(publisher: RawPublisher,
     assert watcher.lines[0].malformed == 0
 
 
-def test_a_heartbeat_tells_run_keys_and_messages(publisher: RawPublisher, watcher: Heartbeats) -> None:
+def test_a_heartbeat_reports_epoch_keys_and_messages(publisher: RawPublisher, watcher: Heartbeats) -> None:
     publisher.sequences[0] = 12
     publisher.heartbeat()
     line = listen(watcher, lambda line: line.heard == 1)
@@ -123,7 +123,7 @@ def test_the_rate_is_that_between_two_heartbeats(publisher: RawPublisher, watche
     assert watcher.heard_all
 
 
-def test_a_publisher_that_starts_again_is_counted_anew(publisher: RawPublisher, watcher: Heartbeats) -> None:
+def test_counts_restart_with_the_publisher(publisher: RawPublisher, watcher: Heartbeats) -> None:
     publisher.sequences[0] = 1_000
     publisher.heartbeat()
     publisher.heartbeat()
@@ -134,7 +134,7 @@ def test_a_publisher_that_starts_again_is_counted_anew(publisher: RawPublisher, 
     assert (line.heard, line.messages, line.messages_per_second) == (1, 3, None)
 
 
-def test_a_goodbye_closes_the_line_until_it_is_heard_again(publisher: RawPublisher, watcher: Heartbeats) -> None:
+def test_an_announced_end_closes_the_line_until_it_is_heard_again(publisher: RawPublisher, watcher: Heartbeats) -> None:
     publisher.heartbeat(end=True)
     line = listen(watcher, lambda line: line.heard == 1)
     assert line.state is LineState.CLOSED
@@ -155,7 +155,7 @@ def test_a_line_that_is_not_heard_for_three_heartbeats_is_silent() -> None:
         listen(watcher, lambda line: line.heard == 2)
 
 
-def test_what_is_no_heartbeat_is_counted_and_changes_nothing(publisher: RawPublisher, watcher: Heartbeats) -> None:
+def test_invalid_heartbeats_are_counted_and_ignored(publisher: RawPublisher, watcher: Heartbeats) -> None:
     data = publisher.encode([(b"A.x", b"payload")])
     bad: list[list[bytes]] = [
         [HEARTBEAT_KEY],

@@ -143,7 +143,7 @@ def test_every_buffer_is_sent_byte_for_byte() -> None:
 
 def test_a_form_of_prices_needs_fields_and_is_a_known_word() -> None:
     subscriber = Subscriber(one_slice())
-    with pytest.raises(ValueError, match="prices was 'float' without fields, expected fields"):
+    with pytest.raises(ValueError, match="prices was 'float' without fields, pass fields"):
         subscriber.on(b"", prices="float")
     for wrong in ("long", ""):
         with pytest.raises(ConfigError, match=f"prices was '{wrong}', expected one of: integer, float, decimal"):

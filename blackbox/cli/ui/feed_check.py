@@ -64,7 +64,7 @@ def warnings_of(feed: Feed, endpoints: list[Endpoint], outgoing: Path = _OUTGOIN
     is_open = [each.bind for each in tcp if not is_loopback(each.bind)]
     if feed.security is None and is_open:
         warnings.append(
-            f"{is_open[0]} is neither encrypted nor asks who connects: every host that reaches it can read the feed; "
+            f"{is_open[0]} is neither encrypted nor authenticated: every host that reaches it can read the feed; "
             "add a table [security], with keys of `blackbox keys new`"
         )
     first, last = _outgoing_ports(outgoing)
