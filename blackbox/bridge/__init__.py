@@ -1,4 +1,5 @@
-"""Bridges between a feed and other systems: what is wanted there is subscribed to here, and carried over.
+"""Bridges between a feed and other systems.
 
-In: a feed, and what clients of the other system ask for. Out: messages in its form, with slice, epoch and sequence.
+In: a feed, and subscriptions of the other system's clients. Out: messages in its format, with slice, epoch and
+sequence.
 """

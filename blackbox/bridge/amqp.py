@@ -1,4 +1,4 @@
-"""Connections to a RabbitMQ, or another broker of AMQP 0-9-1, and how topics of a feed are named there."""
+"""Connections to RabbitMQ or another AMQP 0-9-1 broker, and topic names there."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ except ImportError as error:
     raise ImportError(f"this needs amqp: pip install 'blackbox-md[bridge]' ({error})") from error
 
 SOCKET_S: Final = 5.0
-"""How long an answer is waited for before it counts as away."""
+"""Time to wait for an answer before the broker counts as unreachable."""
 UNANSWERED: Final = PreconditionFailed
-"""What a broker says to who has a message for too long."""
+"""Reply code of a broker to a client that has not acknowledged a message for too long."""
 _PORTS: Final = {"amqp": 5672, "amqps": 5671}
 _EXPECTED: Final = "amqp://USER:PASSWORD@HOST:PORT/VHOST, a / in VHOST as %2F"
 _MOST_KEY_BYTES: Final = 255
@@ -37,7 +37,7 @@ _NO_VALUE: Final = "no_value"
 
 
 class Address(NamedTuple):
-    """Where a RabbitMQ is, and who we are there."""
+    """Address and credentials of a RabbitMQ."""
 
     host: str
     user: str
@@ -46,11 +46,11 @@ class Address(NamedTuple):
     shown: str
     """The URL, without the password."""
     tls: dict[str, Any] | None
-    """How the library is to see that it is that host; None: it is not encrypted."""
+    """TLS settings for verifying the host; None: unencrypted."""
 
     @classmethod
     def of(cls, url: str, ca: str | None = None) -> Address:
-        """Return what an URL says; `ca`: a file of who may certify the host. Raises ConfigError."""
+        """Parse a URL. `ca`: a file of certificates for verifying the host. Raises ConfigError."""
         found = Url.of(url, _EXPECTED)
         if found.scheme not in _PORTS or found.port == 0 or "/" in found.shown.partition("://")[2].partition("/")[2]:
             raise ConfigError(f"URL was {found.shown!r}, expected {_EXPECTED}")
@@ -65,7 +65,7 @@ class Address(NamedTuple):
         )
 
     def connect(self) -> Connection:
-        """Return a connection, of the thread that uses it. Raises Away, BridgeError."""
+        """Return a connection, to be used by one thread. Raises Away, BridgeError."""
         connection = Connection(
             self.host,
             self.user,
@@ -86,14 +86,14 @@ class Address(NamedTuple):
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Raise Away for what a later try may mend, BridgeError for what none does."""
+        """Raise Away for errors that a retry may fix, BridgeError for others."""
         try:
             yield
         except ssl.SSLError as error:
             if is_untrusted(error):
                 raise BridgeError(f"{self.shown} was not trusted: {error}") from error
             raise Away(str(error)) from error
-        except (RecoverableConnectionError, OSError, UnicodeDecodeError) as error:  # a key that is no text, too
+        except (RecoverableConnectionError, OSError, UnicodeDecodeError) as error:  # the last: a key in bytes
             raise Away(str(error) or type(error).__name__) from error
         except AMQPError as error:
             raise BridgeError(f"{self.shown} refused: {error}") from error
@@ -105,39 +105,39 @@ def _tls_of(scheme: str, host: str, ca: str | None) -> dict[str, Any] | None:
 
 
 def is_pending(connection: Connection) -> bool:
-    """Return whether something has come that no longer shows at the socket, as it is decrypted."""
+    """Return True if decrypted input waits in the connection, where polling the socket cannot show it."""
     return isinstance(connection.sock, ssl.SSLSocket) and connection.sock.pending() > 0
 
 
 def hang_up(connection: Connection) -> None:
-    """End a connection, in order if the other side is there."""
+    """Close a connection, gracefully if the broker answers."""
     with suppress(AMQPError, OSError):
         connection.close()
     connection.collect()
 
 
 def has_queue(connection: Connection, queue: str) -> bool:
-    """Return whether a queue is there, whatever its settings are."""
+    """Return True if a queue exists, whatever its settings."""
     try:
         connection.channel().queue_declare(queue, passive=True)
-    except NotFound:  # which has ended that channel
+    except NotFound:  # which has closed the channel
         return False
     return True
 
 
 def may_bind(connection: Connection, queue: str, exchange: str, key: str) -> bool:
-    """Bind a queue; return whether the broker lets us."""
+    """Bind a queue. Return False if the broker refuses."""
     channel = connection.channel()
     try:
         channel.queue_bind(queue, exchange, key)
-    except AccessRefused:  # which has ended that channel
+    except AccessRefused:  # which has closed the channel
         return False
     channel.close()
     return True
 
 
 def message_of(topic: bytes, payload: bytes | None, headers: dict[str, object], **properties: object) -> Message:
-    """Return a message; its headers have the topic where a routing key cannot: see `routing_key`."""
+    """Return a message; its headers hold the topic if a routing key cannot: see `routing_key`."""
     if routing_key(topic).encode() != topic:
         headers[_TOPIC] = topic
     if payload is None:
@@ -146,7 +146,7 @@ def message_of(topic: bytes, payload: bytes | None, headers: dict[str, object], 
 
 
 def content_of(message: Message) -> tuple[bytes, bytes | None]:
-    """Return the topic and the payload of a message that came."""
+    """Return the topic and the payload of a received message."""
     headers = headers_of(message)
     topic = headers.get(_TOPIC, message.delivery_info["routing_key"])
     payload = None if headers.get(_NO_VALUE) else bytes(message.body or b"")
@@ -154,25 +154,25 @@ def content_of(message: Message) -> tuple[bytes, bytes | None]:
 
 
 def gap_of(message: Message) -> int:
-    """Return how many messages one that came says were lost; 0: it is a message as any other."""
+    """Return the number of lost messages that a received message reports; 0: an ordinary message."""
     count = headers_of(message).get("gap")
     return count if type(count) is int and count > 0 and content_of(message)[0] == GAP_TOPIC else 0
 
 
 def headers_of(message: Message) -> dict[str, Any]:
-    """Return the headers of a message that came."""
+    """Return the headers of a received message."""
     headers: dict[str, Any] = message.properties.get("application_headers", {})
     return headers
 
 
 def routing_key(topic: bytes) -> str:
-    """Return a topic as AMQP routes it: text, of which 255 bytes."""
+    """Return a topic as a routing key: at most 255 bytes of text."""
     text = topic.decode(errors="replace").encode()
     return text[:_MOST_KEY_BYTES].decode(errors="ignore")
 
 
 def binding_key(start: bytes, whole: bool = False) -> str:
-    """Return the binding that lets through topics that start so, and as little else as whole words can say.
+    """Return the narrowest binding that matches all topics with this start; bindings consist of whole words.
 
     `whole`: only the topic `start`.
     """

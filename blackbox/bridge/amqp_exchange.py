@@ -1,4 +1,4 @@
-"""A feed in a topic exchange of a RabbitMQ: each message under its topic, at least once, its place in its headers."""
+"""A feed in a RabbitMQ topic exchange: each message under its topic, at least once, with position headers."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _Routed = tuple[str, Any]
 
 
 class AmqpExchange(Carrier):
-    """Carries what a feed brings under a prefix to a topic exchange, confirmed by the broker.
+    """Publishes a feed's messages under a prefix to a topic exchange, confirmed by the broker.
 
     The routing key is the topic. Headers have `slice`, `epoch`, `sequence` and `ts_event`; the message id is
-    `FEED:SLICE:EPOCH:SEQUENCE`. Who gets the same id twice has the same message twice. With a name it goes on from
-    where the broker had confirmed, up to a second before the bridge was killed: that comes again.
+    `FEED:SLICE:EPOCH:SEQUENCE`. Two messages with the same id are duplicates. With a name it continues after a restart
+    from the last saved confirmation; after a kill, up to a second of messages is repeated.
     """
 
     def __init__(
@@ -49,18 +49,18 @@ class AmqpExchange(Carrier):
         positions: str | os.PathLike[str] | None = None,
         ca: str | None = None,
     ) -> None:
-        """Settings; nothing is opened.
+        """Store the settings; nothing is opened.
 
         Args:
-            feed: what to carry.
+            feed: the feed to publish from.
             url: amqp://USER:PASSWORD@HOST:PORT/VHOST.
-            prefix: of the topics to carry.
+            prefix: topics to publish.
             symbols: only topics of exactly these symbols.
-            exchange: its name; it is made, durable, unless it is there. Default: the feed's name.
-            transient: 1: queues need not keep messages when the broker restarts.
-            name: of the bridge, under which it goes on, with what the feed's archives have.
-            positions: the directory where it is kept how far it came.
-            ca: with amqps://, a file of who may certify the host. Default: whom this system trusts.
+            exchange: its name; created as durable if it does not exist. Default: the feed's name.
+            transient: 1: queues need not keep messages over a restart of the broker.
+            name: name of the bridge, under which it continues, with messages from the feed's archives.
+            positions: the directory for saved positions.
+            ca: with amqps://, a file of certificates for verifying the host. Default: the system's.
 
         Raises ConfigError.
         """
@@ -75,19 +75,22 @@ class AmqpExchange(Carrier):
         self._mode = 1 if transient else _PERSISTENT
         self._keeps = name is not None
         self._lines: dict[int, _Line] = {}
-        """By slice, its connection; used by its worker."""
+        """Connection of each slice; used by its worker."""
 
     def start(self, timeout: float | None = None) -> Self:
-        """As `Carrier.start`. With a name it is kept by then where to go on, whatever is killed."""
+        """Start as `Carrier.start`.
+
+        With a name, the position to continue from is saved by then, even in case of a kill.
+        """
         super().start(timeout)
         until = math.inf if timeout is None else time.monotonic() + timeout
         while self._keeps:
             try:
                 with self._subscriber.checkpoint(_PATIENCE_S):
                     return self
-            except (SubscriberError, TimeoutError) as error:  # no heartbeat has come yet that tells of a slice
+            except (SubscriberError, TimeoutError) as error:  # no heartbeat of some slice has arrived yet
                 if time.monotonic() >= until or self._subscriber.state is not SubscriberLife.RUNNING:
-                    raise BridgeError(f"it could not be kept where to go on: {error}") from error
+                    raise BridgeError(f"the start position could not be saved: {error}") from error
             time.sleep(_PAUSE_S)
         return self
 
@@ -119,14 +122,14 @@ class AmqpExchange(Carrier):
 
     def _add_gap(self, gap: Gap) -> None:
         place = self._place(gap.slice_id, gap.epoch, gap.sequence, 0, gap=gap.count)
-        if gap.key:  # several may have gaps from one number on
+        if gap.key:  # several keys may have gaps from the same sequence on
             place["message_id"] += f":{gap.key.hex()}"
         told = message_of(GAP_TOPIC, b"", **place)
         self._send(gap.slice_id, [(GAP_TOPIC.decode(), told)])
         self._count(missing=gap.count)
 
     def _place(self, slice_id: int, epoch: int, sequence: int, ts_event: int, **more: object) -> dict[str, Any]:
-        """Return the properties that say where in the feed a message is."""
+        """Return the properties with a message's position in the feed."""
         return {
             "headers": {"slice": slice_id, "epoch": epoch, "sequence": sequence, "ts_event": ts_event, **more},
             "message_id": f"{self.feed.name}:{slice_id}:{epoch}:{sequence}",
@@ -140,23 +143,23 @@ class AmqpExchange(Carrier):
             nonlocal left
             left = self._try(slice_id, left)
             if left:
-                raise Away(f"{len(left)} messages were not taken, as by a queue that is full")
+                raise Away(f"{len(left)} messages were refused, perhaps by a full queue")
 
         self._until_taken(send_left, len(messages))
 
     def _try(self, slice_id: int, messages: list[_Routed]) -> list[_Routed]:
-        """Return those that were not taken: a queue may never have room for all of them at once."""
+        """Return the refused messages; a queue may never have room for all of them at once."""
         if slice_id not in self._lines:
             self._lines[slice_id] = _Line(self._address, self.exchange)
         try:
             return self._lines[slice_id].publish(messages)
-        except BaseException:  # what is on its way there is not known: begin anew
+        except BaseException:  # messages in flight are in an unknown state: reconnect
             self._lines.pop(slice_id).drop()
             raise
 
 
 class _Line:
-    """One connection, whose messages the broker confirms. Raises Away, BridgeError."""
+    """One connection with publisher confirms. Raises Away, BridgeError."""
 
     def __init__(self, address: Address, exchange: str) -> None:
         self._address, self._exchange = address, exchange
@@ -179,7 +182,7 @@ class _Line:
             self._channel.exchange_declare(self._exchange, "topic", durable=True, auto_delete=False)
 
     def publish(self, messages: list[_Routed]) -> list[_Routed]:
-        """Publish, and return once the broker has taken or refused all of them: those that it has refused."""
+        """Publish, wait until the broker has answered for all, and return the refused ones."""
         self._refused = []
         with self._address.errors():
             for routed in messages:
@@ -199,9 +202,9 @@ class _Line:
         self._refused += self._confirm(last, multiple)
 
     def close(self) -> None:
-        """End it in order."""
+        """Close it gracefully."""
         hang_up(self._connection)
 
     def drop(self) -> None:
-        """End it as it is."""
+        """Close it without a handshake."""
         self._connection.collect()

@@ -1,4 +1,4 @@
-"""A queue of a RabbitMQ into a hub: each message stays in the queue until the hub has it."""
+"""From a RabbitMQ queue into a hub: each message stays in the queue until the hub has stored it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from blackbox.feed.prefixes import Prefixes
 
 
 class AmqpQueue(HubInlet):
-    """Puts to the feed's hub what comes to a queue, under the message ids, and then acknowledges it.
+    """Puts a queue's messages to the feed's hub, under their message ids, and then acknowledges them.
 
-    With message ids each message is stored once, whoever is killed; one without may be stored again then. What no hub
-    can have is rejected: the queue's dead-letter exchange gets it, if it has one.
+    A message with an id is stored once, whichever process is killed; without an id it may then be stored again. A
+    message that no hub can store is rejected, and goes to the queue's dead-letter exchange if it has one.
     """
 
     def __init__(
@@ -44,16 +44,16 @@ class AmqpQueue(HubInlet):
         exchange: str | None = None,
         ca: str | None = None,
     ) -> None:
-        """Settings; nothing is opened.
+        """Store the settings; nothing is opened.
 
         Args:
-            feed: of the hub.
+            feed: the feed of the hub.
             url: amqp://USER:PASSWORD@HOST:PORT/VHOST.
-            prefix: of the topics to take; others are acknowledged, and counted.
+            prefix: topics to put; others are acknowledged and counted.
             symbols: only topics of exactly these symbols.
-            queue: its name; it is made, durable, unless it is there. Default: the feed's name.
-            exchange: bind the queue to this topic exchange by the prefix. Default: to none but those it is bound to.
-            ca: with amqps://, a file of who may certify the host. Default: whom this system trusts.
+            queue: its name; created as durable if it does not exist. Default: the feed's name.
+            exchange: bind the queue to this topic exchange by the prefix. Default: keep its bindings.
+            ca: with amqps://, a file of certificates for verifying the host. Default: the system's.
 
         Raises ConfigError.
         """
@@ -72,14 +72,14 @@ class AmqpQueue(HubInlet):
     # In the thread.
 
     def _serve(self) -> None:
-        self._on_their_way.clear()  # what the hub had not answered comes again, with the same ids
+        self._on_their_way.clear()  # unanswered messages are delivered again, with the same ids
         connection = self._address.connect()
         try:
             with self._address.errors():
                 channel = self._declare(connection)
                 channel.basic_qos(0, IN_FLIGHT, False)
                 channel.basic_consume(self.queue, callback=self._take)
-                self._note_there("what the queue has comes")
+                self._note_there("its messages are in the queue")
                 while not self._over.is_set():
                     if is_pending(connection) or self._wait_for(connection.sock):
                         self._drain(connection)
@@ -92,16 +92,16 @@ class AmqpQueue(HubInlet):
     def _drain(self, connection: Any) -> None:
         try:
             connection.drain_events(timeout=SOCKET_S)
-        except UNANSWERED as error:  # the hub is away for longer than the broker lets a message go unanswered
+        except UNANSWERED as error:  # the hub was unreachable for longer than the broker waits for an acknowledgement
             raise Away(str(error)) from error
-        except UnicodeDecodeError as error:  # it would come again, and again
+        except UnicodeDecodeError as error:  # it would be redelivered again and again
             raise BridgeError(
-                f"queue {self.queue!r} of {self.url} has a message whose routing key or properties are no UTF-8, "
-                f"expected text: take it out ({error})"
+                f"queue {self.queue!r} of {self.url} has a message whose routing key or properties are not UTF-8, "
+                f"expected text: remove it ({error})"
             ) from error
 
     def _declare(self, connection: Any) -> Any:
-        """Return a channel, once the queue is there: with whatever settings its owner gave it."""
+        """Return a channel once the queue exists, with any settings."""
         channel = connection.channel()
         if not has_queue(connection, self.queue):
             channel.queue_declare(self.queue, durable=True, auto_delete=False)
@@ -136,7 +136,7 @@ def amqp_inlet(
     queue: str | None = None,
     ca: str | None = None,
 ) -> AmqpQueue | AmqpSource:
-    """Return what carries into a feed: to its hub, where it has one, or else as its publisher. Raises ConfigError."""
+    """Return a bridge into the feed's hub if it has one, else a publisher of the feed. Raises ConfigError."""
     if feed.hub:
         return AmqpQueue(feed, url, prefix, symbols=symbols, queue=queue, exchange=exchange, ca=ca)
     if queue is not None:

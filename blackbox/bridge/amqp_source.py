@@ -1,4 +1,4 @@
-"""A feed of what a topic exchange of a RabbitMQ has: only what somebody wants here leaves there."""
+"""Publish a feed from a RabbitMQ topic exchange: only topics wanted by subscribers are bound."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _INT64: Final = 1 << 63
 
 
 class AmqpSource(Inlet):
-    """Publishes what a topic exchange brings under the topics that somebody wants: it is the feed's publisher.
+    """Publishes messages of a topic exchange as the feed's publisher, for topics that subscribers want.
 
-    What is wanted is bound at the broker, until nobody wants it any more. A subscriber is confirmed once that is so:
-    what is published at the broker from then on reaches it.
+    Wanted topics are bound at the broker until no subscriber wants them. A subscriber is confirmed after the binding,
+    so it receives everything published at the broker from then on.
     """
 
     def __init__(
@@ -45,15 +45,15 @@ class AmqpSource(Inlet):
         exchange: str | None = None,
         ca: str | None = None,
     ) -> None:
-        """Settings; nothing is opened.
+        """Store the settings; nothing is opened.
 
         Args:
-            feed: what to publish.
+            feed: the feed to publish.
             url: amqp://USER:PASSWORD@HOST:PORT/VHOST.
-            prefix: of the topics to take, whatever is wanted.
+            prefix: topics to publish if wanted.
             symbols: only topics of exactly these symbols.
-            exchange: its name; it is made, durable, unless it is there. Default: the feed's name.
-            ca: with amqps://, a file of who may certify the host. Default: whom this system trusts.
+            exchange: its name; created as durable if it does not exist. Default: the feed's name.
+            ca: with amqps://, a file of certificates for verifying the host. Default: the system's.
 
         Raises ConfigError.
         """
@@ -62,15 +62,15 @@ class AmqpSource(Inlet):
         self._publisher = Publisher(feed)
         self._changed = threading.Condition()
         self._wanted: Counter[str] = Counter()
-        """By binding, how many prefixes need it."""
+        """Number of prefixes that need each binding."""
         self._refused: set[str] = set()
-        """Bindings that the broker refuses us."""
+        """Bindings that the broker refuses."""
         self._version = self._bound_version = 0
         self._counts = {"messages published": 0, "unwanted": 0, **self._counts}
 
     @property
     def bindings(self) -> list[str]:
-        """Those that are there now, or are about to be."""
+        """Bindings that exist or are about to be made."""
         with self._changed:
             return sorted(self._wanted)
 
@@ -90,7 +90,7 @@ class AmqpSource(Inlet):
             self._changed.notify_all()
 
     def _want(self, prefix: bytes, is_wanted: bool) -> None:
-        """Change what is bound, and wait until it is: its subscribers are confirmed then. In the publisher's thread."""
+        """Change the bindings, and wait until they are made; then subscribers are confirmed. In its thread."""
         starts = self._topics.starts
         within = [each for each in starts if each[0].startswith(prefix)]
         if not within and any(prefix.startswith(text) and not whole for text, whole in starts):
@@ -127,14 +127,14 @@ class AmqpSource(Inlet):
                 while not self._over.is_set():
                     if version != self._version:
                         version, bound = self._bind(connection, queue, bound)
-                        self._note_there("what was put there meanwhile is not carried")
+                        self._note_there("messages published there meanwhile are lost")
                     if is_pending(connection) or self._wait_for(connection.sock):
                         connection.drain_events(timeout=SOCKET_S)
         finally:
             hang_up(connection)
 
     def _bind(self, connection: Any, queue: str, bound: set[str]) -> tuple[int, set[str]]:
-        """Bind the wanted keys, and no others; return them. Keys that the broker refuses are noted in `_refused`."""
+        """Bind exactly the wanted keys; return them. Keys that the broker refuses are added to `_refused`."""
         with self._changed:
             version, wanted = self._version, set(self._wanted)
         for key in wanted - bound:
@@ -155,7 +155,7 @@ class AmqpSource(Inlet):
             return
         topic, payload = content_of(message)
         if not self._topics.has(topic) or not self._publisher.wants(topic):
-            self._counts["unwanted"] += 1  # a binding has whole words only
+            self._counts["unwanted"] += 1  # a binding matches whole words only
             return
         time_ns = headers_of(message).get("ts_event")
         if type(time_ns) is not int or not -_INT64 <= time_ns < _INT64:

@@ -1,4 +1,4 @@
-"""A message as bytes, little-endian, without padding, for systems that carry nothing beside them.
+"""A message as bytes, little-endian, without padding, for systems without message properties.
 
     0        8      16        24     28            32          34     34 + T
     +--------+------+---------+------+-------------+-----------+------+---------+
@@ -6,7 +6,7 @@
     | int64  |int64 | int64   |int32 | int32       | uint16 (T)|      |         |
     +--------+------+---------+------+-------------+-----------+------+---------+
 
-Payload bytes of -1: the topic has no value any more.
+Payload bytes of -1: the topic no longer has a value.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PREFIX: Final = struct.Struct("<H")
 
 
 class Fields(NamedTuple):
-    """What a message has in this form."""
+    """The fields of this form."""
 
     topic: bytes
     payload: bytes | None
@@ -33,31 +33,31 @@ class Fields(NamedTuple):
     sequence: int
 
     def as_bytes(self) -> bytes:
-        """Return the message."""
+        """Encode the message."""
         size = _NO_VALUE if self.payload is None else len(self.payload)
         header = _HEADER.pack(self.ts_event, self.epoch, self.sequence, self.slice_id, size, len(self.topic))
         return header + self.topic + (self.payload or b"")
 
     @classmethod
     def of(cls, data: bytes) -> Fields:
-        """Return what `as_bytes` was made of. Raises ValueError."""
+        """Decode the result of `as_bytes`. Raises ValueError."""
         try:
             ts_event, epoch, sequence, slice_id, size, topic_bytes = _HEADER.unpack_from(data)
         except struct.error as error:
             raise ValueError(f"message had {len(data)} bytes, expected at least {_HEADER.size}") from error
         begin = _HEADER.size + topic_bytes
         if size < _NO_VALUE or len(data) != begin + max(0, size):
-            raise ValueError(f"message had {len(data)} bytes, expected {begin} and those of a payload of {size}")
+            raise ValueError(f"message had {len(data)} bytes, expected {begin} and a payload of {size}")
         payload = None if size == _NO_VALUE else data[begin:]
         return cls(data[_HEADER.size : begin], payload, ts_event, slice_id, epoch, sequence)
 
 
 def as_bytes(message: Message) -> bytes:
-    """Return a message with its topic and its place."""
+    """Encode a message with its topic and position."""
     place = message.slice_id, message.epoch, message.sequence
     return Fields(message.topic, message.payload, message.ts_event, *place).as_bytes()
 
 
 def frame_of(prefix: bytes, messages: list[bytes]) -> bytes:
-    """Return messages that came under a prefix: its size in an uint16, the prefix, the messages without a gap."""
+    """Return the frame for messages under a prefix: the prefix's size as uint16, the prefix, the messages."""
     return b"".join((_PREFIX.pack(len(prefix)), prefix, *messages))

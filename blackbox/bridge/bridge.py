@@ -1,4 +1,4 @@
-"""What `blackbox bridge` runs: the bridge of a URL's scheme. Other packages register theirs by entry points."""
+"""Open the bridge for a URL's scheme, for `blackbox bridge`. Other packages register theirs as entry points."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from blackbox.feed.prefixes import Prefixes, covering
 from blackbox.feed.schema import load_registered
 
 OUT_GROUP: Final = "blackbox.bridges"
-"""Entry points by scheme: what carries a feed to another system."""
+"""Entry points by scheme for bridges from a feed to another system."""
 IN_GROUP: Final = "blackbox.bridges_in"
-"""What carries another system's messages into a feed."""
+"""Entry points by scheme for bridges from another system into a feed."""
 
 Say = Callable[[str], None]
 
@@ -27,9 +27,10 @@ class Bridge(Protocol):
     """
 
     def carry(self, say: Say) -> Coroutine[None, None, None] | None:
-        """Carry until a signal; `say` once it does, and at the end what it did. Or return a coroutine that does so.
+        """Run until a signal; call `say` when running, and at the end with a summary.
 
-        Raises BridgeError when the other side refuses; KeyboardInterrupt, or SystemExit, at the signal.
+        Or return a coroutine that does so. Raises BridgeError if the other side refuses; KeyboardInterrupt or
+        SystemExit on the signal.
         """
 
 
@@ -42,9 +43,9 @@ def open_bridge(
     into: bool = False,
     **options: Any,
 ) -> Bridge:
-    """Return the bridge that a URL names; `into`: the one that carries into the feed. Nothing is opened.
+    """Return the bridge for a URL, without opening anything. `into`: one into the feed.
 
-    Raises ConfigError: no bridge has the scheme, or it takes no such option.
+    Raises ConfigError if no bridge has the scheme or the option.
     """
     scheme, colon, _ = url.partition("://")
     if not colon:  # it may hold a password
@@ -61,7 +62,7 @@ def open_bridge(
         wanted = str(known[name].annotation).split(" | ")
         if "int" in wanted and isinstance(value, str):
             raise ConfigError(f"option was {name}={value}, expected a number, such as {name}=1000")
-        if "str" in wanted:  # a name of digits was read as a number
+        if "str" in wanted:  # digits were parsed as a number
             options[name] = str(value)
     if symbols is not None:
         options["symbols"] = symbols

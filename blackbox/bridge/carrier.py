@@ -1,4 +1,4 @@
-"""What bridges to a system that keeps messages share: all of a feed, in order, however long that system is away."""
+"""Common part of bridges to systems that store messages: a feed in order and without loss, through outages."""
 
 from __future__ import annotations
 
@@ -32,42 +32,42 @@ _REPAIR_WAIT_S: Final = 10.0
 _AGAIN_S: Final = 0.05
 _MOST_AGAIN_S: Final = 2.0
 _LAST_S: Final = 2.0
-"""How long a system that is away is waited for once the bridge is to end."""
+"""Time to wait for an unreachable system when the bridge ends."""
 GAP_TOPIC: Final = b"blackbox.gap"
-"""What tells of a gap comes under it."""
-AWAY: Final = "%s is away, and asked again until it is back: %s"
+"""Key under which gaps are reported."""
+AWAY: Final = "%s is unreachable, retrying: %s"
 MOST_AT_ONCE: Final = 1_000
-"""Messages that share a round trip."""
+"""Most messages in one round trip."""
 
 Done = TypeVar("Done")
 
 
-class Away(Exception):  # noqa: N818  # it is waited for
+class Away(Exception):  # noqa: N818  # noqa: N818  # callers retry
     """The other system does not answer now; the text says why."""
 
 
 class CarrierStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a bridge has done so far."""
+    """Counters of a bridge since its start."""
 
     added: int
-    """Messages that the other system has taken."""
+    """Messages stored by the other system."""
     known: int
-    """Those that it had already."""
+    """Messages that it had already."""
     missing: int
-    """Messages that were lost on their way to the bridge; the other system is told where."""
+    """Messages lost on the way to the bridge; the other system gets a notice."""
 
 
 class Carrier(ABC):
-    """Carries the messages of a feed under some prefixes to a system that keeps them.
+    """Carries the messages of a feed under some prefixes to a system that stores them.
 
-    Life: NEW, `start` (or `with`), then until `close`, a signal or an error. Each slice has a thread in which all of it
-    is carried, in order.
+    Life: NEW, `start` (or `with`), then until `close`, a signal or an error. Each slice has a thread, which carries its
+    messages in order.
     """
 
     def __init__(
         self, feed: Feed, url: str, prefix: Prefixes, symbols: Iterable[str | bytes] | None, **subscriber: Any
     ) -> None:
-        """Settings; nothing is opened. `url`: as it may be shown. Raises ConfigError."""
+        """Store the settings; nothing is opened. `url`: without password. Raises ConfigError."""
         check_is_feed(feed)
         self.feed, self.url = feed, url
         symbols = None if symbols is None else all_as_bytes("symbols", symbols)
@@ -82,14 +82,13 @@ class Carrier(ABC):
             repair_wait=_REPAIR_WAIT_S,
             **subscriber,
         )
-        self._subscriber._on_batch_of(self._topics, self._add)  # one call per block: messages stay in order
+        self._subscriber._on_batch_of(self._topics, self._add)  # one call per block keeps the order
         self._subscriber.on_gap(common_prefix(covering(prefix)), symbols=symbols)(self._add_gap)  # each gap once
 
     def start(self, timeout: float | None = None) -> Self:
-        """Go on where it was, as soon as the other system and publishers are there.
+        """Continue at the last position, once the other system and publishers are reachable.
 
-        Raises BridgeError when the other system refuses, or is not there within `timeout` seconds; as
-        `Subscriber.start`.
+        Raises BridgeError if the other system refuses, or is unreachable for `timeout` seconds; as `Subscriber.start`.
         """
         until = math.inf if timeout is None else time.monotonic() + timeout
 
@@ -103,12 +102,12 @@ class Carrier(ABC):
         return self
 
     def run(self, *, until_end: bool = False) -> None:
-        """Wait until it ends: a signal, `close`, an error; `until_end`: also when the publisher has closed."""
+        """Wait for a signal, `close` or an error; `until_end`: also for the end of the publisher."""
         self._subscriber.run(until_end=until_end)
 
     def carry(self, say: Say) -> None:
-        """Start as soon as publishers and the other system are there, and run until a signal: see `Bridge`."""
-        say(f"feed {self.feed.name!r}: waits for its publishers, to carry it to {self.url}")
+        """Start once publishers and the other system are reachable, and run until a signal: see `Bridge`."""
+        say(f"feed {self.feed.name!r}: waits for its publishers, then carries it to {self.url}")
         with self.start():
             say(f"feed {self.feed.name!r} is carried to {self.url}")
             try:
@@ -116,10 +115,10 @@ class Carrier(ABC):
             finally:
                 done = self.statistics()
                 say(f"{done.added} messages added, {done.known} known before, {done.missing} missing")
-        raise KeyboardInterrupt  # it was: whatever else ends it is an error
+        raise KeyboardInterrupt  # a signal; any other end is an error
 
     def close(self) -> None:
-        """End: what has come is carried, unless the other system is away and does not come back at once."""
+        """Carry everything received, then end. An unreachable system is waited for only briefly."""
         try:
             self._subscriber.stop()
         finally:
@@ -146,7 +145,7 @@ class Carrier(ABC):
                 self._counts[name] += count
 
     def _until_there(self, attempt: Callable[[], Done], give_up: Callable[[Away], None]) -> Done:
-        """Return what `attempt` does, however long the other system is away, unless `give_up` raises."""
+        """Retry `attempt` while the other system is unreachable, unless `give_up` raises; return its result."""
         pause_s = _AGAIN_S
         while True:
             try:
@@ -160,7 +159,7 @@ class Carrier(ABC):
             pause_s = min(2 * pause_s, _MOST_AGAIN_S)
 
     def _until_taken(self, attempt: Callable[[], Done], count: int) -> Done:
-        """As `_until_there`, until a while after the end; `count` messages are at stake."""
+        """Retry as `_until_there`, until some time after the end. `count`: messages at stake."""
         ended_s = 0.0
 
         def give_up(_: Away) -> None:
@@ -168,17 +167,17 @@ class Carrier(ABC):
             if self._subscriber.state is not SubscriberLife.RUNNING:
                 ended_s = ended_s or time.monotonic()
                 if time.monotonic() - ended_s >= _LAST_S:
-                    raise BridgeError(f"{self.url} was away as the bridge ended: {count} messages are not there")
+                    raise BridgeError(f"{self.url} was unreachable as the bridge ended: {count} messages are lost")
 
         return self._until_there(attempt, give_up)
 
     @abstractmethod
     def _open(self) -> Mapping[int, Position]:
-        """See that the other system is there; return where to go on. Raises Away, BridgeError."""
+        """Check that the other system is reachable; return the positions to continue at. Raises Away, BridgeError."""
 
     @abstractmethod
     def _hang_up(self) -> None:
-        """Close connections; nothing comes any more."""
+        """Close connections; no more messages follow."""
 
     # In the workers, one for each slice.
 
@@ -188,4 +187,4 @@ class Carrier(ABC):
 
     @abstractmethod
     def _add_gap(self, gap: Gap) -> None:
-        """Tell where messages are missing. Raises BridgeError."""
+        """Report a gap at its position. Raises BridgeError."""

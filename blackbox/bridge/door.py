@@ -1,4 +1,4 @@
-"""Where WebSocket clients come in: from which pages they may, and how many at once."""
+"""Accept WebSocket clients, with limits on their origin and number."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ except ImportError as error:
 __all__ = ["ConnectionClosed", "Door", "ServerConnection", "address_of", "names_of"]
 
 _PING_S: Final = 20.0
-"""How often clients are asked whether they are there, and how long they may take to answer."""
+"""Interval of pings to clients, and time for the answer."""
 _EXPECTED: Final = "ws://HOST:PORT"
 _CLOSE_S: Final = 1.0
-"""How long clients may take to hear of the end."""
+"""Time for clients to receive the close frame."""
 
 
 class Door:
-    """Listens, and lets clients in; used by one event loop. `refused` counts those that were one too many."""
+    """A WebSocket server in one event loop. `refused` counts clients above the limit."""
 
     def __init__(self, host: str, port: int, origins: Sequence[str | None] | None, most_clients: int) -> None:
-        """Nothing is opened. `origins`: pages that may come, None among them: who is no browser; None: all may.
+        """Open nothing yet. `origins`: allowed pages, None among them for non-browsers; None: all allowed.
 
         Raises ConfigError.
         """
@@ -47,7 +47,7 @@ class Door:
     async def open(
         self, talk: Callable[[ServerConnection], Awaitable[None]], most_bytes: int, most_frames: int
     ) -> AsyncIterator[None]:
-        """Let clients in until the block ends: each is talked with until it goes.
+        """Accept clients until the block ends; each is served until it disconnects.
 
         At most `most_frames` of a client, each of `most_bytes` at most, wait to be read. Raises EndpointError.
         """
@@ -61,7 +61,7 @@ class Door:
                 max_queue=most_frames,
                 ping_interval=_PING_S,
                 ping_timeout=_PING_S,
-                compression=None,  # it would cost more than all the rest
+                compression=None,  # it would cost more than everything else
             )
         except OSError as error:
             where = f"{self.host}:{self.port}"
@@ -71,12 +71,12 @@ class Door:
             try:
                 yield
             finally:
-                asyncio.get_running_loop().call_later(_CLOSE_S, self._hang_up)  # who reads nothing hears nothing
+                asyncio.get_running_loop().call_later(_CLOSE_S, self._hang_up)  # for clients that do not read
 
     async def _let_in(self, talk: Callable[[ServerConnection], Awaitable[None]], connection: ServerConnection) -> None:
         if len(self.clients) >= self._most_clients:
             self.refused += 1
-            await connection.close(1013, f"there are {self._most_clients} clients, try again later")
+            await connection.close(1013, f"limit of {self._most_clients} clients reached, try again later")
             return
         self.clients.add(connection)
         try:
@@ -101,5 +101,5 @@ def address_of(url: str) -> tuple[str, int]:
 
 
 def names_of(origins: str) -> list[str]:
-    """Return origins that have commas between them."""
+    """Split origins at commas."""
     return origins.split(",") if origins else []

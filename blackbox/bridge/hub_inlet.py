@@ -1,4 +1,4 @@
-"""What bridges into a hub share: a message is let go of where it came from once the hub has it."""
+"""Common part of bridges into a hub: a message is released at its source once the hub has stored it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from blackbox.hub.client import HubClient
 from blackbox.hub.protocol import MOST_ID_BYTES
 
 IN_FLIGHT: Final = 1_000
-"""Messages that are on their way to the hub at most."""
+"""Most messages in flight to the hub."""
 _PUT_S: Final = 10.0
 _LAST_S: Final = 2.0
-"""How long the hub may take to answer once the bridge is to end."""
+"""Time for the hub to answer when the bridge ends."""
 _LOOK_S: Final = 0.05
 
 
@@ -30,23 +30,23 @@ class Put(NamedTuple):
     """One message."""
 
     name: Any
-    """What names it where it came from."""
+    """Its name at the source."""
     future: Future[Place] | None = None
-    """None: it is not to be put."""
+    """None: nothing to put."""
 
 
 class HubInlet(Inlet):
-    """Puts to a hub what another system keeps: each message until the hub has it. By its id it is stored once.
+    """Puts messages from a system that stores them to a hub. The source keeps each until the hub has it.
 
-    So it does not matter which of the three is killed, and when.
+    Each id is stored once, so any of the three processes may be killed at any time.
     """
 
     def __init__(self, feed: Feed, url: str, prefix: Prefixes, symbols: Iterable[str | bytes] | None) -> None:
-        """Settings; nothing is opened. Raises ConfigError."""
+        """Store the settings; nothing is opened. Raises ConfigError."""
         super().__init__(feed, url, prefix, symbols)
         self._client = HubClient(feed)
         self._on_their_way: deque[Put] = deque()
-        """In the order in which they came."""
+        """In order of arrival."""
         self._counts = {"messages put": 0, "unwanted": 0, **self._counts}
 
     def _open(self) -> None:
@@ -58,7 +58,7 @@ class HubInlet(Inlet):
     # In the thread.
 
     def _put(self, name: Any, topic: bytes, payload: bytes | None, put_id: str | None, ts_event: object) -> bool:
-        """Have a message on its way; False: no hub can have it. Raises Away when the hub takes too long."""
+        """Send a put. Return False if no hub can store it. Raises Away if the hub takes too long."""
         if not self._topics.has(topic):
             self._counts["unwanted"] += 1
             self._on_their_way.append(Put(name))
@@ -70,23 +70,23 @@ class HubInlet(Inlet):
         except NotStoredError as error:
             raise Away(str(error)) from error
         except HubError as error:
-            raise BridgeError(f"the hub takes nothing more of {self.url}: {error}") from error
+            raise BridgeError(f"the hub accepts no more puts from {self.url}: {error}") from error
         self._on_their_way.append(Put(name, future))
         future.add_done_callback(lambda _: self._pipe.poke())
         return True
 
     def _stored(self, reject: Callable[[Any], object] = lambda _: None) -> list[Any]:
-        """Return what names those that the hub has, and all before them; once. What it refuses `reject` gets.
+        """Return the names of messages stored by the hub, each once, up to the first unanswered one.
 
-        Raises BridgeError when the hub takes nothing more.
+        Call `reject` with refused ones. Raises BridgeError if the hub accepts no more puts.
         """
         names = list[Any]()
         while self._on_their_way and ((future := self._on_their_way[0].future) is None or future.done()):
             error = None if future is None else future.exception()
-            if error is not None and not isinstance(error, RefusedError):  # nobody knows whether the hub has it
+            if error is not None and not isinstance(error, RefusedError):  # it is unknown if the hub has it
                 if names:
-                    break  # first let go of those; the next call raises
-                raise BridgeError(f"the hub takes nothing more of {self.url}: {error}") from error
+                    break  # return these first; the next call raises
+                raise BridgeError(f"the hub accepts no more puts from {self.url}: {error}") from error
             name, _ = self._on_their_way.popleft()
             if error is not None:
                 self._refuse(str(error))
@@ -97,7 +97,10 @@ class HubInlet(Inlet):
         return names
 
     def _wait_stored(self) -> bool:
-        """Wait until the hub has answered all, however long it is away; while the bridge ends only a little."""
+        """Wait until the hub has answered everything, however long it is unreachable.
+
+        Only briefly if the bridge is ending.
+        """
         ends = None
         for _, future in self._on_their_way:
             while future is not None and not future.done():

@@ -1,4 +1,4 @@
-"""What bridges into a feed share: a thread that takes from another system, and comes back when that was away."""
+"""Common part of bridges into a feed: a thread that receives from another system and reconnects."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _WAIT_S: Final = 1.0
 
 
 class Inlet(ABC):
-    """Takes messages from another system, in a thread of its own, from `start` (or `with`) until `close` or an error.
+    """Receives messages from another system in its own thread.
 
     Life: NEW, `start`, then until `close`, or an error that `run` raises. It is used once.
     """
 
     def __init__(self, feed: Feed, url: str, prefix: Prefixes, symbols: Iterable[str | bytes] | None) -> None:
-        """Settings; nothing is opened. `url`: as it may be shown. Raises ConfigError."""
+        """Store the settings; nothing is opened. `url`: without password. Raises ConfigError."""
         check_is_feed(feed)
         self.feed, self.url = feed, url
         self._topics = TopicChoice.of(feed, prefix, symbols)
@@ -48,15 +48,18 @@ class Inlet(ABC):
         self._thread = threading.Thread(target=self._work, name="blackbox-bridge", daemon=True)
 
     def start(self) -> Self:
-        """Begin, also while the other system is away. Raises BridgeError when it refuses; LimitError; as the feed's."""
-        with suppress(Away):  # the thread waits for it
+        """Begin, even if the other system is unreachable. Raises BridgeError if it refuses; LimitError.
+
+        Errors of the feed.
+        """
+        with suppress(Away):  # the thread retries
             self._check()
         self._open()
         start_thread(self._thread)
         return self
 
     def run(self) -> None:
-        """Wait until it ends. Raises what ended it."""
+        """Wait until it ends. Raises the error that ended it."""
         while not self._over.wait(_WAIT_S):
             pass
         if self._failure is not None:
@@ -69,11 +72,11 @@ class Inlet(ABC):
             with self:
                 say(f"{self.url} is carried into feed {self.feed.name!r}")
                 self.run()
-        finally:  # what came at the last is counted, too
+        finally:  # counts the last messages too
             say(", ".join(f"{count} {what}" for what, count in self.statistics().items()))
 
     def close(self) -> None:
-        """End: what has come is carried."""
+        """Carry everything received, then end."""
         self._end()
         if self._thread.ident is not None:
             self._thread.join(_END_S)
@@ -90,7 +93,7 @@ class Inlet(ABC):
         if kind is None:
             self.close()
             return
-        with suppress(BlackBoxError):  # the block's own error goes on
+        with suppress(BlackBoxError):  # the block's own error is raised
             self.close()
 
     def _end(self) -> None:
@@ -99,19 +102,19 @@ class Inlet(ABC):
 
     @abstractmethod
     def _check(self) -> None:
-        """See whether the other system refuses. Raises Away, BridgeError."""
+        """Check if the other system accepts a connection. Raises Away, BridgeError."""
 
     @abstractmethod
     def _open(self) -> None:
-        """Begin on the feed's side."""
+        """Open the feed's side."""
 
     @abstractmethod
     def _close(self) -> None:
-        """End on the feed's side, once the thread has."""
+        """Close the feed's side, after the thread has ended."""
 
     @abstractmethod
     def _serve(self) -> None:
-        """In the thread: connect, and take what comes until `_over`. Raises Away, and is called again."""
+        """Connect and receive until `_over`, in the thread. Called again after Away."""
 
     # In the thread.
 
@@ -131,26 +134,26 @@ class Inlet(ABC):
             self._end()
 
     def _note_there(self, lost: str) -> None:
-        """Note that the other system is there; `lost` says what came to be of what it had while it was away."""
+        """Note that the other system is reachable; `lost` says what happened to messages during the outage."""
         if self._pause_s != _AGAIN_S:
             log.warning("%s is back: %s", self.url, lost)
             self._counts["times away"] += 1
             self._pause_s = _AGAIN_S
 
     def _refuse(self, why: str) -> bool:
-        """Count a message that the feed cannot have; False."""
+        """Count a message that the feed cannot have. Return False."""
         if not self._counts["refused"]:
-            log.warning("%s: a message is not carried; of others only the count is told, at the end: %s", self.url, why)
+            log.warning("%s: a message was refused; further ones are only counted: %s", self.url, why)
         self._counts["refused"] += 1
         return False
 
-    def _note_missing(self, count: int, why: str = "were lost before they came there") -> None:
+    def _note_missing(self, count: int, why: str = "were lost at the source") -> None:
         """Count lost messages, and log why."""
         log.warning("%s: %d messages %s", self.url, count, why)
         self._counts["told missing"] += count
 
     def _wait_for(self, socket: int, timeout: float = _WAIT_S) -> bool:
-        """Wait until something comes, or the thread is woken; return whether something came."""
+        """Wait for input or a wake-up of the thread; return True for input."""
         ready, _, _ = select.select([socket, self._pipe.reader], [], [], timeout)
         if self._pipe.reader in ready:
             with suppress(BlockingIOError):

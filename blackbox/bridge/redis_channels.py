@@ -1,4 +1,4 @@
-"""A feed in Redis pub/sub: each message to the channel of its topic, with its place; Redis keeps nothing."""
+"""A feed in Redis pub/sub: each message goes to the channel of its topic, with its position. Redis stores nothing."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from blackbox.feed.prefixes import Prefixes
 
 
 class RedisChannels(Carrier):
-    """Publishes what a feed brings under a prefix, from now on, to the channels of its topics.
+    """Publishes a feed's messages under a prefix, from now on, to the channels of their topics.
 
-    A message is in `binary_form`, so its place comes with it. Who is subscribed to Redis gets it; if a connection
-    breaks while some are published, those are published again, at the same places.
+    A message is in `binary_form`, which includes its position. Messages whose publishing is interrupted by a broken
+    connection are published again, with the same positions.
     """
 
     def __init__(
@@ -30,14 +30,14 @@ class RedisChannels(Carrier):
         symbols: Iterable[str | bytes] | None = None,
         ca: str | None = None,
     ) -> None:
-        """Settings; nothing is opened.
+        """Store the settings; nothing is opened.
 
         Args:
-            feed: what to carry.
-            url: redis+pubsub://HOST:PORT; Redis has the same channels in all its databases.
-            prefix: of the topics to carry.
+            feed: the feed to publish from.
+            url: redis+pubsub://HOST:PORT; all databases of a Redis share their channels.
+            prefix: topics to publish.
             symbols: only topics of exactly these symbols.
-            ca: with rediss:// a file of who may certify the host. Default: whom this system trusts.
+            ca: with rediss:// a file of certificates for verifying the host. Default: the system's.
 
         Raises ConfigError.
         """
@@ -70,7 +70,7 @@ class RedisChannels(Carrier):
         self._until_taken(lambda: self._try(messages), len(messages))
 
     def _try(self, messages: list[tuple[bytes, bytes]]) -> None:
-        with errors(self.url, "a message"), self._redis.pipeline(transaction=True) as pipeline:  # all of them, or none
+        with errors(self.url, "a message"), self._redis.pipeline(transaction=True) as pipeline:  # all or nothing
             for topic, data in messages:
                 pipeline.publish(topic, data)
             pipeline.execute()

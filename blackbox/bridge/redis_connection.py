@@ -1,4 +1,4 @@
-"""Connections to a Redis, and which of its errors waiting mends."""
+"""Connections to Redis, and the errors after which a retry makes sense."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ except ImportError as error:
 
 _AWAY: Final = (NotThere, TooLate, BusyLoadingError)
 _REFUSED: Final = (AuthenticationError, AuthorizationError)
-"""Kinds of NotThere, which no waiting mends."""
+"""Kinds of NotThere that no retry fixes."""
 SOCKET_S = 5.0
 _MOST_DIGITS: Final = 20
 _PORT: Final = 6379
@@ -35,12 +35,12 @@ local function is_before(a, b)
     return #low_a < #low_b or (#low_a == #low_b and low_a < low_b)
 end
 """
-"""In a script of Redis: whether one id of an entry comes before another one; Lua's numbers have too few digits."""
+"""Part of a Redis script: compare entry ids as text, because Lua's numbers have too few digits."""
 _EXPECTED: Final = "redis://USER:PASSWORD@HOST:PORT/DATABASE, or rediss:// with TLS"
 
 
 def redis_url(url: str) -> Url:
-    """Return what an URL of a Redis says. Raises ConfigError."""
+    """Parse the URL of a Redis. Raises ConfigError."""
     found = Url.of(url, _EXPECTED)
     if found.path and not (found.path.isascii() and found.path.isdigit() and len(found.path) < _MOST_DIGITS):
         raise ConfigError(f"URL was {found.shown!r}, expected {_EXPECTED}")
@@ -50,8 +50,7 @@ def redis_url(url: str) -> Url:
 def connect(url: Url, ca: str | None = None) -> Any:
     """Return a client. It opens nothing yet, and repeats no command.
 
-    With rediss:// the host must be certified, by what is in the file `ca` or whom this system trusts. Raises
-    ConfigError.
+    With rediss:// the host is verified by the certificates in the file `ca` or those of the system. Raises ConfigError.
     """
     is_encrypted = url.scheme.startswith("rediss")
     tls = {"ssl_cert_reqs": "required", "ssl_check_hostname": True} if is_encrypted else {}
@@ -74,7 +73,7 @@ def connect(url: Url, ca: str | None = None) -> Any:
 
 @contextmanager
 def errors(url: str, what: str) -> Iterator[None]:
-    """Raise Away for what a later try may mend, BridgeError for what none does; `what` may be refused."""
+    """Raise Away for errors that a retry may fix, BridgeError for others. `what`: the object that may be refused."""
     try:
         yield
     except RedisError as error:
@@ -86,5 +85,5 @@ def errors(url: str, what: str) -> Iterator[None]:
 
 
 def count_of(text: bytes | None) -> int:
-    """Return how many a gap says that it has; 0: that is no number."""
+    """Return the count of a gap entry; 0 if it is not a number."""
     return int(text) if text and len(text) < _MOST_DIGITS and text.isdigit() else 0

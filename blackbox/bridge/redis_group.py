@@ -1,4 +1,4 @@
-"""A Redis stream into a hub: a consumer group keeps how far the hub has it."""
+"""From a Redis stream into a hub: a consumer group stores the position."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from blackbox.feed.prefixes import Prefixes
 _CONSUMER: Final = "bridge"
 _BLOCK_MS: Final = 500
 _MOST_DIGITS: Final = 20
-"""Of a time, with its sign; Python refuses to read thousands."""
+"""Digits of a time, with its sign; Python refuses to parse thousands."""
 _COUNTS_ENTRIES: Final = 7
-"""The first version of Redis that counts all entries ever added to a stream."""
+"""The first Redis version that counts all entries ever added to a stream."""
 _REMOVED: Final = "were removed from the stream before they were stored"
 
 _ABOUT: Final = (
@@ -52,7 +52,7 @@ end
 return 1
 """
 )
-"""Makes a group unless it is there. It begins with the first entry; what was removed before is not of it."""
+"""Creates a group unless it exists. It begins with the first entry; entries removed earlier do not count."""
 _READ: Final = (
     _ABOUT
     + """
@@ -81,16 +81,15 @@ return {missing, known or '', last, entries}
 )
 """Reads new entries, and counts removed ones by the number of entries ever added, in one step.
 
-Redis' own number of entries that the group has read passes over what was removed, in some versions.
-"""
+Redis' own count of entries read by the group skips removed ones in some versions."""
 
 
 class RedisGroup(HubInlet):
-    """Puts to the feed's hub what a stream has, each entry under its id, and then acknowledges it to Redis.
+    """Puts the entries of a stream to the feed's hub, under their ids, and then acknowledges them to Redis.
 
-    So each entry is stored once, whoever is killed. An entry has the fields `topic`, `payload`, `ts_event`, as
-    `RedisStreams` adds them; one with `gap` in their place is counted, another one without `topic` is refused.
-    Entries that were removed before they were stored, as the stream is bounded, are counted as missing.
+    So each entry is stored once, whichever process is killed. An entry has the fields `topic`, `payload`, `ts_event`,
+    as added by `RedisStreams`. One with `gap` instead is counted; any other without `topic` is refused. Entries removed
+    from a bounded stream before they were stored are counted as missing.
     """
 
     def __init__(
@@ -104,16 +103,16 @@ class RedisGroup(HubInlet):
         group: str = "blackbox",
         ca: str | None = None,
     ) -> None:
-        """Settings; nothing is opened.
+        """Store the settings; nothing is opened.
 
         Args:
-            feed: of the hub.
-            url: where Redis is, such as redis://127.0.0.1:6379/0.
-            prefix: of the topics to take; others are acknowledged, and counted.
+            feed: the feed of the hub.
+            url: address of Redis, such as redis://127.0.0.1:6379/0.
+            prefix: topics to put; others are acknowledged and counted.
             symbols: only topics of exactly these symbols.
             stream: its name. Default: the feed's.
-            group: the consumer group, which is made unless it is there; it begins with the first entry.
-            ca: with rediss:// a file of who may certify the host. Default: whom this system trusts.
+            group: the consumer group, created if it does not exist; it begins with the first entry.
+            ca: with rediss:// a file of certificates for verifying the host. Default: the system's.
 
         Raises ConfigError.
         """
@@ -137,10 +136,10 @@ class RedisGroup(HubInlet):
         self._on_their_way.clear()
         with errors(self.url, "the bridge"):
             self._make([self.stream], [self.group])
-            self._note_there("what the stream has comes")
+            self._note_there("its messages are in the stream")
             if int(self._redis.info("server")["redis_version"].partition(".")[0]) < _COUNTS_ENTRIES:
                 log.warning(
-                    "%s: Redis before version 7 does not count removed entries, so missing ones are not noticed",
+                    "%s: Redis before version 7 does not count removed entries, so missing ones are not detected",
                     self.url,
                 )
             self._take_begun()
@@ -155,7 +154,7 @@ class RedisGroup(HubInlet):
                     self._redis.xread({self.stream: last}, count=1, block=_BLOCK_MS)
 
     def _take_begun(self) -> None:
-        """Take what was read before, and not acknowledged."""
+        """Process entries that were read before and not acknowledged."""
         since = b"0"
         while not self._over.is_set():
             found = self._redis.xreadgroup(self.group, _CONSUMER, {self.stream: since}, count=IN_FLIGHT)
@@ -169,7 +168,7 @@ class RedisGroup(HubInlet):
             since = entries[-1][0]
 
     def _put_all(self, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> None:
-        """Put entries, and acknowledge those that the hub has."""
+        """Put entries, and acknowledge those stored by the hub."""
         done = [name for name, fields in entries if not self._take(name.decode(), fields)]
         self._wait_stored()
         done += self._stored(done.append)

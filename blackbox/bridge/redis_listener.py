@@ -1,4 +1,4 @@
-"""Redis pub/sub into a hub: what is published while the bridge is subscribed, so each message once at most."""
+"""From Redis pub/sub into a hub: messages published while the bridge is subscribed, each at most once."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _GLOB: Final = re.compile(rb"[\\*?\[\]]")
 
 
 class RedisListener(HubInlet):
-    """Puts to the feed's hub what is published to channels that start with a prefix.
+    """Puts messages published to channels with a prefix to the feed's hub.
 
-    Redis keeps nothing: what is published while the bridge is not subscribed is not carried, which the log and the
-    counts tell. What `RedisChannels` publishes is put under its place as its id, so several bridges beside each other
-    store it once, and what one of them misses the other one has.
+    Redis stores nothing: messages published while the bridge is not subscribed are lost, which is logged and counted.
+    Messages of `RedisChannels` are put with their position as id. Several bridges in parallel therefore store each
+    once, and fill in for each other.
     """
 
     def __init__(
@@ -40,15 +40,15 @@ class RedisListener(HubInlet):
         raw: int = 0,
         ca: str | None = None,
     ) -> None:
-        """Settings; nothing is opened.
+        """Store the settings; nothing is opened.
 
         Args:
-            feed: of the hub.
-            url: redis+pubsub://HOST:PORT; Redis has the same channels in all its databases.
-            prefix: of the channels to subscribe to, and of the topics to take.
+            feed: the feed of the hub.
+            url: redis+pubsub://HOST:PORT; all databases of a Redis share their channels.
+            prefix: channels to subscribe to, and topics to put.
             symbols: only topics of exactly these symbols.
-            raw: 1: what comes is the payload, its channel the topic. Default: as `RedisChannels` publishes it.
-            ca: with rediss:// a file of who may certify the host. Default: whom this system trusts.
+            raw: 1: the message is the payload, its channel the topic. Default: the form of `RedisChannels`.
+            ca: with rediss:// a file of certificates for verifying the host. Default: the system's.
 
         Raises ConfigError.
         """
@@ -77,7 +77,7 @@ class RedisListener(HubInlet):
             heard, is_asked, subscribed = time.monotonic(), False, 0
             while not self._over.is_set():
                 self._stored()
-                if len(self._on_their_way) >= IN_FLIGHT:  # Redis holds up what comes, and cuts us off if it is too much
+                if len(self._on_their_way) >= IN_FLIGHT:  # Redis drops slow readers
                     self._wait_for_room()
                     heard = time.monotonic()
                 found = listener.get_message(timeout=_WAIT_S)
@@ -88,9 +88,9 @@ class RedisListener(HubInlet):
                     elif found["type"] == "psubscribe":
                         subscribed += 1
                         if subscribed > len(starts):
-                            raise Away("the connection was made anew")
+                            raise Away("the connection was replaced")
                         if subscribed == len(starts):
-                            self._note_there("what was published there meanwhile is not carried")
+                            self._note_there("messages published there meanwhile are lost")
                 elif is_asked and time.monotonic() > heard + 2 * redis_connection.SOCKET_S:
                     raise Away(f"it did not answer for {2 * redis_connection.SOCKET_S:g} s")
                 elif not is_asked and time.monotonic() > heard + redis_connection.SOCKET_S:
@@ -99,7 +99,7 @@ class RedisListener(HubInlet):
         self._wait_stored()
         self._stored()
         if left := len(self._on_their_way):
-            log.warning("%s: %d messages were on their way to the hub at the end, which may lack them", self.url, left)
+            log.warning("%s: %d messages were in flight to the hub at the end and may be lost", self.url, left)
 
     def _wait_for_room(self) -> None:
         while len(self._on_their_way) >= IN_FLIGHT and not self._over.wait(_ROOM_S):

@@ -1,4 +1,4 @@
-"""A feed in Redis streams: each message an entry, whose id is its place in the feed, so that it is there once."""
+"""A feed in Redis streams: each message is an entry whose id is its position, so that it is stored once."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ end
 return known
 """
 )
-"""Adds entries in order, and stops at the first that is refused: one behind it would hide that it is missing."""
+"""Adds entries in order, and stops at the first refused one: a later entry would hide that it is missing."""
 
 
 class RedisStreams(Carrier):
-    """Carries what a feed brings under a prefix to Redis, a stream for each slice: `STREAM:SLICE`.
+    """Writes a feed's messages under a prefix to Redis, with a stream per slice: `STREAM:SLICE`.
 
     An entry has the id `EPOCH-SEQUENCE`, and the fields `topic`, `payload` and `ts_event`; without `payload` the topic
-    has no value any more. An entry with `gap` in their place says how many messages were lost, up to its number. Redis
-    takes no id twice, so several bridges may run beside each other, and one that is started again goes on from the last
-    entry: what came meanwhile the feed's archives bring.
+    no longer has a value. An entry with `gap` instead holds the number of messages lost, up to its sequence. Redis
+    accepts each id once, so several bridges may run in parallel, and a restarted one continues after the last entry
+    with messages from the feed's archives.
     """
 
     def __init__(
@@ -60,16 +60,16 @@ class RedisStreams(Carrier):
         keep: int | None = None,
         ca: str | None = None,
     ) -> None:
-        """Settings; nothing is opened.
+        """Store the settings; nothing is opened.
 
         Args:
-            feed: what to carry.
-            url: where Redis is, such as redis://127.0.0.1:6379/0.
-            prefix: of the topics to carry.
+            feed: the feed to publish from.
+            url: address of Redis, such as redis://127.0.0.1:6379/0.
+            prefix: topics to write.
             symbols: only topics of exactly these symbols.
-            stream: what the names of streams begin with. Default: the feed's name.
-            keep: about how many of its newest entries each stream keeps. Default: all.
-            ca: with rediss:// a file of who may certify the host. Default: whom this system trusts.
+            stream: start of the names of streams. Default: the feed's name.
+            keep: approximate number of newest entries that each stream keeps. Default: all.
+            ca: with rediss:// a file of certificates for verifying the host. Default: the system's.
 
         Raises ConfigError.
         """
@@ -79,20 +79,20 @@ class RedisStreams(Carrier):
             raise ConfigError(f"keep was {keep}, expected at least 1")
         self._slices = sorted(starts_by_slice(feed, self._topics.starts))
         if feed.key_rule and not self._topics.takes_all:
-            # Sequences ascend only for a subscriber of all keys: Redis rejects an entry below the last one.
+            # Sequences ascend only for a subscriber to all keys: Redis rejects an entry below the last one.
             self._subscriber.on_batch(b"")(_pass_over)
         self._redis = connect(address, ca)
         self._stream, self._keep = stream or feed.name, keep
         self._script = self._redis.register_script(_ADD)
         self._ids: dict[int, str] = {}
-        """By slice, the id of the last entry that Redis is known to have."""
+        """Id of the last entry known to be in Redis, by slice."""
 
     def _open(self) -> dict[int, Position]:
         with errors(self.url, "the bridge"):
             last = {each: self._last(each) for each in self._slices}
         since = {slice_id: position for slice_id, position in last.items() if position is not None}
         if since and not self.feed.archives:
-            log.warning("feed %r has no archive: what came since the last entries is not carried", self.feed.name)
+            log.warning("feed %r has no archive: messages since the last entries are not written", self.feed.name)
             return {}
         return since
 
@@ -103,7 +103,7 @@ class RedisStreams(Carrier):
         return f"{self._stream}:{slice_id}"
 
     def _last(self, slice_id: int) -> Position | None:
-        """Return what follows the last entry of a slice, and keep in mind where that is; None: there is none."""
+        """Return the position after the last entry of a slice, and remember that entry; None: there is no entry."""
         found = self._redis.xrevrange(self._name(slice_id), count=1)
         if not found:
             return None
@@ -134,24 +134,24 @@ class RedisStreams(Carrier):
     def _add_gap(self, gap: Gap) -> None:
         if gap.slice_id not in self._slices:
             return
-        if gap.key:  # before it is known that nothing else is missing: its numbers may lie among those of other keys
+        if gap.key:  # it is not yet known if more is missing: its sequences may lie among those of other keys
             log.warning("%d messages of key %r of slice %d are missing", gap.count, gap.key, gap.slice_id)
             self._count(missing=gap.count)
         elif self._send(gap.slice_id, [[f"{gap.epoch}-{gap.sequence + gap.count - 1}", "gap", gap.count]]) == 0:
             self._count(missing=gap.count)
 
     def _send(self, slice_id: int, entries: list[list[str | bytes | int]]) -> int:
-        """Add entries, however long Redis is away; return how many were there.
+        """Add entries, however long Redis is unreachable; return how many existed already.
 
-        Raises BridgeError when it refuses, or would take what is new for known as its epoch is not.
+        Raises BridgeError if Redis refuses, or if an earlier epoch would make new entries look like existing ones.
         """
         name = self._name(slice_id)
         last = self._ids.get(slice_id, "0-0")
         first = str(entries[0][0])
         if _epoch_of(first) < _epoch_of(last):
             raise BridgeError(
-                f"{name} has {last}, and {first} came: expected no earlier epoch, as ids ascend. Was the "
-                f"publisher's clock set back? Carry on to another stream"
+                f"{name} has {last}, but {first} arrived: expected no earlier epoch, as ids ascend. Was the "
+                f"publisher's clock set back? Use another stream"
             )
         words = [word for entry in entries for word in (len(entry), *entry)]
         known = self._until_taken(lambda: self._try(slice_id, name, words), len(entries))
@@ -164,7 +164,7 @@ class RedisStreams(Carrier):
 
 
 def _pass_over(_: Batch) -> None:
-    """Take messages that are not to be carried."""
+    """Ignore messages that are not carried."""
 
 
 def _epoch_of(id_: str) -> int:

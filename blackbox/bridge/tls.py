@@ -1,4 +1,4 @@
-"""Encrypted connections to other systems: whom they trust, and what no waiting mends."""
+"""TLS for connections to other systems: certificates, and errors that no retry fixes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Final
 from blackbox.errors import ConfigError
 
 _NOT_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
-"""The errors of a host that does not encrypt."""
+"""Errors of a host that does not encrypt."""
 
 
 def check_certificates(scheme: str, ca: str | None, *, is_encrypted: bool) -> None:
-    """Raise ConfigError unless `ca`, if it is given, is a file of certificates, and connections are encrypted."""
+    """Raise ConfigError unless `ca`, if given, is a file of certificates and connections are encrypted."""
     if not is_encrypted:
         if ca is not None:
             head, plus, rest = scheme.partition("+")
@@ -28,7 +28,7 @@ def check_certificates(scheme: str, ca: str | None, *, is_encrypted: bool) -> No
 
 
 def is_untrusted(error: BaseException | None) -> bool:
-    """Return True if a connection failed because the host is not certified, or does not encrypt."""
+    """Return True if a connection failed because the host is not certified or does not encrypt."""
     return isinstance(error, ssl.SSLError) and (
         isinstance(error, ssl.SSLCertVerificationError) or error.reason in _NOT_TLS
     )

@@ -1,4 +1,4 @@
-"""The URL of another system: who we are there, with a password of any characters, which is never shown."""
+"""URLs of other systems, with passwords of any characters, which are never shown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from blackbox.errors import ConfigError
 _ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(?::([0-9]{1,5}))?", re.ASCII)
 _MOST_PORT: Final = 65_535
 _QUERY_WITH_AT: Final = re.compile(r"[^:/?#]*(:[0-9]+)?(/[^?#]*)?\?\w+=")
-"""The part of an URL before the last `@`, if its query has that `@`."""
+"""The part of a URL before the last `@`, if its query contains that `@`."""
 
 
 class Url(NamedTuple):
@@ -28,10 +28,10 @@ class Url(NamedTuple):
 
     @classmethod
     def of(cls, url: str, expected: str) -> Url:
-        """Return what an URL says.
+        """Parse a URL.
 
         The last `@` ends user and password, so these may have any characters, also percent-encoded; a path with an `@`
-        has it as `%40`. Raises ConfigError, which says what was `expected`, and shows no password.
+        has it as `%40`. Raises ConfigError with the `expected` form, without the password.
         """
         scheme, colon, rest = url.partition("://")
         if not colon:
@@ -51,12 +51,12 @@ class Url(NamedTuple):
 
 
 def has_password(url: str) -> bool:
-    """Return True if an URL has a password."""
+    """Return True if a URL has a password."""
     return ":" in url.partition("://")[2].rpartition("@")[0]
 
 
 def with_password(url: str, password: str) -> str:
-    """Return an URL with a password that came another way. Raises ConfigError when it has one; shows neither."""
+    """Return a URL with a password from elsewhere. Raises ConfigError if it has one already; shows neither."""
     scheme, colon, rest = url.partition("://")
     if not colon:
         raise ConfigError("URL had no scheme, expected one such as redis://USER@127.0.0.1:6379/0")

@@ -1,4 +1,4 @@
-"""What waits for one client: all messages while it keeps up, the newest of each topic when it does not."""
+"""The queue of one client: all messages while it keeps up, else the newest of each topic."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import NamedTuple
 
 
 class Taken(NamedTuple):
-    """What a client is sent next."""
+    """The next messages for a client."""
 
     texts: list[bytes]
     passed_over: int
-    """Messages that it is not sent, as newer ones of their topics came."""
+    """Messages dropped because newer ones of their topics arrived."""
 
 
 class Waiting:
-    """Used by one event loop. At most `limit` messages wait, in `most_bytes` of text, or the one that came last."""
+    """Used by one event loop. At most `limit` messages wait, in `most_bytes` of text, or the single latest one."""
 
     def __init__(self, limit: int, most_bytes: int) -> None:
         self._limit, self._most_bytes = limit, most_bytes
         self._all: list[tuple[bytes, bytes]] = []
-        self._newest: OrderedDict[bytes, bytes] = OrderedDict()  # a dict finds its first one the slower the more went
-        """By topic, in the order in which they came; in use once there is no room in `_all`."""
+        self._newest: OrderedDict[bytes, bytes] = OrderedDict()  # popping the first item of a dict gets slow
+        """By topic, in order of arrival; used once `_all` is full."""
         self._bytes = self._passed_over = 0
 
     def add(self, topic: bytes, text: bytes) -> None:
-        """Let a message wait."""
+        """Queue a message."""
         self._bytes += len(text)
         if not self._newest and len(self._all) < self._limit and self._bytes <= self._most_bytes:
             self._all.append((topic, text))
@@ -46,11 +46,11 @@ class Waiting:
         self._passed_over += 1
 
     def lose(self, count: int) -> None:
-        """Count messages that were passed over before they came here."""
+        """Count messages dropped before they arrived here."""
         self._passed_over += count
 
     def take(self) -> Taken:
-        """Return what waits, and let nothing wait any more."""
+        """Return the queued messages, and clear the queue."""
         taken = Taken([text for _, text in self._all] or list(self._newest.values()), self._passed_over)
         self._all.clear()
         self._newest.clear()

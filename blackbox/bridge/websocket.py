@@ -1,4 +1,4 @@
-"""A feed for browsers: JSON or bytes over WebSocket, each client the prefixes that it asks for."""
+"""A feed for browsers: JSON or bytes over WebSocket; each client subscribes to prefixes."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from blackbox.subscribe.supervisor import SubscriberLife
 from blackbox.subscriber import Subscriber
 
 _MOST_PREFIXES: Final = 1_000
-"""Of one client."""
+"""Limit per client."""
 _MOST_OF_ALL: Final = 10_000
-"""Of all clients."""
+"""Limit for all clients."""
 _MOST_REQUEST_BYTES: Final = 64 << 10
 _MOST_REQUESTS: Final = 16
-"""Of one client that wait to be read."""
+"""Requests of one client that may wait to be read."""
 _STREAM_MESSAGES: Final = 100_000
-"""Of one prefix that wait to be encoded."""
+"""Messages under one prefix that may wait to be encoded."""
 _MOST_BYTES: Final = 16 << 20
-"""Of what waits for one client: its prefixes share them."""
+"""Bytes that may wait for one client, shared by its prefixes."""
 _FRAME_BYTES: Final = 256 << 10
-"""About as much is sent in one frame."""
+"""Approximate size of a frame."""
 _MOST_ADDED: Final = 5_000
-"""Messages that wait for clients, before the loop goes on with something else."""
+"""Messages queued for clients before the loop gets a turn."""
 _CONFIRM_S: Final = 10.0
 _ENCODE: Final = msgspec.json.Encoder().encode
 
@@ -51,13 +51,13 @@ _Topics = tuple[str, tuple[str, ...] | None]
 
 
 class Subscribe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="subscribe"):
-    """Send what comes under a prefix from now on."""
+    """Subscribe to messages under a prefix from now on."""
 
     prefix: Annotated[str, msgspec.Meta(max_length=1_024)]
     symbols: Annotated[tuple[str, ...], msgspec.Meta(max_length=1_000)] | None = None
     """Only these symbols; default: all."""
     binary: bool = False
-    """As `binary_form` has it, in place of JSON."""
+    """True: in `binary_form` instead of JSON."""
 
     @property
     def topics(self) -> _Topics:
@@ -66,7 +66,7 @@ class Subscribe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
 
 
 class Unsubscribe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="do", tag="unsubscribe"):
-    """Do not send it any more."""
+    """Unsubscribe from a prefix."""
 
     prefix: Annotated[str, msgspec.Meta(max_length=1_024)]
 
@@ -75,18 +75,18 @@ _ASKED: Final = Decoder[Subscribe | Unsubscribe]("json", Subscribe | Unsubscribe
 
 
 class BridgeStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a bridge has done so far."""
+    """Counters of a bridge since its start."""
 
     clients: int
-    """Those connected now."""
+    """Clients connected now."""
     prefixes: int
-    """Prefixes that clients want now, counted again for each set of symbols."""
+    """Prefixes that clients want now, counted once per set of symbols."""
     sent: int
-    """Messages that were sent, to all clients."""
+    """Messages sent to all clients."""
     passed_over: int
-    """Messages that clients were not sent, as they were too slow for all."""
+    """Messages dropped because clients were too slow."""
     refused: int
-    """Clients that were one too many."""
+    """Clients refused because of the limit."""
 
 
 class _Browser:
@@ -97,7 +97,7 @@ class _Browser:
         self.prefixes: dict[str, Subscribe] = {}
         """Its request for each prefix."""
         self.confirmed: set[str] = set()
-        """Those of them that it was told are: what comes of others waits, as the answer goes first."""
+        """Prefixes confirmed to it. Messages of others wait, as the answer is sent first."""
         self._waiting: dict[str, Waiting] = {}
         self._limit, self._notes = limit, list[bytes]()
         self._has_more = asyncio.Event()
@@ -116,19 +116,19 @@ class _Browser:
         return self._waiting[prefix]
 
     def leave(self, prefix: str) -> None:
-        """Let nothing wait under a prefix any more."""
+        """Drop the queue of a prefix."""
         self.prefixes.pop(prefix, None)
         self.confirmed.discard(prefix)
         self._waiting.pop(prefix, None)
 
     def tell(self, **note: Any) -> None:
-        """Send something that is no message; of many that wait the last ones."""
+        """Send a notice that is not a message; of many waiting ones only the last are kept."""
         self._notes.append(_ENCODE(note))
         del self._notes[: -self._limit]
         self._has_more.set()
 
     async def send(self, count: Callable[[int, int], None]) -> None:
-        """Send what waits, until the connection ends."""
+        """Send queued messages until the connection ends."""
         while True:
             await self._has_more.wait()
             self._has_more.clear()
@@ -168,8 +168,8 @@ def _parts(texts: list[bytes]) -> Iterator[list[bytes]]:
 class WebSocketBridge:
     """Serves a feed to WebSocket clients; used in one event loop, from `serve` until that is cancelled.
 
-    Each subscription of a client is a stream of its own: two prefixes that overlap bring a message twice, under both. A
-    client that does not take what comes gets the newest of each topic; nobody waits for it.
+    Each subscription of a client is a separate stream: with overlapping prefixes a message is sent under both. A slow
+    client gets the newest message of each topic and delays no other.
     """
 
     def __init__(
@@ -182,15 +182,15 @@ class WebSocketBridge:
         limit: int = 10_000,
         most_clients: int = 1_000,
     ) -> None:
-        """Settings; nothing is opened.
+        """Store the settings; nothing is opened.
 
         Args:
-            feed: what to serve. Whoever connects may read all that this process may.
+            feed: the feed to serve. Clients may read everything that this process may.
             host: the interface to listen on.
-            port: 0: one that is free, which `port` tells once it serves.
-            origins: pages that may connect, such as "https://desk.example"; None: any, and who is no browser.
-            limit: messages that wait for one client under one prefix before only the newest of each topic do.
-            most_clients: more are turned away.
+            port: 0: a free one, which `port` returns while it serves.
+            origins: pages that may connect, such as "https://desk.example"; None: any, and non-browsers.
+            limit: messages that wait for one client under one prefix before only the newest of each topic is kept.
+            most_clients: limit for connected clients.
         """
         if not 1 <= limit <= 1 << 20:
             raise ConfigError(f"limit was {limit}, expected 1 to {1 << 20}")
@@ -198,10 +198,10 @@ class WebSocketBridge:
         self._door = Door(host, port, origins, most_clients)
         self._schema = load_schema(feed.schema)
         self._wanted: dict[_Topics, dict[_Browser, None]] = {}
-        """By topics, the clients that want them."""
+        """Clients that want each set of topics."""
         self._readers: dict[_Topics, tuple[Stream, asyncio.Task[None]]] = {}
         self._turns: dict[tuple[int, ...], asyncio.Lock] = {}
-        """By slices, who waits for their confirmation."""
+        """Clients awaiting confirmation, by slices."""
         self._sent = self._passed_over = 0
 
     @classmethod
@@ -215,7 +215,7 @@ class WebSocketBridge:
         limit: int = 10_000,
         most_clients: int = 1_000,
     ) -> WebSocketBridge:
-        """Return one that listens at ws://HOST:PORT; `origins` with commas between them. Raises ConfigError."""
+        """Return a bridge that listens at ws://HOST:PORT; `origins` are separated by commas. Raises ConfigError."""
         if any(prefixes := covering(prefix)):
             raise ConfigError(f"prefix was {prefixes[0]!r}, expected none with {url}: each client sends its own")
         origin_names = names_of(origins) or None
@@ -223,7 +223,7 @@ class WebSocketBridge:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port it listens on."""
         return self._door.port
 
     async def carry(self, say: Say) -> None:
@@ -232,7 +232,7 @@ class WebSocketBridge:
             await self.serve(lambda: say(f"feed {self.feed.name!r} is served at ws://{self._door.host}:{self.port}"))
         finally:
             done = self.statistics()
-            say(f"{done.sent} messages sent, {done.passed_over} passed over, {done.refused} clients refused")
+            say(f"{done.sent} messages sent, {done.passed_over} dropped, {done.refused} clients refused")
 
     def statistics(self) -> BridgeStatistics:
         """Return a snapshot of the counters."""
@@ -245,13 +245,13 @@ class WebSocketBridge:
         )
 
     async def serve(self, bound: Callable[[], None] = lambda: None) -> None:
-        """Serve until the task is cancelled; call `bound` once clients may come.
+        """Serve until the task is cancelled; call `bound` once clients can connect.
 
-        Raises EndpointError when it cannot listen; what ended the subscriber.
+        Raises EndpointError if it cannot listen; the error that ended the subscriber.
         """
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()
-        # One worker: of several each would tell a gap.
+        # One worker: several would each report a gap.
         with Subscriber(self.feed, workers=1, slow=SlowPolicy("warn"), on_gap="tell") as self._subscriber:
             self._subscriber.on_gap(b"")(lambda gap: self._loop.call_soon_threadsafe(self._tell_gap, gap))
             async with self._door.open(self._serve_one, _MOST_REQUEST_BYTES, _MOST_REQUESTS):
@@ -261,7 +261,7 @@ class WebSocketBridge:
                 finally:
                     for _, reader in self._readers.values():
                         reader.cancel()
-                    self._subscriber.request_stop()  # nobody waits for a confirmation any more
+                    self._subscriber.request_stop()  # ends the waits for confirmation
 
     # Clients
 
@@ -296,17 +296,20 @@ class WebSocketBridge:
             browser.tell(error=type(error).__name__, why=str(error))
 
     async def _join(self, browser: _Browser, asked: Subscribe) -> None:
-        """Have what comes under a prefix sent. Raises NotConfirmedError, RightsError, ConfigError; it is not sent."""
+        """Subscribe a client to a prefix.
+
+        Raises NotConfirmedError, RightsError, ConfigError if that is not possible.
+        """
         prefix, topics = asked.prefix, asked.topics
         if (before := browser.prefixes.get(prefix)) is not None:
             if before != asked:
-                raise ConfigError(f"the request for prefix {prefix!r} was changed, expected to unsubscribe first")
+                raise ConfigError(f"prefix {prefix!r} was subscribed with other settings: unsubscribe first")
             return
         if len(browser.prefixes) >= _MOST_PREFIXES:
-            raise ConfigError(f"prefix {prefix!r} was one too many, expected at most {_MOST_PREFIXES} of a client")
+            raise ConfigError(f"prefix {prefix!r} exceeded the limit of {_MOST_PREFIXES} per client")
         if topics not in self._readers:
             if len(self._readers) >= _MOST_OF_ALL:
-                raise ConfigError(f"prefix {prefix!r} was one too many, expected at most {_MOST_OF_ALL} of all clients")
+                raise ConfigError(f"prefix {prefix!r} exceeded the limit of {_MOST_OF_ALL} for all clients")
             stream = self._subscriber.stream(
                 prefix, symbols=asked.symbols, limit=_STREAM_MESSAGES, when_full="drop_oldest", batches=True
             )
@@ -326,7 +329,7 @@ class WebSocketBridge:
             raise
 
     async def _wait_confirmed(self, topics: _Topics, stream: Stream) -> None:
-        """Wait in a thread, one for all who wait for the same slices, or until its stream was refused.
+        """Wait in a thread, shared by all clients that wait for the same slices, or until the stream is refused.
 
         Raises NotConfirmedError.
         """
@@ -342,14 +345,14 @@ class WebSocketBridge:
             while stream.failure is None:
                 try:
                     return await asyncio.to_thread(wait)
-                except RightsError:  # of this stream, or of one that overlaps: the stream knows
+                except RightsError:  # for this stream, or for an overlapping one: the stream knows
                     if self._subscriber.state is not SubscriberLife.RUNNING:
                         raise
         finally:
             turn.release()
 
     def _note_end(self, topics: _Topics, stream: Stream, reader: asyncio.Task[None]) -> None:
-        """End the bridge with the subscriber's error. A refusal of these topics alone goes to their clients."""
+        """End the bridge with the subscriber's error. Send a refusal of only these topics to their clients."""
         error = None if reader.cancelled() else reader.exception()
         if error is not None and error is stream.failure:
             prefix = topics[0]
@@ -377,7 +380,7 @@ class WebSocketBridge:
     # The feed
 
     async def _read(self, prefix: str, stream: Stream, wanted: dict[_Browser, None]) -> None:
-        """Send what comes under a prefix to all who want it."""
+        """Send messages under a prefix to all clients that want it."""
         dropped = added = 0
         async for batch in stream:
             schema = batch.schema or self._schema

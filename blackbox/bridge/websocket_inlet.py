@@ -1,4 +1,4 @@
-"""Browsers, and other WebSocket clients, put to a hub: a JSON object each, answered with its place or an error."""
+"""Puts of browsers and other WebSocket clients to a hub: JSON objects, answered with positions or errors."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from blackbox.hub.client import HubClient
 from blackbox.hub.json_form import MOST_ASKED_BYTES, Put, error_as_json, number_of, place_as_json
 
 IN_FLIGHT: Final = 1_000
-"""Puts of one client that are not answered at most; no more of it is read then."""
+"""Unanswered puts of one client, above which reading from it stops."""
 _MOST_REQUESTS: Final = 4
-"""Of one client that wait to be read."""
+"""Requests of one client that may wait to be read."""
 _ROOM_S: Final = 0.002
 _DECODER: Final = Decoder[Put]("json", Put, MOST_ASKED_BYTES)
 
 
 class InletStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a bridge has done so far."""
+    """Counters of a bridge since its start."""
 
     clients: int
-    """Those connected now."""
+    """Clients connected now."""
     put: int
-    """Messages whose clients were told their places."""
+    """Messages whose positions were sent to their clients."""
     failed: int
-    """Requests that were answered with an error."""
+    """Requests answered with an error."""
     refused: int
-    """Clients that were one too many."""
+    """Clients refused because of the limit."""
 
 
 class WebSocketInlet:
-    """Puts to a feed's hub what its clients ask for; used in one event loop, from `serve` until that is cancelled.
+    """Puts messages of its clients to a feed's hub; used in one event loop, from `serve` until that is cancelled.
 
-    All share one client of the hub, which has 16,384 puts, of 64 MiB, on their way at most. Those of one client are
-    put in the order in which they came. With an `id` each is stored once, however often, and by whom, it is put.
+    All share one hub client, with up to 16,384 puts of 64 MiB in flight. Puts of one client keep their order. A put
+    with an `id` is stored once, however often and by whichever client it is sent.
     """
 
     def __init__(
@@ -59,16 +59,16 @@ class WebSocketInlet:
         origins: Sequence[str] = (),
         most_clients: int = 1_000,
     ) -> None:
-        """Settings; nothing is opened.
+        """Store the settings; nothing is opened.
 
         Args:
-            feed: of the hub. Whoever connects may put all that this process may.
+            feed: the feed of the hub. Clients may put everything that this process may.
             host: the interface to listen on.
-            port: 0: one that is free, which `port` tells once it serves.
-            prefix: of the topics that may be put.
+            port: 0: a free one, which `port` returns while it serves.
+            prefix: topics that may be put.
             symbols: only topics of exactly these symbols.
-            origins: pages that may connect, such as "https://desk.example"; who is no browser may, too.
-            most_clients: more are turned away.
+            origins: pages that may connect, such as "https://desk.example"; non-browsers may too.
+            most_clients: limit for connected clients.
 
         Raises ConfigError.
         """
@@ -88,13 +88,13 @@ class WebSocketInlet:
         origins: str = "",
         most_clients: int = 1_000,
     ) -> WebSocketInlet:
-        """Return one that listens at ws://HOST:PORT; `origins` with commas between them. Raises ConfigError."""
+        """Return a bridge that listens at ws://HOST:PORT; `origins` are separated by commas. Raises ConfigError."""
         origin_names = names_of(origins)
         return cls(feed, *address_of(url), prefix, symbols=symbols, origins=origin_names, most_clients=most_clients)
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port it listens on."""
         return self._door.port
 
     async def carry(self, say: Say) -> None:
@@ -112,9 +112,9 @@ class WebSocketInlet:
         )
 
     async def serve(self, bound: Callable[[], None] = lambda: None) -> None:
-        """Serve until the task is cancelled, also while the hub is away; call `bound` once clients may come.
+        """Serve until the task is cancelled, also while the hub is unreachable; call `bound` once clients can connect.
 
-        Raises EndpointError when it cannot listen; BridgeError when the hub takes nothing more of it.
+        Raises EndpointError if it cannot listen; BridgeError if the hub accepts no more puts.
         """
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()
@@ -129,7 +129,7 @@ class WebSocketInlet:
     async def _serve_one(self, connection: ServerConnection) -> None:
         answering = set[asyncio.Task[None]]()
         reading = asyncio.create_task(self._read(connection, answering))
-        closed = asyncio.create_task(connection.wait_closed())  # who does not read, as there is no room, sees it, too
+        closed = asyncio.create_task(connection.wait_closed())  # ends even while reading is paused
         try:
             await asyncio.wait([reading, closed], return_when=asyncio.FIRST_COMPLETED)
             if reading.done():
@@ -139,20 +139,22 @@ class WebSocketInlet:
                 task.cancel()
 
     async def _read(self, connection: ServerConnection, answering: set[asyncio.Task[None]]) -> None:
-        """Take what a client asks for, until it goes; each in `answering` answers one request."""
+        """Read requests of a client until it disconnects; each task in `answering` answers one."""
         room = asyncio.Semaphore(IN_FLIGHT)
         with suppress(ConnectionClosed):
             async for text in connection:
                 await room.acquire()
                 number, until, placed = await self._take(text)
-                placed.add_done_callback(lambda each: each.cancelled() or each.exception())  # who asked may have gone
+                placed.add_done_callback(
+                    lambda each: each.cancelled() or each.exception()
+                )  # the client may have disconnected
                 task = asyncio.create_task(self._answer(connection, number, until, placed))
                 answering.add(task)
                 task.add_done_callback(answering.discard)
                 task.add_done_callback(lambda _: room.release())
 
     async def _take(self, text: str | bytes) -> tuple[int, float, asyncio.Future[Place]]:
-        """Have a put on its way, once there is room: its number, until when it is to be answered, and its place."""
+        """Send a put once there is room: return its number, the deadline for the answer, and its position."""
         number, until = 0, self._loop.time()
         try:
             asked = _DECODER.decode(text)
@@ -187,7 +189,7 @@ class WebSocketInlet:
                 answer = place_as_json(await placed)
             self._put += 1
         except (BlackBoxError, TimeoutError, DecodeError, ValueError) as error:
-            if not str(error):  # as asyncio raises it
+            if not str(error):  # asyncio's own has no text
                 error = NotStoredError(f"the hub of feed {self.feed.name!r} did not answer in time")
             self._failed += 1
             self._look()
@@ -196,11 +198,11 @@ class WebSocketInlet:
             await connection.send(msgspec.json.encode({"number": number, **answer}), text=True)
 
     def _look(self) -> None:
-        """End it when the hub takes nothing more of this client."""
+        """End the bridge if the hub accepts no more puts from this client."""
         try:
             self._client.flush(0)
         except NotStoredError:
             pass
         except HubError as error:
             if not self._over.done():
-                self._over.set_exception(BridgeError(f"the hub takes nothing more of the bridge: {error}"))
+                self._over.set_exception(BridgeError(f"the hub accepts no more puts from the bridge: {error}"))

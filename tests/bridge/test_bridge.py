@@ -1,4 +1,4 @@
-"""Bridges by scheme, of other packages too."""
+"""Bridges by scheme, including those of other packages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Chosen(Lines):
 
 @pytest.fixture
 def plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package with a bridge, as pip leaves one."""
+    """A package with a bridge, as installed by pip."""
     (tmp_path / "lines_bridge.py").write_text(PLUG_IN)
     about = tmp_path / "lines_bridge-1.dist-info"
     about.mkdir()
@@ -44,7 +44,7 @@ def test_another_package_adds_a_scheme(plug_in: None) -> None:
     assert (told.status, told.errors.strip()) == (0, "local lines://here (b'A.', b'AB') 3")
 
 
-def test_its_options_are_checked(plug_in: None) -> None:
+def test_options_are_checked(plug_in: None) -> None:
     told = invoke("bridge", "lines://here", "--in", "-o", "size=3")
     assert_one_line(told, "option was size=3, expected one of lines://: count")
 
@@ -70,7 +70,7 @@ def test_a_scheme_has_its_directions(plug_in: None) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["amqp", "redis", "ws"])
-def test_a_malformed_url_is_told_in_one_line(scheme: str) -> None:
+def test_a_malformed_url_is_reported_in_one_line(scheme: str) -> None:
     told = invoke("bridge", f"{scheme}://desk:secret@[::1")
     assert_one_line(told, f"URL was '{scheme}://.*::1', expected {scheme}://")
     assert "secret" not in told.errors

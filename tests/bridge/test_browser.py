@@ -1,4 +1,4 @@
-"""A real browser on the other end of the WebSocket bridge: Chromium without a screen, as the distribution has it."""
+"""A real browser as a client of the WebSocket bridge: headless Chromium from the distribution."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ PATIENCE_S: Final = 60.0
 
 PAGE: Final = """<script>
 const feed = new WebSocket("%s");
-const say = (told) => console.log(JSON.stringify(told));
+const say = (answer) => console.log(JSON.stringify(answer));
 let blocked = %d;
 feed.onopen = () => feed.send(JSON.stringify({do: "subscribe", prefix: "AAPL."}));
 feed.onerror = () => say("refused");
 feed.onmessage = (event) => {
-  const told = JSON.parse(event.data);
-  if (told.messages === undefined) return say(told);
+  const answer = JSON.parse(event.data);
+  if (answer.messages === undefined) return say(answer);
   for (; blocked; blocked = 0) for (const end = Date.now() + blocked; Date.now() < end;);
-  say(told.messages.map((each) => [each.topic, atob(each.payload)]).slice(-2));
+  say(answer.messages.map((each) => [each.topic, atob(each.payload)]).slice(-2));
 };
 </script>"""
 
 
 BINARY_PAGE: Final = """<script>
 const feed = new WebSocket("%s");
-const say = (told) => console.log(JSON.stringify(told));
+const say = (answer) => console.log(JSON.stringify(answer));
 feed.binaryType = "arraybuffer";
 feed.onopen = () => feed.send(JSON.stringify({do: "subscribe", prefix: "AAPL.", binary: true}));
 feed.onmessage = (event) => {
@@ -59,13 +59,13 @@ feed.onmessage = (event) => {
 
 PUT_PAGE: Final = """<script>
 const hub = new WebSocket("%s");
-const say = (told) => console.log(JSON.stringify(told));
+const say = (answer) => console.log(JSON.stringify(answer));
 const order = {do: "put", topic: "orders.new", text: "buy 100 \u20ac", id: "o", number: 1};
 hub.onopen = () => hub.send(JSON.stringify(order));
 hub.onerror = () => say("refused");
 hub.onmessage = (event) => {
-  const told = JSON.parse(event.data);
-  say([told.number, told.slice, told.sequence]);
+  const answer = JSON.parse(event.data);
+  say([answer.number, answer.slice, answer.sequence]);
 };
 </script>"""
 
@@ -80,7 +80,7 @@ def program() -> Path:
 
 
 class Browser:
-    """A page that is open; `said` is what it wrote to its console."""
+    """An open page; `said` is its console output."""
 
     def __init__(self, program: Path, page: Path, data: Path) -> None:
         self.said: list[Any] = []
@@ -96,7 +96,11 @@ class Browser:
                     "--disable-gpu",
                     "--enable-logging=stderr",
                 ),
-                *("--remote-debugging-port=0", f"--user-data-dir={data}", page.as_uri()),  # a port: it then stays
+                *(
+                    "--remote-debugging-port=0",
+                    f"--user-data-dir={data}",
+                    page.as_uri(),
+                ),  # a debugging port keeps it running
             ],
             env=os.environ | {"LD_LIBRARY_PATH": f"{libraries}:{libraries}/pulseaudio"},
             stderr=subprocess.PIPE,
@@ -133,7 +137,7 @@ def browsing(program: Path, text: str, directory: Path) -> Iterator[Browser]:
         browser.close()
 
 
-def test_a_browser_shows_what_it_asked_for(program: Path, tmp_path: Path) -> None:
+def test_a_browser_shows_its_subscriptions(program: Path, tmp_path: Path) -> None:
     feed = Feed.local("bridged", slices=1)
     url = free_endpoints("tcp", "bridged", 1, 1)[0][0].replace("tcp", "ws")
     with (
@@ -150,7 +154,7 @@ def test_a_browser_shows_what_it_asked_for(program: Path, tmp_path: Path) -> Non
 
 
 def test_a_slow_browser_gets_the_newest_of_each_topic(program: Path, tmp_path: Path) -> None:
-    """And is told how many it was not sent; the publisher is never held up."""
+    """It also gets the number of dropped messages; the publisher is never delayed."""
     feed = Feed.local("bridged", slices=1)
     url = free_endpoints("tcp", "bridged", 1, 1)[0][0].replace("tcp", "ws")
     words = ("bridge", url, "--feed", write_feed(feed, tmp_path / "feed.toml"), "-o", "limit=100")
@@ -177,7 +181,7 @@ def test_a_page_of_another_origin_is_refused(program: Path, tmp_path: Path) -> N
 
 
 def test_a_browser_reads_the_binary_form_as_documented(program: Path, tmp_path: Path) -> None:
-    """With the function of the documentation: numbers of 64 bits are whole, payloads are bytes."""
+    """With the documented function: 64-bit numbers are exact, payloads are bytes."""
     feed = Feed.local("bridged", slices=1)
     url = free_endpoints("tcp", "bridged", 1, 1)[0][0].replace("tcp", "ws")
     found = re.search(r"```js\n(function\* messagesOf.*?)```", DOCUMENTED.read_text(), re.DOTALL)
@@ -198,7 +202,7 @@ def test_a_browser_reads_the_binary_form_as_documented(program: Path, tmp_path: 
             browser.wait(["AAPL.", "AAPL.empty", [], "0", epoch, "2", 0])
 
 
-def test_a_browser_puts_to_a_hub_if_its_page_may(program: Path, tmp_path: Path) -> None:
+def test_a_browser_puts_to_a_hub_if_its_page_is_allowed(program: Path, tmp_path: Path) -> None:
     feed = hub_feed("orders", slices=1)
     url = free_endpoints("tcp", "bridged", 1, 1)[0][0].replace("tcp", "ws")
     words = ("bridge", url, "--in", "--feed", write_feed(feed, tmp_path / "feed.toml"))

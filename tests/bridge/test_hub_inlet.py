@@ -1,4 +1,4 @@
-"""What bridges into a hub share."""
+"""The common part of bridges into a hub."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_topics_of_other_symbols_are_unwanted(tmp_path: Path) -> None:
     assert inlet.statistics()["unwanted"] == len(topics) - len(wanted)
 
 
-def test_what_the_hub_has_is_let_go_of_before_an_error_of_what_is_behind_it(tmp_path: Path) -> None:
-    """Else it would come again; a message without an id would be stored twice."""
+def test_stored_messages_are_released_before_a_later_error(tmp_path: Path) -> None:
+    """Otherwise they would be delivered again, and a message without an id would be stored twice."""
     feed = hub_feed(slices=1)
     inlet = RedisGroup(feed, "redis://127.0.0.1")
     inlet._client.start()
@@ -38,5 +38,5 @@ def test_what_the_hub_has_is_let_go_of_before_an_error_of_what_is_behind_it(tmp_
     assert inlet._put("second", b"A", b"", None, 0)
     inlet._client.end()
     assert inlet._stored() == ["first"]
-    with pytest.raises(BridgeError, match="the hub takes nothing more of redis.* was closed before the hub had"):
+    with pytest.raises(BridgeError, match="the hub accepts no more puts from redis.* was closed before the hub had"):
         inlet._stored()

@@ -1,4 +1,4 @@
-"""A stream of a real Redis into a hub: each entry once."""
+"""From a stream of a real Redis into a hub: each entry once."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_each_entry_is_stored_once_when_the_bridge_is_killed(
     assert [payload for *_, payload in published(tmp_path / "hub", feed)] == [b"%d" % number for number in range(3_100)]
 
 
-def test_a_hub_that_is_away_is_waited_for(server: Server, there: redis.Redis, tmp_path: Path) -> None:
-    """Redis keeps what it has not, also when the bridge ends meanwhile."""
+def test_an_unreachable_hub_is_waited_for(server: Server, there: redis.Redis, tmp_path: Path) -> None:
+    """Redis keeps entries that the hub does not have, even if the bridge ends meanwhile."""
     feed = hub_feed("orders", slices=1)
     fill(there, 0, 10)
     with RedisGroup(feed, server.url) as bridge:
@@ -83,9 +83,7 @@ def test_a_feed_reaches_a_hub_through_redis(server: Server, there: redis.Redis, 
     assert [row[3:] for row in published(tmp_path, second)] == [(b"A", b"1"), (b"A", None)]
 
 
-def test_what_the_hub_refuses_is_acknowledged_and_takes_nothing_else_with_it(
-    server: Server, there: redis.Redis, tmp_path: Path
-) -> None:
+def test_refused_entries_are_acknowledged_and_others_stored(server: Server, there: redis.Redis, tmp_path: Path) -> None:
     feed = msgspec.structs.replace(hub_feed("orders", slices=1, schema="itch50"), max_topics=2)
     good = b"P" + bytes(load_schema("itch50").dtype("P").itemsize - 1)
     for topic, payload in (("A", good), ("A", b"is no record"), ("B", good), ("C", good), ("A", good)):
@@ -103,10 +101,8 @@ def test_what_the_hub_refuses_is_acknowledged_and_takes_nothing_else_with_it(
     assert [row[3:] for row in published(tmp_path, feed)] == [(b"A", good), (b"B", good), (b"A", good)]
 
 
-def test_what_the_hub_refuses_changes_no_order_of_all_others(
-    server: Server, there: redis.Redis, tmp_path: Path
-) -> None:
-    """Some of each request are refused."""
+def test_refused_entries_do_not_change_the_order_of_others(server: Server, there: redis.Redis, tmp_path: Path) -> None:
+    """Some entries of each request are refused."""
     feed, count = msgspec.structs.replace(hub_feed("orders", slices=1), max_topics=2), 3_000
     topics = [f"no.{number}" if number % 7 == 3 else "AB"[number % 2] for number in range(count)]
     for number, topic in enumerate(topics):
@@ -119,13 +115,13 @@ def test_what_the_hub_refuses_changes_no_order_of_all_others(
     assert [int(payload or b"") for *_, payload in published(tmp_path, feed)] == good
 
 
-def test_a_hub_that_takes_nothing_more_ends_it_and_the_stream_keeps_the_rest(
+def test_a_hub_that_accepts_no_more_puts_ends_it_and_the_stream_keeps_the_rest(
     server: Server, there: redis.Redis, tmp_path: Path
 ) -> None:
-    """It lacks what it has answered: what it says of others is no refusal of them."""
+    """The hub lost answered puts, so its errors for others are not refusals."""
     feed = hub_feed("orders", slices=1)
     with (
-        pytest.raises(BridgeError, match="the hub takes nothing more"),
+        pytest.raises(BridgeError, match="the hub accepts no more puts"),
         RedisGroup(feed, server.url) as bridge,
     ):
         with Hub(feed, tmp_path / "first"):
@@ -140,7 +136,7 @@ def test_a_hub_that_takes_nothing_more_ends_it_and_the_stream_keeps_the_rest(
     assert [payload for *_, payload in published(tmp_path / "second", feed)] == [b"1", b"2"]
 
 
-def test_a_time_that_is_none_stops_nothing(server: Server, there: redis.Redis, tmp_path: Path) -> None:
+def test_an_invalid_time_does_not_stop_it(server: Server, there: redis.Redis, tmp_path: Path) -> None:
     feed = hub_feed("orders", slices=1)
     for ts_event in ("9" * 5_000, "9" * 20, "noon", "-", -7):
         there.xadd("orders", {"topic": "A.x", "payload": "1", "ts_event": ts_event})
@@ -150,7 +146,7 @@ def test_a_time_that_is_none_stops_nothing(server: Server, there: redis.Redis, t
         assert not bridge._over.is_set()
 
 
-def test_a_redis_that_answers_later_is_waited_for(
+def test_a_late_redis_is_waited_for(
     server: Server,
     there: redis.Redis,
     tmp_path: Path,
@@ -169,10 +165,10 @@ def test_a_redis_that_answers_later_is_waited_for(
             wait_until(lambda: bridge.statistics()["messages put"] == 10)
     finally:
         os.kill(server.pid, signal.SIGCONT)
-    assert caplog.text.count("is away, and asked again until it is back") == 1
+    assert caplog.text.count("is unreachable, retrying") == 1
 
 
-def test_wrong_settings_are_told(server: Server, there: redis.Redis) -> None:
+def test_wrong_settings_are_reported(server: Server, there: redis.Redis) -> None:
     feed = hub_feed("orders", slices=1)
     with pytest.raises(ConfigError, match="hub"):
         RedisGroup(Feed.local("none"), server.url)
@@ -190,7 +186,7 @@ def missing(bridge: RedisGroup) -> int:
     return bridge.statistics()["told missing"]
 
 
-def test_entries_trimmed_while_the_bridge_was_away_are_told(
+def test_entries_trimmed_while_the_bridge_was_down_are_counted(
     server: Server, there: redis.Redis, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     counts_entries(server)
@@ -200,7 +196,7 @@ def test_entries_trimmed_while_the_bridge_was_away_are_told(
     with Hub(feed, tmp_path) as hub:
         with RedisGroup(feed, server.url) as bridge:
             wait_until(lambda: hub.statistics().stored == 70)
-            assert missing(bridge) == 0, "entries removed before the group was made do not count"
+            assert missing(bridge) == 0, "entries removed before the group was created do not count"
         fill(there, 100, 1_110)
         there.xtrim("orders", maxlen=100, approximate=False)
         with RedisGroup(feed, server.url) as bridge:
@@ -219,8 +215,8 @@ def test_entries_trimmed_while_the_bridge_was_away_are_told(
     assert [payload for *_, payload in published(tmp_path, feed)] == [b"%d" % number for number in expected]
 
 
-def test_entries_trimmed_while_the_bridge_runs_are_told(server: Server, there: redis.Redis, tmp_path: Path) -> None:
-    """Each added entry is stored or counted as missing, wherever the trimming falls."""
+def test_entries_trimmed_while_the_bridge_runs_are_counted(server: Server, there: redis.Redis, tmp_path: Path) -> None:
+    """Each added entry is stored or counted as missing, wherever trimming cuts."""
     counts_entries(server)
     feed = hub_feed("orders", slices=1)
     with Hub(feed, tmp_path) as hub, RedisGroup(feed, server.url) as bridge:
@@ -235,7 +231,7 @@ def test_entries_trimmed_while_the_bridge_runs_are_told(server: Server, there: r
     assert pending(there) == 0
 
 
-def test_entries_deleted_one_by_one_are_told(server: Server, there: redis.Redis, tmp_path: Path) -> None:
+def test_entries_deleted_one_by_one_are_counted(server: Server, there: redis.Redis, tmp_path: Path) -> None:
     counts_entries(server)
     feed = hub_feed("orders", slices=1)
     with Hub(feed, tmp_path) as hub:
@@ -250,7 +246,7 @@ def test_entries_deleted_one_by_one_are_told(server: Server, there: redis.Redis,
             wait_until(lambda: missing(bridge) == 3)
 
 
-def test_entries_that_were_read_and_trimmed_before_the_hub_had_them_are_told(
+def test_entries_read_but_trimmed_before_the_hub_had_them_are_counted(
     server: Server, there: redis.Redis, tmp_path: Path
 ) -> None:
     feed = hub_feed("orders", slices=1)

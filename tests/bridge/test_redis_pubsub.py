@@ -1,4 +1,4 @@
-"""A feed in the channels of a real Redis, and what comes to channels in a hub."""
+"""A feed in channels of a real Redis, and channels into a hub."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def url_of(server: Server) -> str:
 
 
 class Listener:
-    """Somebody who is subscribed to Redis, with its own client."""
+    """A subscriber with Redis' own client."""
 
     def __init__(self, there: redis.Redis, pattern: str) -> None:
         self._pubsub = there.pubsub()
@@ -74,7 +74,7 @@ def wait_subscribed(there: redis.Redis) -> None:
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300) | st.none(), INT64, st.integers(0, 1 << 30), INT64, INT64)
-def test_what_is_packed_is_unpacked(
+def test_the_binary_form_survives_a_round_trip(
     topic: bytes, payload: bytes | None, ts_event: int, slice_id: int, epoch: int, sequence: int
 ) -> None:
     fields = Fields(topic, payload, ts_event, slice_id, epoch, sequence)
@@ -84,7 +84,7 @@ def test_what_is_packed_is_unpacked(
         Fields.of(data + b"x" if payload is None else data[:-1])
 
 
-def test_each_message_is_published_with_its_place(server: Server, listener: Listener) -> None:
+def test_each_message_is_published_with_its_position(server: Server, listener: Listener) -> None:
     feed = feed_of()
     with Publisher(feed) as publisher, RedisChannels(feed, url_of(server), b"A") as bridge:
         publisher.publish(b"A.x", b"one", 7)
@@ -97,7 +97,7 @@ def test_each_message_is_published_with_its_place(server: Server, listener: List
         wait_until(lambda: bridge.statistics().added == 2)
 
 
-def test_the_symbols_are_published_and_not_longer_ones(server: Server, listener: Listener) -> None:
+def test_exactly_the_symbols_are_published(server: Server, listener: Listener) -> None:
     feed = feed_of()
     topics = [b"AAPL.x", b"AAPLW.x", b"AAPL", b"BRK.B.x", b"BRK.x", b"AAPL.y.x", b"AAPL.z"]
     with Publisher(feed) as publisher, RedisChannels(feed, url_of(server), symbols=["AAPL", "BRK.B"]) as bridge:
@@ -108,7 +108,7 @@ def test_the_symbols_are_published_and_not_longer_ones(server: Server, listener:
         wait_until(lambda: bridge.statistics().added == len(wanted))
 
 
-def test_what_is_lost_on_the_way_is_told(server: Server, listener: Listener) -> None:
+def test_lost_messages_are_reported(server: Server, listener: Listener) -> None:
     feed = feed_of()
     with RawPublisher(feed) as publisher, RedisChannels(feed, url_of(server)) as bridge:
         publisher.send(publisher.encode([(b"A", b"0")]))
@@ -125,7 +125,7 @@ def test_what_is_lost_on_the_way_is_told(server: Server, listener: Listener) -> 
 def test_while_redis_does_not_answer_it_is_waited_for(
     server: Server, listener: Listener, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What was on its way comes again, at the same place."""
+    """Messages in flight are repeated, with the same positions."""
     monkeypatch.setattr(redis_connection, "SOCKET_S", 0.2)
     feed, payloads = feed_of(), dict[int, bytes | None]()
     with Publisher(feed, when_full="wait") as publisher, RedisChannels(feed, url_of(server)) as bridge:
@@ -143,9 +143,7 @@ def test_while_redis_does_not_answer_it_is_waited_for(
     assert payloads == {number: b"%d" % number for number in range(100)}
 
 
-def test_a_feed_reaches_a_hub_through_bridges_beside_each_other_once(
-    server: Server, there: redis.Redis, tmp_path: Path
-) -> None:
+def test_a_feed_reaches_a_hub_once_through_parallel_bridges(server: Server, there: redis.Redis, tmp_path: Path) -> None:
     first, second = feed_of("first"), hub_feed("second", slices=1)
     url = url_of(server)
     one, other = RedisListener(second, url, b"A"), RedisListener(second, url, b"A")
@@ -162,8 +160,8 @@ def test_a_feed_reaches_a_hub_through_bridges_beside_each_other_once(
     assert found == [(b"A.x", b"%d" % number) for number in range(3_000)] + [(b"A.y", None)]
 
 
-def test_what_anybody_publishes_is_put_as_it_is(server: Server, there: redis.Redis, tmp_path: Path) -> None:
-    """With a prefix that is a pattern of Redis, and is none here."""
+def test_raw_messages_are_put_unchanged(server: Server, there: redis.Redis, tmp_path: Path) -> None:
+    """With a prefix that would be a pattern in Redis."""
     feed = hub_feed("orders", slices=1)
     with Hub(feed, tmp_path), RedisListener(feed, url_of(server), b"A[*]?\\", raw=1) as bridge:
         wait_subscribed(there)
@@ -187,7 +185,7 @@ def test_channels_of_the_symbols_are_put_once(server: Server, there: redis.Redis
     assert [topic for *_, topic, _ in published(tmp_path, feed)] == wanted
 
 
-def test_what_is_published_while_a_subscriber_is_cut_off_is_told(
+def test_loss_during_a_disconnect_is_logged(
     server: Server, there: redis.Redis, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     feed = hub_feed("orders", slices=1)
@@ -199,17 +197,17 @@ def test_what_is_published_while_a_subscriber_is_cut_off_is_told(
         wait_until(lambda: bridge.statistics()["times away"] == 1)
         there.publish("A", "2")
         wait_until(lambda: bridge.statistics()["messages put"] == 2)
-    assert "is back: what was published there meanwhile is not carried" in caplog.text
+    assert "is back: messages published there meanwhile are lost" in caplog.text
 
 
-def test_a_redis_that_does_not_answer_is_away(
+def test_a_silent_redis_counts_as_unreachable(
     server: Server,
     there: redis.Redis,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Nobody else would notice: it need not say anything."""
+    """Without a check it would go unnoticed, because Redis may be silent."""
     monkeypatch.setattr(redis_connection, "SOCKET_S", 0.3)
     feed = hub_feed("orders", slices=1)
     with Hub(feed, tmp_path), RedisListener(feed, url_of(server), raw=1) as bridge:
@@ -225,17 +223,17 @@ def test_a_redis_that_does_not_answer_is_away(
         wait_until(lambda: bridge.statistics()["messages put"] == 1)
 
 
-def test_while_the_hub_is_away_so_much_waits_and_no_more(
+def test_the_queue_for_an_unreachable_hub_is_bounded(
     server: Server, there: redis.Redis, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Redis has a bound for what waits for a subscriber, and cuts off who does not take it."""
+    """Redis bounds the queue of a subscriber, and disconnects slow ones."""
     feed = hub_feed("orders", slices=1)
     there.config_set("client-output-buffer-limit", "pubsub 1000000 0 0")
     try:
         with RedisListener(feed, url_of(server), raw=1) as bridge:
             wait_subscribed(there)
             count = 0
-            while there.publish("A", b"x" * 10_000):  # until it is cut off
+            while there.publish("A", b"x" * 10_000):  # until it is disconnected
                 count += 1
                 assert count < 100_000
                 wait_until(lambda: len(bridge._on_their_way) >= min(count, IN_FLIGHT))
@@ -253,7 +251,7 @@ def test_while_the_hub_is_away_so_much_waits_and_no_more(
     assert found[-1] == b"last"
 
 
-def test_what_no_hub_can_have_is_counted(
+def test_invalid_messages_are_counted(
     server: Server, there: redis.Redis, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     feed = hub_feed("orders", slices=1)
@@ -272,7 +270,7 @@ def test_what_no_hub_can_have_is_counted(
             "times away": 0,
         }
     assert "channel b'A': message had 19 bytes, expected at least 34" in caplog.text
-    assert "12 messages were lost before they came there" in caplog.text
+    assert "12 messages were lost at the source" in caplog.text
 
 
 def test_commands_carry_a_feed_to_a_hub(server: Server, there: redis.Redis, tmp_path: Path) -> None:
@@ -289,11 +287,11 @@ def test_commands_carry_a_feed_to_a_hub(server: Server, there: redis.Redis, tmp_
         outlet.read_error("is carried to")
         publisher.publish(b"A", b"x")
         wait_until(lambda: hub.statistics().stored == 1, 60)
-        assert "1 messages put" in inlet.interrupt(signal.SIGTERM).errors  # it counts to the end
+        assert "1 messages put" in inlet.interrupt(signal.SIGTERM).errors  # it counts until the end
         assert "1 messages added" in outlet.interrupt(signal.SIGTERM).errors
 
 
-def test_wrong_settings_are_told(server: Server) -> None:
+def test_wrong_settings_are_reported(server: Server) -> None:
     with pytest.raises(ConfigError, match="raw was 2, expected 0 or 1"):
         RedisListener(hub_feed(), url_of(server), raw=2)
     with pytest.raises(ConfigError, match="hub"):
@@ -302,10 +300,10 @@ def test_wrong_settings_are_told(server: Server) -> None:
         RedisChannels(feed_of(), "redis+pubsub://127.0.0.1:1").start(0.1)
 
 
-def test_what_the_hub_refuses_is_counted_and_takes_nothing_else_with_it(
+def test_refused_messages_are_counted_and_others_stored(
     server: Server, there: redis.Redis, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All come to the hub in one request, as it was away: it refuses them together."""
+    """All are in one request, because the hub was unreachable."""
     feed = msgspec.structs.replace(hub_feed("orders", slices=1), max_topics=2)
     with RedisListener(feed, url_of(server), raw=1) as bridge:
         wait_subscribed(there)
@@ -327,10 +325,10 @@ def test_what_the_hub_refuses_is_counted_and_takes_nothing_else_with_it(
     assert caplog.text.count("topic b'C' was refused: slice 0 had 2 topics, its max_topics, and it is new") == 1
 
 
-def test_a_gap_is_told_whatever_the_prefix(
+def test_a_gap_is_reported_for_any_prefix(
     server: Server, there: redis.Redis, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once: not for each subscription that its channel fits."""
+    """Once, not for each subscription that matches its channel."""
     feed, gap = hub_feed("orders", slices=1), Fields(b"blackbox.gap", b"12", 0, 0, 1, 0).as_bytes()
     for prefix in (b"", b"A.", b"blackbox."):
         with RedisListener(feed, url_of(server), prefix) as bridge:
@@ -340,25 +338,23 @@ def test_a_gap_is_told_whatever_the_prefix(
             there.publish("blackbox.gap", gap)
             wait_until(lambda: bridge.statistics()["told missing"] >= 24)
             assert bridge.statistics()["told missing"] == 24
-    assert caplog.text.count("12 messages were lost before they came there") == 6
+    assert caplog.text.count("12 messages were lost at the source") == 6
 
 
-def test_what_the_hub_has_not_at_the_end_is_told(
+def test_puts_in_flight_at_the_end_are_logged(
     server: Server, there: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Redis has it no more."""
+    """Redis no longer has them."""
     with RedisListener(hub_feed("orders", slices=1), url_of(server), raw=1) as bridge:
         wait_subscribed(there)
         for number in range(3):
             there.publish("A", b"%d" % number)
         wait_until(lambda: len(bridge._on_their_way) == 3)
-    assert "3 messages were on their way to the hub at the end" in caplog.text
+    assert "3 messages were in flight to the hub at the end" in caplog.text
 
 
-def test_messages_of_several_prefixes_are_published_in_the_order_of_the_feed(
-    server: Server, listener: Listener
-) -> None:
-    """Also those of one block."""
+def test_messages_of_several_prefixes_keep_the_order_of_the_feed(server: Server, listener: Listener) -> None:
+    """The same holds within one block."""
     feed = feed_of()
     topics = [b"A.x", b"B.x", b"C.x", b"AB", b"B."]
     index = [number * number % len(topics) for number in range(100)]
@@ -369,7 +365,7 @@ def test_messages_of_several_prefixes_are_published_in_the_order_of_the_feed(
     assert got == [(topics[index[number]], number) for number in wanted]
 
 
-def test_of_several_prefixes_each_message_is_put_once(server: Server, there: redis.Redis, tmp_path: Path) -> None:
+def test_overlapping_channels_put_each_message_once(server: Server, there: redis.Redis, tmp_path: Path) -> None:
     feed = hub_feed("orders", slices=1)
     gap = Fields(b"blackbox.gap", b"12", 0, 0, 1, 0).as_bytes()
     with Hub(feed, tmp_path), RedisListener(feed, url_of(server), ["B.", b"A.", "A.x"]) as bridge:

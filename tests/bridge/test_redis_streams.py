@@ -1,4 +1,4 @@
-"""A feed in the streams of a real Redis."""
+"""A feed in streams of a real Redis."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def entries(there: redis.Redis) -> list[tuple[str, dict[bytes, bytes]]]:
     return [(name.decode(), fields) for name, fields in there.xrange("carried:0")]
 
 
-def test_each_message_is_an_entry_at_its_place(server: Server, there: redis.Redis) -> None:
+def test_each_message_is_an_entry_at_its_position(server: Server, there: redis.Redis) -> None:
     feed = feed_of()
     with Publisher(feed) as publisher, RedisStreams(feed, server.url, b"A") as bridge:
         publisher.publish(b"A.x", b"one", 7)
@@ -50,7 +50,7 @@ def _has_added(bridge: RedisStreams, count: int) -> bool:
     return bridge.statistics().added == count
 
 
-def test_who_is_started_again_goes_on_from_the_last_entry(server: Server, there: redis.Redis, tmp_path: Path) -> None:
+def test_a_restarted_bridge_continues_after_the_last_entry(server: Server, there: redis.Redis, tmp_path: Path) -> None:
     feed = feed_of(archive=True)
     with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
         for turn in range(4):
@@ -69,7 +69,7 @@ def test_who_is_started_again_goes_on_from_the_last_entry(server: Server, there:
 
 
 @pytest.mark.parametrize("prefix", [b"", b"A"])
-def test_ids_ascend_with_keys_too_and_a_restart_lacks_nothing(
+def test_ids_ascend_with_keys_too_and_a_restart_loses_nothing(
     server: Server, there: redis.Redis, tmp_path: Path, prefix: bytes
 ) -> None:
     feed, topics = feed_of(archive=True, key_bytes=2), [b"AA.x", b"AB.x", b"B", b"A", b"AA.y", b"CC.long"]
@@ -100,7 +100,7 @@ def wanted_of(sent: list[tuple[bytes, bytes]], prefix: bytes) -> int:
     return sum(topic.startswith(prefix) for topic, _ in sent)
 
 
-def test_what_is_repaired_of_a_key_comes_in_its_place(server: Server, there: redis.Redis, tmp_path: Path) -> None:
+def test_repaired_messages_of_a_key_are_in_order(server: Server, there: redis.Redis, tmp_path: Path) -> None:
     """Only the recorder has line B."""
     feed = feed_of(archive=True, key_bytes=2, lines=2)
     (part,) = feed.slices
@@ -122,7 +122,7 @@ def test_what_is_repaired_of_a_key_comes_in_its_place(server: Server, there: red
     assert [fields[b"payload"] for _, fields in entries(there)] == [b"0", b"1", b"2", b"3"]
 
 
-def test_bridges_beside_each_other_add_each_message_once(server: Server, there: redis.Redis) -> None:
+def test_parallel_bridges_add_each_message_once(server: Server, there: redis.Redis) -> None:
     feed = feed_of()
     one, other = RedisStreams(feed, server.url), RedisStreams(feed, server.url)
     with Publisher(feed, when_full="wait") as publisher, one, other:
@@ -153,10 +153,10 @@ def test_while_redis_does_not_answer_it_is_waited_for(
     assert [int(fields[b"payload"]) for _, fields in entries(there)] == list(range(100))
 
 
-def test_a_bridge_that_is_to_end_does_not_wait_for_redis_for_ever(
+def test_a_bridge_ends_without_redis(
     server: Server, there: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By a signal: what it could not add is told."""
+    """On a signal; messages that it could not add are reported."""
     monkeypatch.setattr(redis_connection, "SOCKET_S", 0.2)
     feed = feed_of()
     bridge = RedisStreams(feed, server.url)
@@ -175,18 +175,18 @@ def test_a_bridge_that_is_to_end_does_not_wait_for_redis_for_ever(
             bridge.run()
         finally:
             os.kill(server.pid, signal.SIGCONT)
-    assert "was away as the bridge ended: 1 messages are not there" in str(failed.value.__cause__)
+    assert "was unreachable as the bridge ended: 1 messages are lost" in str(failed.value.__cause__)
 
 
 def test_an_epoch_before_the_last_entry_ends_it(server: Server, there: redis.Redis) -> None:
-    """A publisher's clock was set back: Redis would take its messages for known ones."""
+    """A publisher's clock was set back: Redis would take new messages for known ones."""
     feed = feed_of()
     there.xadd("carried:0", {"topic": "A"}, id="7-3")
     bridge = RedisStreams(feed, server.url)
     with RawPublisher(feed) as publisher, pytest.raises(CallbackError) as failed, bridge:
         publisher.send(publisher.encode([(b"A", b"0")]))
         bridge.run()
-    assert "carried:0 has 7-3, and 1-0 came: expected no earlier epoch" in str(failed.value.__cause__)
+    assert "carried:0 has 7-3, but 1-0 arrived: expected no earlier epoch" in str(failed.value.__cause__)
 
 
 def test_entries_that_redis_has_lost_end_it(server: Server, there: redis.Redis) -> None:
@@ -202,7 +202,7 @@ def test_entries_that_redis_has_lost_end_it(server: Server, there: redis.Redis) 
     assert entries(there) == []
 
 
-def test_nothing_is_added_behind_an_entry_that_is_refused(server: Server, there: redis.Redis) -> None:
+def test_nothing_is_added_after_a_refused_entry(server: Server, there: redis.Redis) -> None:
     feed = feed_of()
     with Publisher(feed) as publisher, pytest.raises(CallbackError) as failed, RedisStreams(feed, server.url) as bridge:
         there.config_set("maxmemory", 1)
@@ -213,7 +213,7 @@ def test_nothing_is_added_behind_an_entry_that_is_refused(server: Server, there:
     assert entries(there) == []
 
 
-def test_what_is_lost_on_the_way_is_an_entry(server: Server, there: redis.Redis) -> None:
+def test_a_gap_is_an_entry(server: Server, there: redis.Redis) -> None:
     feed = feed_of()
     with RawPublisher(feed) as publisher, RedisStreams(feed, server.url) as bridge:
         publisher.send(publisher.encode([(b"A", b"0")]))
@@ -228,7 +228,7 @@ def test_what_is_lost_on_the_way_is_an_entry(server: Server, there: redis.Redis)
     ]
 
 
-def test_a_stream_keeps_about_as_many_entries_as_it_is_told(server: Server, there: redis.Redis) -> None:
+def test_a_stream_keeps_about_the_configured_number_of_entries(server: Server, there: redis.Redis) -> None:
     feed = feed_of()
     with Publisher(feed, when_full="wait") as publisher, RedisStreams(feed, server.url, keep=100) as bridge:
         for number in range(5_000):
@@ -245,13 +245,13 @@ def test_a_password_is_not_shown() -> None:
         bridge.start(0.1)
 
 
-def test_a_password_is_not_shown_where_a_url_is_none() -> None:
+def test_a_password_in_an_invalid_url_is_not_shown() -> None:
     with pytest.raises(ConfigError, match="URL was 'redis://127.0.0.1:no/0', expected redis://"):
         RedisStreams(feed_of(), "redis://desk:secret@127.0.0.1:no/0")
 
 
-def test_a_password_that_redis_no_more_takes_ends_it(server: Server, there: redis.Redis) -> None:
-    """It is not away: no waiting would mend it."""
+def test_a_revoked_password_ends_it(server: Server, there: redis.Redis) -> None:
+    """No retry would fix it."""
     feed = feed_of()
     there.config_set("requirepass", "first")
     there.execute_command("AUTH", "first")
@@ -267,7 +267,7 @@ def test_a_password_that_redis_no_more_takes_ends_it(server: Server, there: redi
     assert "refused an entry of carried:0: " in str(failed.value.__cause__)
 
 
-def test_a_wrong_password_is_told_at_its_start(server: Server, there: redis.Redis) -> None:
+def test_a_wrong_password_is_reported_at_the_start(server: Server, there: redis.Redis) -> None:
     there.config_set("requirepass", "right")
     there.execute_command("AUTH", "right")
     try:
@@ -277,12 +277,12 @@ def test_a_wrong_password_is_told_at_its_start(server: Server, there: redis.Redi
         there.config_set("requirepass", "")
 
 
-def test_no_redis_in_time_is_told() -> None:
+def test_an_unreachable_redis_is_reported() -> None:
     with pytest.raises(BridgeError, match="redis://127.0.0.1:1: "):
         RedisStreams(feed_of(), "redis://127.0.0.1:1").start(0.1)
 
 
-def test_a_redis_that_answers_later_is_waited_for(
+def test_a_late_redis_is_waited_for(
     server: Server, there: redis.Redis, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(redis_connection, "SOCKET_S", 0.2)
@@ -299,18 +299,18 @@ def test_a_redis_that_answers_later_is_waited_for(
                 wait_until(lambda: bridge.statistics().added == 1)
     finally:
         os.kill(server.pid, signal.SIGCONT)
-    assert caplog.text.count("is away, and asked again until it is back") == 1
+    assert caplog.text.count("is unreachable, retrying") == 1
 
 
-def test_wrong_settings_are_told() -> None:
+def test_wrong_settings_are_reported() -> None:
     with pytest.raises(ConfigError, match="URL had no scheme, expected redis://"):
         RedisStreams(feed_of(), "nothing")
     with pytest.raises(ConfigError, match="keep was 0"):
         RedisStreams(feed_of(), "redis://127.0.0.1:1", keep=0)
 
 
-def test_messages_of_several_prefixes_are_added_in_the_order_of_the_feed(server: Server, there: redis.Redis) -> None:
-    """Also those that came in one block: Redis would refuse an entry behind a later one."""
+def test_messages_of_several_prefixes_keep_the_order_of_the_feed(server: Server, there: redis.Redis) -> None:
+    """The same holds within one block: Redis would refuse an entry below a later one."""
     feed = feed_of()
     topics = [b"A.x", b"B.x", b"C.x", b"AB", b"B."]
     index = [number * number % len(topics) for number in range(1_000)]
@@ -324,7 +324,7 @@ def test_messages_of_several_prefixes_are_added_in_the_order_of_the_feed(server:
     ]
 
 
-def test_a_gap_of_several_prefixes_is_told_once(server: Server, there: redis.Redis) -> None:
+def test_a_gap_of_several_prefixes_is_reported_once(server: Server, there: redis.Redis) -> None:
     feed = feed_of()
     with RawPublisher(feed) as publisher, RedisStreams(feed, server.url, [b"A.", b"B."]) as bridge:
         publisher.send(publisher.encode([(b"A.x", b"0"), (b"C.x", b"1"), (b"B.x", b"2")]))

@@ -1,4 +1,4 @@
-"""Bridges to a real Redis behind TLS, with a certificate made here."""
+"""Bridges to a real Redis with TLS and a certificate made here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.hub.hubs import hub_feed, published
 
 
 class Terminator:
-    """Takes TLS connections at localhost, and passes on what comes to a server that does not encrypt, and back."""
+    """A TLS proxy at localhost in front of an unencrypted server."""
 
     def __init__(self, directory: Path, behind: int) -> None:
         self.certificate, key = directory / "certificate.pem", directory / "key.pem"
@@ -75,7 +75,7 @@ def tls(server: Server, tmp_path: Path) -> Iterator[Terminator]:
     terminator.close()
 
 
-def test_a_stream_comes_through_tls_with_a_password_of_any_characters(
+def test_a_stream_works_over_tls_with_any_password(
     server: Server, there: redis.Redis, tls: Terminator, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     password = "p/ss#w@rd?:"
@@ -95,7 +95,7 @@ def test_a_stream_comes_through_tls_with_a_password_of_any_characters(
     assert password not in caplog.text
 
 
-def test_a_host_that_is_not_trusted_ends_it_and_is_not_waited_for(tls: Terminator) -> None:
+def test_an_untrusted_host_ends_it_without_retries(tls: Terminator) -> None:
     feed = hub_feed("orders", slices=1)
     with pytest.raises(BridgeError, match=f"rediss://localhost:{tls.port} was not trusted: "):
         RedisGroup(feed, f"rediss://localhost:{tls.port}").start()

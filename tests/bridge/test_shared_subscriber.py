@@ -1,4 +1,4 @@
-"""Requests of one client that a shared subscriber is refused: they are that client's alone, over real connections."""
+"""Refused requests of one client affect only this client, although clients share a subscriber."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def quotes(**settings: int) -> Feed:
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine may need more than the bridge's time for a confirmation."""
+    """Allow a busy machine more time for confirmations than the bridge does."""
     monkeypatch.setattr(websocket, "_CONFIRM_S", 60.0)
 
 
@@ -37,10 +37,8 @@ def ring(tmp_path: Path) -> Keyring:
 
 
 @pytest.mark.parametrize("prefix", ["", "IBM.", "A", "GOOG.x"])
-def test_a_client_that_asks_beyond_the_bridges_rights_is_told_and_nobody_else_notices(
-    ring: Keyring, prefix: str
-) -> None:
-    """One request of one browser ended the bridge."""
+def test_a_request_beyond_the_bridges_rights_fails_only_for_its_client(ring: Keyring, prefix: str) -> None:
+    """One request of one browser must not end the bridge."""
     feed = quotes()
     with Publisher(ring.feed(feed, "exchange")) as publisher:
 
@@ -52,7 +50,7 @@ def test_a_client_that_asks_beyond_the_bridges_rights_is_told_and_nobody_else_no
                     assert answer["error"] == "RightsError"
                     assert f"refused the topics {prefix.encode()!r}: our key has no right to that" in answer["why"]
                     publisher.publish(b"AAPL.x", b"%d" % (2 * number + 1))
-                    assert publisher.wants(b"AAPL.x"), "what others want is wanted all the time"
+                    assert publisher.wants(b"AAPL.x"), "topics of other clients stay wanted"
                 assert await payloads(honest, 40, "AAPL.") == [b"%d" % number for number in range(40)]
                 assert await ask(other, do="subscribe", prefix="MSFT.") == {"subscribed": "MSFT."}
                 publisher.publish(b"MSFT.x", b"there")
@@ -62,8 +60,8 @@ def test_a_client_that_asks_beyond_the_bridges_rights_is_told_and_nobody_else_no
         serving(ring.feed(feed, "bridge", "exchange"), work)
 
 
-def test_what_is_covered_stays_wanted_until_what_covers_it_is_confirmed(ring: Keyring) -> None:
-    """A refused prefix that covers another one must not end the demand for that."""
+def test_a_covered_prefix_stays_wanted_until_the_covering_one_is_confirmed(ring: Keyring) -> None:
+    """A refused prefix that covers another one must not end the demand for the other."""
     feed = quotes()
     unwanted = list[bytes]()
     with Publisher(ring.feed(feed, "exchange")) as publisher:
@@ -82,7 +80,7 @@ def test_what_is_covered_stays_wanted_until_what_covers_it_is_confirmed(ring: Ke
         serving(ring.feed(feed, "bridge", "exchange"), work)
 
 
-def test_clients_that_together_exceed_max_subscriptions_are_told_and_nobody_else_notices() -> None:
+def test_exceeding_max_subscriptions_together_fails_only_for_the_last_clients() -> None:
     feed = quotes(max_subscriptions=20)
     with Publisher(feed) as publisher:
 
@@ -109,8 +107,8 @@ def test_clients_that_together_exceed_max_subscriptions_are_told_and_nobody_else
         serving(feed, work)
 
 
-def test_rights_that_are_taken_away_end_the_subscriptions_that_had_them(ring: Keyring) -> None:
-    """A publisher that begins again with fewer rights for the bridge."""
+def test_revoked_rights_end_their_subscriptions(ring: Keyring) -> None:
+    """A publisher restarts with fewer rights for the bridge."""
     feed = quotes()
     rights = ring.directory / "allowed-by-exchange" / "rights.toml"
 
@@ -136,8 +134,8 @@ def test_rights_that_are_taken_away_end_the_subscriptions_that_had_them(ring: Ke
     serving(ring.feed(feed, "bridge", "exchange"), work)
 
 
-def test_a_bridge_whose_only_stream_is_refused_goes_on(ring: Keyring) -> None:
-    """Also when it is the first stream: no publisher has confirmed anything before."""
+def test_a_bridge_survives_the_refusal_of_its_only_stream(ring: Keyring) -> None:
+    """The same holds for the first stream, before any confirmation."""
     feed = quotes()
     with Publisher(ring.feed(feed, "exchange")) as publisher:
 
@@ -155,8 +153,8 @@ def test_a_bridge_whose_only_stream_is_refused_goes_on(ring: Keyring) -> None:
         serving(ring.feed(feed, "bridge", "exchange"), work)
 
 
-def test_each_of_several_clients_that_ask_at_once_gets_its_own_answer(ring: Keyring) -> None:
-    """Their prefixes overlap: each refusal goes to one client."""
+def test_concurrent_clients_get_their_own_answers(ring: Keyring) -> None:
+    """Their prefixes overlap; each refusal goes to one client."""
     feed = quotes()
     with Publisher(ring.feed(feed, "exchange")):
 
@@ -178,7 +176,7 @@ def test_each_of_several_clients_that_ask_at_once_gets_its_own_answer(ring: Keyr
         serving(ring.feed(feed, "bridge", "exchange"), work)
 
 
-def test_a_prefix_that_on_demand_refuses_takes_no_longer_one_with_it() -> None:
+def test_a_prefix_refused_by_on_demand_does_not_affect_a_longer_one() -> None:
     """Both have the same key: AAPL."""
     feed = quotes()
     with Publisher(feed) as publisher:
@@ -199,7 +197,7 @@ def test_a_prefix_that_on_demand_refuses_takes_no_longer_one_with_it() -> None:
         serving(feed, work)
 
 
-def test_what_on_demand_refuses_is_told_to_who_wants_it() -> None:
+def test_a_refusal_by_on_demand_is_reported_to_the_client() -> None:
     feed = quotes()
     with Publisher(feed) as publisher:
 

@@ -1,4 +1,4 @@
-"""URLs of other systems: passwords of any characters work, and are never shown; what is not known is one error."""
+"""URLs of other systems: passwords of any characters work and are never shown; unknown parts are one error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def decoded(password: str) -> str:
 
 @pytest.mark.parametrize("password", PASSWORDS)
 @pytest.mark.parametrize("user", ["", "desk"])
-def test_a_password_of_any_characters_is_taken_and_not_shown(user: str, password: str) -> None:
+def test_a_password_of_any_characters_works_and_is_not_shown(user: str, password: str) -> None:
     for scheme in REDIS:
         path = "" if "pubsub" in scheme else "/3"
         found = redis_url(f"{scheme}://{user}:{password}@redis.example:6380{path}")
@@ -49,7 +49,7 @@ def test_a_password_of_any_characters_is_taken_and_not_shown(user: str, password
         "desk:SECRET@[::1",
     ],
 )
-def test_what_is_not_known_in_an_url_is_one_error_without_the_password(scheme: str, rest: str, into: bool) -> None:
+def test_unknown_parts_of_a_url_are_one_error_without_the_password(scheme: str, rest: str, into: bool) -> None:
     feed = Feed.local("carried", slices=1)
     with pytest.raises(ConfigError) as caught:
         open_bridge(feed, f"{scheme}://{rest}", into=into)
@@ -58,13 +58,13 @@ def test_what_is_not_known_in_an_url_is_one_error_without_the_password(scheme: s
     assert "RET" not in str(caught.value)
 
 
-def test_an_url_without_a_scheme_is_not_shown() -> None:
+def test_a_url_without_a_scheme_is_not_shown() -> None:
     with pytest.raises(ConfigError, match="^URL had no scheme, expected one such as redis://") as caught:
         open_bridge(Feed.local("carried", slices=1), "desk:secret@host:6379")
     assert "secret" not in str(caught.value)
 
 
-def test_a_database_that_is_no_number_is_refused() -> None:
+def test_a_database_that_is_not_a_number_is_refused() -> None:
     with pytest.raises(ConfigError, match="URL was 'redis://host/orders', expected redis://"):
         redis_url("redis://host/orders")
 
@@ -80,7 +80,7 @@ def test_ca_needs_an_encrypted_scheme() -> None:
 
 
 @given(st.text(st.characters(codec="utf-8"), min_size=1), st.sampled_from(["", "desk"]))
-def test_a_password_that_came_another_way_is_the_one_that_is_sent(password: str, user: str) -> None:
+def test_a_password_from_elsewhere_is_sent(password: str, user: str) -> None:
     at = f"{user}@" * bool(user)
     url = with_password(f"redis://{at}redis.example:6380/3", password)
     found = redis_url(url)

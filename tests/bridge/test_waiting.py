@@ -1,4 +1,4 @@
-"""What waits for a client, against a list that keeps everything."""
+"""The queue of a client, compared with a list that keeps everything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from blackbox.bridge.waiting import Waiting
 def test_all_while_there_is_room_then_the_newest_of_each_topic(
     came: list[tuple[bytes, bool]], limit: int, most_bytes: int
 ) -> None:
-    """Each message is its number, so that what is left out shows; now and then the client takes what waits."""
+    """Each message is its number, which reveals omissions; the client takes the queue at random times."""
     waiting, since, taken = Waiting(limit, most_bytes), list[tuple[bytes, bytes]](), list[bytes]()
     passed_over = 0
     for number, (topic, takes) in enumerate([*came, (b"A", True)]):
@@ -39,7 +39,7 @@ def test_all_while_there_is_room_then_the_newest_of_each_topic(
     assert len(taken) + passed_over == len(came) + 1
 
 
-def test_with_room_for_all_topics_none_is_lost_for_good() -> None:
+def test_with_room_for_all_topics_the_newest_of_each_arrives() -> None:
     waiting = Waiting(3, 100)
     for number in range(10):
         waiting.add(b"ABC"[number % 3 : number % 3 + 1], b"%d" % number)
@@ -48,8 +48,8 @@ def test_with_room_for_all_topics_none_is_lost_for_good() -> None:
     assert waiting.take() == ([], 0)
 
 
-def test_topics_that_never_come_again_cost_no_more_than_others() -> None:
-    """By the processor's time, against a client that has room for as many."""
+def test_topics_that_never_repeat_cost_no_more_than_others() -> None:
+    """In CPU time, compared with a client with more room."""
 
     def seconds(topics: int) -> float:
         waiting, names = Waiting(20_000, 1 << 30), [b"%d" % number for number in range(topics)]

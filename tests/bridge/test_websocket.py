@@ -1,4 +1,4 @@
-"""A feed that is served to WebSocket clients, over real connections."""
+"""A feed served to WebSocket clients, over real connections."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Work = Callable[[WebSocketBridge, str], Coroutine[Any, Any, None]]
 
 
 def serving(feed: Feed, work: Work, **settings: Any) -> WebSocketBridge:
-    """Serve a feed while some work is done with the bridge and its address; return the bridge."""
+    """Serve a feed while `work` runs with the bridge and its address; return the bridge."""
     bridge = WebSocketBridge(feed, **settings)
 
     async def run() -> None:
@@ -87,7 +87,7 @@ async def payloads(connection: ClientConnection, count: int, prefix: str) -> lis
     return found
 
 
-def test_each_client_gets_the_prefixes_that_it_asks_for() -> None:
+def test_each_client_gets_its_prefixes() -> None:
     feed = Feed.local("bridged", slices=2)
     with Publisher(feed) as publisher:
 
@@ -108,14 +108,14 @@ def test_each_client_gets_the_prefixes_that_it_asks_for() -> None:
                 assert await payloads(all_of_it, 1, "") == [b"other"]
                 assert await ask(one, do="unsubscribe", prefix="AAPL.") == {"unsubscribed": "AAPL."}
                 assert bridge.statistics().prefixes == 1
-            await until(lambda: not publisher.wants(b"AAPL.trade"))  # nobody wants anything any more
+            await until(lambda: not publisher.wants(b"AAPL.trade"))  # no client wants anything
             await until(lambda: bridge.statistics().clients == 0)
 
         bridge = serving(feed, work)
     assert (bridge.statistics().sent, bridge.statistics().passed_over) == (201, 0)
 
 
-def test_each_client_gets_exactly_the_symbols_that_it_asks_for() -> None:
+def test_each_client_gets_exactly_its_symbols() -> None:
     feed = Feed.local("bridged", slices=2)
     with Publisher(feed) as publisher:
 
@@ -135,7 +135,7 @@ def test_each_client_gets_exactly_the_symbols_that_it_asks_for() -> None:
         serving(feed, work)
 
 
-def test_a_client_hears_that_it_is_subscribed_before_any_message() -> None:
+def test_a_subscription_is_confirmed_before_any_message() -> None:
     feed = Feed.local("bridged", slices=1)
     with Publisher(feed) as publisher:
         ending = threading.Event()
@@ -148,7 +148,7 @@ def test_a_client_hears_that_it_is_subscribed_before_any_message() -> None:
             publishing = threading.Thread(target=publish)
             publishing.start()
             try:
-                async with client(url, "A", close_timeout=0.1):  # so that it is subscribed to all the time
+                async with client(url, "A", close_timeout=0.1):  # keeps the prefix subscribed
                     for _turn in range(20):
                         async with client(url, "A") as one:
                             frame = await told(one)
@@ -160,7 +160,7 @@ def test_a_client_hears_that_it_is_subscribed_before_any_message() -> None:
         serving(feed, work)
 
 
-def test_prefixes_that_overlap_are_streams_of_their_own() -> None:
+def test_overlapping_prefixes_are_separate_streams() -> None:
     feed = Feed.local("bridged", slices=1)
     with Publisher(feed) as publisher:
 
@@ -175,7 +175,7 @@ def test_prefixes_that_overlap_are_streams_of_their_own() -> None:
 
 
 def in_binary(frame: bytes) -> tuple[str, list[tuple[bytes, bytes | None, int, int, int, int]]]:
-    """Read a frame as the documentation says it is: its prefix, and topic, payload, time and place of each message."""
+    """Decode a frame as documented: its prefix, and topic, payload, time and position of each message."""
     (size,) = struct.unpack_from("<H", frame)
     at, found = 2 + size, list[tuple[bytes, bytes | None, int, int, int, int]]()
     while at < len(frame):
@@ -200,8 +200,8 @@ def in_binary(frame: bytes) -> tuple[str, list[tuple[bytes, bytes | None, int, i
         max_size=300,
     )
 )
-def test_messages_come_in_binary_form_to_who_asks_for_it(messages: list[tuple[bytes, bytes | None, int]]) -> None:
-    """Whole: topics that are no text, times of 64 bits, no value; beside a client that gets the same in JSON."""
+def test_messages_are_sent_in_binary_form_on_request(messages: list[tuple[bytes, bytes | None, int]]) -> None:
+    """Exact for binary topics, 64-bit times and messages without a value; another client gets the same as JSON."""
     feed = Feed.local("bridged", slices=2)
     with Publisher(feed) as publisher:
 
@@ -240,7 +240,7 @@ def test_a_prefix_has_one_form_until_it_is_unsubscribed_from() -> None:
         async def work(_: WebSocketBridge, url: str) -> None:
             async with client(url, "A") as one:
                 answer = await ask(one, do="subscribe", prefix="A", binary=True)
-                assert answer["why"] == "the request for prefix 'A' was changed, expected to unsubscribe first"
+                assert answer["why"] == "prefix 'A' was subscribed with other settings: unsubscribe first"
                 await ask(one, do="unsubscribe", prefix="A")
                 await ask(one, do="subscribe", prefix="A", binary=True)
                 publisher.publish(b"A", b"x")
@@ -283,7 +283,7 @@ def test_a_slow_client_gets_the_newest_of_each_topic_and_others_everything() -> 
         serving(feed, work, limit=1_000)
 
 
-def test_what_cannot_be_done_is_answered_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_requests_are_answered_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(websocket, "_CONFIRM_S", 0.1)
     monkeypatch.setattr(websocket, "_MOST_PREFIXES", 2)
     feed = Feed.local("bridged", slices=1)
@@ -297,7 +297,7 @@ def test_what_cannot_be_done_is_answered_with_an_error(monkeypatch: pytest.Monke
                 for prefix in ("A", "B"):
                     monkeypatch.setattr(websocket, "_CONFIRM_S", 30)
                     assert await ask(one, do="subscribe", prefix=prefix) == {"subscribed": prefix}
-                assert "one too many" in (await ask(one, do="subscribe", prefix="C"))["why"]
+                assert "exceeded the limit" in (await ask(one, do="subscribe", prefix="C"))["why"]
 
     serving(feed, work)
 
@@ -320,7 +320,7 @@ def test_many_prefixes_take_no_descriptors() -> None:
 
 
 @pytest.mark.parametrize("key_bytes", [0, 2])
-def test_a_gap_is_told_to_all(key_bytes: int) -> None:
+def test_a_gap_is_reported_to_all_clients(key_bytes: int) -> None:
     feed = Feed.local("bridged", slices=1, key_bytes=key_bytes)
     with RawPublisher(feed) as publisher:
 
@@ -338,7 +338,7 @@ def test_a_gap_is_told_to_all(key_bytes: int) -> None:
         serving(feed, work)
 
 
-def test_several_prefixes_tell_a_gap_once() -> None:
+def test_a_gap_of_several_prefixes_is_reported_once() -> None:
     feed = Feed.local("bridged", slices=1)
     with RawPublisher(feed) as publisher:
 
@@ -364,7 +364,7 @@ def of_prefixes(*prefixes: str) -> Feed:
     return msgspec.structs.replace(feed, slices=tuple(slices))
 
 
-def test_a_prefix_that_no_slice_holds_is_an_error_of_its_client() -> None:
+def test_an_unknown_prefix_fails_only_for_its_client() -> None:
     feed = of_prefixes("A", "B")
     with Publisher(feed) as publisher:
 
@@ -378,8 +378,8 @@ def test_a_prefix_that_no_slice_holds_is_an_error_of_its_client() -> None:
         serving(feed, work)
 
 
-def test_who_waits_for_a_slice_keeps_nobody_from_another() -> None:
-    """Of the second slice there is no publisher: many who ask for it wait, and who asks for the first one does not."""
+def test_clients_waiting_for_a_slice_do_not_block_other_slices() -> None:
+    """The second slice has no publisher: many clients wait for it, while one for the first does not."""
     feed = of_prefixes("A", "B")
     with Publisher(msgspec.structs.replace(feed, slices=feed.slices[:1])):
 
@@ -395,7 +395,7 @@ def test_who_waits_for_a_slice_keeps_nobody_from_another() -> None:
         serving(feed, work)
 
 
-def test_nothing_comes_under_a_prefix_once_its_end_is_told() -> None:
+def test_nothing_is_sent_under_a_prefix_after_its_unsubscription() -> None:
     feed = Feed.local("bridged", slices=1)
     with Publisher(feed, when_full="wait") as publisher:
 
@@ -414,7 +414,7 @@ def test_nothing_comes_under_a_prefix_once_its_end_is_told() -> None:
         serving(feed, work)
 
 
-def test_the_end_waits_for_no_client_that_reads_nothing() -> None:
+def test_the_end_does_not_wait_for_a_client_that_does_not_read() -> None:
     feed = Feed.local("bridged", slices=1)
 
     async def work() -> float:
@@ -437,10 +437,10 @@ def test_the_end_waits_for_no_client_that_reads_nothing() -> None:
 
     index, payload = numpy.arange(20_000) % 2, numpy.zeros((20_000, 200), numpy.uint8)
     with Publisher(feed, when_full="wait") as publisher:
-        assert asyncio.run(work()) < 9, "a client has 10 s to say goodbye"
+        assert asyncio.run(work()) < 9, "websockets waits 10 s for a close frame"
 
 
-def test_what_waits_for_a_client_is_bounded_over_all_its_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_queue_of_a_client_is_bounded_over_all_its_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(websocket, "_MOST_BYTES", 1_000)
     browser = websocket._Browser(None, 100)  # type: ignore[arg-type]
     browser.prefixes.update({prefix: websocket.Subscribe(prefix=prefix) for prefix in "ABCDE"})
@@ -450,7 +450,7 @@ def test_what_waits_for_a_client_is_bounded_over_all_its_prefixes(monkeypatch: p
     assert sum(len(text) for each in browser._waiting.values() for text in each.take().texts) == 1_000
 
 
-def test_more_clients_than_it_takes_are_turned_away() -> None:
+def test_clients_above_the_limit_are_refused() -> None:
     async def work(bridge: WebSocketBridge, url: str) -> None:
         async with client(url), connect(url) as other:
             with pytest.raises(ConnectionClosed) as closed:
@@ -473,7 +473,7 @@ def test_pages_of_other_origins_are_refused() -> None:
     serving(Feed.local("bridged", slices=1), work, origins=["https://desk.example"])
 
 
-def test_a_port_in_use_is_told() -> None:
+def test_a_port_in_use_is_reported() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -486,7 +486,7 @@ def test_a_port_in_use_is_told() -> None:
             serving(Feed.local("bridged", slices=1), work, port=port)
 
 
-def test_what_ends_the_subscriber_ends_the_bridge() -> None:
+def test_an_error_of_the_subscriber_ends_the_bridge() -> None:
     feed = Feed.local("bridged", slices=1)
     with Publisher(feed) as publisher:
         bridge = WebSocketBridge(feed)

@@ -29,7 +29,7 @@ Work = Callable[[WebSocketInlet, str], Coroutine[Any, Any, None]]
 
 
 def serving(feed: Feed, work: Work, **settings: Any) -> WebSocketInlet:
-    """Serve while some work is done with the bridge and its address. Raises what ended the bridge."""
+    """Serve while `work` runs with the bridge and its address. Raises the error that ended the bridge."""
     bridge = WebSocketInlet(feed, **settings)
 
     async def run() -> None:
@@ -66,7 +66,7 @@ async def until(condition: Callable[[], object]) -> None:
     await asyncio.to_thread(wait_until, condition, 30)
 
 
-def test_a_put_is_answered_with_its_place(tmp_path: Path) -> None:
+def test_a_put_is_answered_with_its_position(tmp_path: Path) -> None:
     feed, answers = hub_feed("orders", slices=2), list[dict[str, Any]]()
 
     async def work(_: WebSocketInlet, url: str) -> None:
@@ -86,7 +86,7 @@ def test_a_put_is_answered_with_its_place(tmp_path: Path) -> None:
 
 
 def test_puts_of_one_client_keep_their_order(tmp_path: Path) -> None:
-    """Sent without waiting for answers, more than may be on their way."""
+    """Sent without waiting for answers, more than may be in flight."""
     feed, count = hub_feed("orders", slices=1), 2 * websocket_inlet.IN_FLIGHT
 
     async def work(_: WebSocketInlet, url: str) -> None:
@@ -102,8 +102,8 @@ def test_puts_of_one_client_keep_their_order(tmp_path: Path) -> None:
     assert [payload for *_, payload in published(tmp_path, feed)] == [b"%d" % number for number in range(count)]
 
 
-def test_an_id_is_stored_once_whoever_is_killed(tmp_path: Path) -> None:
-    """The hub and the bridge are killed while a client puts; what it has no answer to it puts again."""
+def test_an_id_is_stored_once_through_kills(tmp_path: Path) -> None:
+    """Hub and bridge are killed while a client puts and repeats unanswered puts."""
     feed = hub_feed("orders", slices=1)
     url = free_endpoints("tcp", "bridged", 1, 1)[0][0].replace("tcp", "ws")
     path = write_feed(feed, tmp_path / "feed.toml")
@@ -153,7 +153,7 @@ def test_an_id_is_stored_once_whoever_is_killed(tmp_path: Path) -> None:
     assert places == {int(payload or b""): (epoch, sequence) for epoch, _, sequence, _, payload in found}
 
 
-def test_while_the_hub_is_away_a_put_is_answered_in_time_and_stored_later(tmp_path: Path) -> None:
+def test_without_a_hub_a_put_is_answered_in_time_and_stored_later(tmp_path: Path) -> None:
     feed = hub_feed("orders", slices=1)
 
     async def work(_: WebSocketInlet, url: str) -> None:
@@ -171,8 +171,8 @@ def test_while_the_hub_is_away_a_put_is_answered_in_time_and_stored_later(tmp_pa
     assert [payload for *_, payload in published(tmp_path, feed)] == [b"1"]
 
 
-def test_a_client_that_goes_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Its puts wait for a hub that is away; its connection and its tasks are gone all the same."""
+def test_a_disconnected_client_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Its puts wait for an unreachable hub; its connection and its tasks are gone."""
     feed = hub_feed("orders", slices=1)
 
     async def work(bridge: WebSocketInlet, url: str) -> None:
@@ -191,10 +191,10 @@ def test_a_client_that_goes_leaves_nothing_behind(tmp_path: Path) -> None:
     serving(feed, work)
 
 
-def test_a_client_that_goes_while_there_is_no_room_for_it_leaves_nothing_behind(
+def test_a_client_that_disconnects_while_not_read_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing of it is read then, not even that it has gone: it is asked."""
+    """Its close frame is not read either, so pings detect the disconnect."""
     monkeypatch.setattr(door, "_PING_S", 0.5)
     feed = hub_feed("orders", slices=1)
 
@@ -213,7 +213,7 @@ def test_a_client_that_goes_while_there_is_no_room_for_it_leaves_nothing_behind(
     serving(feed, work)
 
 
-def test_a_client_that_reads_no_answers_is_not_read_and_holds_up_nobody(tmp_path: Path) -> None:
+def test_a_client_that_reads_no_answers_is_not_read_and_delays_no_other(tmp_path: Path) -> None:
     feed = hub_feed("orders", slices=1)
 
     async def work(bridge: WebSocketInlet, url: str) -> None:
@@ -243,7 +243,7 @@ def test_a_client_that_reads_no_answers_is_not_read_and_holds_up_nobody(tmp_path
         serving(feed, work)
 
 
-def test_what_cannot_be_put_is_answered_with_an_error(tmp_path: Path) -> None:
+def test_invalid_puts_are_answered_with_an_error(tmp_path: Path) -> None:
     feed = hub_feed("orders", slices=1)
 
     async def work(bridge: WebSocketInlet, url: str) -> None:
@@ -268,8 +268,8 @@ def test_what_cannot_be_put_is_answered_with_an_error(tmp_path: Path) -> None:
     assert [payload for *_, payload in published(tmp_path, feed)] == [b"goes on"]
 
 
-def test_what_the_hub_refuses_of_one_client_fails_no_put_of_another(tmp_path: Path) -> None:
-    """Puts of both share a request, as the hub is away."""
+def test_refused_puts_of_one_client_do_not_affect_another(tmp_path: Path) -> None:
+    """Puts of both share a request, because the hub is unreachable."""
     feed = msgspec.structs.replace(hub_feed("orders", slices=1), max_topics=2)
 
     async def work(bridge: WebSocketInlet, url: str) -> None:
@@ -291,8 +291,8 @@ def test_what_the_hub_refuses_of_one_client_fails_no_put_of_another(tmp_path: Pa
     assert [payload for *_, payload in published(tmp_path, feed)] == [b"0", b"1", b"3", b"other", b"other"]
 
 
-def test_a_hub_that_lacks_what_it_has_answered_ends_it(tmp_path: Path) -> None:
-    """Nothing more could be put: whoever started the bridge must see it."""
+def test_a_hub_that_lost_answered_puts_ends_it(tmp_path: Path) -> None:
+    """No further put is possible, so the operator must see the error."""
     feed = hub_feed("orders", slices=1)
 
     async def work(_: WebSocketInlet, url: str) -> None:
@@ -304,12 +304,12 @@ def test_a_hub_that_lacks_what_it_has_answered_ends_it(tmp_path: Path) -> None:
                 while True:
                     await put(one, "A", text="2", timeout_s=10)
 
-    with pytest.raises(BridgeError, match="the hub takes nothing more of the bridge: "):
+    with pytest.raises(BridgeError, match="the hub accepts no more puts from the bridge: "):
         serving(feed, work)
 
 
-def test_only_pages_that_are_named_may_put() -> None:
-    """Unlike what reads: any page that a browser of this host shows could put else."""
+def test_only_listed_pages_may_put() -> None:
+    """Stricter than for reading: otherwise any page in a browser on this host could put."""
 
     async def refused(url: str, origin: str) -> bool:
         try:
@@ -320,7 +320,7 @@ def test_only_pages_that_are_named_may_put() -> None:
 
     async def none_named(_: WebSocketInlet, url: str) -> None:
         assert await refused(url, "https://desk.example")
-        async with connect(url):  # no browser
+        async with connect(url):  # not a browser
             pass
 
     async def one_named(_: WebSocketInlet, url: str) -> None:
@@ -331,7 +331,7 @@ def test_only_pages_that_are_named_may_put() -> None:
     serving(hub_feed(), one_named, origins=["https://desk.example"])
 
 
-def test_more_clients_than_it_takes_are_turned_away() -> None:
+def test_clients_above_the_limit_are_refused() -> None:
     async def work(bridge: WebSocketInlet, url: str) -> None:
         async with connect(url), connect(url) as other:
             with pytest.raises(ConnectionClosed):
@@ -341,7 +341,7 @@ def test_more_clients_than_it_takes_are_turned_away() -> None:
     serving(hub_feed(), work, most_clients=1)
 
 
-def test_wrong_settings_are_told() -> None:
+def test_wrong_settings_are_reported() -> None:
     with pytest.raises(ConfigError, match="hub"):
         WebSocketInlet(Feed.local("none"))
     with pytest.raises(ConfigError, match="most_clients was 0, expected 1 to 1048576"):

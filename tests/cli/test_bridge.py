@@ -35,7 +35,7 @@ def test_a_feed_is_served_until_sigterm(tmp_path: Path) -> None:
             assert json.loads(client.recv(60))["messages"][0]["payload"] == "eA=="
         ended = bridge.interrupt(signal.SIGTERM)
     assert (ended.status, "Traceback" in ended.errors) == (143, False), ended.errors
-    assert "1 messages sent, 0 passed over, 0 clients refused" in ended.errors
+    assert "1 messages sent, 0 dropped, 0 clients refused" in ended.errors
 
 
 @pytest.mark.parametrize("url", ["ws://127.0.0.1", "ws://127.0.0.1:99999"])

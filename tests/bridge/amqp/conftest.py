@@ -27,7 +27,7 @@ def rabbit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMq]:
 
 @pytest.fixture
 def channel(rabbit: RabbitMq) -> Iterator[amqp.Channel]:
-    """What a user of RabbitMQ has."""
+    """Credentials of a RabbitMQ user."""
     at = Address.of(rabbit.url)
     # On a busy machine RabbitMQ may take longer than a bridge waits for it.
     limits = {"connect_timeout": _ANSWER_S, "read_timeout": _ANSWER_S, "write_timeout": _ANSWER_S}

@@ -25,19 +25,19 @@ _WITH_US: Final = ("setpriv", "--pdeathsig", "KILL")
 
 
 class RabbitMq:
-    """Raises Missing, which says how to get one."""
+    """Raise Missing with instructions if RabbitMQ is not installed."""
 
     def __init__(self, data: Path, **settings: object) -> None:
         self._data, self.port, self._names = data, free_port(), free_port()
         self.url = f"amqp://guest:guest@127.0.0.1:{self.port}"
         self.certificate = data / "certificate.pem"
-        """What it shows where it encrypts, at `tls_url`: that it is localhost, certified by itself."""
+        """Certificate at `tls_url`: self-signed, for localhost."""
         tls_port = free_port()
         self.tls_url = f"amqps://guest:guest@localhost:{tls_port}"
         rabbit, self._erlang = _newest("usr/lib/rabbitmq/lib/rabbitmq_server-*"), _newest("usr/lib/erlang/erts-*")
         apps = data / "apps"
         apps.mkdir()
-        for app in (rabbit / "plugins").iterdir():  # without plugins: it looks for each module in all of them
+        for app in (rabbit / "plugins").iterdir():  # without plugins, as it searches all of them for each module
             if not app.name.startswith("rabbitmq_") or app.name.startswith("rabbitmq_prelaunch"):
                 (apps / app.name).symlink_to(app)
         self._environment = {
@@ -72,14 +72,14 @@ class RabbitMq:
             f"ssl_options.certfile = {self.certificate}\nssl_options.keyfile = {key}\n"
             "ssl_options.verify = verify_none\n"
         )
-        # One of its own: the node would start one that outlives it.
+        # A private one: the node would start one that outlives it.
         self._epmd = subprocess.Popen(
             [*_WITH_US, str(self._erlang / "bin" / "epmd"), "-port", str(self._names), "-address", "127.0.0.1"]
         )
         self.start()
 
     def start(self) -> None:
-        """Begin, and return once it takes connections."""
+        """Start, and return once it accepts connections."""
         words = "-noinput -s rabbit boot -boot start_sasl +W w +S 1:1 +sbwt none +sbwtdcpu none +sbwtdio none"
         with (self._data / "said").open("ab") as said:
             self._node = subprocess.Popen(
@@ -102,12 +102,12 @@ class RabbitMq:
                 return
 
     def kill(self) -> None:
-        """End it as a crash does."""
+        """Kill it."""
         self._node.kill()
         self._node.wait()
 
     def pause(self, on: bool) -> None:
-        """Let it answer nothing, or go on."""
+        """Stop or continue the process."""
         os.kill(self._node.pid, signal.SIGSTOP if on else signal.SIGCONT)
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class RabbitMq:
 
 
 def _certify(certificate: Path) -> Path:
-    """Make a certificate, and return its key."""
+    """Make a certificate; return its key."""
     key = certificate.with_name("key.pem")
     words = f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout {key} -out {certificate}"
     try:

@@ -1,4 +1,4 @@
-"""A feed in an exchange of a real RabbitMQ, which is killed, and so is the bridge."""
+"""A feed in an exchange of a real RabbitMQ. The broker and the bridge are killed."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def queue_of(channel: amqp.Channel, exchange: str, binding: str, **arguments: ob
 
 
 def take(channel: amqp.Channel, queue: str, before: Sequence[Got] = ()) -> list[Got]:
-    """What was taken before, and what waits in a queue."""
+    """Messages taken before, and those waiting in a queue."""
     got = list(before)
     while (message := channel.basic_get(queue, no_ack=True)) is not None:
         got.append(Got(*content_of(message), headers_of(message), message.properties["message_id"]))
     return got
 
 
-def test_each_message_comes_under_its_topic_with_its_place(rabbit: RabbitMq, channel: amqp.Channel) -> None:
+def test_each_message_has_its_topic_and_position(rabbit: RabbitMq, channel: amqp.Channel) -> None:
     feed = feed_of("places")
     long = b"A." + 300 * b"x"
     some, more = queue_of(channel, "places", "A.#"), queue_of(channel, "places", "*.b.*")
@@ -75,9 +75,7 @@ def test_each_message_comes_under_its_topic_with_its_place(rabbit: RabbitMq, cha
 
 
 @pytest.mark.parametrize("transient", [0, 1])
-def test_messages_survive_a_restart_unless_they_need_not(
-    rabbit: RabbitMq, channel: amqp.Channel, transient: int
-) -> None:
+def test_messages_survive_a_restart_unless_transient(rabbit: RabbitMq, channel: amqp.Channel, transient: int) -> None:
     feed = feed_of(f"kept{transient}")
     queue = queue_of(channel, feed.name, "#")
     with Publisher(feed) as publisher, AmqpExchange(feed, rabbit.url, transient=transient) as bridge:
@@ -87,7 +85,7 @@ def test_messages_survive_a_restart_unless_they_need_not(
 
 
 @pytest.mark.parametrize("key_bytes", [0, 2])
-def test_a_gap_is_told_in_its_place(rabbit: RabbitMq, channel: amqp.Channel, key_bytes: int) -> None:
+def test_a_gap_is_reported_at_its_position(rabbit: RabbitMq, channel: amqp.Channel, key_bytes: int) -> None:
     feed = feed_of(f"gaps{key_bytes}", key_bytes=key_bytes)
     queue = queue_of(channel, feed.name, "#")
     with RawPublisher(feed) as publisher, AmqpExchange(feed, rabbit.url) as bridge:
@@ -116,8 +114,8 @@ def test_all_keys_have_one_number_line(rabbit: RabbitMq, channel: amqp.Channel) 
 
 
 @pytest.mark.long
-def test_a_bridge_that_was_killed_goes_on(rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path) -> None:
-    """What it had carried since it last kept how far it was comes again."""
+def test_a_killed_bridge_continues(rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path) -> None:
+    """Messages after the last saved position are repeated."""
     feed, queue = feed_of("again", archive=True), queue_of(channel, "again", "#")
     words = ("bridge", rabbit.url, "--feed", write_feed(feed, tmp_path / "feed.toml"))
     options = ("-o", "name=rabbit", "-o", f"positions={tmp_path / 'positions'}")
@@ -147,13 +145,11 @@ def test_a_bridge_that_was_killed_goes_on(rabbit: RabbitMq, channel: amqp.Channe
     assert list(ids) == [f"again:0:{publisher.epoch}:{number}" for number in range(2_501)]
 
 
-def test_a_queue_that_is_full_is_waited_for(
-    rabbit: RabbitMq, channel: amqp.Channel, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_queue_is_waited_for(rabbit: RabbitMq, channel: amqp.Channel, caplog: pytest.LogCaptureFixture) -> None:
     feed = feed_of("full")
     queue = queue_of(channel, "full", "#", **{"x-max-length": 10, "x-overflow": "reject-publish"})
     with Publisher(feed) as publisher, AmqpExchange(feed, rabbit.url) as bridge:
-        # In one batch: there is never room for all of it at once.
+        # In one batch that never fits as a whole.
         publisher.publish_many((b"A",), [0] * 30, bytes(range(30)), offsets=range(31))
         wait_until(lambda: "not taken" in caplog.text)
         got = list[Got]()
@@ -173,7 +169,7 @@ def refused(make: Callable[[], AmqpExchange]) -> str:
     return str(told.value)
 
 
-def test_a_wrong_password_and_a_wrong_exchange_are_told(rabbit: RabbitMq, channel: amqp.Channel) -> None:
+def test_a_wrong_password_and_a_wrong_exchange_are_reported(rabbit: RabbitMq, channel: amqp.Channel) -> None:
     feed = feed_of("wrong")
     url = rabbit.url.replace("guest@", "secret@")
     told = refused(lambda: AmqpExchange(feed, url))
@@ -185,7 +181,7 @@ def test_a_wrong_password_and_a_wrong_exchange_are_told(rabbit: RabbitMq, channe
     assert "PRECONDITION_FAILED" in refused(lambda: AmqpExchange(feed, rabbit.url, exchange="other"))
 
 
-def test_an_exchange_that_becomes_another_ends_it(rabbit: RabbitMq, channel: amqp.Channel) -> None:
+def test_an_exchange_replaced_by_another_kind_ends_it(rabbit: RabbitMq, channel: amqp.Channel) -> None:
     feed = feed_of("deleted")
     with Publisher(feed) as publisher, pytest.raises(CallbackError) as failed, AmqpExchange(feed, rabbit.url) as bridge:
         publisher.publish(b"A", b"0")
@@ -197,12 +193,12 @@ def test_an_exchange_that_becomes_another_ends_it(rabbit: RabbitMq, channel: amq
     assert "NOT_FOUND" in str(failed.value.__cause__)
 
 
-def test_no_rabbitmq_in_time_is_told() -> None:
+def test_an_unreachable_rabbitmq_is_reported() -> None:
     with pytest.raises(BridgeError, match="amqp://127.0.0.1:1: "):
         AmqpExchange(feed_of("none"), "amqp://a:secret@127.0.0.1:1").start(0.1)
 
 
-def test_an_address_is_read_as_it_is_said() -> None:
+def test_an_address_is_parsed() -> None:
     said = Address.of("amqp://desk:a%40b@there:5673/books%2Fone")
     assert said == ("there:5673", "desk", "a@b", "books/one", "amqp://there:5673/books%2Fone", None)
     assert Address.of("amqp://there") == ("there:5672", "guest", "guest", "/", "amqp://there", None)
@@ -210,20 +206,20 @@ def test_an_address_is_read_as_it_is_said() -> None:
 
 
 @pytest.mark.parametrize("url", ["amqp://:5672", "amqp://there/one/two", "amqp://there:0x1", "amqp://there:0"])
-def test_a_wrong_url_is_told(url: str) -> None:
+def test_a_wrong_url_is_reported(url: str) -> None:
     with pytest.raises(ConfigError, match="URL was 'amqp://.*', expected amqp://USER"):
         AmqpExchange(feed_of("wrong"), url)
 
 
-def test_wrong_settings_are_told() -> None:
+def test_wrong_settings_are_reported() -> None:
     with pytest.raises(ConfigError, match="transient was 2, expected 0 or 1"):
         AmqpExchange(feed_of("wrong"), "amqp://there", transient=2)
     with pytest.raises(ConfigError, match="name was 'a' and positions None, expected both"):
         AmqpExchange(feed_of("wrong"), "amqp://there", name="a")
 
 
-def test_messages_of_several_prefixes_come_in_the_order_of_the_feed(rabbit: RabbitMq, channel: amqp.Channel) -> None:
-    """Also those of one block."""
+def test_messages_of_several_prefixes_keep_the_order_of_the_feed(rabbit: RabbitMq, channel: amqp.Channel) -> None:
+    """The same holds within one block."""
     feed, queue = feed_of("several"), queue_of(channel, "several", "#")
     topics = [b"A.x", b"B.x", b"C.x", b"AB", b"B."]
     index = [number * number % len(topics) for number in range(100)]

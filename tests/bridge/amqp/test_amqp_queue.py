@@ -1,4 +1,4 @@
-"""A queue of a real RabbitMQ into a hub: each message once, whoever is away or killed."""
+"""From a queue of a real RabbitMQ into a hub: each message once, through outages and kills."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.hub.hubs import hub_feed, published
 
 
 def fill(channel: amqp.Channel, queue: str, begin: int, end: int) -> None:
-    """Messages with ids, kept on disk; the queue is bound to nothing."""
+    """Persistent messages with ids; the queue has no bindings."""
     for number in range(begin, end):
         headers = {"topic": b"A.x", "ts_event": number}
         message = message_of(b"A.x", b"%d" % number, headers, message_id=f"m-{number}", delivery_mode=2)
@@ -37,7 +37,7 @@ def fill(channel: amqp.Channel, queue: str, begin: int, end: int) -> None:
 def test_each_message_is_stored_once_when_the_bridge_is_killed(
     rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path
 ) -> None:
-    """It has put what it has not acknowledged: that comes again, and is known by its id."""
+    """Unacknowledged puts are repeated, and recognized by their ids."""
     feed, queue = hub_feed("queued", slices=1), "queued"
     channel.queue_declare(queue, durable=True, auto_delete=False, arguments={"x-max-length": 100_000})
     words = ("bridge", rabbit.url, "--in", "--feed", write_feed(feed, tmp_path / "feed.toml"))
@@ -58,7 +58,7 @@ def test_each_message_is_stored_once_when_the_bridge_is_killed(
 def test_each_message_is_stored_once_when_the_broker_is_killed(
     rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path
 ) -> None:
-    """It has not heard of all that the hub has: it sends that again."""
+    """Lost acknowledgements make it redeliver messages that the hub has."""
     feed, queue = hub_feed("crashed", slices=1), "crashed"
     channel.queue_declare(queue, durable=True, auto_delete=False)
     channel.confirm_select()
@@ -88,7 +88,7 @@ def _has_put(bridge: AmqpQueue, least: int) -> bool:
 def test_each_message_is_stored_once_when_the_hub_is_killed(
     rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path
 ) -> None:
-    """What it had not answered is put to the next one, which knows what the first one had."""
+    """Unanswered puts go to the next hub process, which knows those of the first."""
     feed, queue = hub_feed("orphaned", slices=1), "orphaned"
     write_feed(feed, tmp_path / "feed.toml")
     (tmp_path / "hub.toml").write_text('feed = "feed.toml"\ndirectory = "kept"\n')
@@ -107,8 +107,8 @@ def test_each_message_is_stored_once_when_the_hub_is_killed(
     assert found == [b"%d" % number for number in range(3_100)]
 
 
-def test_a_hub_that_is_away_is_waited_for(rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path) -> None:
-    """The queue keeps what it has not."""
+def test_an_unreachable_hub_is_waited_for(rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path) -> None:
+    """The queue keeps everything that the hub does not have."""
     feed = hub_feed("away", slices=1)
     channel.queue_declare("away", durable=True, auto_delete=False)
     fill(channel, "away", 0, 2_000)
@@ -123,8 +123,8 @@ def test_a_hub_that_is_away_is_waited_for(rabbit: RabbitMq, channel: amqp.Channe
 
 
 @pytest.mark.long
-def test_a_hub_may_be_away_for_longer_than_the_broker_waits(tmp_path: Path) -> None:
-    """RabbitMQ ends a channel on which a message was not acknowledged for half an hour, here for a second."""
+def test_a_hub_may_be_unreachable_for_longer_than_the_broker_waits(tmp_path: Path) -> None:
+    """RabbitMQ closes a channel with a message unacknowledged for half an hour, here for a second."""
     try:
         rabbit = RabbitMq(tmp_path, consumer_timeout=1_000, channel_tick_interval=500)
     except Missing as why:
@@ -142,7 +142,7 @@ def test_a_hub_may_be_away_for_longer_than_the_broker_waits(tmp_path: Path) -> N
 
 
 def test_a_feed_reaches_a_hub_through_a_broker_once(rabbit: RabbitMq, tmp_path: Path) -> None:
-    """What the bridge out has carried twice has the same id."""
+    """Messages published twice by the other bridge have the same id."""
     there, here = Feed.local("there", slices=1), hub_feed("here", slices=1)
     with (
         Hub(here, tmp_path) as hub,
@@ -158,7 +158,7 @@ def test_a_feed_reaches_a_hub_through_a_broker_once(rabbit: RabbitMq, tmp_path: 
     assert [row[3:] for row in published(tmp_path, here)] == [(b"A", b"1"), (b"A.x", None)]
 
 
-def test_a_gap_is_told_and_not_put(rabbit: RabbitMq, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_gap_is_reported_and_not_put(rabbit: RabbitMq, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     there, here = Feed.local("holey", slices=1), hub_feed("whole", slices=1)
     there = msgspec.structs.replace(there, heartbeat_ns=50_000_000)
     with (
@@ -173,10 +173,10 @@ def test_a_gap_is_told_and_not_put(rabbit: RabbitMq, tmp_path: Path, caplog: pyt
         wait_until(lambda: bridge.statistics()["messages put"] == 2)
         assert bridge.statistics()["told missing"] == 3
     assert [row[3:] for row in published(tmp_path, here)] == [(b"A.x", b"0"), (b"A.x", b"4")]
-    assert "3 messages were lost before they came there" in caplog.text
+    assert "3 messages were lost at the source" in caplog.text
 
 
-def test_what_no_hub_can_have_goes_to_the_dead_letters(
+def test_invalid_messages_go_to_the_dead_letters(
     rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     feed = hub_feed("dead", slices=1)
@@ -199,9 +199,7 @@ def test_what_no_hub_can_have_goes_to_the_dead_letters(
     assert "payload had 1048577 bytes" in caplog.text
 
 
-def test_what_the_hub_refuses_goes_to_the_dead_letters_and_takes_nothing_else_with_it(
-    rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path
-) -> None:
+def test_only_refused_messages_go_to_the_dead_letters(rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path) -> None:
     feed = msgspec.structs.replace(hub_feed("full", slices=1), max_topics=2)
     channel.queue_declare("too_many", durable=True, auto_delete=False)
     arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "too_many"}
@@ -226,8 +224,8 @@ def test_what_the_hub_refuses_goes_to_the_dead_letters_and_takes_nothing_else_wi
     assert channel.queue_declare("too_many", passive=True).message_count == 2
 
 
-def test_a_message_that_cannot_be_read_ends_it(rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path) -> None:
-    """Else it would come again and again, with all behind it."""
+def test_an_unreadable_message_ends_it(rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path) -> None:
+    """Otherwise it would be redelivered forever, together with all later ones."""
     feed = hub_feed("unreadable", slices=1)
     with Hub(feed, tmp_path), AmqpQueue(feed, rabbit.url, exchange="unreadable") as bridge:
         channel.basic_publish(amqp.Message(b""), "unreadable", b"\xff")
@@ -237,7 +235,7 @@ def test_a_message_that_cannot_be_read_ends_it(rabbit: RabbitMq, channel: amqp.C
         assert bridge.statistics()["times away"] == 0
 
 
-def test_which_way_in_depends_on_the_hub() -> None:
+def test_the_kind_of_inlet_depends_on_the_hub() -> None:
     feed = Feed.local("choice", slices=1)
     assert isinstance(amqp_inlet(hub_feed(), "amqp://there", queue="q"), AmqpQueue)
     assert isinstance(amqp_inlet(feed, "amqp://there"), AmqpSource)
@@ -247,8 +245,8 @@ def test_which_way_in_depends_on_the_hub() -> None:
         AmqpQueue(msgspec.structs.replace(hub_feed(), hub=""), "amqp://there")
 
 
-def test_of_several_prefixes_each_message_is_put_once(rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path) -> None:
-    """Bindings of words take more than the prefixes; others are acknowledged, and counted."""
+def test_overlapping_bindings_put_each_message_once(rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path) -> None:
+    """Bindings of words match more than the prefixes; other messages are acknowledged and counted."""
     feed, exchange = hub_feed("several-queued", slices=1), "several-out"
     channel.queue_declare(feed.name, durable=True, auto_delete=False)
     with Hub(feed, tmp_path), AmqpQueue(feed, rabbit.url, ["C.d", b"A.b", "A.bx"], exchange=exchange) as bridge:

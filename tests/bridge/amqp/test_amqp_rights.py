@@ -1,4 +1,4 @@
-"""A real RabbitMQ that lets the bridge bind some topics alone: a subscriber of another one gets RightsError."""
+"""A real RabbitMQ allows only some bindings: a subscriber to another topic gets RightsError."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def strict(tmp_path: Path) -> Iterator[RabbitMq]:
     rabbit.close()
 
 
-def test_a_binding_that_the_broker_refuses_is_told_to_who_wants_it_and_others_go_on(strict: RabbitMq) -> None:
-    """One subscriber ended the bridge."""
+def test_a_refused_binding_fails_only_its_subscriber(strict: RabbitMq) -> None:
+    """The refusal of one subscriber must not end the bridge."""
     feed = feed_of("rights", slices=1)
     connection = Address.of(strict.url).connect()
     with AmqpSource(feed, strict.url) as bridge, wanting(feed, b"A.b.") as got:

@@ -1,4 +1,4 @@
-"""What a real RabbitMQ has, in a feed: bound there is what is wanted here."""
+"""A feed from a real RabbitMQ: subscribed topics are bound there."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def feed_of(name: str, slices: int = 2) -> Feed:
 
 @contextmanager
 def wanting(feed: Feed, *prefixes: bytes) -> Iterator[Collector]:
-    """Somebody who wants them."""
+    """A subscriber to these topics."""
     got, subscriber = Collector(), Subscriber(feed)
     for prefix in prefixes:
         subscriber.on(prefix)(got.message)
@@ -42,8 +42,8 @@ def put(channel: amqp.Channel, exchange: str, topic: bytes, payload: bytes | Non
     channel.basic_publish(message_of(topic, payload, headers), exchange, routing_key(topic))
 
 
-def test_what_is_put_there_after_a_start_comes(rabbit: RabbitMq, channel: amqp.Channel) -> None:
-    """However soon after: it is bound by then."""
+def test_messages_published_after_a_start_arrive(rabbit: RabbitMq, channel: amqp.Channel) -> None:
+    """However soon after: the binding exists by then."""
     feed = feed_of("soon")
     with AmqpSource(feed, rabbit.url):
         for turn in range(20):
@@ -53,7 +53,7 @@ def test_what_is_put_there_after_a_start_comes(rabbit: RabbitMq, channel: amqp.C
             assert message[:3] == (b"A.%d.x" % turn, b"%d" % turn, turn)
 
 
-def test_only_what_is_wanted_here_leaves_there(rabbit: RabbitMq, channel: amqp.Channel) -> None:
+def test_only_wanted_messages_leave_the_broker(rabbit: RabbitMq, channel: amqp.Channel) -> None:
     feed = feed_of("wanted")
     with AmqpSource(feed, rabbit.url) as bridge:
         assert bridge.bindings == []
@@ -64,7 +64,7 @@ def test_only_what_is_wanted_here_leaves_there(rabbit: RabbitMq, channel: amqp.C
             assert sorted(each.topic for each in got.wait(2)) == [b"A.b.c", b"C.dx"]
             with wanting(feed, b"A.b.c"):
                 assert bridge.bindings == ["A.b.#", "C.#"]
-            # A and C have words of their own; A.b is bound by A.b.#, and C.x by C.#.
+            # A and C are whole words; A.b is bound by A.b.#, and C.x by C.#.
             assert bridge.statistics() == {
                 "messages published": 2,
                 "unwanted": 2,
@@ -80,8 +80,8 @@ def test_only_what_is_wanted_here_leaves_there(rabbit: RabbitMq, channel: amqp.C
             assert bridge.bindings == ["#"]
 
 
-def test_bindings_go_when_nobody_wants_them(rabbit: RabbitMq, channel: amqp.Channel) -> None:
-    """As the broker itself has it: nothing routes a message that has to reach a queue."""
+def test_bindings_are_removed_when_unwanted(rabbit: RabbitMq, channel: amqp.Channel) -> None:
+    """Verified at the broker: a mandatory message is returned as unroutable."""
     feed, returned = feed_of("gone"), threading.Event()
     channel.events["basic_return"].add(lambda *_: returned.set())
 
@@ -102,7 +102,7 @@ def test_bindings_go_when_nobody_wants_them(rabbit: RabbitMq, channel: amqp.Chan
         assert not is_routed(b"A.x")
 
 
-def test_a_gap_is_told_and_not_published(rabbit: RabbitMq, channel: amqp.Channel) -> None:
+def test_a_gap_is_reported_and_not_published(rabbit: RabbitMq, channel: amqp.Channel) -> None:
     feed = feed_of("holes")
     with AmqpSource(feed, rabbit.url) as bridge, wanting(feed, b"") as got:
         put(channel, "holes", b"blackbox.gap", b"", gap=3)
@@ -112,7 +112,7 @@ def test_a_gap_is_told_and_not_published(rabbit: RabbitMq, channel: amqp.Channel
         assert bridge.statistics()["told missing"] == 3
 
 
-def test_a_prefix_bounds_what_is_taken(rabbit: RabbitMq, channel: amqp.Channel) -> None:
+def test_the_prefix_limits_the_messages(rabbit: RabbitMq, channel: amqp.Channel) -> None:
     feed = feed_of("bound")
     with AmqpSource(feed, rabbit.url, b"A.b") as bridge, wanting(feed, b"") as got, wanting(feed, b"C.", b"A.bx."):
         assert bridge.bindings == ["A.#", "A.bx.#"]
@@ -121,8 +121,8 @@ def test_a_prefix_bounds_what_is_taken(rabbit: RabbitMq, channel: amqp.Channel) 
         assert sorted(each.topic for each in got.wait(2)) == [b"A.b", b"A.bx.y"]
 
 
-def test_a_feed_comes_through_as_it_was(rabbit: RabbitMq) -> None:
-    """Out of one feed, through the broker, into another: no value, no text, long topics."""
+def test_a_feed_survives_a_round_trip(rabbit: RabbitMq) -> None:
+    """Out of one feed, through the broker, into another: no value, binary topics, long topics."""
     there, here = feed_of("through"), feed_of("here")
     topics = (b"A", b"A.\xff.b", b"A." + 400 * b"x", "A.ü".encode(), "€".encode() * 200)
     with (
@@ -140,7 +140,7 @@ def test_a_feed_comes_through_as_it_was(rabbit: RabbitMq) -> None:
         assert mine == [(b"%d" % number, number), (None, 0)]
 
 
-def test_what_no_feed_can_have_is_counted(
+def test_invalid_messages_are_counted(
     rabbit: RabbitMq, channel: amqp.Channel, caplog: pytest.LogCaptureFixture
 ) -> None:
     feed = feed_of("refused")
@@ -149,17 +149,17 @@ def test_what_no_feed_can_have_is_counted(
         put(channel, "refused", b"A", ts_event="late")
         assert got.wait(1)[0].ts_event == 0
         assert bridge.statistics()["refused"] == 1
-        channel.basic_publish(amqp.Message(b""), "refused", b"\xff")  # the library cannot read it
+        channel.basic_publish(amqp.Message(b""), "refused", b"\xff")  # the library cannot decode it
         wait_until(lambda: bridge.statistics()["times away"] == 1)
         put(channel, "refused", b"A")
         assert len(got.wait(2)) == 2
-    assert "a message is not carried" in caplog.text
+    assert "a message was refused" in caplog.text
 
 
-def test_a_killed_rabbitmq_loses_nothing_that_was_confirmed_and_is_bound_again(
+def test_a_killed_rabbitmq_loses_nothing_confirmed_and_is_bound_again(
     rabbit: RabbitMq, channel: amqp.Channel, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Out: the rest comes again, and each id is there. In: who comes meanwhile would miss something: not confirmed."""
+    """Out: unconfirmed messages are repeated, so every id is there. In: new subscribers are not confirmed meanwhile."""
     there, here, queue = feed_of("killed", 1), feed_of("back"), queue_of(channel, "killed", "#")
     with (
         Publisher(there, when_full="wait") as publisher,
@@ -180,25 +180,25 @@ def test_a_killed_rabbitmq_loses_nothing_that_was_confirmed_and_is_bound_again(
         late.terminate()
         rabbit.start()
         with wanting(here, b"C."):
-            connection = Address.of(rabbit.url).connect()  # the one before is gone
+            connection = Address.of(rabbit.url).connect()  # the previous one is closed
             put(connection.channel(), "back", b"A.x", b"again")
             assert got.wait(1)[0].payload == b"again"
         wait_until(lambda: bridge.bindings == ["A.#"])
         assert bridge.statistics()["times away"] == 1
         wait_until(lambda: out.statistics().added == 4_000, 60)
-    assert "is back: what was put there meanwhile is not carried" in caplog.text
+    assert "is back: messages published there meanwhile are lost" in caplog.text
     found = {each.id: each.payload for each in take(connection.channel(), queue)}
     hang_up(connection)
     assert sorted(map(int, found.values())) == list(range(4_000))  # type: ignore[arg-type]
 
 
-def test_a_wrong_password_is_told(rabbit: RabbitMq) -> None:
+def test_a_wrong_password_is_reported(rabbit: RabbitMq) -> None:
     with pytest.raises(BridgeError, match="ACCESS_REFUSED"):
         AmqpSource(feed_of("wrong"), rabbit.url.replace("guest@", "secret@")).start()
 
 
-def test_a_rabbitmq_that_comes_later_is_waited_for(rabbit: RabbitMq, caplog: pytest.LogCaptureFixture) -> None:
-    """Out of a feed, and into one; that it is away is told once by each."""
+def test_a_late_rabbitmq_is_waited_for(rabbit: RabbitMq, caplog: pytest.LogCaptureFixture) -> None:
+    """Out of a feed, and into one; each logs the outage once."""
     there, here = feed_of("late"), feed_of("later")
     rabbit.kill()
     with (
@@ -208,7 +208,7 @@ def test_a_rabbitmq_that_comes_later_is_waited_for(rabbit: RabbitMq, caplog: pyt
     ):
         outlet = AmqpExchange(there, rabbit.url)
         starting = pool.submit(outlet.start, 60)
-        wait_until(lambda: caplog.text.count("is away, and asked again until it is back") == 2)
+        wait_until(lambda: caplog.text.count("is unreachable, retrying") == 2)
         rabbit.start()
         with starting.result(), wanting(here, b"A") as got:
             publisher.publish(b"A", b"x")
@@ -223,7 +223,7 @@ def test_an_exchange_of_another_kind_ends_it(rabbit: RabbitMq, channel: amqp.Cha
         bridge.run()
 
 
-def test_the_command_ends_in_order(rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path) -> None:
+def test_the_command_ends_cleanly(rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path) -> None:
     feed = feed_of("command")
     words = ("bridge", rabbit.url, "--in", "--feed", write_feed(feed, tmp_path / "feed.toml"))
     with Command(*words) as bridge:
@@ -236,7 +236,7 @@ def test_the_command_ends_in_order(rabbit: RabbitMq, channel: amqp.Channel, tmp_
     assert "1 messages published, 0 unwanted, 0 refused" in ended.errors
 
 
-def test_a_wrong_url_is_told() -> None:
+def test_a_wrong_url_is_reported() -> None:
     with pytest.raises(ConfigError, match="URL was 'amqp://there/a/b'"):
         AmqpSource(feed_of("wrong"), "amqp://there/a/b")
 
@@ -248,7 +248,7 @@ def test_a_prefix_is_bound_by_its_whole_words() -> None:
     assert [binding_key(each, whole=True) for each in (b"A", b"A.b")] == ["A.#", "A.b.#"]
 
 
-def test_several_prefixes_bound_what_is_taken(rabbit: RabbitMq, channel: amqp.Channel) -> None:
+def test_several_prefixes_limit_the_messages(rabbit: RabbitMq, channel: amqp.Channel) -> None:
     feed = feed_of("several-bound")
     with AmqpSource(feed, rabbit.url, ["C.d", b"A.b", "A.bx"]) as bridge, wanting(feed, b"") as got:
         assert bridge.bindings == ["A.#", "C.#"]

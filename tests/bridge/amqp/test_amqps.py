@@ -1,4 +1,4 @@
-"""Bridges to a real RabbitMQ that encrypts, with a certificate made here."""
+"""Bridges to a real RabbitMQ with TLS and a certificate made here."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def test_a_feed_reaches_a_hub_and_a_feed_also_when_the_broker_is_killed(rabbit: 
     assert sorted(int(payload or b"") for *_, payload in published(tmp_path, kept)[:-1]) == list(range(3_000))
 
 
-def test_what_is_decrypted_at_once_waits_for_nothing(rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path) -> None:
-    """Many messages share a record of TLS, and the socket shows none but the first."""
+def test_messages_of_one_tls_record_arrive_together(rabbit: RabbitMq, channel: amqp.Channel, tmp_path: Path) -> None:
+    """Many messages share a TLS record, and the socket signals only the first."""
     feed = hub_feed("records", slices=1)
     channel.queue_declare("records", durable=True, auto_delete=False)
     fill(channel, "records", 0, 1_000)
@@ -55,7 +55,7 @@ def test_what_is_decrypted_at_once_waits_for_nothing(rabbit: RabbitMq, channel: 
         wait_until(lambda: bridge.statistics()["messages put"] == 1_000)
 
 
-def test_a_certificate_that_nobody_here_trusts_is_refused(rabbit: RabbitMq, tmp_path: Path) -> None:
+def test_an_untrusted_certificate_is_refused(rabbit: RabbitMq, tmp_path: Path) -> None:
     feed = feed_of("secret")
     for bridge in (AmqpExchange(feed, rabbit.tls_url), AmqpSource(feed, rabbit.tls_url)):
         with pytest.raises(BridgeError, match="was not trusted: .*self-signed certificate"):
@@ -72,12 +72,12 @@ def test_a_certificate_of_another_host_is_refused(rabbit: RabbitMq) -> None:
 
 
 def test_a_broker_that_does_not_encrypt_is_refused(rabbit: RabbitMq) -> None:
-    """Before the password is sent."""
+    """The password is not sent."""
     with pytest.raises(BridgeError, match="was not trusted: "):
         AmqpExchange(feed_of("secret"), rabbit.url.replace("amqp", "amqps"), ca=str(rabbit.certificate)).start()
 
 
-def test_wrong_settings_are_told(tmp_path: Path) -> None:
+def test_wrong_settings_are_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="option was ca=there.pem, expected none with amqp://"):
         Address.of("amqp://there", "there.pem")
     with pytest.raises(ConfigError, match="none.pem, expected a file of certificates in PEM: "):
