@@ -1,4 +1,4 @@
-"""Where a subscriber begins, and what a named consumer has done up to: it goes on from there.
+"""Start positions of subscribers, and positions of named consumers.
 
-In: positions, from checkpoints of a subscriber. Out: where it begins. The caller's thread; one that keeps by itself.
+In: positions from checkpoints. Out: where each slice starts. Threads: the caller's; a named consumer adds up to two.
 """

@@ -1,4 +1,4 @@
-"""A named consumer: it begins where it was, and its positions are kept at each checkpoint."""
+"""A named consumer: it resumes at its stored positions and stores new ones at each checkpoint."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ _LONGEST_INTERVAL_S: Final = 1_000_000.0
 
 
 class ConsumerLife(Life):
-    """Where a named consumer is in its life."""
+    """Stages in the life of a named consumer."""
 
     NEW = "new", "named", "ended"
-    """It has no name. NAMED by `begin`, ENDED by `end`."""
+    """Created. NAMED by `begin`, ENDED by `end`."""
     NAMED = "named", "new", "keeping", "ended"
-    """It owns its name. NEW if it cannot begin there, KEEPING by `keep_by_itself`, ENDED by `end`."""
+    """It owns its name. NEW if `begin` fails, KEEPING by `keep_by_itself`, ENDED by `end`."""
     KEEPING = "keeping", "ended"
-    """Threads keep positions and tell archives of them. ENDED by `end`."""
+    """Threads store positions and report them to archives. ENDED by `end`."""
     ENDED = "ended", "ended"
-    """Its name is another's to take. To end it once more changes nothing."""
+    """The name is released. A second `end` does nothing."""
 
 
 class Consumer:
-    """Owns a name from `begin` to `end`, and keeps positions under it; by itself too, if it is given an interval.
+    """Owner of a name from `begin` to `end`; stores positions under it.
 
     Life: see `ConsumerLife`.
     """
@@ -64,9 +64,10 @@ class Consumer:
         archives: ArchiveClient,
         release: bool = False,
     ) -> None:
-        """Settings. `wait_s`: how long to wait for the process that has the name. `archives` receive its positions.
+        """Store the settings.
 
-        `release`: start even if it is held.
+        `wait_s`: longest wait for another process to release the name. `interval_s`: time between checkpoints; None:
+        the caller makes them. `archives` receive its positions. `release`: start even if the consumer is held.
         """
         self._release = release
         self._feed, self._file = feed, file
@@ -74,19 +75,19 @@ class Consumer:
         self._life = ConsumerLife.NEW
         self._over = threading.Event()
         self._guard = threading.Lock()
-        """Held where it goes on, so that it does not once it is over."""
+        """Makes each change of `_life` atomic with the check of `_over`."""
         self._ends, self._storing = threading.Lock(), threading.Lock()
         self._threads: list[threading.Thread] = []
         self._archives = archives
         self._progress = Progress(feed.name, len(feed.slices), file.path)
 
     def begin(self, beginning: Beginning) -> Beginning:
-        """Take the name; return where to begin: where it was, or where `beginning` says.
+        """Take the name; return the stored positions, or `beginning` if none are stored.
 
-        Raises PositionError when another process has the name, the stored positions are of another feed, or are ahead
-        of `beginning`.
+        Raises PositionError if another process has the name, or if the stored positions are of another feed or ahead of
+        `beginning`.
         """
-        if self._life is not ConsumerLife.NAMED:  # it may be so since a start that failed
+        if self._life is not ConsumerLife.NAMED:  # already named if an earlier start failed
             self._file.own(self._wait_s)
             if not self._go_on(ConsumerLife.NAMED):
                 self._file.close()
@@ -103,10 +104,10 @@ class Consumer:
             raise
 
     def keep_by_itself(self, checkpoint: Checkpoint) -> None:
-        """Keep positions at each interval, if there is one, in a thread; tell archives of them, in another."""
+        """Start the thread that reports positions to archives, and with an interval the thread that stores them."""
         with self._guard:
             if self._over.is_set():
-                return  # it was ended meanwhile
+                return
             self._enter(ConsumerLife.KEEPING)
             self._begin_thread("consumer", self._tell)
             if self._interval_s is not None:
@@ -118,7 +119,7 @@ class Consumer:
         self._threads.append(thread)
 
     def keep(self, positions: Positions) -> None:
-        """Store positions of a checkpoint. Raises PositionError if they cannot be written."""
+        """Store the positions of a checkpoint. Raises PositionError if they cannot be written."""
         self._store(self._progress.advance(positions))
 
     def keep_beginning(self, live: Positions, begin: Callable[[int], Since | None] | None) -> None:
@@ -129,11 +130,11 @@ class Consumer:
 
     @property
     def accepted(self) -> Positions:
-        """Losses that were released: see `Kept.accepted`."""
+        """Released losses, see `Kept.accepted`."""
         return self._progress.accepted
 
     def hold(self, losses: Iterable[Gap]) -> None:
-        """Note losses that end the consumer, which then does not start until it is released."""
+        """Store the losses that end the consumer; it does not start again until they are released."""
         with self._storing:
             if self._life is ConsumerLife.ENDED:
                 return
@@ -144,7 +145,7 @@ class Consumer:
             try:
                 self._write(self._progress.stored)
             except PositionError as error:
-                log.error("consumer %r: its loss of messages was not noted: %s", self._file.name, error)
+                log.error("consumer %r: its lost messages could not be stored: %s", self._file.name, error)
 
     def _write(self, positions: Positions) -> None:
         self._file.keep(self._feed.name, positions, self._progress.held, self._progress.accepted)
@@ -166,10 +167,10 @@ class Consumer:
             self._progress.note_stored(positions)
 
     def end(self, checkpoint: Checkpoint) -> None:
-        """Let the name go; if it keeps positions by itself, keep where it ended. Again is fine."""
+        """Release the name, after a last checkpoint if it has an interval. A second call does nothing."""
         with self._guard:
             self._over.set()
-        with self._ends:  # `start`, which fails when another thread terminates, ends it, too
+        with self._ends:  # a failing `start` calls this too, perhaps in another thread
             if self._life is ConsumerLife.ENDED:
                 return
             for thread in self._threads:
@@ -183,14 +184,14 @@ class Consumer:
                 self._enter(ConsumerLife.ENDED)
 
     def _go_on(self, life: ConsumerLife) -> bool:
-        """Enter `life`, unless another thread has ended it; return whether it did."""
+        """Enter `life` unless another thread has ended the consumer; return True if entered."""
         with self._guard:
             if not self._over.is_set():
                 self._enter(life)
             return not self._over.is_set()
 
     def _enter(self, life: ConsumerLife) -> None:
-        """Go on to `life`. Raises RuntimeError when it may not follow."""
+        """Enter `life`. Raises RuntimeError if it cannot follow the current stage."""
         self._life = self._life.enter(life, f"consumer {self._file.name!r}")
 
     def _tell(self) -> None:
@@ -205,7 +206,7 @@ class Consumer:
                 self._archives.tell(self._file.name, positions, secret_of(self._file.directory))
                 self._progress.note_reported(positions)
             except BlackBoxError as error:
-                log.info("%s", error)  # they may delete nothing; or what it needs, if they are never told
+                log.info("%s", error)  # archives keep days too long; without any report they may delete needed ones
 
     def _run(self, checkpoint: Checkpoint, interval_s: float) -> None:
         while not self._over.wait(interval_s):
@@ -216,7 +217,7 @@ class Consumer:
             with checkpoint(_PATIENCE_S) as positions:
                 self.keep(positions)
         except (BlackBoxError, TimeoutError) as error:
-            log.warning("consumer %r: positions were not kept: %s", self._file.name, error)
+            log.warning("consumer %r: positions were not stored: %s", self._file.name, error)
 
 
 def consumer_of(
@@ -227,16 +228,16 @@ def consumer_of(
     checkpoint_interval: float | timedelta | None,
     release: bool,
 ) -> Consumer | None:
-    """Return the consumer that settings name, if they do. Raises ConfigError or ValueError when one cannot be."""
+    """Return the consumer that the settings describe, or None. Raises ConfigError or ValueError for bad settings."""
     wait_s, interval_s = duration_ns("name_wait", name_wait, 0) / 1e9, None
     if checkpoint_interval is not None:
         interval_s = duration_ns("checkpoint_interval", checkpoint_interval, 0.001, _LONGEST_INTERVAL_S) / 1e9
     if name is None or positions is None:
         if name is not None or positions is not None or interval_s is not None or release:
-            raise ConfigError(f"name was {name!r} and positions {positions!r}, expected both or none of them")
+            raise ConfigError(f"name was {name!r} and positions {positions!r}, expected both or neither")
         return None
     if not feed.archives:
-        raise ConfigError(f"feed {feed.name!r} had no archives, which a named consumer goes on from")
+        raise ConfigError(f"feed {feed.name!r} had no archives, expected one: a named consumer resumes from it")
     from blackbox.archive.serve.client import ArchiveClient
 
     archives = ArchiveClient(feed, timeout=_ANSWER_S)

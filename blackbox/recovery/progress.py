@@ -1,4 +1,4 @@
-"""Decide where a named consumer begins, which positions it stores, and which of them archives may know.
+"""Decide where a named consumer begins, which positions it stores, and which it reports to archives.
 
 A state machine without files, threads or clocks. `consumer.py` reads, writes and sends.
 
@@ -14,8 +14,8 @@ A state machine without files, threads or clocks. `consumer.py` reads, writes an
     any      -- `held`: lost messages end it, with on_gap="stop" ----------->  HELD: begins only with `release`
     HELD     -- `resume` with `release`: the losses are `accepted` --------->  STORED
 
-After a crash at any time, the stored position is not after the handled messages and not before the reported position.
-So a message may be delivered again, but never skipped or deleted too early.
+After a crash at any time: reported position <= stored position <= handled messages.
+So a message may be delivered twice, but is never skipped or deleted too early.
 """
 
 from __future__ import annotations
@@ -34,10 +34,13 @@ Positions = Mapping[int, Position]
 
 
 class Progress:
-    """Positions of one consumer. Attributes: `stored`, the durable ones; `held` and `accepted` losses, as in `Kept`."""
+    """Positions of one consumer.
+
+    Attributes: `stored`, the durable positions; `held` and `accepted` losses, as in `Kept`.
+    """
 
     def __init__(self, feed: str, slices: int, path: Path) -> None:
-        """`path`: of the file, for errors."""
+        """`path`: the file of positions, named in errors."""
         self.stored: Positions = {}
         self.held: Mapping[int, Held] = {}
         self._accepted: Positions = {}
@@ -47,7 +50,7 @@ class Progress:
     def resume(self, kept: Kept | None, beginning: Beginning, release: bool) -> Beginning:
         """Return where to begin.
 
-        Raises PositionError for positions of another feed, or after `beginning`, and for a held consumer without
+        Raises PositionError for positions of another feed or ahead of `beginning`, and for a held consumer without
         `release`.
         """
         if kept is None:
@@ -60,7 +63,7 @@ class Progress:
         if kept.held and not release:
             lost = "; ".join(f"slice {slice_id}: {each}" for slice_id, each in kept.held.items())
             raise PositionError(
-                f"consumer {self._path.stem!r} is held since it {lost}: to go on after the loss, release it with "
+                f"consumer {self._path.stem!r} is held because it {lost}: to continue after the loss, release it with "
                 f"`blackbox positions {self._path.parent} --release {self._path.stem}` or Subscriber(release=True)"
             )
         self._accepted = kept.released()
@@ -69,21 +72,21 @@ class Progress:
             return Beginning(self.stored)
         if not isinstance(beginning.since, Mapping):
             raise PositionError(
-                f"start was given {beginning}, but consumer {self._path.stem!r} has been further: expected positions, "
-                f"or `blackbox positions {self._path.parent} --forget {self._path.stem}` first"
+                f"start was given {beginning}, but consumer {self._path.stem!r} has stored later positions: "
+                f"pass positions, or `blackbox positions {self._path.parent} --forget {self._path.stem}` first"
             )
         given = positions_of(beginning.since)
         for slice_id, position in self.stored.items():
             if given.get(slice_id, position) < position:
                 raise PositionError(
                     f"consumer {self._path.stem!r} slice {slice_id}: position was {_text(given[slice_id])}, "
-                    f"expected {_text(position)} or later, where it has been"
+                    f"expected {_text(position)} or later, which is stored"
                 )
         return beginning
 
     @property
     def accepted(self) -> Positions:
-        """Accepted losses that are not before the stored positions."""
+        """Accepted losses that end after the stored positions."""
         return {n: end for n, end in self._accepted.items() if n not in self.stored or self.stored[n] < end}
 
     def advance(self, positions: Positions) -> Positions:
@@ -91,16 +94,16 @@ class Progress:
         return {**self.stored, **positions}
 
     def advance_new(self, live: Positions, starts: Mapping[int, Since | None]) -> Positions:
-        """Return what to store so that a consumer killed before a checkpoint begins where it began.
+        """Return what to store so that a consumer killed before its first checkpoint begins there again.
 
-        `live`: of slices that begin live; `starts`: where others do. Times and images are not stored: a new start with
-        the same arguments begins there again.
+        `live`: positions of slices that begin live; `starts`: of the others. Times and images are not stored: a new
+        start with the same arguments finds them again.
         """
         known = {n: since.position for n, since in starts.items() if since is not None and since.image is None}
         return {**live, **{n: position for n, position in known.items() if position is not None}, **self.stored}
 
     def check_unmoved(self, kept: Kept | None) -> None:
-        """Raise PositionError if the file has other positions than this consumer has stored."""
+        """Raise PositionError if the file's positions differ from those that this consumer stored."""
         if (found := {} if kept is None else kept.slices) != self.stored:
             raise PositionError(f"{self._path} had {found}, expected {self.stored}: another process has the name now")
 
@@ -110,11 +113,11 @@ class Progress:
 
     @property
     def unreported(self) -> Positions:
-        """Positions to report to archives; empty: none."""
+        """Positions that archives have not yet stored."""
         return {} if self.stored == self._reported else self.stored
 
     def note_reported(self, positions: Positions) -> None:
-        """Note that all archives have stored positions."""
+        """Note that every archive has stored `positions`."""
         self._reported = positions
 
 

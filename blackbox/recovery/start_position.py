@@ -1,4 +1,4 @@
-"""Where a subscriber begins: what its user says, as a time or position of each slice."""
+"""Start of each slice, from the arguments of `start`: a time, positions, an image or a count of messages."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Positions = Mapping[int, tuple[int, int]]
 """(epoch, sequence) of the next message, by slice."""
 
 SESSION: Final = "session"
-"""For `since`: when the session that goes on now began."""
+"""Value of `since`: the start of the current session."""
 
 
 class Beginning(NamedTuple):
-    """Where to begin, as given to `Subscriber.start`: at most one of these; none: live."""
+    """Arguments of `Subscriber.start`; at most one is set. If none is, all slices begin live."""
 
     since: Time | Positions | None = None
     back: int | None = None
@@ -40,7 +40,7 @@ class Beginning(NamedTuple):
         return " and ".join(f"{name} {value!r}" for name, value in self._asdict().items() if value is not None)
 
     def check(self) -> None:
-        """Raise ConfigError unless it can be."""
+        """Raise ConfigError for two fields at once or an unknown snapshot."""
         if sum(value is not None for value in self) > 1:
             raise ConfigError(f"start was given {self}, expected one of them")
         if self.snapshot not in (None, *get_args(Snapshot)):
@@ -56,8 +56,8 @@ def beginning_of(
 ) -> Callable[[int], Since | None] | None:
     """Return where each slice begins; None: all begin live. See `Subscriber.start`.
 
-    `prefixes`: of the topics that are wanted. Raises ConfigError, ValueError or TypeError for a beginning that cannot
-    be, ArchiveError when it is an image or a count of messages and no archive answers in `timeout` seconds.
+    `prefixes`: subscribed topics. Raises ConfigError, ValueError or TypeError for an invalid beginning, and
+    ArchiveError if an image or a count of messages is needed and no archive answers within `timeout` seconds.
     """
     beginning.check()
     if beginning == Beginning():
@@ -71,7 +71,7 @@ def beginning_of(
     if snapshot is not None:
         return _image(archives, snapshot, prefixes, timeout).get
     if isinstance(since, Mapping):
-        # Epoch 0: nothing was recorded yet. It begins with the first recorded message.
+        # Epoch 0: nothing was recorded yet. The slice begins with the first recorded message.
         positions = {n: Since(each) if each.epoch else Since() for n, each in positions_of(since).items()}
         slices = range(len(feed.slices))
         if not positions.keys() <= set(slices):
@@ -82,7 +82,7 @@ def beginning_of(
 
 
 def positions_of(since: Positions) -> dict[int, Position]:
-    """Return positions as a checkpoint gives them. Raises ConfigError for anything else."""
+    """Return the positions of a checkpoint. Raises ConfigError for anything else."""
     try:
         return {n: Position(*each) for n, each in since.items()}
     except TypeError as error:
@@ -90,7 +90,7 @@ def positions_of(since: Positions) -> dict[int, Position]:
 
 
 def _ns_of(feed: Feed, since: Time | None) -> int:
-    """Return a time, ns since 1970; a time of day is that of the session that goes on now."""
+    """Return a time in ns since 1970; a time of day is in the current session."""
     if isinstance(since, datetime.datetime):
         return ns_of(since)
     if isinstance(since, str):
@@ -106,12 +106,12 @@ def _ns_of(feed: Feed, since: Time | None) -> int:
 
 
 def _image(archives: ArchiveClient, of: Snapshot, prefixes: Collection[bytes], timeout: float) -> dict[int, Since]:
-    """Return the image of each slice that may hold such topics, and where it goes on."""
+    """Return the image of each slice that may hold topics of `prefixes`, and the position that follows it."""
     found, feed = dict[int, Since](), archives.feed
     for slice_id in sorted({slice_id for prefix in prefixes for slice_id in feed.slices_for(prefix)}):
         wanted = {prefix for prefix in prefixes if slice_id in feed.slices_for(prefix)}
         asked = wanted if len(wanted) <= MOST_PREFIXES else {common_prefix(wanted)}
-        # What the key may not have is not put in force either, and told.
+        # Topics that the key may not read are not subscribed either; the subscriber reports them.
         image = archives.image(slice_id, asked, of=of, timeout=timeout, may_narrow=True)
         is_empty = image.position.epoch == 0
         since = Since(image.position, image=deque(image.blocks), is_unsure=image.is_unsure)
@@ -120,7 +120,7 @@ def _image(archives: ArchiveClient, of: Snapshot, prefixes: Collection[bytes], t
 
 
 def _counted_back(archives: ArchiveClient, count: int, timeout: float) -> Callable[[int], Since]:
-    """Return where the last `count` recorded messages of each slice begin, over epochs and days; or its first one."""
+    """Return the position of the `count`-th last recorded message of each slice, or of its first message."""
     newest = archives.about(timeout=timeout)
     found: dict[int, Since] = {}
     left = dict.fromkeys(range(len(archives.feed.slices)), count)

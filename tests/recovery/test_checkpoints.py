@@ -1,4 +1,4 @@
-"""Consistent cuts: no callback runs meanwhile, and the positions are those of all that has been delivered."""
+"""Consistent checkpoints: no callback runs meanwhile, and the positions cover exactly what was delivered."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.subscribe.subscribers import PATIENT, nothing
 
 
 def publish(publisher: Publisher, first: int, count: int) -> None:
-    """Publish numbers in eight topics, a block or more for each 50."""
+    """Publish numbers in eight topics, at least one block per 50."""
     for start in range(first, first + count, 50):
         for number in range(start, start + 50):
             publisher.publish(b"%c" % (65 + number % 8), b"%d" % number)
@@ -33,7 +33,7 @@ def subscribed() -> tuple[Feed, Subscriber]:
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_a_cut_is_the_same_for_all_callbacks_of_all_workers(workers: int) -> None:
-    """Each cut, taken while messages come: callbacks of every kind have had all before it, and nothing behind it."""
+    """Callbacks of every kind have received all messages before each checkpoint, and none after it."""
     feed = Feed.local("cut", slices=2)
     subscriber = Subscriber(feed, workers=workers, slow=PATIENT)
     seen: dict[str, dict[int, int]] = {}
@@ -78,7 +78,7 @@ def test_a_cut_is_the_same_for_all_callbacks_of_all_workers(workers: int) -> Non
     assert min(before.values()) > 0
 
 
-def test_after_the_end_a_checkpoint_is_where_it_ended() -> None:
+def test_after_the_end_a_checkpoint_returns_the_last_positions() -> None:
     feed, subscriber = subscribed()
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
@@ -88,7 +88,7 @@ def test_after_the_end_a_checkpoint_is_where_it_ended() -> None:
         assert positions == {0: (publisher.epoch, 500)}
 
 
-def test_before_anything_was_sent_a_checkpoint_is_the_beginning() -> None:
+def test_a_checkpoint_before_the_first_message_is_at_0() -> None:
     feed = Feed.local("cut", slices=1)
     subscriber = Subscriber(feed)
     subscriber.on(b"")(nothing)
@@ -110,7 +110,7 @@ def test_tickers_wait_for_a_checkpoint() -> None:
         wait_until(lambda: len(calls) > before)
 
 
-def test_a_callback_that_does_not_return_is_a_timeout_and_all_goes_on() -> None:
+def test_a_checkpoint_times_out_while_a_callback_runs() -> None:
     feed = Feed.local("cut", slices=1)
     subscriber = Subscriber(feed, slow=PATIENT)
     gate = Gate()
@@ -130,7 +130,7 @@ def test_a_callback_that_does_not_return_is_a_timeout_and_all_goes_on() -> None:
             assert positions[0].sequence == 100
 
 
-def test_an_exception_in_the_block_lets_all_go_on() -> None:
+def test_an_exception_in_the_block_resumes_delivery() -> None:
     feed = Feed.local("cut", slices=1)
     subscriber = Subscriber(feed, slow=PATIENT)
     got: list[bytes] = []
@@ -142,8 +142,8 @@ def test_an_exception_in_the_block_lets_all_go_on() -> None:
         wait_until(lambda: len(got) == 50)
 
 
-def test_a_subscriber_that_ends_lets_a_checkpoint_go() -> None:
-    """Terminated while the block runs: its positions stay true, and no later checkpoint says any."""
+def test_a_subscriber_that_is_terminated_ends_a_checkpoint() -> None:
+    """Terminated while the block runs: its positions stay valid, and later checkpoints are rejected."""
     feed, subscriber = subscribed()
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
@@ -159,7 +159,7 @@ def test_a_subscriber_that_ends_lets_a_checkpoint_go() -> None:
             pass
 
 
-def test_a_callback_that_raises_ends_the_checkpoint_too() -> None:
+def test_a_callback_that_raises_ends_the_checkpoint() -> None:
     feed = Feed.local("cut", slices=1)
     subscriber = Subscriber(feed, slow=PATIENT)
 
@@ -178,7 +178,7 @@ def test_a_callback_that_raises_ends_the_checkpoint_too() -> None:
             subscriber.stop()
 
 
-def test_what_a_checkpoint_refuses() -> None:
+def test_checkpoints_that_are_rejected() -> None:
     feed = Feed.local("cut", slices=1)
 
     def refused(subscriber: Subscriber, match: str) -> None:
@@ -205,7 +205,7 @@ def test_what_a_checkpoint_refuses() -> None:
     assert "by a callback" in failed[0]
 
 
-def test_checkpoints_without_a_pause_leave_messages_their_turn() -> None:
+def test_checkpoints_without_a_pause_do_not_starve_messages() -> None:
     feed, subscriber = subscribed()
     with Publisher(feed, when_full="wait") as publisher, subscriber:
         publish(publisher, 0, 5_000)
@@ -216,7 +216,7 @@ def test_checkpoints_without_a_pause_leave_messages_their_turn() -> None:
                 sequence = positions[0].sequence
 
 
-def test_stop_in_the_block_of_a_checkpoint_is_refused_at_once() -> None:
+def test_stop_in_the_block_of_a_checkpoint_is_rejected_at_once() -> None:
     feed, subscriber = subscribed()
     with Publisher(feed), subscriber, subscriber.checkpoint():
         with pytest.raises(SubscriberError, match="in a checkpoint, where all callbacks wait"):

@@ -1,4 +1,4 @@
-"""Named consumers: each begins where it was, whoever was killed meanwhile, and one process has a name."""
+"""Named consumers: each resumes at its stored positions after any kill, and one process owns a name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support import Script
 
 
 def consumer(feed: Feed, positions: Path, **settings: Any) -> tuple[Subscriber, list[tuple[int, int]]]:
-    """Return a subscriber with a name, and the epochs and numbers that its callback gets."""
+    """Return a named subscriber, and the (epoch, number) pairs that its callback receives."""
     subscriber = Subscriber(feed, name="strategy-1", positions=positions, **settings)
     got: list[tuple[int, int]] = []
     subscriber.on(b"", fields=("epoch", "sequence"))(lambda epoch, sequence: got.append((epoch, sequence)))
@@ -31,7 +31,7 @@ def consumer(feed: Feed, positions: Path, **settings: Any) -> tuple[Subscriber, 
 
 
 @pytest.mark.parametrize("key_bytes", [0, 2])
-def test_it_goes_on_after_its_last_checkpoint_over_epochs_and_segments(tmp_path: Path, key_bytes: int) -> None:
+def test_a_consumer_resumes_after_its_last_checkpoint_over_epochs_and_segments(tmp_path: Path, key_bytes: int) -> None:
     feed = archived_feed(key_bytes=key_bytes)
     came: list[tuple[int, int]] = []
     sent: list[tuple[int, int]] = []
@@ -41,7 +41,7 @@ def test_it_goes_on_after_its_last_checkpoint_over_epochs_and_segments(tmp_path:
             if run == 0:
                 recorder.start()
             publisher.wait_for_subscribers()
-            if run == 2:  # that run of the publisher comes and goes without it
+            if run == 2:  # the consumer is away during this epoch
                 publish_numbered(publisher, 0, 15_050)
             else:
                 subscriber, got = consumer(feed, tmp_path / "positions")
@@ -52,7 +52,7 @@ def test_it_goes_on_after_its_last_checkpoint_over_epochs_and_segments(tmp_path:
                 with subscriber.checkpoint() as positions:
                     assert positions == {0: (publisher.epoch, 15_000)}
                     came += got
-                publish_numbered(publisher, 15_000, 50)  # it is gone before it keeps what it did with these
+                publish_numbered(publisher, 15_000, 50)  # the consumer ends before it stores that it handled these
                 subscriber.terminate()
             sent += [(publisher.epoch, number) for number in range(15_050)]
             wait_recorded(recorder, len(sent))
@@ -62,7 +62,7 @@ def test_it_goes_on_after_its_last_checkpoint_over_epochs_and_segments(tmp_path:
 
 
 @pytest.mark.parametrize("key_bytes", [0, 2])
-def test_positions_are_kept_by_themselves_and_at_the_end(tmp_path: Path, key_bytes: int) -> None:
+def test_positions_are_stored_at_intervals_and_at_the_end(tmp_path: Path, key_bytes: int) -> None:
     feed = archived_feed(key_bytes=key_bytes)
     file = PositionFile(tmp_path, "strategy-1")
 
@@ -83,8 +83,8 @@ def test_positions_are_kept_by_themselves_and_at_the_end(tmp_path: Path, key_byt
 
 
 @pytest.mark.parametrize("key_bytes", [0, 2])
-def test_a_killed_consumer_goes_on_exactly_once(tmp_path: Path, key_bytes: int) -> None:
-    """Its state and positions are one transaction of a database; it is killed at any moment."""
+def test_a_killed_consumer_resumes_exactly_once(tmp_path: Path, key_bytes: int) -> None:
+    """Its state and positions are one database transaction; it is killed at random moments."""
     feed = archived_feed(key_bytes=key_bytes, block_bytes=4_096)
     code = f"""
         import sqlite3
@@ -161,7 +161,7 @@ def test_a_consumer_killed_before_its_first_checkpoint_skips_nothing(tmp_path: P
 
 @pytest.mark.parametrize("key_bytes", [0, 4])
 @pytest.mark.parametrize("past", [False, True])
-def test_the_position_at_the_start_is_kept(tmp_path: Path, key_bytes: int, past: bool) -> None:
+def test_the_start_position_is_stored(tmp_path: Path, key_bytes: int, past: bool) -> None:
     feed = archived_feed(key_bytes=key_bytes)
     with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
         publish_numbered(publisher, 0, 100)
@@ -178,7 +178,7 @@ def test_the_position_at_the_start_is_kept(tmp_path: Path, key_bytes: int, past:
     assert kept.slices == {0: (publisher.epoch, 40 if past else 100)}
 
 
-def test_a_name_that_another_process_has_is_refused_or_waited_for(tmp_path: Path) -> None:
+def test_a_name_of_another_process_is_rejected_or_waited_for(tmp_path: Path) -> None:
     feed = archived_feed()
     code = f"""
         subscriber = Subscriber(feed, name="strategy-1", positions={str(tmp_path)!r})
@@ -231,7 +231,7 @@ def test_the_name_is_free_again_when_no_publisher_answers(tmp_path: Path) -> Non
             subscriber.start(timeout=0.1)
 
 
-def test_the_name_is_let_go_once_when_another_thread_ends_what_starts(tmp_path: Path) -> None:
+def test_the_name_is_released_once_when_another_thread_ends_a_start(tmp_path: Path) -> None:
     feed = archived_feed()
     for _ in range(20):
         subscriber, _ = consumer(feed, tmp_path)
@@ -243,7 +243,7 @@ def test_the_name_is_let_go_once_when_another_thread_ends_what_starts(tmp_path: 
                 starting.result(60)
 
 
-def test_a_named_subscriber_is_used_once_and_what_may_not_follow_in_its_life_is_refused(tmp_path: Path) -> None:
+def test_a_named_subscriber_starts_once_and_invalid_stages_are_rejected(tmp_path: Path) -> None:
     feed = archived_feed()
     subscriber, _ = consumer(feed, tmp_path)
     with Publisher(feed), subscriber:
@@ -266,21 +266,21 @@ def kept_at(directory: Path, feed: Feed, sequence: int) -> PositionFile:
     return file
 
 
-def test_positions_going_back_are_refused(tmp_path: Path) -> None:
+def test_earlier_positions_are_rejected(tmp_path: Path) -> None:
     feed = archived_feed()
     kept_at(tmp_path, feed, 100)
     for since in ({0: (5, 99)}, {0: (4, 1_000)}):
         subscriber, _ = consumer(feed, tmp_path)
-        with pytest.raises(PositionError, match="expected 100 of epoch 5 or later, where it has been"):
+        with pytest.raises(PositionError, match="expected 100 of epoch 5 or later, which is stored"):
             subscriber.start(since=since)
     for when, said in ((5, "5"), ("session", "'session'")):
         subscriber, _ = consumer(feed, tmp_path)
-        given = f"start was given since {said}, but consumer 'strategy-1' has been further"
+        given = f"start was given since {said}, but consumer 'strategy-1' has stored later positions"
         with pytest.raises(PositionError, match=given):
             subscriber.start(since=when)
 
 
-def test_positions_of_another_feed_are_refused(tmp_path: Path) -> None:
+def test_positions_of_another_feed_are_rejected(tmp_path: Path) -> None:
     feed = archived_feed()
     file = PositionFile(tmp_path, "strategy-1")
     file.own(0)
@@ -297,7 +297,7 @@ def test_positions_of_another_feed_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", '{"format": %d}', '{"format": %d, "feed": "tape", "slices": {"0": [1]}}', "\xff"])
-def test_a_damaged_file_of_positions_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_damaged_file_of_positions_is_rejected(tmp_path: Path, text: str) -> None:
     feed = archived_feed()
     kept_at(tmp_path, feed, 100).path.write_bytes(text.replace("%d", str(VERSION)).encode("latin-1"))
     subscriber, _ = consumer(feed, tmp_path)
@@ -305,7 +305,7 @@ def test_a_damaged_file_of_positions_is_refused(tmp_path: Path, text: str) -> No
         subscriber.start()
 
 
-def test_a_file_of_positions_of_another_version_names_both(tmp_path: Path) -> None:
+def test_a_file_of_positions_of_another_version_names_both_versions(tmp_path: Path) -> None:
     feed = archived_feed()
     path = kept_at(tmp_path, feed, 100).path
     path.write_text(path.read_text().replace(f'"format":{VERSION}', '"format":99'))
@@ -314,7 +314,7 @@ def test_a_file_of_positions_of_another_version_names_both(tmp_path: Path) -> No
         subscriber.start()
 
 
-def test_positions_that_cannot_be_written_are_an_error_and_the_old_ones_stay(tmp_path: Path) -> None:
+def test_failing_to_write_positions_raises_and_keeps_the_old_ones(tmp_path: Path) -> None:
     feed = archived_feed()
     with Publisher(feed, when_full="wait") as publisher:
         subscriber, _ = consumer(feed, tmp_path)
@@ -333,11 +333,11 @@ def test_positions_that_cannot_be_written_are_an_error_and_the_old_ones_stay(tmp
     assert kept.slices == {0: (publisher.epoch, 0)}
 
 
-def test_settings_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+def test_conflicting_settings_are_rejected(tmp_path: Path) -> None:
     feed = archived_feed()
-    with pytest.raises(ConfigError, match="name was 'a' and positions None, expected both or none"):
+    with pytest.raises(ConfigError, match="name was 'a' and positions None, expected both or neither"):
         Subscriber(feed, name="a")
-    with pytest.raises(ConfigError, match="name was None and positions None, expected both or none"):
+    with pytest.raises(ConfigError, match="name was None and positions None, expected both or neither"):
         Subscriber(feed, checkpoint_interval=1)
     with pytest.raises(ConfigError, match="had no archives"):
         Subscriber(Feed.local("tape", slices=1), name="a", positions=tmp_path)

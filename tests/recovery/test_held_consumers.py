@@ -1,4 +1,4 @@
-"""A consumer that ended because of lost messages: it is held until it is released, and then goes on over the loss."""
+"""A consumer that ended because of lost messages is held until it is released; then it continues after the loss."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def lose(publisher: RawPublisher, count: int) -> None:
 
 @contextmanager
 def recorded(feed: Feed, place: Path) -> Iterator[tuple[RawPublisher, Recorder]]:
-    """A publisher, and a recorder that lacks what the publisher loses."""
+    """A publisher, and a recorder that misses what the publisher loses."""
     with RawPublisher(feed) as publisher, Recorder(feed, place / "days", serve=True) as recorder:
         yield publisher, recorder
 
 
 def lose_and_end(feed: Feed, place: Path, publisher: RawPublisher, *, processes: bool = False) -> None:
-    """Run a consumer until it ends because of lost messages: the second message is delivered, but not committed."""
+    """Run a consumer until lost messages end it: the second message is delivered, but not committed."""
     subscriber, got = consumer(feed, place / "positions", on_gap="stop", processes=processes)
     subscriber.start()
     send(publisher)
@@ -64,7 +64,7 @@ def test_a_consumer_that_lost_messages_is_held_until_it_is_released(
         wait_recorded(recorder, 3)
         for policy in ("stop", "repair"):
             held, got = consumer(feed, positions, on_gap=policy)
-            with pytest.raises(PositionError, match=rf"is held since it {LOST}.*--release strategy-1") as caught:
+            with pytest.raises(PositionError, match=rf"is held because it {LOST}.*--release strategy-1") as caught:
                 held.start()
             assert f"blackbox positions {positions} --release strategy-1" in str(caught.value)
             assert got == []
@@ -86,7 +86,7 @@ def test_a_consumer_that_lost_messages_is_held_until_it_is_released(
         assert kept.held == {0: Held(Position(1, 6), 1, is_upper_bound=False)}
 
 
-def test_a_released_consumer_that_ends_before_the_loss_accepts_it_the_next_time(tmp_path: Path) -> None:
+def test_a_release_lasts_until_the_loss_is_passed(tmp_path: Path) -> None:
     feed = archived_feed()
     with recorded(feed, tmp_path) as (publisher, recorder):
         lose_and_end(feed, tmp_path, publisher)
@@ -108,7 +108,7 @@ def test_a_loss_in_the_process_of_a_slice_holds_the_consumer(tmp_path: Path) -> 
             consumer(feed, tmp_path / "positions")[0].start()
 
 
-def test_a_held_consumer_is_listed_and_stays_held_when_it_is_moved(tmp_path: Path) -> None:
+def test_a_held_consumer_is_listed_and_stays_held_when_moved(tmp_path: Path) -> None:
     file = PositionFile(tmp_path, "strategy-1")
     held = {0: Held(Position(1, 2), 3, is_upper_bound=True)}
     file.keep("tape", {0: Position(1, 1)}, held)

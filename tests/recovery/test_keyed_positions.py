@@ -1,4 +1,4 @@
-"""Positions of feeds with keys: a checkpoint is where the slice goes on, wherever it was taken."""
+"""Positions of feeds with keys: a subscriber resumes exactly at any checkpoint."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def begun(feed: Feed, since: Any, prefix: bytes = b"", **settings: Any) -> tuple
 def test_checkpoints_at_any_moment_lose_nothing_and_repeat_nothing(
     tmp_path: Path, seed: int, share: float, lines: int, prefix: bytes
 ) -> None:
-    """While archives bring the past, as it goes over, and live; each time what came behind the checkpoint is undone.
+    """Checkpoints while archives deliver, at the switch to live, and live; later deliveries are discarded each time.
 
-    Over bad lines a subscriber of some keys may get later messages of another key before repaired ones.
+    Over bad lines a subscriber of some keys may receive later messages of one key before repaired messages of another.
     """
     chance = random.Random(seed)
     feed = archived_feed(lines=lines, key_bytes=2, block_bytes=8_192, heartbeat_ns=50_000_000)
@@ -98,7 +98,7 @@ def kept_once(subscriber: Subscriber) -> dict[int, Position]:
         return dict(positions)
 
 
-def test_it_goes_on_over_runs_that_came_and_went_without_it(tmp_path: Path) -> None:
+def test_a_consumer_resumes_over_epochs_that_it_missed(tmp_path: Path) -> None:
     feed = archived_feed(key_bytes=2, heartbeat_ns=20_000_000)
     sent: dict[Run, list[int]] = {}
     recorder = Recorder(feed, tmp_path, serve=True)
@@ -150,8 +150,8 @@ def test_what_was_sent_before_a_checkpoint_is_not_read_again(tmp_path: Path) -> 
     assert (received.duplicates, received.stale) == (0, 0)
 
 
-def test_who_began_live_goes_on_with_the_keys_that_it_wants(tmp_path: Path) -> None:
-    """Keys that had sent before it began go on where it began; one that is new while it is away comes whole."""
+def test_a_consumer_that_began_live_resumes_with_its_keys(tmp_path: Path) -> None:
+    """Keys that had sent before resume at the live start; a key that is new meanwhile is delivered from its start."""
     feed = archived_feed(key_bytes=2, heartbeat_ns=20_000_000)
     with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path, serve=True) as recorder:
         market = Market(publisher)
@@ -178,7 +178,7 @@ def test_who_began_live_goes_on_with_the_keys_that_it_wants(tmp_path: Path) -> N
     assert (heard.gaps, heard.untrue) == (rest.gaps, rest.untrue) == ({}, [])
 
 
-def test_keys_of_new_callbacks_have_no_position_until_their_publisher_has_told_it() -> None:
+def test_keys_of_new_callbacks_have_no_position_until_the_publisher_confirms() -> None:
     """Messages sent before the callback was added are not missing."""
     feed = feed_of(key_bytes=2)
     with RawPublisher(feed, 5) as publisher:
@@ -194,7 +194,7 @@ def test_keys_of_new_callbacks_have_no_position_until_their_publisher_has_told_i
         publisher.confirms = True
 
         def is_confirmed() -> bool:
-            publisher.heartbeat()  # after some it asks again
+            publisher.heartbeat()  # after a few heartbeats it asks again
             with suppress(NotConfirmedError):
                 subscriber.wait_confirmed(0.02)
                 return True
@@ -206,8 +206,8 @@ def test_keys_of_new_callbacks_have_no_position_until_their_publisher_has_told_i
         subscriber.terminate()
 
 
-def test_a_checkpoint_waits_for_the_end_of_a_publisher_too() -> None:
-    """Its last heartbeat shows that nothing is missing. No other one follows."""
+def test_a_checkpoint_waits_for_the_end_of_a_publisher() -> None:
+    """Its last heartbeat shows that nothing is missing. No other heartbeat follows."""
     feed, found = feed_of(key_bytes=2), list[dict[int, Position]]()
     with RawPublisher(feed, 5) as publisher:
         subscriber = Subscriber(feed)
@@ -225,8 +225,8 @@ def test_a_checkpoint_waits_for_the_end_of_a_publisher_too() -> None:
         subscriber.terminate()
 
 
-def test_no_exact_position_is_known_after_a_stop_before_a_heartbeat(tmp_path: Path) -> None:
-    """A named consumer keeps the last exact one."""
+def test_a_stop_before_a_heartbeat_has_no_exact_position(tmp_path: Path) -> None:
+    """A named consumer keeps its last exact position."""
     feed = archived_feed(key_bytes=2)
     with RawPublisher(feed, 5) as publisher:
         subscriber = Subscriber(feed, name="strategy-1", positions=tmp_path, checkpoint_interval=1_000)
@@ -246,9 +246,7 @@ def test_no_exact_position_is_known_after_a_stop_before_a_heartbeat(tmp_path: Pa
     assert kept.slices == {0: (5, 5)}
 
 
-def test_a_checkpoint_waits_until_archives_have_found_the_time_of_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_waits_until_archives_find_the_start_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     feed, go_on, real = archived_feed(key_bytes=2), threading.Event(), Pieces.read
 
     def read(pieces: Pieces, *arguments: Any) -> Any:
@@ -272,7 +270,7 @@ def test_a_checkpoint_waits_until_archives_have_found_the_time_of_the_start(
 
 
 def test_a_position_of_epoch_0_is_the_first_recorded_message(tmp_path: Path) -> None:
-    """Messages sent before the recorder started are no gap."""
+    """Messages sent before the recorder started are not a gap."""
     feed = archived_feed(key_bytes=2)
     with Publisher(feed, when_full="wait") as publisher:
         market = Market(publisher)

@@ -1,4 +1,4 @@
-"""Checkpoints with streams of a feed with keys: the reader's own is exact, in whatever run it is."""
+"""Checkpoints with streams of a feed with keys: the reader's own checkpoint is exact in any epoch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PATIENCE_NS = 30_000_000_000
 
 
 class Done:
-    """By epoch and key the counts in the payloads that a reader has taken, over several lives of a consumer."""
+    """Numbers in the payloads that a reader took, by epoch and key, over several lives of a consumer."""
 
     def __init__(self, feed: Feed) -> None:
         self.counts: dict[Run, list[int]] = defaultdict(list)
@@ -39,13 +39,13 @@ class Done:
 
 
 def kept(subscriber: Subscriber) -> dict[int, Position]:
-    """Make a checkpoint where the stream is read, and keep it as a user would."""
+    """Make a checkpoint in the thread that reads, and store it as a user would."""
     with subscriber.checkpoint(60) as positions:
         return msgspec.json.decode(msgspec.json.encode(positions), type=dict[int, Position])
 
 
 def kept_if_exact(subscriber: Subscriber) -> dict[int, Position]:
-    """Do the same; return no positions if the reader lacks a message before others that it took."""
+    """Do the same; return no positions if the reader took messages that follow one it lacks."""
     try:
         return kept(subscriber)
     except SubscriberError as error:
@@ -55,13 +55,13 @@ def kept_if_exact(subscriber: Subscriber) -> dict[int, Position]:
 
 
 def behind(told: dict[int, Position], done: dict[int, Position]) -> bool:
-    """Return True if no position is ahead of the other one."""
+    """Return True if no position of `told` is ahead of `done`."""
     return all(each <= done[slice_id] for slice_id, each in told.items())
 
 
 @pytest.mark.parametrize("seed", first_of(range(6), keep=3))
-def test_a_reader_behind_by_runs_goes_on_exactly_once(tmp_path: Path, seed: int) -> None:
-    """Its messages wait while runs of the publisher come and go; it makes a checkpoint anywhere, and is gone."""
+def test_a_reader_epochs_behind_resumes_exactly_once(tmp_path: Path, seed: int) -> None:
+    """Its messages wait while epochs of the publisher pass; it makes a checkpoint anywhere, then ends."""
     chance = random.Random(seed)
     feed = archived_feed(key_bytes=2, block_bytes=4_096, heartbeat_ns=200_000_000)
     positions: Any
@@ -79,7 +79,7 @@ def test_a_reader_behind_by_runs_goes_on_exactly_once(tmp_path: Path, seed: int)
                 publisher.wait_for_subscribers(count=1 + (number > 0))
                 market = Market(publisher, 10 * round_ + number)
                 market.publish(range(chance.randint(0, 30), 60), chance.choice((20, 300)))
-                # The first one begins live, in the midst of a run; what came before is none of its.
+                # The first consumer begins live, in the middle of an epoch; earlier messages are not its own.
                 before = market.count if (round_, number) == (0, 0) else 0
                 if number == 0:
                     subscriber.start(timeout=60, since=positions)
@@ -105,7 +105,7 @@ def test_a_reader_behind_by_runs_goes_on_exactly_once(tmp_path: Path, seed: int)
     assert dict(done.counts) == sent
 
 
-def test_the_stream_furthest_behind_counts() -> None:
+def test_the_stream_furthest_behind_decides() -> None:
     feed = Feed.local("cut", slices=1, key_bytes=2)
     chance = random.Random(1)
     with Publisher(feed, when_full="wait") as publisher:
@@ -131,7 +131,7 @@ def test_the_stream_furthest_behind_counts() -> None:
 
 
 def test_a_reader_that_lacks_an_earlier_message_of_another_key_has_no_exact_position() -> None:
-    """One line brings a block, and another line the block before it: after a restart one of them would come twice."""
+    """One line delivers a block, another line the block before it: a restart would repeat one of them."""
     feed = feed_of(lines=2, key_bytes=2)
     with RawPublisher(feed, 5) as publisher:
         first, second = (publisher.encode([(key, b"")] * 5) for key in (b"AA.x", b"AB.x"))
@@ -157,8 +157,8 @@ def test_a_reader_that_lacks_an_earlier_message_of_another_key_has_no_exact_posi
 
 
 @pytest.mark.parametrize("seed", first_of(range(6), keep=2))
-def test_a_reader_of_some_keys_goes_on_exactly_once_over_bad_lines(tmp_path: Path, seed: int) -> None:
-    """Its lines lose blocks, each its own, and archives repair them: keys overtake each other."""
+def test_a_reader_of_some_keys_resumes_exactly_once_over_bad_lines(tmp_path: Path, seed: int) -> None:
+    """Each line loses different blocks, and archives repair them, so keys overtake each other."""
     chance = random.Random(seed)
     feed = archived_feed(lines=1 + seed % 2, key_bytes=2, block_bytes=4_096, heartbeat_ns=50_000_000)
     done, positions = Done(feed), dict[int, Position]()
@@ -190,7 +190,7 @@ def test_a_reader_of_some_keys_goes_on_exactly_once_over_bad_lines(tmp_path: Pat
     assert done.counts == market.runs(prefix=b"1")
 
 
-def test_what_a_stream_does_not_want_is_done_and_a_named_consumer_goes_on_behind_it(tmp_path: Path) -> None:
+def test_unsubscribed_messages_are_done_and_a_named_consumer_resumes_after_them(tmp_path: Path) -> None:
     feed = archived_feed(key_bytes=2, heartbeat_ns=50_000_000)
     settings: Any = {"name": "strategy-1", "positions": tmp_path / "positions", "repair_wait": PATIENCE_NS / 1e9}
     with Publisher(feed, when_full="wait") as publisher, Recorder(feed, tmp_path / "days", serve=True) as recorder:

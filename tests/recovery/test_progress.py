@@ -1,4 +1,4 @@
-"""A named consumer, its file and an archive that deletes days: each is killed, or loses power, at any step."""
+"""A named consumer, its file, and an archive that deletes days: each is killed, or loses power, at any step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Crash(BaseException):
 
 
 class Disk:
-    """Files under a directory, with what a loss of power may leave: synced contents, and synced or current names."""
+    """Files under a directory, and what a power loss may leave: synced contents, and synced or current names."""
 
     def __init__(self, root: Path, random: Random) -> None:
         self.root, self.random = root, random
@@ -40,9 +40,9 @@ class Disk:
         self.synced = dict[int, bytes]()
         """Contents, by inode."""
         self.names = dict[Path, dict[str, int]]()
-        """Synced entries of each directory: files only."""
+        """Synced files of each directory."""
         self.held = list[int]()
-        """Descriptors that keep synced inodes from being used again."""
+        """Descriptors that keep synced inodes from being reused."""
 
     @contextmanager
     def patched(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -72,7 +72,7 @@ class Disk:
             raise self.failure
 
     def cut_power(self) -> None:
-        """Leave synced contents, or torn ones, under names that are synced, or newer."""
+        """Keep synced or torn contents, under synced or newer names."""
         for directory in [each for each in self.root.rglob("*") if each.is_dir()]:
             now = {each.name: (each.stat().st_ino, each.read_bytes()) for each in directory.iterdir() if each.is_file()}
             contents = dict(now.values()) | self.synced
@@ -93,11 +93,11 @@ class Disk:
 
 
 class Archive:
-    """A host that records everything, and deletes the days that no consumer needs."""
+    """A host that records everything and deletes days that no consumer needs."""
 
     def __init__(self, feed: Feed, root: Path) -> None:
         self.place, self.first = root / feed.name, 0
-        """The first recorded message."""
+        """First recorded message."""
         self.is_up = True
 
     def tell(self, name: str, positions: Mapping[int, Position], secret: bytes) -> None:
@@ -122,7 +122,7 @@ def message_of(position: tuple[int, int]) -> int:
 
 
 class World:
-    """A consumer that is started again and again. Messages are numbered from 0 on, over all epochs."""
+    """A consumer that is restarted repeatedly. Messages are numbered from 0 over all epochs."""
 
     def __init__(self, seed: int, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.random, self.monkeypatch = Random(seed), monkeypatch
@@ -131,7 +131,7 @@ class World:
         self.disk = Disk(root, self.random)
         self.archive = Archive(self.feed, root)
         self.handled = self.committed = 0
-        """The next message of the running consumer, and that of its last checkpoint that returned."""
+        """Next message of the running consumer, and that of its last checkpoint that returned."""
         self.ended = list[tuple[Consumer, int]]()
         """Ended consumers, and the next message of each."""
         self.begin()
@@ -172,9 +172,9 @@ class World:
         for consumer, handled in self.ended:
             self.handled = max(self.handled, handled) if is_free else self.handled
             has_news = consumer._progress.stored != {0: position_of(handled)}
-            with suppress(PositionError):  # another one has the name, or had it
+            with suppress(PositionError):  # another consumer has the name, or had it
                 consumer.keep({0: position_of(handled)})
-                assert is_free or not has_news, "stored while another one has the name"
+                assert is_free or not has_news, "stored while another consumer has the name"
                 self.committed = max(self.committed, handled) if is_free else self.committed
 
     def handle(self) -> None:

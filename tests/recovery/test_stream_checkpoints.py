@@ -1,4 +1,4 @@
-"""Checkpoints and named consumers with streams: what waits in a stream, or is being worked on, is not done."""
+"""Checkpoints and named consumers with streams: a message that waits in a stream, or is being handled, is not done."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ def streaming(slices: int = 1, prefix: bytes = b"", **settings: Any) -> tuple[Fe
 
 
 def cut(subscriber: Subscriber) -> dict[int, int]:
-    """The sequence numbers of a checkpoint that is made here."""
+    """Return the sequences of a checkpoint made in this thread."""
     with subscriber.checkpoint() as positions:
         return {slice_id: position.sequence for slice_id, position in positions.items()}
 
 
 def elsewhere(subscriber: Subscriber) -> dict[int, int]:
-    """The same, made in another thread than the reader's."""
+    """Return the sequences of a checkpoint made in another thread than the reader's."""
     return elsewhere_of(cut, subscriber)
 
 
 def elsewhere_of(make: Callable[[Subscriber], dict[int, T]], subscriber: Subscriber) -> dict[int, T]:
-    """What a checkpoint tells that is made in another thread than the reader's."""
+    """Return what `make` returns in another thread than the reader's."""
     found: list[dict[int, T]] = []
     thread = threading.Thread(target=lambda: found.append(make(subscriber)))
     thread.start()
@@ -63,7 +63,7 @@ def elsewhere_of(make: Callable[[Subscriber], dict[int, T]], subscriber: Subscri
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("limit", [1, 10_000])
 def test_each_message_is_done_once_the_next_one_is_asked_for(workers: int, limit: int) -> None:
-    """With a limit of 1 the worker waits for room: a checkpoint of the reader does not wait for itself."""
+    """With a limit of 1 the worker waits for room, which must not block the reader's checkpoint."""
     feed = Feed.local("cut", slices=1)
     subscriber = Subscriber(feed, workers=workers, slow=PATIENT)
     stream = subscriber.stream(b"", limit=limit)
@@ -92,10 +92,10 @@ def test_a_batch_is_done_as_a_whole() -> None:
             assert cut(subscriber) == {0: done}
 
 
-def test_what_a_stream_does_not_want_is_done_once_all_before_it_is() -> None:
+def test_unsubscribed_messages_are_done_once_all_earlier_ones_are() -> None:
     feed, subscriber, stream = streaming(prefix=b"C")
     with Publisher(feed, when_full="wait") as publisher, subscriber:
-        publish(publisher, 0, 100)  # those of C are 2, 10, 18 ... 98
+        publish(publisher, 0, 100)  # topic C has 2, 10, 18 ... 98
         wanted = range(2, 100, 8)
         wait_until(lambda: subscriber.statistics().delivery.delivered == len(wanted))
         assert cut(subscriber) == {0: 2}
@@ -105,7 +105,7 @@ def test_what_a_stream_does_not_want_is_done_once_all_before_it_is() -> None:
         assert cut(subscriber) == {0: 100}
 
 
-def test_the_stream_furthest_behind_counts_of_each_slice() -> None:
+def test_the_stream_furthest_behind_decides_in_each_slice() -> None:
     feed = Feed.local("cut", slices=2)
     subscriber = Subscriber(feed, slow=PATIENT)
     streams = [subscriber.stream(b"") for _ in range(2)]
@@ -122,7 +122,7 @@ def test_the_stream_furthest_behind_counts_of_each_slice() -> None:
         assert sum(taken[0].values()) == 400
 
 
-def test_what_was_dropped_or_closed_is_done() -> None:
+def test_dropped_messages_and_closed_streams_are_done() -> None:
     feed, subscriber, stream = streaming(limit=50, when_full="drop_oldest")
     subscriber.on(b"")(nothing)
     with Publisher(feed, when_full="wait") as publisher, subscriber:
@@ -134,7 +134,7 @@ def test_what_was_dropped_or_closed_is_done() -> None:
         assert cut(subscriber) == {0: 500}
 
 
-def test_after_the_end_what_is_left_is_not_done() -> None:
+def test_what_is_left_after_the_end_is_not_done() -> None:
     feed, subscriber, stream = streaming()
     with Publisher(feed, when_full="wait") as publisher:
         subscriber.start()
@@ -151,7 +151,7 @@ def test_after_the_end_what_is_left_is_not_done() -> None:
 
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def test_a_task_that_reads_is_done_when_it_says_so_and_no_other_task_can(
+def test_only_the_task_that_reads_can_finish_a_message(
     loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
     feed, subscriber, stream = streaming()
@@ -174,7 +174,7 @@ def test_a_task_that_reads_is_done_when_it_says_so_and_no_other_task_can(
             assert runner.run(asyncio.wait_for(read(), ENOUGH_S)) == 60
 
 
-def test_a_task_that_waits_is_done_with_what_it_took() -> None:
+def test_a_task_that_waits_has_finished_what_it_took() -> None:
     feed, subscriber, stream = streaming()
 
     async def read() -> None:
@@ -200,10 +200,10 @@ def test_a_task_that_waits_is_done_with_what_it_took() -> None:
     st.booleans(),
     st.sampled_from([0, 1]),
 )
-def test_what_is_undone_is_what_plain_lists_say(
+def test_undone_messages_match_plain_lists(
     tmp_path_factory: Any, of: list[tuple[int, int, bool, int]], steps: list[str], batches: bool, key_bytes: int
 ) -> None:
-    """Blocks of three slices, some in another epoch, come and are taken in any order."""
+    """Blocks of three slices, over several epochs, are put and taken in any order."""
     day = Day(tmp_path_factory.mktemp("undone"), feed_of(slices=3, key_bytes=key_bytes))
     epochs, following = [1] * 3, dict[tuple[int, int], int]()
     for time, (slice_id, count, restarts, letter) in enumerate(of):
@@ -244,14 +244,14 @@ def test_what_is_undone_is_what_plain_lists_say(
 
 
 def kept_number(file: PositionFile) -> int:
-    """Return the sequence that a consumer's file says comes next."""
+    """Return the next sequence in a consumer's file."""
     kept = file.read()
     assert kept is not None
     return kept.slices[0].sequence
 
 
-def test_a_named_consumer_never_keeps_more_than_its_reader_has_done(tmp_path: Path) -> None:
-    """It keeps by itself every few milliseconds; its process is killed again and again."""
+def test_a_named_consumer_never_stores_more_than_its_reader_has_done(tmp_path: Path) -> None:
+    """It stores positions every few milliseconds; its process is killed repeatedly."""
     feed = archived_feed(block_bytes=4_096)
     code = f"""
         subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=100), on_gap="repair", repair_wait=10,
@@ -289,12 +289,12 @@ def test_a_named_consumer_never_keeps_more_than_its_reader_has_done(tmp_path: Pa
     assert rounds == sorted(rounds)
     assert sorted(set(done)) == list(range(published))
     again = [number for before, number in zip(done, done[1:], strict=False) if number != before + 1]
-    assert len(again) <= 2  # only where it was killed
+    assert len(again) <= 2  # one message per kill
     assert set(again) <= set(rounds)
 
 
-def test_a_killed_reader_of_a_stream_goes_on_exactly_once(tmp_path: Path) -> None:
-    """Its state and positions are one transaction of a database, made where it reads."""
+def test_a_killed_reader_of_a_stream_resumes_exactly_once(tmp_path: Path) -> None:
+    """Its state and positions are one database transaction, made in the thread that reads."""
     feed = archived_feed(block_bytes=4_096)
     code = f"""
         import sqlite3
@@ -328,7 +328,7 @@ def test_a_killed_reader_of_a_stream_goes_on_exactly_once(tmp_path: Path) -> Non
                     publish_numbered(publisher, published, 25)
                     published += 25
                     publisher.flush()
-                    if round_ % 2 and step % 2:  # of 50 more, at least 37 can be kept
+                    if round_ % 2 and step % 2:  # of 50 more, at least 37 are stored
                         script.read()
                 if round_ == 2:
                     wait_recorded(recorder, published)
@@ -340,8 +340,8 @@ def test_a_killed_reader_of_a_stream_goes_on_exactly_once(tmp_path: Path) -> Non
     assert heard == list(range(published))
 
 
-def test_a_stream_that_is_made_while_a_checkpoint_begins_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What waits there is not done. Another thread makes the stream, and fills it, at the worst moment."""
+def test_a_stream_made_while_a_checkpoint_begins_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages in it are not done. Another thread creates and fills the stream at the worst moment."""
     feed = Feed.local("cut", slices=1)
     subscriber = Subscriber(feed, slow=PATIENT)
     subscriber.on(b"")(lambda _: None)
