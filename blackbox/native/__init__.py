@@ -1,4 +1,4 @@
-"""The compiled floor: memory, atomics, hashes, tries, name tables and POSIX calls, for use inside `@njit` functions.
+"""Compiled primitives for use inside `@njit` functions: memory, atomics, hashes, tries, name tables, POSIX calls.
 
-In: addresses and numbers. Out: the same. Nothing here knows a block or a socket, and nothing here starts a thread.
+In: addresses and integers. Out: the same. No blocks, no sockets, no threads.
 """

@@ -1,4 +1,4 @@
-"""A clock for deadlines that stands still while this process is paused."""
+"""A clock for deadlines that stops while this process is paused."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def spread(most_s: float) -> float:
 
 
 class _AwakeClock:
-    """Seconds that this process was running: a pause (SIGSTOP, a closed laptop) counts as half a second."""
+    """Seconds that this process was running: a pause (SIGSTOP, a closed laptop) counts as at most half a second."""
 
     def __init__(self) -> None:
         self._seen, self._passed = time.monotonic(), 1.0
 
     def __call__(self) -> float:
-        """Return the seconds. Callers ask more often than twice a second."""
+        """Return the seconds. Call it more often than twice a second."""
         now = time.monotonic()
         self._passed += min(max(0.0, now - self._seen), _MOST_STEP_S)
         self._seen = now

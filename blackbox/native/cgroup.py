@@ -1,4 +1,4 @@
-"""Memory and CPUs that this process may use, as Linux's cgroups bound them."""
+"""Memory and CPUs that this process may use, limited by Linux cgroups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NO_LIMIT: Final = "max"
 
 
 def usable_memory(root: Path = _ROOT, mine: Path = _MINE) -> int:
-    """Return the bytes of memory that this process may use: the machine's, or what one of its groups may."""
+    """Return the bytes of memory that this process may use: the machine's, or the lowest limit of its cgroups."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limits = [
         int(text)
@@ -26,7 +26,7 @@ def usable_memory(root: Path = _ROOT, mine: Path = _MINE) -> int:
 
 
 def usable_cpus(root: Path = _ROOT, mine: Path = _MINE) -> int:
-    """Return how many CPUs this process may use: its affinity, or the time that one of its groups gets; at least 1."""
+    """Return how many CPUs this process may use, at least 1: its affinity, or the lowest quota of its cgroups."""
     shares = [text.split() for text in _told(root, mine, "", "cpu.max")]
     quotas = _told(root, mine, "cpu", "cpu.cfs_quota_us")
     periods = _told(root, mine, "cpu", "cpu.cfs_period_us")
@@ -36,9 +36,9 @@ def usable_cpus(root: Path = _ROOT, mine: Path = _MINE) -> int:
 
 
 def _told(root: Path, mine: Path, controller: str, name: str) -> list[str]:
-    """Return the texts of a file in the group of this process and in all above it.
+    """Return the texts of a file in the cgroup of this process and in all its ancestors.
 
-    `controller`: of the first version of cgroups; empty: the second one.
+    `controller`: of cgroup v1; empty: v2.
     """
     return list(_texts(root, mine, controller, name))
 
@@ -51,7 +51,7 @@ def _texts(root: Path, mine: Path, controller: str, name: str) -> Iterator[str]:
             if controller in names.split(",") if controller else (number == "0" and not names):
                 top = root / controller
                 group = top / path.strip("/")
-                # In a container the path may be one of the host: then the group is the topmost one seen here.
+                # In a container the path may be the host's; the group is then the topmost one visible here.
                 for place in dict.fromkeys((group, *group.parents, top)):
                     if place.is_relative_to(top):
                         with suppress(OSError):

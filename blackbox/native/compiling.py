@@ -1,4 +1,4 @@
-"""Compilations that run in this process: callbacks wait for them, so their lag says nothing then."""
+"""Compilations running in this process: callbacks wait for them, so lag is not meaningful meanwhile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numba.core import event
 class _Compilations(event.Listener):  # type: ignore[misc]  # numba has no types
     def __init__(self) -> None:
         self.active: list[float] = []
-        """When each compilation began that runs or waits for its turn. Appending and popping need no lock."""
+        """Start time of each compilation that runs or waits for its turn. Appending and popping need no lock."""
         self.seconds = 0.0
 
     def on_start(self, _event: Any) -> None:
@@ -29,10 +29,10 @@ event.register("numba:compiler_lock", _compilations)
 
 
 def is_compiling() -> bool:
-    """Return True while a thread of this process compiles something with numba, or loads it from a cache."""
+    """Return True while a thread of this process compiles with numba or loads from its cache."""
     return bool(_compilations.active)
 
 
 def compiled_seconds() -> float:
-    """Return how long this process has compiled so far, or loaded from a cache, in seconds."""
+    """Return the seconds that this process has spent compiling or loading from a cache."""
     return _compilations.seconds

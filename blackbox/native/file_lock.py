@@ -1,4 +1,4 @@
-"""A file that one process owns at a time."""
+"""A lock file that one process owns at a time."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import threading
 from pathlib import Path
 
 _here: dict[tuple[int, int], int] = {}
-"""By device and number, the process that owns each file that this one, or the one that it was forked from, owns."""
+"""PID of the owner of each lock file, by device and inode. A forked child inherits its parent's entries."""
 _changes = threading.Lock()
 os.register_at_fork(after_in_child=_changes._at_fork_reinit)  # type: ignore[attr-defined]  # no public name
 
 
 class OwnedError(Exception):
-    """Another process owns it; the text says which."""
+    """Another process owns the file; the message names it."""
 
 
 class FileLock:
-    """Ownership of a file: held while open, and released by the system when its process dies.
+    """Ownership of a file until `close`; the system releases it when the process dies.
 
-    Processes that are forked meanwhile have no part in it: their parent may be killed before them. So it is a lock that
-    the system keeps by process, which knows nothing of others of the same one: `_here` does.
+    It is a POSIX lock (`lockf`), which forked children do not inherit: the parent may be killed before them. POSIX
+    locks do not exclude threads of the same process; `_here` does.
     """
 
     def __init__(self, path: Path) -> None:
-        """Take it. Raises OwnedError when another process has it, or this one already; OSError."""
-        with _changes:  # closing the file once more would release it, also for the other owner in this process
+        """Take the lock. Raises OwnedError if another process, or this one, owns it; OSError."""
+        with _changes:  # a second close would release the lock of another owner in this process
             self._take(path)
 
     def _take(self, path: Path) -> None:
@@ -56,7 +56,7 @@ class FileLock:
             raise
 
     def close(self) -> None:
-        """Release it; a forked process that inherited it only closes the file."""
+        """Release the lock; in a forked child only close the file."""
         with _changes:
             if _here.get(self._place) == os.getpid():
                 del _here[self._place]

@@ -1,8 +1,8 @@
-"""The hashes of tables in compiled code: of a name's bytes, and of an integer.
+"""Hashes for tables in compiled code: of a name's bytes, and of an integer.
 
-Names come from outside. Whoever knows how they are hashed can choose thousands that meet in one slot. So each table
-draws a key at random. Each word goes through a product with that key, of which both halves count: no difference between
-two names leads to a known difference of their hashes.
+Names come from outside, and a sender that knew the hash could choose thousands that collide. So each table draws a
+random key, and each word is folded with it: both halves of the product are used, so that no difference between two
+names gives a predictable difference of hashes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def short_word(address: int, size: int) -> int:
 
 @njit(inline="always")
 def hash_bytes(address: int, size: int, key: int, other_key: int) -> int:
-    """Return the hash of `size` bytes as a uint64: its low bits choose a slot, its upper half tells names apart.
+    """Return the hash of `size` bytes as a uint64: the low bits choose a slot, the upper half is compared first.
 
     `key` and `other_key`: random uint64, the same for all names of a table.
     """
@@ -36,10 +36,10 @@ def hash_bytes(address: int, size: int, key: int, other_key: int) -> int:
         return fold(short_word(address, size) ^ key, total)
     for at in range(0, size - 8, 8):
         total = fold(load_word(address + at) ^ total, key)
-    return fold(load_word(address + size - 8) ^ total, key)  # the last eight bytes, some of them once more
+    return fold(load_word(address + size - 8) ^ total, key)  # the last eight bytes, overlapping the previous word
 
 
 @njit(inline="always")
 def hash_integer(value: int, bits: int) -> int:
-    """Return `bits` bits of hash of an int64: the slot in a table of `1 << bits`, `bits` being 1 or more."""
+    """Return a `bits`-bit hash of an int64: the slot in a table of `1 << bits`; `bits` is at least 1."""
     return numpy.int64((numpy.uint64(value) * _MIX) >> numpy.uint64(64 - bits))

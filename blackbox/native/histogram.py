@@ -1,7 +1,7 @@
-"""Lag as a log-linear histogram that compiled code fills and numpy reads.
+"""Lag as a log-linear histogram, filled by compiled code and read with numpy.
 
-The layout is HdrHistogram's (32 linear buckets per power of two, error below 3.2 %); it is written here because the
-worker records without the GIL, which no library's Python binding can.
+The layout is HdrHistogram's (32 linear buckets per power of two, error below 3.2 %). Libraries with a Python binding
+cannot record without the GIL.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BUCKETS: Final = (64 - _BITS) * _PER_POWER
 
 @inner
 def record(histogram: int, lag_ns: int, count: int) -> None:
-    """Count `count` messages of that lag in the int64[BUCKETS] at address `histogram`; below 0 counts as 0."""
+    """Add `count` messages of lag `lag_ns` to the int64[BUCKETS] at address `histogram`; a negative lag counts as 0."""
     value = max(lag_ns, 0)
     power = 0
     while value >> (power + _BITS + 1):
@@ -33,7 +33,7 @@ def record(histogram: int, lag_ns: int, count: int) -> None:
 
 @njit(nogil=True, cache=True)
 def record_one(histogram: int, lag_ns: int) -> None:
-    """Count one lag, for callers in Python."""
+    """Count one lag; for callers in Python."""
     record(histogram, lag_ns, 1)
 
 
@@ -48,7 +48,7 @@ _BOUNDS = _upper_bounds()
 
 
 def percentiles_ns(histogram: NDArray[numpy.int64], *percents: float) -> list[int]:
-    """The lags that `percents` of the messages do not exceed, as the upper ends of their buckets; 0: no messages."""
+    """Return the lag percentiles, as upper bounds of their buckets; 0 if there are no messages."""
     below = numpy.cumsum(histogram)
     total = int(below[-1])
     if total == 0:

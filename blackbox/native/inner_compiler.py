@@ -1,8 +1,8 @@
-"""A numba compiler that leaves a function as LLVM's code, for its callers to inline: it makes no machine code of it.
+"""A numba compiler that stops at LLVM IR, for callers to inline, and emits no machine code.
 
-numba compiles each function to the end, though what only compiled code calls is linked into its callers and optimised
-there once more. Without that a first start takes about two thirds of the time. Such a function cannot hold Python
-objects: it may raise an error whose arguments are constants, no other, and cannot print.
+numba compiles every function to machine code, although a function called only from compiled code is linked into its
+callers and optimised there again. Skipping this shortens a first start by a third. Such a function cannot hold Python
+objects, print, or raise an error with arguments that are not constants.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["InnerCompiler"]
 
 
 class _LinkedLibrary(JITCodeLibrary):  # type: ignore[misc]  # numba has no types
-    """Code to link into others: optimised function by function, as its callers optimise the whole."""
+    """Code to link into callers: optimised per function only, since callers optimise the whole."""
 
     def _optimize_final_module(self) -> None:
         pass
@@ -32,7 +32,7 @@ class _LinkedLibrary(JITCodeLibrary):  # type: ignore[misc]  # numba has no type
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class _LowerToLink(NativeLowering):  # type: ignore[misc]
-    """Lower a function as numba does, and tell it to others without an address."""
+    """Lower a function as numba does, and register it without an address."""
 
     _name = "lower_to_link"
 
@@ -50,10 +50,10 @@ class _LowerToLink(NativeLowering):  # type: ignore[misc]
 
 
 class InnerCompiler(Compiler):  # type: ignore[misc]
-    """What `inner` compiles with."""
+    """Compiler pipeline of `inner`."""
 
     def define_pipelines(self) -> list[Any]:
-        """Return numba's own pipeline, with another lowering."""
+        """Return numba's pipeline with the lowering replaced."""
         (pipeline,) = super().define_pipelines()
         pipeline.passes = [
             (_LowerToLink, why) if step is NativeLowering else (step, why) for step, why in pipeline.passes

@@ -1,8 +1,8 @@
-"""Ctrl-C while something runs that must not be interrupted midway."""
+"""Delay Ctrl-C while code runs that must not be interrupted."""
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # what `signal` wraps: its calls make enums, and take 40 times as long
+import _signal  # type: ignore[import-not-found]  # the functions under `signal`, without its enums: 40 times faster
 import signal
 import sys
 import threading
@@ -15,9 +15,9 @@ _IMPORT: Final = "<frozen importlib._bootstrap>"
 
 
 def raise_behind_imports(_number: int, frame: FrameType | None) -> None:
-    """Handle SIGINT: raise KeyboardInterrupt, within an import once the line that imports has ended.
+    """Handle SIGINT: raise KeyboardInterrupt; during an import, after the line that imports.
 
-    Within an import it is not safe: some extension modules print it as an error of their own, or lose it.
+    Inside an import it is not safe: some extension modules print or lose the exception.
     """
     importer = None
     while frame is not None:
@@ -31,11 +31,11 @@ def raise_behind_imports(_number: int, frame: FrameType | None) -> None:
 
 
 def _interrupt(_frame: FrameType, _event: str, _argument: object) -> NoReturn:
-    raise KeyboardInterrupt  # which also ends tracing
+    raise KeyboardInterrupt  # also ends tracing
 
 
 def _trace_nothing(_frame: FrameType, _event: str, _argument: object) -> None:
-    """Trace no frame that is new."""
+    """Trace no new frame."""
 
 
 _RAISING: Final = (signal.default_int_handler, raise_behind_imports)
@@ -43,9 +43,9 @@ _RAISING: Final = (signal.default_int_handler, raise_behind_imports)
 
 @contextmanager
 def interrupts_held(notify: Callable[[], None] | None = None) -> Iterator[list[int]]:
-    """In the main thread, let Ctrl-C raise KeyboardInterrupt behind the block, where it would raise that within.
+    """In the main thread, delay the KeyboardInterrupt of Ctrl-C until the block has ended.
 
-    Yields a list that is empty until it has come; `notify` is called when it comes, and must raise nothing.
+    Yields a list that is empty until Ctrl-C is pressed. `notify` is called at that moment and must not raise.
     """
     came: list[int] = []
     is_main = threading.current_thread() is threading.main_thread()
@@ -64,5 +64,5 @@ def interrupts_held(notify: Callable[[], None] | None = None) -> Iterator[list[i
         yield came
     finally:
         _signal.signal(signal.SIGINT, handler)
-        if came:  # also where the block raised: that is its context
+        if came:  # also if the block raised, whose error becomes the context
             handler(came[0], sys._getframe())

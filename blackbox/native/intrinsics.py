@@ -1,6 +1,6 @@
-"""What compiled code needs below numpy: addresses, ordered loads and stores, calls through a pointer.
+"""Intrinsics below numpy: addresses, ordered loads and stores, calls through a pointer.
 
-Everything here is for use inside `@njit` functions only. Addresses are plain int64.
+For use inside `@njit` functions only. Addresses are int64.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WORD_POINTER = _WORD.as_pointer()
 _LINE_POINTER = ir.VectorType(_WORD, 8).as_pointer()
 
 inner = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, pipeline_class=InnerCompiler)
-"""Compile a function that only compiled code calls: a part of the work, and cached as part of its callers."""
+"""Decorator for functions called only from compiled code: faster to compile, and cached as part of their callers."""
 
 
 @intrinsic
@@ -35,7 +35,7 @@ def _pointer(typingctx: Any, address: Any) -> Any:
 
 @intrinsic
 def load_acquire(typingctx: Any, address: Any) -> Any:
-    """Read an int64 that another thread publishes: all that it wrote before is then seen too."""
+    """Read an int64 that another thread stores with `store_release`; all its earlier writes are then visible."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = builder.inttoptr(args[0], _WORD_POINTER)
@@ -56,7 +56,7 @@ def fence(typingctx: Any) -> Any:
 
 
 def _fetch(operation: str) -> Any:
-    """Make a function that changes the int64 at an address in one step, and returns what stood there before."""
+    """Return an intrinsic that changes the int64 at an address atomically and returns the previous value."""
 
     @intrinsic
     def fetch(typingctx: Any, address: Any, value: Any) -> Any:
@@ -76,7 +76,7 @@ fetch_or = _fetch("or")
 
 @intrinsic
 def store_release(typingctx: Any, address: Any, value: Any) -> Any:
-    """Write an int64 that others read with `load_acquire`, after all that was written before."""
+    """Write an int64 that others read with `load_acquire`; all earlier writes are visible to them then."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store_atomic(args[1], builder.inttoptr(args[0], _WORD_POINTER), "release", 8)
@@ -87,7 +87,7 @@ def store_release(typingctx: Any, address: Any, value: Any) -> Any:
 
 @intrinsic
 def lowest_bit(typingctx: Any, word: Any) -> Any:
-    """The place of the lowest bit that is set, of an int64 that is not 0."""
+    """Return the index of the lowest set bit of an int64 that is not 0."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
@@ -109,7 +109,7 @@ def copy_bytes(typingctx: Any, target: Any, source: Any, size: Any) -> Any:
 
 @intrinsic
 def copy_line(typingctx: Any, target: Any, source: Any) -> Any:
-    """Copy 64 bytes, all of which the caller owns: for few bytes that is sooner done than `memcpy` has begun."""
+    """Copy 64 bytes, all owned by the caller; for few bytes this is faster than `memcpy`."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         target, source = (builder.inttoptr(a, _LINE_POINTER) for a in args)
@@ -123,7 +123,7 @@ def copy_line(typingctx: Any, target: Any, source: Any) -> Any:
 
 @intrinsic
 def prefetch(typingctx: Any, address: Any) -> Any:
-    """Have the processor bring a line into its cache, for what follows some steps later. The address may be any."""
+    """Prefetch a cache line that is needed some steps later. Any address is allowed."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         small = ir.IntType(32)
@@ -152,55 +152,55 @@ _MOST = numpy.int64((1 << 63) - 1)
 
 @njit(inline="always")
 def saturated(total: int, more: int) -> Any:
-    """The sum of two int64 from 0 up; the largest there is where it would be larger."""
+    """Return the sum of two non-negative int64, limited to the largest int64."""
     return _MOST if total > _MOST - more else total + more
 
 
 @njit(inline="always")
 def unsigned(index: int) -> Any:
-    """A non-negative int32 as uint64: an index for which numba does not look whether it counts from the end."""
+    """Return a non-negative int32 as uint64: an index for which numba omits the wraparound check."""
     return numpy.uint64(numpy.uint32(index))
 
 
 @njit(inline="always")
 def bytes_at(address: int, size: int) -> Any:
-    """uint8[size] on foreign memory; the caller keeps that memory alive."""
+    """Return a uint8[size] view of foreign memory; the caller keeps that memory alive."""
     return carray(_pointer(address), (size,), numpy.uint8)
 
 
 @njit(inline="always")
 def uint16s_at(address: int, size: int) -> Any:
-    """uint16[size] on foreign memory, as `bytes_at`."""
+    """Return a uint16[size] view of foreign memory, see `bytes_at`."""
     return carray(_pointer(address), (size,), numpy.uint16)
 
 
 @njit(inline="always")
 def int32s_at(address: int, size: int) -> Any:
-    """int32[size] on foreign memory, as `bytes_at`."""
+    """Return an int32[size] view of foreign memory, see `bytes_at`."""
     return carray(_pointer(address), (size,), numpy.int32)
 
 
 @njit(inline="always")
 def uint32_at(address: int) -> Any:
-    """The four bytes at `address` as an unsigned number, int64."""
+    """Return the four bytes at `address` as an unsigned integer in an int64."""
     return numpy.int64(carray(_pointer(address), (1,), numpy.int32)[0]) & 0xFFFFFFFF
 
 
 @njit(inline="always")
 def int64s_at(address: int, size: int) -> Any:
-    """int64[size] on foreign memory, as `bytes_at`."""
+    """Return an int64[size] view of foreign memory, see `bytes_at`."""
     return carray(_pointer(address), (size,), numpy.int64)
 
 
 @njit(inline="always")
 def uint64s_at(address: int, size: int) -> Any:
-    """uint64[size] on foreign memory, as `bytes_at`."""
+    """Return a uint64[size] view of foreign memory, see `bytes_at`."""
     return carray(_pointer(address), (size,), numpy.uint64)
 
 
 @intrinsic
 def load_word(typingctx: Any, address: Any) -> Any:
-    """Eight bytes at any address, as uint64; the caller owns all eight."""
+    """Return the eight bytes at an unaligned address as uint64; the caller owns all eight."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         word = builder.load(builder.inttoptr(args[0], _WORD_POINTER))
@@ -212,7 +212,7 @@ def load_word(typingctx: Any, address: Any) -> Any:
 
 @intrinsic
 def store_word(typingctx: Any, address: Any, word: Any) -> Any:
-    """Write a uint64 as eight bytes at any address; the caller owns all eight."""
+    """Write a uint64 to an unaligned address; the caller owns all eight bytes."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         builder.store(args[1], builder.inttoptr(args[0], _WORD_POINTER)).align = 1
@@ -223,7 +223,7 @@ def store_word(typingctx: Any, address: Any, word: Any) -> Any:
 
 @njit(inline="always")
 def copy_name(target: int, source: int, size: int) -> None:
-    """Copy few bytes: `memcpy` takes longer than the copy of most names does."""
+    """Copy a few bytes; `memcpy` takes longer for most names."""
     if 8 <= size <= 16:
         first, last = load_word(source), load_word(source + size - 8)
         store_word(target, first)
@@ -234,7 +234,7 @@ def copy_name(target: int, source: int, size: int) -> None:
 
 @intrinsic
 def fold(typingctx: Any, left: Any, right: Any) -> Any:
-    """The product of two uint64, its upper 64 bits xor its lower ones."""
+    """Return the product of two uint64 as upper 64 bits xor lower 64 bits."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         wide = ir.IntType(128)

@@ -1,4 +1,4 @@
-"""`njit`, cached as `kernel_cache` says, and compiling ahead: a thread is ready once it has said so."""
+"""`njit` with the cache of `kernel_cache`, and compilation ahead of the first call."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ _was_logged = threading.Event()
 
 use_kernel_cache()
 with interrupts_held():
-    cpu_target.target_context  # noqa: B018  # sets LLVM up, which prints an error of its own at an interrupt
+    cpu_target.target_context  # noqa: B018  # initialises LLVM, which prints an error if interrupted
 
 
 @wraps(numba.njit)
 def njit(function: Any = None, *, cache: bool = False, **options: Any) -> Any:
-    """Do as numba's `njit`; of several processes that need a cached function at a time, one compiles it for all."""
-    if function is None or isinstance(function, str):  # a decorator with options, and perhaps the only signature
+    """Wrap numba's `njit`; if several processes need a cached function at once, one compiles it for all."""
+    if function is None or isinstance(function, str):  # a decorator with options, perhaps with the only signature
         return lambda decorated: _made(decorated, function, cache, options)
     return _made(function, None, cache, options)
 
 
 def _made(function: Any, signature: str | None, is_cached: bool, options: dict[str, Any]) -> Any:
     made = _in_turn(numba.njit(function, **options), is_cached)
-    if signature is not None:  # not given to numba, which would compile before it knows the cache
+    if signature is not None:  # numba must know the cache before it compiles
         made.compile(signature)
         made.disable_compile()
     return made
 
 
 def cfunc(signature: Any, *, cache: bool = False, **options: Any) -> Callable[[Any], Any]:
-    """Do as numba's `cfunc`, and let Ctrl-C wait."""
+    """Wrap numba's `cfunc`, and delay Ctrl-C while it compiles."""
 
     def compiled(function: Any) -> Any:
         made: Any = CFunc(function, normalize_signature(signature), locals={}, options=options)
@@ -72,9 +72,9 @@ def _in_turn(function: Any, is_cached: bool) -> Any:
         function._cache = KernelCache(function.py_func)
 
     def compile_in_turn(signature: Any) -> Any:
-        # First numba's own lock: a thread that has it may need the file that another thread waits with.
+        # numba's lock comes first: its holder may need the file lock that another thread waits for.
         others = held_by_one_process(lock_of(function._cache)) if is_cached else nullcontext()
-        # Last: while it compiles Ctrl-C waits, as LLVM's calls back would swallow it.
+        # Delay Ctrl-C last: LLVM's callbacks would swallow it during compilation.
         with _logged() if is_cached else nullcontext(), global_compiler_lock, others, interrupts_held():
             return compile_(signature)
 
@@ -84,7 +84,7 @@ def _in_turn(function: Any, is_cached: bool) -> Any:
 
 @contextmanager
 def _logged() -> Iterator[None]:
-    """Log once per process that it compiles, if that takes longer than a second."""
+    """Log, once per process, a compilation that takes longer than a second."""
     timer = threading.Timer(_PATIENCE_S, _log_once)
     timer.daemon = True
     if not _was_logged.is_set():
@@ -99,17 +99,17 @@ def _logged() -> Iterator[None]:
 def _log_once() -> None:
     if not _was_logged.is_set():
         _was_logged.set()
-        text = "compiling what runs for the first time: up to a minute, longer on a busy machine; then cached in %s"
+        text = "compiling functions at their first use: up to a minute, longer on a busy machine; then cached in %s"
         log.warning(text, cache_root())
 
 
 def check_memory() -> None:
-    """Raise LimitError unless there is memory to compile something, or to load it: LLVM ends a process without it."""
+    """Raise LimitError unless there is memory to compile or load code; without it LLVM ends the process."""
     check_limits("compiling", _COMPILE_NEEDS)
 
 
 def warm_up(function: Any, *arguments: Any) -> None:
-    """Compile `function` for arguments like these, or load it from the cache, without calling it. Raises LimitError."""
+    """Compile `function` for arguments like these, or load it, without calling it. Raises LimitError."""
     signature = tuple(typeof(argument) for argument in arguments)
     if signature in function.overloads:
         return

@@ -1,7 +1,7 @@
-"""Arguments of compiled functions, kept in the form that compiled code has them in.
+"""Arguments of compiled functions, stored in their compiled form.
 
-Numba looks at each field of a tuple whenever Python passes one: the 60 of a slice's sender take 50 to 100 µs. What
-Python calls for every block takes one integer instead, the address of arguments that were kept before::
+numba unboxes every field of a tuple at each call from Python: the 60 fields of a slice's sender take 50 to 100 µs.
+A function called for every block takes the address of stored arguments instead::
 
     class Place(NamedTuple):
         size: int
@@ -31,9 +31,10 @@ Declared = TypeVar("Declared", bound=tuple[Any, ...])
 
 
 class Kept:
-    """A named tuple of integers, booleans, arrays of one dimension and such tuples, as compiled code has it.
+    """A named tuple of integers, booleans, one-dimensional arrays and such tuples, in its compiled form.
 
-    `address`: for what `kept_at` made of its class; valid as long as this lives, which keeps the arrays, too.
+    `address`: argument for the function that `kept_at` returns; valid while this object lives. It keeps the arrays
+    alive.
     """
 
     __slots__ = ("_memory", "_value", "address")
@@ -45,18 +46,18 @@ class Kept:
 
 
 def _words_of(value: Any) -> list[int]:
-    """Return a value's words, by numba's layout: of an array first who owns it, for compiled code nobody."""
+    """Return a value's words in numba's layout. An array begins with its owner, 0 in compiled code."""
     if isinstance(value, tuple):
         return [word for field in value for word in _words_of(field)]
     if isinstance(value, numpy.ndarray):
         if value.ndim != 1 or not value.flags.c_contiguous:
-            raise ValueError(f"an array to keep had shape {value.shape}, strides {value.strides}, expected a column")
+            raise ValueError(f"an array had shape {value.shape}, strides {value.strides}, expected a column")
         return [0, 0, value.size, value.itemsize, value.ctypes.data, value.size, value.itemsize]
     return [int(value)]
 
 
 def kept_at(declared: type[Declared]) -> Callable[[int], Declared]:
-    """Return a function for compiled code that takes the address of a kept named tuple and returns the tuple."""
+    """Return a function for compiled code that takes the address of stored arguments and returns the named tuple."""
     kind = _kind_of(declared)
 
     @intrinsic
@@ -71,7 +72,7 @@ def kept_at(declared: type[Declared]) -> Callable[[int], Declared]:
 
 
 def _kind_of(declared: Any) -> types.Type:
-    """Return numba's type of what is annotated so."""
+    """Return numba's type for an annotation."""
     if declared is int:
         return types.int64
     if declared is bool:

@@ -1,9 +1,9 @@
-"""Where compiled kernels are cached: by the content of every source file that they depend on.
+"""Cache of compiled kernels, keyed by the content of every source file that they depend on.
 
-numba's own locators look at a kernel's own file. But constants and records of other files are compiled into it: after a
-change there, its cached kernel is stale and computes something else. Here the kernels of a module lie in a directory
-named by its source and by all that it imports from these packages, directly or not. Clones and environments that hold
-the same sources share it.
+numba's own locators check only a kernel's own file. But constants and records of other files are compiled into it, so
+after a change there its cached kernel would be stale. Here the kernels of a module lie in a directory named after a
+digest of its source and of everything that it imports from these packages, directly or indirectly. Clones and
+environments with the same sources share it.
 """
 
 from __future__ import annotations
@@ -40,37 +40,37 @@ _NUMBAS_OWN: Final = (
     "ZipCacheLocator",
 )
 _KEPT: Final = 8
-"""Versions of one module of which the kernels are kept: the newest."""
+"""Versions of a module to keep kernels of: the newest."""
 
 _PATIENCE_S: Final = 180.0
-"""So long a process waits for what another one compiles, which may be stopped; then it compiles it as well."""
+"""Longest wait for another process to compile a kernel; after that this process compiles it too."""
 _LOOK_S: Final = 0.01
 
 
 def use_kernel_cache() -> None:
-    """Have numba ask `KernelCacheLocator` before its own locators, for what is compiled from now on."""
+    """Make numba use `KernelCacheLocator` before its own locators from now on."""
     if not config.CACHE_LOCATOR_CLASSES:
         ours = f"{KernelCacheLocator.__module__}.{KernelCacheLocator.__name__}"
         config.CACHE_LOCATOR_CLASSES = ",".join((ours, *_NUMBAS_OWN))
 
 
 def cache_root() -> Path:
-    """Return where all kernels are cached: in `NUMBA_CACHE_DIR` if that is set, else in the user's cache."""
+    """Return the directory of all kernels: in `NUMBA_CACHE_DIR` if set, else in the user's cache."""
     return (Path(config.CACHE_DIR) if config.CACHE_DIR else user_cache()) / "kernels"
 
 
 def lock_of(kernel: FunctionCache) -> Path:
-    """Return the file that a process locks while it loads or compiles a kernel."""
+    """Return the lock file of a kernel, held while a process loads or compiles it."""
     return Path(kernel.cache_path) / f"{kernel._impl.filename_base}.lock"  # numba has no public name for it
 
 
 @contextmanager
 def held_by_one_process(lock: Path) -> Iterator[None]:
-    """Let no other process load or compile a kernel meanwhile, where its lock file can be locked."""
+    """Let no other process load or compile a kernel meanwhile, if its lock file can be locked."""
     try:
         file = lock.open("ab")
     except OSError:
-        yield  # each compiles for itself
+        yield  # every process compiles it
         return
     with file:
         deadline = time.monotonic() + _PATIENCE_S
@@ -80,16 +80,16 @@ def held_by_one_process(lock: Path) -> Iterator[None]:
 
 
 def _is_locked(file: int) -> bool:
-    """Whether another process has a file locked; if not, this one has it then, where its disk knows locks."""
+    """Lock a file, if its file system supports locks; return True if another process has it locked."""
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # lockf: a process that is forked meanwhile has no part in it
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # lockf: a forked child does not inherit the lock
     except OSError as error:
         return error.errno in (errno.EAGAIN, errno.EACCES)
     return False
 
 
 class KernelCacheLocator:
-    """Tell numba where the kernels of one function are: the interface that numba expects of a cache locator."""
+    """Location of the kernels of one function: numba's cache locator interface."""
 
     def __init__(self, module: str, line: int) -> None:
         self._module, self._line = module, line
@@ -100,21 +100,21 @@ class KernelCacheLocator:
     def from_function(cls, function: FunctionType, file: str) -> Self | None:
         """Return the locator of a function; None if it is not of these packages.
 
-        It is there also where nothing can be written: numba's own locators would find kernels that may be stale.
+        Also if the directory is not writable: numba's own locators might find stale kernels.
         """
         module = _modules().get(Path(file).resolve())
         if module is None:
             return None
         locator = cls(module, function.__code__.co_firstlineno)
-        with suppress(OSError):  # what is there can be read
+        with suppress(OSError):  # existing kernels can be read
             locator.ensure_cache_path()
         return locator
 
     def ensure_cache_path(self) -> None:
-        """Make the directory, and remove the oldest ones of this module. Raises OSError when it cannot be made."""
+        """Make the directory, and remove the oldest ones of this module. Raises OSError if it cannot be made."""
         if not self._directory.is_dir():
             self._directory.mkdir(parents=True, exist_ok=True)
-            with suppress(OSError):  # another process may remove them, too
+            with suppress(OSError):  # another process may remove them too
                 others = self._directory.parent.glob(f"{self._module}-*")
                 for old in sorted(others, key=lambda path: path.stat().st_mtime)[:-_KEPT]:
                     shutil.rmtree(old, ignore_errors=True)
@@ -128,13 +128,13 @@ class KernelCacheLocator:
         return self._digest
 
     def get_disambiguator(self) -> str:
-        """Return what tells functions of one name in one file apart."""
+        """Return a text that distinguishes functions of the same name in one file."""
         return str(self._line)
 
 
 @cache
 def _files() -> dict[str, Path]:
-    """Return the file of each module of these packages, by its full name."""
+    """Return the file of each module of these packages, by full name."""
     specs = (find_spec(package) for package in _PACKAGES)
     folders = [Path(spec.origin).resolve().parent for spec in specs if spec is not None and spec.origin is not None]
     return {
@@ -161,7 +161,7 @@ def _digest_of_source(module: str) -> bytes:
 
 @cache
 def _imports_of(module: str) -> frozenset[str]:
-    """Return the modules of these packages that a module imports, wherever it does."""
+    """Return the modules of these packages that a module imports anywhere."""
 
     def named() -> Iterator[str]:
         for imported, names in _IMPORT.findall(_source_of(module).decode()):
@@ -173,7 +173,7 @@ def _imports_of(module: str) -> frozenset[str]:
 
 @cache
 def digest_of(module: str) -> str:
-    """Return 16 hex digits that stand for the sources of a module and of all that it imports from these packages."""
+    """Return 16 hex digits: a digest of the sources of a module and of all that it imports from these packages."""
     found, left = {module}, [module]
     while left:
         new = _imports_of(left.pop()) - found

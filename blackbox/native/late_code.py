@@ -1,7 +1,7 @@
-"""Load cached kernels without what it takes to compile some: a process that finds all of them starts sooner.
+"""Load cached kernels without loading the compiler, so that a process with a warm cache starts sooner.
 
-numba loads all that it can compile with before it looks into a cache, and parses what others may inline of a kernel
-that it finds. Here both wait until something is compiled.
+numba loads its whole compiler before it looks into a cache, and parses the IR that other functions may inline. Here
+both wait until something is compiled.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _warned = threading.Event()
 
 
 class _LateLibrary(JITCodeLibrary):  # type: ignore[misc]  # numba has no types
-    """The machine code of a kernel, and as bytes what others inline."""
+    """The machine code of a kernel, and its IR as bytes."""
 
     _shared_module: Any
 
     def load(self, machine_code: bytes, code_to_link: bytes) -> None:
-        """Make what was cached ready to be called."""
+        """Make cached code callable."""
         self._code_to_link = code_to_link
         self.enable_object_caching()
         self._set_compiled_object(machine_code)
@@ -44,16 +44,16 @@ class _LateLibrary(JITCodeLibrary):  # type: ignore[misc]  # numba has no types
 
 
 class _KernelCacheImpl(CompileResultCacheImpl):  # type: ignore[misc]
-    """Keeps beside a kernel the names of what it defines, which numba reads from the code to link."""
+    """Stores with a kernel the names that it defines, which numba reads from its IR."""
 
     def reduce(self, compiled: Any) -> Any:
-        """Return what is to be pickled of a compiled kernel."""
+        """Return what to pickle of a compiled kernel."""
         module = compiled.library._get_module_for_linking()
         defined = (*module.functions, *module.global_variables)
         return {each.name for each in defined if not each.is_declaration}, super().reduce(compiled)
 
     def rebuild(self, target_context: Any, kept: Any) -> Any:
-        """Return the compiled kernel of what was unpickled. The caller has the compiler's lock."""
+        """Return the compiled kernel from unpickled data. The caller holds the compiler's lock."""
         names, (state, *rest) = kept
         name, _, (machine_code, code_to_link) = state
         codegen = target_context.codegen()
@@ -73,23 +73,23 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
     _impl_class = _KernelCacheImpl
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
-        """Return the compiled kernel, or None if it is not cached, or cannot be read."""
-        rtsys.initialize(target_context)  # all that a compiled kernel needs
+        """Return the compiled kernel, or None if it is not cached or not readable."""
+        rtsys.initialize(target_context)  # the only initialisation that a compiled kernel needs
         try:
             return self._load_overload(signature, target_context)
         except (OSError, EOFError, UnpicklingError):
             return None
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
-        """Keep a compiled kernel, where that can be written; else warn, once."""
+        """Store a compiled kernel if the directory is writable; else warn once."""
         try:
             self._save_overload(signature, compiled)
         except OSError as error:
             if not _warned.is_set():
                 _warned.set()
                 log.warning(
-                    "compiled kernels are not kept, each start compiles them again: %s cannot be written (%s); "
-                    "set XDG_CACHE_HOME to a directory that can",
+                    "compiled kernels are not cached, each start compiles them again: %s cannot be written (%s); "
+                    "set XDG_CACHE_HOME to a writable directory",
                     cache_root(),
                     error.strerror or error,
                 )

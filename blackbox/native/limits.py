@@ -1,7 +1,8 @@
-"""What the system lets this process open: looked at before it is needed.
+"""Limits of the system, checked before they are reached.
 
-libzmq ends the process when it lacks a file descriptor or a thread midway, LLVM when it lacks memory, and whatever
-loads code without one fails with an error that names something else. So who is about to open much asks here first.
+libzmq ends the process if it lacks a file descriptor or a thread midway, and LLVM if it lacks memory. Loading code
+without them fails with an error that names something else. So code that is about to open much calls `check_limits`
+first.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import NamedTuple
 from blackbox.errors import LimitError
 
 SPARE_DESCRIPTORS = 8
-"""Free beyond those that stay open, for files that are open for a moment: kernels, modules, feed files."""
+"""Free descriptors beyond those that stay open, for files opened briefly: kernels, modules, feed files."""
 
 SPARE_THREADS = 2
-"""The system counts threads that have ended a little longer than Python does."""
+"""Threads that have ended but that the system still counts."""
 
 
 MEMORY = "RLIMIT_AS, ulimit -v"
@@ -27,20 +28,20 @@ _THREADS = f"RLIMIT_NPROC, ulimit -u; pids of its cgroup; memory: {MEMORY}"
 
 
 class Needs(NamedTuple):
-    """What something opens and starts, at most at a time."""
+    """Resources that a component uses at once, at most."""
 
     descriptors: int = 0
     threads: int = 0
     memory: int = 0
-    """Address space. Unit: bytes."""
+    """Address space in bytes."""
 
 
 LOAD_NEEDS = Needs(memory=384 << 20)
-"""Loading numba and what is compiled."""
+"""Memory for loading numba and compiled code."""
 
 
 def check_limits(what: str, *needs: Needs) -> None:
-    """Raise LimitError, naming `what` and the limit, unless all of it can be opened and started now."""
+    """Raise LimitError, naming `what` and the limit, unless all `needs` can be met now."""
     threads = sum(each.threads for each in needs)
     threads += SPARE_THREADS * (threads > 0)
     _check_memory(what, sum(each.memory for each in needs))
@@ -55,8 +56,7 @@ def check_limits(what: str, *needs: Needs) -> None:
     started = _free_threads(threads)
     if started < threads:
         raise LimitError(
-            f"{what}: threads that could be started were {started}, expected {threads}: "
-            f"raise what limits them ({_THREADS})"
+            f"{what}: {started} threads could be started, expected {threads}: raise the limit ({_THREADS})"
         )
 
 
@@ -66,12 +66,12 @@ def _check_memory(what: str, needed: int) -> None:
             mmap.mmap(-1, needed, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ).close()
         except (OSError, MemoryError) as error:
             raise LimitError(
-                f"{what}: {needed >> 20} MiB of memory could not be had: raise what limits it ({MEMORY})"
+                f"{what}: {needed >> 20} MiB of memory could not be allocated: raise the limit ({MEMORY})"
             ) from error
 
 
 def open_pipe() -> tuple[int, int]:
-    """Return the two ends of a pipe, to read from and to write to. Raises LimitError."""
+    """Return the read and the write end of a pipe. Raises LimitError."""
     try:
         return os.pipe()
     except OSError as error:
@@ -87,7 +87,7 @@ def start_thread(thread: threading.Thread) -> None:
 
 
 def _free_descriptors(most: int) -> int:
-    """How many can be opened now, counted up to `most`."""
+    """Return how many descriptors can be opened now, counted up to `most`."""
     opened: list[int] = []
     with suppress(OSError):
         while len(opened) < most:
@@ -98,7 +98,7 @@ def _free_descriptors(most: int) -> int:
 
 
 def _free_threads(most: int) -> int:
-    """How many can be started now, counted up to `most`."""
+    """Return how many threads can be started now, counted up to `most`."""
     over = threading.Event()
     started: list[threading.Thread] = []
     try:

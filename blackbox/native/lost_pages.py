@@ -1,10 +1,10 @@
-"""Mapped files that lose bytes: reading what is no longer there gives zeros, where it would end the process.
+"""Mapped files that lose bytes: lost pages read as zeros, where a read would end the process.
 
-Whoever shortens a file takes its pages away from those who have mapped it, and a read of them raises SIGBUS; so does a
-disk that cannot read. Compiled code cannot look before each read. So the signal's handler puts a page of zeros there,
-counts it, and the read goes on: zeros fail every checksum, and who mapped the file asks `LostPages.count`.
+Truncating a file removes its pages from every mapping, and reading them raises SIGBUS; so does a disk error. Compiled
+code cannot check before each read. So the signal handler maps a page of zeros there and counts it. Zeros fail every
+checksum; readers compare `LostPages.count`.
 
-Faults of any other memory go to the handler that was there before.
+Faults at other addresses go to the previous handler.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SYMBOL: Final = "blackbox_lost_pages"
 _SA_SIGINFO: Final = 4
 _SA_ONSTACK: Final = 0x08000000
 _FAULT_ADDRESS: Final = 16
-"""Where a `siginfo_t` has the address. Unit: bytes."""
+"""Offset of the address in `siginfo_t`. Unit: bytes."""
 _PAGE: Final = mmap.PAGESIZE
 _READ: Final = mmap.PROT_READ
 _ZEROS: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x10  # MAP_FIXED
@@ -71,7 +71,7 @@ def _known(typingctx: Any) -> Any:
 
 @inner
 def _region_of(address: int) -> int:
-    """Return where the region of an address is noted; 0: in no table."""
+    """Return the address of the table entry of the region that contains `address`; 0: none."""
     table = int64s_at(_known(), 1)[0]
     room = int64s_at(table, 1)[0]
     for number in range(room):
@@ -84,7 +84,7 @@ def _region_of(address: int) -> int:
 
 @inner
 def lost_pages() -> Any:
-    """Return how many pages this process has lost so far: who compares it knows whether what was read is true."""
+    """Return how many pages this process has lost so far; an unchanged count means that what was read is true."""
     return load_acquire(_known() + 8 * _LOST)
 
 
@@ -104,38 +104,37 @@ def _handle(number: int, info: int, context: int) -> None:
 
 
 class LostPages:
-    """A region of mapped memory in which lost pages read as zeros, until `forget`."""
+    """A region of mapped memory whose lost pages read as zeros until `forget`."""
 
     def __init__(self, address: int, size: int) -> None:
-        """Watch over a region from now on."""
+        """Protect the region from now on."""
         self._number = _table.add(address, address + size)
 
     @property
     def count(self) -> int:
-        """How many pages were lost so far."""
+        """Pages lost so far."""
         return _table.lost(self._number)
 
     def forget(self) -> None:
-        """Let the region go; to be called before it is unmapped."""
+        """Stop protecting the region; call this before unmapping it."""
         _table.remove(self._number)
 
 
 class _Table:
-    """The regions of this process: int64 `room`, then for each its start, its stop, its lost pages; 0, 0: none.
+    """The regions of this process: int64 `room`, then start, stop and lost pages of each; 0, 0: free.
 
-    What the handler finds is int64[5]: the address of the table, that of the action before ours, that of the system's
-    own, which ends the process, and 1 once a fault was passed on: if it comes back, the process ends. The last is how
-    many pages were lost in all.
+    The handler reads int64[5]: the addresses of the table, of the previous action and of the default action; 1 once a
+    fault was passed on, so that a repeated fault ends the process; and the lost pages in all.
     """
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._handler: Any = None
-        self._actions = [_Action()]  # like the tables, also the former ones: a handler may be at one
+        self._actions = [_Action()]  # kept like the former tables: a handler may be reading one
         self._tables: list[Any] = []
         self._free: list[int] = []
         self._gone: list[int] = []
-        """Regions that were let go while the lock was held."""
+        """Regions forgotten while the lock was held."""
         self._at = numpy.array([0, 0, ctypes.addressof(self._actions[0]), 0, 0], numpy.int64)
 
     @property
@@ -144,7 +143,7 @@ class _Table:
         return self._at.ctypes.data
 
     def add(self, start: int, stop: int) -> int:
-        """Note a region, and have the handler called; return its number."""
+        """Add a region, install the handler, and return the region's number."""
         with self._guard:
             if not self._free:
                 self._grow()
@@ -162,7 +161,8 @@ class _Table:
         self._clear_gone()
 
     def _clear_gone(self) -> None:
-        # Never waits: the garbage collector may call this in a thread that holds the lock, which clears them itself.
+        # Must not wait: the garbage collector may call this in the thread that holds the lock, which clears them
+        # itself.
         while self._gone and self._guard.acquire(blocking=False):
             try:
                 while self._gone:
@@ -187,7 +187,10 @@ class _Table:
         self._free += range(room - 1, int(known[0]) - 1, -1)
 
     def _install(self) -> None:
-        """Set the handler, unless it is: who set another one since then is called for what is not ours."""
+        """Install the handler unless it is installed.
+
+        A handler installed by others gets the faults outside our regions.
+        """
         if self._handler is None:
             self._handler = cfunc(types.void(types.int32, types.int64, types.int64), nogil=True, cache=True)(_handle)
         now, ours = _Action(), _Action(self._handler.address, flags=_SA_SIGINFO | _SA_ONSTACK)
@@ -200,4 +203,4 @@ class _Table:
 
 _sigaction = ctypes.CDLL(None, use_errno=True).sigaction
 _table: Final = _Table()
-llvmlite.binding.add_symbol(_SYMBOL, _table.address)  # once: compiled code looks the name up when it is loaded
+llvmlite.binding.add_symbol(_SYMBOL, _table.address)  # once: compiled code resolves the name when it is loaded

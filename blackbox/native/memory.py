@@ -1,4 +1,4 @@
-"""Arrays on memory that is not numpy's: shared with forked processes, or owned by others."""
+"""Arrays on memory that numpy did not allocate: shared with forked processes, or owned by others."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from numpy.typing import NDArray
 
 
 def shared_array(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """A zeroed array in memory that processes forked later share with this one."""
+    """Return a zeroed array in memory shared with processes forked later."""
     size = max(1, int(numpy.prod(shape)) * numpy.dtype(dtype).itemsize)
     return numpy.frombuffer(mmap.mmap(-1, size), dtype, int(numpy.prod(shape))).reshape(shape)
 
 
 def fresh_array(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-    """A zeroed array on pages of its own: what is not touched costs nothing. `numpy.zeros` may clear all of it."""
+    """Return a zeroed array on fresh pages: untouched pages cost nothing, while `numpy.zeros` may clear all of it."""
     count = int(numpy.prod(shape))
     size = max(1, count * numpy.dtype(dtype).itemsize)
     return numpy.frombuffer(mmap.mmap(-1, size, mmap.MAP_PRIVATE), dtype, count).reshape(shape)
 
 
 class _Foreign:
-    """What `numpy.asarray` asks for memory; the array keeps it, and it keeps the memory's owner."""
+    """The array interface of foreign memory; the array keeps this object, which keeps the owner."""
 
     __slots__ = ("__array_interface__", "owner")
 
@@ -33,5 +33,5 @@ class _Foreign:
 
 
 def foreign_array(owner: object, address: int, size: int, typestr: str = "|u1") -> NDArray[Any]:
-    """A read-only array of `size` items at `address`, which keeps `owner` alive."""
+    """Return a read-only array of `size` items at `address` that keeps `owner` alive."""
     return numpy.asarray(_Foreign(owner, address, size, typestr))

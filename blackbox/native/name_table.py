@@ -1,4 +1,4 @@
-"""Number names in compiled code: a hash table from a name's bytes to its number, in the order in which names came."""
+"""Assign numbers to names in compiled code: a hash table from a name's bytes to its number, in order of arrival."""
 
 from __future__ import annotations
 
@@ -18,24 +18,23 @@ _LEAST_SLOTS = 1 << 4
 
 
 class NumberingAt(NamedTuple):
-    """Where a `Numbering` lies. Plain addresses: compiled code would count references to arrays, atomically."""
+    """Addresses of a `Numbering`. Plain integers: for arrays compiled code would count references atomically."""
 
     slots: int
     starts: int
     text: int
     used: int
-    """How many names there are; which bits of a hash choose the slot (all but few slots would be out of cache); the two
-    keys of the hash."""
+    """Address of uint64[4]: number of names, mask of slots, and the two keys of the hash."""
     capacity: int
     text_bytes: int
 
 
 class Numbering:
-    """Topics (or keys) numbered from 0 in the order in which they first came; bounded, never shrinks.
+    """Topics (or keys) numbered from 0 in order of arrival; bounded, never shrinks.
 
-    Open addressing: a slot holds the upper half of a name's hash and its number plus 1. At least half the slots stay
-    empty; the table doubles as it fills, which takes 0.1 µs a name. Written by one thread; others may read `names`.
-    `at` is what compiled code takes; the object must outlive its use. Name i is `text[starts[i]:starts[i + 1]]`.
+    Open addressing: a slot holds the upper half of a name's hash and its number plus 1. At least half the slots are
+    empty; the table doubles as it fills, which takes 0.1 µs per name. One thread writes; others may read `names`. `at`
+    is the argument for compiled code; the object must outlive its use. Name i is `text[starts[i]:starts[i + 1]]`.
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class Numbering:
         mean_bytes: int,
         make: Callable[[tuple[int, ...], Any], NDArray[Any]] = numpy.zeros,
     ) -> None:
-        """Room for `capacity` names of `mean_bytes` on average, in arrays from `make`, touched only as they fill."""
+        """Allocate room for `capacity` names of `mean_bytes` on average with `make`; pages are touched as they fill."""
         self._slots = make((max(_LEAST_SLOTS, 1 << (2 * capacity - 1).bit_length()),), numpy.uint64)
         self.starts = make((capacity + 1,), numpy.int64)
         self.text = make((capacity * mean_bytes + 8,), numpy.uint8)
@@ -64,7 +63,7 @@ class Numbering:
         return int(self._used[0])
 
     def clear(self) -> None:
-        """Forget all names."""
+        """Remove all names."""
         self._slots[: self._used[1] + 1] = 0
         self._used[:2] = 0, _LEAST_SLOTS - 1
 
@@ -103,7 +102,7 @@ def _hash(numbering: NumberingAt, address: int, size: int) -> int:
 
 @inner
 def _take_more_slots(numbering: NumberingAt) -> None:
-    """Take twice as many slots into use, and put all names where they now belong."""
+    """Double the number of slots and reinsert all names."""
     used = int64s_at(numbering.used, 2)
     mask = 2 * used[1] + 1
     slots = uint64s_at(numbering.slots, mask + 1)
@@ -120,7 +119,7 @@ def _take_more_slots(numbering: NumberingAt) -> None:
 
 @njit(nogil=True, cache=True)
 def number_of(numbering: NumberingAt, address: int, size: int) -> int:
-    """Return the number of the name at `address`, a new one if it was not known; FULL when there is no room for it."""
+    """Return the number of the name at `address`, a new one for a new name; FULL if there is no room for it."""
     code = _hash(numbering, address, size)
     used = int64s_at(numbering.used, 2)
     mask = used[1]
@@ -149,18 +148,17 @@ def number_of(numbering: NumberingAt, address: int, size: int) -> int:
 
 NO_HINT = -1
 HINT_WORDS = 4
-"""Of what is kept of a hint: the first and the last eight bytes of its name, and the name's size and number."""
+"""Words kept per hint: the first and the last eight bytes of its name, the name's size, and its number."""
 HINT_BYTES = 8 * HINT_WORDS
 _INLINE_BYTES = 16
 
 
 @njit(nogil=True, cache=True)
 def number_by_hint(numbering: NumberingAt, hints: int, hint: int, address: int, size: int) -> int:
-    """Return as `number_of`, without a search if this name came with this hint last time.
+    """Return the same as `number_of`, without a search if this name came with this hint last time.
 
-    `hints`: address of uint64[capacity, HINT_WORDS], zero at first, for one numbering that is never cleared; 0: none
-    are kept. `hint`: the number that the sender of the name has for it. A wrong one costs time, and nothing else: the
-    whole name is compared with what is kept.
+    `hints`: address of uint64[capacity, HINT_WORDS], zeroed, for one numbering that is never cleared; 0: no hints.
+    `hint`: the sender's number of the name. A wrong hint costs only time, since the whole name is compared.
     """
     if hints == 0 or hint < 0 or hint >= numbering.capacity:
         return number_of(numbering, address, size)

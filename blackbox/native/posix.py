@@ -1,4 +1,4 @@
-"""POSIX calls for compiled code: the clock, file descriptors, the end of the process. None takes the GIL."""
+"""POSIX calls for compiled code: clocks, file descriptors, process exit. None takes the GIL."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _int = types.int32
 _address = types.int64
 _WALL_CLOCK: Final = time.CLOCK_REALTIME
 _MONOTONIC_CLOCK: Final = getattr(time, "CLOCK_UPTIME_RAW", time.CLOCK_MONOTONIC)
-"""The clock of Python's `time.monotonic_ns`: on macOS it is the first, elsewhere the second."""
+"""Clock of Python's `time.monotonic_ns`: the first on macOS, the second elsewhere."""
 _COARSE_CLOCK: Final = 6 if sys.platform == "linux" else _MONOTONIC_CLOCK
-"""CLOCK_MONOTONIC_COARSE as linux/time.h has it."""
+"""CLOCK_MONOTONIC_COARSE in linux/time.h."""
 
 
 def external(name: str, result: Any, *arguments: Any) -> Any:
-    """A C function of a library that this process has loaded, callable from compiled code."""
+    """Return a C function of a loaded library, callable from compiled code."""
     return types.ExternalFunction(name, result(*arguments))
 
 
 _read = external("read", types.int64, _int, _address, _address)
 write_file = external("write", types.int64, _int, _address, _address)
-"""`write(fd, address, size)`: bytes written; -1, and `zmq_errno` says why."""
+"""`write(fd, address, size)`: bytes written; -1 on error, see `zmq_errno`."""
 write_pieces = external("writev", types.int64, _int, _address, _int)
-"""`writev(fd, pieces, count)`: the same of several pieces, the address and the size of each an int64."""
+"""`writev(fd, pieces, count)`: the same for several pieces, each an int64 address and an int64 size."""
 sync_file = external("fdatasync", _int, _int)
 cut_file = external("ftruncate", _int, _int, types.int64)
 sleep_microseconds = external("usleep", _int, types.uint32)
 exit_process = external("_exit", types.void, _int)
-"""`_exit(status)`: end the process now, whatever any thread does or holds."""
+"""`_exit(status)`: end the process now, whatever any thread is doing."""
 
 
 def _read_clock(clock: int) -> Any:
@@ -58,44 +58,44 @@ def _read_clock(clock: int) -> Any:
 
 @intrinsic
 def now_ns(typingctx: Any) -> Any:
-    """CLOCK_REALTIME in ns since the epoch, without the GIL. It can be stepped: for time stamps, not for waiting."""
+    """CLOCK_REALTIME in ns since the epoch. The clock can be stepped: use it for time stamps, not for waiting."""
     return _read_clock(_WALL_CLOCK)
 
 
 @intrinsic
 def monotonic_ns(typingctx: Any) -> Any:
-    """`time.monotonic_ns` without the GIL: for deadlines and silences, which no step of the clock changes."""
+    """`time.monotonic_ns`: for deadlines and silence checks, unaffected by steps of the clock."""
     return _read_clock(_MONOTONIC_CLOCK)
 
 
 _KEEP_SIZE: Final = 1
-"""As linux/falloc.h has it."""
+"""FALLOC_FL_KEEP_SIZE in linux/falloc.h."""
 
 if sys.platform == "linux":
     _allocate = external("fallocate", _int, _int, _int, types.int64, types.int64)
 
     @inner
     def reserve_file(fd: int, start: int, size: int) -> bool:
-        """Reserve disk space for so many bytes of a file, which keeps its size. False: it cannot be had."""
+        """Reserve disk space for `size` bytes of a file without changing its size; return False on failure."""
         return bool(_allocate(fd, _KEEP_SIZE, start, size) == 0)
 
 else:
 
     @inner
     def reserve_file(fd: int, start: int, size: int) -> bool:
-        """Reserve nothing: there is no call for it."""
+        """Reserve nothing: this system has no call for it. Return False."""
         return False
 
 
 @intrinsic
 def coarse_monotonic_ns(typingctx: Any) -> Any:
-    """`monotonic_ns` as it was at the system's last tick, up to some milliseconds ago: for a fraction of the time."""
+    """`monotonic_ns` at the system's last tick, up to a few milliseconds old: much cheaper."""
     return _read_clock(_COARSE_CLOCK)
 
 
 @inner
 def drain_pipe(reader: int, scratch: int) -> None:
-    """Read what lies in a wake-up pipe, up to the 64 bytes of `scratch`."""
+    """Read the bytes in a wake-up pipe, up to the 64 bytes of `scratch`."""
     _read(reader, scratch, 64)
 
 
@@ -105,18 +105,18 @@ _system_call = external("syscall", types.int64, types.int64, types.int64, types.
 
 
 def allow_barriers() -> None:
-    """Ask the system to let this process use `barrier_of_all_threads`."""
+    """Register this process for `barrier_of_all_threads`."""
     ctypes.CDLL(None).syscall(_MEMBARRIER, _REGISTER_PRIVATE_EXPEDITED, 0, 0)
 
 
 @inner
 def barrier_of_all_threads() -> bool:
-    """Have every thread of this process pass a memory barrier now: membarrier(2). False: the system has none."""
+    """Make every thread of this process pass a memory barrier now: membarrier(2). Return False if unsupported."""
     done: bool = _system_call(_MEMBARRIER, _PRIVATE_EXPEDITED, 0, 0) == 0
     return done
 
 
 @inner
 def poke(writer: int, scratch: int) -> None:
-    """Make a wake-up pipe readable. A full pipe is readable already, so a refused write is no loss."""
+    """Make a wake-up pipe readable. A write to a full pipe may fail: the pipe is readable already."""
     write_file(writer, scratch, 1)

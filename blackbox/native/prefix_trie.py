@@ -1,4 +1,4 @@
-"""Find a name's longest prefix in compiled code: prefixes as a byte trie."""
+"""Find the longest matching prefix of a name in compiled code, in a byte trie."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from blackbox.native.jit import njit
 class Trie(NamedTuple):
     """Prefixes as a byte trie. Bytes that occur in no prefix share class 0, so nodes stay small.
 
-    `child[node, class]` is the next node or 0; `terminal[node]` the number of the prefix that ends there, plus 1.
+    `child[node, class]` is the next node or 0; `terminal[node]` is the number of the prefix that ends there, plus 1.
     Node 0 is the root.
     """
 
@@ -25,12 +25,12 @@ class Trie(NamedTuple):
 
 
 def build_trie(prefixes: Sequence[bytes]) -> Trie:
-    """The trie of distinct prefixes; `longest_prefix` then answers with places in `prefixes`, plus 1."""
+    """Return the trie of distinct prefixes; `longest_prefix` then returns an index into `prefixes`, plus 1."""
     text = numpy.frombuffer(b"".join(prefixes) or b"\0", numpy.uint8)
     sizes = numpy.fromiter(map(len, prefixes), numpy.int64, len(prefixes))
     byte_class = numpy.zeros(256, numpy.uint8)
     used = numpy.unique(text) if sizes.sum() else numpy.empty(0, numpy.uint8)
-    # All 256 byte values would need class 256: the last one then shares its class with no other, as class 0.
+    # With all 256 byte values in use, class 256 wraps to class 0, which no other byte then uses.
     byte_class[used] = (numpy.arange(len(used)) + 1).astype(numpy.uint8)
     child = numpy.zeros((int(sizes.sum()) + 1, len(used) + 1), numpy.int32)
     terminal = numpy.zeros(len(child), numpy.int32)
@@ -63,7 +63,7 @@ def _insert(
 
 @njit(nogil=True, cache=True)
 def longest_prefix(trie: Trie, address: int, size: int) -> int:
-    """The number, plus 1, of the longest prefix of the `size` bytes at `address`; 0: none."""
+    """Return the index, plus 1, of the longest prefix of the `size` bytes at `address`; 0: none."""
     text = bytes_at(address, size)
     found = trie.terminal[0]
     node = 0

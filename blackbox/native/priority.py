@@ -1,8 +1,8 @@
-"""Which thread goes first when several want the same core.
+"""Scheduling priority of threads that compete for a core.
 
-Linux lets a thread that runs go on for a slice of time, even where it is a nice one, before another that has just been
-woken gets the core. One with a longer slice than the other's is the exception: it gives way at once (since Linux 6.12;
-before that only niceness counts). A slice that is much longer would also have it wait longer for its turn.
+Linux lets a running thread, even a nice one, finish its time slice before a thread that wakes gets the core. Since
+Linux 6.12 a thread with a longer slice is preempted at once by threads with a shorter one; before, only niceness
+counts. A slice that is much longer would also delay the thread's own turn.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from contextlib import contextmanager
 from typing import Final
 
 _NICE: Final = 5
-"""Niceness above that of the main thread. Such a thread gets a third of the time of others on a full core."""
+"""Niceness above the main thread's. Such a thread gets a third of the time of others on a busy core."""
 _MOST_NICE: Final = 19
 _TIMES: Final = 1.1
-"""A slice is so many times longer than others', where its thread is to give way."""
+"""Slice length of a thread that gives way, relative to others."""
 _SET, _GET = {"x86_64": (314, 315), "aarch64": (274, 275)}.get(platform.machine(), (0, 0))
-"""The numbers of sched_setattr and sched_getattr, which older C libraries lack."""
+"""System call numbers of sched_setattr and sched_getattr, which older C libraries lack."""
 
 
 class _Attributes(ctypes.Structure):
-    """As linux/sched/types.h has it."""
+    """`struct sched_attr` in linux/sched/types.h."""
 
     _fields_ = (
         ("size", ctypes.c_uint32),
@@ -41,7 +41,7 @@ class _Attributes(ctypes.Structure):
 
 
 def let_others_go_first() -> None:
-    """Have Linux give this thread less of a full core than the main thread: live data goes before the past."""
+    """Give this thread a lower priority than the main thread, so that live data goes before old data. Linux only."""
     if sys.platform == "linux":
         niceness = os.getpriority(os.PRIO_PROCESS, os.getpid()) + _NICE
         before = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
@@ -49,16 +49,13 @@ def let_others_go_first() -> None:
 
 
 def give_way() -> None:
-    """Have this thread, and those that it starts from now on, give their core at once to whoever wakes.
-
-    They get as much time as before.
-    """
+    """Let any thread that wakes preempt this thread and the threads that it starts, at an unchanged share of time."""
     _set_slice(threading.get_native_id(), _TIMES)
 
 
 @contextmanager
 def giving_way(threads: Sequence[threading.Thread]) -> Iterator[None]:
-    """Have threads do as `give_way` says until the block ends."""
+    """Apply `give_way` to threads until the block ends."""
     known = [thread.native_id for thread in threads if thread.native_id is not None]
     for each in known:
         _set_slice(each, _TIMES)
@@ -70,7 +67,7 @@ def giving_way(threads: Sequence[threading.Thread]) -> Iterator[None]:
 
 
 def _set_slice(thread: int, times: float) -> None:
-    """Make a thread's slice so many times longer; 0: as long as that of others. Where that cannot be, do nothing."""
+    """Multiply a thread's time slice; 0: reset it to the default. Does nothing if unsupported."""
     if sys.platform != "linux" or not _SET:
         return
     libc, wanted = ctypes.CDLL(None), _Attributes()

@@ -1,8 +1,8 @@
 """Records of named int64 fields that compiled code and Python share.
 
-A record is declared once, as a class: its fields are attributes in Python, and in compiled code too, where `record_at`
-turns the address of such a record into it. A compiled `record.field` is one plain load or store; a field by which one
-thread tells another something is read with `load_shared` and written with `store_shared`.
+A record is declared once, as a class: its fields are attributes in Python and, through `record_at`, in compiled code.
+A compiled `record.field` is a plain load or store. Fields that synchronise threads are read with `load_shared` and
+written with `store_shared`.
 
 ::
 
@@ -33,11 +33,11 @@ from blackbox.native.memory import shared_array
 _WORD: Final = ir.IntType(64)
 _WORD_BYTES: Final = 8
 _LINE_WORDS: Final = 8
-"""int64 words of one cache line of the processor."""
+"""int64 words per cache line."""
 
 
 class _Words:
-    """Where a field lies in its record, in words."""
+    """Offset and size of a field in its record, in words."""
 
     def __init__(self, count: int, own_line: bool) -> None:
         self.count, self.own_line = count, own_line
@@ -49,7 +49,7 @@ class _Words:
 
 
 class Field(_Words):
-    """One int64 of a record. `own_line`: it begins a cache line, so that who waits for it does not slow down others."""
+    """One int64 of a record. `own_line`: it begins a cache line, which avoids false sharing."""
 
     def __init__(self, *, own_line: bool = False) -> None:
         super().__init__(1, own_line)
@@ -83,12 +83,12 @@ class Fields(_Words):
 
 
 class SharedRecord:
-    """Base of records: each `Field` or `Fields` of a subclass is a named place in the record's memory.
+    """Base of records: each `Field` or `Fields` of a subclass is a named part of the record's memory.
 
-    A class derived from a record appends its fields to those of its base, which keep their places.
+    A derived class appends its fields to those of its base, which keep their offsets.
 
-    Attributes: `dtype`, of the class: its numpy structure, for arrays of many records; `address`, for compiled code,
-    valid as long as the record lives; `words`, all of it as int64.
+    Attributes: `dtype`, of the class: its numpy structure, for arrays of records; `address`, for compiled code, valid
+    while the record lives; `words`, the whole record as int64.
     """
 
     dtype: ClassVar[numpy.dtype[Any]]
@@ -112,7 +112,7 @@ class SharedRecord:
         })  # fmt: skip
 
     def __init__(self, memory: NDArray[Any] | None = None) -> None:
-        """A view on one record's `memory`; default: zeros, shared with processes that are forked later."""
+        """View one record's `memory`; default: zeros, shared with processes forked later."""
         memory = shared_array((1,), self.dtype) if memory is None else memory
         if memory.nbytes != self.dtype.itemsize:
             raise ValueError(
@@ -124,12 +124,12 @@ class SharedRecord:
 
     @classmethod
     def sum_of(cls, records: list[Self]) -> Self:
-        """Return a record of which each field is the sum of that field over `records`, at most what an int64 holds."""
+        """Return a record with the sum of each field over `records`, limited to the largest int64."""
         total = numpy.zeros(cls.dtype.itemsize // _WORD_BYTES, numpy.int64)
         for record in records:
             before, more = total, numpy.asarray(record.words)
             total = before + more
-            # Of two numbers from 0 up a sum below 0 has wrapped.
+            # The sum of two non-negative integers is negative only after an overflow.
             total[(before >= 0) & (more >= 0) & (total < 0)] = numpy.iinfo(numpy.int64).max
         return cls(total)
 
@@ -143,7 +143,7 @@ def record_at(declared: type[Record]) -> Callable[[int], Record]:
 
 
 def structure_at(dtype: numpy.dtype[Any]) -> Callable[[int], Any]:
-    """As `record_at`, of any numpy structure: for what lies in files. Fields are read and written in place."""
+    """Do the same for any numpy structure, for data in files. Fields are read and written in place."""
     kind = from_dtype(dtype)
 
     @intrinsic
@@ -158,7 +158,7 @@ def structure_at(dtype: numpy.dtype[Any]) -> Callable[[int], Any]:
 
 
 def _offset(record: Any, name: Any) -> int | None:
-    """Where a field lies in bytes; None when this is not a record and a field's name, as written in the source."""
+    """Return a field's offset in bytes; None unless this is a record and a literal field name."""
     if not isinstance(record, types.Record) or not isinstance(name, types.StringLiteral):
         return None
     return int(record.offset(name.literal_value))
@@ -171,7 +171,7 @@ def _pointer(builder: Any, record: Any, offset: int) -> Any:
 
 @intrinsic(prefer_literal=True)
 def load_shared(typingctx: Any, record: Any, name: Any) -> Any:
-    """Read a field that another thread writes with `store_shared`: what it wrote before is then seen too (acquire)."""
+    """Read a field that another thread writes with `store_shared`; its earlier writes are then visible (acquire)."""
     offset = _offset(record, name)
     if offset is None:
         return None
@@ -184,7 +184,7 @@ def load_shared(typingctx: Any, record: Any, name: Any) -> Any:
 
 @intrinsic(prefer_literal=True)
 def swap_shared(typingctx: Any, record: Any, name: Any, expected: Any, value: Any) -> Any:
-    """Write a field in one step if it is `expected`, and return whether it was; a fence for all before and after."""
+    """Write `value` if the field is `expected`, atomically; return True if written (sequentially consistent)."""
     offset = _offset(record, name)
     if offset is None:
         return None
@@ -199,7 +199,7 @@ def swap_shared(typingctx: Any, record: Any, name: Any, expected: Any, value: An
 
 @intrinsic(prefer_literal=True)
 def store_shared(typingctx: Any, record: Any, name: Any, value: Any) -> Any:
-    """Write a field that other threads read with `load_shared`, after all that was written before (release)."""
+    """Write a field that others read with `load_shared`; earlier writes are visible to them then (release)."""
     offset = _offset(record, name)
     if offset is None:
         return None

@@ -1,8 +1,8 @@
 """Waits in short steps, so that Ctrl-C ends them.
 
-Python runs signal handlers in the main thread, after the call that is running. A signal that arrives just before a
-wait, or that the system delivers to another thread, does not end that call. A wait without a limit would then last
-until what it waits for happens. In steps it lasts at most STEP_S longer; whatever it waits for still ends it at once.
+Python runs signal handlers in the main thread, after the current call. A signal that arrives just before a wait, or
+that the system delivers to another thread, does not interrupt that call, so a wait without a limit might never end. In
+steps it ends within STEP_S; the event itself still ends it at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STEP_S: Final = 0.2
 
 
 def step_of(left_s: float | None = None) -> float:
-    """Return how many seconds to wait now, if `left_s` seconds are left; None: no limit. Call it in a loop."""
+    """Return the next step of a wait in seconds, with `left_s` seconds left; None: no limit. Call it in a loop."""
     return STEP_S if left_s is None else max(0.0, min(STEP_S, left_s))
 
 
@@ -37,13 +37,13 @@ def is_done_in(future: Future[Any], timeout: float | None = None) -> bool:
 
 
 def result_of(future: Future[T]) -> T:
-    """Wait for a future without a limit, and return its result, or raise its error."""
+    """Wait without a limit for a future and return its result, or raise its error."""
     is_done_in(future)
     return future.result()
 
 
 def as_done(futures: Collection[Future[T]]) -> Iterator[Future[T]]:
-    """Yield futures as they get done, without a limit."""
+    """Yield futures as they complete, without a limit."""
     left = set(futures)
     while left:
         done, left = wait(left, STEP_S, FIRST_COMPLETED)
@@ -51,7 +51,7 @@ def as_done(futures: Collection[Future[T]]) -> Iterator[Future[T]]:
 
 
 def take(items: queue.Queue[T]) -> T:
-    """Remove and return the next item of a queue; wait for it without a limit."""
+    """Remove and return the next item of a queue, waiting without a limit."""
     while True:
         with suppress(queue.Empty):
             return items.get(timeout=STEP_S)
@@ -64,7 +64,7 @@ def join(thread: threading.Thread) -> None:
 
 
 def acquire(lock: threading.Lock, timeout: float) -> bool:
-    """Acquire a lock within `timeout` seconds; return False if another thread still holds it then."""
+    """Acquire a lock within `timeout` seconds; return False on timeout."""
     until = time.monotonic() + timeout
     while not (is_held := lock.acquire(timeout=step_of(left := until - time.monotonic()))) and left > 0:
         pass

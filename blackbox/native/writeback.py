@@ -1,4 +1,4 @@
-"""Have the system write its page cache to the disk early, where it can be asked to: on Linux."""
+"""Start writing dirty pages of a file to the disk early, on Linux."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 from typing import Any, Final
 
 _SYNC_FILE_RANGE_WRITE: Final = 2
-"""As linux/fs.h has it."""
+"""SYNC_FILE_RANGE_WRITE in linux/fs.h."""
 
 
 def _call() -> Any:
@@ -20,6 +20,6 @@ _sync_file_range: Final = _call()
 
 
 def begin_writing(fd: int, start: int, size: int) -> None:
-    """Have the disk begin to write so many bytes of a file. This makes nothing durable, and what fails is no error."""
+    """Start writing `size` bytes of a file to the disk. Makes nothing durable; errors are ignored."""
     if _sync_file_range is not None:
         _sync_file_range(fd, start, size, _SYNC_FILE_RANGE_WRITE)

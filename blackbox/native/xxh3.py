@@ -1,7 +1,7 @@
 """XXH3, 64 bits, seed 0: the checksum of headers and bodies.
 
 Source: xxHash specification 0.2.0, section "XXH3 algorithm description". Chosen because every language has it, and
-because its long form is eight independent lanes: one vector register, a few instructions for each 64 bytes.
+because its long form has eight independent lanes: one vector register, a few instructions per 64 bytes.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _same(value: int) -> Any:
 
 @intrinsic
 def _secret_word(typingctx: Any, place: Any) -> Any:
-    """Eight bytes of the secret, as uint64."""
+    """Return eight bytes of the secret as uint64."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address = builder.add(_secret(builder), args[0])
@@ -74,7 +74,7 @@ def _secret_word(typingctx: Any, place: Any) -> Any:
 
 @intrinsic
 def _swap(typingctx: Any, word: Any) -> Any:
-    """A uint64 with its bytes in reverse order."""
+    """Return a uint64 with its bytes reversed."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.bswap(args[0])
@@ -84,7 +84,7 @@ def _swap(typingctx: Any, word: Any) -> Any:
 
 @intrinsic
 def _lanes(typingctx: Any, address: Any, size: Any) -> Any:
-    """The eight lanes after all of a long input: explicit vectors, as no loop vectoriser finds them in scalar code."""
+    """Return the eight lanes of a long input. Explicit vectors: LLVM does not vectorise the scalar loop."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address, size = args
@@ -180,7 +180,7 @@ def _up_to_16(address: int, size: int) -> int:
 
 @njit(nogil=True, cache=True)
 def xxh3(address: int, size: int) -> int:
-    """XXH3_64bits of `size` bytes at `address`, as uint64."""
+    """Return XXH3_64bits of `size` bytes at `address`, as uint64."""
     if size <= 16:
         return _up_to_16(address, size)
     total = numpy.uint64(size) * _PRIME_1
@@ -204,7 +204,7 @@ def xxh3(address: int, size: int) -> int:
     return _avalanche(total)
 
 
-@njit(inline="always", cache=True)  # Python calls it, too
+@njit(inline="always", cache=True)  # also called from Python
 def checksum_32(address: int, size: int) -> int:
-    """The low 32 bits of XXH3: what the header has room for."""
+    """Return the low 32 bits of XXH3, for the checksum field of a header."""
     return numpy.uint32(xxh3(address, size) & _MASK_32)

@@ -1,4 +1,4 @@
-"""Memory and CPUs of a group of processes, by files as Linux has them."""
+"""Memory and CPU limits of cgroups, from files in Linux's layout."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def put(root: Path, files: dict[str, str]) -> None:
         ),
     ],
 )
-def test_the_least_limit_of_all_groups_above_counts(
+def test_the_lowest_limit_of_all_ancestors_applies(
     tmp_path: Path, mine: str, files: dict[str, str], memory: int, cpus: int
 ) -> None:
     put(tmp_path / "cgroup", files)
@@ -53,6 +53,6 @@ def test_the_least_limit_of_all_groups_above_counts(
     assert usable_cpus(tmp_path / "cgroup", tmp_path / "mine") == cpus
 
 
-def test_without_groups_it_is_the_machine_and_the_affinity(tmp_path: Path) -> None:
+def test_without_cgroups_the_machine_and_the_affinity_limit(tmp_path: Path) -> None:
     assert usable_memory(tmp_path / "no", tmp_path / "none") == MACHINE
     assert usable_cpus(tmp_path / "no", tmp_path / "none") == CPUS

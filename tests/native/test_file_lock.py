@@ -1,4 +1,4 @@
-"""A file that one process owns, whatever it forks."""
+"""A lock file that one process owns, also while it has forked children."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ input()
 """
 
 
-def test_a_killed_owner_whose_forked_child_lives_leaves_it_free(tmp_path: Path) -> None:
+def test_a_killed_owner_with_a_living_child_releases_the_file(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with Script(OWN.format(path=str(path))) as owner:
         child = int(owner.read().split()[1])
@@ -36,7 +36,7 @@ def test_a_killed_owner_whose_forked_child_lives_leaves_it_free(tmp_path: Path) 
                 FileLock(path)
             owner.process.kill()
             owner.process.wait()
-            os.kill(child, 0)  # it lives
+            os.kill(child, 0)  # raises if the child is dead
             lock = FileLock(path)
             assert path.read_text() == f"process {os.getpid()}\n"
         finally:
@@ -44,8 +44,8 @@ def test_a_killed_owner_whose_forked_child_lives_leaves_it_free(tmp_path: Path) 
         lock.close()
 
 
-def test_one_process_owns_it_once(tmp_path: Path) -> None:
-    """Also after another try in the same process, which must not release it."""
+def test_one_process_owns_the_file_once(tmp_path: Path) -> None:
+    """A second attempt in the same process must not release it."""
     path = tmp_path / "lock"
     lock = FileLock(path)
     for _ in range(2):
@@ -58,7 +58,7 @@ def test_one_process_owns_it_once(tmp_path: Path) -> None:
     FileLock(path).close()
 
 
-def test_a_forked_child_may_own_it_once_its_parent_has_let_go(tmp_path: Path) -> None:
+def test_a_forked_child_can_own_the_file_after_its_parent_releases_it(tmp_path: Path) -> None:
     lock = FileLock(tmp_path / "lock")
     read, write = os.pipe()
     child = os.fork()
@@ -67,7 +67,7 @@ def test_a_forked_child_may_own_it_once_its_parent_has_let_go(tmp_path: Path) ->
         try:
             FileLock(tmp_path / "lock")
             os._exit(0)
-        except BaseException:  # noqa: BLE001 - the status tells
+        except BaseException:  # noqa: BLE001 - reported by the exit status
             os._exit(1)
     lock.close()
     os.write(write, b"x")

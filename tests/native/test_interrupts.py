@@ -1,4 +1,4 @@
-"""Ctrl-C that waits for the end of a block."""
+"""Ctrl-C delayed until the end of a block."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def press_and_fail() -> None:
         raise MemoryError
 
 
-def test_ctrl_c_is_not_lost_where_the_block_raises() -> None:
+def test_ctrl_c_is_not_lost_if_the_block_raises() -> None:
     with pytest.raises(KeyboardInterrupt) as raised:
         press_and_fail()
     assert isinstance(raised.value.__context__, MemoryError)
@@ -50,7 +50,7 @@ was_imported = True
 
 @pytest.fixture
 def swallows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the module `swallows`, in whose import Ctrl-C comes twice."""
+    """Make the module `swallows`, whose import raises SIGINT twice."""
     (tmp_path / "swallows.py").write_text(SWALLOWS)
     (tmp_path / "swallows_more.py").write_text(SWALLOWS_MORE)
     monkeypatch.syspath_prepend(tmp_path)
@@ -74,7 +74,7 @@ def by_function() -> None:
 
 @pytest.mark.usefixtures("swallows")
 @pytest.mark.parametrize("import_it", [by_statement, by_function])
-def test_ctrl_c_within_an_import_comes_just_behind_it(import_it: Callable[[], None]) -> None:
+def test_ctrl_c_within_an_import_is_raised_just_after_it(import_it: Callable[[], None]) -> None:
     done: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         import_and_go_on(import_it, done)
@@ -83,7 +83,7 @@ def test_ctrl_c_within_an_import_comes_just_behind_it(import_it: Callable[[], No
     assert sys.gettrace() is None
 
 
-def test_who_holds_ctrl_c_hears_of_it_within_the_block() -> None:
+def test_the_holder_of_ctrl_c_is_notified_within_the_block() -> None:
     heard: list[str] = []
     with pytest.raises(KeyboardInterrupt), interrupts_held(lambda: heard.append("it came")) as came:
         assert not came

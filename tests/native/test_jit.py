@@ -1,4 +1,4 @@
-"""Compiling, ahead and at a first call."""
+"""Compilation ahead and at a first call."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ try:
     with event.install_listener("numba:compile", CtrlC()):
         {use}
 except KeyboardInterrupt:
-    print("raised behind it", len(function.overloads), signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+    print("raised after it", len(function.overloads), signal.getsignal(signal.SIGINT) is signal.default_int_handler)
 """
 
 
 @pytest.mark.parametrize("use", ["warm_up(function, 1)", "function(1)"])
 @pytest.mark.parametrize("cache", [True, False])
-def test_ctrl_c_while_something_is_compiled_is_raised_behind_it(tmp_path: Path, use: str, cache: bool) -> None:
+def test_ctrl_c_during_compilation_is_raised_after_it(tmp_path: Path, use: str, cache: bool) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(use=use, cache=cache))
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/feeds", "XDG_CACHE_HOME": str(tmp_path)}
     run = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, env=environment)
-    assert run.stdout == "raised behind it 1 True\n", run.stderr
+    assert run.stdout == "raised after it 1 True\n", run.stderr
 
 
 SLOW = """
@@ -72,7 +72,7 @@ with event.install_listener("numba:compile", Slow()):
 """
 
 
-def test_compiling_at_a_first_call_is_logged_once_and_loading_is_not(tmp_path: Path) -> None:
+def test_compilation_at_a_first_call_is_logged_once_and_loading_is_not(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SLOW)
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/feeds", "XDG_CACHE_HOME": str(tmp_path)}
@@ -80,5 +80,5 @@ def test_compiling_at_a_first_call_is_logged_once_and_loading_is_not(tmp_path: P
         subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, env=environment).stderr
         for _ in range(2)
     ]
-    assert logged[0].startswith("compiling what runs for the first time")
+    assert logged[0].startswith("compiling functions at their first use")
     assert [len(text.splitlines()) for text in logged] == [1, 0]

@@ -1,4 +1,4 @@
-"""Arguments that are kept unboxed are to compiled code what they were to Python."""
+"""Stored arguments have the same values in compiled code as in Python."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _words = st.integers(-(2**63), 2**63 - 1)
 
 
 @given(_words, st.booleans(), _words, st.binary(min_size=1, max_size=9), st.booleans(), st.integers(-9, 9), _words)
-def test_compiled_code_reads_what_python_kept(
+def test_compiled_code_reads_what_python_stored(
     first: int, is_on: bool, many: int, text: bytes, is_last: bool, half: int, last: int
 ) -> None:
     counts = numpy.zeros(2, numpy.int64)
@@ -69,7 +69,7 @@ def test_compiled_code_reads_what_python_kept(
     assert counts.tolist() == [2, 0]
 
 
-def test_arrays_live_as_long_as_what_is_kept() -> None:
+def test_arrays_live_as_long_as_the_stored_arguments() -> None:
     kept = Kept(
         Outer(
             1,
@@ -80,21 +80,21 @@ def test_arrays_live_as_long_as_what_is_kept() -> None:
             5,
         )
     )
-    numpy.full(5, 255, numpy.uint8)  # would take memory that was given back
+    numpy.full(5, 255, numpy.uint8)  # would reuse freed memory
     assert read(kept.address) == (1, 1, 2, 15, 5, 0, 3, 5)
 
 
-def test_an_array_with_gaps_is_refused() -> None:
+def test_an_array_with_gaps_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"shape \(2,\), strides \(16,\), expected a column"):
         Kept(Inner(0, numpy.zeros(1, numpy.uint8), numpy.zeros(4, numpy.int64)[::2]))
 
 
-def test_types_are_those_that_numba_gives_the_same_tuples() -> None:
+def test_types_equal_those_that_numba_infers_for_the_tuples() -> None:
     sender = SliceSender(Feed.local("kept", slices=1), 0, 0, 1, False, 8, Demand())
     value = StandIn(sender._sender([]), sender.ring.at, sender.make_encoder(4))
     assert _kind_of(StandIn) == typeof(value)
 
 
 @pytest.mark.parametrize("declared", [NDArray[numpy.int32], numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.int32]]])
-def test_arrays_are_read_from_both_forms_of_annotation_that_numpy_has_had(declared: Any) -> None:
+def test_both_annotations_of_arrays_that_numpy_has_had_are_read(declared: Any) -> None:
     assert _kind_of(declared) == typeof(numpy.zeros(1, numpy.int32))

@@ -1,4 +1,4 @@
-"""Compiled kernels are cached by all that is compiled into them, so that none is stale."""
+"""Compiled kernels are cached by everything compiled into them, so that none is stale."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ print(ask(), sum(ask.stats.cache_hits.values()), ask._cache.cache_path)
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """A package of feeds with one kernel, and a constant of another file in it."""
+    """A package of feeds with one kernel, which uses a constant of another file."""
     place = tmp_path / "blackbox_feeds"
     place.mkdir()
     (place / "__init__.py").touch()
@@ -50,14 +50,14 @@ def package(tmp_path: Path) -> Path:
 
 
 def ask(package: Path, **environment: str) -> tuple[int, bool, Path]:
-    """Return what the kernel says in a new process, whether it came from the cache, and where that is."""
+    """Return a new process's result of the kernel, True if it came from the cache, and the cache's directory."""
     paths = os.pathsep.join([str(package.parent), str(ROOT)])
     told = subprocess.run(
         [sys.executable, "-c", ASK],
         check=True,
         capture_output=True,
         text=True,
-        # A byte-code file of a source that was changed within a second, to one of the same size, would be taken.
+        # Python would use byte code of a source that was changed within a second to one of the same size.
         env=os.environ
         | {"PYTHONPATH": paths, "XDG_CACHE_HOME": str(package.parent / "cache"), "PYTHONDONTWRITEBYTECODE": "1"}
         | environment,
@@ -65,7 +65,7 @@ def ask(package: Path, **environment: str) -> tuple[int, bool, Path]:
     return int(told[0]), told[1] == "1", Path(told[2])
 
 
-def test_a_constant_that_changes_in_another_file_is_not_answered_from_the_cache(package: Path) -> None:
+def test_a_changed_constant_in_another_file_invalidates_the_cache(package: Path) -> None:
     assert ask(package)[:2] == (41, False)
     (package / "unrelated.py").write_text("OTHER = 2\n")
     assert ask(package)[:2] == (41, True), "a file that is not imported has changed"
@@ -73,7 +73,7 @@ def test_a_constant_that_changes_in_another_file_is_not_answered_from_the_cache(
     assert ask(package)[:2] == (42, False)
 
 
-def test_another_place_with_the_same_sources_shares_the_cache(package: Path, tmp_path: Path) -> None:
+def test_a_copy_of_the_same_sources_shares_the_cache(package: Path, tmp_path: Path) -> None:
     ask(package)
     moved = tmp_path / "elsewhere" / "blackbox_feeds"
     moved.parent.mkdir()
@@ -105,7 +105,7 @@ print(answer, loaded, twice(), "numba.np.linalg" in sys.modules)
 """
 
 
-def test_a_cached_kernel_is_loaded_without_the_compiler_and_inlined_in_what_is_compiled_later(package: Path) -> None:
+def test_a_cached_kernel_loads_without_the_compiler_and_inlines_later(package: Path) -> None:
     with (package / "made.py").open("a") as file:
         file.write('\n\n@njit("int64(int64)", cache=True)\ndef add(number):\n    return number + ANSWER\n')
 
@@ -120,7 +120,7 @@ def test_a_cached_kernel_is_loaded_without_the_compiler_and_inlined_in_what_is_c
 
 
 def published_recorded_replayed(directory: Path) -> int:
-    """Return how many messages came."""
+    """Return how many messages were delivered."""
     feed, got = Feed.local("cached"), list[Message]()
     recorder = Recorder(feed, directory)
     live, replayed = Subscriber(feed), Subscriber(feed)
@@ -136,7 +136,7 @@ def published_recorded_replayed(directory: Path) -> int:
     return len(got)
 
 
-def test_a_process_that_finds_all_kernels_compiles_nothing(tmp_path: Path) -> None:
+def test_a_process_with_a_full_cache_compiles_nothing(tmp_path: Path) -> None:
     published_recorded_replayed(tmp_path / "here")
     code = f"""
         from pathlib import Path
@@ -151,7 +151,7 @@ def test_a_process_that_finds_all_kernels_compiles_nothing(tmp_path: Path) -> No
 
 
 @pytest.mark.long
-def test_numbas_own_directory_is_used_where_it_is_set(package: Path, tmp_path: Path) -> None:
+def test_numbas_own_directory_is_used_if_set(package: Path, tmp_path: Path) -> None:
     place = ask(package, NUMBA_CACHE_DIR=str(tmp_path / "numba"))[2]
     assert place.is_relative_to(tmp_path / "numba" / "kernels")
 
@@ -167,7 +167,7 @@ print(njit(cache=True)(made.ask.py_func)())
 
 
 def ask_where_nothing_can_be_written(package: Path, **environment: str) -> tuple[list[str], str]:
-    """Return what is printed by a process that may write no byte to any file, and its log."""
+    """Return the output and the log of a process that cannot write to any file."""
     paths = os.pathsep.join([str(package.parent), str(ROOT)])
     code = f"import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n{ASK_TWO}"
     done = subprocess.run(
@@ -178,37 +178,35 @@ def ask_where_nothing_can_be_written(package: Path, **environment: str) -> tuple
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
     )
     assert done.returncode == 0, done.stderr
-    log = [line for line in done.stderr.splitlines() if "compiling what runs" not in line]  # if that took long
+    log = [line for line in done.stderr.splitlines() if "compiling functions" not in line]  # logged if that took long
     return done.stdout.split(), "\n".join(log)
 
 
 @pytest.mark.parametrize("where", first_of(["XDG_CACHE_HOME", "HOME", "NUMBA_CACHE_DIR"]))
-def test_a_cache_that_cannot_be_written_is_done_without_and_told_once(
-    package: Path, tmp_path: Path, where: str
-) -> None:
-    """A file has the name of the directory, so that no user can make it."""
+def test_an_unwritable_cache_is_skipped_and_logged_once(package: Path, tmp_path: Path, where: str) -> None:
+    """A file takes the directory's name, so that not even root can make it."""
     (tmp_path / "file").touch()
     (answer, is_cached, place, again), log = ask_where_nothing_can_be_written(
         package, **{where: str(tmp_path / "file")}
     )
     assert (answer, is_cached, again) == ("41", "0", "41")
     assert place.startswith(str(tmp_path / "file"))
-    assert log.count("compiled kernels are not kept") == 1
-    assert "set XDG_CACHE_HOME to a directory that can" in log
+    assert log.count("compiled kernels are not cached") == 1
+    assert "set XDG_CACHE_HOME to a writable directory" in log
     assert len(log.splitlines()) == 1
 
 
 @pytest.mark.long
-def test_a_full_disk_keeps_no_kernel_and_ends_nothing(package: Path, tmp_path: Path) -> None:
+def test_a_full_disk_caches_no_kernel_and_fails_nothing(package: Path, tmp_path: Path) -> None:
     (answer, is_cached, _, again), log = ask_where_nothing_can_be_written(package, XDG_CACHE_HOME=str(tmp_path / "new"))
     assert (answer, is_cached, again) == ("41", "0", "41")
-    assert log.count("compiled kernels are not kept") == len(log.splitlines()) == 1
+    assert log.count("compiled kernels are not cached") == len(log.splitlines()) == 1
     assert "File too large" in log
 
 
 @pytest.mark.long
-def test_a_cache_that_holds_all_need_not_be_written(package: Path) -> None:
-    """As in an image."""
+def test_a_complete_cache_need_not_be_writable(package: Path) -> None:
+    """As in a container image."""
     assert ask(package)[:2] == (41, False)
     cache = package.parent / "cache"
     answer, log = ask_where_nothing_can_be_written(package, XDG_CACHE_HOME=str(cache))
@@ -216,7 +214,7 @@ def test_a_cache_that_holds_all_need_not_be_written(package: Path) -> None:
     assert log == ""
 
 
-def test_a_kernel_that_was_cut_short_is_compiled_anew(package: Path) -> None:
+def test_a_truncated_kernel_is_compiled_again(package: Path) -> None:
     place = ask(package)[2]
     (kept,) = place.glob("*.nbc")
     kept.write_bytes(kept.read_bytes()[:100])
@@ -225,8 +223,8 @@ def test_a_kernel_that_was_cut_short_is_compiled_anew(package: Path) -> None:
 
 
 @pytest.mark.long
-def test_numbas_own_cache_beside_the_sources_is_never_used(package: Path, tmp_path: Path) -> None:
-    """It does not look at constants of other files."""
+def test_numbas_own_cache_next_to_the_sources_is_never_used(package: Path, tmp_path: Path) -> None:
+    """It ignores constants of other files."""
     (tmp_path / "file").touch()
     for answer in (41, 42):
         (package / "constant.py").write_text(f"ANSWER = {answer}\n")
@@ -234,7 +232,7 @@ def test_numbas_own_cache_beside_the_sources_is_never_used(package: Path, tmp_pa
     assert not list(package.rglob("*.nbi"))
 
 
-def test_a_user_without_a_home_has_the_cache_of_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_uses_the_cache_of_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
     def nobody(_uid: int) -> None:
         raise KeyError("no entry")
 
@@ -248,7 +246,7 @@ def test_a_user_without_a_home_has_the_cache_of_the_root(monkeypatch: pytest.Mon
     assert user_cache() == Path("/var/cache/desk/blackbox")
 
 
-def test_the_file_of_used_ports_may_be_nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_file_of_used_ports_may_have_no_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     ports = {endpoint for _ in range(20) for (endpoint,) in free_endpoints("tcp", "unkept", 2, 1)}
@@ -265,7 +263,7 @@ print(ask(), sum(ask.stats.cache_misses.values()))
 """
 
 
-def test_processes_that_need_a_kernel_at_a_time_compile_it_once(package: Path) -> None:
+def test_processes_that_need_the_same_kernel_compile_it_once(package: Path) -> None:
     code = ASK_WHEN_TOLD.format(path=str(package.parent))
     with ExitStack() as stack:
         stack.enter_context(pytest.MonkeyPatch.context()).setenv("XDG_CACHE_HOME", str(package.parent / "cache"))
@@ -286,7 +284,7 @@ with open({path!r}, "ab") as file:
 """
 
 
-def test_a_process_that_stopped_as_it_compiled_does_not_hold_others_for_ever(
+def test_a_stopped_compiling_process_does_not_block_others_for_ever(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(kernel_cache, "_PATIENCE_S", 0.2)
@@ -299,11 +297,11 @@ def test_a_process_that_stopped_as_it_compiled_does_not_hold_others_for_ever(
             assert time.monotonic() - began >= 0.2
 
 
-def test_a_digest_stands_for_the_sources_of_imports_too() -> None:
+def test_a_digest_covers_the_sources_of_imports() -> None:
     assert digest_of("blackbox.block.encode") != digest_of("blackbox.block.format")
     assert re.fullmatch("[0-9a-f]{16}", digest_of("blackbox.block.encode"))
 
 
-def test_kernels_are_made_with_our_njit() -> None:
+def test_kernels_use_our_njit() -> None:
     numbas = re.compile(r"^from numba import .*\bnjit\b", re.MULTILINE)
     assert [path for path in SOURCES if path.name != "jit.py" and numbas.search(path.read_text())] == []

@@ -1,4 +1,4 @@
-"""The table of regions in which lost pages read as zeros: other tests read such regions, this one lets them go."""
+"""The table of protected regions; other tests read lost pages, this one forgets regions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from blackbox.native import lost_pages
 
 
-def test_a_region_that_is_let_go_while_the_table_grows_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The garbage collector may do so, in the thread that grows it."""
+def test_a_region_forgotten_while_the_table_grows_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The garbage collector may forget one in the thread that grows the table."""
     monkeypatch.setattr(lost_pages._Table, "_install", lambda _: None)
     table = lost_pages._Table()
     numbers = [table.add(1_000 * number, 1_000 * number + 1) for number in range(1, lost_pages._FIRST_ROOM + 1)]

@@ -1,4 +1,4 @@
-"""Topics get numbers, against a dict."""
+"""Numbering of topics, compared with a dict."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def number(numbering: Numbering, name: bytes) -> int:
 
 
 @given(st.lists(st.binary(min_size=1, max_size=20), max_size=60), st.integers(1, 50), st.integers(1, 8))
-def test_names_are_numbered_as_by_a_dict(names: list[bytes], capacity: int, mean_bytes: int) -> None:
+def test_names_get_the_same_numbers_as_from_a_dict(names: list[bytes], capacity: int, mean_bytes: int) -> None:
     numbering = Numbering(capacity, mean_bytes)
     known: dict[bytes, int] = {}
     for name in names:
@@ -27,7 +27,7 @@ def test_names_are_numbered_as_by_a_dict(names: list[bytes], capacity: int, mean
     assert numbering.names() == list(known)
 
 
-def test_a_full_numbering_still_knows_every_name() -> None:
+def test_a_full_numbering_still_finds_every_name() -> None:
     names = [b"%d" % n for n in range(10_000)]
     numbering = Numbering(len(names), 8)
     for _ in range(2):
@@ -37,7 +37,7 @@ def test_a_full_numbering_still_knows_every_name() -> None:
     assert (len(numbering), number(numbering, b"9999"), number(numbering, b"0")) == (0, 0, 1)
 
 
-def test_names_that_share_their_beginnings_and_ends_are_told_apart() -> None:
+def test_names_with_equal_beginnings_and_ends_are_distinct() -> None:
     names = [b"AAAAAAAA%sBBBBBBBB" % middle for middle in (b"", b"x", b"xy", b"yx", b"xyz", b"xyzxyzxy")]
     numbering = Numbering(100, 32)
     assert [number(numbering, name) for name in names * 2] == [*range(len(names))] * 2
@@ -55,7 +55,7 @@ def test_names_that_share_their_beginnings_and_ends_are_told_apart() -> None:
     ),
     st.integers(1, 50),
 )
-def test_no_hint_however_wrong_leads_to_another_number(calls: list[tuple[bytes, int]], capacity: int) -> None:
+def test_a_wrong_hint_never_gives_a_wrong_number(calls: list[tuple[bytes, int]], capacity: int) -> None:
     numbering, plain = Numbering(capacity, 16), Numbering(capacity, 16)
     hints = numpy.zeros((capacity, HINT_WORDS), numpy.uint64)
     for name, hint in calls:
@@ -65,13 +65,13 @@ def test_no_hint_however_wrong_leads_to_another_number(calls: list[tuple[bytes, 
     assert numbering.names() == plain.names()
 
 
-def test_a_right_hint_needs_no_search() -> None:
+def test_a_correct_hint_needs_no_search() -> None:
     numbering, hints = Numbering(4, 16), numpy.zeros((4, HINT_WORDS), numpy.uint64)
     for name in (b"AAPL", b"AAPL.trade", b"a topic that is longer than that"):
         text = numpy.frombuffer(name, numpy.uint8)
         first = number_by_hint(numbering.at, hints.ctypes.data, 3, text.ctypes.data, len(name))
         before = numbering._slots.copy()
-        numbering._slots[:] = 0  # nothing would be found there
+        numbering._slots[:] = 0  # a search would find nothing
         assert number_by_hint(numbering.at, hints.ctypes.data, 3, text.ctypes.data, len(name)) == first
         numbering._slots[:] = before
 
@@ -81,7 +81,7 @@ _WORD = (1 << 64) - 1
 
 
 def plain_hash(name: bytes) -> int:
-    """A hash without a key: each word xor what came before, times a constant. Its slots can be chosen."""
+    """A hash without a key: (previous xor word) times a constant. Its collisions can be chosen."""
     total = len(name) * _MIX & _WORD
     for at in range(0, len(name), 8):
         total = (total ^ int.from_bytes(name[at : at + 8], "little")) * _MIX & _WORD
@@ -90,22 +90,22 @@ def plain_hash(name: bytes) -> int:
 
 
 def chosen_names(pairs: int) -> list[bytes]:
-    """Names that meet in one slot of a table that hashes without a key, and of one that only begins with a key.
+    """Names that collide in a table hashed without a key, and in one whose hash only starts with a key.
 
-    A word with its highest bit turned, twice: it turns bit 63 and, behind the shift, bit 34 of what the next one meets.
+    A word with its highest bit flipped, twice: it flips bit 63 and, after the shift, bit 34 of the next input.
     """
     plain, turned = bytes(16), (1 << 63).to_bytes(8, "little") + (1 << 63 | 1 << 34).to_bytes(8, "little")
     return [b"".join(parts) for parts in product((plain, turned), repeat=pairs)]
 
 
 def longest_run(numbering: Numbering) -> int:
-    """The most slots side by side that are taken: what a look at a name that is not known costs at worst."""
+    """Return the longest run of occupied slots: the worst cost of looking up an unknown name."""
     slots = numbering._slots[: numbering._used[1] + 1]
     free = numpy.flatnonzero(slots == 0)
     return int(numpy.diff(free, append=free[0] + len(slots)).max()) - 1
 
 
-def test_names_chosen_to_collide_are_spread_like_others() -> None:
+def test_names_chosen_to_collide_are_spread_evenly() -> None:
     names = chosen_names(12)
     assert len({plain_hash(name) for name in names}) == 1
     for size in (len(names[0]), len(names[0]) + 3):
@@ -114,7 +114,7 @@ def test_names_chosen_to_collide_are_spread_like_others() -> None:
         assert longest_run(numbering) < 200
 
 
-def test_two_tables_do_not_hash_alike() -> None:
+def test_two_tables_hash_differently() -> None:
     names = [b"%04d" % n for n in range(1_000)]
     tables = [Numbering(len(names), 8) for _ in range(2)]
     for numbering in tables:

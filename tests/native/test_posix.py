@@ -1,4 +1,4 @@
-"""Calls of the system for compiled code."""
+"""System calls from compiled code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def barrier() -> bool:
 
 
 @pytest.mark.skipif(platform.machine() not in SYSTEM_CALL, reason="its number is not known here")
-def test_all_threads_pass_a_barrier_where_the_system_has_one() -> None:
+def test_all_threads_pass_a_barrier_if_the_system_has_one() -> None:
     commands = ctypes.CDLL(None).syscall(SYSTEM_CALL[platform.machine()], 0, 0, 0)
     allow_barriers()
     assert barrier() == (commands > 0 and commands & PRIVATE_EXPEDITED != 0)

@@ -1,4 +1,4 @@
-"""Threads that give way, as the system itself tells of them."""
+"""Threads that give way, as reported by the system."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone")
 
 
 def slice_ns(thread: int) -> int:
-    """Return for how long the system runs a thread at a time; 0: it does not tell."""
+    """Return a thread's time slice in ns; 0: the system does not report it."""
     lines = Path(f"/proc/self/task/{thread}/sched").read_text().splitlines()
     found = [float(line.split(":")[1]) for line in lines if line.startswith("se.slice")]
     return int(found[0]) if found else 0
@@ -29,7 +29,7 @@ def in_thread(run: Callable[[], None]) -> None:
     thread.join()
 
 
-def test_threads_that_are_started_from_one_that_gives_way_do_so_too() -> None:
+def test_threads_inherit_giving_way() -> None:
     found: list[int] = []
 
     def note() -> None:
@@ -47,7 +47,7 @@ def test_threads_that_are_started_from_one_that_gives_way_do_so_too() -> None:
     assert before_ns == 0 or before_ns < given_way_ns < 2 * before_ns
 
 
-def test_others_go_before_a_thread_that_is_nice() -> None:
+def test_other_threads_go_before_a_nice_thread() -> None:
     found: list[int] = []
 
     def run() -> None:
@@ -62,7 +62,7 @@ def test_others_go_before_a_thread_that_is_nice() -> None:
 
 
 @pytest.mark.parametrize("niceness", [3, 10, 17, 19])
-def test_a_process_that_is_nice_has_threads_that_are_nicer(niceness: int) -> None:
+def test_a_nice_process_has_threads_that_are_nicer(niceness: int) -> None:
     code = """
 import os, threading
 from blackbox.native.priority import let_others_go_first
@@ -80,7 +80,7 @@ thread.join()
         assert script.read() == str(min(niceness + 5, 19))
 
 
-def test_giving_way_ends_with_its_block_also_where_a_thread_has_ended() -> None:
+def test_giving_way_ends_with_its_block_even_if_a_thread_has_ended() -> None:
     over = threading.Event()
     waiting, ended = threading.Thread(target=over.wait), threading.Thread(target=int)
     waiting.start()

@@ -1,4 +1,4 @@
-"""Records that compiled code and Python share: a field means the same place to both."""
+"""Records shared by compiled code and Python: a field has the same offset in both."""
 
 import multiprocessing
 
@@ -39,12 +39,12 @@ def test_compiled_code_and_python_see_the_same_fields() -> None:
     assert (told.count, list(told.heard), told.stopping) == (2**62 + 5, [0, 0, 2**62 + 5], 1)
 
 
-def test_field_with_a_line_of_its_own_begins_one() -> None:
+def test_a_field_with_its_own_line_begins_a_cache_line() -> None:
     assert [Told.dtype.fields[name][1] for name in Told.dtype.names or ()] == [0, 8, 64, 72]  # type: ignore[index]
     assert Told.dtype.itemsize == 128
 
 
-def test_records_beside_one_another_in_an_array() -> None:
+def test_records_in_an_array_do_not_overlap() -> None:
     many = numpy.zeros(3, Told.dtype)
     add(Told(many[1:2]).address, 4)
     assert many["count"].tolist() == [0, 4, 0]
@@ -52,7 +52,7 @@ def test_records_beside_one_another_in_an_array() -> None:
 
 
 @given(st.lists(st.integers(-(2**40), 2**40), max_size=5))
-def test_sum_is_of_each_field(values: list[int]) -> None:
+def test_sum_of_records_is_the_sum_of_each_field(values: list[int]) -> None:
     records = [Told() for _ in values]
     for record, value in zip(records, values, strict=True):
         record.count, record.heard[1], record.done = value, 2 * value, 1
@@ -60,12 +60,12 @@ def test_sum_is_of_each_field(values: list[int]) -> None:
     assert (total.count, total.heard[1], total.done) == (sum(values), 2 * sum(values), len(values))
 
 
-def test_memory_of_another_size_is_refused() -> None:
+def test_memory_of_the_wrong_size_is_rejected() -> None:
     with pytest.raises(ValueError, match="memory of a Told was 64 bytes, expected 128"):
         Told(numpy.zeros(8, numpy.int64))
 
 
-def test_field_that_is_not_there_does_not_compile() -> None:
+def test_an_unknown_field_does_not_compile() -> None:
     @njit
     def misspelt(address: int) -> int:
         return int(load_shared(told_at(address), "stoping"))
@@ -74,7 +74,7 @@ def test_field_that_is_not_there_does_not_compile() -> None:
         misspelt(Told().address)
 
 
-def test_forked_process_writes_what_its_parent_reads() -> None:
+def test_a_parent_reads_what_a_forked_process_writes() -> None:
     told = Told()
     child = multiprocessing.get_context("fork").Process(target=lambda: setattr(told, "done", 3))
     child.start()

@@ -1,4 +1,4 @@
-"""Waits of the main thread: Ctrl-C ends them, whatever they wait for ends them at once, and limits hold."""
+"""Waits of the main thread: Ctrl-C ends them, their event ends them at once, and limits hold."""
 
 from __future__ import annotations
 
@@ -82,25 +82,25 @@ WAITS: dict[str, Callable[[], tuple[Callable[[], object], Callable[[], object]]]
 
 
 @pytest.mark.parametrize("what", WAITS)
-def test_ctrl_c_that_another_thread_receives_ends_a_wait(what: str) -> None:
+def test_ctrl_c_received_by_another_thread_ends_a_wait(what: str) -> None:
     assert is_interrupted(*WAITS[what]())
 
 
 @pytest.mark.parametrize("left_s", [None, 0.0, -1.0, 1e-9, 1e9, float("inf")])
-def test_a_step_is_short_and_ends_with_the_time_that_is_left(left_s: float | None) -> None:
+def test_a_step_is_short_and_never_exceeds_the_time_left(left_s: float | None) -> None:
     assert 0 <= step_of(left_s) <= waits.STEP_S
     assert left_s is None or step_of(left_s) <= max(0.0, left_s)
 
 
 @pytest.mark.parametrize("timeout", [0.0, -1.0, 0.01])
-def test_a_limit_ends_a_wait_for_a_future_and_for_a_lock(timeout: float) -> None:
+def test_a_limit_ends_waits_for_futures_and_locks(timeout: float) -> None:
     assert not is_done_in(Future(), timeout)
     lock = threading.Lock()
     assert acquire(lock, timeout)
     assert not acquire(lock, timeout)
 
 
-def test_the_error_of_a_future_is_raised_also_if_it_is_a_timeout() -> None:
+def test_the_error_of_a_future_is_raised_even_if_it_is_a_timeout() -> None:
     future: Future[int] = Future()
     future.set_exception(error := TimeoutError("its own"))
     assert is_done_in(future)
@@ -117,7 +117,7 @@ def test_a_cancelled_future_is_done() -> None:
         result_of(future)
 
 
-def test_futures_come_as_they_get_done_and_each_once() -> None:
+def test_futures_are_yielded_once_each_as_they_complete() -> None:
     futures: list[Future[int]] = [Future() for _ in range(5)]
     futures[3].set_result(3)
     done = as_done(futures)
@@ -129,10 +129,10 @@ def test_futures_come_as_they_get_done_and_each_once() -> None:
     assert sorted(each.result() for each in done) == [0, 2, 4]
 
 
-def test_an_item_is_taken_at_once_and_a_thread_that_has_not_started_is_not_waited_for(
+def test_an_item_is_taken_at_once_and_an_unstarted_thread_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(waits, "STEP_S", 1e6)  # a step that is waited to its end would end the test
+    monkeypatch.setattr(waits, "STEP_S", 1e6)  # waiting out a whole step would end the test
     items: queue.Queue[int] = queue.Queue()
     threading.Thread(target=items.put, args=(7,)).start()
     assert take(items) == 7
