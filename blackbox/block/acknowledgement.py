@@ -1,7 +1,6 @@
-"""Acknowledgements of recorders to a publisher: which messages are recorded and synced.
+"""Acknowledgements from recorders to a publisher: which messages are recorded and synced.
 
-An acknowledgement is a subscription to a key that no block is sent under. The next one replaces it. See the wire
-format.
+An acknowledgement is a subscription to a key that carries no blocks; the next one replaces it. See the wire format.
 """
 
 from __future__ import annotations

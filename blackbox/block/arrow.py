@@ -1,4 +1,4 @@
-"""Blocks as Arrow record batches, on the same memory, and records as Arrow columns."""
+"""Blocks as zero-copy Arrow record batches, and records as Arrow columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from blackbox.block.block import Block
 
 PRICE_DIGITS: Final = 18
-"""A decimal with as many is 64 bits to most readers; with more it is a `BigDecimal` to Spark, and slow."""
+"""Most readers hold a decimal of up to 18 digits in 64 bits; with more, Spark uses a slow `BigDecimal`."""
 _PRICE_LIMIT: Final = 10**PRICE_DIGITS
 _MICROS: Final = pyarrow.timestamp("us", "UTC")
 _MICROS_PER_S: Final = 1_000_000
@@ -65,9 +65,9 @@ def _validity(valid: NDArray[numpy.bool_]) -> pyarrow.Buffer | None:
 
 
 def record_column(values: NDArray[Any], field: pyarrow.Field) -> pyarrow.Array:
-    """Return one field of records as the column that `Schema.arrow` has for it, texts without padding.
+    """Return one field of records as the column that `Schema.arrow` declares; texts lose their padding.
 
-    Null: the field's `ABSENT` integer, and a time that does not fit an int64, as no timestamp can hold it.
+    Null: the field's `ABSENT` integer, and a time that does not fit an int64.
     """
     kind = field.type
     if pyarrow.types.is_string(kind):
@@ -78,8 +78,8 @@ def record_column(values: NDArray[Any], field: pyarrow.Field) -> pyarrow.Array:
     if pyarrow.types.is_fixed_size_binary(kind):
         return pyarrow.Array.from_buffers(kind, len(values), [None, pyarrow.py_buffer(values.tobytes())])
     if pyarrow.types.is_boolean(kind):
-        return pyarrow.array(values.view(numpy.uint8) != 0)  # a damaged one may be neither 0 nor 1
-    if values.ndim == 2:  # an integer of a width that numpy has none for: its bytes, the highest first
+        return pyarrow.array(values.view(numpy.uint8) != 0)  # a damaged byte may be neither 0 nor 1
+    if values.ndim == 2:  # an integer of a width that numpy lacks: big-endian bytes
         wide = numpy.zeros((len(values), 8), numpy.uint8)
         wide[:, 8 - values.shape[1] :] = values
         values = wide.view(">i8").reshape(-1)
@@ -91,7 +91,7 @@ def record_column(values: NDArray[Any], field: pyarrow.Field) -> pyarrow.Array:
 
 
 def absent_in(values: NDArray[Any], field: pyarrow.Field) -> NDArray[numpy.bool_] | None:
-    """Return which values of a field are null, as `record_column` has them; None: none is."""
+    """Return a mask of the values of a field that `record_column` makes null; None: none are."""
     told = (field.metadata or {}).get(ABSENT.encode())
     absent = None if told is None else values == values.dtype.type(int(told))
     if values.dtype.kind == "u" and values.dtype.itemsize == 8 and field.type != pyarrow.uint64():
@@ -101,7 +101,7 @@ def absent_in(values: NDArray[Any], field: pyarrow.Field) -> NDArray[numpy.bool_
 
 
 def price_column(units: NDArray[Any], field: pyarrow.Field) -> pyarrow.Array:
-    """Return a field of prices as decimals of 18 digits. Null: no price, or one of more digits."""
+    """Return a field of prices as decimals of 18 digits. Null: no price, or too many digits."""
     wide = numpy.empty((len(units), 2), numpy.int64)
     wide[:, 0] = units.astype(numpy.int64)
     wide[:, 1] = 0 if units.dtype.kind == "u" else wide[:, 0] >> 63
@@ -113,13 +113,13 @@ def price_column(units: NDArray[Any], field: pyarrow.Field) -> pyarrow.Array:
 
 
 def float_column(units: NDArray[Any], field: pyarrow.Field) -> pyarrow.Array:
-    """Return a field of prices as float64, exact to the last bit up to 2^53 units. Null: no price."""
+    """Return a field of prices as float64, exact up to 2^53 units. Null: no price."""
     decimals = int(field.metadata[DECIMALS.encode()])
     return pyarrow.array(units.astype(numpy.float64) / 10.0**decimals, mask=absent_in(units, field))
 
 
 def micros_column(values: NDArray[Any], field: pyarrow.Field) -> pyarrow.Array:
-    """Return a field of times as timestamps of microseconds. Null: no time, or one that does not fit an int64."""
+    """Return a field of times as microsecond timestamps. Null: no time, or one that does not fit an int64."""
     numbers, absent = values.astype(numpy.int64), absent_in(values, field)
     if field.type.unit == "ns":
         numbers //= 1_000

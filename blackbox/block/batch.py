@@ -1,4 +1,4 @@
-"""What callbacks get: a batch is a callback's rows of one block, a message is one row of a batch."""
+"""Arguments of callbacks: a batch is the rows of one block for a callback, a message is one row of a batch."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 
 _MANY_RECORDS: Final = 16
-"""From so many on it is quicker to wrap the records of a batch at once than one by one."""
+"""Least number of messages for which wrapping all records at once is faster than one by one."""
 _PART: Final = 1_024
-"""So many payloads are made at a time: the memory of those done with is used for the next, while in the cache."""
+"""Payloads created at a time, so that their memory is reused while it is in the cache."""
 _NO_SCHEMA: Final = "this batch has no schema: give the feed one, or read payload(i)"
 
 
 class Batch:
-    """The messages of one block that one callback gets, in publish order, as columns. All are of one feed.
+    """Messages of one block for one callback, as columns in publish order. All are of one feed.
 
-    Columns are views on the received block where the callback gets all of it, copies of its rows otherwise; they may be
-    kept after the callback returns. Columns are made when first used, so an unused one costs nothing.
+    Columns are views of the received block if the callback gets all of it, else copies of its rows; they may be kept
+    after the callback returns. Columns are made on first use, so an unused one costs nothing.
 
-    Attributes: `block`; `rows` int32[n], the rows of the block, or None for all; `end_of_batch`, True on the last batch
-    for this callback of what was in the queue at once (handlers group their own I/O by it).
+    Attributes: `block`; `rows` int32[n], the rows of the block, or None for all; `end_of_batch`, True if nothing more
+    was queued for this callback (handlers can group their I/O by it).
     """
 
     __slots__ = (
@@ -77,14 +77,14 @@ class Batch:
         return map(Message, self.payload_list(), repeat(self), range(len(self)))
 
     def by_interval(self, interval: float | timedelta) -> list[Batch]:
-        """Cut it wherever `ts_event` passes a multiple of an interval since 1970; in the order of its messages.
+        """Split the batch wherever `ts_event` passes a multiple of an interval since 1970, keeping the order.
 
-        `interval` is in seconds, or a `timedelta`. A message without a time stays with the one before it.
+        `interval` is in seconds, or a `timedelta`. A message without a time stays with the previous one.
         """
         return self._by_interval_ns(duration_ns("interval", interval, 1e-9))
 
     def _by_interval_ns(self, interval_ns: int) -> list[Batch]:
-        """Do as `by_interval`, for an interval in ns."""
+        """Do the same for an interval in ns."""
         times = self.ts_event
         timed = numpy.maximum.accumulate(numpy.where(times > 0, numpy.arange(len(times)), 0))
         number = times[timed] // interval_ns
@@ -94,14 +94,17 @@ class Batch:
         return self._cut(cuts)
 
     def by_feed(self) -> list[Batch]:
-        """Cut it wherever the feed changes, in the order of its messages: of several feeds, before callbacks get it."""
+        """Split a batch of several feeds wherever the feed changes, keeping the order. Callbacks get the parts."""
         feeds = self._feed_numbers()
         if feeds is None:
             return [self]
         return self._cut(numpy.flatnonzero(feeds[1:] != feeds[:-1]) + 1)
 
     def messages(self, places: Iterator[int]) -> Iterator[Message]:
-        """Make the messages, and use up `places`, 0, 1, 2 ...; of several feeds, each is in a batch of its own."""
+        """Yield the messages and consume `places`: 0, 1, 2 ....
+
+        With several feeds, each message is in its own batch.
+        """
         feeds = self._feed_numbers()
         if feeds is None:
             return map(Message, self._each_payload(), repeat(self), places)
@@ -113,7 +116,7 @@ class Batch:
         return map(Message, self._each_payload(), batch_of, map(own_places.tolist().__getitem__, places))
 
     def split_by_feed(self) -> list[tuple[NDArray[numpy.int64], Batch]]:
-        """Return a batch of each feed, and the places of its messages in this one; itself, where all are of one."""
+        """Return a batch per feed, and the indices of its messages in this batch; itself if there is one feed."""
         feeds = self._feed_numbers()
         return [(numpy.arange(len(self)), self)] if feeds is None else self._parts(feeds)
 
@@ -125,21 +128,23 @@ class Batch:
         return parts
 
     def of_type(self, message_type: str | Iterable[str]) -> Batch:
-        """Return the messages of a message type, or of several: names of their schemas, or characters.
+        """Return the messages of one or several message types, given by schema name or character.
 
-        What has no value, or is too short to have a type, is of none.
+        Messages without a value, or too short to have a type, are left out.
         """
         rows, wanted = self._all_rows(), [message_type] if isinstance(message_type, str) else list(message_type)
         found = [
             rows[places[part.indices(kind)]]
             for places, part in self.split_by_feed()
             if part.schema is not None
-            for kind in dict.fromkeys(map(part.schema.character, part.schema._types_in(wanted)))  # one has two names
+            for kind in dict.fromkeys(
+                map(part.schema.character, part.schema._types_in(wanted))
+            )  # a type may have two names
         ]
         return Batch(self.block, numpy.sort(numpy.concatenate([rows[:0], *found])), self._received, self.end_of_batch)
 
     def _feed_numbers(self) -> NDArray[numpy.int64] | None:
-        """int64[n]: a number for the feed of each message; None: all are of one."""
+        """int64[n]: index of each message's feed; None: all are of one feed."""
         received = self._received
         if received is None or received.origins is None or len(received.feeds) == 1:
             return None
@@ -162,84 +167,84 @@ class Batch:
 
     @property
     def feed(self) -> str:
-        """The name of the feed; of a replay of several, that of these messages."""
+        """Name of the feed of these messages."""
         return self._feed().name
 
     @property
     def schema(self) -> Schema | None:
-        """The feed's schema; None when payloads are plain bytes."""
+        """Schema of the feed; None if payloads are plain bytes."""
         return self._feed().schema
 
     @property
     def conflated(self) -> bool:
-        """Whether the slow-subscriber policy kept only the newest message of each topic."""
+        """True if the slow-subscriber policy kept only the newest message of each topic."""
         return self._received is not None and self._received.conflated
 
     @property
     def is_recorded(self) -> bool:
-        """Whether it was missed live, and an archive has brought it."""
+        """True if the block was missed live and comes from an archive."""
         return self._received is not None and self._received.is_recorded
 
     @property
     def is_image(self) -> bool:
-        """Whether it is of an image: the newest message of each topic, from before what follows begins."""
+        """True if it is part of an image: the newest message of each topic before the start."""
         return self._received is not None and self._received.is_image
 
     @property
     def _received_block(self) -> ReceivedBlock:
-        """The block, and what is known of it beside its bytes."""
+        """The block with its envelope."""
         return ReceivedBlock.of_block(self.block, NO_FEED, 0) if self._received is None else self._received
 
     @property
     def origins(self) -> NDArray[numpy.int64] | None:
-        """int64[ORIGINS, m]: `ts_out`, `ts_in`, `ts_recv`, slice, epoch of each row of a block that a replay gathered.
+        """int64[ORIGINS, m]: `ts_out`, `ts_in`, `ts_recv`, slice, epoch of each row of a block merged by a replay.
 
-        Such a block holds messages of several recorded ones, in the order of the market. None for any other.
+        A replay merges messages of several recorded blocks in market order. None for other blocks.
         """
         return None if self._received is None else self._received.origins
 
     @property
     def slice_ids(self) -> NDArray[numpy.int64]:
-        """int64[n]: the slice that each message came from, numbered on from feed to feed where several are replayed."""
+        """int64[n]: slice of each message; a replay of several feeds numbers slices consecutively over all feeds."""
         if self.origins is None:
             return numpy.full(len(self), self.block.slice_id, numpy.int64)
         return self._column(self.origins[3])
 
     @property
     def epochs(self) -> NDArray[numpy.int64]:
-        """int64[n]: the publisher's run that each message came from."""
+        """int64[n]: epoch of each message."""
         if self.origins is None:
             return numpy.full(len(self), self.block.epoch, numpy.int64)
         return self._column(self.origins[4])
 
     @property
     def ts_recv(self) -> int:
-        """When the block was received, ns since the epoch; 0 when it was not. Of several blocks, the latest time."""
+        """Receive time of the block in ns since the epoch, 0 if it was not received; the latest of several blocks."""
         return 0 if self._received is None else self._received.ts_recv
 
     @property
     def ts_out(self) -> int:
-        """When the publisher sent the block, ns since the epoch. Of several blocks, the latest time."""
+        """Send time of the block in ns since the epoch; the latest of several blocks."""
         return int(self.block.ts_out)
 
     @property
     def ts_in(self) -> int:
-        """When the block's oldest message was handed to the publisher, ns since the epoch. Of several, the least."""
+        """Time when the block's oldest message was published, ns since the epoch; the earliest of several blocks."""
         return int(self.block.ts_in)
 
     @property
     def valid(self) -> NDArray[numpy.bool_]:
-        """bool[n]: whether each message has a value; one without deletes its topic."""
+        """bool[n]: True if the message has a value; a message without a value deletes its topic."""
         return self._column(self.block.valid)
 
     @property
     def topics(self) -> list[bytes]:
-        """The block's distinct topics; `topic_index` points into them."""
+        """Distinct topics of the block; `topic_index` indexes them."""
         return self.block.topics if self._received is None else self._received.topics()
 
     @property
     def topic_index(self) -> NDArray[numpy.int32]:
-        """int32[n]: each message's place in `topics`."""
+        """int32[n]: index of each message's topic in `topics`."""
         return self._column(self.block.topic_index)
 
     @property
@@ -251,31 +256,31 @@ class Batch:
 
     @property
     def ts_event(self) -> NDArray[numpy.int64]:
-        """int64[n], ns since the epoch; 0 where the venue gave none."""
+        """int64[n]: venue time in ns since the epoch; 0 if the venue gave none."""
         return self._column(self.block.ts_event)
 
     @property
     def sequence(self) -> NDArray[numpy.int64]:
-        """int64[n]: sequence number of each message within its epoch and slice."""
+        """int64[n]: sequence of each message in its epoch and slice."""
         return self._column(self.block.sequences)
 
     def topics_per_message(self) -> list[bytes]:
-        """The topic of each message."""
+        """Topic of each message."""
         if self._message_topics is None:
             self._message_topics = list(map(self.topics.__getitem__, self.topic_index.tolist()))
         return self._message_topics
 
     def symbols_per_message(self) -> list[bytes]:
-        """The symbol of each message, by its feed's symbol rule. Of a batch of one feed, as callbacks get them."""
+        """Symbol of each message, by the symbol rule of its feed. For a batch of one feed, as callbacks get them."""
         symbols = list(map(self._feed().symbol_rule.symbol_of, self.topics))
         return list(map(symbols.__getitem__, self.topic_index.tolist()))
 
     def payload(self, i: int) -> bytes | Any:
-        """The payload of message `i` of the batch; None: it has no value."""
+        """Payload of message `i` of the batch; None if it has no value."""
         return self.payload_list()[i]
 
     def payload_list(self) -> list[bytes | Any]:
-        """The payload of each message; None for one that has no value."""
+        """Payload of each message; None for a message without a value."""
         if self._payload_list is None:
             self._payload_list = self._read_payloads()
             if self.block.validity is not None:
@@ -284,7 +289,7 @@ class Batch:
         return self._payload_list
 
     def _each_payload(self) -> Iterable[bytes | Any]:
-        """As `payload_list`, made as they are asked for where that can be."""
+        """Yield what `payload_list` holds, in parts where possible."""
         block = self.block
         if self._payload_list is not None or len(self) <= _PART or not block.stride or block.validity is not None:
             return self.payload_list()
@@ -307,7 +312,7 @@ class Batch:
         return list(map(text.__getitem__, map(slice, starts, starts[1:])))
 
     def payloads(self) -> NDArray[numpy.uint8]:
-        """uint8[n, size] when all payloads of the block have one size, else all bytes one after the other."""
+        """uint8[n, size] if all payloads of the block have the same size, else all their bytes in one array."""
         block = self.block
         data = block.payloads
         if block.is_fixed:
@@ -316,7 +321,7 @@ class Batch:
         return data if self.rows is None else pick_payloads(self.block, self.rows)
 
     def payload_offsets(self) -> NDArray[numpy.int64]:
-        """int64[n + 1]: where each message's payload starts in the flat bytes of `payloads()`."""
+        """int64[n + 1]: start of each message's payload in the flat bytes of `payloads()`."""
         offsets = self.block.payload_offsets.astype(numpy.int64)
         if self.rows is None:
             return offsets
@@ -325,11 +330,11 @@ class Batch:
         return out
 
     def records(self, message_type: str) -> NDArray[Any]:
-        """The messages of one type of the feed's schema, as a structured array with the venue's field names.
+        """Return the messages of one type of the feed's schema, as a structured array with the venue's field names.
 
-        Integers that mean "no value" are as the venue sent them. A view when every message of the batch is of that
-        type, a copy otherwise. Raises ConfigError when the schema has
-        no such type, ValueError when a message of that type has another length than the schema says.
+        Integers that mean "no value" are as sent by the venue. A view if every message of the batch is of that type,
+        else a copy. Raises ConfigError for a type that the schema lacks, ValueError for a message of that type with
+        another length than the schema's.
         """
         if self.schema is None:
             raise ValueError(_NO_SCHEMA)
@@ -351,14 +356,14 @@ class Batch:
         return pick_payloads(self.block, rows).view(dtype)
 
     def indices(self, message_type: str) -> NDArray[numpy.int64]:
-        """int64[m]: which messages of the batch `records(message_type)` are, in the same order. Raises as that does."""
+        """int64[m]: indices in the batch of the messages of `records(message_type)`. Raises the same errors."""
         schema: Any = self.schema
         if schema is None:
             raise ValueError(_NO_SCHEMA)
         return find_type(self.block, self._all_rows(), schema.type_offset, ord(schema.character(message_type)))
 
     def _read_records(self) -> Sequence[Any]:
-        """The messages' records at once, where many are of one type; else none: they are read as they are asked for."""
+        """Return all records at once if many are of one type; else an empty list: they are then read one by one."""
         schema = self.schema
         if schema is None:
             raise ValueError("this message has no schema: give the feed one, or read payload")
@@ -390,7 +395,7 @@ class Batch:
         return kind.from_buffer_copy(payload)
 
     def to_arrow(self) -> pyarrow.RecordBatch:
-        """As `Block.to_arrow`, for this callback's messages."""
+        """Return this callback's messages as `Block.to_arrow` does."""
         arrow = self.block.to_arrow()
         return arrow if self.rows is None else arrow.take(self.rows)
 
@@ -402,14 +407,14 @@ class Batch:
 
 
 class SmallBatch(Batch):
-    """A batch of all messages of a small block, which is opened when something of it is asked for."""
+    """A batch of all messages of a small block, which is unpacked on first use."""
 
     __slots__ = ("_found", "_how")
 
     def __init__(
         self, how: tuple[object, int, int, int, int, Sequence[BatchFeed]], times: list[int], end_of_batch: bool
     ) -> None:
-        """`how`: what `ReceivedBlock` is made with. `times`: `ts_event` of each message."""
+        """`how`: arguments of `ReceivedBlock`. `times`: `ts_event` of each message."""
         self._how = how
         self._found: ReceivedBlock | None = None
         self.rows, self.end_of_batch = None, end_of_batch
@@ -417,7 +422,7 @@ class SmallBatch(Batch):
         self._message_times = times
 
     @property
-    def _received(self) -> ReceivedBlock:  # type: ignore[override]  # in place of attributes
+    def _received(self) -> ReceivedBlock:  # type: ignore[override]  # replaces an attribute
         if self._found is None:
             self._found = ReceivedBlock(*self._how)
         return self._found
@@ -429,29 +434,28 @@ class SmallBatch(Batch):
 
 
 class Message(msgspec.Struct, gc=False):
-    """One message of a batch. But for its payload it looks its fields up when they are asked for."""
+    """One message of a batch. Fields other than the payload are looked up on use."""
 
     payload: bytes | Any
-    """Its bytes; None: it has no value, which deletes its topic."""
+    """Payload bytes; None: no value, which deletes the topic."""
     batch: Batch
-    """The batch it belongs to."""
     index: int
-    """Its place in the batch."""
+    """Index in the batch."""
 
     @property
     def topic(self) -> bytes:
-        """What it was published as."""
+        """Topic that it was published to."""
         topics = self.batch._message_topics
         return (self.batch.topics_per_message() if topics is None else topics)[self.index]
 
     @property
     def symbol(self) -> bytes:
-        """The symbol in its topic, by the feed's symbol rule."""
+        """Symbol in its topic, by the feed's symbol rule."""
         return self.batch._feed().symbol_rule.symbol_of(self.topic)
 
     @property
     def ts_event(self) -> int:
-        """When it happened at the venue, ns since the epoch; 0: unknown."""
+        """Venue time in ns since the epoch; 0: unknown."""
         times = self.batch._message_times
         if times is None:
             times = self.batch._message_times = self.batch.ts_event.tolist()
@@ -459,37 +463,37 @@ class Message(msgspec.Struct, gc=False):
 
     @property
     def ts_out(self) -> int:
-        """When its block left the publisher, ns since the epoch."""
+        """Send time of its block in ns since the epoch."""
         origins = self.batch.origins
         return int(self.batch.block.ts_out) if origins is None else int(origins[0, self._row])
 
     @property
     def ts_in(self) -> int:
-        """When the oldest message of its block was handed to the publisher, ns since the epoch."""
+        """Time when the oldest message of its block was published, ns since the epoch."""
         origins = self.batch.origins
         return int(self.batch.block.ts_in) if origins is None else int(origins[1, self._row])
 
     @property
     def ts_recv(self) -> int:
-        """When its block was received, ns since the epoch."""
+        """Receive time of its block in ns since the epoch."""
         origins = self.batch.origins
         return self.batch.ts_recv if origins is None else int(origins[2, self._row])
 
     @property
     def slice_id(self) -> int:
-        """The slice that it came from."""
+        """Slice that it was sent in."""
         origins = self.batch.origins
         return self.batch.block.slice_id if origins is None else int(origins[3, self._row])
 
     @property
     def epoch(self) -> int:
-        """The publisher's run that it came from."""
+        """Epoch of its publisher."""
         origins = self.batch.origins
         return self.batch.block.epoch if origins is None else int(origins[4, self._row])
 
     @property
     def sequence(self) -> int:
-        """Its sequence number within its epoch and slice."""
+        """Sequence in its epoch and slice."""
         block, row = self.batch.block, self._row
         return int(block.sequences[row]) if block.has_sequences else int(block.sequence) + row
 
@@ -500,20 +504,20 @@ class Message(msgspec.Struct, gc=False):
 
     @property
     def end_of_batch(self) -> bool:
-        """Whether it is the last one for this callback of what was in the queue at once."""
+        """True if nothing more was queued for this callback."""
         return self.batch.end_of_batch and self.index == len(self.batch) - 1
 
     @property
     def record(self) -> Any:
         """Its payload as a record of the feed's schema, by its type: fields are attributes, e.g. `record.price`.
 
-        It may be kept, and keeps the payloads of its batch with it; `copy.copy(record)` keeps its own bytes alone.
-        A price `p` is the venue's scaled integer, and `p_float` is the price as a float. A field is None where it holds
-        the integer that the schema declares as absent; `Batch.records` has that integer. An integer of six bytes is
-        `bytes`, for `int.from_bytes`.
+        A record may be kept, and then keeps the payloads of its whole batch; `copy.copy(record)` keeps only its own
+        bytes. A price `p` is the venue's scaled integer, and `p_float` is the price as a float. A field is None if it
+        holds the integer that the schema declares as absent; `Batch.records` returns that integer. An integer of six
+        bytes is `bytes`, for `int.from_bytes`.
 
         Raises:
-            ValueError: there is no schema, or the payload has another length than its type says.
+            ValueError: there is no schema, or the payload has another length than its type.
             ConfigError: the schema has no such type.
         """
         records = self.batch._message_records

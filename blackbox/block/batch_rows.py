@@ -1,4 +1,4 @@
-"""What a batch picks from its block: the payloads of its rows, and which of them are of a type."""
+"""Row selection for batches: payloads of rows, and rows of a message type."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NO_OFFSETS: Final = numpy.frombuffer(b"", numpy.int32)
 
 
 def pick_payloads(block: Block, rows: NDArray[numpy.int32]) -> NDArray[numpy.uint8]:
-    """Return the payloads of `rows`, one behind the other."""
+    """Return the payloads of `rows`, concatenated."""
     if block.is_fixed:
         size, offsets, stride = len(rows) * block.stride, _NO_OFFSETS, block.stride
     else:
@@ -30,7 +30,7 @@ def pick_payloads(block: Block, rows: NDArray[numpy.int32]) -> NDArray[numpy.uin
 
 
 def find_type(block: Block, rows: NDArray[numpy.int32], type_offset: int, character: int) -> NDArray[numpy.int64]:
-    """Return the places in `rows` of those whose payloads are of a type."""
+    """Return the indices into `rows` of payloads of a type."""
     offsets, stride = (_NO_OFFSETS, block.stride) if block.is_fixed else (block.payload_offsets, -1)
     found = numpy.empty(len(rows), numpy.int64)
     many = _find_type(block.payloads, offsets, stride, read_only(rows), type_offset, character, found)
@@ -38,7 +38,7 @@ def find_type(block: Block, rows: NDArray[numpy.int32], type_offset: int, charac
 
 
 def read_only(rows: NDArray[numpy.int32]) -> NDArray[numpy.int32]:
-    """Return a view that cannot be written to, as the block's columns: kernels are compiled for each kind of array."""
+    """Return a read-only view, like the block's columns: kernels are compiled per kind of array."""
     view = rows.view()
     view.flags.writeable = False
     return view
@@ -52,7 +52,7 @@ def _pick(
     rows: NDArray[numpy.int32],
     target: NDArray[numpy.uint8],
 ) -> None:
-    """Write the payloads of `rows` to `target`, one behind the other."""
+    """Write the payloads of `rows` to `target`, concatenated."""
     place: Any = target.ctypes.data
     source = payloads.ctypes.data
     for row in rows:
@@ -72,7 +72,7 @@ def _find_type(
     kind: int,
     found: NDArray[numpy.int64],
 ) -> int:
-    """Write to `found` which of `rows` are of type `kind`; returns how many."""
+    """Write to `found` the indices of `rows` of type `kind`; return their number."""
     many = 0
     for place in range(len(rows)):
         row = rows[place]
@@ -85,7 +85,7 @@ def _find_type(
 
 
 def warm_up_batches() -> None:
-    """Compile what batches run, before there is something to deliver."""
+    """Compile the kernels of batches before the first delivery."""
     payloads, found = numpy.frombuffer(b"", numpy.uint8), numpy.empty(0, numpy.int64)
     warm_up(body_layout, 0, 0, 0, 0, 0)
     warm_up(_pick, payloads, _NO_OFFSETS, 0, _NO_OFFSETS, numpy.empty(0, numpy.uint8))

@@ -1,4 +1,4 @@
-"""A block: many messages of one key, in columns, with numpy views on the very bytes that travelled."""
+"""A block: messages of one key in columns, as numpy views of the bytes on the wire."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ _HEADER = struct.Struct(
     )
 )
 _layout_of = lru_cache(maxsize=256)(body_layout)
-"""Layouts that are kept. Many small blocks are alike, and to look one up takes a tenth of the time."""
+"""Cached layouts: many small blocks have the same, and a lookup takes a tenth of the time."""
 
 
 def topic_table(topics: Sequence[bytes]) -> TopicTable:
-    """Lay topics out for compiled code."""
+    """Return the topics laid out for compiled code."""
     sizes = numpy.fromiter(map(len, topics), numpy.int32, len(topics))
     offsets = numpy.zeros(len(topics), numpy.int64)
     numpy.cumsum(sizes[:-1], out=offsets[1:])
@@ -69,12 +69,12 @@ def topic_table(topics: Sequence[bytes]) -> TopicTable:
 
 
 def distinct_scratch(topics: int) -> Distinct:
-    """Scratch for `plan_block` over at most `topics` topic ids."""
+    """Return scratch for `plan_block` over at most `topics` topic ids."""
     return Distinct(numpy.zeros(topics, numpy.int64), numpy.zeros(topics + 1, numpy.int32), numpy.zeros(1, numpy.int64))
 
 
 def as_integers(column: Any, dtype: type[numpy.integer[Any]], name: str) -> NDArray[Any]:
-    """A column as `dtype`. Raises ValueError when it holds anything but integers, or one that is too large."""
+    """Return a column as `dtype`. Raises ValueError for items that are not integers, or out of range."""
     given = numpy.asarray(column)
     if given.size == 0:
         return numpy.empty(given.shape, dtype)
@@ -87,7 +87,7 @@ def as_integers(column: Any, dtype: type[numpy.integer[Any]], name: str) -> NDAr
 
 
 def as_topic_index(column: Any, topics: Sequence[str | bytes]) -> NDArray[numpy.int32]:
-    """A column of places in `topics` as int32[n]. Raises ValueError for another shape, or where one is out of range."""
+    """Return indices into `topics` as int32[n]. Raises ValueError for another shape, or an index out of range."""
     index = as_integers(column, numpy.int32, "topic_index")
     if index.ndim != 1:
         raise ValueError(f"topic_index had shape {index.shape}, expected (n,)")
@@ -115,11 +115,11 @@ def as_rows(
     sequences: Any = None,
     borrowed: bool = False,
 ) -> tuple[Rows, tuple[Any, ...]]:
-    """Return columns as compiled code wants them, checked; and what must stay alive while they are used.
+    """Return checked columns for compiled code, and the objects to keep alive while they are used.
 
-    Payloads are a 2-D array (n, size) of bytes; or one buffer with `offsets` (n + 1); or one buffer with `offsets`
-    (n starts) and `lengths` (n). Messages where `valid` (bool, n) is False have no value. `sequences` (n) are those of
-    messages that do not follow each other. `borrowed`: nobody changes the columns while they are used.
+    Payloads are a 2-D array (n, size) of bytes; or one buffer with `offsets` (n + 1); or one buffer with `offsets` (n
+    starts) and `lengths` (n). Messages where `valid` (bool, n) is False have no value. `sequences` (n) are needed if
+    messages are not consecutive. `borrowed`: no thread changes the columns while they are used.
 
     Raises ValueError naming the column that does not fit.
     """
@@ -153,7 +153,7 @@ def as_rows(
                 extent = numpy.diff(places)
             else:
                 extent = _as_column(lengths, numpy.int64, "lengths", count)
-            # Copies: what was checked must be what is used, whoever else changes the caller's arrays meanwhile.
+            # Copies: other threads may change the caller's arrays after the check.
             starts, sizes = numpy.empty(count, numpy.int64), numpy.empty(count, numpy.int32)
             longest = copy_extents(
                 places.ctypes.data, extent.ctypes.data, count, data.nbytes, starts.ctypes.data, sizes.ctypes.data
@@ -187,13 +187,12 @@ def _check_size(payload_bytes: int) -> None:
 
 
 class Block:
-    """Columns of one block, as zero-copy views on its body.
+    """Columns of one block, as zero-copy views of its body.
 
     Attributes: `key` and `header`, bytes; `key_rule`, the low byte of its feed's; `flags`, `schema_id`, `slice_id`;
-    `epoch`, the start of its publisher; `ts_out`, when it was sent, and `ts_in`, when its oldest message was handed to
-    the publisher (all ns since 1970); `sequence` of the first message of this key; `count` messages; `topic_count`
-    distinct topics; `stride` bytes of each payload, 0 when they differ; `body` uint8 array. Made by `encode` or
-    `decode`, never changed.
+    `epoch`, the start of its publisher; `ts_out`, its send time, and `ts_in`, when its oldest message was published
+    (all ns since 1970); `sequence` of its first message; `count` messages; `topic_count` distinct topics; `stride`
+    bytes of each payload, 0 if they differ; `body` uint8 array. Made by `encode` or `decode`, never changed.
     """
 
     __slots__ = (
@@ -218,7 +217,7 @@ class Block:
     )
 
     def __init__(self, key: bytes, header: bytes, body: NDArray[numpy.uint8]) -> None:
-        """Wrap frames that `check_block` has passed; others use `decode`."""
+        """Wrap frames that `check_block` has accepted; for others use `decode`."""
         self.key, self.header, self.body = key, header, body
         (
             self.key_rule,
@@ -240,9 +239,9 @@ class Block:
 
     @classmethod
     def decode(cls, key: bytes, header: bytes, body: Any) -> Block:
-        """Check three frames and wrap them; the body is shared, not copied, when it is 8-byte aligned.
+        """Check three frames and wrap them; an 8-byte aligned body is shared, not copied.
 
-        Raises BlockError naming what was wrong.
+        Raises BlockError naming the fault.
         """
         memory = numpy.frombuffer(body, numpy.uint8) if len(body) else numpy.empty(0, numpy.uint8)
         if memory.ctypes.data % 8:
@@ -289,7 +288,7 @@ class Block:
         of the feed, see `blackbox.feed.key_rule`; None: the length of `key`. `previous` and `key_sequence` default to
         `sequence`, as if all messages had one key.
 
-        Raises BlockError when there is no message, an index is out of range, a topic lacks the key, or sequences do not
+        Raises BlockError if there are no messages, an index is out of range, a topic lacks the key, or sequences do not
         ascend.
         """
         index = numpy.array(as_integers(topic_index, numpy.int32, "topic_index"))  # a copy, as in `as_rows`
@@ -299,7 +298,7 @@ class Block:
         if index.size and (index.min() < 0 or index.max() >= len(topics)):
             raise BlockError(f"topic_index ran from {index.min()} to {index.max()}, expected 0 to {len(topics) - 1}")
         if not index.size:
-            raise BlockError("a block was to hold 0 messages, expected at least 1")
+            raise BlockError("a block had 0 messages, expected at least 1")
         if sequences is not None:
             numbers = as_integers(sequences, numpy.int64, "sequences")
             if (numpy.diff(numbers) <= 0).any():
@@ -339,7 +338,7 @@ class Block:
         """Return a control block with the end of each key.
 
         `sequence`: next sequence of the slice; default: the largest of the ends. `ts_event`: latest time before
-        messages that the source lacks, if the block reports their loss; else 0.
+        messages lost by the source, if the block reports such a loss; else 0.
         """
         keys = topic_table(list(ends))
         plan = plan_ends(keys, len(ends))
@@ -370,59 +369,59 @@ class Block:
 
     @property
     def frames(self) -> tuple[bytes, bytes, memoryview]:
-        """Key, header and body, as they travel."""
+        """Key, header and body, as sent."""
         return self.key, self.header, self.body.data
 
     @property
     def layout(self) -> BodyLayout:
-        """Where the columns lie in the body."""
+        """Offsets of the columns in the body."""
         if self._layout is None:
             self._layout = _layout_of(self.count, self.topic_count, self._topic_bytes, 0, self.flags)
         return self._layout
 
     @property
     def line(self) -> int:
-        """On which line of its slice it was sent: 0 (A) or 1 (B)."""
+        """Line of the slice on which it was sent: 0 (A) or 1 (B)."""
         return 1 if self.flags & FLAG_LINE_B else 0
 
     @property
     def is_end(self) -> bool:
-        """Whether this is a publisher's last word."""
+        """True if this is the publisher's last block."""
         return bool(self.flags & FLAG_END)
 
     @property
     def is_fixed(self) -> bool:
-        """Whether all payloads have `stride` bytes."""
+        """True if every payload has `stride` bytes."""
         return bool(self.flags & FLAG_FIXED)
 
     @property
     def has_sequences(self) -> bool:
-        """Whether the messages' sequence numbers need not follow each other."""
+        """True if the block has a column of sequences."""
         return bool(self.flags & FLAG_SEQUENCES)
 
     @property
     def sequences(self) -> NDArray[numpy.int64]:
-        """int64[count]: sequence number of each message within its epoch and slice."""
+        """int64[count]: sequence of each message in its epoch and slice."""
         if self.has_sequences:
             start = self.layout.sequences
             return self.body[start : start + 8 * self.count].view(numpy.int64)
         return numpy.arange(self.sequence, self.sequence + self.count, dtype=numpy.int64)
 
     def number_of(self, row: int) -> int:
-        """The sequence number of message `row`; -1: of the last one."""
+        """Return the sequence of message `row`; -1: of the last one."""
         if self.has_sequences:
             return int(self.sequences[row])
         return int(self.sequence) + row % int(self.count)
 
     def row_from(self, sequence: int) -> int:
-        """The first row whose number is `sequence` or larger; `count`: none."""
+        """Return the first row with this sequence or a later one; `count`: none."""
         if self.has_sequences:
             return int(numpy.searchsorted(self.sequences, sequence))
         return min(max(0, sequence - int(self.sequence)), int(self.count))
 
     @property
     def validity(self) -> NDArray[numpy.uint8] | None:
-        """A bit for each message, the lowest first, as Arrow has it: 0, it has no value. None: all have one."""
+        """One bit per message, lowest first, as in Arrow: 0 if it has no value. None: all have one."""
         if not self.flags & FLAG_NULLS:
             return None
         start = self.layout.validity
@@ -430,44 +429,44 @@ class Block:
 
     @property
     def valid(self) -> NDArray[numpy.bool_]:
-        """bool[count]: whether each message has a value."""
+        """bool[count]: True if the message has a value."""
         if self.validity is None:
             return numpy.ones(self.count, numpy.bool_)
         return numpy.unpackbits(self.validity, count=self.count, bitorder="little").view(numpy.bool_)
 
     @property
     def ts_event(self) -> NDArray[numpy.int64]:
-        """int64[count], ns since the epoch; 0 where the venue gave none."""
+        """int64[count]: venue time in ns since the epoch; 0 if the venue gave none."""
         return self.body[: 8 * self.count].view(numpy.int64)
 
     @property
     def topic_index(self) -> NDArray[numpy.int32]:
-        """int32[count]: each message's place in `topics`."""
+        """int32[count]: index of each message's topic in `topics`."""
         start = self.layout.topic_index
         return self.body[start : start + 4 * self.count].view(numpy.int32)
 
     @property
     def topic_offsets(self) -> NDArray[numpy.int32]:
-        """int32[topic_count + 1]: where each topic starts in `topic_text`."""
+        """int32[topic_count + 1]: start of each topic in `topic_text`."""
         start = self.layout.topic_offsets
         return self.body[start : start + 4 * (self.topic_count + 1)].view(numpy.int32)
 
     @property
     def topic_text(self) -> NDArray[numpy.uint8]:
-        """uint8[...]: the distinct topics, one after the other."""
+        """uint8[...]: the distinct topics, concatenated."""
         start = self.layout.topics
         return self.body[start : start + int(self.topic_offsets[-1])]
 
     @property
     def topics(self) -> list[bytes]:
-        """The distinct topics."""
+        """Distinct topics."""
         offsets = self.topic_offsets.tolist()
         text = self.body[self.layout.topics : self.layout.topics + offsets[-1]].tobytes()
         return list(map(text.__getitem__, map(slice, offsets, offsets[1:])))
 
     @property
     def payload_offsets(self) -> NDArray[numpy.int32]:
-        """int32[count + 1]: where each payload starts in `payloads`."""
+        """int32[count + 1]: start of each payload in `payloads`."""
         if self.is_fixed:
             return numpy.arange(self.count + 1, dtype=numpy.int32) * numpy.int32(self.stride)
         start = self.layout.payload_offsets
@@ -475,21 +474,21 @@ class Block:
 
     @property
     def payloads(self) -> NDArray[numpy.uint8]:
-        """uint8[...]: all payload bytes, one after the other."""
+        """uint8[...]: all payloads, concatenated."""
         return self.body[self.layout.payloads :]
 
     def payload(self, row: int) -> bytes | Any:
-        """The payload of message `row`; None: it has no value."""
+        """Return the payload of message `row`; None if it has no value."""
         if self.validity is not None and not self.validity[row >> 3] >> (row & 7) & 1:
             return None
         offsets = self.payload_offsets
         return self.payloads[offsets[row] : offsets[row + 1]].tobytes()
 
     def to_arrow(self) -> pyarrow.RecordBatch:
-        """A record batch on the same memory: `topic` (dictionary), `ts_event` (ns, UTC), `sequence`, `payload`.
+        """Return a record batch on the same memory: `topic` (dictionary), `ts_event` (ns, UTC), `sequence`, `payload`.
 
-        A time of 0, unknown, is null. Only `sequence` is new memory, and a bit per message where a time is 0. Needs
-        pyarrow, the extra `arrow`.
+        A time of 0 (unknown) is null. Copied are only `sequence`, and a bit per message if a time is 0. Needs pyarrow,
+        the extra `arrow`.
         """
         from blackbox.block.arrow import block_to_arrow
 

@@ -1,4 +1,4 @@
-"""Write blocks in compiled code: measure how many rows fit, lay the body out, fill it."""
+"""Encode blocks in compiled code: count the rows that fit, lay out the body, fill it."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from blackbox.native.xxh3 import checksum_32
 
 
 class Rows(NamedTuple):
-    """Messages in columns, wherever their payloads lie; columns by address, int64 but for `lengths`, which is int32.
+    """Messages in columns, with payloads anywhere in memory. Columns are addresses of int64; `lengths` of int32.
 
-    `starts` and `lengths` are 0 when every payload has `stride` bytes and row r starts at `r * stride`. A length below
-    0 marks a message that has no value. `ts_event` is 0 when no message has one (it is then written as 0), `sequences`
-    when the messages' sequence numbers follow each other.
+    `starts` and `lengths` are 0 if every payload has `stride` bytes and row r starts at `r * stride`. A negative length
+    marks a message without a value. `ts_event` is 0 if no message has a time (0 is written), `sequences` is 0 if
+    messages are consecutive.
     """
 
     ts_event: int
@@ -53,7 +53,7 @@ class Rows(NamedTuple):
 
 
 class TopicTable(NamedTuple):
-    """The text of topics by id: bytes `text[offsets[i]:offsets[i] + sizes[i]]`."""
+    """Topics by id: bytes `text[offsets[i]:offsets[i] + sizes[i]]`."""
 
     text: NDArray[numpy.uint8]
     offsets: NDArray[numpy.int64]
@@ -61,10 +61,10 @@ class TopicTable(NamedTuple):
 
 
 class Distinct(NamedTuple):
-    """Scratch that finds a block's distinct topics in one pass, without clearing anything between blocks.
+    """Scratch to find a block's distinct topics in one pass, without clearing it between blocks.
 
-    `seen[topic]` is `generation[0]` in its upper half, and the topic's place in the lower one, if the block has the
-    topic. `order` lists the block's topics by place; it has room for one topic more than there are.
+    If the block has a topic, the upper half of `seen[topic]` is `generation[0]` and the lower half is the topic's
+    index. `order` lists the block's topics by index; it has room for one topic more than there are.
     """
 
     seen: NDArray[numpy.int64]
@@ -73,7 +73,7 @@ class Distinct(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What one block will hold: rows `[start, stop)` of the order, its sizes in bytes, and the flags of its columns."""
+    """Contents of one block: rows `[start, stop)` of the order, its sizes in bytes, and the flags of its columns."""
 
     start: int
     stop: int
@@ -87,21 +87,21 @@ class Plan(NamedTuple):
 
 
 VARIABLE = -1
-"""`Plan.stride` when payloads differ in length; `Plan.first_byte` when they are not contiguous, `Plan.first_row` when
-rows do not follow each other."""
+"""`Plan.stride` if payloads differ in length, `Plan.first_byte` if they are not contiguous, `Plan.first_row` if rows
+are not consecutive."""
 NO_VALUE = -1
-"""The length of the payload of a message that has no value."""
+"""Payload length of a message without a value."""
 
 
 ROW_BYTES = 16
-"""Bytes that a row adds to a body beside its payload: time, topic index, offset."""
+"""Bytes per row in a body, without the payload: time, topic index, offset."""
 _SEQUENCE_BYTES = 8
 TOPIC_BYTES = 4
-"""Bytes that a topic adds beside its text: its offset."""
+"""Bytes per topic in a body, without its text: its offset."""
 NUMBER_BYTES = 4
-"""The same for its number."""
+"""Bytes per topic for its number."""
 _AHEAD = 16
-"""So many rows or topics ahead, what is known of a topic is fetched: of 100,000 topics most are not in the cache."""
+"""Rows or topics to prefetch ahead: of 100,000 topics most are not in the cache."""
 _HALF = 32
 _PLACE = (1 << _HALF) - 1
 _LAST_GENERATION = (1 << 31) - 1
@@ -124,9 +124,9 @@ def _begin(rows: Rows, row: int) -> int:
 
 @njit(nogil=True, cache=True)
 def copy_extents(starts_at: int, sizes_at: int, count: int, octets: int, to_starts: int, to_sizes: int) -> int:
-    """Copy where payloads begin, int64, and their sizes, int64, to int64 and int32; return the largest size.
+    """Copy int64 starts and int64 sizes of payloads to int64 and int32; return the largest size.
 
-    -1: one begins or ends outside of so many bytes, or has less than none.
+    Returns -1 if a payload is outside the `octets` bytes, or has a negative size.
     """
     starts, sizes = int64s_at(starts_at, count), int64s_at(sizes_at, count)
     copied_starts, copied_sizes = int64s_at(to_starts, count), int32s_at(to_sizes, count)
@@ -134,7 +134,7 @@ def copy_extents(starts_at: int, sizes_at: int, count: int, octets: int, to_star
     longest = numpy.int64(0)
     for row in range(count):
         start, size = starts[row], sizes[row]
-        # Written so that no sum can overflow.
+        # In this form no sum can overflow.
         good &= (size >= 0) & (start >= 0) & (start <= octets - size)
         longest = max(longest, size)
         copied_starts[row] = start
@@ -144,7 +144,7 @@ def copy_extents(starts_at: int, sizes_at: int, count: int, octets: int, to_star
 
 @njit(nogil=True, cache=True)
 def longest_extent(starts_at: int, sizes_at: int, count: int, octets: int) -> int:
-    """Return the largest of the sizes, int32, of payloads that begin at `starts`, int64; -1 as `copy_extents`."""
+    """Return the largest int32 size of payloads with int64 starts; -1 as in `copy_extents`."""
     starts, sizes = int64s_at(starts_at, count), int32s_at(sizes_at, count)
     good = True
     longest = numpy.int64(0)
@@ -169,8 +169,8 @@ def plan_block(
 ) -> Plan:
     """Plan a block of the first rows of `order[start:stop]`, topics `topic_ids[start:stop]`, that fit in `block_bytes`.
 
-    At least one row is taken, so a message larger than `block_bytes` gets a block of its own. `flags`: FLAG_NUMBERS,
-    for a block that tells the ids of its topics, or 0.
+    At least one row is taken, so a message larger than `block_bytes` gets its own block. `flags`: FLAG_NUMBERS for a
+    block with topic ids, else 0.
     """
     generation = _next_generation(distinct)
     spaced = rows.lengths != 0
@@ -188,7 +188,7 @@ def plan_block(
             coming = numpy.int64(topic_ids[at + numpy.uint64(_AHEAD)])
             prefetch(distinct.seen.ctypes.data + 8 * coming)
             prefetch(table.sizes.ctypes.data + 4 * coming)
-        # Whether a topic is new is as good as random: what follows from it is computed, as a guess is often wrong.
+        # A new topic is unpredictable: without a branch there are no mispredictions.
         topic = unsigned(topic_ids[at])
         seen = distinct.seen[topic]
         fresh = numpy.int64(seen >> _HALF != generation)
@@ -219,7 +219,7 @@ def plan_block(
 
 
 class _Extent(NamedTuple):
-    """Where the payloads of some rows lie, as `Plan` has it; `shortest` is below 0 where a message has no value."""
+    """Location of the payloads of some rows, as in `Plan`; `shortest` is negative if a message has no value."""
 
     payload_bytes: int
     stride: int
@@ -260,7 +260,7 @@ def _extent_of(rows: Rows, order: NDArray[numpy.int32], start: int, stop: int) -
 
 @inner
 def _next_generation(distinct: Distinct) -> Any:
-    """Forget the topics of the block before."""
+    """Clear the topics of the previous block."""
     if distinct.generation[0] == _LAST_GENERATION:
         distinct.generation[0] = 0
         distinct.seen[:] = 0
@@ -270,7 +270,7 @@ def _next_generation(distinct: Distinct) -> Any:
 
 @inner
 def place_in_block(distinct: Distinct, topic: int) -> Any:
-    """Return the place of a topic that the block just planned has."""
+    """Return the index of a topic in the block just planned."""
     return distinct.seen[unsigned(topic)] & _PLACE
 
 
@@ -281,7 +281,7 @@ def _plan_layout(plan: Plan) -> BodyLayout:
 
 @njit(nogil=True, cache=True)
 def plan_bytes(plan: Plan) -> int:
-    """Return the size of the body that `write_body` fills."""
+    """Return the size of the body that `write_body` writes."""
     return _plan_layout(plan).end
 
 
@@ -295,7 +295,7 @@ def write_body(
     table: TopicTable,
     distinct: Distinct,
 ) -> None:
-    """Fill `plan_bytes(plan)` bytes at `target` (8-byte aligned), right after `plan_block` made the plan."""
+    """Fill `plan_bytes(plan)` bytes at `target` (8-byte aligned). Call it right after `plan_block`."""
     count = plan.stop - plan.start
     layout = _plan_layout(plan)
     clear_padding(target, layout)
@@ -319,7 +319,7 @@ def write_body(
 
 @inner
 def _write_words(target: int, source: int, plan: Plan, order: NDArray[numpy.int32]) -> None:
-    """Write a column of eight bytes a row."""
+    """Write a column of eight bytes per row."""
     count = plan.stop - plan.start
     if plan.first_row != VARIABLE:
         copy_bytes(target, source + 8 * plan.first_row, 8 * count)
@@ -332,8 +332,8 @@ def _write_words(target: int, source: int, plan: Plan, order: NDArray[numpy.int3
 
 @inner
 def clear_padding(target: int, layout: BodyLayout) -> None:
-    """Write zeros where no column writes."""
-    # Up to 7 bytes before each column belong to nobody: unwritten, they would leak old memory onto the wire.
+    """Write zeros between columns."""
+    # Up to 7 bytes before each column are unused: unwritten, they would leak old memory onto the wire.
     for place in layout[:-1]:
         int64s_at(target + place - 8, 1)[0] = 0
 
@@ -350,7 +350,7 @@ def _write_validity(target: int, plan: Plan, rows: Rows, order: NDArray[numpy.in
 
 @inner
 def write_topics(offsets_at: int, text_at: int, topics: int, table: TopicTable, order: NDArray[numpy.int32]) -> None:
-    """Write the text of the first `topics` of `order`, and where each begins."""
+    """Write the texts and offsets of the first `topics` of `order`."""
     offsets = int32s_at(offsets_at, topics + 1)
     place = 0
     for i in range(topics):
@@ -395,7 +395,7 @@ def _write_payloads(
 
 @njit(nogil=True, cache=True)
 def plan_ends(keys: TopicTable, count: int) -> Plan:
-    """Return the plan of a control block that holds the ends of the first `count` keys."""
+    """Return the plan of a control block with the ends of the first `count` keys."""
     topic_bytes = 0
     for key in range(count):
         topic_bytes += keys.sizes[key]
@@ -428,7 +428,7 @@ def write_ends(
 
 
 class Origin(NamedTuple):
-    """Where blocks come from: what stands in the header of every block of one slice of one run."""
+    """Source of blocks: the header fields that are constant for a slice in one epoch."""
 
     schema_id: int
     slice_id: int
@@ -438,7 +438,7 @@ class Origin(NamedTuple):
 
 @njit(nogil=True, cache=True)
 def write_template(target: int, plan: Plan, body_address: int, checksum: bool, origin: Origin, ts_in: int) -> None:
-    """Write a header at `target` that lacks only what `finish_header` adds when the block is sent."""
+    """Write a header at `target`, except for the fields that `finish_header` adds when the block is sent."""
     body_bytes = plan_bytes(plan)
     int64s_at(target, HEADER_BYTES // 8)[:] = 0
     header = block_header_at(target)
@@ -457,7 +457,7 @@ def write_template(target: int, plan: Plan, body_address: int, checksum: bool, o
 
 @inner
 def restamp(target: int, origin: Origin, ts_in: int) -> None:
-    """Turn the header of a block that was sent into the template for sending it again."""
+    """Turn the header of a sent block into the template for sending it again."""
     header = block_header_at(target)
     header.flags &= FLAG_CHECKSUM | FLAG_FIXED | FLAG_NULLS | FLAG_NUMBERS | FLAG_SEQUENCES
     header.schema = origin.schema_id
@@ -469,7 +469,7 @@ def restamp(target: int, origin: Origin, ts_in: int) -> None:
 
 @njit(nogil=True, cache=True)
 def number_header(target: int, sequence: int, previous: int, key_sequence: int) -> None:
-    """Write the sequence of the block, and its position within its key."""
+    """Write the block's sequence and its position within its key."""
     header = block_header_at(target)
     header.sequence = sequence
     header.previous = previous
@@ -487,5 +487,5 @@ def finish_header(target: int, ts_out: int, more_flags: int) -> None:
 
 @inner
 def seal_header(target: int) -> None:
-    """Write the header's own checksum."""
+    """Write the header's checksum."""
     block_header_at(target).header_checksum = checksum_32(target, CHECKED_BYTES)

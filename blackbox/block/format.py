@@ -1,4 +1,4 @@
-"""Structures of a block: `key | header | body`, from the table in `layout`. `docs/wire-format.md` explains them."""
+"""Structures of a block: `key | header | body`, from the table in `layout`. See `docs/wire-format.md`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VERSION: Final = table.VERSION
 HEADER: Final = table.dtype_of(table.HEADER)
 HEADER_BYTES: Final = HEADER.itemsize
 CHECKED_BYTES: Final = table.HEADER.offsets["header_checksum"]
-"""Bytes of a header that its own checksum covers."""
+"""Bytes of a header covered by its checksum."""
 OFFSET_VERSION: Final = table.HEADER.offsets["version"]
 block_header_at: Final = structure_at(HEADER)
 """For compiled code: the header at an address."""
@@ -55,25 +55,25 @@ MAX_TOPIC_BYTES: Final = 65_535
 END_BYTES: Final = 16
 """Size of a key's end in a control block: its sequence and its number of messages, int64 each."""
 LEAST_ROW_BYTES: Final = 12
-"""Bytes that a message takes in a body, at least: its time and its topic's index."""
+"""Least bytes per message in a body: its time and its topic index."""
 MAX_SEQUENCE: Final = 1 << 62
 
 HEARTBEAT_KEY: Final = b"\0H"
 CONFIRM_KEY: Final = b"\0C"
-"""Followed by the 8-byte nonce of the subscriber that asks."""
+"""Followed by the 8-byte nonce of the subscriber."""
 NONCE_BYTES: Final = 8
 ACCEPT_KEY: Final = b"\0A"
-"""Followed by the nonce, the publisher's epoch and the line: subscribed to from the answer to the last block."""
+"""Followed by the nonce, the publisher's epoch and the line; subscribed to from the confirmation to the last block."""
 SHARED_KEY: Final = b"\0S"
-"""Followed by a prefix of keys: asked for by who reads their blocks in the slice's shared memory."""
+"""Followed by a prefix of keys; subscribed to by readers of the slice's shared memory."""
 RECORDED_KEY: Final = b"\0R"
-"""Followed by how far a recorder is: see `blackbox.block.acknowledgement`."""
+"""Followed by a recorder's progress: see `blackbox.block.acknowledgement`."""
 WANT_KEY: Final = b"\0W"
-"""Followed by a prefix of topics, or the first bytes of one: asked for by who wants those topics."""
+"""Followed by a prefix of topics, or its first bytes; subscribed to by subscribers of those topics."""
 MOST_WANT_BYTES: Final = 32
-"""Of such a prefix."""
+"""Longest such prefix."""
 PATH_KEY: Final = b"\0P"
-"""What relays say of themselves: which of them a block passes on its way."""
+"""Control block of relays: the relays that blocks pass through."""
 
 
 # layout: header and body
@@ -170,14 +170,14 @@ def body_layout(count: int, topics: int, topic_bytes: int, payload_bytes: int, f
 
 @njit(nogil=True, cache=True)
 def layout_of(header: Header) -> BodyLayout:
-    """Return where the columns of this block lie, and where its payloads start; `end` is the same place."""
+    """Return the offsets of the block's columns; `payloads` and `end` are both the start of the payloads."""
     layout: BodyLayout = body_layout(header.count, header.topics, header.topic_bytes, 0, header.flags)
     return layout
 
 
 @njit(inline="always")
 def sequence_of(header: Header, layout: BodyLayout, body: int, row: int) -> Any:
-    """Return the sequence number of a row of a checked block."""
+    """Return the sequence of a row of a checked block."""
     if header.flags & FLAG_SEQUENCES:
         return int64s_at(body + layout.sequences + 8 * row, 1)[0]
     return header.sequence + row
@@ -185,7 +185,7 @@ def sequence_of(header: Header, layout: BodyLayout, body: int, row: int) -> Any:
 
 @inner
 def span_of(header: Header, body: int) -> Any:
-    """Return how many sequence numbers a checked block covers, those that it leaves out between its rows included."""
+    """Return the sequences that a checked block covers, including those missing between its rows."""
     if header.flags & FLAG_SEQUENCES == 0:
         return header.count
     return sequence_of(header, layout_of(header), body, header.count - 1) + 1 - header.sequence
@@ -193,7 +193,7 @@ def span_of(header: Header, body: int) -> Any:
 
 @inner
 def row_from(header: Header, body: int, offset: int) -> Any:
-    """Return the first row of a checked block whose number is at least `offset` behind the first; none: its count."""
+    """Return the first row of a checked block at least `offset` sequences after the first; its count if none."""
     if header.flags & FLAG_SEQUENCES == 0:
         return offset
     sequences = int64s_at(body + layout_of(header).sequences, header.count)
@@ -202,7 +202,7 @@ def row_from(header: Header, body: int, offset: int) -> Any:
 
 @njit(inline="always")
 def has_value(header: Header, layout: BodyLayout, body: int, row: int) -> Any:
-    """Return whether a row of a checked block has a value."""
+    """Return True if a row of a checked block has a value."""
     if header.flags & FLAG_NULLS:
         return (bytes_at(body + layout.validity + (row >> 3), 1)[0] >> (row & 7)) & 1 != 0
     return True

@@ -2,9 +2,9 @@
 
 Change the table, then run `make layout`. It writes `Layout.java`, the reference clients' `layout.h` and `layout.mjs`,
 the tables of `docs/`, the generated parts of `blackbox.block.format` and `tests.wire`, and the golden files. Python
-takes offsets from here at import. Nothing else states an offset, a size or an order of fields.
+takes offsets from here at import. No other file states an offset, a size or an order of fields.
 
-Fields follow each other without gaps; integers are little-endian. An unnamed field holds zeros.
+Fields are contiguous; integers are little-endian. An unnamed field holds zeros.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SEGMENT_MAGIC: Final = b"BBOXJRNL"
 INDEX_MAGIC: Final = b"BBOXINDX"
 
 _TYPES: Final = {"u8": "B", "u16": "H", "u32": "I", "i32": "i", "u64": "Q", "i64": "q"}
-"""The codes of module `struct`."""
+"""Codes of module `struct`."""
 
 
 class Field(NamedTuple):
@@ -54,7 +54,7 @@ class Field(NamedTuple):
 
 
 class Structure(NamedTuple):
-    """Fields that follow each other."""
+    """Contiguous fields."""
 
     name: str
     fields: tuple[Field, ...]
@@ -70,7 +70,7 @@ class Structure(NamedTuple):
         return "<" + "".join(field.code for field in self.fields)
 
     def format_of(self, *names: str) -> str:
-        """Format of these fields alone. Raises ValueError unless they are in the order of the table."""
+        """Format of these fields only. Raises ValueError unless they are in the order of the table."""
         if [field.name for field in self.fields if field.name in names] != list(names):
             raise ValueError(f"fields were {', '.join(names)}, expected their order in {self.name}")
         return "<" + "".join(field.code if field.name in names else f"{field.size}x" for field in self.fields)
@@ -94,7 +94,7 @@ class Structure(NamedTuple):
 def dtype_of(structure: Structure, inner: Structure | None = None) -> numpy.dtype[Any]:
     """Return a structure as numpy's. `inner` is the structure in its last field.
 
-    If both have a field of one name, that of the outer structure is used.
+    If both have a field of the same name, the outer structure's is used.
     """
     places = structure.places
     if inner is not None:

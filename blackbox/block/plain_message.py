@@ -1,4 +1,4 @@
-"""Messages as plain values: their fields by name, and as objects to be written as JSON."""
+"""Messages as plain values: fields by name, and objects for JSON."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def as_object(message: Message, schema: Schema | None) -> dict[str, Any]:
-    """Return a message as it is written in JSON: `record` has its fields by name.
+    """Return a message as a JSON object: `record` has its fields by name.
 
-    Where the schema knows no such record, or is None, `payload` has its bytes in base64; null: it has no value.
+    Without a schema for it, `payload` has its bytes in base64; null if it has no value.
     """
     found: dict[str, Any] = {
         "topic": message.topic.decode(errors="backslashreplace"),
@@ -38,7 +38,7 @@ def as_object(message: Message, schema: Schema | None) -> dict[str, Any]:
 def fields_of(payload: bytes | None, schema: Schema) -> dict[str, int | float | str | None] | None:
     """Return a payload's fields by name; None if the schema has no such record.
 
-    Prices are texts with all decimals. A field is None where the venue gave no value.
+    Prices are texts with all decimals. A field is None if the venue gave no value.
     """
     if payload is None:
         return None
@@ -59,7 +59,7 @@ def decimal_text(value: int, decimals: int) -> str:
 
 @cache
 def _meanings_of(dtype: numpy.dtype[Any]) -> list[tuple[str, int | None, int | None]]:
-    """Return each field of a record with its decimals (None: not a price) and its absent value (None: it has none)."""
+    """Return each field of a record with its decimals (None: not a price) and its absent value (None: none)."""
     told = [(name, dict(dtype[name].metadata or {})) for name in dtype.names or ()]
     return [(name, meaning.get(DECIMALS), meaning.get(ABSENT)) for name, meaning in told]
 

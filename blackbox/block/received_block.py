@@ -1,4 +1,4 @@
-"""A block that came to a worker or out of a recording, and what is known of it beside its bytes."""
+"""A block from a worker's queue or a recording, with the fields of its envelope."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from blackbox.feed.schema import Schema
 
 ORIGINS: Final = 5
-"""What is told of each message of a block that a replay gathered: `ts_out`, `ts_in`, `ts_recv`, slice, epoch."""
+"""Values kept per message of a block merged by a replay: `ts_out`, `ts_in`, `ts_recv`, slice, epoch."""
 _ENVELOPE: Final = struct.Struct(f"<{Envelope.dtype.itemsize // 8}q")
 _TS_RECV: Final = Envelope.ts_recv.start
 _CONFLATED: Final = Envelope.conflated.start
@@ -31,11 +31,11 @@ NO_NUMBERS: Final = "this batch did not come from a subscriber: topics have no n
 
 
 class BatchFeed(NamedTuple):
-    """The feed that messages are of."""
+    """Feed of messages."""
 
     name: str
     schema: Schema | None
-    """None when payloads are plain bytes."""
+    """None if payloads are plain bytes."""
     symbol_rule: SymbolRule = SymbolRule()
 
 
@@ -43,7 +43,7 @@ NO_FEED: Final = BatchFeed("", None)
 
 
 class ReceivedBlock:
-    """A block that a worker took off its queue, and what came beside it. Columns of it are made when first used."""
+    """A block taken from a worker's queue, and its envelope. Columns are made on first use."""
 
     __slots__ = (
         "_envelope",
@@ -66,8 +66,8 @@ class ReceivedBlock:
     ) -> None:
         """Wrap checked memory at two addresses; every array made of it keeps `owner` alive.
 
-        `origins`: where int64[ORIGINS, n] lies, where a replay gathered the messages from several blocks; else 0.
-        `feeds`: the feed; of several, that of each slice.
+        `origins`: address of int64[ORIGINS, n] if a replay merged several blocks; else 0. `feeds`: the feed; with
+        several, that of each slice.
         """
         head = ctypes.string_at(envelope, TOPICS_AT)
         words = _ENVELOPE.unpack_from(head, HEADER_BYTES)
@@ -89,7 +89,7 @@ class ReceivedBlock:
 
     @classmethod
     def of_block(cls, block: Block, feed: BatchFeed, ts_recv: int, *, is_image: bool = False) -> Self:
-        """Wrap a block that no worker took off a queue, such as a recorded one: its topics have no numbers."""
+        """Wrap a block that is not from a worker's queue, such as a recorded one: its topics have no numbers."""
         received = cls.__new__(cls)
         received.block, received.feeds, received.ts_recv = block, (feed,), ts_recv
         received.addresses = numpy.frombuffer(block.header, numpy.uint8).ctypes.data, block.body.ctypes.data, 0
@@ -101,23 +101,23 @@ class ReceivedBlock:
 
     @property
     def is_delivered(self) -> bool:
-        """True if a subscriber or a replay delivers it, which reports what is missing."""
+        """True if a subscriber or a replay delivers it and reports missing messages."""
         return self._envelope != 0
 
     def feed_of(self, row: int) -> BatchFeed:
-        """The feed of a row."""
+        """Feed of a row."""
         if len(self.feeds) == 1:
             return self.feeds[0]
         return self.feeds[self.block.slice_id if self.origins is None else int(self.origins[3, row])]
 
     def topics(self) -> list[bytes]:
-        """The distinct topics."""
+        """Distinct topics."""
         if self._topics is None:
             self._topics = self.block.topics
         return self._topics
 
     def numbers(self) -> NDArray[numpy.int32]:
-        """The topics' numbers in their slice."""
+        """Numbers of the topics in their slice."""
         if not self._envelope:
             raise ValueError(NO_NUMBERS)
         if self._numbers is None:

@@ -1,4 +1,4 @@
-"""Texts of fixed width as Arrow has texts, in compiled code."""
+"""Fixed-width texts as Arrow texts, in compiled code."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def _write(texts: int, stride: int, width: int, offsets: NDArray[numpy.int32], t
 
 
 def trimmed(values: NDArray[numpy.bytes_]) -> tuple[NDArray[numpy.int32], NDArray[Any]]:
-    """Offsets int32[n + 1] into UTF-8, and that: the texts without the blanks and zeros at their ends.
+    """Return offsets int32[n + 1] and the UTF-8 bytes of the texts, without trailing blanks and zeros.
 
-    Every byte is one character, Latin-1: a venue's texts are ASCII, and damaged ones must not be an error.
+    Every byte is one Latin-1 character: venues send ASCII, and damaged texts must not raise.
     """
     offsets = numpy.zeros(len(values) + 1, numpy.int32)
     if not len(values):

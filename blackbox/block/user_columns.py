@@ -1,4 +1,4 @@
-"""A user's own columns as messages: numpy arrays and lists, Arrow tables, data frames of pandas and polars."""
+"""User columns as messages: numpy arrays, lists, Arrow tables, pandas and polars data frames."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     import pyarrow
 
 _GIVEN_BACK: Final = ("slice", "ts_out", "ts_recv", "epoch", "sequence")
-"""Columns of `Recording.to_arrow` that a writer makes by itself."""
+"""Columns of `Recording.to_arrow` that the writer computes."""
 _OF_TOPIC: Final = ("symbol", "type")
-"""Parts of the topic, also there."""
+"""Parts of the topic, also in `Recording.to_arrow`."""
 _TOPIC, _TIME, _PAYLOAD, _TYPE = "topic", "ts_event", "payload", "type"
 _CLASHING: Final = "record_"
 _LEAST_NS: Final = 10**16
-"""April 1970: where all times are below it, they count microseconds, milliseconds or seconds."""
+"""April 1970: times all below it are in microseconds, milliseconds or seconds."""
 
 
 _Payloads = tuple[NDArray[Any], NDArray[numpy.int64] | None, NDArray[numpy.bool_] | None]
 
 
 class Columns(NamedTuple):
-    """What `ColumnWriter.put` takes."""
+    """Arguments of `ColumnWriter.put`."""
 
     topics: list[bytes]
     topic_index: NDArray[numpy.int32]
@@ -58,8 +58,8 @@ def columns_of(
         schema: that of the feed.
         message_type: the message type of all rows; None: there is a column of payloads.
         topic: a template of the topics, such as "{symbol}.{type}": columns in braces. `{type}` is the message type.
-        default_topic: the template for a table without a column of topics; None: the column is needed.
-        default_ns: the time of all rows, if there is no column of times; None: the column is needed.
+        default_topic: the template for a table without a column of topics; None: the column is required.
+        default_ns: the time of all rows of a table without a column of times; None: the column is required.
 
     Raises ConfigError naming the column that is missing, unknown or of the wrong type, or a value that does not fit.
     """
@@ -116,7 +116,7 @@ def _no_table(table: object) -> TypeError:
 
 
 def _pieces_of(template: str, message_type: str | None) -> list[tuple[bytes, str | None]]:
-    """Return the pieces of a topic template: fixed text, and the name of the column after it, if there is one."""
+    """Return the pieces of a topic template: fixed text, and the name of the column after it, if any."""
     expected = "expected text with columns in braces, such as '{symbol}.{type}'"
     try:
         parsed = list(Formatter().parse(template))
@@ -137,7 +137,7 @@ def _pieces_of(template: str, message_type: str | None) -> list[tuple[bytes, str
 def _topics_by(
     pieces: list[tuple[bytes, str | None]], found: Mapping[str, Any]
 ) -> tuple[list[bytes], NDArray[numpy.int32]]:
-    """Return the distinct topics that a template makes, and the place of each row's among them."""
+    """Return the distinct topics that a template makes, and the index of each row's topic."""
     topics, index = [b""], numpy.zeros(len(found[next(name for _, name in pieces if name is not None)]), numpy.int64)
     for text, name in pieces:
         topics = [topic + text for topic in topics]
@@ -145,7 +145,7 @@ def _topics_by(
             continue
         more, places = _texts(found[name], name)
         if len(places) != len(index):
-            raise ConfigError(f"column {name!r} had {len(places)} values, expected {len(index)} as the others")
+            raise ConfigError(f"column {name!r} had {len(places)} values, expected {len(index)} like the others")
         used, index = numpy.unique(index * len(more) + places, return_inverse=True)
         pairs = (divmod(pair, len(more)) for pair in used.tolist())
         topics = [topics[before] + more[after].rstrip(b"\0 ") for before, after in pairs]
@@ -153,7 +153,7 @@ def _topics_by(
 
 
 def _named_columns(table: Any) -> dict[str, Any]:
-    """Return the columns of any kind of table: Arrow's of a frame."""
+    """Return the columns of a table of any kind; of a data frame as Arrow columns."""
     library = type(table).__module__.partition(".")[0]
     if library == "pandas":
         import pyarrow
@@ -173,7 +173,7 @@ def _named_columns(table: Any) -> dict[str, Any]:
 
 
 def _fields_of(schema: Schema, message_type: str, given: Mapping[str, Any]) -> dict[str, str]:
-    """Return the fields of a message type by the name of their column."""
+    """Return the fields of a message type by column name."""
     taken = {_TOPIC, _TIME, *_GIVEN_BACK, *(name for name in _OF_TOPIC if _CLASHING + name in given)}
     return {_CLASHING * (name in taken) + name: name for name in schema.dtype(message_type).names or ()}
 
@@ -191,7 +191,7 @@ def _array(values: Any, name: str) -> NDArray[Any]:
 
 
 def _times(values: Any, name: str) -> NDArray[numpy.int64]:
-    """Return times as ns since 1970; 0 where there is none."""
+    """Return times as ns since 1970; 0 for no time."""
     if _is_arrow(values):
         values = _timestamps(values, name, "ns")
         values = values.fill_null(0) if values.null_count else values
@@ -212,7 +212,7 @@ def _times(values: Any, name: str) -> NDArray[numpy.int64]:
 
 
 def _timestamps(values: pyarrow.ChunkedArray, name: str, unit: str) -> pyarrow.ChunkedArray:
-    """Return timestamps as int64 in a unit; other columns as they are."""
+    """Return timestamps as int64 in a unit; other columns unchanged."""
     import pyarrow
 
     if not pyarrow.types.is_timestamp(values.type):
@@ -220,21 +220,21 @@ def _timestamps(values: pyarrow.ChunkedArray, name: str, unit: str) -> pyarrow.C
     try:
         return values.cast(pyarrow.timestamp(unit, values.type.tz)).cast(pyarrow.int64())
     except pyarrow.ArrowException as error:
-        raise ConfigError(f"column {name!r} held a time that is none in {unit}: {error}") from None
+        raise ConfigError(f"column {name!r} held a time that does not fit {unit}: {error}") from None
 
 
 def _since_epoch(times: NDArray[Any], name: str, unit: str) -> NDArray[numpy.int64]:
-    """Return numpy's times as int64 in a unit. Raises ConfigError for a time that does not fit."""
+    """Return numpy times as int64 in a unit. Raises ConfigError for a time that does not fit."""
     try:
         found = times.astype(f"datetime64[{unit}]")
     except OverflowError:
-        if len(times) > 1:  # the error is to name the time
+        if len(times) > 1:  # so that the error names the time
             for part in (times[: len(times) // 2], times[len(times) // 2 :]):
                 _since_epoch(part, name, unit)
-        raise ConfigError(f"column {name!r} held a time that is none in {unit}: {times[0]}") from None
-    # Before numpy 2.5 a time that does not fit wraps around.
+        raise ConfigError(f"column {name!r} held a time that does not fit {unit}: {times[0]}") from None
+    # Before numpy 2.5 such a time wraps around.
     if (wrong := times[(found.astype(times.dtype) != times) & ~numpy.isnat(times)]).size:
-        raise ConfigError(f"column {name!r} held a time that is none in {unit}: {wrong[0]}")
+        raise ConfigError(f"column {name!r} held a time that does not fit {unit}: {wrong[0]}")
     return found.view(numpy.int64)
 
 
@@ -246,7 +246,7 @@ def _integers(values: NDArray[Any], name: str, dtype: numpy.dtype[Any]) -> NDArr
 
 
 def _texts(values: Any, name: str) -> tuple[list[bytes], NDArray[numpy.int32]]:
-    """Return the distinct texts, and the place of each value among them."""
+    """Return the distinct texts, and the index of each value among them."""
     if _is_arrow(values):
         if values.null_count:
             raise ConfigError(f"column {name!r} had {values.null_count} nulls, expected none")
@@ -269,7 +269,7 @@ def _bytes_of(text: Any, name: str, encoding: str = "utf-8") -> bytes:
 
 
 def _payloads(values: Any) -> _Payloads:
-    """Return the bytes of payloads, where they begin, and which have a value."""
+    """Return the bytes of payloads, their offsets, and a mask of those with a value."""
     if _is_arrow(values):
         return _arrow_payloads(values)
     if isinstance(values, numpy.ndarray) and values.dtype.names:
@@ -292,7 +292,7 @@ def _arrow_payloads(values: pyarrow.ChunkedArray) -> _Payloads:
 
 
 def _bytes_in_one(values: pyarrow.ChunkedArray, name: str) -> pyarrow.LargeBinaryArray:
-    """Return texts or bytes, however they are kept, as one array of bytes."""
+    """Return texts or bytes of any Arrow type as one array of bytes."""
     import pyarrow
 
     kind = pyarrow.large_binary()
@@ -305,7 +305,7 @@ def _bytes_in_one(values: pyarrow.ChunkedArray, name: str) -> pyarrow.LargeBinar
 
 
 def _field(values: Any, name: str, dtype: numpy.dtype[Any]) -> NDArray[Any]:
-    """Return one field's values as they are stored, nulls as the integer that the schema has for them."""
+    """Return one field's values as stored, with the schema's absent integer for nulls."""
     told: Mapping[str, Any] = dtype.metadata or {}
     base, shape = dtype.base, dtype.shape
     missing = _nulls(values) if base.kind in "iu" and not shape else None
@@ -325,7 +325,7 @@ def _field(values: Any, name: str, dtype: numpy.dtype[Any]) -> NDArray[Any]:
     if DECIMALS in told and not shape and (money := _money(values)) is not None:
         return _units(money, name, told[DECIMALS], base)
     found = _array(values, name)
-    if SINCE_MIDNIGHT in told and shape:  # an integer of a width that numpy has none for: its bytes, the highest first
+    if SINCE_MIDNIGHT in told and shape:  # an integer of a width that numpy lacks: big-endian bytes
         octets = _integers(found, name, numpy.dtype(numpy.int64)).astype(">i8").view(numpy.uint8).reshape(len(found), 8)
         if octets[:, : 8 - shape[0]].any():
             raise ConfigError(f"column {name!r} ran to {found.max()}, expected 0 to {256 ** shape[0] - 1}")
@@ -338,7 +338,7 @@ def _field(values: Any, name: str, dtype: numpy.dtype[Any]) -> NDArray[Any]:
 
 
 def _nulls(values: Any) -> NDArray[numpy.bool_]:
-    """Return which values are null, NaN or no time."""
+    """Return a mask of values that are null, NaN or not a time."""
     if _is_arrow(values):
         nulls: NDArray[numpy.bool_] = values.is_null(nan_is_null=True).to_numpy()
         return nulls
@@ -356,7 +356,7 @@ def _without(values: Any, nulls: NDArray[numpy.bool_]) -> Any:
 
 
 def _money(values: Any) -> NDArray[Any] | None:
-    """Return prices as floats or objects; None: they are a venue's integers."""
+    """Return prices as floats or objects; None: they are the venue's integers."""
     if _is_arrow(values):
         import pyarrow
 
@@ -366,13 +366,13 @@ def _money(values: Any) -> NDArray[Any] | None:
 
 
 def _units(money: NDArray[Any], name: str, decimals: int, base: numpy.dtype[Any]) -> NDArray[Any]:
-    """Return prices in money as the integers that a venue sends: see `blackbox.feed.prices`."""
+    """Return prices as the integers that the venue sends: see `blackbox.feed.prices`."""
     if money.dtype.kind == "O":
         exact = [_units_or_none(value, decimals) for value in money.tolist()]
         wrong = [value for value, units in zip(money.tolist(), exact, strict=True) if units is None]
         units = numpy.array([] if wrong else exact, numpy.int64)
     else:
-        with numpy.errstate(over="ignore", invalid="ignore"):  # an infinite price is not whole
+        with numpy.errstate(over="ignore", invalid="ignore"):  # an infinite price is rejected below
             scaled = money.astype(numpy.float64) * 10.0**decimals
             near = numpy.rint(scaled)
             is_whole = (numpy.abs(scaled) < END_OF_INT64) & (
@@ -388,14 +388,14 @@ def _units(money: NDArray[Any], name: str, decimals: int, base: numpy.dtype[Any]
     absent = told.get(ABSENT)
     if absent is not None and (units == absent).any():
         raise ConfigError(
-            f"column {name!r} held a price of {absent} units, expected null for no price: the schema has that value "
+            f"column {name!r} held a price of {absent} units, expected null for no price: that is the schema's value "
             "for it"
         )
     return _integers(units, name, base).astype(base)
 
 
 def _units_or_none(price: object, decimals: int) -> int | None:
-    """Return a price's integer; None when it has more decimals, or is none that fits."""
+    """Return a price's integer; None if it has more decimals or does not fit."""
     try:
         units = units_of(price.item() if isinstance(price, numpy.generic) else price, decimals)
     except ValueError:
@@ -404,7 +404,7 @@ def _units_or_none(price: object, decimals: int) -> int | None:
 
 
 def _instants(values: Any, name: str, unit: str, base: numpy.dtype[Any]) -> NDArray[Any]:
-    """Return times since the epoch, in a unit."""
+    """Return times since the epoch in a unit."""
     found = _array(_timestamps(values, name, unit) if _is_arrow(values) else values, name)
     return _integers(_since_epoch(found, name, unit) if found.dtype.kind == "M" else found, name, base)
 
@@ -415,7 +415,7 @@ def _objects(values: Any) -> list[Any]:
 
 
 def _padded(texts: list[Any], name: str, width: int, least: int = 0) -> NDArray[Any]:
-    """Return texts of a width, padded with zeros."""
+    """Return texts padded with zeros to a width."""
     for text in texts:
         if not isinstance(text, bytes) or not least <= len(text) <= width:
             raise ConfigError(f"column {name!r} held {text!r:.80}, expected bytes, {least} to {width} of them")

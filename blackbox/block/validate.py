@@ -1,4 +1,4 @@
-"""Decide in compiled code whether a block may be read, before anything in it is believed."""
+"""Validate a block in compiled code before any of it is used."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from blackbox.native.xxh3 import checksum_32
 
 
 class Fault(IntEnum):
-    """What is wrong with a block; NONE when it may be read."""
+    """Fault of a block; NONE if it is valid."""
 
     NONE = 0
     HEADER_SIZE = 1
@@ -64,10 +64,10 @@ class Fault(IntEnum):
 
 
 RULE_OF_HEADER = -1
-"""Instead of a rule, if the feed is not known: channels are not compared with the topics."""
+"""Value of `rule` if the feed is not known: channels are then not compared with the topics."""
 
 KEY_OF_TOPICS = -1
-"""The size of the key of a stored block, which has no key frame: its topics must have the same one."""
+"""Key size of a stored block, which has no key frame: all its topics must have the same key."""
 
 FAULT_TEXT = {
     Fault.HEADER_SIZE: f"header size was not {HEADER_BYTES}",
@@ -94,7 +94,7 @@ FAULT_TEXT = {
 
 
 def version_text(version: int) -> str:
-    """Return what is wrong with a block of another version."""
+    """Return the error for a block of another version."""
     return f"block version was {version}, expected {VERSION}: use the same release of blackbox on both sides"
 
 
@@ -120,8 +120,8 @@ _VALIDITY = int(Fault.VALIDITY)
 
 @njit(nogil=True, cache=True)
 def check_header(address: int, size: int) -> int:
-    """Fault of the header alone: enough to trust its sequence, count and lengths."""
-    # Looked at first: other versions may have headers of other sizes.
+    """Return the `Fault` of the header alone: enough to trust its sequence, count and lengths."""
+    # First: other versions may have headers of other sizes.
     header = block_header_at(address)
     if size > OFFSET_VERSION and header.magic == MAGIC and header.version != VERSION:
         return _VERSION
@@ -151,7 +151,7 @@ def _check_fields(header: Header) -> int:
         return _NUMBERS
     if not 0 <= header.key_sequence <= header.previous <= header.sequence:
         return _NUMBERS
-    # Further away, a lag would overflow.
+    # With later times a lag would overflow.
     if header.ts_out < 0 or header.ts_out > MAX_SEQUENCE or header.ts_in < 0 or header.ts_in > MAX_SEQUENCE:
         return _NUMBERS
     return _NONE
@@ -159,7 +159,7 @@ def _check_fields(header: Header) -> int:
 
 @inner
 def _ascending(address: int, count: int, last: int) -> bool:
-    """Whether int32[count + 1] at `address` runs from 0 to `last` without a step down."""
+    """Return True if int32[count + 1] at `address` ascends from 0 to `last`."""
     offsets = int32s_at(address, count + 1)
     good = offsets[0] == 0 and offsets[count] == last
     for i in range(count):
@@ -201,7 +201,7 @@ def check_block(
     key_size: int,
     rule: int,
 ) -> int:
-    """The block's `Fault`. Reads nothing outside the three frames, whatever they hold.
+    """Return the block's `Fault`. Never reads outside the three frames.
 
     `rule`: the key rule of the feed. Header and body must be 8-byte aligned.
     """
@@ -226,11 +226,11 @@ def check_body(
     rule: int,
     with_checksum: bool,
 ) -> int:
-    """As `check_block`, for a header that `check_header` has passed; the body's checksum only `with_checksum`."""
+    """Do the same after `check_header` has accepted the header; check the body's checksum only `with_checksum`."""
     header = read_header(header_address)
     if header.body_bytes != body_size:
         return _BODY_SIZE
-    # The counts are bounded by the body before any arithmetic uses them, so that no sum can overflow.
+    # The body size bounds the counts before any arithmetic uses them, so that no sum can overflow.
     if header.count * LEAST_ROW_BYTES > body_size or header.topics * 4 > body_size or header.topic_bytes > body_size:
         return _COUNTS
     fixed = header.flags & FLAG_FIXED != 0

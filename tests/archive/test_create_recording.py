@@ -236,7 +236,7 @@ FAR = numpy.array(["2026-01-05", "NaT", "9999-12-31", "2026-01-05"], "M8[D]")
         ({**COLUMNS, "ts_evnet": [1] * 4}, {}, ConfigError, "'ts_evnet' .did you mean 'ts_event'"),
         ({**COLUMNS, "ts_event": [NOON]}, {}, ConfigError, "column 'ts_event' had 1 values, expected 4 as 'topic'"),
         ({**COLUMNS, "ts_event": [0.5] * 4}, {}, ConfigError, "column ts_event held float64, expected integers"),
-        ({**COLUMNS, "ts_event": FAR}, {}, ConfigError, "'ts_event' held a time that is none in ns: 9999-12-31"),
+        ({**COLUMNS, "ts_event": FAR}, {}, ConfigError, "'ts_event' held a time that does not fit ns: 9999-12-31"),
         (pyarrow.table({**COLUMNS, "ts_event": FAR.astype("M8[s]")}), {}, ConfigError, "'ts_event' held a time"),
         ({**COLUMNS, "ts_event": ["2026-01-05T12:00"] * 4}, {}, ConfigError, "held '2026-01-05T12:00', expected ns"),
         ({**COLUMNS, "ts_event": pyarrow.array(["12:00"] * 4)}, {}, ConfigError, "'ts_event' held '12:00', expected"),

@@ -1,4 +1,4 @@
-"""What callbacks get: columns and rows of one block, typed records, Arrow on the same memory, single messages."""
+"""Batches: columns and rows of one block, typed records, Arrow on the same memory, single messages."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_messages_are_the_rows() -> None:
             read("A")
 
 
-def test_columns_of_a_whole_block_are_views_and_nobody_can_write_to_them() -> None:
+def test_columns_of_a_whole_block_are_read_only_views() -> None:
     feed = Feed.local("batch", slices=1)
     subscriber = Subscriber(feed)
     batches: list[Batch] = []
@@ -102,7 +102,7 @@ def test_columns_of_a_whole_block_are_views_and_nobody_can_write_to_them() -> No
 
 
 def received(rows: list[tuple[bytes, bytes]], prefix: bytes = b"", schema: str = "itch50") -> Batch:
-    """One block's batch, as a subscriber to `prefix` gets it."""
+    """One block's batch, as a subscriber to `prefix` receives it."""
     feed = Feed.local("batch", slices=1, schema=schema)
     subscriber = Subscriber(feed)
     batches: list[Batch] = []
@@ -116,7 +116,7 @@ def received(rows: list[tuple[bytes, bytes]], prefix: bytes = b"", schema: str =
 
 
 def itch(kind: str, number: int) -> bytes:
-    """A message of that type whose every other byte is a number."""
+    """A message of a type with all other bytes set to a number."""
     return kind.encode() + bytes([number]) * (SCHEMA.dtype(kind).itemsize - 1)
 
 
@@ -153,14 +153,14 @@ def test_records_of_selected_rows_are_those_rows() -> None:
     assert batch.indices("A").tolist() == [0, 1, 2, 3]
 
 
-def test_a_record_of_the_wrong_length_is_an_error_that_names_it() -> None:
+def test_a_record_of_the_wrong_length_raises_and_is_named() -> None:
     batch = received([(b"S.A", itch("A", 1)), (b"S.A", itch("A", 2)[:-1]), (b"S.D", b""), (b"S.A", b"A")])
     with pytest.raises(ValueError, match=r"message 1 of Block\(.*\) is of type 'A' but has 35 bytes, expected 36"):
         batch.records("A")
     assert len(batch.records("D")) == 0
 
 
-def test_a_message_knows_its_record() -> None:
+def test_a_message_has_its_record() -> None:
     batch = received([(b"S.A", itch("A", 1)), (b"S.E", itch("E", 2))])
     first, second = [message.record for message in batch]
     assert first.price == 0x01010101
@@ -172,7 +172,7 @@ def test_a_message_knows_its_record() -> None:
 
 
 def of_many(count: int = 50) -> Batch:
-    """As many random orders, none in a topic that another asks for."""
+    """`count` random orders in different topics."""
     rng = numpy.random.default_rng(1)
     return received([(b"S.%c" % b"AB"[n % 2], b"A" + rng.bytes(35)) for n in range(2 * count)], b"S.A")
 
@@ -196,7 +196,7 @@ def test_records_are_those_of_numpy(count: int) -> None:
                 assert value == theirs[name]
 
 
-def test_a_payload_that_is_no_record_is_an_error_of_its_message_alone() -> None:
+def test_a_payload_that_is_no_record_raises_for_its_message_only() -> None:
     good, short, empty, unknown = received([(b"S", itch("A", 1)), (b"S", itch("A", 1)[:-1]), (b"S", b""), (b"S", b"~")])
     assert good.record.shares == 0x01010101
     with pytest.raises(ValueError, match="message 1 of topic b'S' is of type 'A' but has 35 bytes, expected 36"):
@@ -253,13 +253,13 @@ def test_a_record_lies_in_memory_as_its_dtype() -> None:
     assert "padding" not in repr(record)
 
 
-def test_fields_that_lie_over_each_other_are_an_error() -> None:
+def test_fields_that_overlap_raise() -> None:
     dtype = numpy.dtype({"names": ["a", "b"], "formats": ["<u4", "<u4"], "offsets": [0, 2]})
     with pytest.raises(ConfigError, match="odd: field 'b' was at byte 2, expected 4 or more"):
         record_type("odd", dtype)
 
 
-def test_topic_numbers_are_places_in_the_topics_of_the_slice() -> None:
+def test_topic_numbers_index_the_topics_of_the_slice() -> None:
     feed = Feed.local("batch", slices=2)
     subscriber = Subscriber(feed)
     wrong: list[Any] = []
@@ -304,7 +304,7 @@ def address(column: pyarrow.Array, place: int = -1) -> int:
 
 
 @pytest.mark.parametrize("payloads", [PAYLOADS, [b"%d" % n for n in range(5)]], ids=["any size", "one size"])
-def test_arrow_lies_on_the_memory_of_the_block(payloads: list[bytes]) -> None:
+def test_arrow_shares_the_memory_of_the_block(payloads: list[bytes]) -> None:
     block = block_of(payloads)
     arrow = block.to_arrow()
     arrow.validate(full=True)

@@ -1,4 +1,4 @@
-"""Damaged, cut and hostile blocks: refused and counted, never a crash, never a byte read outside of the frames."""
+"""Damaged, truncated and hostile blocks are rejected and counted; no read ever leaves the frames."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.damage import Frames, cases, damaged, valid
 from tests.support import Script
 
 
-def test_no_block_makes_compiled_code_read_outside_of_its_frames() -> None:
+def test_no_block_makes_compiled_code_read_outside_its_frames() -> None:
     with Script("from tests.guarded_blocks import main; main(seed=2, count=30_000)") as script:
         status, out, errors = script.finish(timeout=100)
     assert status == 0, errors
@@ -61,7 +61,7 @@ def test_decode_agrees_with_the_reference_on_damaged_blocks() -> None:
 
 
 def hostile(seed: int) -> list[Frames]:
-    """Damaged blocks that a subscriber of slice 0 must refuse."""
+    """Damaged blocks that a subscriber of slice 0 must reject."""
     choice = random.Random(seed)
     found = [damaged(choice, valid(choice)) for _ in range(600)]
     return [frames for frames in found if not wire.is_valid(*frames)]
@@ -102,7 +102,7 @@ def test_every_malformed_block_is_counted_and_the_next_valid_one_is_delivered() 
 
 
 @pytest.mark.parametrize("name", WRONG_FRAMES)
-def test_a_message_that_is_no_block_is_refused(name: str) -> None:
+def test_a_message_that_is_no_block_is_rejected(name: str) -> None:
     feed = Feed.local("fuzz", slices=1)
     subscriber = Subscriber(feed)
     got = Collector()
@@ -116,7 +116,7 @@ def test_a_message_that_is_no_block_is_refused(name: str) -> None:
     assert subscriber.statistics().received.malformed == 1
 
 
-def test_a_valid_block_in_the_wrong_place_is_refused() -> None:
+def test_a_valid_block_in_the_wrong_place_is_rejected() -> None:
     feed = Feed.local("fuzz", slices=1)
     subscriber = Subscriber(feed)
     got = Collector()
@@ -180,8 +180,8 @@ def test_a_hostile_heartbeat_does_not_end_the_subscriber(name: str, key_bytes: i
     assert 0 <= subscriber.statistics().received.gaps <= 1
 
 
-def test_a_frame_larger_than_the_limit_costs_the_connection_which_is_made_again() -> None:
-    # It is connected again after three heartbeats: so long it can be seen that nothing is subscribed to.
+def test_a_frame_above_the_limit_drops_the_connection_which_is_reopened() -> None:
+    # The subscriber reconnects after three heartbeats, long enough for the test to see that no prefix is subscribed to.
     feed = msgspec.structs.replace(Feed.local("fuzz", slices=1), heartbeat_ns=400_000_000)
     subscriber = Subscriber(feed)
     got = Collector()
@@ -189,13 +189,13 @@ def test_a_frame_larger_than_the_limit_costs_the_connection_which_is_made_again(
     with RawPublisher(feed) as publisher:
         subscriber.start()
         publisher.send_frames((b"", bytes(wire.HEADER.size), numpy.zeros(wire.MAX_BODY + 1, numpy.uint8)))
-        wait_until(lambda: not publisher.subscriptions(), what="the connection was dropped")
-        wait_until(lambda: b"" in publisher.subscriptions(), what="it was made again")
+        wait_until(lambda: not publisher.subscriptions(), what="the connection is dropped")
+        wait_until(lambda: b"" in publisher.subscriptions(), what="it is reopened")
 
         def delivered() -> int:
-            publisher.heartbeat()  # or the line would be taken for silent again
+            publisher.heartbeat()  # otherwise the line would count as silent again
             publisher.send(publisher.encode([(b"T", b"0")]))
             return len(got)
 
-        wait_until(delivered, what="what is sent is delivered again")
+        wait_until(delivered, what="messages are delivered again")
         subscriber.stop()

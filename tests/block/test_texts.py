@@ -1,4 +1,4 @@
-"""Texts without their padding, against numpy's own functions."""
+"""Texts without their padding, compared with numpy's functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LETTERS = st.sampled_from(b"\0\t\n\v\f\r\x1c\x1f AZ\x7f\x80\x85\xa0\xff")
 
 
 @given(st.lists(st.lists(LETTERS, max_size=5).map(bytes), max_size=9))
-def test_blanks_at_the_end_go_and_every_byte_is_a_character(texts: list[bytes]) -> None:
+def test_trailing_blanks_are_removed_and_every_byte_is_a_character(texts: list[bytes]) -> None:
     records = numpy.zeros(len(texts), [("before", "u1"), ("text", "S5"), ("after", ">u4")])
     records["text"] = texts
     offsets, data = trimmed(records["text"])
@@ -22,6 +22,6 @@ def test_blanks_at_the_end_go_and_every_byte_is_a_character(texts: list[bytes]) 
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_no_text_is_nothing(count: int) -> None:
+def test_an_empty_text_has_no_bytes(count: int) -> None:
     offsets, data = trimmed(numpy.zeros(count, "S4"))
     assert (offsets.tolist(), data.tolist()) == ([0] * (count + 1), [])

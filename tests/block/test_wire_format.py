@@ -1,4 +1,4 @@
-"""The bytes of a block, against a reference that shares no code with the core, and against blocks that are kept."""
+"""The bytes of a block, compared with an independent reference and with golden blocks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def example() -> Block:
     )
 
 
-def test_each_header_field_stands_at_its_offset() -> None:
+def test_each_header_field_is_at_its_offset() -> None:
     block = example()
     body = block.body.tobytes()
     header = wire.Fields(
@@ -75,14 +75,14 @@ def test_each_header_field_stands_at_its_offset() -> None:
 
 
 @pytest.mark.parametrize("bit", [bit for bit in range(16) if 1 << bit not in wire.FLAGS.values()])
-def test_a_flag_that_nobody_knows_is_refused(bit: int) -> None:
+def test_an_unknown_flag_is_rejected(bit: int) -> None:
     block = example()
     header = wire.pack(wire.unpack(block.header)._replace(flags=block.flags | 1 << bit))
     with pytest.raises(BlockError, match=f"flags were set that version {places.VERSION} does not have"):
         Block.decode(b"AB", header, block.body)
 
 
-def test_the_reserved_numbers_are_those_of_the_document() -> None:
+def test_reserved_numbers_match_the_document() -> None:
     for flag in layout.FLAGS:
         assert getattr(places, f"FLAG_{flag.name}") == flag.value
     assert places.MAX_BODY_BYTES == wire.MAX_BODY
@@ -90,7 +90,7 @@ def test_the_reserved_numbers_are_those_of_the_document() -> None:
     assert places.MAX_TOPIC_BYTES == 65_535
 
 
-def test_each_column_stands_at_its_offset() -> None:
+def test_each_column_is_at_its_offset() -> None:
     block = example()
     at = wire.starts_of(wire.unpack(block.header))
     body = block.body.tobytes()
@@ -128,7 +128,7 @@ def test_columns_start_where_the_table_says(
 
 
 @given(ROWS, st.booleans(), st.sampled_from([0, 1, 8, 100]), st.booleans(), st.booleans(), st.data())
-def test_what_is_encoded_is_what_the_reference_reads_and_would_have_written(
+def test_the_reference_reads_and_writes_the_same_blocks(
     rows: list[tuple[bytes, bytes, int]], one_size: bool, size: int, checksum: bool, numbered: bool, data: st.DataObject
 ) -> None:
     valid = data.draw(st.lists(st.booleans(), min_size=len(rows), max_size=len(rows)) | st.none())
@@ -236,10 +236,10 @@ def encoded(block: Block) -> Block:
     )
 
 
-# What a publisher sends is what the reference reads.
+# A publisher's messages, read by the reference.
 
 
-def test_a_publisher_sends_what_the_reference_reads() -> None:
+def test_the_reference_reads_what_a_publisher_sends() -> None:
     import zmq
 
     feed = Feed.local("wire", slices=1, key_bytes=2)
@@ -247,7 +247,7 @@ def test_a_publisher_sends_what_the_reference_reads() -> None:
         sub.connect(feed.slices[0].endpoints[0])
         for wish in (b"\0H", b"AA", b"\0Cnonce678"):
             sub.subscribe(wish)
-        while True:  # a heartbeat may come before all is in force
+        while True:  # a heartbeat may arrive before the subscription is active
             assert sub.poll(60_000)
             frames = sub.recv_multipart()
             if frames[0] == b"\0Cnonce678":
@@ -277,13 +277,15 @@ def test_a_publisher_sends_what_the_reference_reads() -> None:
     assert blocks[-1].fields.sequence == 4
 
 
-def test_a_subscriber_asks_for_what_the_document_says() -> None:
+def test_a_subscriber_sends_what_the_document_says() -> None:
     feed = Feed.local("wire", slices=1, key_bytes=3)
     subscriber = Subscriber(feed)
     for prefix in (b"A", b"ABCDE", b"ABCXX"):
         subscriber.on(prefix)(lambda message: None)
     with RawPublisher(feed) as publisher, subscriber:
-        wait_until(lambda: any(w.startswith(b"\0A") for w in publisher.subscriptions()), what="the answer was taken")
+        wait_until(
+            lambda: any(w.startswith(b"\0A") for w in publisher.subscriptions()), what="the confirmation was accepted"
+        )
         asked = publisher.subscriptions()
         (nonce,) = (wish for wish in asked if wish.startswith(b"\0C"))
         nonces = {nonce}
@@ -293,7 +295,7 @@ def test_a_subscriber_asks_for_what_the_document_says() -> None:
         assert subscriber.statistics().received.subscriptions == 2
         subscriber.on(b"B")(lambda message: None)
         subscriber.wait_confirmed()
-        wait_until(lambda: not nonces & publisher.subscriptions(), what="the old nonce is withdrawn")
+        wait_until(lambda: not nonces & publisher.subscriptions(), what="the old nonce is unsubscribed")
 
 
 # XXH3
@@ -313,7 +315,7 @@ def test_xxh3_of_known_vectors(text: bytes, digest: int) -> None:
     assert int(xxh3(data.ctypes.data, len(text))) == digest
 
 
-def test_xxh3_of_every_size_up_to_some_of_its_blocks() -> None:
+def test_xxh3_of_every_size_up_to_several_blocks() -> None:
     data = numpy.random.default_rng(1).integers(0, 256, 3_300, numpy.uint8)
     for size in range(3_200):
         start = size % 9
@@ -321,12 +323,12 @@ def test_xxh3_of_every_size_up_to_some_of_its_blocks() -> None:
         assert int(xxh3(data.ctypes.data + start, size)) == expected
 
 
-# Refusals
+# Rejected blocks
 
 
-def test_encode_refuses_what_cannot_be_a_block() -> None:
+def test_encode_rejects_invalid_blocks() -> None:
     one = numpy.ones((1, 1), numpy.uint8)
-    with pytest.raises(BlockError, match="a block was to hold 0 messages, expected at least 1"):
+    with pytest.raises(BlockError, match="a block had 0 messages, expected at least 1"):
         Block.encode([b"A"], [], numpy.zeros((0, 1), numpy.uint8))
     with pytest.raises(BlockError, match="did not have key b'B'"):
         Block.encode([b"A"], [0], one, key=b"B")
@@ -338,7 +340,7 @@ def test_encode_refuses_what_cannot_be_a_block() -> None:
         Block.encode([b"A"], [0, 0, 0], numpy.zeros((3, 30 << 20), numpy.uint8))
 
 
-def test_decode_says_what_was_wrong_and_where() -> None:
+def test_decode_names_the_fault_and_the_sizes() -> None:
     key, header, body = (bytes(frame) for frame in example().frames)
     with pytest.raises(
         BlockError, match=r"header checksum did not match \(key b'AB', header [0-9]+ bytes, body 86 bytes\)"
@@ -356,7 +358,7 @@ def test_decode_says_what_was_wrong_and_where() -> None:
         Block.decode(b"X", header, body)
 
 
-def test_decode_takes_a_body_at_any_address() -> None:
+def test_decode_accepts_a_body_at_any_address() -> None:
     key, header, body = (bytes(frame) for frame in example().frames)
     for shift in range(8):
         memory = numpy.zeros(len(body) + 16, numpy.uint8)
