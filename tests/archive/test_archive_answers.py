@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from blackbox import Publisher, Recording
 from blackbox.archive.recorder import Recorder
-from blackbox.archive.serve import piece_reading
+from blackbox.archive.serve import piece_reading, pieces
 from blackbox.archive.serve.client import ArchiveClient
 from blackbox.archive.serve.connection import Fetched
 from blackbox.archive.serve.pieces import Pieces
@@ -118,6 +118,25 @@ def test_answers_equal_a_plain_walk_over_the_blocks(
             assert gone == missing
             epochs = dict.fromkeys([begin.epoch, *(put.epoch for put in met)])
             assert ended == list(epochs)[:-1]
+
+
+def test_a_block_recorded_during_a_search_by_time_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed, search = archived_feed(), pieces._first_received
+    with Publisher(feed) as publisher, Recorder(feed, tmp_path) as recorder:
+
+        def finds(day: Recording, slice_id: int, start_ns: int) -> Position | None:
+            found = search(day, slice_id, start_ns)
+            publish_parts(publisher, 0, 10)
+            wait_recorded(recorder, 10)
+            return found
+
+        monkeypatch.setattr(pieces, "_first_received", finds)
+        publisher.wait_for_subscribers(timeout=60)
+        found = Pieces(tmp_path / feed.name).position_at(0, BEGINNING_NS)
+        assert found.is_end
+        assert found.position in (Position(0, 0), Position(publisher.epoch, 0))
 
 
 def test_an_index_is_looked_at_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -276,8 +276,9 @@ class Pieces:
 
         Raises ArchiveError if there is no such slice, JournalError if files cannot be read.
         """
+        end_of_slice = self._end_of_slice(self.list_days(), slice_id)  # first: later blocks follow it
         opened = len(self._ends)
-        for name in self.list_days():
+        for name in self._days:
             if name not in self._days[-_DAYS_GROWING:]:
                 if len(self._ends) - opened == _DAYS_OPEN:
                     return FoundPosition()
@@ -287,7 +288,7 @@ class Pieces:
             position = _first_received(self.fresh(name, slice_id), slice_id, start_ns)
             if position is not None:
                 return FoundPosition(position=position)
-        return FoundPosition(position=self._end_of_slice(self._days, slice_id), is_end=True)
+        return FoundPosition(position=end_of_slice, is_end=True)
 
     def _end_of(self, name: str, slice_id: int) -> _End | None:
         """Return the end of a slice in a day that is no longer written; None: unknown because of damage."""
