@@ -1,7 +1,7 @@
-"""Publishing that waits until all is on disk, a call at a time.
+"""Publish and wait after each call until its messages are on disk.
 
 ours        PUB process ==blocks, TCP loopback==> recorder process ==write, fdatasync==> journal
-            wait_synced() <------- how far, once a call -----------'
+            wait_synced() <------ position, once a call -----------'
 JetStream   nats-py ==a message each, TCP loopback==> nats-server ==write, fsync==> files
             acknowledgements <--------- one a message -----------'
 limit       the same bytes, write() and fdatasync() once a call
@@ -27,7 +27,7 @@ from blackbox import Feed
 CALLS = {1: 500, 10_000: 60}
 _JETSTREAM_CALLS = {1: 300, 10_000: 3}
 _ROW_BYTES = PAYLOAD_BYTES + 12
-"""Of a message in a journal, heads not counted."""
+"""Bytes of a message in a journal, without block headers."""
 _SETTINGS = 'jetstream {{ store_dir: "{place}", sync_interval: always }}'
 
 
@@ -36,7 +36,7 @@ def _ours(publisher: Child, recorder: Child, what: str, at_once: int) -> float:
     before = recorder.ask({})["messages"]
     told = publisher.ask({"what": what, "at_once": at_once, "calls": calls})
     expect("messages recorded when the last call returned", recorder.ask({})["messages"] - before, calls * at_once)
-    expect("peers put out", told["put_out"], 0)
+    expect("peers disconnected", told["put_out"], 0)
     return float(calls / told["seconds"])
 
 
@@ -59,7 +59,7 @@ def _jetstream(child: Child, at_once: int) -> float:
 
 
 def test_acknowledged(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
-    """Calls/s, each of which returned once its messages were there."""
+    """Calls/s; each call returns when its messages are stored."""
     contest = Contest("Publish and wait until it is on disk", "calls/s", topology=__doc__, axis="messages a call")
     with ExitStack() as stack:
         for fsync, promise in (("block", "synced block by block"), ("interval", "synced every ms")):

@@ -1,10 +1,10 @@
-"""Recording at full wire speed while others read what is recorded.
+"""Record at full wire speed while readers read the recording.
 
 ours    PUB process ==blocks, TCP loopback==> recorder process ==write==> journal
                                               its archive thread ==blocks, TCP loopback==> reader processes
 
-Each reader reads an earlier day and then this one, to what is recorded by then, as fast as it is given; then again. It
-checks that no number is missing. A round that lost something is void; so is one in which readers got nothing.
+Each reader repeatedly reads an earlier day and then the current one up to its present end, as fast as it can. It checks
+that no sequence number is missing. A round is void if a message was lost or the readers received nothing.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def _record(pair: Pair, load: Load, readers: list[Child], given: list[float]) ->
     finally:
         found = [reader.ask({}) for reader in readers]
     for each in found:
-        expect("what a reader lost", each["lost"], "")
+        expect("error of a reader", each["lost"], "")
     given.append(sum(each["messages"] for each in found) / load.messages)
     if readers and not given[-1]:
-        raise Lost("messages given to readers were 0, expected some")
+        raise Lost("readers received no messages")
     return Figure(pair.heard.stored_bytes / (pair.heard.ended - pair.sent.began), figure.spent)
 
 
-def test_record_beside_readers(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+def test_record_while_reading(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     """GB/s of journal."""
     alone = Feed.local("alone", slices=1)
     served = msgspec.structs.replace(Feed.local("served", slices=1), archives=(tcp(),))
@@ -75,4 +75,4 @@ def test_record_beside_readers(benchmark: BenchmarkFixture, tmp_path: Path) -> N
             contest.add(name, partial(_record, pair, load, readers[:count], each), promise=WAITS)
         contest.run(benchmark)
     for count in (1, READERS):
-        contest.show(f"given to {count}, of what was recorded", [round(each, 2) for each in given[count]])
+        contest.show(f"messages sent to {count} readers / messages recorded", [round(each, 2) for each in given[count]])

@@ -1,10 +1,10 @@
-"""Order books of a made-up ITCH session, all symbols, from Python: updates a second.
+"""Order books of a synthetic ITCH session, all symbols, from Python: updates a second.
 
-    replay      recording ==in the order of the market==> Subscriber.replay, book(b"")
+    replay      recording ==in time order==> Subscriber.replay, book(b"")
     kernel      the recording's blocks, in memory ==> Books.apply, a call a block
-    order-book  the same messages, unpacked before ==a Python call a message==> a dict of orders, levels in C
+    order-book  the same messages, unpacked in advance ==a Python call a message==> a dict of orders, levels in C
 
-An update is a message that adds, takes, removes or replaces. The best level of each symbol must be the same in the end.
+An update adds, executes, cancels or replaces an order. All must end with the same best levels for each symbol.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MESSAGES: Final = 2_000_000
 _FEW: Final = 200_000
 _REPLAY: Final = "Subscriber.replay, book(prefix)"
 Tops = dict[bytes, tuple[tuple[int, int], tuple[int, int]]]
-"""Price and shares of the best bid and ask of each symbol; zeros where there is none."""
+"""Price and shares of the best bid and ask by symbol; zeros for an empty side."""
 
 
 @cache
@@ -102,7 +102,7 @@ def _unpacked(messages: int, symbols: int) -> list[tuple[Any, ...]]:
 
 
 def _in_c(order_book: Any, messages: int, symbols: int) -> float:
-    """As anybody writes it: orders in a dict, price levels in the C book of each symbol."""
+    """Keep orders in a dict and price levels in a C book per symbol, the usual way to use this library."""
     updates = _unpacked(messages, symbols)
     sides: dict[bytes, tuple[Any, Any]] = {}
     orders: dict[int, list[Any]] = {}
@@ -163,10 +163,10 @@ def _contest(benchmark: BenchmarkFixture, messages: int, symbols: int) -> None:
 
 
 def test_books_of_few_symbols(benchmark: BenchmarkFixture) -> None:
-    """M updates/s, all books in the cache."""
+    """M updates/s; all books fit into the cache."""
     _contest(benchmark, _MESSAGES, 50)
 
 
 def test_books_of_many_symbols(benchmark: BenchmarkFixture) -> None:
-    """M updates/s, each message's book comes from memory."""
+    """M updates/s; each message's book is fetched from memory."""
     _contest(benchmark, _MESSAGES, 5_000)

@@ -1,4 +1,4 @@
-"""Bursts of ten times the mean for 1 ms, fifty a second: how late do messages come, and is one lost?
+"""Bursts of ten times the mean rate for 1 ms, fifty times a second: latency and losses.
 
     ours    PUB process: publish() ==blocks, TCP loopback==> SUB | ROUTER ==> DEALER ==> f(message)
     rival   PUB process: pyzmq send() --a message a frame--> pyzmq SUB recv(), note
@@ -6,9 +6,9 @@
         rate  1,000,000/s  █                    █            mean 100,000/s: 1,000 messages in 1 ms,
                 52,632/s   █▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁█▁▁▁▁▁▁▁     1,000 more in the 19 ms that follow
 
-Ours with the queue it has unless told otherwise, 1,000 blocks; pyzmq with its own, 1,000 messages, and with one that
-holds the whole run. All drop what does not fit: here losses are a result, told below the table. Delays are counted
-since a message was due, and a lost one is late without end: with more than 1 % lost there is no p99, the round is void.
+Ours uses its default queue of 1,000 blocks; pyzmq its default of 1,000 messages, and one that holds the whole run. All
+drop messages when a queue is full; losses are listed below the table. Delays count from a message's due time, and a
+lost message has infinite delay: with more than 1 % lost there is no p99 and the round is void.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from blackbox import Feed
 
 RATE = 100_000
 MESSAGES = 40_000
-DROPS = "drops when its queue is full: losses are told"
+DROPS = "drops when its queue is full: losses are listed"
 HWM_BLOCKS = 1_000
 QUEUES = (1_000, MESSAGES)
-"""Of pyzmq, in messages: what it has unless told otherwise, and a whole run."""
+"""Queue sizes of pyzmq in messages: its default and a whole run."""
 
 
 def test_bursts(benchmark: BenchmarkFixture) -> None:
-    """µs since due, p99."""
+    """p99 since due, µs."""
     contest = Contest(f"Mean {RATE:,} messages/s, p99 since due", "µs", lower=True, topology=__doc__)
     feed = Feed.local("bursts", slices=1)
     lost: dict[str, list[int]] = {}
@@ -42,7 +42,7 @@ def test_bursts(benchmark: BenchmarkFixture) -> None:
         spent = pair.round(load, Work(form="late")).spent
         lost.setdefault(name, []).append(pair.heard.missed)
         if "p99" not in pair.heard.late_us:
-            raise Lost(f"there is no p99: {pair.heard.missed:,} of {MESSAGES:,} messages were lost")
+            raise Lost(f"no p99: {pair.heard.missed:,} of {MESSAGES:,} messages were lost")
         contest.percentiles(name, pair.heard.late_us)
         return Figure(pair.heard.late_us["p99"], spent)
 

@@ -1,11 +1,11 @@
-"""A subscriber that begins in the past, while the feed goes on at a million messages a second.
+"""A subscriber starts in the past while the feed continues at a million messages a second.
 
 ours    PUB process ==blocks, TCP loopback==> recorder process ==write==> journal
-                    |                         its archive thread ==blocks, TCP loopback==> who joins
-                    `==blocks, TCP loopback==> another subscriber, whose lateness is measured
-limit   the files of as many messages read into one buffer
+                    |                         its archive thread ==blocks, TCP loopback==> the new subscriber
+                    `==blocks, TCP loopback==> a live subscriber, whose latency is measured
+limit   the files of the same number of messages read into one buffer
 
-Numbers are checked for gaps and order; a round in which a message is missing is void.
+Sequence numbers are checked for gaps and order; a round in which a message is missing is void.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _files(place: Path, publisher: Child) -> float:
 
 
 def test_catch_up(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
-    """M messages/s that come to who joins, until it is live; the feed goes on at 1."""
+    """M messages/s received by the new subscriber until it is live; the feed continues at 1."""
     contest = Contest("Catching up with a feed of 1 M messages/s", "M messages/s", topology=__doc__)
     with ExitStack() as stack:
         publisher, joiner = _house(stack, tmp_path)
@@ -56,15 +56,15 @@ def test_catch_up(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
         contest.run(benchmark)
 
 
-def test_beside_who_joins(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
-    """How late messages come to a subscriber that is live, while another one joins."""
+def test_latency_while_another_joins(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+    """Latency of a live subscriber while another one joins."""
     contest = Contest("p99 of a live subscriber, 1 M messages/s", "µs", lower=True, topology=__doc__)
     with ExitStack() as stack:
         feed = _feed()
         _, joiner = _house(stack, tmp_path, feed)
         listener = stack.enter_context(Child("bench.processes.recovered:listen", feed=feed))
         alone, join = partial(time.sleep, _ALONE_S), partial(_join, joiner)
-        for name, meanwhile in (("nobody joins", alone), ("one joins a day of 10 M", join)):
+        for name, meanwhile in (("no joiner", alone), ("one joins a day of 10 M", join)):
             contest.add(name, partial(late_beside, contest, name, listener, meanwhile))
         contest.run(benchmark)
 

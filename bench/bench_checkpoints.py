@@ -1,9 +1,9 @@
-"""What checkpoints cost: deliveries while a thread stops all callbacks between two messages, again and again.
+"""The cost of checkpoints: delivery rate while a thread repeatedly pauses all callbacks between two messages.
 
 ours    PUB process ==blocks, TCP loopback==> SUB | ROUTER ==> DEALER ==> callbacks
                                               a thread ==checkpoint()==> slice thread and worker
 
-Same messages, same work, same promise (the publisher waits); count, order and checksum by topic verified each round.
+Same messages, same work, same promise (the publisher waits); each round verifies count, order and checksum by topic.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def test_checkpoints(benchmark: BenchmarkFixture) -> None:
     """M messages/s from the publisher's first call to the last callback."""
     feed = Feed.local("bench", slices=1)
     load = Load(feed=feed, messages=MESSAGES)
-    contest = Contest("Delivery beside checkpoints, 1 worker, loopback TCP", "M messages/s", topology=__doc__)
+    contest = Contest("Delivery with checkpoints, 1 worker, loopback TCP", "M messages/s", topology=__doc__)
     with Pair.ours(feed, when_full="wait") as pair:
         for rate in RATES:
             work = Work(form="batch", prefixes=(b"",), checkpoints_per_s=rate)

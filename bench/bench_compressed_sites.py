@@ -1,11 +1,11 @@
-"""A site behind `ssh -C`: how fast it brings what is put there, what crosses, and what ssh costs. Real messages.
+"""A site reached through `ssh -C`: throughput, bytes on the link and the CPU time of ssh, with real messages.
 
     direct     HubClient ==puts==> hub "ldn" ==========================> hub "ams" ==> SUB, this process
-    ssh -C     HubClient ==puts==> hub "ldn" ==> sshd ==packed==> ssh ==> hub "ams" ==> SUB, this process
+    ssh -C     HubClient ==puts==> hub "ldn" ==> sshd ==compressed==> ssh ==> hub "ams" ==> SUB, this process
 
-All over TCP loopback, on the same two cores: no line between the sites is slow here. A client puts one call after the
-other, each a block; so blocks of one come at the pace of single puts. Bytes of `direct` are those of bodies and
-headers, of ssh those of its TCP connection, both ways.
+All over TCP loopback on the same two cores; there is no slow link between the sites. A client puts one call after
+another, each a block, so blocks of one message arrive at the rate of single puts. `direct` counts the bytes of bodies
+and headers, ssh those of its TCP connection in both directions.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from bench.workload.captures import CAPTURES, DATA, calls_of
 from blackbox import Batch, Feed, Subscriber
 
 MESSAGES: Final = {1: 1_000, 100: 10_000}
-"""Of a round, by how many a block has."""
+"""Messages of a round, by messages per block."""
 SERVE: Final = "bench.processes.hub:serve"
 
 
 class _Way:
-    """A hub "ams" that reaches hub "ldn" in one way, and what the rounds of it found, the warm-up first."""
+    """A hub "ams" connected to hub "ldn" in one way, and its measurements by round, the warm-up first."""
 
     def __init__(self, stack: ExitStack, directory: Path, ldn: Feed, tunnel: SshTunnel | None = None) -> None:
         self._tunnel = tunnel
@@ -50,12 +50,12 @@ class _Way:
         peers = [(there, self._here)]
         self._hub = stack.enter_context(Child(SERVE, feed=ams, directory=str(directory), peers=peers))
         self.crossed: list[float] = []
-        """Bytes a message."""
+        """Bytes on the link per message."""
         self.cpu_us: list[float] = []
-        """Of ssh and sshd, a message."""
+        """CPU time of ssh and sshd per message."""
 
     def round(self, putter: Child, capture: str, at_once: int) -> float:
-        """Return messages/s, in thousands, from the first put until all are here. Raises Lost."""
+        """Return thousand messages/s from the first put until all have arrived. Raises Lost."""
         calls = calls_of(capture, MESSAGES[at_once], at_once)
         subscriber, so_far = Subscriber(self._here), 0
 
@@ -72,15 +72,13 @@ class _Way:
             began = int(putter.answer()["began"])
         expect("checksum of the payloads", so_far, zlib.crc32(b"".join(call.payloads for call in calls)))
         expect("gaps", subscriber.statistics().received.gaps, 0)
-        expect(
-            "too few blocks", after["blocks"] - before["blocks"] < 0.9 * len(calls), False
-        )  # a busy hub gathers some
+        expect("too few blocks", after["blocks"] - before["blocks"] < 0.9 * len(calls), False)  # a busy hub merges some
         self.crossed.append((after["crossed"] - before["crossed"]) / MESSAGES[at_once])
         self.cpu_us.append(cpu_s / MESSAGES[at_once] * 1e6)
         return MESSAGES[at_once] * 1e6 / (ended - began)
 
     def _told(self) -> dict[str, int]:
-        """Blocks and bytes so far."""
+        """Return the number of blocks and bytes so far."""
         told = self._hub.ask({})
         return {"blocks": told["blocks"], "crossed": self._tunnel.crossed() if self._tunnel else told["bytes"]}
 
@@ -91,7 +89,7 @@ class _Way:
 @pytest.mark.parametrize("capture", CAPTURES)
 @pytest.mark.parametrize("at_once", MESSAGES)
 def test_compressed_sites(benchmark: BenchmarkFixture, tmp_path: Path, capture: str, at_once: int) -> None:
-    """Thousand messages/s of a site that is reached directly, through ssh, and through `ssh -C`."""
+    """Thousand messages/s of a site reached directly, through ssh and through `ssh -C`."""
     if not DATA.is_dir():
         pytest.skip(f"no real captures at {DATA}")
     contest = Contest(f"{capture}, another site, blocks of {at_once}", "1,000 messages/s", topology=__doc__)
@@ -112,5 +110,5 @@ def test_compressed_sites(benchmark: BenchmarkFixture, tmp_path: Path, capture: 
             contest.add(name, partial(way.round, putter, capture, at_once))
         contest.run(benchmark)
         for name, way in ways.items():
-            contest.show(f"{name}: bytes across a message", f"{statistics.median(way.crossed[1:]):.1f}")
-            contest.show(f"{name}: CPU of ssh and sshd a message", f"{statistics.median(way.cpu_us[1:]):.2f} µs")
+            contest.show(f"{name}: bytes on the link per message", f"{statistics.median(way.crossed[1:]):.1f}")
+            contest.show(f"{name}: CPU of ssh and sshd per message", f"{statistics.median(way.cpu_us[1:]):.2f} µs")

@@ -1,4 +1,4 @@
-"""Packing the bodies of real blocks: how small, how fast, both ways.
+"""Compress and decompress the bodies of real blocks: ratio and speed.
 
 ITCH 5.0 ==source==> blocks of 256 KiB ==pack==> stored ==unpack==> body      rival: no compression, a copy
 IEX DEEP                               one thread, one body at a time          report: MB/s of bodies, ratio
@@ -24,11 +24,11 @@ from blackbox.block.block import Block
 BLOCK_BYTES = 256 << 10
 MOST_BODIES = 500
 LEAST_S = 0.05
-"""A figure is of so much time at least: the captures are small."""
+"""Minimum time of a measurement; the captures are small and read repeatedly."""
 
 
 class Codec(NamedTuple):
-    """Both ways of one form of compression."""
+    """Compression and decompression with one algorithm."""
 
     pack: Callable[[bytes], bytes]
     unpack: Callable[[bytes, int], bytes]
@@ -56,12 +56,12 @@ CODECS = {
 
 @cache
 def bodies_of(name: str) -> list[bytes]:
-    """The messages of a capture as bodies of blocks, as large as those of a burst."""
+    """Return the messages of a capture as block bodies, as large as those of a burst."""
     return _bodies(name, 0)
 
 
 def _bodies(name: str, rows: int) -> list[bytes]:
-    """The same in blocks of so many rows, up to `MOST_BODIES` of them; 0: of `BLOCK_BYTES`, and all."""
+    """Return up to `MOST_BODIES` bodies of `rows` messages each. With 0 rows: all bodies, of `BLOCK_BYTES`."""
     found: list[bytes] = []
     for chunk in source_of(name).chunks():
         step = rows or max(1, BLOCK_BYTES // (int(chunk.lengths.mean()) + 20))
@@ -82,7 +82,7 @@ def _bodies(name: str, rows: int) -> list[bytes]:
 
 
 def _packed_rate(codec: Codec, bodies: list[bytes]) -> float:
-    """MB/s of bodies that are packed."""
+    """Return MB/s of bodies compressed."""
     done = 0
     started = time.perf_counter()
     while (seconds := time.perf_counter() - started) < LEAST_S:
@@ -93,9 +93,9 @@ def _packed_rate(codec: Codec, bodies: list[bytes]) -> float:
 
 
 def _unpacked_rate(codec: Codec, bodies: list[bytes]) -> float:
-    """MB/s of bodies that are unpacked; they are the same as before."""
+    """Return MB/s of bodies decompressed; they must equal the originals."""
     stored = [(codec.pack(body), len(body)) for body in bodies]
-    expect("bodies as before", [codec.unpack(*each) for each in stored] == bodies, True)
+    expect("decompressed bodies equal the originals", [codec.unpack(*each) for each in stored] == bodies, True)
     done = 0
     started = time.perf_counter()
     while (seconds := time.perf_counter() - started) < LEAST_S:
@@ -108,7 +108,7 @@ def _unpacked_rate(codec: Codec, bodies: list[bytes]) -> float:
 @pytest.mark.parametrize("name", CAPTURES)
 @pytest.mark.parametrize("way", ["pack", "unpack"])
 def test_compression(benchmark: BenchmarkFixture, name: str, way: str) -> None:
-    """MB/s of unpacked bodies, and how many times smaller they get."""
+    """MB/s of uncompressed bodies, and the compression ratio."""
     if not DATA.is_dir():
         pytest.skip(f"no real captures at {DATA}")
     bodies = bodies_of(name)
@@ -122,11 +122,11 @@ def test_compression(benchmark: BenchmarkFixture, name: str, way: str) -> None:
         contest.add(title, partial(measure, codec, bodies), kind)
     contest.run(benchmark)
     for title, codec in CODECS.items():
-        contest.show(f"{title}: times smaller", f"{size / sum(len(codec.pack(body)) for body in bodies):10.2f}")
+        contest.show(f"{title}: compression ratio", f"{size / sum(len(codec.pack(body)) for body in bodies):10.2f}")
 
 
 def _cost(codec: Codec, bodies: list[bytes], rows: int) -> float:
-    """CPU time of a message, there and back, ns."""
+    """Return the CPU time to compress and decompress a message, ns."""
     done, started = 0, time.process_time()
     while (spent := time.process_time() - started) < LEAST_S:
         for body in bodies:
@@ -138,15 +138,15 @@ def _cost(codec: Codec, bodies: list[bytes], rows: int) -> float:
 @pytest.mark.parametrize("name", CAPTURES)
 @pytest.mark.parametrize("rows", [1, 10, 100, 1_000])
 def test_blocks_of_few_messages(benchmark: BenchmarkFixture, name: str, rows: int) -> None:
-    """CPU time to pack and unpack a message of blocks as slow feeds send them, and how many times smaller they get."""
+    """CPU time to compress and decompress a message in the small blocks of slow feeds, and the ratio."""
     if not DATA.is_dir():
         pytest.skip(f"no real captures at {DATA}")
     bodies = [body for body in _bodies(name, rows) if body]
     size = sum(map(len, bodies))
-    contest = Contest(f"{name}: blocks of {rows} messages, packed and unpacked", "ns", lower=True, topology=__doc__)
+    contest = Contest(f"{name}: blocks of {rows} messages, both ways", "ns", lower=True, topology=__doc__)
     for title, codec in CODECS.items():
         kind: Kind = "limit" if title == COPY else "ours"
         contest.add(title, partial(_cost, codec, bodies, rows), kind)
     contest.run(benchmark)
     for title, codec in CODECS.items():
-        contest.show(f"{title}: times smaller", f"{size / sum(len(codec.pack(body)) for body in bodies):10.2f}")
+        contest.show(f"{title}: compression ratio", f"{size / sum(len(codec.pack(body)) for body in bodies):10.2f}")

@@ -1,10 +1,10 @@
-"""Thousands of connections to one publisher: until all have joined, what one costs, a block to all of them.
+"""Thousands of connections to one publisher: time to join, memory per connection, time to send a block to all.
 
     ours    PUB process ==TCP loopback==> 2,000 SUB sockets in one process, each with 50 prefixes of its own
-    rival   a bare XPUB socket that gives nonces back ==> the same crowd
+    rival   a bare XPUB socket that returns nonces ==> the same crowd
 
-Fresh processes for each round. Who has joined was told that all its prefixes are in force; they are 100,000 over all.
-Then one block goes to all. The crowd takes its time from the same two cores.
+Each round uses fresh processes. A socket has joined once all its prefixes are confirmed; there are 100,000 in total.
+Then one block goes to all. The crowd runs on the same two cores.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from blackbox import Feed
 
 CONNECTIONS = 2_000
 PREFIXES_EACH = 50
-PROMISE = "each socket gets the block"
+PROMISE = "each socket receives the block"
 WAYS: dict[str, tuple[Kind, str]] = {
     "Publisher": ("ours", "bench.processes.crowd:publish"),
     "a bare XPUB socket": ("rival", "bench.processes.crowd:publish_bare"),
@@ -34,7 +34,7 @@ def _memory_bytes(pid: int) -> int:
 
 
 def _joined(function: str, seen: list[tuple[float, float]]) -> Figure:
-    """Seconds until all have joined; notes KiB a connection, and ms from a block's sending to the last socket."""
+    """Return seconds until all have joined; append KiB per connection and ms from a block's send to the last socket."""
     feed = Feed.local("crowd", slices=1, key_bytes=8)
     with (
         Child(function, feed=feed, sockets=CONNECTIONS) as publisher,
@@ -53,7 +53,7 @@ def _joined(function: str, seen: list[tuple[float, float]]) -> Figure:
         crowd.send(False)
         sent = publisher.ask(False)["sent"]
         seen.append((kib, (crowd.answer()["ended"] - sent) / 1e6))
-        # Of each connection that ends libzmq looks through the filters of all: twenty seconds for so many.
+        # libzmq scans all filters whenever a connection closes: a clean exit would take twenty seconds.
         publisher.kill()
         return Figure((joined["ended"] - joined["began"]) / 1e9)
 
@@ -68,5 +68,5 @@ def test_crowd(benchmark: BenchmarkFixture) -> None:
     contest.run(benchmark)
     for name, rounds in seen.items():
         kib, last_ms = (statistics.median(each) for each in zip(*rounds, strict=True))
-        contest.show(f"{name}: memory a connection", f"{kib:.1f} KiB")
-        contest.show(f"{name}: a block to all of them, until the last one has it", f"{last_ms:.0f} ms")
+        contest.show(f"{name}: memory per connection", f"{kib:.1f} KiB")
+        contest.show(f"{name}: from sending a block to the last socket", f"{last_ms:.0f} ms")

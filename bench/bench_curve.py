@@ -1,11 +1,11 @@
-"""What encryption costs: blocks through CURVE beside the same blocks in the clear, by the size of a block.
+"""The cost of encryption: blocks over CURVE compared with the same blocks in plain text, by block size.
 
     plain     PUB process ==blocks, TCP==> SUB process
-    CURVE     PUB process ==the same, each frame encrypted (libsodium)==> SUB process
+    CURVE     PUB process ==blocks, each frame encrypted (libsodium)==> SUB process
 
-Both over TCP loopback, both waiting for who is slow, each message checked and counted by a compiled callback. Frames
-are encrypted by libzmq's I/O thread of the sender and decrypted by that of the receiver, so the ratio is that of the
-busiest of these two threads. With the slow kind of CURVE, without libsodium, the title says so.
+Both over TCP loopback, both with a publisher that waits, each message checked and counted by a compiled callback. The
+sender's libzmq I/O thread encrypts and the receiver's decrypts, so the busier of the two threads sets the ratio. The
+title says if libzmq uses TweetNaCl, which is slower than libsodium.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BLOCK_BYTES = (4_096, 16_384, 65_536, 262_144, 1_048_576)
 
 
 def _security(directory: Path) -> Security:
-    """One pair for both ends, which lets itself in."""
+    """Return one key pair for both ends, which authorizes itself."""
     _, public, secret = make_pair(directory, "both")
     (directory / "allowed").mkdir()
     shutil.copy(public, directory / "allowed")
@@ -43,9 +43,9 @@ def _feed(name: str, block_bytes: int, security: Security | None) -> Feed:
 
 
 def test_curve(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
-    """M messages/s of 100 bytes in blocks of each size, counted by a compiled callback."""
-    kind = "libsodium" if is_fast() else "TweetNaCl, the slow kind"
-    contest = Contest(f"Encrypted ({kind}) beside plain", "M messages/s", topology=__doc__, axis="bytes of a block")
+    """M messages/s of 100 bytes by block size, counted by a compiled callback."""
+    kind = "libsodium" if is_fast() else "TweetNaCl, slow"
+    contest = Contest(f"Encrypted ({kind}) and plain", "M messages/s", topology=__doc__, axis="bytes of a block")
     ways = {"plain": None, "CURVE": _security(tmp_path)}
     feeds = {(name, size): _feed(name, size, its) for size in BLOCK_BYTES for name, its in ways.items()}
     with Pair.ours(*feeds.values(), when_full="wait", hwm_blocks=HWM_BLOCKS) as pair:
@@ -54,4 +54,4 @@ def test_curve(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
             contest.add(name, partial(pair.round, load, Work(form="compiled")), promise=WAITS, at=size)
         contest.run(benchmark)
         for size in BLOCK_BYTES:
-            contest.show(f"CURVE beside plain, {size:,} bytes", f"{contest.ratio('CURVE', 'plain', size):.2f} x")
+            contest.show(f"CURVE / plain, {size:,} bytes", f"{contest.ratio('CURVE', 'plain', size):.2f} x")

@@ -1,10 +1,10 @@
-"""Does twice the day cost twice as much? A recorded day, and days of 2, 4, 8 times as many messages, in process.
+"""Cost per message of a recorded day and of days with 2, 4 and 8 times as many messages, replayed in process.
 
     journals of 1, 2, 4, 8 x a day, memory-mapped ==blocks==> compiled callback: count, digest and sum per topic
     limit   the journals' bytes, read once
 
-Figures are ns a message, so a flat curve is a day that costs what it holds. The page cache is warm; short days are
-played several times a round, that each figure comes from the same number of messages.
+Figures are ns a message: a flat curve means that the cost of a day is proportional to its length. The page cache is
+warm. Short days are played several times a round, so that each figure comes from the same number of messages.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Delivered to callbacks that work: count, digest and sum per topic.
+"""Delivery to callbacks that do work: count, digest and sum per topic.
 
     ours    PUB process ==blocks, TCP loopback==> SUB | ROUTER ==> DEALER x 2 ==> callbacks
     rival   PUB process --one message a frame---> plain pyzmq SUB recv(), no work
-    limit   PUB process ==blocks================> SUB, compiled loop, nothing done
+    limit   PUB process ==blocks================> SUB, compiled loop that discards
 
-Each side is a process. Same messages, same promise (the publisher waits), verified each round: where there is work,
-count, order and checksum by topic; of the limit the count, of the rival the last message.
+Each side is a process. Same messages, same promise (the publisher waits). Each round is verified: ours by count, order
+and checksum per topic, the limit by count, the rival by its last message.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 MESSAGES = 4_000_000
 RIVAL_MESSAGES = 200_000
 PYZMQ_MARK: Final = 1_000
-"""Frames that wait on each side of plain pyzmq: what it has unless told otherwise."""
+"""High-water mark in frames on each side of plain pyzmq: its default."""
 PREFIXES: Final = (b"S0", b"S1", b"S2", b"S3", b"S4")
 WIRE_BYTES: Final = 119
-"""Of a message in a full block: its payload, its place in each column, its share of topics."""
+"""Bytes of a message in a full block: its payload, its column values, its share of the topics."""
 
 
 def test_delivery(benchmark: BenchmarkFixture) -> None:

@@ -1,11 +1,11 @@
-"""A consumer with a name reads what is stored, and its place is kept: messages/s acknowledged.
+"""A named consumer reads a stored stream and its position is saved: messages/s acknowledged.
 
 ours        recorder process ==archive, TCP loopback==> SUB, name=, a checkpoint every 100 ms and at the end, synced
 JetStream   nats-server ==fetch(1,000), TCP loopback==> durable pull consumer, ack_sync() of the last of each batch
 Redis       redis-server ==XREADGROUP COUNT 1000, TCP loopback==> consumer of a group, XACK of each batch
 
-At least once, each: what came after the last acknowledgement comes again after a crash. Ours syncs its file;
-JetStream and Redis keep places as they come, synced later.
+Each delivers at least once: messages after the last acknowledgement are redelivered after a crash. Ours syncs its
+file; JetStream and Redis save positions without a sync by default.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RIVALS_MESSAGES: Final = 100_000
 def _consumed(child: Child, messages: int) -> float:
     told = child.ask({"messages": messages})
     expect("messages acknowledged", told["reached"], messages)
-    expect("messages that came", told["messages"], messages)
+    expect("messages received", told["messages"], messages)
     return float(messages / told["seconds"] / 1e6)
 
 

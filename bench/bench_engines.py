@@ -1,12 +1,12 @@
-"""A strategy over three symbols of real days, back-tested: ours beside nautilus_trader's and hftbacktest's engines.
+"""Back-test a strategy over three symbols of real days: ours, nautilus_trader and hftbacktest.
 
     ours               recording, 4 slices ==held==> interleaved by ts_event --a call a trade, or blocks--> strategy
     nautilus_trader    tick objects in memory, sorted --a call a trade--> on_trade_tick
-    hftbacktest        an array an asset in memory ==> simulated exchange and local side ==> compiled feed loop
+    hftbacktest        one array per asset in memory ==> simulated exchange and local side ==> compiled feed loop
 
-The trades of SPY, IBM and BAC of 2013-10-07; compiled strategies get those of three days. Each round is checked: all
-decide the same, as a plain loop does. The other two do more for a trade than hand it over: they keep accounts and
-clocks and match orders, and that is what they are for. Ours reads a recording in each round; they read none.
+The trades of SPY, IBM and BAC of 2013-10-07; compiled strategies replay three days. Each round is checked: every engine
+must make the decisions of a plain loop. The other two also keep accounts and clocks and match orders for each trade.
+Ours reads a recording in each round; the others read from memory.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _rate(subscriber: Subscriber, recording: Recording, trades: int) -> float:
 
 
 def _calls(slices: int) -> float:
-    """A Python callback for each symbol, a call a trade."""
+    """Run a Python callback per symbol, with a call for each trade."""
     recording = record_tape(_CALL_DAYS, slices)
     state = fresh_state().tolist()
     subscriber = Subscriber(recording.feed)
@@ -67,7 +67,7 @@ def _calls(slices: int) -> float:
 
 
 def _batches(slices: int) -> float:
-    """The strategy compiled, on columns."""
+    """Run the compiled strategy on columns."""
     recording = record_tape(_COLUMN_DAYS, slices)
     state = fresh_state()
     subscriber = Subscriber(recording.feed)
@@ -89,7 +89,7 @@ def _see_columns(symbols: Any, topic_index: Any, prices: Any, state: Any) -> Non
 
 
 def _compiled() -> float:
-    """One compiled callback; of one slice, as each has a state of its own."""
+    """Run one compiled callback on one slice: each slice has its own state, and the strategy needs one."""
     recording = record_tape(_COLUMN_DAYS, 1)
     subscriber = Subscriber(recording.feed)
     callback = subscriber.on_compiled(b"", state=fresh_state())(_see_rows)

@@ -1,11 +1,11 @@
-"""The hop from the slice thread to its workers: ROUTER to DEALERs as it is, beside a PUSH socket for each worker.
+"""The hop from the slice thread to its workers: ROUTER to DEALERs compared with a PUSH socket per worker.
 
     ours    slice thread's own hand-over: ROUTER --worker id | envelope | body==> DEALER x 1, 2, 4 threads
     rival   the same messages:   PUSH x 1, 2, 4 --envelope | body==> PULL x 1, 2, 4 threads
-    limit   envelopes made and bodies copied by reference as often, and sent nowhere
+    limit   the same envelopes made and bodies copied by reference, without sending
 
-All compiled, without the GIL, in one process over inproc, both with the queues of a subscriber. Every block goes to
-every worker, the body shared: what is measured is the price of a hand-over. Each worker checks what it gets by number.
+All compiled, without the GIL, in one process over inproc, with the queue sizes of a subscriber. Every block goes to
+every worker and its body is shared, so this measures the hand-over. Each worker checks the block numbers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ENVELOPE_BYTES = 2_048
 BODY_BYTES = 65_536
 QUEUE_BLOCKS = 16
 WORD = 7
-"""What a body begins with."""
+"""First word of every body."""
 WAITS = "nothing lost: the sender waits"
 
 
@@ -71,7 +71,7 @@ def _close_body(message: int) -> None:
 
 @njit(nogil=True)
 def _begin(scratch: int, number: int) -> None:
-    """A new envelope, with its number; the body stays."""
+    """Make a new envelope with its number; keep the body."""
     msg_init_size(scratch + ENVELOPE_AT, ENVELOPE_BYTES)
     int64s_at(msg_data(scratch + ENVELOPE_AT), 1)[0] = number
 
@@ -121,7 +121,7 @@ def _copy_all(workers: int, scratch: int, blocks: int) -> int:
 
 @njit(nogil=True)
 def _take_all(socket: int, scratch: int, blocks: int, found: NDArray[numpy.int64]) -> None:
-    """Receive so many blocks: how many came in order, and the sum of a word of each body."""
+    """Receive `blocks` blocks; count those in order and sum the first word of each body."""
     init_messages(scratch, 2)
     for number in range(blocks):
         if msg_recv(scratch, socket, 0) < 0 or msg_recv(scratch + MESSAGE_BYTES, socket, 0) < 0:
@@ -133,7 +133,7 @@ def _take_all(socket: int, scratch: int, blocks: int, found: NDArray[numpy.int64
 
 
 def _slice(router: int, workers: int, scratch: NDArray[numpy.int64]) -> tuple[SliceAt, Any]:
-    """What the slice thread's hand-over wants to know, and what must live as long."""
+    """Return the arguments of the slice thread's hand-over, and the object that keeps their memory alive."""
     state, counters = SliceState(), Counters(workers)
     topics, sets, conflation = Numbering(1, 16), numpy.zeros(1, numpy.int32), Conflation(1)
     hints = numpy.zeros(HINT_WORDS, numpy.uint64)

@@ -1,12 +1,12 @@
-"""Putting to a hub and waiting until it has all, a call at a time; every message has 100 bytes.
+"""Put to a hub and wait for the acknowledgement after each call; every message has 100 bytes.
 
-ours        HubClient ==requests of columns, TCP loopback==> hub process ==one append for all that wait==> journal
+ours        HubClient ==requests of columns, TCP loopback==> hub process ==one append for all waiting==> journal
 JetStream   nats-py ==a message each, TCP loopback==> nats-server ==write==> files; acknowledgements, one a message
-limit       a DEALER ==a message, TCP loopback==> a ROUTER that answers, and stores nothing
+limit       a DEALER ==a message, TCP loopback==> a ROUTER that replies and stores nothing
 Redis       redis-py ==XADD in a pipeline, TCP loopback==> redis-server ==write==> append-only file
 
-Recorded: with the system of the host, so that it survives kill -9. Synced: on its disk; JetStream with
-`sync_interval: always`, Redis with `appendfsync always`. Ours publishes what it appends.
+Recorded: in the page cache, so that it survives kill -9. Synced: on disk; JetStream with `sync_interval: always`, Redis
+with `appendfsync always`. Ours also publishes each message.
 """
 
 from __future__ import annotations
@@ -36,15 +36,17 @@ _CALLS: Final = {"recorded": {1: 1_000, 10_000: 10}, "synced": {1: 300, 10_000: 
 _RIVALS_CALLS: Final = {"recorded": {1: 1_000, 10_000: 3}, "synced": {1: 300, 10_000: 2}}
 _RESTARTED: Final = 10_000_000
 _RIVAL_RESTARTED: Final = 100_000
-"""Messages that were stored before, in columns, or by the rival one by one."""
+"""Messages stored by the rival before its restart, one by one; ours are stored in columns."""
 _SYNC: Final = {"recorded": "2m", "synced": "always"}
 _APPENDFSYNC: Final = {"recorded": "everysec", "synced": "always"}
 
 
 @pytest.mark.timeout(900)
 def test_restart(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
-    """Milliseconds from the start of the process after `kill -9` until it has one message more."""
-    contest = Contest("A hub takes puts again", "ms", lower=True, topology=__doc__, axis="messages stored before")
+    """Milliseconds from the start of the process after `kill -9` until it has stored one more message."""
+    contest = Contest(
+        "A hub restarts and takes a put", "ms", lower=True, topology=__doc__, axis="messages stored before"
+    )
     with ExitStack() as stack:
         for messages in (_RESTARTED, _RIVAL_RESTARTED):
             feed = msgspec.structs.replace(Feed.local(f"restart-{messages}", slices=1), archives=(tcp(),), hub=tcp())
@@ -117,7 +119,7 @@ def _rival(contest: Contest, name: str, child: Child, at_once: int, calls: int) 
 
 @pytest.mark.parametrize("what", ["recorded", "synced"])
 def test_put(benchmark: BenchmarkFixture, tmp_path: Path, what: str) -> None:
-    """Calls/s, each of which returned once the hub had all of it."""
+    """Calls/s; each call returns when the hub has acknowledged all its messages."""
     contest = Contest(f"Put to a hub, {what}", "calls/s", topology=__doc__, axis="messages a call")
     with ExitStack() as stack:
         feed = msgspec.structs.replace(Feed.local(f"hub-{what}", slices=1), archives=(tcp(),), hub=tcp())
@@ -130,7 +132,7 @@ def test_put(benchmark: BenchmarkFixture, tmp_path: Path, what: str) -> None:
         address = tcp()
         stack.enter_context(Child("bench.rivals.zmq_echo:serve", address=address))
         echo = stack.enter_context(Child("bench.rivals.zmq_echo:acknowledge", address=address))
-        name = "a DEALER's request and its answer"
+        name = "a DEALER's request and its reply"
         run = partial(_rival, contest, name, echo, 1, _RIVALS_CALLS[what][1])
         contest.add(name, run, "limit", at=1)
         for name, module, needs, serve in (

@@ -1,7 +1,7 @@
-"""What a subscriber costs while its feed is silent.
+"""CPU use of a subscriber while its feed is silent.
 
-publisher ──heartbeat a second──> subscriber, parked or spinning     beside a plain SUB with a poll that waits
-each in a process of its own; the figure is CPU of all its threads, out of one core
+publisher ──heartbeat a second──> subscriber, parked or spinning     limit: a plain SUB in a blocking poll
+each in its own process; the figure is the CPU time of all its threads in percent of one core
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SECONDS = 2.0
 
 
 def subscribe(feed: Any, workers: int) -> None:
-    """Subscribe to all, with a callback for each message; answer each order with the CPU seconds so far."""
+    """Subscribe to everything with a callback per message; answer each order with the CPU seconds so far."""
     subscriber = Subscriber(msgspec.convert(feed, Feed), workers=workers)
     subscriber.on(b"")(len)
     subscriber.start()
@@ -32,7 +32,7 @@ def subscribe(feed: Any, workers: int) -> None:
 
 
 def poll(endpoint: str) -> None:
-    """The same, with a plain SUB that gets the heartbeats."""
+    """Poll a plain SUB socket that receives the heartbeats; answer each order with the CPU seconds so far."""
     with zmq.Context() as context, context.socket(zmq.SUB) as sub:
         sub.subscribe(b"")
         sub.connect(endpoint)
@@ -72,7 +72,7 @@ def test_idle(benchmark: BenchmarkFixture) -> None:
 
 
 def _endpoint(stack: ExitStack) -> str:
-    """Of a publisher that is silent, too."""
+    """Return the endpoint of a silent publisher."""
     feed = _feed("tcp", "park")
     stack.enter_context(Publisher(feed))
     return feed.slices[0].endpoints[0]

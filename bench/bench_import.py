@@ -1,13 +1,12 @@
-"""Importing ITCH files into dated recordings: read again, checked and durable when the clock stops.
+"""Import ITCH files into dated recordings. The clock stops when they are read back, checked and durable.
 
-    ours    file ==decoded, in columns==> blocks ==write==> journal ==read again==> a day's name
-    beside  file ==decoded, in columns==> publisher ==TCP loopback==> recorder ==write==> journal, durable
+    ours    file ==decoded, in columns==> blocks ==write==> journal ==read back==> renamed to its date
+    limit   file ==decoded, in columns==> publisher ==TCP loopback==> recorder ==write==> journal, durable
     limit   the file ==read, write==> a copy, durable
-    limit   what was imported ==read, write==> a copy, durable: the disk takes no more
+    limit   the journals ==read, write==> a copy, durable: the speed of the disk
 
-Figures are MB/s of the ITCH files, whatever is written for them: a journal has half as many bytes again. Publishing and
-recording takes one day; ours takes one, or several at once, as an import does. In memory (tmpfs) there is no disk to
-wait for: what is left is the program.
+Figures are MB/s of the ITCH files; their journals are half as large again. Publishing and recording handles one day;
+ours handles one, or several in parallel as an import does. In memory (tmpfs) there is no disk to wait for.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def _file(directory: Path, messages: int, day: int) -> Path:
 
 
 def _files(directory: Path) -> list[Path]:
-    """A file for each day, all of the same bytes."""
+    """Return a file per day, all with the same bytes."""
     first = _file(directory, MESSAGES, 0)
     others = [directory / f"{FIRST + datetime.timedelta(day):%Y%m%d}.itch" for day in range(1, DAYS)]
     for path in others:
@@ -97,7 +96,7 @@ def _recorded(directory: Path, file: Path) -> float:
 
 
 def _copied(directory: Path, files: list[Path], of: int) -> float:
-    """Copy files; the figure is for so many bytes."""
+    """Copy files; return MB/s for `of` bytes."""
     copies = directory / "copies"
     copies.mkdir()
     began = time.perf_counter()
@@ -139,9 +138,9 @@ def test_import(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """A directory in memory."""
+    """Yield a directory in memory."""
     if not MEMORY.is_dir():
-        pytest.skip(f"there is no {MEMORY}")
+        pytest.skip(f"{MEMORY} does not exist")
     with TemporaryDirectory(prefix="blackbox-bench-", dir=MEMORY) as directory:
         yield Path(directory)
 

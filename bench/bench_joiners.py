@@ -1,11 +1,11 @@
-"""A thousand who join late, within moments: each gets the newest message of 10,000 topics, then what follows.
+"""A thousand subscribers join late and at once: each gets the newest message of 10,000 topics, then the live feed.
 
-ours    PUB process ==blocks, TCP loopback==> recorder process, whose archive thread gives images
-                    |                         1,000 joiners in one process: a SUB socket each, confirmed, then the image
-                    `==blocks, TCP loopback==> another subscriber, whose lateness is measured
+ours    PUB process ==blocks, TCP loopback==> recorder process, whose archive thread sends images
+                    |                         1,000 joiners in one process: a confirmed SUB socket each, then the image
+                    `==blocks, TCP loopback==> a live subscriber, whose latency is measured
 rival   redis-server: 1,000 connections, each SUBSCRIBE, then HGETALL of 10,000 fields of 100 bytes
 
-The feed goes on at 10,000 messages a second. 16 join at any moment; all of them from the same two cores.
+The feed continues at 10,000 messages a second. 16 join at a time, all on the same two cores.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TOPICS: Final = 10_000
 _MESSAGES: Final = 1_000_000
 _RATE: Final = 10_000
 _ALONE_S: Final = 3.0
-_PROMISE: Final = "the newest of each topic, then all that follows"
+_PROMISE: Final = "the newest of each topic, then the live feed"
 
 
 def _join(joiners: Child) -> float:
@@ -40,7 +40,7 @@ def _join(joiners: Child) -> float:
 
 def test_joiners(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     """Seconds until the last of 1,000 has all topics."""
-    title = f"{_JOINERS:,} late joiners of {_TOPICS:,} topics, until the last one has them all"
+    title = f"{_JOINERS:,} late joiners of {_TOPICS:,} topics, until the last one has all"
     contest = Contest(title, "s", lower=True, topology=__doc__)
     with ExitStack() as stack:
         _, joiners = _house(stack, tmp_path)
@@ -58,14 +58,14 @@ def test_joiners(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
         contest.run(benchmark)
 
 
-def test_beside_joiners(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
-    """How late messages come to a subscriber that is live, while 1,000 join."""
+def test_latency_while_many_join(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
+    """Latency of a live subscriber while 1,000 join."""
     contest = Contest("p99 of a live subscriber, 10,000 messages/s", "µs", lower=True, topology=__doc__)
     with ExitStack() as stack:
         feed, joiners = _house(stack, tmp_path)
         listener = stack.enter_context(Child("bench.processes.recovered:listen", feed=feed))
         alone, join = partial(time.sleep, _ALONE_S), partial(_join, joiners)
-        for name, meanwhile in (("nobody joins", alone), (f"{_JOINERS:,} join", join)):
+        for name, meanwhile in (("no joiner", alone), (f"{_JOINERS:,} join", join)):
             contest.add(name, partial(late_beside, contest, name, listener, meanwhile))
         contest.run(benchmark)
 

@@ -1,4 +1,4 @@
-"""The steps of the hot path by themselves, on one core: what a message costs in each.
+"""Cost of a message in each step of the hot path, run on its own on one core.
 
     encode ─(wire)─> check ─> order ─> match ─> group ─> hand over ─> callback      blocks of 2,000 messages
 limit   the same body copied within the caches
@@ -22,7 +22,7 @@ def _fastest(kernel: Kernel) -> float:
 
 
 def test_kernels(benchmark: BenchmarkFixture) -> None:
-    """Time for each message: the fastest of a round's tries, as a step is short beside what disturbs it."""
+    """Time per message: the fastest try of a round, because a step is short compared with the noise."""
     contest = Contest("Steps of the hot path, one core", "ns a message", lower=True, topology=__doc__)
     with Subject() as kernels:
         for kernel in kernels:

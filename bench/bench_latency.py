@@ -1,16 +1,16 @@
-"""Latency of messages at 1,000, 100,000 and 1,000,000 a second, each sent at its due time.
+"""Latency at 1,000, 100,000 and 1,000,000 messages a second, each sent at its due time.
 
     ours    PUB process: publish() ==blocks, TCP loopback==========> SUB | ROUTER ==> DEALER ==> on(prefix)
                                                         workers=0: SUB ==> on(prefix) in the slice thread
-                         publish_many(), 100 at once ==============>                              on_compiled(prefix)
+                         publish_many(), 100 per call =============>                              on_compiled(prefix)
     rival   PUB process: pyzmq send() --a message a frame-----------> pyzmq SUB recv()
-    in shared memory, spinning:   publish() ==> on_compiled(prefix)   beside   iceoryx2 send() --> receive(), polled
+    in shared memory, spinning:   publish() ==> on_compiled(prefix)   rival   iceoryx2 send() --> receive(), polled
 
-Counted from when a message was due until it is noted at the receiver: a sender that is late, or is held up, hides
-nothing, and what waits behind a slow message counts for each that waits (no coordinated omission). Percentiles are of
-all messages, not of samples or of a histogram. Nothing may be lost: queues are long, and a round that lost is void. So
-is one that fell behind its rate: there a delay is that of the backlog, and depends on how long the run is. One message
-at a time, nobody here sends 1,000,000 a second: of that the second table tells only the rate that was reached.
+Latency counts from a message's due time to its arrival at the receiver, so a late sender and messages queued after a
+slow one are included (no coordinated omission). Percentiles are computed from all messages, without sampling or a
+histogram. Queues hold a whole run, and a round that lost a message is void. A round whose sender fell behind is also
+void: its latency would be that of the backlog and depend on the length of the run. No contender here sends
+1,000,000 single messages a second; the second table shows the rate reached.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from bench.workload.load import Load
 from blackbox import Feed
 
 RUNS = {1_000: 1_000, 100_000: 40_000, 1_000_000: 200_000}
-"""Rate to messages of a round."""
+"""Messages of a round by rate."""
 HWM = 1_000_000
 SINGLY = (1_000, 100_000)
 """Rates at which messages can be sent one by one."""
 STAGE_RUNS = 3
-"""After the rounds: where the time of `publish()` goes, told below the table."""
+"""Runs after the rounds that divide the latency of `publish()` by stage, shown below the table."""
 PROMISE = "nothing lost: queues are longer than a run"
 
 
@@ -45,7 +45,7 @@ def _noted(contest: Contest, name: str, pair: Pair, load: Load, work: Work) -> F
 
 
 def test_latency(benchmark: BenchmarkFixture) -> None:
-    """µs since due: the table has medians over rounds of each round's p50."""
+    """µs since due; the table has the median over rounds of each round's p50."""
     title = "Latency since due, one message at a time: p50"
     contest = Contest(title, "µs", lower=True, topology=__doc__, axis="messages a second")
     feed = Feed.local("latency", slices=1)
@@ -73,7 +73,7 @@ def test_latency(benchmark: BenchmarkFixture) -> None:
 
 
 def test_latency_in_shared_memory(benchmark: BenchmarkFixture) -> None:
-    """µs since due, both sides spinning: nobody is woken. The table has medians over rounds of each round's p50."""
+    """µs since due, both sides spinning; the table has the median over rounds of each round's p50."""
     contest = Contest("Latency since due in shared memory, spinning: p50", "µs", lower=True, topology=__doc__)
     rate = min(RUNS)
     local = Feed.local("latency", slices=1, transport="shm")
@@ -99,8 +99,8 @@ def _show_stages(contest: Contest, pair: Pair, load: Load) -> None:
         try:
             pair.late(load, Work(form="stages"))
             runs.append(pair.heard.stages)
-        except Lost as lost:  # as void as a round would be
-            contest.show(f"stages at {load.rate:,}: a run is void", lost)
+        except Lost as lost:  # void, like a round
+            contest.show(f"stages at {load.rate:,}: void run", lost)
     for stage in runs[0] if runs else ():
         value = statistics.median(run[stage] for run in runs)
         contest.show(f"{stage}, at {load.rate:,}", f"{value:.0f} µs")
@@ -113,7 +113,7 @@ def _reached(pair: Pair, load: Load) -> Figure:
 
 
 def test_overload(benchmark: BenchmarkFixture) -> None:
-    """M messages/s that are reached where 1 M are due."""
+    """M messages/s reached where 1 M are due."""
     rate = max(RUNS)
     contest = Contest(f"Due at {rate:,} a second, one at a time: the rate reached", "M messages/s", topology=__doc__)
     feed = Feed.local("overload", slices=1)

@@ -1,9 +1,9 @@
-"""What the machine itself can do: the lines that no design gets above.
+"""Physical limits of the machine, which no design can exceed.
 
 memory   array ==memcpy==> array                           64 MiB, more than its caches hold
 loopback process ==TCP, writes of 256 KiB==> recv_into()   this process
-disk     buffer ==write, fdatasync==> file ==read==> buffer   from the page cache, and after it was dropped
-Python   a loop that calls a function of two arguments that does nothing
+disk     buffer ==write, fdatasync==> file ==read==> buffer   from the page cache, and after dropping it
+Python   a loop that calls an empty function of two arguments
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CHUNK = 256 << 10
 
 
 def send(port: int) -> None:
-    """Send as many bytes as are ordered to a port of this host."""
+    """Send the ordered number of bytes to a port of this host."""
     peer = socket.create_connection(("127.0.0.1", port))
     chunk = bytes(_CHUNK)
     for size in orders():
@@ -37,7 +37,7 @@ def send(port: int) -> None:
 
 
 def memcpy() -> float:
-    """GB/s that one core copies."""
+    """Return GB/s that one core copies."""
     source, target = numpy.ones(COPIED, numpy.uint8), numpy.ones(COPIED, numpy.uint8)
     times = 16
     started = time.perf_counter()
@@ -55,13 +55,13 @@ def _loopback(child: Child, peer: socket.socket) -> float:
         left -= got
     seconds = time.perf_counter() - started
     child.answer()
-    expect("bytes that did not come", left, 0)
+    expect("missing bytes", left, 0)
     return SENT / seconds / 1e9
 
 
 def _write(path: Path) -> float:
     chunk = os.urandom(_CHUNK)
-    path.unlink(missing_ok=True)  # to free the blocks of the round before takes time
+    path.unlink(missing_ok=True)  # freeing the blocks of the previous round takes time
     started = time.perf_counter()
     with path.open("wb", buffering=0) as file:
         for _ in range(FILE_BYTES // _CHUNK):
@@ -85,7 +85,7 @@ def _read(path: Path, cold: bool) -> float:
 
 
 def empty_calls() -> float:
-    """M calls/s of a function that does nothing."""
+    """Return M calls/s of an empty function."""
 
     def nothing(topic: bytes, payload: bytes) -> None:
         pass

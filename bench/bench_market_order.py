@@ -1,11 +1,11 @@
-"""A replay in process in the order of the market: several slices brought into one order of time, beside as sent.
+"""Replay in process in time order, which merges several slices, compared with replay as sent.
 
     by time     4 slices ==held==> interleaved by ts_event ==gathered blocks==> callbacks
     as sent     4 slices ==blocks==> callbacks, block by block
-    databento   DBN records in memory, in order as they are --an object a record--> DBNStore.replay(f)
+    databento   DBN records in memory, already in order --an object a record--> DBNStore.replay(f)
 
-The slices take turns at random, message by message: nothing is harder to bring in order. Each round is checked: by time
-every message comes after the one before it; either way the count, digest and sum of each instrument hold.
+The slices alternate at random, message by message, the hardest case for merging. Each round is checked: times must rise
+in time order, and count, digest and sum of each instrument must be right in both.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Order = Literal["event", "sent"]
 
 
 class _Last:
-    """Sums sizes, and counts what came before its time."""
+    """Sums sizes and counts messages earlier than their predecessor."""
 
     def __init__(self) -> None:
         self.sizes = self.early = self.ts_event = self.messages = 0
@@ -54,7 +54,7 @@ class _Last:
 
 
 def _calls(recording: Recording, order: Order, callbacks: int) -> float:
-    """M messages/s with so many callbacks for each."""
+    """Return M messages/s with `callbacks` callbacks for each message."""
     subscriber = Subscriber(recording.feed)
     last = [_Last() for _ in range(callbacks)]
     for each in last:
@@ -62,7 +62,7 @@ def _calls(recording: Recording, order: Order, callbacks: int) -> float:
     statistics = subscriber.replay(recording, order=order)
     for each in last:
         expect("messages", each.messages, _CALLS)
-        expect("messages before their time", each.early > 0, order == "sent")
+        expect("messages out of time order", each.early > 0, order == "sent")
         expect("sum of sizes", each.sizes, last[0].sizes)
     return _CALLS / statistics.seconds / 1e6
 
@@ -79,13 +79,13 @@ def _store(store: Any) -> float:
     started = time.perf_counter()
     store.replay(take)
     seconds = time.perf_counter() - started
-    expect("messages before their time", early, 0)
-    expect("sum of sizes above nothing", sizes > 0, True)
+    expect("messages out of time order", early, 0)
+    expect("sum of sizes above 0", sizes > 0, True)
     return _CALLS / seconds / 1e6
 
 
 def _batches(recording: Recording, order: Order, beside: int = 0) -> float:
-    """M messages/s of a batch callback; `beside`: others that want few messages."""
+    """Return M messages/s of a batch callback, next to `beside` others that receive few messages."""
     state = numpy.zeros((TOPICS, 3), numpy.int64)
     early = numpy.zeros(2, numpy.int64)
     subscriber = Subscriber(recording.feed)
@@ -100,7 +100,7 @@ def _batches(recording: Recording, order: Order, beside: int = 0) -> float:
         subscriber.on_batch(b"S%04d." % number)(lambda batch: None)
     statistics = subscriber.replay(recording, order=order)
     expect_trades(state, _TRADES)
-    expect("messages before their time", early[1] > 0, order == "sent")
+    expect("messages out of time order", early[1] > 0, order == "sent")
     return _TRADES / statistics.seconds / 1e6
 
 
@@ -113,7 +113,7 @@ def _count_early(ts_event: NDArray[numpy.int64], early: NDArray[numpy.int64]) ->
 
 def _read(recording: Recording) -> float:
     started = time.perf_counter()
-    expect("bytes read above nothing", read_whole(recording.path) > 0, True)
+    expect("bytes read above 0", read_whole(recording.path) > 0, True)
     return _TRADES / (time.perf_counter() - started) / 1e6
 
 
@@ -123,11 +123,9 @@ def _add(contest: Contest, name: str, run: Callable[[Order], float]) -> None:
 
 
 def test_market_order_calls(benchmark: BenchmarkFixture) -> None:
-    """M messages/s, a Python call a message and callback."""
+    """M messages/s, a Python call per message and callback."""
     recording = record_trades(_CALLS, _SLICES)
-    contest = Contest(
-        f"Replay in the order of the market, {_SLICES} slices, Python calls", "M messages/s", topology=__doc__
-    )
+    contest = Contest(f"Replay in time order, {_SLICES} slices, Python calls", "M messages/s", topology=__doc__)
     _add(contest, "one callback", lambda order: _calls(recording, order, 1))
     _add(contest, "two callbacks", lambda order: _calls(recording, order, 2))
     try:
@@ -146,8 +144,8 @@ def test_market_order_calls(benchmark: BenchmarkFixture) -> None:
 def test_market_order_batches(benchmark: BenchmarkFixture) -> None:
     """M messages/s, batches."""
     recording = record_trades(_TRADES, _SLICES)
-    contest = Contest(f"Replay in the order of the market, {_SLICES} slices, batches", "M messages/s", topology=__doc__)
+    contest = Contest(f"Replay in time order, {_SLICES} slices, batches", "M messages/s", topology=__doc__)
     _add(contest, "one batch callback", lambda order: _batches(recording, order))
-    _add(contest, "beside one of few messages", lambda order: _batches(recording, order, beside=1))
+    _add(contest, "with another of few messages", lambda order: _batches(recording, order, beside=1))
     contest.add("the same bytes, read once", lambda: _read(recording), "limit")
     contest.run(benchmark)

@@ -1,4 +1,4 @@
-"""Per-message Python callbacks that read the payload; and the same by who takes the messages from a stream.
+"""Per-message Python callbacks that read the payload, and loops that read it from a stream.
 
 ours    PUB process ==blocks, TCP loopback==> SUB | ROUTER ==> DEALER x 2 ==> f(message)
                                                            ==> DEALER ==> stream | for message in stream: f(payload)

@@ -1,4 +1,4 @@
-"""Publishing through an outbox, in which each block is written before it is sent.
+"""Publish through an outbox, which writes each block before it is sent.
 
 with      PUB process ==write()==> outbox, ==blocks, TCP loopback==> SUB process
 without   PUB process =====================blocks, TCP loopback==> SUB process
@@ -26,7 +26,7 @@ _WITH = "with an outbox"
 
 
 def _written(directory: Path, messages: int) -> float:
-    """M messages/s that plain writes of whole blocks take."""
+    """Return M messages/s of plain writes of whole blocks."""
     path, block = directory / "plain", os.urandom(256 << 10)
     with path.open("wb", buffering=0) as file:
         began = time.perf_counter()
@@ -38,7 +38,7 @@ def _written(directory: Path, messages: int) -> float:
 
 
 def test_outbox(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
-    """M messages/s, from the first call to the last callback: in columns, and a message a call."""
+    """M messages/s from the first call to the last callback, in columns and one message a call."""
     feed, kept = Feed.local("bench", slices=1), Feed.local("bench-kept", slices=1)
     contest = Contest("Publish through an outbox, 100-byte payloads", "M messages/s", topology=__doc__, axis="a call")
     with (

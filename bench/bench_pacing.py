@@ -1,7 +1,7 @@
-"""Paced replay: how late messages are, beside a bare clock loop.
+"""Schedule error of a paced replay, compared with a bare clock loop.
 
 ours    journals ==> pacing ==> callbacks, speed 1, 10, 100
-limit   the same due times, waited for by time.sleep and a spin, nothing done
+limit   the same due times, waited for by time.sleep and a spin
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from blackbox import Feed, Publisher, Recording, Replay, Subscriber
 from blackbox.replay.controls import Controls
 
 MESSAGES = 1_000
-"""Ten of them are later than p99."""
+"""Messages of a round: ten are above p99."""
 SPAN_NS = 200_000_000
 """Wall time of a round."""
 _SPIN_NS = 100_000
@@ -27,7 +27,7 @@ _SPIN_NS = 100_000
 
 @cache
 def _recording(speed: int) -> Path:
-    """Messages at random times over `SPAN_NS` at that speed."""
+    """Return a recording of messages at random times that replays in `SPAN_NS` at that speed."""
     feed = Feed.local(f"pace-{speed}", slices=1)
     times = numpy.sort(numpy.random.default_rng(speed).integers(0, SPAN_NS * speed, MESSAGES)) + 10**18
 

@@ -1,4 +1,4 @@
-"""The publisher's calls, with a subscriber that takes all it sends.
+"""The publisher's calls, with a subscriber of everything.
 
 ours    publish() / publish_many() ==ring==> sender ==> XPUB ==TCP loopback==> SUB process
         publish_many() =================ring==> sender ==> XPUB ==inproc========> SUB thread, compiled loop
@@ -32,13 +32,13 @@ _TIMEOUT_MS = 20_000
 
 
 def _called(pair: Pair, load: Load) -> Figure:
-    """M calls/s: until the last call returned."""
+    """Return M calls/s until the last call returned."""
     figure = pair.round(load, Work(form="nothing"))
     return Figure(load.messages * 1e3 / (pair.sent.ended - pair.sent.began), figure.spent)
 
 
 def _handed_over(pair: Pair, load: Load) -> Figure:
-    """M messages/s: until all was with ZeroMQ."""
+    """Return M messages/s until all messages were handed to ZeroMQ."""
     figure = pair.round(load, Work(form="nothing"))
     return Figure(load.messages * 1e3 / (pair.sent.flushed - pair.sent.began), figure.spent)
 
@@ -59,7 +59,7 @@ def test_publish(benchmark: BenchmarkFixture) -> None:
 
 
 def within(publisher: Publisher, load: Load) -> float:
-    """The same with a subscriber in this process: a thread, a compiled loop."""
+    """Return the same with a subscriber thread in this process that runs a compiled loop."""
     pool = load.pool
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
     socket.rcvtimeo = _TIMEOUT_MS
@@ -75,12 +75,12 @@ def within(publisher: Publisher, load: Load) -> float:
         seconds = time.perf_counter() - began
         size = taken.result()
     socket.close(linger=0)
-    expect("bytes above those of payloads came", size > load.messages * load.payload_bytes, True)
+    expect("more bytes than those of payloads received", size > load.messages * load.payload_bytes, True)
     return load.messages / seconds / 1e6
 
 
 def test_publish_many(benchmark: BenchmarkFixture) -> None:
-    """M messages/s, from the first call until all is with ZeroMQ."""
+    """M messages/s, from the first call until all messages are handed to ZeroMQ."""
     feed = Feed.local("bench", slices=1)
     near = Feed(name="bench-inproc", slices=(Slice(endpoints=("inproc://bench-publish",)),))
     load = Load(feed=feed, messages=MANY)

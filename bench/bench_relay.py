@@ -1,16 +1,16 @@
-"""What a relay costs: throughput through it beside none, and what each hop adds to a message's delay.
+"""The cost of a relay: throughput compared with a direct connection, and the latency that each hop adds.
 
     direct    PUB process =======================================================> SUB process
     ours      PUB process ==> Relay process (compiled loop) =====================> SUB process
     three     PUB process ==> Relay process ==> Relay process ==> Relay process ==> SUB process
     rival     PUB process ==> process with XSUB, zmq_proxy(), XPUB ==============> SUB process
     nats      nats-py process --> nats-server --> nats-py process
-    zenoh     zenoh process --> zenoh process in mode router --> zenoh process; beside two peers without one
+    zenoh     zenoh process --> zenoh process in router mode --> zenoh process; also two peers without a router
 
-NATS and Zenoh carry blocks packed by hand, or single messages, which Python takes. All over TCP loopback, or ours by
-shared memory; all waiting for who is slow (nats-server holds a whole run), the same publisher and subscriber. On two
-cores every process beside these two takes its time from them: the ratio to direct is that of a machine which has no
-core for the relay.
+NATS and Zenoh carry blocks packed by hand, or single messages handled in Python. All use TCP loopback, ours also shared
+memory; all publishers wait for slow subscribers (nats-server holds a whole run). Publisher and subscriber are the same.
+On two cores every further process takes CPU time from these two: the ratio to direct is that of a machine without a
+spare core for the relay.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ BROKERS = (
 
 
 def _brokers(contest: Contest, stack: ExitStack, form: Form) -> Iterator[tuple[Rival, str, Pair]]:
-    """Start each of what others have between publisher and subscriber."""
+    """Start the servers and routers of the rivals, each with a publisher and a subscriber."""
     for rival in BROKERS:
 
         def begin(arguments: Mapping[str, Any]) -> Pair:
@@ -81,7 +81,7 @@ def _brokers(contest: Contest, stack: ExitStack, form: Form) -> Iterator[tuple[R
 
 @contextmanager
 def _ways(names: Sequence[str], transport: Literal["tcp", "shm"] = "tcp") -> Iterator[dict[str, tuple[Pair, Feed]]]:
-    """Open each way: a sender and a receiver, and what is between them. Return with each the feed at its end."""
+    """Start sender, receiver and relays of each path. Yield each pair with the feed at its end."""
     with ExitStack() as stack:
         found = {}
         for name in names:
@@ -109,13 +109,13 @@ def test_relay_throughput(benchmark: BenchmarkFixture) -> None:
             contest.add(name, run, "rival", rival.promise, versus="through a relay")
         contest.run(benchmark)
         for name in list(WAYS)[1:]:
-            contest.show(f"{name}: rate beside direct", f"{contest.ratio(name, 'direct'):.2f} x")
+            contest.show(f"{name}: rate / direct", f"{contest.ratio(name, 'direct'):.2f} x")
         ahead = contest.ratio("through a relay", "through zmq.proxy")
-        contest.show("through a relay beside zmq.proxy", f"{ahead:.2f} x")
+        contest.show("through a relay / through zmq.proxy", f"{ahead:.2f} x")
 
 
 def test_relay_in_memory(benchmark: BenchmarkFixture) -> None:
-    """M messages/s of 100 bytes in blocks, by shared memory on both sides of the relay."""
+    """M messages/s of 100 bytes in blocks, with shared memory on both sides of the relay."""
     contest = Contest("Through a relay, by shared memory", "M messages/s", topology=__doc__)
     names = ["direct", "through a relay", "through three relays"]
     with _ways(names, "shm") as ways:
@@ -124,12 +124,12 @@ def test_relay_in_memory(benchmark: BenchmarkFixture) -> None:
             contest.add(name, partial(pair.round, load, Work(form="compiled")), WAYS[name][0], WAITS)
         contest.run(benchmark)
         for name in names[1:]:
-            contest.show(f"{name}: rate beside direct", f"{contest.ratio(name, 'direct'):.2f} x")
+            contest.show(f"{name}: rate / direct", f"{contest.ratio(name, 'direct'):.2f} x")
 
 
 def test_relay_blocks(benchmark: BenchmarkFixture) -> None:
-    """M messages/s, where who receives drops all it gets: what passes is all there is."""
-    contest = Contest("Through a relay, blocks that nobody reads", "M messages/s", topology=__doc__)
+    """M messages/s passed on to a receiver that discards them."""
+    contest = Contest("Through a relay, blocks that are discarded", "M messages/s", topology=__doc__)
     names = ["direct", "through a relay", "through zmq.proxy"]
     with _ways(names) as ways:
         for name, (pair, below) in ways.items():
@@ -137,7 +137,7 @@ def test_relay_blocks(benchmark: BenchmarkFixture) -> None:
             contest.add(name, partial(pair.round, load, Work(form="nothing")), WAYS[name][0], WAITS)
         contest.run(benchmark)
         for name in names[1:]:
-            contest.show(f"{name}: rate beside direct", f"{contest.ratio(name, 'direct'):.2f} x")
+            contest.show(f"{name}: rate / direct", f"{contest.ratio(name, 'direct'):.2f} x")
 
 
 def _noted(contest: Contest, name: str, pair: Pair, load: Load) -> Figure:
@@ -147,7 +147,7 @@ def _noted(contest: Contest, name: str, pair: Pair, load: Load) -> Figure:
 
 
 def test_relay_latency(benchmark: BenchmarkFixture) -> None:
-    """µs since due, 1,000 single messages a second; what a hop adds is the difference to direct."""
+    """µs since due at 1,000 single messages a second; a hop adds the difference to direct."""
     contest = Contest(f"Delay through relays, {RATE:,} single messages/s: p50", "µs", lower=True, topology=__doc__)
     with ExitStack() as stack, _ways(list(WAYS)) as ways:
         for name, (pair, below) in ways.items():

@@ -1,9 +1,9 @@
-"""A message that was lost, or given back, comes once more: how long that takes.
+"""Time until a lost or rejected message is received again.
 
 ours        PUB ==line B==> recorder ==archive, TCP loopback==> SUB, whose line A lost the block
-            from sending the block behind it, to the callback that has the lost one
-JetStream   nats-server ==TCP loopback==> a push consumer that gives a message back (nak)
-            from giving it back, to having it again: the server is told at once, ours has to see that it is missing
+            from sending the next block to the callback with the lost one
+JetStream   nats-server ==TCP loopback==> a push consumer that rejects a message (nak)
+            from the nak to the redelivery: the server is notified at once, ours must detect the gap first
 
 One at a time.
 """
@@ -38,7 +38,7 @@ def _repaired(contest: Contest, name: str, child: Child) -> float:
 
 def test_repair(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     """µs, median of 300 losses."""
-    contest = Contest("One lost message comes again", "µs", lower=True, topology=__doc__)
+    contest = Contest("One lost message is repaired", "µs", lower=True, topology=__doc__)
     with ExitStack() as stack:
         feed = msgspec.structs.replace(Feed.local("repair", slices=1, lines=2), archives=(tcp(),))
         child = stack.enter_context(Child("bench.processes.recovered:repair", feed=feed, directory=str(tmp_path)))

@@ -1,8 +1,8 @@
-"""Replays: in process and on the wire, beside the live bench and what memory and disk allow.
+"""Replay in process and on the wire, compared with live delivery and the limits of memory and disk.
 
 in process  journals, memory-mapped ==blocks==> callbacks, in the caller's thread
-on the wire journals ==bodies as they are==> XPUB ==TCP loopback==> SUB | ROUTER ==> DEALER x 1 ==> callbacks (2 slices)
-live        columns ==blocks==> XPUB, and on as above
+on the wire journals ==unchanged bodies==> XPUB ==TCP loopback==> SUB | ROUTER ==> DEALER x 1 ==> callbacks (2 slices)
+live        columns ==blocks==> XPUB, then as above
 limit       the journals' bytes, read once
 """
 
@@ -30,7 +30,7 @@ from blackbox import Feed, Replay, Subscriber
 MESSAGES = 5_000_000
 
 _unchecked = njit(nogil=True)(count_compiled)
-"""The callback compiled by its user, who answers for its indexes."""
+"""The callback compiled by the user, without bounds checks."""
 
 
 def _compiled(messages: int, function: Any = _unchecked) -> float:
@@ -46,7 +46,7 @@ def _batch(messages: int) -> float:
     recording = open_recording(messages)
     subscriber = Subscriber(recording.feed)
     findings = batch(subscriber, Order(Load(messages=messages), Work(form="batch")))
-    # As it was sent: blocks keep the slices by which it counts. `bench_market_order` has batches by time.
+    # As sent: blocks keep the slices that it counts by. `bench_market_order` has batches in time order.
     statistics = subscriber.replay(Replay(recording, order="sent"))
     findings(0)
     return messages / statistics.seconds / 1e6
@@ -54,7 +54,9 @@ def _batch(messages: int) -> float:
 
 def _read(messages: int) -> float:
     started = time.perf_counter()
-    expect("bytes read above those of payloads", read_whole(recording_of(messages)) > PAYLOAD_BYTES * messages, True)
+    expect(
+        "more bytes read than those of payloads", read_whole(recording_of(messages)) > PAYLOAD_BYTES * messages, True
+    )
     return messages / (time.perf_counter() - started) / 1e6
 
 

@@ -1,8 +1,8 @@
-"""Peak memory of a replay, of a small recording and of one ten times as large.
+"""Peak memory of a replay of a small recording and of one ten times as large.
 
-process that has replayed once --fork--> replay of a day, compiled callback, peak above what it began with
+process that has replayed once --fork--> replay of a day, compiled callback, peak above its start
 
-BLACKBOX_BENCH_LARGE is how many messages the large one has: 42000000 are 4.9 GB.
+BLACKBOX_BENCH_LARGE sets the messages of the large one; 42000000 are 4.9 GB.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _LIMIT_MB = 300
 
 
 def replay_forked(day: str) -> None:
-    """Replay each day that is ordered in a process of its own: how many messages, and its peak in MB."""
-    _replay(day)  # what is compiled, and imported, is there before it counts
+    """Replay each ordered day in a forked process; answer with the messages and its peak in MB."""
+    _replay(day)  # compile and import before measuring
     for order in orders():
         if os.fork() == 0:
             base = _resident("VmRSS")
-            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+            Path("/proc/self/clear_refs").write_text("5")  # reset the peak
             answer(messages=_replay(order), peak_mb=(_resident("VmHWM") - base) / 1024)
             os._exit(0)
         os.wait()
@@ -46,7 +46,7 @@ def _replay(day: str) -> int:
 
 
 def _resident(name: str) -> int:
-    """A line of /proc/self/status, KiB."""
+    """Return a line of /proc/self/status in KiB."""
     with Path("/proc/self/status").open() as file:
         return next(int(line.split()[1]) for line in file if line.startswith(name))
 
@@ -59,7 +59,7 @@ def _peak_mb(child: Child, day: Path, messages: int) -> float:
 
 
 def test_replay_memory(benchmark: BenchmarkFixture) -> None:
-    """MB above what the process had before."""
+    """Peak memory in MB above that before the replay."""
     contest = Contest("Peak memory of a replay", "MB", lower=True, topology=__doc__)
     with Child("bench.bench_replay_memory:replay_forked", day=str(recording_of(200_000))) as child:
         for messages in (SMALL, LARGE):

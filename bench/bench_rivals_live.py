@@ -1,4 +1,4 @@
-"""Live, from the publisher's first call to the last callback: ours beside what else carries messages between processes.
+"""Live delivery, from the publisher's first call to the last callback: ours and other messaging libraries.
 
     ours        PUB process ==blocks, TCP, Unix socket, memory==> SUB process: on(), on_batch(), on_compiled()
     pyzmq       PUB process --a message a frame, TCP--> SUB process: f(topic, data)      plain, asyncio, compiled
@@ -8,12 +8,11 @@
     nats-py     process --TCP--> nats-server --TCP--> process: f(topic, data)
     redis-py    process --TCP--> redis-server --TCP--> process: f(topic, data)
 
-The same records (topic, time, 100 bytes, 5,000 topics), the same work on each (count, digest, sum per topic), nothing
-may be lost: a digest differs where an order does. Each side is a process of its own, and each rival is set as its own
-documentation says is fastest: see its file in bench/rivals. In the first table rivals, which take a
-call a message, are compared with `publish()`, which takes one too; what `publish_many` does with columns stands below.
-In the second the rivals carry blocks packed by hand, and all work is compiled; those of shared memory, which end at
-the host, are compared with ours in shared memory.
+The same records (topic, time, 100 bytes, 5,000 topics), the same work on each (count, digest, sum per topic). Nothing
+may be lost or reordered, which the digest detects. Each side is its own process, and each rival is configured as its
+documentation recommends for speed: see its file in bench/rivals. The first table compares rivals, which take one call
+per message, with `publish()`; its last rows show `publish_many` with columns. In the second the rivals carry blocks
+packed by hand and all work is compiled; rivals in shared memory are compared with ours in shared memory.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from pytest_benchmark.fixture import BenchmarkFixture
 
 pytestmark = pytest.mark.timeout(600)
-"""Two processes a contender, and servers: on a machine that is shared, a round takes its time."""
+"""Each contender has two processes, some a server: rounds are slow on a shared machine."""
 
 QUEUED: Final = "nothing lost: queues are longer than a run"
 _ONE_BY_ONE: Final = "publish() one by one, on(prefix)"
@@ -78,7 +77,7 @@ RIVALS: Final = (
 
 
 def _enter(contest: Contest, stack: ExitStack, rival: Rival, form: Form, versus: str) -> None:
-    """Start a rival and enter it, or tell why not."""
+    """Start a rival and enter it, or report why it was skipped."""
 
     def begin(arguments: Mapping[str, Any]) -> Pair:
         return Pair.rival(rival.module, form=form, **arguments)
@@ -108,7 +107,7 @@ def _ours(
 
 
 def test_live_messages(benchmark: BenchmarkFixture) -> None:
-    """M messages/s, a Python call for each on both sides; below, what `publish_many` makes of the same."""
+    """M messages/s with a Python call per message on both sides; the last rows use `publish_many`."""
     contest = Contest(
         "Live, a Python call a message on both sides; counts, digests, sums", "M messages/s", topology=__doc__
     )
@@ -132,7 +131,7 @@ def test_live_messages(benchmark: BenchmarkFixture) -> None:
 
 
 def test_live_blocks(benchmark: BenchmarkFixture) -> None:
-    """M messages/s, all work compiled: what is left of ours when its users pack blocks for the rivals themselves."""
+    """M messages/s, all work compiled, when users of the rivals pack blocks themselves."""
     contest = Contest("Live, rivals with blocks packed by hand, compiled work", "M messages/s", topology=__doc__)
     with ExitStack() as stack:
         _ours(contest, stack, _BATCH, "batch", 6_000_000)

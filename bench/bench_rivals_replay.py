@@ -1,4 +1,4 @@
-"""A recorded day to callbacks in process: ours beside Databento's DBNStore and hftbacktest's feed loop.
+"""Replay a recorded day to callbacks in process: ours, Databento's DBNStore and hftbacktest's feed loop.
 
     ours            recording, memory-mapped ==blocks==> on(), on_batch(), on_compiled()
     databento       DBN records in memory --an object a record--> DBNStore.replay(f)
@@ -6,7 +6,7 @@
     hftbacktest     events in memory ==> simulated exchange and local side ==> compiled feed loop
 
 The same trades of 5,000 instruments, the same work on each: count, digest and sum of sizes per instrument. hftbacktest
-does more for an event than hand it over: it moves an exchange's and a trader's clock, and that is what it is for.
+also advances the clocks of an exchange and a trader for each event.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _EVENTS: Final = 2_000_000
 _INSTRUMENT_AND_SIZE: Final = struct.Struct("<4xI16xI")
 _PAGE: Final = 1_000_000
 _FIELDS: Final = "on(prefix, fields=...)"
-"""Fields by name, as DBNStore's records give them."""
+"""Fields by name, like those of DBNStore's records."""
 
 
 class _Counts:
-    """Count, digest and sum per instrument, in Python."""
+    """Counts, digests and sums per instrument, kept in Python."""
 
     def __init__(self) -> None:
         self.rows = [[0] * TOPICS, [0] * TOPICS, [0] * TOPICS]

@@ -1,11 +1,11 @@
-"""A day stored and replayed: ours beside the servers that people store streams in.
+"""Store and replay a day: ours and servers that store streams.
 
     ours        PUB process ==blocks, TCP==> Recorder process ==> journal ==memory-mapped==> callbacks
     Redis       redis-py --XADD--> redis-server ==> append-only file; memory --XRANGE--> f(topic, data)
     JetStream   nats-py --publish--> nats-server ==> files --ordered consumer--> f(topic, data)
 
-The same records, none lost; all are on their way to the disk when the clock stops, and Redis and ours sync every second
-(JetStream every 2 minutes). Replay hands each message to the same Python function, as fast as it takes them.
+The same records, none lost. All are in the page cache when the clock stops; Redis and ours sync every second, JetStream
+every 2 minutes. Replay passes each message to the same Python function as fast as possible.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ STORES: Final = (
 
 
 def _start(contest: Contest, stack: ExitStack, store: Rival) -> tuple[Started, Mapping[str, Any]] | None:
-    """Start a store and the process that records into it; also its arguments. None, and told, if that cannot be."""
+    """Start a store and the process that records into it; return it with its arguments, or None if it was skipped."""
     given: dict[str, Any] = {}
 
     def begin(arguments: Mapping[str, Any]) -> Single:
@@ -72,7 +72,7 @@ def _start(contest: Contest, stack: ExitStack, store: Rival) -> tuple[Started, M
 
 def test_store(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     """M messages/s from the first call until all are stored."""
-    contest = Contest("Recording a stream, as fast as it is taken", "M messages/s", topology=__doc__)
+    contest = Contest("Recording a stream at full speed", "M messages/s", topology=__doc__)
     with ExitStack() as stack:
         for name, at_once, messages in (("publish_many(), Recorder", 0, 6_000_000), (_ONE_BY_ONE, 1, 400_000)):
             feed = Feed.local(f"bench-store-{at_once}", slices=1)
@@ -92,7 +92,7 @@ def test_store(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
 
 
 def test_replay_from_store(benchmark: BenchmarkFixture) -> None:
-    """M messages/s, each handed to a Python function; below, batch and compiled callbacks."""
+    """M messages/s, each passed to a Python function; the last rows have batch and compiled callbacks."""
     contest = Contest("Replaying what was stored, a Python call a message", "M messages/s", topology=__doc__)
     stored: dict[str, Callable[[], float]] = {}
     forms: tuple[tuple[str, Form, int], ...] = (
@@ -117,9 +117,9 @@ def test_replay_from_store(benchmark: BenchmarkFixture) -> None:
                 run = partial(reader.round, Load(messages=store.more))
                 contest.add(started.name, run, "rival", "in the order of storing", versus=_EACH)
         contest.run(benchmark)
-        # At the end: Redis may hold its writes back while a sync runs.
+        # Measured at the end: Redis may hold back writes while a sync runs.
         for name, bytes_each in stored.items():
-            contest.show(f"bytes on disk a message, {name}", f"{bytes_each():.0f}")
+            contest.show(f"bytes on disk per message, {name}", f"{bytes_each():.0f}")
 
 
 def _bytes_each(stored_bytes: Callable[[], int], messages: int) -> float:

@@ -1,11 +1,11 @@
-"""What a message costs as there is more of something: slices, workers, bytes, topics, subscriptions, bytes of key.
+"""Cost of a message by the number of slices, workers, topics and subscriptions, payload bytes and key bytes.
 
     PUB process ==blocks, TCP loopback==> SUB | ROUTER ==> DEALER x workers ==> compiled callbacks     x slices
-    limit, beside it in each round: the same blocks ==> SUB, a compiled loop that does nothing with them; of one slice
+    limit, in each round: the same blocks of one slice ==> SUB, a compiled loop that discards them
 
-Compiled callbacks keep count, digest and sum per topic, Python ones count and sum of all topics, message by message;
-all find messages out of order. The publisher waits, nothing is lost. Flat curves are what one hopes for: on two cores
-a second slice brings a second core, a fourth brings none.
+Compiled callbacks keep count, digest and sum per topic, Python ones count and sum over all topics, message by message;
+all detect reordering. The publisher waits and nothing is lost. Flat curves are ideal. On two cores a second slice
+adds a second core, a fourth adds none.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _limit(contest: Contest, pair: Pair, load: Load, at: float) -> None:
 
 
 def test_slices(benchmark: BenchmarkFixture) -> None:
-    """M messages/s over 1, 2, 4 slices of one worker each."""
+    """M messages/s over 1, 2 and 4 slices with one worker each."""
     contest = Contest("Slices, 1 worker each", "M messages/s", topology=__doc__, axis="slices")
     feeds = [Feed.local(f"slices-{slices}", slices=slices) for slices in (1, 2, 4)]
     with Pair.ours(*feeds, when_full="wait") as pair:
@@ -47,7 +47,7 @@ def test_slices(benchmark: BenchmarkFixture) -> None:
 
 
 def test_workers(benchmark: BenchmarkFixture) -> None:
-    """M messages/s of one slice, its topics spread over callbacks on 1, 2, 4 workers."""
+    """M messages/s of one slice, its topics spread over callbacks on 1, 2 and 4 workers."""
     contest = Contest("Workers of one slice", "M messages/s", topology=__doc__, axis="workers")
     feed = Feed.local("workers", slices=1)
     load = Load(feed=feed, messages=MESSAGES)
@@ -64,7 +64,7 @@ def test_workers(benchmark: BenchmarkFixture) -> None:
 
 
 def test_processes(benchmark: BenchmarkFixture) -> None:
-    """M messages/s handled one by one in Python: slices in threads, which share the GIL, and in processes."""
+    """M messages/s handled one by one in Python, with slices in threads, which share the GIL, and in processes."""
     title = "Python handles each message, slices in threads or in processes"
     contest = Contest(title, "M messages/s", topology=__doc__, axis="slices")
     feeds = [Feed.local(f"python-{slices}", slices=slices) for slices in (1, 2, 4)]
@@ -79,7 +79,7 @@ def test_processes(benchmark: BenchmarkFixture) -> None:
 
 
 def test_workers_of_python(benchmark: BenchmarkFixture) -> None:
-    """The same of one slice, by workers: they share the GIL of their process, be it the slice's own."""
+    """M messages/s of one slice handled one by one in Python, by workers, which share the GIL of their process."""
     title = "Python handles each message, workers in this process or in the slice's own"
     contest = Contest(title, "M messages/s", topology=__doc__, axis="workers")
     feed = Feed.local("python-workers", slices=1)
@@ -106,7 +106,7 @@ def test_payload_bytes(benchmark: BenchmarkFixture) -> None:
 
 
 def test_topics(benchmark: BenchmarkFixture) -> None:
-    """M messages/s of 1 to 100,000 topics, each met for the first time in every round."""
+    """M messages/s of 1 to 100,000 topics, each new in every round."""
     contest = Contest("Topics", "M messages/s", topology=__doc__, axis="topics")
     feed = Feed.local("topics", slices=1)
     with Pair.ours(feed, when_full="wait") as pair:
@@ -118,7 +118,7 @@ def test_topics(benchmark: BenchmarkFixture) -> None:
 
 
 def test_subscriptions(benchmark: BenchmarkFixture) -> None:
-    """M messages/s of 10,000 topics that 1, 100 or 10,000 callbacks share; every message goes to one of them."""
+    """M messages/s of 10,000 topics divided among 1, 100 or 10,000 callbacks; each message goes to one of them."""
     contest = Contest("Subscriptions, a callback each", "M messages/s", topology=__doc__, axis="subscriptions")
     feed = Feed.local("subscriptions", slices=1)
     load = Load(feed=feed, messages=2_000_000, topics=10_000)
@@ -132,9 +132,9 @@ def test_subscriptions(benchmark: BenchmarkFixture) -> None:
 
 
 def test_key_bytes(benchmark: BenchmarkFixture) -> None:
-    """M messages/s published, to who wants all and to who wants one symbol of 5,000; the table has bytes on the wire.
+    """M messages/s published to a subscriber of everything and of one symbol in 5,000, and bytes on the wire.
 
-    2 bytes of a key are `S0` to `S4`, 4 are 500 keys, 8 are every symbol.
+    Keys of 2 bytes are `S0` to `S4`, 4 bytes make 500 keys, 8 bytes one per symbol.
     """
     contest = Contest("Bytes of the key", "M messages/s", topology=__doc__, axis="key bytes")
     pool = make_pool()
@@ -151,7 +151,7 @@ def test_key_bytes(benchmark: BenchmarkFixture) -> None:
 
 
 def test_channels(benchmark: BenchmarkFixture) -> None:
-    """M messages/s of 500 symbols, in columns and one by one, to subscribers of all and of one symbol.
+    """M messages/s of 500 symbols, in columns and one by one, to subscribers of everything and of one symbol.
 
     One by one, more channels mean smaller blocks. The table also has bytes on the wire and CPU time.
     """

@@ -1,13 +1,13 @@
-"""Two sites with a hub each: what it costs to read the other site's feed, and what crosses. Messages of 100 bytes.
+"""Two sites with a hub each: cost of reading the other site's feed, and bytes on the link. Messages of 100 bytes.
 
     direct    HubClient ==puts==> hub "ldn" =====================================> SUB process
-    ours      HubClient ==puts==> hub "ldn" ==what is wanted==> hub "ams" =======> SUB process
+    ours      HubClient ==puts==> hub "ldn" ==subscribed==> hub "ams" ===========> SUB process
     nats      nats-py process --> nats-server --------------------------------> nats-py process
     leaf      nats-py process --> nats-server ==> nats-server, its leaf node ----> nats-py process
 
-All over TCP loopback, on the same two cores: no line between the sites is slow here, and every process beside the first
-three takes its time from them. Ours stores and numbers each message before it is published; core NATS stores nothing,
-and carries blocks packed by hand, or single messages.
+All over TCP loopback on the same two cores; there is no slow link between the sites, and further processes take CPU
+time from the first three. Ours stores and numbers each message before publishing; core NATS stores nothing and carries
+blocks packed by hand, or single messages.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ from blackbox import Feed
 
 MESSAGES: Final = 300_000
 BLOCKS: Final = 400_000
-"""Messages of a round of NATS, in blocks."""
+"""Messages of a NATS round, in blocks."""
 TOPICS: Final = 100
 RATE: Final = 1_000
 PACED: Final = 2_000
 SLICES: Final = 8
 KEYS: Final = {"key_bytes": 8}, {"channels": 16}
-"""With 8 bytes each topic is another key: `S17.trad` of `S17.trade`."""
+"""With 8 bytes each topic has its own key: `S17.trad` for `S17.trade`."""
 PATIENCE_S: Final = 30.0
-DIRECT, ACROSS = "read at the hub where it is put", "read at the other hub"
+DIRECT, ACROSS = "read at the putting hub", "read at the other hub"
 STORED: Final = "stored and numbered before it is published"
 
 
 class Sites(NamedTuple):
-    """Two hubs, and the feeds that readers of each site load to read what is put in London."""
+    """Two hubs, and the feeds that readers of each site load to read the messages put in London."""
 
     ldn: Feed
     here: Feed
     ams: Child
-    """The hub of Amsterdam."""
+    """The hub in Amsterdam."""
 
     def crossed(self) -> dict[str, int]:
-        """Messages and bytes that have crossed so far, once nobody wants anything any more."""
+        """Return the messages and bytes sent across so far, once all subscriptions are gone."""
         deadline = time.monotonic() + PATIENCE_S
         while (told := self.ams.ask({}))["filters"]:
             if time.monotonic() > deadline:
-                raise Lost(f"filters above were {told['filters']}, expected 0 as nobody reads")
+                raise Lost(f"filters at the other hub were {told['filters']}, expected 0 without readers")
         return dict(told)
 
 
@@ -79,14 +79,14 @@ def _sites(directory: Path, slices: int, **keys: Any) -> Iterator[Sites]:
 
 
 def _pair(feed: Feed) -> Pair:
-    """Who puts to a hub, and who reads."""
+    """Return a process that puts to a hub and one that reads."""
     return Pair(
         partial(Child, "bench.processes.hub:send", feed=feed), partial(Child, "bench.processes.receiver:receive")
     )
 
 
 def _nats_pairs(contest: Contest, stack: ExitStack, directory: Path, form: Form) -> Iterator[tuple[str, Pair]]:
-    """Start a server, who reads is there; and one with a leaf node, where who reads is."""
+    """Yield a pair on one server, and a pair across a server and its leaf node, where the reader is."""
     try:
         need("nats-py:nats", "uvloop")
         port, files = free_port(), [directory / f"{name}.conf" for name in ("ldn", "ams")]
@@ -119,11 +119,11 @@ def test_sites_throughput(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
         for name, rival in _nats_pairs(contest, stack, tmp_path, "blocks"):
             contest.add(name, partial(rival.round, Load(messages=BLOCKS)), "rival", HOLDS)
         contest.run(benchmark)
-        contest.show("the other hub beside where it is put", f"{contest.ratio(ACROSS, DIRECT):.2f} x")
+        contest.show("the other hub / the putting hub", f"{contest.ratio(ACROSS, DIRECT):.2f} x")
 
 
 class _Both:
-    """Readers at both hubs, of the same run: what one comes later than the other is what crossing adds."""
+    """Readers of one run at both hubs: the difference of their latencies is the cost of crossing."""
 
     def __init__(self, contest: Contest, sites: Sites, stack: ExitStack) -> None:
         self._contest, self._feeds = contest, (sites.here, sites.ldn)
@@ -133,7 +133,7 @@ class _Both:
         self.added: list[dict[str, float]] = []
 
     def across(self) -> float:
-        """Play a run; return the median of who reads at the other hub."""
+        """Play a run; return the median latency of the reader at the other hub."""
         loads = [Load(feed=feed, messages=PACED, rate=RATE, at_once=1, topics=TOPICS) for feed in self._feeds]
         orders = [Order(load, Work(form="late")) for load in loads]
         _, heard = play(self._sender, self._receivers, orders)
@@ -146,7 +146,7 @@ class _Both:
         return across["p50"]
 
     def direct(self) -> float:
-        """Return the median of who reads where it is put, of the same run."""
+        """Return the median latency of the reader at the putting hub in the same run."""
         self._contest.percentiles(DIRECT, self._direct)
         return self._direct["p50"]
 
@@ -158,7 +158,7 @@ def _noted(contest: Contest, name: str, pair: Pair, load: Load) -> Figure:
 
 
 def test_sites_latency(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
-    """µs since a put was due, 1,000 single ones a second, for readers at both hubs at once."""
+    """µs since a put was due, at 1,000 single puts a second, for simultaneous readers at both hubs."""
     contest = Contest(f"Delay at another site, {RATE:,} puts/s: p50", "µs", lower=True, topology=__doc__)
     with ExitStack() as stack:
         both = _Both(contest, stack.enter_context(_sites(tmp_path, 1)), stack)
@@ -174,7 +174,7 @@ def test_sites_latency(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
 
 
 def _bytes_across(sites: Sites, sender: Child, receiver: Child, prefixes: tuple[bytes, ...]) -> float:
-    """Bytes that cross for each message that is put, with the heads of blocks."""
+    """Return bytes on the link per message put, including block headers."""
     load = Load(feed=sites.here, messages=MESSAGES, topics=TOPICS, in_turn=True)
     before = sites.crossed()
     if prefixes:
@@ -185,19 +185,19 @@ def _bytes_across(sites: Sites, sender: Child, receiver: Child, prefixes: tuple[
         sender.ask(Order(load))
     after = sites.crossed()
     messages = after["messages"] - before["messages"]
-    expect("whether messages crossed", messages > 0, bool(prefixes))
+    expect("messages crossed", messages > 0, bool(prefixes))
     return (after["bytes"] - before["bytes"]) / MESSAGES
 
 
 @pytest.mark.parametrize(("slices", "keys"), [(1, {}), (SLICES, {}), *((1, keys) for keys in KEYS)])
 def test_sites_interest(benchmark: BenchmarkFixture, tmp_path: Path, slices: int, keys: dict[str, int]) -> None:
-    """Bytes across for each message put, as nobody at the other site wants it, one topic is wanted, or all."""
-    what = ", ".join(["What crosses", f"{slices} slices", *(f"{name} {value}" for name, value in keys.items())])
+    """Bytes on the link per message put, with no, one or all topics subscribed at the other site."""
+    what = ", ".join(["Bytes between sites", f"{slices} slices", *(f"{name} {value}" for name, value in keys.items())])
     contest = Contest(what, "bytes/message put", lower=True, topology=__doc__)
     with ExitStack() as stack:
         sites = stack.enter_context(_sites(tmp_path, slices, **keys))
         sender = stack.enter_context(Child("bench.processes.hub:send", feed=sites.ldn))
         receiver = stack.enter_context(Child("bench.processes.receiver:receive"))
-        for name, prefixes in (("all is wanted", (b"",)), ("one topic is", (b"S17.trade",)), ("nothing is", ())):
+        for name, prefixes in (("all topics", (b"",)), ("one topic", (b"S17.trade",)), ("no topic", ())):
             contest.add(name, partial(_bytes_across, sites, sender, receiver, prefixes))
         contest.run(benchmark)

@@ -1,4 +1,4 @@
-"""Queries of a recorded day in Spark, on two cores.       rivals: Spark's own Parquet; polars and DuckDB on it.
+"""Queries of a recorded day in Spark on two cores.       rivals: Spark on Parquet; polars and DuckDB on that Parquet.
 
 recording ==connector (blocks in place)=> Spark      trades of ITCH, 5,000 symbols by 1/rank, over 6.5 hours
 Parquet   ==native reader===============> Spark      the same rows, zstd, written by Spark
@@ -42,7 +42,7 @@ def spark() -> Iterator[SparkSession]:
 
 
 class Answers:
-    """What one that is not ours answers before the rounds; where it tells nothing, what the first tells."""
+    """Answer that all contenders must give: a rival's from before the rounds, else that of the first contender."""
 
     def __init__(self, expected: Any) -> None:
         self._expected: Any = expected
@@ -54,7 +54,7 @@ class Answers:
 
 
 def _expected(spark: SparkSession, query: str, path: Path) -> Any:
-    """By polars, or by Spark itself where there is none, on the Parquet."""
+    """Return the answer of polars on the Parquet, or of Spark without polars."""
     engines = QUERIES[query]
     return engines["polars"](path) if INSTALLED["polars"] else engines["Spark"](spark.read.parquet(str(path)))
 
@@ -68,7 +68,7 @@ def _timed(query: Callable[[Any], Any], table: Callable[[], Any], answers: Answe
 
 
 def _contenders(spark: SparkSession, form: str, query: str, rows: int) -> dict[str, Callable[[], float]]:
-    """Seconds of each, ours first."""
+    """Return each contender as a function that returns seconds, ours first."""
     engines, day, path = QUERIES[query], recorded(rows), parquet(spark, form, rows)
     answers = Answers(_expected(spark, query, path))
     found: dict[str, Callable[[], float]] = {
@@ -100,7 +100,7 @@ def test_query(benchmark: BenchmarkFixture, spark: SparkSession, form: str, quer
 
 @pytest.mark.timeout(3_600)
 def test_rows(benchmark: BenchmarkFixture, spark: SparkSession) -> None:
-    """What a row costs in tables of several sizes: a query's own cost, and from where Spark pays."""
+    """Cost of a row by table size: it shows a query's fixed cost, and from which size Spark is worth it."""
     contest = _contest(f"{CURVE}, records", "ns a row", axis="rows")
     for rows in SIZES:
         for name, contender in _contenders(spark, "records", CURVE, rows).items():

@@ -1,7 +1,7 @@
-"""To each trade its last quote, of 500 symbols, recorded and in Parquet.
+"""As-of join of each trade with its last quote, for 500 symbols, recorded and in Parquet.
 
 recording ==one compiled pass a slice==> rows of Spark        rivals: union + last(ignorenulls) over a window in Spark;
-2 slices, local[2]; every column of the result is made         polars and DuckDB on Parquet        report: M trades/s
+2 slices, local[2]; every column of the result is computed     polars and DuckDB on Parquet        report: M trades/s
 
 A quarter of BLACKBOX_BENCH_ROWS trades and twice as many quotes: with 20000000, 5 M and 10 M.
 """
@@ -45,7 +45,7 @@ COLUMNS = ("symbol", "ts_event", "price", "size", *QUOTE)
 
 
 def _publish(publisher: Publisher) -> None:
-    """A quote, a quote, a trade, and so on: of symbols by 1/rank, at rising times."""
+    """Publish two quotes and a trade in turn, with symbols by 1/rank and rising times."""
     random = numpy.random.default_rng(7)
     weights = 1 / numpy.arange(1, SYMBOLS + 1)
     topics = tuple(b"S%03d.%c" % (i, kind) for kind in b"QT" for i in range(SYMBOLS))
@@ -78,7 +78,7 @@ def _publish(publisher: Publisher) -> None:
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Trades and quotes, recorded in two slices by symbol."""
+    """Record trades and quotes in two slices by symbol."""
     feed = msgspec.structs.replace(Feed.local("asof", slices=2), schema="iex_tops16")
     recorder = Recorder(feed, tmp_path_factory.mktemp("asof"), fsync="never")
     with Publisher(feed, when_full="wait") as publisher:
@@ -98,7 +98,7 @@ def spark() -> Iterator[SparkSession]:
 
 
 def union_and_window(trades: DataFrame, quotes: DataFrame) -> DataFrame:
-    """The form that everybody writes."""
+    """Join by a union and a window, as usually written in Spark."""
     window = Window.partitionBy("symbol").orderBy("ts_event", "sequence")
     both = trades.unionByName(quotes, allowMissingColumns=True)
     before = window.rowsBetween(Window.unboundedPreceding, 0)
@@ -108,14 +108,14 @@ def union_and_window(trades: DataFrame, quotes: DataFrame) -> DataFrame:
 
 
 def seconds(make: Callable[[], DataFrame]) -> float:
-    """Million trades a second, of all columns."""
+    """Return million trades a second, computing all columns."""
     started = time.perf_counter()
     make().write.format("noop").mode("overwrite").save()
     return TRADES / 1e6 / (time.perf_counter() - started)
 
 
 def by_polars(path: Path) -> polars.DataFrame:
-    """The same by polars on the Parquet files."""
+    """Join the Parquet files with polars."""
     import polars
 
     trades, quotes = (polars.read_parquet(path / kind / "*.parquet").sort("ts_event") for kind in "TQ")
@@ -123,7 +123,7 @@ def by_polars(path: Path) -> polars.DataFrame:
 
 
 def by_duckdb(path: Path) -> pyarrow.Table:
-    """The same by DuckDB on the Parquet files."""
+    """Join the Parquet files with DuckDB."""
     import duckdb
 
     trades, quotes = (f"read_parquet('{path / kind}/*.parquet')" for kind in "TQ")
@@ -133,7 +133,7 @@ def by_duckdb(path: Path) -> pyarrow.Table:
 
 
 def table_rate(join: Callable[[Path], Any], path: Path, answer: tuple[int, ...]) -> float:
-    """Million trades a second into a table in memory, which must be the right one."""
+    """Return million trades a second into a table in memory; check its rows and sums."""
     started = time.perf_counter()
     table = join(path)
     seconds = time.perf_counter() - started

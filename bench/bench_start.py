@@ -1,9 +1,9 @@
-"""How soon it runs: import, first message after start, first compile ever; and memory over a long run.
+"""Time to import, to the first message and to the first compile; and memory growth over a long run.
 
 process --import--> blackbox --start--> publisher, subscriber --message--> first callback
-each figure is of a process of its own; the cache is the user's, or an empty one for the first compile
+each figure comes from its own process; the cache is the user's, or empty for the first compile
 
-BLACKBOX_BENCH_LONG=1 also measures the first compile, which takes some minutes.
+BLACKBOX_BENCH_LONG=1 also measures the first compile, which takes several minutes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ with RawPublisher(feed):
 
 
 def grow(messages: int) -> None:
-    """Publish and subscribe in one process: so many messages first, then what is ordered; answers how many MB more."""
+    """Publish and subscribe in one process: `messages` first, then as ordered; answer with the growth in MB."""
     feed = Feed.local("memory", slices=1)
     subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=FOREVER_NS / 1e9))
     subscriber.on_batch(b"")(len)
@@ -109,7 +109,7 @@ def _first_message() -> tuple[float, float]:
 def test_start(benchmark: BenchmarkFixture) -> None:
     """Seconds."""
     contest = Contest("Start, caches warm", "s", lower=True, topology=__doc__)
-    found: list[tuple[float, float]] = []  # one process tells both figures of a round
+    found: list[tuple[float, float]] = []  # one process measures both figures of a round
 
     def since_start() -> float:
         found.append(_first_message())
@@ -125,7 +125,7 @@ def test_start(benchmark: BenchmarkFixture) -> None:
 @pytest.mark.skipif("BLACKBOX_BENCH_LONG" not in os.environ, reason="takes minutes: set BLACKBOX_BENCH_LONG=1")
 @pytest.mark.timeout(3_600)
 def test_first_compile(benchmark: BenchmarkFixture) -> None:
-    """Seconds from nothing, with an empty cache, until each has started; both: until the first callback."""
+    """Seconds with an empty cache until each has started; for both, until the first callback."""
 
     def compiled(code: str) -> float:
         with TemporaryDirectory() as empty:
@@ -141,7 +141,7 @@ def test_first_compile(benchmark: BenchmarkFixture) -> None:
 
 
 def test_memory(benchmark: BenchmarkFixture) -> None:
-    """MB that a process has grown since its first messages, publisher and subscriber in one."""
+    """Growth in MB of a process with publisher and subscriber since its first messages."""
     contest = Contest(
         f"Memory: growth since the first {GROWN:,} messages, {GROWN:,} more each round",
         "MB",

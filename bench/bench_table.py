@@ -1,12 +1,12 @@
-"""Tables of 10,000 and 1,000,000 topics, values of 100 bytes: updates of one process that another one's table has.
+"""Tables of 10,000 and 1,000,000 topics with values of 100 bytes, updated by another process.
 
 ours    HubClient ==put_many==> hub: journal ==blocks, TCP loopback==> Subscriber.table
 Redis   redis-py ==HSET, PUBLISH in a pipeline==> redis-server ==a message each==> a dict
 NATS    nats-py ==a message each==> JetStream KV in memory ==a message each==> watchall: a dict
-limit   the payloads of the updates are copied to their places, in one process
+limit   the payloads of the updates are copied to their rows in one process
 
-From the first put to when the table has the last one. Ours is stored so that it survives kill -9; the rivals keep it in
-memory alone. Join: from nothing to a table that is synced.
+From the first put until the table has the last one. Ours is stored and survives kill -9; the rivals keep updates in
+memory. Join: from start to a synced table.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _UPDATES: Final = {"ours": 1_000_000, "redis": 50_000, "nats": 20_000}
 
 
 class _Pair:
-    """Who puts, and who keeps a table, of which the value changes with each round."""
+    """A process that puts and one that keeps a table; each round puts a new value."""
 
     def __init__(self, putter: Child, keeper: Callable[[], Child], updates: int, topics: int) -> None:
         self._putter, self._make, self._updates, self._value = putter, keeper, updates, 0
@@ -42,10 +42,10 @@ class _Pair:
         self._keeper = keeper()
 
     def update(self) -> float:
-        """Put and wait until the table has all: updates/s."""
+        """Put, wait until the table has all updates and return updates/s."""
         self._value = (self._value + 1) % 256
         order = {"updates": self._updates, "value": self._value}
-        if not self._is_ours:  # a rival's table takes what comes as it comes
+        if not self._is_ours:  # a rival's table counts updates as they arrive
             self._keeper.send(order)
         told = self._putter.ask(order)
         has = self._keeper.ask(order | {"last": told["last"]}) if self._is_ours else self._keeper.answer()
@@ -53,7 +53,7 @@ class _Pair:
         return float(self._updates / (has["ended"] - told["began"]) * 1e9)
 
     def join(self) -> float:
-        """Have a fresh table: seconds."""
+        """Start a fresh table and return the seconds until it is synced."""
         child = self._make()
         try:
             told = child.ask("joined")
@@ -64,7 +64,7 @@ class _Pair:
         return float(told["seconds"])
 
     def close(self) -> None:
-        """End the process that keeps a table."""
+        """End the table's process."""
         self._keeper.close()
 
     @property
@@ -75,7 +75,7 @@ class _Pair:
 @pytest.mark.parametrize("topics", [10_000, 1_000_000])
 @pytest.mark.parametrize("what", ["updates", "join"])
 def test_table(benchmark: BenchmarkFixture, tmp_path: Path, what: str, topics: int) -> None:
-    """Updates/s that a table has taken, or seconds until a new one is synced."""
+    """Updates/s applied to a table, or seconds until a new one is synced."""
     is_join = what == "join"
     title = f"{'Join' if is_join else 'Updates of'} a table of {topics:,} topics"
     contest = Contest(title, "s" if is_join else "updates/s", lower=is_join, topology=__doc__)
@@ -88,12 +88,14 @@ def test_table(benchmark: BenchmarkFixture, tmp_path: Path, what: str, topics: i
         contest.add("table of a hub", pair.join if is_join else pair.update, promise="stored by the hub")
         if not is_join:
             limit = stack.enter_context(Child("bench.processes.table:apply"))
-            contest.add("payloads copied to their places", partial(_limit, limit, topics), "limit")
+            contest.add("payloads copied to their rows", partial(_limit, limit, topics), "limit")
         servers: tuple[tuple[str, tuple[str, ...], Callable[[], Server]], ...] = (
             ("redis", ("redis", "hiredis"), redis_server),
             ("nats", ("nats-py:nats", "uvloop"), partial(_nats, tmp_path)),
         )
-        for name, needs, serve in servers if topics == 10_000 else servers[:1]:  # NATS takes a minute to have so many
+        for name, needs, serve in (
+            servers if topics == 10_000 else servers[:1]
+        ):  # NATS takes a minute to load 1,000,000 topics
             try:
                 need(*needs)
                 server = stack.enter_context(serve())
@@ -109,8 +111,8 @@ def test_table(benchmark: BenchmarkFixture, tmp_path: Path, what: str, topics: i
                 run = rival.join if is_join else rival.update
                 contest.add(f"{name} {server.version}", run, "rival", "in memory")
         contest.run(benchmark)
-        if is_join and topics > 10_000:  # else it is the process's own
-            contest.show("table of a hub: memory a topic", f"{statistics.median(pair.bytes_a_topic):.0f} bytes")
+        if is_join and topics > 10_000:  # with few topics the process itself dominates
+            contest.show("table of a hub: memory per topic", f"{statistics.median(pair.bytes_a_topic):.0f} bytes")
 
 
 def _limit(child: Child, topics: int) -> float:

@@ -1,12 +1,12 @@
-"""One publisher, a hundred subscribers: all on it, or ten on each of ten relays.
+"""One publisher and a hundred subscribers: connected directly, or ten to each of ten relays.
 
     direct    PUB process ======================================> 100 SUB sockets in one process
-    ours      PUB process ==> 10 Relay processes, 10 sockets each => the same
-    rival     PUB process ==> 10 processes with zmq_proxy() ======> the same
+    ours      PUB process ==> 10 Relay processes, 10 sockets each => 100 SUB sockets
+    rival     PUB process ==> 10 processes with zmq_proxy() ======> 100 SUB sockets
 
-All over TCP loopback, all waiting for who is slow, the same publisher. Each socket counts what it gets; one that has
-not got all voids the round. On two cores all of them share what one machine has: the tree sends each block 110 times
-where the publisher alone sends it 100 times. What it takes off the publisher is the figure.
+All over TCP loopback with the same publisher, which waits. Each socket counts its messages; a socket that missed one
+voids the round. All processes share two cores, and the tree sends each block 110 times instead of 100. The figure that
+matters is the CPU time that the tree saves the publisher.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _feed() -> Feed:
 
 @contextmanager
 def _way(function: str, above: Feed) -> Iterator[Pair]:
-    """Start a publisher, what is between, and the sockets."""
+    """Start a publisher, the relays or proxies, and the sockets."""
     with ExitStack() as stack:
         ends = [above]
 
@@ -63,7 +63,7 @@ def _way(function: str, above: Feed) -> Iterator[Pair]:
 
 
 def test_tree(benchmark: BenchmarkFixture) -> None:
-    """M messages/s over all sockets, of 100 bytes in blocks, from the first call until the last socket has all."""
+    """M messages/s of 100 bytes in blocks over all sockets, from the first call until the last socket has all."""
     contest = Contest(f"One publisher, {SUBSCRIBERS} subscribers", "M messages/s", topology=__doc__)
     with ExitStack() as stack:
         for name, (kind, function) in WAYS.items():
@@ -73,5 +73,5 @@ def test_tree(benchmark: BenchmarkFixture) -> None:
         contest.run(benchmark)
         costs = {row.name: row.spent.get("publisher_cpu_s", math.nan) for row in contest.told().rows}
         for name in list(WAYS)[1:]:
-            contest.show(f"{name}: rate beside direct", f"{contest.ratio(name, 'direct'):.2f} x")
-            contest.show(f"{name}: the publisher's CPU time beside direct", f"{costs[name] / costs['direct']:.2f} x")
+            contest.show(f"{name}: rate / direct", f"{contest.ratio(name, 'direct'):.2f} x")
+            contest.show(f"{name}: the publisher's CPU time / direct", f"{costs[name] / costs['direct']:.2f} x")
