@@ -1,13 +1,13 @@
-"""Which step got slower or faster: `make bench-check`, also at the end of CI.
+"""Detect steps that got slower or faster: `make bench-check`, also at the end of CI.
 
-    step, fixed loop, step, fixed loop, …  ──> fastest of each ──> ratio ──> beside bench/baseline.json
+    step, fixed loop, step, fixed loop, …  ──> fastest of each ──> ratio ──> compared with bench/baseline.json
 
-Counters of instructions are not to be had on most virtual machines, and times drift with whoever shares the machine.
-The fastest of many short runs does not, and its ratio to a fixed compiled loop in the same second does not depend on
-the clock rate either. What has threads, which disturb each other, is told only when it moved much: replays, by CPU
-time, and `delivery`, the CPU time of both processes beside that of receiving the same blocks and doing nothing.
+Most virtual machines have no instruction counters, and times drift with the load of the host. The fastest of many short
+runs does not drift, and its ratio to a fixed compiled loop in the same second is independent of the clock rate. Steps
+with several threads are noisier and have a larger threshold: replays, by CPU time, and `delivery`, the CPU time of both
+processes divided by that of receiving and discarding the same blocks.
 
-It prints, and fails only when a step does. `make bench-check WRITE=1` makes this machine's ratios the baseline.
+A slower step does not fail the check, only an error does. `make bench-check WRITE=1` stores the ratios as the baseline.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PASSES: Final = 3
 _TRIES: Final = 25
 _BLOCKS: Final = 25
 _LEAST_S: Final = 0.0002
-"""How long a try takes at least: long beside the clock, short beside what disturbs it."""
+"""Minimum length of a try: long compared with the clock's resolution, short compared with disturbances."""
 _REPLAYED: Final = 200_000
 _DELIVERED: Final = 1_000_000
 _MOVED: Final = 0.15
@@ -47,12 +47,12 @@ _MOVED_MUCH: Final = 0.35
 
 
 class Ratio(NamedTuple):
-    """A step's cost in that of what it is compared with: the median of the passes, and how far these lie apart."""
+    """Cost of a step relative to its reference: median and spread of the passes."""
 
     value: float
     spread: float
     moved: float
-    """From which change on it is told."""
+    """Smallest change that is reported."""
 
 
 def _ratio(passes: list[float], moved: float) -> Ratio:
@@ -61,13 +61,13 @@ def _ratio(passes: list[float], moved: float) -> Ratio:
 
 
 def _beside_loop(run: Callable[[], float], tries: int) -> float:
-    """The fastest of many runs, ns a message, in ns of the fixed loop's steps."""
+    """Return the fastest of many runs, ns a message, divided by the ns of a fixed loop's step."""
     figures = [(run(), SPIN.ns_a_message(_BLOCKS)) for _ in range(tries)]
     return min(mine for mine, _ in figures) / min(loop for _, loop in figures)
 
 
 def _steps() -> Iterator[tuple[str, float]]:
-    """Each step in turn, pass after pass."""
+    """Yield the cost of each step in turn, pass after pass."""
     with Subject() as kernels:
         for _ in range(_PASSES):
             for kernel in kernels:
@@ -75,7 +75,7 @@ def _steps() -> Iterator[tuple[str, float]]:
                 yield kernel.name, _beside_loop(partial(kernel.ns_a_message, times), _TRIES)
             yield "replay, compiled", _beside_loop(_replay_compiled, 15)
             yield "replay, a call a message", _beside_loop(partial(_replay_calls, "sent"), 8)
-            yield "replay, the same by time", _beside_loop(partial(_replay_calls, "event"), 8)
+            yield "replay, a call, by time", _beside_loop(partial(_replay_calls, "event"), 8)
 
 
 def _replay_compiled() -> float:
@@ -93,7 +93,7 @@ def _replay_calls(order: Literal["event", "sent"]) -> float:
 
 
 def _replay_ns(subscriber: Subscriber, recording: Recording, order: Literal["event", "sent"] = "event") -> float:
-    """CPU time a message, of all threads."""
+    """Return the CPU time per message of all threads, ns."""
     began_s = cpu_seconds()
     subscriber.replay(recording, order=order)
     return (cpu_seconds() - began_s) * 1e9 / _REPLAYED
@@ -104,7 +104,7 @@ def _look(message: Message) -> None:
 
 
 def _delivery() -> Iterator[float]:
-    """CPU time beside that of only receiving."""
+    """Yield the CPU time of delivery divided by that of only receiving."""
     feed = Feed.local("check", slices=1)
     run = Load(feed=feed, messages=_DELIVERED)
     works = Work(form="compiled", prefixes=PREFIXES, workers=2), Work(form="nothing")
@@ -112,10 +112,10 @@ def _delivery() -> Iterator[float]:
         for number in range(_PASSES + 1):
             try:
                 ours, bare = (_cpu_s(pair.round(run, work)) for work in works)
-            except Lost as lost:  # noise of the machine, not a step that fails
-                print(f"delivery, pass {number}, is left out: {lost}")
+            except Lost as lost:  # noise of the machine
+                print(f"delivery, pass {number}, was skipped: {lost}")
                 continue
-            if number:  # the first one warms up
+            if number:  # the first one is the warm-up
                 yield ours / bare
 
 
@@ -125,7 +125,7 @@ def _cpu_s(figure: Figure) -> float:
 
 
 def measure() -> dict[str, Ratio]:
-    """All ratios of this machine."""
+    """Return all ratios of this machine."""
     found: dict[str, list[float]] = {}
     for name, value in _steps():
         found.setdefault(name, []).append(value)
@@ -136,8 +136,8 @@ def measure() -> dict[str, Ratio]:
 
 
 def compare(ratios: dict[str, Ratio], baseline: dict[str, float]) -> list[str]:
-    """A line for each step; what moved by more than it is told from, and than its own passes lie apart, says so."""
-    lines = [f"{'step':28s} {'ratio':>9s} {'baseline':>9s} {'change':>8s}   passes apart"]
+    """Return a line per step, which flags a change larger than the threshold and the spread of the passes."""
+    lines = [f"{'step':28s} {'ratio':>9s} {'baseline':>9s} {'change':>8s}   spread"]
     for name, ratio in ratios.items():
         before = baseline.get(name)
         change = ratio.value / before - 1 if before else 0.0
@@ -147,7 +147,7 @@ def compare(ratios: dict[str, Ratio], baseline: dict[str, float]) -> list[str]:
         lines.append(f"{name:28s} {ratio.value:9.3f} {told}   {ratio.spread:7.1%}{verdict}")
     return [
         *lines,
-        *(f"{name:28s} is in the baseline, and was not measured" for name in baseline if name not in ratios),
+        *(f"{name:28s} is in the baseline but was not measured" for name in baseline if name not in ratios),
     ]
 
 
@@ -159,9 +159,7 @@ def _main() -> None:
     if BASELINE.exists():
         known = json.loads(BASELINE.read_text())
     if known["cpu_model"] not in ("", machine["cpu_model"]):
-        print(
-            f"the baseline is of another processor, {known['cpu_model']}: its ratios may differ from those of this one"
-        )
+        print(f"the baseline was measured on another processor, {known['cpu_model']}: its ratios may differ")
     print("\n".join(compare(ratios, known["ratios"])))
     print(
         f"load average {begun[0]:g} at the start, {load()[0]:g} at the end; ratios are to a fixed loop, lower is better"

@@ -1,6 +1,6 @@
-"""The JSON of a run tells the machine, how loaded it was, what failed and what did not run.
+"""Add the machine, its load, failures and skipped benchmarks to the JSON of a run.
 
-What is done is kept after each benchmark, should the run end early.
+Results are saved after each benchmark, in case the run ends early.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if find_spec("pyspark") is None:
 
 
 def _ended() -> dict[str, Any]:
-    """How the run ended, as far as it came."""
+    """Return load, failures and skipped benchmarks so far."""
     return {
         "load": {"start": _AT_START, "end": load()},
         "failed": _FAILED,
@@ -75,9 +75,9 @@ def _judge(report: pytest.CollectReport | pytest.TestReport) -> None:
 
 @pytest.fixture(autouse=True)
 def _kept(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After each contest, all so far in the form of a whole run: a time limit ends the process without a word."""
+    """Save all contests so far as a complete run, because a timeout ends the process without cleanup."""
     yield
-    # After Ctrl-C there are no arguments any more.
+    # Ctrl-C clears the arguments.
     told = getattr((request.node.funcargs or {}).get("benchmark"), "extra_info", {})
     if "contest" not in told:
         return

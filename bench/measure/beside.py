@@ -1,4 +1,4 @@
-"""How late messages come to a subscriber that is live, beside something else."""
+"""Latency of a live subscriber while something else runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench.processes.child import Child
 
 
 def late_beside(contest: Contest, name: str, listener: Child, meanwhile: Callable[[], object]) -> float:
-    """Return p99 of what came to `listener` while `meanwhile` ran, in µs; keep all percentiles of it."""
+    """Return the p99 latency at `listener` while `meanwhile` ran, in µs; keep all its percentiles."""
     listener.ask({})
     meanwhile()
     told = listener.ask({})

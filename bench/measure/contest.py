@@ -1,11 +1,11 @@
-"""Run contenders in turn, A B A B …, verify each round, and say what came out as ratios of the same round.
+"""Run contenders in turn, A B A B …, verify each round and report ratios within a round.
 
-    warm-up     A B C      does not count: what is compiled, imported, connected is there after it
-    round 1     A B C      each verifies what it received; one that lost something raises `Lost`: its round is void
+    warm-up     A B C      does not count: compiles, imports, connects
+    round 1     A B C      each verifies what it received; one that lost a message raises `Lost`, its round is void
     ...
     round 7     A B C      median, range, and the median of the ratios within a round
 
-All that is printed is also kept as `extra_info["contest"]` in the JSON of a run: `make report` reads nothing else.
+All printed figures are also kept as `extra_info["contest"]` in the JSON of a run, the only input of `make report`.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ if TYPE_CHECKING:
 ROUNDS: Final = 7
 _MANY_CALLS: Final = 300
 LEAST_VALID: Final = 4
-"""With fewer valid rounds there is no median, no ratio, no percentile and no cost."""
+"""Minimum number of valid rounds for a median, ratio, percentile or cost."""
 
 WAITS: Final = "nothing lost: the publisher waits"
 """The promise of most deliveries."""
 
 
-class Lost(Exception):  # noqa: N818  # a verdict on a round, not an error of the benchmark
-    """Count, checksum or order did not hold at the receiver: the round is void."""
+class Lost(Exception):  # noqa: N818  # describes a round; the benchmark itself is fine
+    """The receiver's check of count, checksum or order failed, so the round is void."""
 
 
 class Overloaded(Lost):
-    """A sender did not keep the rate that it was asked for: delays are of its backlog, and tell nothing."""
+    """A sender did not reach the requested rate: its latencies would be those of its backlog."""
 
 
 def percentiles_of(values: NDArray[numpy.float64]) -> dict[str, float]:
-    """Return what `Contest.percentiles` takes."""
+    """Return percentiles as `Contest.percentiles` takes them."""
     return {f"p{at:g}": float(numpy.percentile(values, at)) for at in (50, 99, 100)}
 
 
 def expect(what: str, was: object, expected: object) -> None:
-    """Raise Lost unless `was` is what was expected."""
+    """Raise Lost unless `was` equals `expected`."""
     if was != expected:
         raise Lost(f"{what} was {was}, expected {expected}")
 
 
 class Spent(NamedTuple):
-    """What a round cost; all but `messages` may be unknown."""
+    """Costs of a round; all but `messages` may be unknown."""
 
     publisher_cpu_s: float | None = None
     subscriber_cpu_s: float | None = None
@@ -63,13 +63,13 @@ class Spent(NamedTuple):
     messages: int = 0
 
     def per_million(self) -> dict[str, float]:
-        """What is known, for a million messages."""
+        """Return the known costs per million messages."""
         known = {name: value for name, value in self._asdict().items() if name != "messages" and value is not None}
         return {name: value * 1e6 / self.messages for name, value in known.items()}
 
 
 class Figure(NamedTuple):
-    """What a contender returns when it also knows what it spent."""
+    """A contender's figure together with its costs."""
 
     value: float
     spent: Spent | None = None
@@ -98,7 +98,7 @@ class _Row:
         return _median(self.valid, len(self.values))
 
     def cost(self) -> dict[str, float]:
-        """Medians; of the bytes the least, as others on the same wire can only add."""
+        """Return median costs, but the minimum of bytes, because other traffic on the wire can only add."""
         found: dict[str, list[float]] = {}
         for each in self.spent:
             for name, value in each.items():
@@ -121,7 +121,7 @@ class _Percentiles:
     rounds: dict[int, dict[str, float]] = field(default_factory=dict)
 
     def of(self, percentile: str) -> list[float | None]:
-        """One percentile in each round."""
+        """Return one percentile in each round."""
         return [self.rounds.get(number, {}).get(percentile) for number in range(1, len(self.row.values) + 1)]
 
     def median(self) -> dict[str, float]:
@@ -132,11 +132,11 @@ class _Percentiles:
 
 
 class Contest:
-    """Named contenders; each call of one returns its figure for that round.
+    """Named contenders; each call of a contender runs a round and returns its figure.
 
-    `unit` is of the figures; `lower` says that smaller is better. `topology` is the drawing of who talks to whom,
-    mostly the file's docstring. With an `axis` ("payload bytes"), contenders entered `at` several places of it make a
-    curve, and those entered without a place hold for the whole axis: they are compared at each place.
+    `unit` is the unit of the figures; with `lower`, smaller is better. `topology` is a drawing of the processes and
+    their connections, usually the file's docstring. With an `axis` ("payload bytes"), contenders entered `at` several
+    points form a curve; a contender entered without a point is compared at every point.
     """
 
     def __init__(
@@ -168,52 +168,52 @@ class Contest:
     ) -> None:
         """Enter a contender; the order of entry is the order within a round.
 
-        `promise` is what its deliveries hold ("nothing lost, the publisher waits"). `versus` names those of ours
-        that it is compared with at the same place: the first one unless told; None is for what cannot be compared.
+        `promise` is its delivery guarantee ("nothing lost, the publisher waits"). `versus` names those of ours that it
+        is compared with at the same point, by default the first one; None disables comparison.
         """
         versus = (versus,) if isinstance(versus, str) else versus
         self._rows.append(_Row(name, contender, kind, promise, at, versus))
 
     def skip(self, name: str, why: str) -> None:
-        """Tell of a contender that could not be installed or started."""
+        """Report a contender that could not be installed or started."""
         self._skipped.append(Note(name, why=why))
         print(f"\n  skipped: {name}: {why}")
 
     def bound(self, limit: str, bytes_each: float = 0) -> None:
-        """Have the report draw a limit of bench_limits.py: one message or call takes so many bytes of it.
+        """Draw a limit of bench_limits.py in the report, of which a message or call uses `bytes_each` bytes.
 
-        0 draws it in its own unit.
+        With 0 it is drawn in its own unit.
         """
         self._bounds.append(Bound(limit, bytes_each))
 
     def percentiles(self, name: str, values: Mapping[str, float], unit: str = "µs") -> None:
-        """Keep percentiles (`{"p50": 4.1, "p99": 20.0, "p99.9": 80.0, "p100": 120.0}`) of the round that runs.
+        """Keep percentiles (`{"p50": 4.1, "p99": 20.0, "p99.9": 80.0, "p100": 120.0}`) of the current round.
 
-        Called by a contender, once a round for each name; lower is better. Those of the warm-up and of void rounds do
-        not count. They are compared with those of the contenders that this one is compared with.
+        Contenders call this once per round and name; lower is better. Warm-up and void rounds do not count.
+        Percentiles are compared like the figures of their contenders.
         """
         if self._staged is None:
-            raise RuntimeError(f"percentiles of {name} came outside a round, expected a call by a contender")
+            raise RuntimeError(f"percentiles of {name} outside a round: call percentiles() from a contender")
         self._staged.append((name, dict(values), unit))
 
     def calls(self, name: str, times_ns: Sequence[int]) -> float:
-        """Return calls/s, by when the first one began and each returned; keep `percentiles` of many."""
+        """Return calls/s from the start of the first call and the end of each; keep percentiles if there are many."""
         took_us = numpy.diff(times_ns) / 1e3
         if len(took_us) >= _MANY_CALLS:
             self.percentiles(name, percentiles_of(took_us))
         return float(1e6 / took_us.mean())
 
     def show(self, name: str, value: object) -> None:
-        """Print one more figure below the table, and keep it."""
+        """Print a further figure below the table, and keep it."""
         self._shown.append(Note(name, str(value)))
         self._kept["shown"] = msgspec.to_builtins(self._shown)
         print(f"  {name:44s} {value}")
 
     def run(self, benchmark: BenchmarkFixture, rounds: int = ROUNDS) -> None:
-        """One warm-up round that does not count, then `rounds` interleaved ones; prints and keeps the table.
+        """Run a warm-up round and then `rounds` alternating rounds; print and keep the table.
 
-        Fails when one of ours raises, or had no valid round and was not overloaded. A rival or a limit that raises has
-        a void round.
+        Fails if one of ours raises, or had no valid round without being overloaded. If a rival or a limit raises, its
+        round is void.
         """
         for row in self._rows:
             self._check_versus(row)
@@ -235,7 +235,7 @@ class Contest:
                 row.spent.append(figure.spent.per_million())
 
     def _call(self, row: _Row, number: int) -> Figure | None:
-        """A round of one contender, or None when it is void; round 0 is the warm-up."""
+        """Run a round of one contender; return None if it is void. Round 0 is the warm-up."""
         self._staged = []
         try:
             found = row.contender()
@@ -260,7 +260,7 @@ class Contest:
         print(f"\n  void: {row.label()}, round {number}: {why}")
 
     def _row(self, name: str, at: float | None = None) -> _Row | None:
-        """The row of that name at a place of the axis, or the one that holds for the whole axis."""
+        """Return the row of that name at a point of the axis, or the one for the whole axis."""
         rows = [row for row in self._rows if row.name == name]
         return next((row for row in rows if row.at == at), next((row for row in rows if row.at is None), None))
 
@@ -271,15 +271,15 @@ class Contest:
         return row
 
     def median(self, name: str, at: float | None = None) -> float | None:
-        """A contender's median; None when too few rounds were valid."""
+        """Return a contender's median, or None with too few valid rounds."""
         return self._found(name, at).median()
 
     def ratio(self, name: str, other: str, at: float | None = None) -> float:
-        """Median over the rounds of the ratio of two contenders in the same round; nan with too few that are valid."""
+        """Return the median ratio of two contenders within a round, or nan with too few valid rounds."""
         return _ratio(self._found(name, at).values, self._found(other, at).values)
 
     def told(self) -> Result:
-        """All of it, as far as it is known."""
+        """Return the result so far."""
         return Result(
             title=self.title,
             unit=self.unit,
@@ -313,7 +313,7 @@ class Contest:
             raise ValueError(f"versus of {row.label()} was {sorted(wrong)}, expected some of ours: {sorted(ours)}")
 
     def _compared(self, row: _Row) -> list[_Row]:
-        """What a row is compared with: at its own place, or at every place when it holds for the whole axis."""
+        """Return the rows that a row is compared with, at its own point or at every point of the axis."""
         ours = self._ours()
         if not ours or row.versus is None:
             return []
@@ -327,7 +327,7 @@ class Contest:
         ]
 
     def _percentiles_against(self, mine: _Percentiles) -> list[PercentilesAgainst]:
-        """A contender may have several: they are compared in their order."""
+        """Compare a contender's sets of percentiles, in the order of their names' first use."""
         place = self._percentiles_of(mine.row).index(mine)
         found = []
         for row in self._compared(mine.row):
@@ -383,17 +383,17 @@ def _median(valid: list[float], rounds: int) -> float | None:
 
 
 def _ratio(ones: list[float | None], others: list[float | None]) -> float:
-    """Of too few rounds in which both are valid it is nan; nothing is so many times as much as 0."""
+    """Return the median ratio, or nan with too few common valid rounds or zeros."""
     found = _median([a / b for a, b in zip(ones, others, strict=True) if a and b], len(ones))
     return float("nan") if found is None else found
 
 
 def _ahead(theirs: list[float | None], ours: list[float | None], lower: bool) -> float | None:
-    """How many times as good ours is; None where it cannot be told: nan is not valid JSON."""
+    """Return how many times as good ours is, or None if unknown, because nan is not valid JSON."""
     ratio = _ratio(theirs, ours) if lower else _ratio(ours, theirs)
     return None if ratio != ratio else ratio
 
 
 def machine() -> str:
-    """What ran this, in a few words."""
+    """Return a short description of the machine."""
     return f"{processors()} CPUs, {platform.machine()}, Python {platform.python_version()}"

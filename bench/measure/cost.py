@@ -1,4 +1,4 @@
-"""What a run costs: CPU time of whole processes, and bytes on the loopback wire."""
+"""Costs of a run: CPU time of whole processes and bytes over loopback."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Final
 
 _SENT: Final = Path("/sys/class/net/lo/statistics/tx_bytes")
 _SCHEDULED: Final = 2
-"""The kind of CPU clock that counts what the scheduler gave, as glibc's clock_getcpuclockid asks for."""
+"""The kernel's CPU clock that counts scheduled time, as requested by glibc's clock_getcpuclockid."""
 
 
 def cpu_seconds(pid: int = 0) -> float:
-    """CPU time of a process so far, this one unless told: all its threads, user and system, to the nanosecond."""
+    """Return the CPU time in s, user and system, of all threads of a process, by default this one."""
     return time.clock_gettime(~(pid or os.getpid()) << 3 | _SCHEDULED)
 
 
 def wire_bytes() -> int:
-    """Bytes over the loopback interface so far, with the heads of TCP and IP; of all processes that share it."""
+    """Return the bytes sent over loopback so far by all processes, including TCP and IP headers."""
     return int(_SENT.read_text())

@@ -1,4 +1,4 @@
-"""The machine that a run was made on, in words that stay true when it is read elsewhere."""
+"""Description of the machine of a run."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 
 
 def processors() -> int:
-    """CPUs that this process may use."""
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def load() -> list[float]:
-    """Load averages of 1, 5 and 15 minutes."""
+    """Return the load averages of 1, 5 and 15 minutes."""
     return [round(value, 2) for value in os.getloadavg()]
 
 
 def describe() -> dict[str, Any]:
-    """Processor, memory, kernel, and the versions of all that takes part."""
+    """Return processor, memory, kernel and versions."""
     cpus = [dict(re.findall(r"^(.+?)\t*: (.*)$", text, re.MULTILINE)) for text in _processors()]
     cores = {(cpu.get("physical id", "0"), cpu.get("core id", place)) for place, cpu in enumerate(cpus)}
     memory = int(re.findall(r"MemTotal:\s+(\d+) kB", Path("/proc/meminfo").read_text())[0]) * 1024
@@ -43,7 +43,7 @@ def _processors() -> list[str]:
 
 
 def versions() -> dict[str, str]:
-    """Of libzmq, and of each package that the benchmarks ask for and that is here."""
+    """Return the versions of libzmq and of each installed package of the benchmarks."""
     import zmq
 
     found = {"libzmq": zmq.zmq_version()}

@@ -1,4 +1,4 @@
-"""What came out of contests: what a run keeps as JSON, and the report is drawn from."""
+"""Results of contests: the JSON of a run and the input of the report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Kind = Literal["ours", "rival", "limit"]
 
 
 class Against(msgspec.Struct, frozen=True):
-    """One of ours beside a row: its median, and how many times as good it is."""
+    """One of ours compared with a row: its median, and how many times as good it is."""
 
     versus: str
     median: float | None
@@ -21,7 +21,7 @@ class Against(msgspec.Struct, frozen=True):
 
 
 class PercentilesAgainst(msgspec.Struct, frozen=True):
-    """The same of each percentile."""
+    """One of ours compared with a row, by percentile."""
 
     versus: str
     median: dict[str, float]
@@ -29,7 +29,7 @@ class PercentilesAgainst(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A contender, at a place of the axis where there is one. See `bench.contest.Contest`."""
+    """A contender, or its point on the axis. See `bench.measure.contest.Contest`."""
 
     name: str
     kind: Kind
@@ -46,12 +46,12 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """Its name and place."""
+        """Name and point on the axis."""
         return self.name if self.at is None else f"{self.name} at {self.at:,.10g}"
 
     @property
     def valid(self) -> int:
-        """Rounds that were not void."""
+        """Number of valid rounds."""
         return sum(value is not None for value in self.values)
 
 
@@ -67,12 +67,12 @@ class Percentiles(msgspec.Struct, frozen=True):
 
     @property
     def points(self) -> list[tuple[float, float]]:
-        """Shares and values, in order."""
+        """Shares of the messages and their values, in rising order."""
         return sorted((float(name.removeprefix("p")) / 100, value) for name, value in self.median.items())
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """A physical limit that a chart shows."""
+    """A physical limit shown in a chart."""
 
     name: str
     bytes_each: float
@@ -88,7 +88,7 @@ class Void(msgspec.Struct, frozen=True):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """A name and what is said of it."""
+    """A name with its value or reason."""
 
     name: str
     value: str = ""
@@ -96,7 +96,7 @@ class Note(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """A contest as it came out."""
+    """Result of a contest."""
 
     title: str
     unit: str
@@ -114,12 +114,12 @@ class Result(msgspec.Struct, frozen=True):
 
     @property
     def singles(self) -> list[Row]:
-        """The rows without a place on an axis."""
+        """Rows without a point on an axis."""
         return [row for row in self.rows if row.at is None]
 
     @property
     def series(self) -> dict[str, list[Row]]:
-        """The rows with a place, by name, in the axis' order."""
+        """Rows with a point, by name, in the order of the axis."""
         found: dict[str, list[Row]] = {}
         for row in self.rows:
             if row.at is not None:
@@ -128,7 +128,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """All contests of a run, and what they ran on."""
+    """All contests of a run, and its machine."""
 
     machine: dict[str, Any]
     commit: dict[str, Any]
@@ -138,16 +138,16 @@ class Run(msgspec.Struct, frozen=True):
     failed: list[Note]
     left_out: list[Note]
     not_run: list[str]
-    """What was still to come when the run ended, where it ended early."""
+    """Benchmarks that did not run because the run ended early."""
 
     def limit(self, name: str) -> float | None:
-        """A physical limit's median in this run."""
+        """Return the median of a physical limit in this run."""
         rows = (row for result in self.results if result.file == "limits" for row in result.rows)
         return next((row.median for row in rows if row.name == name), None)
 
 
 def read(path: Path) -> Run:
-    """The run of a JSON that pytest-benchmark wrote. Raises msgspec.ValidationError where it is of another form."""
+    """Read a run from pytest-benchmark's JSON. Raises msgspec.ValidationError if its format differs."""
     told = json.loads(path.read_text())
     results = []
     for each in told["benchmarks"]:

@@ -1,4 +1,4 @@
-"""Charts of a run as SVG files that stand alone, light or dark as their reader is."""
+"""Charts of a run as self-contained SVG files, light or dark by the reader's preference."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _LABELS: Final = 320
 _LETTER: Final = 7.1
 _FIGURES: Final = 160
 _FAR: Final = 2.2
-"""A limit so many times as large as the largest bar is cut."""
+"""A limit longer than this multiple of the largest bar is cut off."""
 _ROOM: Final = 1.12
 _PLOT: Final = 250
 _LEFT: Final = 78
 _MANY: Final = 30
-"""From this ratio of the largest to the smallest on, an axis is one of powers."""
+"""Smallest ratio of largest to smallest value for a logarithmic axis."""
 _DOUBLINGS: Final = 4
-"""From this ratio on, what goes along below the curves goes by powers too: 1, 2, 4 are as far apart."""
+"""Smallest ratio for a logarithmic x axis, on which 1, 2 and 4 are equally spaced."""
 _NINES: Final = 5
 _PERCENTS: Final = ((0.5, "50 %"), (0.9, "90 %"), (0.99, "99 %"), (0.999, "99.9 %"), (0.9999, "99.99 %"), (1.0, "all"))
 
@@ -56,11 +56,11 @@ text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, Helvetica, Arial
 )
 COLOUR: Final = {"ours": 0, "rival": 1, "limit": COLOURS - 1}
 DISTINCT: Final = COLOURS - 1
-"""Colours that are not grey."""
+"""Number of colours other than grey."""
 
 
 class Bar(NamedTuple):
-    """A bar with its range; `ratio` and `text` are written behind it. Without a value only the text is."""
+    """A bar with its range, followed by `ratio` and `text`. Without a value only the text is drawn."""
 
     label: str
     colour: int
@@ -72,14 +72,14 @@ class Bar(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line that crosses the bars: a limit."""
+    """A limit, drawn as a line across the bars."""
 
     label: str
     value: float
 
 
 class Curve(NamedTuple):
-    """Points in order, each with a range around it: (x, low, y, high)."""
+    """Points in order, each with its range: (x, low, y, high)."""
 
     label: str
     colour: int
@@ -88,9 +88,9 @@ class Curve(NamedTuple):
 
 
 def bars(title: str, told: str, shown: Sequence[Bar], limits: Sequence[Line] = (), by_powers: bool = False) -> str:
-    """Bars from zero, from top to bottom, and limits as lines across them; or bars from one, `by_powers`.
+    """Draw bars from zero, top to bottom, and limits as lines across; with `by_powers`, logarithmic bars from one.
 
-    What is far above all of ours and its rivals is cut, with an arrow, so that these can be told apart.
+    Limits far above all bars are cut off with an arrow, so that the bars remain distinguishable.
     """
     left = _EDGE + min(_LABELS, max(len(bar.label) for bar in shown) * _LETTER) + 12
     right = _WIDTH - _FIGURES
@@ -129,7 +129,7 @@ def bars(title: str, told: str, shown: Sequence[Bar], limits: Sequence[Line] = (
 
 
 def curves(title: str, told: str, x_label: str, shown: Sequence[Curve]) -> str:
-    """Curves over an axis; both axes go by powers where their numbers do."""
+    """Draw curves; an axis is logarithmic if its values span powers."""
     xs = sorted({point[0] for curve in shown for point in curve.points})
     highs = [point[3] for curve in shown for point in curve.points]
     lows = [point[1] for curve in shown for point in curve.points]
@@ -147,13 +147,13 @@ def curves(title: str, told: str, x_label: str, shown: Sequence[Curve]) -> str:
 
 
 def percentiles(title: str, told: str, shown: Sequence[Curve]) -> str:
-    """Percentile curves: x is the share of the messages, y is ns by powers of ten."""
+    """Draw percentile curves: x is the share of the messages, y is ns on a logarithmic axis."""
     values = [max(1.0, point[2]) for curve in shown for point in curve.points]
     y_ticks = list(lag_ticks(min(values), max(values)))
     y = Axis(y_ticks[0][0], y_ticks[-1][0], _PLOT, upward=True, scale=math.log10)
     first = min(point[0] for curve in shown for point in curve.points)
     x = Axis(min(first, 0.5), 1, _WIDTH - _LEFT - 2 * _EDGE, scale=_nines)
-    return _plot(title, told, "share of the messages that took at most so long", x, y, _PERCENTS, y_ticks, shown)
+    return _plot(title, told, "fraction of messages with latency ≤ y", x, y, _PERCENTS, y_ticks, shown)
 
 
 def _nines(share: float) -> float:
@@ -208,7 +208,7 @@ def _plot(
 
 
 def _legend(shown: Sequence[Curve]) -> tuple[list[str], float]:
-    """The legend's marks, and where what is below it begins."""
+    """Return the legend's marks and the y offset below it."""
     parts, at, top = [], float(_EDGE), _HEAD + 4
     for curve in shown:
         width = 34 + len(curve.label) * _LETTER + 14
@@ -222,7 +222,7 @@ def _legend(shown: Sequence[Curve]) -> tuple[list[str], float]:
 
 
 def colours(kinds: Iterable[str]) -> list[int]:
-    """A colour for each: limits are grey, the others differ."""
+    """Return a colour for each: grey for limits, different ones for the others."""
     free = cycle(range(DISTINCT))
     return [COLOUR["limit"] if kind == "limit" else next(free) for kind in kinds]
 

@@ -1,4 +1,4 @@
-"""What of a run is beside what: ours and its rivals, ours and its limits."""
+"""Comparisons within a run: ours with its rivals and with its limits."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from bench.measure.results import Bound, Result, Row, Run
 from bench.report.markdown import number, times
 
 AHEAD: Final = 1.2
-"""A rival or a limit that is so many times as good as ours is told of."""
+"""Smallest ratio at which a rival or limit is listed as ahead of ours."""
 _LISTED: Final = ("p99", "p99.9", "p99.99")
-"""Percentiles that are told of: the median mostly is a contest's figure, and the worst of all is luck."""
+"""Percentiles listed as ahead: the median usually is the contest's figure, and the maximum is noise."""
 _FIRST: Final = ("limits", "delivery", "messages", "publish", "latency")
-"""Files that the pages begin with; the others follow by name."""
+"""First files of the pages; the others follow by name."""
 
 
 def in_order(run: Run) -> list[Result]:
-    """The contests in the order of the pages."""
+    """Return the contests in the order of the pages."""
     order = {name: place for place, name in enumerate(_FIRST)}
     return sorted(run.results, key=lambda result: (order.get(result.file, len(order)), result.file))
 
 
 class Pair(NamedTuple):
-    """A rival or a limit beside one of ours."""
+    """A rival or a limit compared with one of ours."""
 
     kind: str
     name: str
@@ -53,11 +53,11 @@ def pairs(run: Run, result: Result) -> Iterator[Pair]:
 
 
 def bound_of(run: Run, bound: Bound) -> float | None:
-    """A physical limit in the unit of a contest: GB/s as M messages/s of so many bytes, or as it is."""
+    """Return a physical limit in the unit of a contest: GB/s divided by the bytes of a message, or unchanged."""
     value = run.limit(bound.name)
     return value if value is None or not bound.bytes_each else value * 1e3 / bound.bytes_each
 
 
 def ratio_text(row: Row) -> str:
-    """How many times as good ours is; nothing for ours itself."""
+    """Return how many times as good ours is, or "" for ours itself."""
     return "" if row.ahead is None else times(row.ahead)

@@ -1,4 +1,4 @@
-"""How a report writes: numbers, ratios, tables, links."""
+"""Formats numbers, ratios, tables and links of a report."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 
 def number(value: float | None) -> str:
-    """Three digits: `0.00123`, `1.23`, `123`, `12,346`; nothing for None."""
+    """Format three digits: `0.00123`, `1.23`, `123`, `12,346`; "" for None."""
     if value is None:
         return ""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}" if abs(value) < 10 else f"{value:.1f}"
@@ -27,5 +27,5 @@ def times(ratio: float) -> str:
 
 
 def anchor(title: str) -> str:
-    """What a link to a heading ends with."""
+    """Return the anchor of a heading."""
     return "#" + "".join(letter for letter in title.lower() if letter.isalnum() or letter in " -_").replace(" ", "-")

@@ -1,9 +1,9 @@
 """The pages of a run: `python -m bench.report.page .benchmarks/latest.json docs/performance.md`.
 
-    make bench ──> .benchmarks/latest.json ──> docs/performance.md               in short: ahead, behind and why, limits
-                                               docs/performance/tables.md, *.svg all of it
+    make bench ──> .benchmarks/latest.json ──> docs/performance.md               summary: ahead, behind and why, limits
+                                               docs/performance/tables.md, *.svg everything
 
-Every figure comes from the JSON; what is written here only says how to read them.
+Every figure comes from the JSON; the text here explains how to read them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ A limit copies the same bytes, receives the same blocks, or calls an empty funct
 Nothing can exceed it. The bars show the nearest limit of each contest; [{tables}]({tables}) has their figures."""
 _SAME: Final = "The ranges of the rounds overlap."
 _CLOSE: Final = 0.95
-"""A limit that ours is nearer to is reached."""
+"""A limit counts as reached above this share of it."""
 
 
 class _Headline(NamedTuple):
@@ -50,14 +50,14 @@ class _Headline(NamedTuple):
 
     @property
     def bar(self) -> charts.Bar:
-        """As long as who is ahead is ahead."""
+        """A bar as long as the larger of the two ratios."""
         far = max(self.ahead, 1 / self.ahead)
         colour = charts.COLOUR["ours" if self.ahead >= 1 else self.pair.kind]
         return charts.Bar(f"{self.asked}: {self.pair.name}", colour, far, far, far, times(far), "")
 
 
 def write(run: Run, page: Path) -> None:
-    """Write both pages, and the pictures into a directory of the page's name beside it; older pictures are removed."""
+    """Write both pages and the pictures, into a directory named like the page; remove older pictures."""
     place = page.with_suffix("")
     place.mkdir(parents=True, exist_ok=True)
     for old in place.glob("*.svg"):
@@ -74,7 +74,7 @@ def _write_lines(path: Path, lines: Iterator[str]) -> None:
 
 
 def summary(run: Run, place: Path, has_profile: bool = False) -> Iterator[str]:
-    """The lines of the readable page; draws its pictures into `place`, the directory beside it."""
+    """Yield the lines of the summary page; draw its pictures into the directory `place`."""
     all_tables = f"{place.name}/tables.md"
     yield from ("# Performance", "", _INTRODUCTION.format(tables=all_tables), "")
     yield from machine_of(run)
@@ -104,12 +104,12 @@ def summary(run: Run, place: Path, has_profile: bool = False) -> Iterator[str]:
 
 
 def _headlines(run: Run, kind: Kind) -> list[_Headline]:
-    """Of each contest the strongest rival, or the nearest limit; contests of limits alone have none."""
+    """Return each contest's strongest rival or nearest limit; contests of limits alone have none."""
     found = []
     for result in in_order(run):
         rows = {row.label for row in result.rows} | {bound.name for bound in result.bounds}
         best: dict[str, tuple[float, Pair]] = {}
-        for pair in pairs(run, result):  # beside several of ours, the best of them counts
+        for pair in pairs(run, result):  # of several of ours, the best counts
             if pair.kind == kind and pair.name in rows and pair.ahead and pair.ahead > best.get(pair.name, (0,))[0]:
                 best[pair.name] = pair.ahead, pair
         if best:
@@ -136,7 +136,7 @@ def _table(lines: list[_Headline], all_tables: str, name: str) -> Iterator[str]:
 
 
 def _overlap(line: _Headline) -> bool:
-    """Whether the ranges of the rounds of the two have a median of the other in common."""
+    """Return True if the range of each contains the median of the other."""
     rows = {row.label: row for row in line.result.rows}
     mine, other = rows.get(line.pair.versus), rows.get(line.pair.name)
     if mine is None or other is None or mine.median is None or other.median is None:
@@ -145,7 +145,7 @@ def _overlap(line: _Headline) -> bool:
 
 
 def _notes(run: Run, all_tables: str) -> Iterator[str]:
-    """What did not run, failed or was void, as a count with a link."""
+    """Yield a line with the number of failed, skipped and void rounds, with links."""
     counts = {
         "failed": (len(run.failed), "#what-failed"),
         "could not run": (len(run.left_out) + sum(len(each.skipped) for each in run.results), "#what-could-not-run"),
@@ -159,7 +159,7 @@ def _notes(run: Run, all_tables: str) -> Iterator[str]:
 if __name__ == "__main__":
     source = Path(sys.argv[1])
     if not source.is_file():
-        sys.exit(f"{source} was not found, expected a run of the benchmarks: `make bench` first, or FILE=run.json")
+        sys.exit(f"{source} was not found: run `make bench` first, or set FILE=run.json")
     target = Path(sys.argv[2])
     write(read(source), target)
     print(f"wrote {target} and {target.with_suffix('') / 'tables.md'}")

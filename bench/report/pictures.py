@@ -16,7 +16,7 @@ _NS: Final = {"ns": 1, "µs": 1_000, "us": 1_000, "ms": 1_000_000, "s": 1_000_00
 
 
 def pictures(run: Run, result: Result) -> Iterator[tuple[str, str]]:
-    """Name and text of each picture of a contest."""
+    """Yield name and SVG of each picture of a contest."""
     better = "lower is better" if result.lower else "higher is better"
     told = f"{result.unit}, {better}; "
     if result.series:
@@ -56,7 +56,7 @@ def pictures(run: Run, result: Result) -> Iterator[tuple[str, str]]:
 
 
 def _level(x: float, y: float) -> tuple[float, float, float, float]:
-    """A point without a range."""
+    """Return a point without a range."""
     return x, y, y, y
 
 
@@ -83,7 +83,7 @@ def _curves(result: Result) -> list[Curve]:
     places = sorted({row.at for row in result.rows if row.at is not None})
     series = dict(result.series)
     kinds = {name: rows[0].kind for name, rows in series.items()}
-    for row in result.singles:  # it holds for the whole axis
+    for row in result.singles:  # valid at every point of the axis
         kinds[row.name] = row.kind
     found = []
     for (name, kind), colour in zip(kinds.items(), charts.colours(kinds.values()), strict=True):

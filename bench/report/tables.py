@@ -1,4 +1,4 @@
-"""Every figure of a run: each contest's charts and tables, under the drawing of who talks to whom."""
+"""Every figure of a run: each contest's topology, charts and tables."""
 
 from __future__ import annotations
 
@@ -11,27 +11,26 @@ from bench.report.markdown import anchor, number, table, times
 from bench.report.pictures import pictures
 
 _INTRODUCTION: Final = """\
-All contests of one run, every contender beside its rivals, in turn (A B C A B C …). In short, and where another is
-ahead and why: [performance.md](../{page}).
+All contests of one run, every contender and its rivals in turn (A B C A B C …). [performance.md](../{page}) has a
+summary and explains where a rival is ahead.
 
-A round is void when its receiver's check fails or when a rival raises. Where callbacks work on messages, the check is
-their count, order and sum, mostly of each topic; where nothing is done with them, the count and the bytes, or the last
-message. Figures are medians with their range, of at least 4 rounds that were not void. A ratio is the median of the
-ratios within a round, as a machine that is shared drifts from round to round: above 1, ours is so many times as good;
-below 1, the other is ahead."""
+A round is void if its receiver's check fails or a rival raises. Callbacks that work on messages check count, order and
+sum, usually for each topic; contenders that discard messages check the count and the bytes, or the last message.
+Figures are medians with their range over at least 4 valid rounds. A ratio is the median of the ratios within a round,
+because a shared machine drifts from round to round. Above 1, ours is better by that factor; below 1, the other is
+ahead."""
 _BEHIND: Final = """\
-Limits are limits: they do none of the work that ours does beside them, and nothing can get above them. They stand here
-to tell how far below ours is. Of percentiles, p99 and beyond are compared; a physical limit, which is measured in a
-contest of its own, by medians."""
+Limits do none of the work of ours, and nothing can exceed them; the list shows the distance. Percentiles are compared
+from p99 upwards. Physical limits are measured in their own contest and compared by medians."""
 _COSTS: Final = {
     "publisher_cpu_s": "publisher and any server, CPU s",
     "subscriber_cpu_s": "subscriber, CPU s",
-    "wire_bytes": "bytes on the wire (loopback, TCP and IP heads included, or ZMTP alone where that is counted)",
+    "wire_bytes": "bytes on the wire (loopback, with TCP and IP headers, or ZMTP alone)",
 }
 
 
 def tables(run: Run, page: str) -> Iterator[str]:
-    """The lines of the page of all tables, which stands in the directory of its pictures, below `page`."""
+    """Yield the lines of the page of all tables, which is in the directory of the pictures of `page`."""
     yield from ("# Performance: all tables", "", _INTRODUCTION.format(page=page), "")
     yield from machine_of(run)
     if versions := run.machine.get("versions"):
@@ -158,7 +157,7 @@ def _axis_table(result: Result) -> Iterator[str]:
         made.append([_named(rows[0]), *(_spread(at[place]) if place in at else "" for place in places)])
         ratios = [ratio_text(at[place]) if place in at else "" for place in places]
         if any(ratios):
-            made.append([f"*ours is, beside {name}*", *ratios])
+            made.append([f"*ours compared with {name}*", *ratios])
     yield from table([f"{result.unit} at {result.axis}", *(f"{place:,.10g}" for place in places)], made)
 
 
@@ -183,5 +182,5 @@ def _named(row: Row) -> str:
 
 
 def link(result: Result, page: str = "") -> str:
-    """A link to a contest in the page of all tables."""
+    """Return a link to a contest in the page of all tables."""
     return f"[{result.title}]({page}{anchor(result.title)})"

@@ -1,6 +1,6 @@
-"""What the readable page says of each contest: what was asked, and why another is ahead.
+"""Texts of the summary page by contest: its subject, and why a rival is ahead.
 
-By the contest's slug: its file and test, as its pictures are called. A contest without words is told with its title.
+Keys are the contests' slugs, made of file and test like the names of the pictures. The default is the contest's title.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from typing import Final
 ASKED: Final = {
     "bursts-bursts": "Bursts of ten times the mean: p99",
     "days-days": "A day in process, by its length",
-    "delivery-delivery": "Delivery to callbacks that work",
-    "fanout-fanout": "Beside a slow subscriber: p99",
+    "delivery-delivery": "Delivery to working callbacks",
+    "fanout-fanout": "With a slow subscriber: p99",
     "hop-hop": "From slice thread to workers",
     "latency-latency": "Latency, one message at a time",
-    "latency-overload": "One at a time, as fast as it goes",
+    "latency-overload": "One at a time, as fast as possible",
     "messages-messages": "A Python call a message",
     "pacing-pacing": "Schedule error of a paced replay",
     "publish-publish": "publish(), a call a message",
