@@ -121,9 +121,7 @@ def _contest(title: str, directory: Path) -> Contest:
     kept = directory / "kept"
     _imported(kept, files, keep=True)
     journals = [file for day in (kept / "import").iterdir() if day.is_dir() for file in recorded_files(day)]
-    contest.add(
-        "copy of what was imported", partial(_copied, directory, journals, _bytes(files)), "limit", versus=several
-    )
+    contest.add("copy of the journals", partial(_copied, directory, journals, _bytes(files)), "limit", versus=several)
     return contest
 
 

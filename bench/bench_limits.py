@@ -99,7 +99,7 @@ def empty_calls() -> float:
 
 def test_bytes(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     """GB/s."""
-    contest = Contest("What memory, loopback and disk allow", "GB/s", topology=__doc__)
+    contest = Contest("Limits of memory, loopback and disk", "GB/s", topology=__doc__)
     path = tmp_path / "file"
     with socket.create_server(("127.0.0.1", 0)) as server:
         child = Child("bench.bench_limits:send", port=server.getsockname()[1])
@@ -114,6 +114,6 @@ def test_bytes(benchmark: BenchmarkFixture, tmp_path: Path) -> None:
 
 def test_calls(benchmark: BenchmarkFixture) -> None:
     """M calls/s."""
-    contest = Contest("What the interpreter allows", "M calls/s", topology=__doc__)
+    contest = Contest("Limits of the interpreter", "M calls/s", topology=__doc__)
     contest.add("an empty Python call", empty_calls, "limit")
     contest.run(benchmark)

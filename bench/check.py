@@ -147,7 +147,7 @@ def compare(ratios: dict[str, Ratio], baseline: dict[str, float]) -> list[str]:
         lines.append(f"{name:28s} {ratio.value:9.3f} {told}   {ratio.spread:7.1%}{verdict}")
     return [
         *lines,
-        *(f"{name:28s} is in the baseline but was not measured" for name in baseline if name not in ratios),
+        *(f"{name:28s} is in the baseline, and was not measured" for name in baseline if name not in ratios),
     ]
 
 

@@ -1,4 +1,4 @@
-"""A flame graph as an SVG file that stands alone: boxes as wide as their cost, callers below what they call."""
+"""A flame graph as a self-contained SVG file: box width is cost, and callers are below callees."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ _TOP: Final = 66
 _ROW: Final = 19
 _LETTER: Final = 6.4
 _LEAST: Final = 1.0
-"""Boxes narrower than this many pixels are left out."""
+"""Minimum width of a box in pixels; narrower boxes are left out."""
 
 Stacks = Mapping[tuple[str, ...], float]
-"""What each stack costs, its outermost frame first."""
+"""Cost of each stack, outermost frame first."""
 
 
 class _Box:
-    """A frame with what it calls."""
+    """A frame and its callees."""
 
     def __init__(self) -> None:
         self.cost = 0.0
         self.calls: dict[str, _Box] = {}
 
     def add(self, stack: tuple[str, ...], cost: float) -> None:
-        """Count a stack that begins here."""
+        """Add a stack that starts at this frame."""
         self.cost += cost
         if stack:
             self.calls.setdefault(stack[0], _Box()).add(stack[1:], cost)
 
     def depth(self, scale: float) -> int:
-        """How many rows are drawn above this one."""
+        """Return the number of rows drawn above this one."""
         return max((1 + box.depth(scale) for box in self.calls.values() if box.cost * scale >= _LEAST), default=0)
 
 
 def flames(title: str, told: str, stacks: Stacks, unit: str) -> str:
-    """The graph; the first frame of each stack chooses its colour. Point at a box to read it."""
+    """Return the graph. The first frame of a stack sets its colour; hovering over a box shows its text."""
     root = _Box()
     for stack, cost in stacks.items():
         root.add(stack, cost)

@@ -1,4 +1,4 @@
-"""The steps of the hot path, each by itself: one core, one block of 2,000 messages over and over, no threads.
+"""The steps of the hot path, each on its own: one core, one block of 2,000 messages repeated, no threads.
 
 encode ─(wire)─> check ─> order ─> match ─> group ─> hand over ─> callback
 """
@@ -70,20 +70,20 @@ _LAST = numpy.int64(0)
 
 
 class Kernel(NamedTuple):
-    """A step: `run(times)` does it so often, to a block each time."""
+    """A step; `run(times)` applies it to a block `times` times."""
 
     name: str
     what: str
     run: Callable[[int], object]
 
     def seconds(self, times: int) -> float:
-        """How long so many times took."""
+        """Return the seconds that `times` runs took."""
         started = time.perf_counter()
         self.run(times)
         return time.perf_counter() - started
 
     def ns_a_message(self, times: int) -> float:
-        """How long it took for each message of its blocks."""
+        """Return the ns per message of `times` runs."""
         return self.seconds(times) * 1e9 / (times * BLOCK_MESSAGES)
 
 
@@ -150,7 +150,7 @@ def _group(table: TableAt, head: int, body: int, envelope: int, times: int) -> i
 
 @njit(nogil=True)
 def _hand_over(router: int, dealer: int, scratch: int, envelope: int, envelope_size: int, body: int, times: int) -> int:
-    """Name, envelope and a reference to the body into the worker's queue, and out of it."""
+    """Send name, envelope and a reference to the body to a worker's queue, and receive them."""
     failed = 0
     for _ in range(times):
         msg_init_size(scratch, 1)
@@ -197,7 +197,7 @@ def _copy(target: int, source: int, size: int, times: int) -> None:
 
 @njit(nogil=True)
 def _spin(seed: int, times: int) -> Any:
-    """A loop that stays in registers: 2,000 steps of a random generator, so many times."""
+    """Run 2,000 steps of a random generator in registers, `times` times."""
     word = numpy.uint64(seed)
     for _ in range(times * 2_000):
         word ^= word << numpy.uint64(13)
@@ -210,7 +210,7 @@ SPIN: Final = Kernel("fixed loop", "steps of a random generator in registers", l
 
 
 class Subject:
-    """A block, and all that its way through a subscriber needs; `with` it, its sockets are closed."""
+    """A block and everything needed to pass it through a subscriber. Exiting the context closes its sockets."""
 
     def __init__(self) -> None:
         pool = make_pool()
@@ -262,7 +262,7 @@ class Subject:
         self._sequence = 0
 
     def _encoded(self) -> Block:
-        """Return the block as a publisher sends it, with the numbers of its topics."""
+        """Return the block as a publisher sends it, with topic ids."""
         rows, order, index, table, distinct = self._columns
         plan = plan_block(rows, order, index, 0, BLOCK_MESSAGES, MAX_BODY_BYTES, table, distinct, FLAG_NUMBERS)
         body, head = numpy.zeros(plan_bytes(plan), numpy.uint8), numpy.zeros(HEADER_BYTES, numpy.uint8)
@@ -284,7 +284,7 @@ class Subject:
         target = self._copy.ctypes.data, self._copied_head.ctypes.data
 
         def order(times: int) -> None:
-            # Each block follows the one before: nothing is a gap, nothing a duplicate.
+            # Each block follows the previous one, without gaps or duplicates.
             verdict = _order(self.order.at, self._numbered.ctypes.data, body, self._sequence, times)
             self._sequence += BLOCK_MESSAGES * times
             assert verdict == 0

@@ -1,11 +1,11 @@
-"""Where each nanosecond of a message goes: `python -m bench.hot_path.profile docs/profile.md`.
+"""Profile the hot path by step and thread: `python -m bench.hot_path.profile docs/profile.md`.
 
     bench.hot_path.profile_load ──perf, or py-spy──> stacks of each thread ──┐
              └────────── CPU time of each thread ───────────────────┴─> docs/profile.svg, docs/profile.md
 
-perf sees libzmq's threads and the kernel too: as root, or where kernel.perf_event_paranoid is 1 or less; at 2 without
-the kernel. Without perf, py-spy (pip; it needs no rights, as it starts what it looks at) sees Python's threads only;
-what the others cost is still known, from the scheduler.
+perf also sees libzmq's threads and the kernel, as root or with kernel.perf_event_paranoid at most 1; with 2 it does not
+see the kernel. Without perf, py-spy (from pip, needs no privileges because it starts the process) sees only Python's
+threads; the cost of the others is still known from the scheduler.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TRIES: Final = 40
 _LEAST_NS: Final = 0.05
 _DEEPEST: Final = 10
 _EVERYWHERE: Final = ("entry_SYSCALL", "do_syscall", "__x64_sys_", "__sys_", "asm_", "sysvec_")
-"""How the kernel is entered: the same in every stack."""
+"""Frames of kernel entry, which are in every stack."""
 _WAITING: Final = ("poll (", "__poll (", "sem_", "pthread_cond", "clock_nanosleep", "select (")
 _STEPS: Final = {
     "encode": "publisher's caller and line",
@@ -47,11 +47,11 @@ _STEPS: Final = {
     "callback": "workers",
 }
 _Sample = tuple[str, tuple[str, ...]]
-"""A thread, and its frames, the outermost first."""
+"""A thread and its frames, outermost first."""
 
 
 def perf_samples(load: list[str], place: Path) -> list[_Sample]:
-    """What perf saw while the load ran; nothing when it is not there or not allowed."""
+    """Return perf's samples of the load; empty if perf is missing or not permitted."""
     data, told = place / "perf.data", place / "told.json"
     recorder = ["perf", "record", "-q", "-k", "mono", "-e", "cpu-clock", "-F", str(_RATE), "--call-graph", "dwarf,8192"]
     if shutil.which("perf") is None or _failed([*recorder, "-o", str(data), "--", *load, str(told)]):
@@ -66,7 +66,7 @@ def perf_samples(load: list[str], place: Path) -> list[_Sample]:
 
 
 def of_perf(script: str, told: dict[str, Any]) -> Iterator[_Sample]:
-    """The samples of perf's script that fell into the time of the load."""
+    """Yield the samples of perf's script within the time of the load."""
     for block in script.split("\n\n"):
         head, *lines = block.strip("\n").split("\n")
         found = re.match(r".*?\s(\d+)\s+([\d.]+):", head)
@@ -89,7 +89,7 @@ def _frame(line: str, thread: str) -> str:
 
 
 def _merged(frames: Iterable[str]) -> Iterator[str]:
-    """Frames of one name after the other are one, and those that every thread begins with are left out."""
+    """Merge consecutive frames of the same name; drop those that start every thread."""
     last = ""
     for frame in frames:
         if frame not in (last, "", "clone3", "start_thread", "?"):
@@ -98,7 +98,7 @@ def _merged(frames: Iterable[str]) -> Iterator[str]:
 
 
 def py_spy_samples(load: list[str], place: Path) -> list[_Sample]:
-    """What py-spy saw: Python's threads alone, by the lines that they were at."""
+    """Return py-spy's samples: Python's threads only, by line."""
     spy = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
     raw, told = place / "raw.txt", place / "told.json"
     command = [str(spy), "record", "--native", "--threads", "-r", "200", "-f", "raw", "-o", str(raw), "--"]
@@ -110,7 +110,7 @@ def py_spy_samples(load: list[str], place: Path) -> list[_Sample]:
 
 
 def of_py_spy(raw: str, names: set[str]) -> Iterator[_Sample]:
-    """The samples of py-spy's raw form, but those of threads that waited."""
+    """Yield the samples of py-spy's raw format, without waiting threads."""
     for line in raw.splitlines():
         stack, _, count = line.rpartition(" ")
         thread, *frames = stack.split(";")
@@ -128,7 +128,7 @@ def of_py_spy(raw: str, names: set[str]) -> Iterator[_Sample]:
 
 
 def _failed(command: list[str]) -> bool:
-    """Run a profiler, from here; what it says is shown only when it fails."""
+    """Run a profiler; print its output only if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S, cwd=_ROOT)
     if done.returncode:
         print(f"{command[0]} failed: {done.stderr.strip()[-300:]}")
@@ -136,7 +136,7 @@ def _failed(command: list[str]) -> bool:
 
 
 def stacks_of(samples: list[_Sample], costs: dict[str, float]) -> Stacks:
-    """What each stack costs: a thread's cost, shared among its samples; all of it where there is none."""
+    """Return the cost of each stack: a thread's cost divided among its samples, or all of it without samples."""
     counted = Counter(samples)
     of_thread = Counter(thread for thread, _ in samples)
     found = {
@@ -146,7 +146,7 @@ def stacks_of(samples: list[_Sample], costs: dict[str, float]) -> Stacks:
 
 
 def _steps() -> list[tuple[Kernel, float]]:
-    """The fastest of many tries of each step."""
+    """Return the fastest of many tries of each step."""
     with Subject() as kernels:
         return [
             (kernel, min(kernel.ns_a_message(100) for _ in range(_TRIES)))
@@ -160,7 +160,7 @@ def _of(costs: dict[str, float], *parts: str) -> float:
 
 
 def page(costs: dict[str, float], steps: list[tuple[Kernel, float]], how: str, rate: float) -> Iterator[str]:
-    """The tables: by thread as the scheduler counted, by step as each takes by itself."""
+    """Yield the page with its tables: by thread from the scheduler, by step as measured alone."""
     machine = describe()
     total = sum(costs.values())
     yield from ("# Where each nanosecond goes", "")
@@ -197,7 +197,7 @@ def page(costs: dict[str, float], steps: list[tuple[Kernel, float]], how: str, r
 
 
 def main(out: Path) -> None:
-    """Look, draw, tell."""
+    """Profile the load; write the graph and the page."""
     with TemporaryDirectory(prefix="blackbox-profile-") as directory:
         place = Path(directory)
         load = [sys.executable, "-m", "bench.hot_path.profile_load", str(SECONDS)]
@@ -205,16 +205,16 @@ def main(out: Path) -> None:
         if not samples:
             samples, how = py_spy_samples(load, place), "py-spy, which sees Python's threads only"
         if not samples:
-            print("neither perf nor py-spy could look (pip install py-spy): the graph has whole threads only")
+            print("neither perf nor py-spy is usable (pip install py-spy): the graph has whole threads only")
             subprocess.run([*load, str(place / "told.json")], check=True, timeout=_TIMEOUT_S, cwd=_ROOT)
-            how = "nothing: neither perf nor py-spy could look"
+            how = "neither perf nor py-spy, so whole threads only"
         told = json.loads((place / "told.json").read_text())
     costs: dict[str, float] = {}
     for name, ns in told["threads"].values():
         costs[name] = costs.get(name, 0.0) + ns / told["messages"]
     rate = told["messages"] / (told["ended"] - told["begun"]) / 1e6
     title = f"{number(sum(costs.values()))} ns of CPU a message, publish to callback"
-    svg = flames(title, f"by thread; stacks by {how}; as wide as it costs", stacks_of(samples, costs), "ns a message")
+    svg = flames(title, f"by thread; stacks by {how}; width is cost", stacks_of(samples, costs), "ns a message")
     out.with_suffix(".svg").write_text(svg, encoding="utf-8")
     text = "\n".join(page(costs, _steps(), how, rate)) + "\n"
     out.write_text(text, encoding="utf-8")

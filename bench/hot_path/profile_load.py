@@ -1,9 +1,9 @@
-"""What a profiler looks at: publisher and subscriber in one process, so that one profile holds the whole hot path.
+"""Load for a profiler: publisher and subscriber in one process, so that one profile has the whole hot path.
 
     publish_many() ==ring==> sender ==> PUB, I/O thread ==TCP==> SUB, I/O thread | slice thread ==> 2 workers
 
-`python -m bench.hot_path.profile_load SECONDS OUT.json` delivers for so long, and then writes how many messages, from
-when until when on the monotonic clock, and each thread's name and CPU time.
+`python -m bench.hot_path.profile_load SECONDS OUT.json` delivers for SECONDS, then writes the number of messages, start
+and end on the monotonic clock, and each thread's name and CPU time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _cpu_ns(tid: int) -> int:
 
 
 def _names(publishing: set[int], subscribing: set[int]) -> dict[int, str]:
-    """What each thread is: Python's name of it, or libzmq's with its side of the wire."""
+    """Return each thread's name: Python's, or libzmq's with its side of the connection."""
     known = {thread.native_id: thread.name for thread in threading.enumerate()}
     found = {}
     for tid in _tids():
@@ -59,7 +59,7 @@ def _names(publishing: set[int], subscribing: set[int]) -> dict[int, str]:
 
 
 def _keep_objects() -> None:
-    """Keep the code that numba loads from its cache: it forgets it, and with it which function lies where."""
+    """Keep the code that numba loads from its cache; otherwise the addresses of its functions are lost."""
     load = CPUCodeLibrary._set_compiled_object
 
     def keep(library: Any, code: bytes) -> None:
@@ -70,13 +70,13 @@ def _keep_objects() -> None:
 
 
 def _compiled_symbols() -> Iterator[tuple[int, int, str]]:
-    """Address, size and name of each function that numba compiled for this process."""
+    """Yield address, size and name of each function that numba compiled in this process."""
     for module in list(sys.modules.values()):
         for value in list(vars(module).values()) if getattr(module, "__name__", "").startswith("blackbox") else ():
             for result in value.overloads.values() if isinstance(value, Dispatcher) else ():
                 entry = result.fndesc.llvm_func_name
                 library = result.library
-                # Private to numba, and the only place that knows where its code lies: without it names are missing.
+                # Private to numba, but the only source of code addresses: without it names are missing.
                 code = getattr(library, "_compiled_object", None) or _OBJECTS.get(library.name, b"")
                 symbols = dict(_functions(code))
                 if address := library.get_pointer_to_function(entry) if entry in symbols else 0:
@@ -87,13 +87,13 @@ def _compiled_symbols() -> Iterator[tuple[int, int, str]]:
 
 
 def _functions(code: bytes) -> Iterator[tuple[str, tuple[int, int, int]]]:
-    """Name, place, size and section of each function of a 64-bit ELF object, little-endian."""
+    """Yield name, offset, size and section of each function of a 64-bit little-endian ELF object."""
     if code[:4] != b"\x7fELF":
         return
     sections_at, size, count = (*struct.unpack_from("<Q", code, 0x28), *struct.unpack_from("<HH", code, 0x3A))
     sections = [struct.unpack_from("<IIQQQQIIQQ", code, sections_at + size * i) for i in range(count)]
     for _, kind, _, _, offset, length, link, *_ in sections:
-        if kind != _FUNCTION:  # a table of symbols has the same number
+        if kind != _FUNCTION:  # a symbol table has the same number
             continue
         text_at = sections[link][4]
         for place in range(offset, offset + length, _SYMBOL.size):
@@ -104,7 +104,7 @@ def _functions(code: bytes) -> Iterator[tuple[str, tuple[int, int, int]]]:
 
 
 def plain(name: str) -> str:
-    """`slice_loop.run_slice` of numba's mangled name; another one as it is."""
+    """Return `slice_loop.run_slice` for numba's mangled name; return other names unchanged."""
     found = re.match(r"_ZN(\d.*)", name)
     parts, rest = [], found[1] if found else ""
     while digits := re.match(r"\d+", rest):
@@ -116,13 +116,13 @@ def plain(name: str) -> str:
 
 
 def _write_map() -> None:
-    """Where perf looks for the names of compiled functions."""
+    """Write the file where perf looks up names of compiled functions."""
     lines = sorted({f"{address:x} {size:x} {name}" for address, size, name in _compiled_symbols()})
     Path(f"/tmp/perf-{os.getpid()}.map").write_text("\n".join(lines) + "\n")
 
 
 def deliver(publisher: Publisher, seconds: float) -> int:
-    """Publish for so long; how many messages."""
+    """Publish for `seconds`; return the number of messages."""
     pool = make_pool()
     end = time.monotonic() + seconds
     messages = 0
@@ -134,7 +134,7 @@ def deliver(publisher: Publisher, seconds: float) -> int:
 
 
 def main(seconds: float, out: Path) -> None:
-    """Warm up, deliver, tell."""
+    """Warm up, deliver and write the results."""
     _keep_objects()
     feed = Feed.local("profile", slices=1)
     before = _tids()

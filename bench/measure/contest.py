@@ -180,7 +180,7 @@ class Contest:
         print(f"\n  skipped: {name}: {why}")
 
     def bound(self, limit: str, bytes_each: float = 0) -> None:
-        """Draw a limit of bench_limits.py in the report, of which a message or call uses `bytes_each` bytes.
+        """Draw a limit of bench_limits.py in the report; each message or call uses `bytes_each` bytes of it.
 
         With 0 it is drawn in its own unit.
         """

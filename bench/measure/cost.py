@@ -18,5 +18,5 @@ def cpu_seconds(pid: int = 0) -> float:
 
 
 def wire_bytes() -> int:
-    """Return the bytes sent over loopback so far by all processes, including TCP and IP headers."""
+    """Return the total bytes sent over loopback by all processes, including TCP and IP headers."""
     return int(_SENT.read_text())

@@ -13,7 +13,7 @@ Kind = Literal["ours", "rival", "limit"]
 
 
 class Against(msgspec.Struct, frozen=True):
-    """One of ours compared with a row: its median, and how many times as good it is."""
+    """A contender of ours compared with a row: its median, and how many times as good it is."""
 
     versus: str
     median: float | None
@@ -21,7 +21,7 @@ class Against(msgspec.Struct, frozen=True):
 
 
 class PercentilesAgainst(msgspec.Struct, frozen=True):
-    """One of ours compared with a row, by percentile."""
+    """A contender of ours compared with a row, by percentile."""
 
     versus: str
     median: dict[str, float]

@@ -1,4 +1,4 @@
-"""A publisher that waits until what it published is recorded or synced, and its recorder, in processes of their own."""
+"""Processes of a publisher that waits until its messages are recorded or synced, and of its recorder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TOPICS: Final = (b"AAPL.trade",)
 
 
 def publish(feed: Any) -> None:
-    """Publish `calls` times `at_once` messages, waiting after each time; answer with the seconds."""
+    """Publish `at_once` messages `calls` times and wait after each; answer with the seconds."""
     with Publisher(msgspec.convert(feed, Feed), when_full="wait") as publisher:
         wait = {"recorded": publisher.wait_recorded, "synced": publisher.wait_synced, "sent": publisher.flush}
         for order in orders():
@@ -31,7 +31,7 @@ def publish(feed: Any) -> None:
 
 
 def record(feed: Any, directory: str, fsync: Any) -> None:
-    """Record; answer each order with the messages recorded so far."""
+    """Record; answer each order with the number of messages recorded."""
     with Recorder(msgspec.convert(feed, Feed), directory, fsync=fsync, fsync_interval=0.001) as recorder:
         for _ in orders():
             answer(messages=recorder.statistics().messages)

@@ -1,4 +1,4 @@
-"""A reader of an archive in a process of its own: it reads all that is recorded from the beginning, again and again."""
+"""Process of an archive reader that repeatedly reads everything from the beginning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PATIENCE_S: Final = 1.0
 
 
 def read(feed: Any) -> None:
-    """Read from each order to the next one; answer it with the messages read, and with what was wrong with them."""
+    """Read from each order to the next one; answer with the number of messages read and any error."""
     client = ArchiveClient(msgspec.convert(feed, Feed), timeout=_PATIENCE_S)
     told = orders()
     for _ in told:
@@ -29,7 +29,7 @@ def read(feed: Any) -> None:
             try:
                 for count in _read_once(client, begins):
                     messages += count
-            except ArchiveError:  # its recorder has ended, or the next one has not begun
+            except ArchiveError:  # its recorder has ended, or the next one has not started
                 continue
             except Lost as why:
                 lost = str(why)
@@ -38,17 +38,17 @@ def read(feed: Any) -> None:
 
 
 def _read_once(client: ArchiveClient, begins: dict[int, int]) -> Iterator[int]:
-    """Read up to now, or the next order; yield how many messages each block has.
+    """Read up to now or until the next order; yield the number of messages of each block.
 
-    `begins`: the first number of each epoch, once it is known.
+    `begins` maps each epoch to its first sequence number.
     """
     following = dict[int, int]()
     for found in client.blocks(0, stop_ns=time.time_ns(), timeout=_PATIENCE_S):
         if not isinstance(found, Fetched):
-            raise Lost(f"a reader was told {found}, expected blocks alone")
+            raise Lost(f"a reader received {found}, expected only blocks")
         epoch, numbers = found.block.epoch, found.block.sequences
         first = int(numbers[found.first_row])
-        expect("the next number of a reader", first, following.get(epoch, begins.setdefault(epoch, first)))
+        expect("next sequence number of a reader", first, following.get(epoch, begins.setdefault(epoch, first)))
         following[epoch] = int(numbers[-1]) + 1
         yield found.stop_row - found.first_row
         if has_order():

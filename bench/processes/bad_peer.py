@@ -1,4 +1,4 @@
-"""A peer that does what it should not, while others go on: a thread of it begins and ends as it is told."""
+"""Process of a misbehaving peer; orders start and stop its thread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PAUSE_S: Final = 0.01
 
 
 def misbehave(feed: Any) -> None:
-    """Do as each order's `how` says, from then on; "": nothing any more."""
+    """Misbehave as each order's `how` says until the next order; "" stops."""
     ((endpoint, *_),) = (each.lines for each in msgspec.convert(feed, Feed).slices)
     ending, running = threading.Event(), threading.Thread()
     for order in orders():
@@ -37,7 +37,7 @@ def misbehave(feed: Any) -> None:
 
 
 def _subscribe(endpoint: str, has_begun: threading.Event, ending: threading.Event, pause_s: float | None) -> None:
-    """Subscribe to all with a queue of one message; take one after each pause, or none."""
+    """Subscribe to everything with a queue of one message; receive one after each pause, or none."""
     with zmq.Context() as context, context.socket(zmq.SUB) as sub:
         sub.rcvhwm, sub.linger = 1, 0
         sub.connect(endpoint)

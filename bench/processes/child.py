@@ -1,4 +1,4 @@
-"""A process of the benchmarks' own, which runs one function: it takes an order a line and answers with a line of JSON.
+"""A child process that runs one function: it reads an order per line and answers with a line of JSON.
 
 bench   Child("bench.processes.sender:publish", feeds=...)  ──order──>  for order in orders():
 answer()   <──JSON──        answer(began=...)
@@ -24,21 +24,21 @@ from typing import Any, Final, Self
 import msgspec
 
 _PR_SET_PDEATHSIG: Final = 1
-"""As linux/prctl.h has it."""
+"""Value of linux/prctl.h."""
 _ROOT: Final = Path(__file__).resolve().parents[2]
 
 
-class Ended(Exception):  # noqa: N818  # the process has, or was: what was wrong with it stands in the text
-    """A process of the benchmark ended early, said nothing for too long, or did not end well."""
+class Ended(Exception):  # noqa: N818  # the message says what went wrong
+    """A child process ended early, did not answer in time, or ended with an error."""
 
 
 class Child:
-    """A process that runs `function`, written "module:function", with these arguments.
+    """A process that runs `function` ("module:function") with these arguments.
 
-    The function loops over `orders()` and calls `answer` once for each, or as often as both sides agree. `send` gives
-    an order and does not wait; `answer` waits for the next line. `close`, or the end of the `with` block, ends the
-    process, by force if need be. All of them raise Ended, with the last line of its stderr, if the process ended early
-    or said nothing for too long.
+    The function loops over `orders()` and calls `answer` once for each, or as often as both sides agree. `send` sends
+    an order without waiting; `answer` waits for the next answer. `close`, or the end of the `with` block, ends the
+    process, by force if necessary. All of them raise Ended, with the last line of its stderr, if the process ended
+    early or did not answer in time.
     """
 
     def __init__(self, function: str, /, **arguments: Any) -> None:
@@ -61,11 +61,11 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """PID of the process."""
         return self._process.pid
 
     def send(self, order: Any) -> None:
-        """Give an order. Waits first for answers that nobody took, as their round was void."""
+        """Send an order, after waiting for unread answers of a void round."""
         while self._unanswered:
             self.answer()
         assert self._process.stdin is not None
@@ -77,7 +77,7 @@ class Child:
         self._unanswered = 1
 
     def answer(self, patience_s: float = 120.0, beside: Sequence[Child] = ()) -> Any:
-        """Return what the process says next. Raises Ended also when one `beside` it ends: it may wait for that one."""
+        """Return the next answer. Raises Ended also if a process in `beside` ends, because this one may wait for it."""
         deadline = time.monotonic() + patience_s
         while b"\n" not in self._said:
             watched = {child._output: child for child in (self, *beside)}
@@ -92,18 +92,18 @@ class Child:
         return json.loads(line)
 
     def ask(self, order: Any) -> Any:
-        """Give an order and wait for the answer."""
+        """Send an order and wait for the answer."""
         self.send(order)
         return self.answer()
 
     def kill(self) -> None:
-        """End it by force."""
+        """Kill the process."""
         self._process.kill()
         self._process.wait()
 
     def close(self, patience_s: float = 60.0) -> None:
-        """Wait until the process has ended. Raises Ended if it had to be killed or its status was not 0."""
-        has_ended = self._process.poll() is not None  # what it died of was told before
+        """End the process and wait for it. Raises Ended if it had to be killed or its status was not 0."""
+        has_ended = self._process.poll() is not None  # its error was raised before
         try:
             self._process.communicate(timeout=patience_s)
             if not has_ended and self._process.returncode:
@@ -150,19 +150,19 @@ class Child:
 
 
 def orders() -> Iterator[Any]:
-    """In the process: report that it is ready, then yield each order."""
+    """In the child: report that it is ready, then yield each order."""
     answer()
     while line := sys.stdin.readline():
         yield json.loads(line)
 
 
 def answer(**what: Any) -> None:
-    """In the process: answer an order."""
+    """In the child: answer an order."""
     print(_json(what), flush=True)
 
 
 def has_order() -> bool:
-    """In the process: return whether the next order has come."""
+    """In the child: return True if the next order has arrived."""
     return bool(select.select([sys.stdin], [], [], 0)[0])
 
 
@@ -171,7 +171,7 @@ def _json(what: Any) -> str:
 
 
 def end_with_parent() -> None:
-    """Have Linux end this process with the one that started it, also if that one is killed."""
+    """Have Linux end this process when its parent ends, even if the parent is killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 

@@ -1,4 +1,4 @@
-"""Somebody who wants much and changes its mind all the time, in a process of its own."""
+"""Process of a subscriber with many prefixes that change constantly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SLICE_S = 0.01
 
 
 def want(address: str, prefixes: int, changes_per_s: int) -> None:
-    """Want so many prefixes; an order of True begins changes, False ends them, and is answered with their number."""
+    """Subscribe to `prefixes` prefixes. Order True starts changes; False stops them, answered with their number."""
     stop, changed = threading.Event(), [0]
 
     def change(sub: zmq.Socket[bytes]) -> None:

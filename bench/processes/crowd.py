@@ -1,7 +1,7 @@
-"""Thousands of plain SUB sockets in one process, and the publishers that they come to: ours, and a bare XPUB socket.
+"""Process of thousands of plain SUB sockets, and those of their publishers: ours, and a bare XPUB socket.
 
-order True   the crowd connects, and says when the last socket was confirmed
-order False  the publisher sends a block to all, and the crowd says when the last socket had it
+order True   the crowd connects and answers when the last socket is confirmed
+order False  the publisher sends a block to all, and the crowd answers when the last socket has it
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from blackbox import Feed, Publisher
 from blackbox.block.format import CONFIRM_KEY, NONCE_BYTES
 
 ALL: Final = b"ALL.TOPC"
-"""The key that every socket asks for beside those of its own."""
+"""Key that every socket subscribes to in addition to its own."""
 PATIENCE_MS: Final = 60_000
 _QUIET_MS: Final = 200
 
 
 def gather(address: str, sockets: int, prefixes_each: int) -> None:
-    """Connect so many sockets, each with as many prefixes of its own."""
+    """Connect `sockets` sockets, each with `prefixes_each` distinct prefixes."""
     with ExitStack() as stack:
         context = stack.enter_context(zmq.Context())
         context.max_sockets = sockets + 10
@@ -51,20 +51,20 @@ def gather(address: str, sockets: int, prefixes_each: int) -> None:
 
 
 def ask(sub: zmq.Socket[bytes]) -> bytes:
-    """Ask whether all that it has subscribed to is in force; return the key of the answer."""
+    """Request confirmation of all subscriptions so far; return the key of the reply."""
     nonce = CONFIRM_KEY + os.urandom(NONCE_BYTES)
     sub.subscribe(nonce)
     return nonce
 
 
 def wait_for(sub: zmq.Socket[bytes], key: bytes) -> None:
-    """Pass over what comes until the block of that key."""
+    """Discard blocks until one with that key arrives."""
     while not sub.recv_multipart()[0].startswith(key):
         pass
 
 
 def publish(feed: Any, sockets: int) -> None:
-    """Be the publisher of a crowd."""
+    """Publish to a crowd."""
     with Publisher(msgspec.convert(feed, Feed)) as publisher:
         for joins in orders():
             sent = time.time_ns()
@@ -74,7 +74,7 @@ def publish(feed: Any, sockets: int) -> None:
 
 
 def publish_bare(feed: Any, sockets: int) -> None:
-    """Do the same with libzmq's socket alone: it gives each nonce back, and sends one frame."""
+    """Publish to a crowd from a bare XPUB socket, which returns each nonce and sends one frame."""
     with zmq.Context() as context, context.socket(zmq.XPUB) as xpub:
         xpub.linger, xpub.rcvtimeo, xpub.backlog = 0, PATIENCE_MS, 4_096
         xpub.setsockopt(zmq.XPUB_VERBOSE, 1)
@@ -83,7 +83,7 @@ def publish_bare(feed: Any, sockets: int) -> None:
             sent = time.time_ns()
             if joins:
                 answered = set[bytes]()
-                while len(answered) < sockets or xpub.poll(_QUIET_MS):  # who has to connect again asks once more
+                while len(answered) < sockets or xpub.poll(_QUIET_MS):  # reconnecting sockets request again
                     asked = xpub.recv()
                     if asked.startswith(b"\1" + CONFIRM_KEY):
                         xpub.send(asked[1:])

@@ -1,4 +1,4 @@
-"""Many plain SUB sockets in one process: each is to get every message of a run."""
+"""Process of many plain SUB sockets that must each receive every message of a run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from blackbox.block.layout import HEADER
 
 _COUNT: Final = struct.Struct(f"<{HEADER.offsets['count']}xI")
 KEY: Final = b"S"
-"""What topics of the pool begin with: the key of all, in a feed with keys of a byte."""
+"""First byte of all topics of the pool: their key in a feed with `key_bytes = 1`."""
 
 
 def receive(addresses: Sequence[str], sockets: int) -> None:
-    """Connect so many sockets to each address, and count by block headers what each one gets."""
+    """Connect `sockets` sockets to each address and count each one's messages by block headers."""
     with ExitStack() as stack:
         context = stack.enter_context(zmq.Context())
         subs: list[zmq.Socket[bytes]] = []
@@ -50,11 +50,11 @@ def receive(addresses: Sequence[str], sockets: int) -> None:
 
 
 def _take(sub: zmq.Socket[bytes]) -> int:
-    """Return how many messages the next block has."""
+    """Receive a block; return its number of messages."""
     key, header, _ = sub.recv_multipart(copy=False)
     return _COUNT.unpack_from(header.buffer)[0] if key.bytes == KEY else 0
 
 
 def _checked(ended: int, found: list[int], messages: int, _began: int) -> dict[str, Any]:
-    expect("messages of the socket with the fewest, and of that with the most", (found[0], found[-1]), (messages,) * 2)
+    expect("fewest and most messages of a socket", (found[0], found[-1]), (messages,) * 2)
     return {"ended": ended, "messages": sum(found)}

@@ -1,12 +1,12 @@
-"""What a subscriber does with a run, in each form: register callbacks, then check what they found.
+"""The forms of a subscriber's work in a run: register callbacks, then check their results.
 
-as fast as it comes                                      each message late by
+as fast as possible                                      latency of each message
 "compiled"  count, digest, sum of each topic             "late"           on(prefix)
 "together"  of all topics, for many callbacks            "late compiled"  on_compiled(prefix)
 "batch"     a pass over columns     "each"  a call       "late batches"   on_batch(prefix), may be slow
 "digest"    a call: digest only                          "stages"         a call a block, median µs a stage
-"python"    a batch callback that looks at each message
-"stream", "stream of batches", "stream in asyncio"       who takes them from a stream calls: digest only
+"python"    a batch callback with a Python step for each message
+"stream", "stream of batches", "stream in asyncio"       a loop over a stream: digest only
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ from blackbox.native.posix import now_ns
 from blackbox.subscribe.stream import Stream
 
 LIMIT_S: Final = 60.0
-"""How long a run may take."""
+"""Time limit of a run."""
 _SLEEP_S: Final = 0.05
 _MOST_NOTED: Final = 200_000
-"""Messages of a run that "late compiled" has room for: one size, compiled once."""
+"""Maximum messages of a "late compiled" run: a fixed array size, compiled once."""
 
 Findings = Callable[[int], dict[str, Any]]
-"""Given when the run began: check what came, and return fields of `Heard`. Raises Lost."""
+"""Called with the start of the run: check the messages received and return fields of `Heard`. Raises Lost."""
 Take = Callable[[bytes], None]
-"""Given a payload: what is done with each message of a stream."""
+"""Called with the payload of each message of a stream."""
 
 
-# Work on messages as fast as they come
+# Work on messages at full speed
 
 
 def compiled(subscriber: Subscriber, order: Order) -> Findings:
-    """`on_compiled` for each prefix."""
+    """Register `on_compiled` for each prefix."""
     load, prefixes = order.load, order.work.prefixes
     state = numpy.zeros((load.topics, 3), numpy.int64)
     callbacks = [subscriber.on_compiled(prefix, state=state)(count_compiled) for prefix in prefixes]
@@ -73,7 +73,7 @@ def _together(subscriber: Subscriber, order: Order) -> Findings:
 
 
 def batch(subscriber: Subscriber, order: Order) -> Findings:
-    """`on_batch` for each prefix: numpy views, and one compiled pass."""
+    """Register `on_batch` for each prefix: numpy views and one compiled pass."""
     load, prefixes = order.load, order.work.prefixes
     states = numpy.zeros((len(prefixes), len(subscriber.feed.slices), load.topics, 3), numpy.int64)
     for place, prefix in enumerate(prefixes):
@@ -89,7 +89,7 @@ def batch(subscriber: Subscriber, order: Order) -> Findings:
 
 
 def each(subscriber: Subscriber, order: Order) -> Findings:
-    """`on` for all messages: count, digest and sum of each topic, in Python."""
+    """Register `on` for all messages: count, digest and sum of each topic in Python."""
     totals = Tally(skip=0).begin(order.load.messages)
     count = totals.count
 
@@ -101,9 +101,9 @@ def each(subscriber: Subscriber, order: Order) -> Findings:
 
 
 def _digest(subscriber: Subscriber, order: Order) -> Findings:
-    """`on` for each prefix: a digest of byte 8 of the payloads, in their order."""
+    """Register `on` for each prefix: a digest of byte 8 of the payloads, in order."""
     prefixes = order.work.prefixes
-    digests = [0] * len(prefixes)  # one place a callback: a callback runs in one thread of a slice
+    digests = [0] * len(prefixes)  # one per callback, which runs in one thread of a slice
     for place, prefix in enumerate(prefixes):
 
         @subscriber.on(prefix)
@@ -120,9 +120,9 @@ def _digest(subscriber: Subscriber, order: Order) -> Findings:
 def _from_stream(
     read: Callable[[Stream, int, Take], None], *, batches: bool = False
 ) -> Callable[[Subscriber, Order], Findings]:
-    """The form in which a thread of its own takes the messages from a stream, with a call for each payload.
+    """Return the form in which a thread reads a stream and calls a function for each payload.
 
-    CPU time is told without the last messages, at most as many as a stream holds: they are delivered, not yet taken.
+    CPU time excludes the last messages, at most those that a stream buffers: they are delivered but not yet read.
     """
 
     def begin(subscriber: Subscriber, order: Order) -> Findings:
@@ -180,7 +180,7 @@ def _iterate_in_asyncio(stream: Stream, messages: int, take: Take) -> None:
 
 
 def digest_of(load: Load, prefix: bytes = b"") -> int:
-    """Digest of byte 8 of the payloads, in their order, of topics with that prefix."""
+    """Return the digest of byte 8 of the payloads, in order, of topics with that prefix."""
     pool = load.pool
     has_prefix = numpy.array([topic.startswith(prefix) for topic in pool.topics])
     rows = numpy.arange(load.messages) % len(pool.topic_index)
@@ -191,7 +191,7 @@ def digest_of(load: Load, prefix: bytes = b"") -> int:
 
 
 def _python(subscriber: Subscriber, order: Order) -> Findings:
-    """`on_batch` for each prefix, with a Python step for each message; also in processes of the slices."""
+    """Register `on_batch` for each prefix, with a Python step for each message; also used with `processes=True`."""
     prefixes = order.work.prefixes
     totals = shared_array((len(prefixes), len(subscriber.feed.slices), 4), numpy.int64)
     for place, prefix in enumerate(prefixes):
@@ -215,14 +215,14 @@ def _checked(state: NDArray[Any], order: Order) -> dict[str, Any]:
 
 
 def _summed(totals: NDArray[numpy.int64], order: Order) -> dict[str, Any]:
-    """Check what was summed over all topics: count, last time, sum, out of order."""
+    """Check the sums over all topics: count, last time, sum, out of order."""
     expect("count", int(totals[0]), order.load.messages)
     expect("messages out of order", int(totals[3]), 0)
     expect("checksum", int(totals[2]), sum_of(order.load))
     return {}
 
 
-# How late paced messages come
+# Latency of paced messages
 
 
 def _late(subscriber: Subscriber, order: Order) -> Findings:
@@ -246,7 +246,7 @@ def _late(subscriber: Subscriber, order: Order) -> Findings:
 
 @njit(nogil=True, boundscheck=True)
 def _note_compiled(batch: Any, state: Any) -> None:
-    """Row 0 of the state counts; then, for each message, when it came, when it was due, its first byte."""
+    """Row 0 of the state counts messages; the next rows hold arrival time, due time and first byte of each."""
     now = now_ns()
     for row in batch.rows:
         state[0, 0] += 1
@@ -285,7 +285,7 @@ def _late_batches(subscriber: Subscriber, order: Order) -> Findings:
 
 
 def _stages(subscriber: Subscriber, order: Order) -> Findings:
-    """Median µs that messages, one Python call a block, spend in each stage."""
+    """Measure the median µs of messages in each stage, with a Python call per block."""
     load = order.load
     dues: list[NDArray[numpy.int64]] = [numpy.empty(0, numpy.int64)]
     passed: list[tuple[int, int, int, int]] = []

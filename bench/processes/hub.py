@@ -1,4 +1,4 @@
-"""A hub, and a client that waits until it has what was put, in processes of their own."""
+"""Processes of a hub and of a client that waits for its acknowledgements."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from blackbox import Feed, Hub, HubClient
 from blackbox.block.format import HEADER_BYTES
 
 _COLUMNS: Final = 10_000
-"""Messages of a call of `put_many`."""
+"""Messages per call of `put_many`."""
 
 
 def serve(feed: Any, directory: str, peers: Any = ()) -> None:
-    """Be a hub; answer each order with the puts stored so far, and what it has passed on of other sites' feeds."""
+    """Run a hub; answer each order with its stored puts and the messages it has passed on from other sites."""
     with Hub(msgspec.convert(feed, Feed), directory, peers=msgspec.convert(peers, list[tuple[Feed, Feed]])) as hub:
         for _ in orders():
             passed = [peer.statistics() for peer in hub.peers]
@@ -36,7 +36,7 @@ def serve(feed: Any, directory: str, peers: Any = ()) -> None:
 
 
 def send(feed: Any) -> None:
-    """Put what is ordered, in columns or, at a rate, one by one; the hub has all of it when this is answered."""
+    """Put the ordered load in columns or, at a rate, one by one; answer once the hub has acknowledged all."""
     with HubClient(msgspec.convert(feed, Feed)) as client:
         for said in orders():
             load = msgspec.convert(said, Order).load
@@ -44,7 +44,7 @@ def send(feed: Any) -> None:
             began = _send_singly(client, load) if load.rate else _send_columns(client, load)
             ended = time.time_ns()
             client.flush()
-            client.published_count(60.0)  # which is answered once all before it is published
+            client.published_count(60.0)  # answered once all earlier puts are published
             cpu_s = None if load.rate else time.process_time() - before
             answer(began=began, ended=ended, flushed=time.time_ns(), cpu_s=cpu_s)
 
@@ -76,7 +76,7 @@ def put_captured(feed: Any) -> None:
 
 
 def put(feed: Any, acknowledged: Any) -> None:
-    """Put `calls` times `at_once` messages, waiting each time until all are acknowledged; answer how long each took."""
+    """Put `at_once` messages `calls` times and wait for each acknowledgement; answer with the time of each call."""
     with HubClient(msgspec.convert(feed, Feed), acknowledged=acknowledged) as client:
         data, topic = os.urandom(PAYLOAD_BYTES), b"AAPL.trade"
         for order in orders():

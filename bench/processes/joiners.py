@@ -1,6 +1,6 @@
-"""Many who join late, in one process: each has sockets of its own, and is done once it has all of an image.
+"""Process of many late joiners, each with its own sockets; a joiner is done when its image is complete.
 
-Ours: a SUB socket that was confirmed, then the image from the archive. Redis: SUBSCRIBE, then HGETALL.
+Ours: a confirmed SUB socket, then the image from the archive. Redis: SUBSCRIBE, then HGETALL.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _AT_ONCE: Final = 16
 
 
 def join(feed: Any, topics: int) -> None:
-    """Have so many join, and answer with the seconds until the last one has all."""
+    """Start the ordered number of joiners; answer with the seconds until the last one is done."""
     feed = msgspec.convert(feed, Feed)
     with zmq.Context() as context:
         context.max_sockets = 8_192
@@ -42,7 +42,7 @@ def join(feed: Any, topics: int) -> None:
 
 
 def join_redis(address: str, topics: int) -> None:
-    """Do the same with a Redis hash, and the channel of its changes."""
+    """Start joiners of a Redis hash and the channel of its changes."""
     import redis
 
     def one(_: int) -> None:

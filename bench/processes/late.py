@@ -1,4 +1,4 @@
-"""How late the messages of a paced run came, and whether they are those that were sent."""
+"""Latency of the messages of a paced run, and verification of their contents."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from bench.workload.tally import sum_of
 
 PERCENTS: Final = (50.0, 90.0, 99.0, 99.9, 99.99, 100.0)
 _LEAST_ABOVE: Final = 10
-"""Messages above a percentile, for it to be told."""
+"""Minimum number of messages above a percentile for it to be reported."""
 
 
 def percentiles_us(late_ns: NDArray[numpy.int64], lost: int = 0) -> dict[str, float]:
-    """Return percentiles as `Contest.percentiles` takes them: exact, of all messages, not of a histogram.
+    """Return percentiles as `Contest.percentiles` takes them, computed from all messages without a histogram.
 
-    A lost message is late without end. Left out is a percentile that is of the lost, or has fewer than 10 messages
-    above it; p100 is the latest.
+    A lost message has infinite latency. Percentiles that are infinite or have fewer than 10 messages above them are
+    left out; p100 is the maximum.
     """
     late = numpy.concatenate((late_ns / 1e3, numpy.full(lost, numpy.inf)))
     if not len(late):
@@ -36,10 +36,10 @@ def percentiles_us(late_ns: NDArray[numpy.int64], lost: int = 0) -> dict[str, fl
 
 
 def check_late(load: Load, began: int, seen: NDArray[Any], dues: NDArray[Any], firsts: NDArray[Any]) -> dict[str, Any]:
-    """Check what came of a paced run, and return fields of `Heard`. Raises Lost.
+    """Check the messages received in a paced run; return fields of `Heard`. Raises Lost.
 
-    Of each message that came: when, when it was due (unix ns), and the first byte of its payload. Order is checked
-    always; payloads where the due times tell the messages apart, else those of a whole run.
+    `seen`, `dues` and `firsts` hold each message's arrival and due time (unix ns) and first payload byte. Order is
+    always checked; payloads are checked if due times identify messages, or if the run is complete.
     """
     offsets = dues - began
     expect("messages out of order", int((numpy.diff(offsets) < 0).sum()), 0)
@@ -60,7 +60,7 @@ def check_late(load: Load, began: int, seen: NDArray[Any], dues: NDArray[Any], f
 
 
 class LateTally:
-    """What comes of a paced run, and when; `count(topic, data)` is the callback, data being a place and a payload."""
+    """Arrivals of a paced run; `count(topic, data)` is the callback, and data is a pool index and a payload."""
 
     def __init__(self, on_last: Callable[[], object]) -> None:
         self._on_last = on_last
@@ -69,11 +69,11 @@ class LateTally:
         self._frames: list[bytes] = []
 
     def begin(self, messages: int) -> None:
-        """Start anew, for so many messages."""
+        """Reset the tally for `messages` messages."""
         self._messages, self._seen, self._frames = messages, [], []
 
     def count(self, _topic: Any, data: bytes) -> None:
-        """Take a message."""
+        """Note a message and its arrival."""
         self._seen.append(time.time_ns())
         self._frames.append(b" " + data)
         if len(self._seen) == self._messages:
@@ -85,9 +85,9 @@ class LateTally:
 
 
 def late_frames(load: Load, seen: list[int], found: list[bytes], began: int) -> dict[str, Any]:
-    """As `check_late`, of the frames of a rival: topic, a blank, place in the pool, payload. Raises Lost."""
+    """Like `check_late`, for a rival's frames: topic, blank, pool index, payload. Raises Lost."""
     if load.messages > len(load.pool.topic_index):
-        raise Lost(f"a paced run was {load.messages:,} messages, expected at most the pool")
+        raise Lost(f"a paced run had {load.messages:,} messages, more than the pool")
     texts = [frame.partition(b" ")[2] for frame in found]
     numbers = numpy.array([int.from_bytes(text[:TIME_BYTES], "little") for text in texts], numpy.int64)
     firsts = numpy.array([text[TIME_BYTES] for text in texts], numpy.int64)

@@ -1,7 +1,7 @@
-"""A contender in processes of its own, and its rounds: a sender and a receiver, or one process that does all.
+"""A contender's processes and their rounds: a sender and a receiver, or one process that does both.
 
-bench ──order──> receiver: subscribes, answers     bench ──order──> sender: sends all, answers when it began
-bench ──began──> receiver: answers what came, when the last callback returned, and what it cost
+bench ──order──> receiver: subscribes, answers     bench ──order──> sender: sends all, answers with its start
+bench ──start──> receiver: answers with its findings, the end of the last callback, and its costs
 """
 
 from __future__ import annotations
@@ -22,90 +22,90 @@ from blackbox import Feed
 ROUND_S: Final = 90.0
 _END_S: Final = 10.0
 _LEAST_REACHED: Final = 0.9
-"""Of a rate; a run that reaches less is void."""
+"""Minimum fraction of the rate that a valid run reaches."""
 
 Form = Literal[
     "compiled", "together", "batch", "each", "digest", "python", "nothing", "blocks", "messages",
     "stream", "stream of batches", "stream in asyncio",
     "late", "late compiled", "late batches", "stages",
 ]  # fmt: skip
-"""What a receiver does with messages: see `bench.processes.forms` and `bench.rivals.plain_pyzmq`."""
+"""Work of a receiver: see `bench.processes.forms` and `bench.rivals.plain_pyzmq`."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What a receiver does with a run."""
+    """Work of a receiver in a run."""
 
     form: Form = "messages"
     prefixes: tuple[bytes, ...] = (b"",)
     workers: int = 1
     processes: bool = False
     on_slow: Literal["raise", "warn"] | None = None
-    """It sleeps at everything it gets, and this is what it does about it. Not slow: None."""
+    """Policy of a receiver that sleeps on every call; None: it does not sleep."""
     checkpoints_per_s: int = 0
-    """How often a thread beside it makes a checkpoint."""
+    """Checkpoints per second made by another thread."""
 
 
 class Order(msgspec.Struct, frozen=True):
-    """What both sides are told."""
+    """Order to both sides."""
 
     load: Load
     work: Work = Work()
 
 
 class Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sender answers."""
+    """Answer of a sender."""
 
     began: int
-    """Before the first call, unix ns."""
+    """Time before the first call, unix ns."""
     ended: int = 0
-    """After the last call, unix ns; not all may be with the transport."""
+    """Time after the last call, unix ns; some messages may not be handed to the transport yet."""
     flushed: int = 0
-    """When it was."""
+    """Time when all messages were handed to the transport, unix ns."""
     cpu_s: float | None = None
 
 
 class Heard(msgspec.Struct, frozen=True, kw_only=True):
-    """What a receiver answers, or a process that does all."""
+    """Answer of a receiver, or of a process that does both."""
 
     began: int = 0
-    """Of a process that does all, unix ns."""
+    """Start of a process that does both, unix ns."""
     ended: int = 0
-    """When the last callback returned, unix ns."""
+    """End of the last callback, unix ns."""
     cpu_s: float = 0.0
     lost: str = ""
-    """Why the round is void."""
+    """Reason why the round is void."""
     messages: int = 0
     missed: int = 0
-    """Messages of a paced run that did not come."""
+    """Messages missing in a paced run."""
     late_us: dict[str, float] = {}
     """Percentiles of the time since a message was due."""
     stages: dict[str, float] = {}
     has_terminated: bool = False
-    """It found that it was too slow, and ended."""
+    """True if the slow-subscriber policy ended it."""
     blocks: int = 0
     stored_bytes: int = 0
 
 
 def play(sender: Child, receivers: Sequence[Child], orders: Sequence[Order]) -> tuple[Sent, list[Heard]]:
-    """Play one run, sent as the first order says, to each receiver. Ends all of them, and raises Ended, if one ends."""
+    """Play a run, sent as the first order says, to each receiver. Kill all and raise Ended if one ends."""
     try:
         for receiver, order in zip(receivers, orders, strict=True):
             receiver.send(order)
         for receiver in receivers:
-            receiver.answer()  # it has subscribed
+            receiver.answer()  # subscribed
         sender.send(orders[0])
         sent = msgspec.convert(sender.answer(beside=receivers), Sent)
         for receiver in receivers:
             receiver.send({"began": sent.began})
         return sent, [msgspec.convert(receiver.answer(ROUND_S), Heard) for receiver in receivers]
     except Ended:
-        for child in (sender, *receivers):  # one that waits for the other would wait in every round to come
+        for child in (sender, *receivers):  # one that waits for the other would wait in every later round
             child.kill()
         raise
 
 
 class Pair:
-    """A sender and a receiver, and any server between them. `sent` and `heard` are of the last round."""
+    """A sender and a receiver, and any server between them. `sent` and `heard` belong to the last round."""
 
     sent: Sent
     heard: Heard
@@ -127,7 +127,7 @@ class Pair:
 
     @classmethod
     def ours(cls, *feeds: Feed, **settings: Any) -> Self:
-        """Our publisher, with these settings, and our subscriber."""
+        """Return our publisher, with these settings, and our subscriber."""
         return cls(
             partial(Child, "bench.processes.sender:publish", feeds=feeds, **settings),
             partial(Child, "bench.processes.receiver:receive"),
@@ -135,7 +135,7 @@ class Pair:
 
     @classmethod
     def rival(cls, module: str, *, server_pid: int = 0, **arguments: Any) -> Self:
-        """The functions `publish` and `receive` of a module of `bench.rivals`, with the same arguments."""
+        """Return processes of `publish` and `receive` of a module of `bench.rivals`, with the same arguments."""
         return cls(
             partial(Child, f"bench.rivals.{module}:publish", **arguments),
             partial(Child, f"bench.rivals.{module}:receive", **arguments),
@@ -154,7 +154,7 @@ class Pair:
         if self.heard.lost:
             raise Lost(self.heard.lost)
         sent_s = None if self.sent.cpu_s is None else self.sent.cpu_s + served_s
-        # Fewer bytes than messages are those of others.
+        # Fewer bytes than messages: all of it is other traffic.
         spent = Spent(sent_s, self.heard.cpu_s, crossed if crossed > load.messages else None, load.messages)
         return Figure(self.heard.messages * 1e3 / max(1, self.heard.ended - self.sent.began), spent)
 
@@ -164,7 +164,7 @@ class Pair:
         if self.heard.missed:
             raise Lost(f"messages lost was {self.heard.missed:,}, expected 0")
         if figure.value * 1e6 < _LEAST_REACHED * load.rate:
-            raise Overloaded(f"overloaded: {figure.value * 1e6:,.0f} messages/s were reached of {load.rate:,}")
+            raise Overloaded(f"overloaded: reached {figure.value * 1e6:,.0f} of {load.rate:,} messages/s")
         return self.heard.late_us, figure
 
     def _served_s(self) -> float:
@@ -178,14 +178,14 @@ class Pair:
 
 
 class Single:
-    """One process that does all the work, with its server if there is one."""
+    """One process that sends and receives, and its server if there is one."""
 
     def __init__(self, function: str, *, server_pid: int = 0, **arguments: Any) -> None:
         self._child = Child(function, **arguments)
         self._server = server_pid
 
     def round(self, load: Load, work: Work = Work()) -> Figure:  # noqa: B008  # it is frozen
-        """Return M messages/s between what it calls its begin and its end. The server's CPU time is the sender's."""
+        """Return M messages/s between its reported start and end. The server's CPU time counts as the sender's."""
         served_s, crossed = cpu_seconds(self._server) if self._server else 0.0, wire_bytes()
         heard = msgspec.convert(self._child.ask(Order(load, work)), Heard)
         server_s = cpu_seconds(self._server) - served_s if self._server else None
@@ -204,7 +204,7 @@ class Single:
 
 @contextmanager
 def closing(child: Child, strict: bool = True) -> Iterator[Child]:
-    """Close a child at the end; unless `strict`, tell how it ended, and go on: its rounds are over."""
+    """Close a child at the end; unless `strict`, only print its error, because its rounds are complete."""
     try:
         yield child
     finally:

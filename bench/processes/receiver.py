@@ -1,8 +1,8 @@
-"""Our subscriber in a process of its own: it hands a run to callbacks of the form that is ordered; see `forms`.
+"""Process of our subscriber; the order chooses the form of its callbacks, see `forms`.
 
-    "nothing"   SUB socket, compiled loop that drops all it gets: a limit
+    "nothing"   SUB socket with a compiled loop that discards all: a limit
 
-An order is answered twice: once it has subscribed; and, when it was told when the run began, with what it found.
+It answers an order when it has subscribed, and answers the start time of the run with its findings.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from blackbox.transport.libzmq import MESSAGE_BYTES, init_messages, msg_data, ms
 
 FOREVER_NS: Final = 10**15
 MAX_LAG_NS: Final = 100_000_000
-"""Of a subscriber that is slow."""
+"""Lag limit of a slow subscriber."""
 _BARE_MS: Final = 30_000
-"""Without anything for so long, a bare receiver takes it that the rest is lost."""
+"""Time without a message after which a bare receiver counts the rest as lost."""
 _QUIET_S: Final = 0.2
-"""So long after the sender's end nothing came: the rest of a paced run is lost."""
+"""Time without a message after the sender's end, after which the rest of a paced run counts as lost."""
 _LOOK_S: Final = 0.002
-"""A look takes up to 400 µs of the cores that are measured, their caches being full of messages."""
+"""Minimum interval of polling: a poll with cold caches takes up to 400 µs of the measured cores."""
 _LONGEST_LOOK_S: Final = 0.2
-"""A subscriber that fails is found out after so long."""
+"""Maximum interval of polling, within which a failed subscriber is detected."""
 
 
 def receive() -> None:
-    """Receive what is ordered."""
-    logging.disable(logging.CRITICAL)  # that it is slow is what a slow one is there for
+    """Receive the ordered runs."""
+    logging.disable(logging.CRITICAL)  # a slow subscriber is expected to log that it is slow
     told = orders()
     for said in told:
         order = msgspec.convert(said, Order)
@@ -96,7 +96,7 @@ def _receive(order: Order, told: Iterator[Any]) -> Heard:
 
 @contextmanager
 def _checkpoints(subscriber: Subscriber, per_s: int) -> Iterator[None]:
-    """Make checkpoints meanwhile, if any are wanted."""
+    """Make `per_s` checkpoints per second within the block."""
     over = threading.Event()
 
     def make() -> None:
@@ -120,7 +120,7 @@ def _cpu_s(children: list[int]) -> float:
 
 
 def _end(subscriber: Subscriber, work: Work) -> bool:
-    """End the subscriber; returns whether it had found that it was too slow."""
+    """End the subscriber; return True if the slow-subscriber policy had ended it."""
     try:
         (subscriber.terminate if work.on_slow == "warn" else subscriber.stop)()
     except SlowSubscriberError:
@@ -129,11 +129,11 @@ def _end(subscriber: Subscriber, work: Work) -> bool:
 
 
 def wait_for(subscriber: Subscriber, messages: int, timeout: float = LIMIT_S) -> None:
-    """Wait until callbacks have got that many messages; raises Lost when they have not after `timeout` seconds."""
+    """Wait until callbacks have received `messages` messages. Raises Lost after `timeout` seconds."""
     pace = _Pace(messages)
     deadline = time.monotonic() + timeout
     while (now := subscriber.statistics()).delivery.delivered < messages:
-        subscriber.wait_confirmed()  # raises when something went wrong
+        subscriber.wait_confirmed()  # raises if the subscriber failed
         if time.monotonic() > deadline:
             raise Lost(
                 f"deliveries were {now.delivery.delivered:,} after {timeout:g} s, expected {messages:,}; received "
@@ -144,14 +144,14 @@ def wait_for(subscriber: Subscriber, messages: int, timeout: float = LIMIT_S) ->
 
 
 class _Pace:
-    """How fast messages are delivered, and thus how long nobody needs to look."""
+    """Delivery rate, which sets the polling interval."""
 
     def __init__(self, messages: int) -> None:
         self._messages = messages
         self._since = self._first = 0.0
 
     def next_look_s(self, delivered: int) -> float:
-        """Return a third of the time that the rest takes, if it goes on so; at least `_LOOK_S`."""
+        """Return a third of the remaining time at the current rate, at least `_LOOK_S`."""
         now = time.monotonic()
         if not self._first:
             self._since, self._first = now, delivered
@@ -162,7 +162,7 @@ class _Pace:
 
 
 def _settle(subscriber: Subscriber, messages: int) -> None:
-    """Wait until all came, or nothing more comes."""
+    """Wait until all messages have arrived, or no more arrive."""
     quiet_since, last = time.monotonic(), -1
     while last < messages and time.monotonic() < quiet_since + _QUIET_S:
         now = subscriber.statistics().delivery.delivered
@@ -176,7 +176,7 @@ def _settle(subscriber: Subscriber, messages: int) -> None:
 
 @contextmanager
 def _bare_subscriber(feed: Feed) -> Iterator[zmq.Socket[bytes]]:
-    """A plain SUB of all of a feed's first slice, whose subscription is in force: its first block is not missed."""
+    """Yield a plain SUB of a feed's first slice with a confirmed subscription, so that it misses no block."""
     context = zmq.Context()
     try:
         socket = context.socket(zmq.SUB)
@@ -189,7 +189,7 @@ def _bare_subscriber(feed: Feed) -> Iterator[zmq.Socket[bytes]]:
             while socket.recv_multipart()[0] != question:
                 pass
         except zmq.Again:
-            raise Lost(f"no answer to a subscription within {_BARE_MS} ms") from None
+            raise Lost(f"no confirmation of a subscription within {_BARE_MS} ms") from None
         yield socket
     finally:
         context.destroy(linger=0)
@@ -197,7 +197,7 @@ def _bare_subscriber(feed: Feed) -> Iterator[zmq.Socket[bytes]]:
 
 @njit(nogil=True, cache=True)
 def receive_blocks(socket: int, scratch: NDArray[numpy.int64], messages: int) -> int:
-    """Receive blocks until they held `messages` messages, and do nothing with them; returns bytes of bodies."""
+    """Receive and discard blocks of `messages` messages in total; return the bytes of their bodies."""
     place = scratch.ctypes.data
     init_messages(place, 3)
     received = 0

@@ -1,4 +1,4 @@
-"""Our recorder in a process of its own, and a recorded day replayed in the process of its callbacks."""
+"""Process of our recorder, and one that replays a recorded day to callbacks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from blackbox import Recorder, Recording, Subscriber
 
 EARLIER = "2020-01-02"
 _LOOK_S = {True: 0.1, False: 0.001}
-"""How often the recorder is asked, by whether it is paced: there its CPU time is the figure."""
+"""Polling interval of the recorder for paced and other runs; in paced runs its CPU time is the figure."""
 
 
 def receive(directory: str, fsync: Any = "interval", before: str = "") -> None:
-    """Record what is ordered into `directory`; read it back when the clock has stopped, and remove it.
+    """Record the ordered runs into `directory`; read each back after timing, and remove it.
 
-    If the feed has an archive, it answers there, with the day `before` as an earlier one.
+    If the feed has an archive, serve it there, with the day `before` as an earlier one.
     """
     told = orders()
     for said in told:
@@ -70,7 +70,7 @@ def _record(order: Order, told: Iterator[Any], directory: str, fsync: Any, befor
 
 
 def _replay(recording: Recording, order: Order) -> None:
-    """Replay to the ordered callbacks, as it was sent: times repeat. Raises Lost unless they found what was sent."""
+    """Replay to the ordered callbacks as sent, because times repeat. Raises Lost unless their results match."""
     subscriber = Subscriber(recording.feed)
     findings = FORMS[order.work.form](subscriber, order)
     subscriber.replay(recording, order="sent")
@@ -78,7 +78,7 @@ def _replay(recording: Recording, order: Order) -> None:
 
 
 def replay(day: str) -> None:
-    """Replay a recorded day to the ordered callbacks, as fast as they take it."""
+    """Replay a recorded day to the ordered callbacks as fast as possible."""
     for said in orders():
         order = msgspec.convert(said, Order)
         before, began = cpu_seconds(), time.time_ns()

@@ -1,4 +1,4 @@
-"""Processes for what comes back from an archive: who publishes and records, and who joins, repairs or goes on."""
+"""Processes for recovery from an archive: publisher, recorder, and subscribers that join, repair or resume."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOST: Final = (b"AAPL.trade", bytes(100))
 
 
 def publish(feed: Any, messages: int, rate: int, topics: int = TOPICS) -> None:
-    """Publish so many messages, over all topics, then go on at a rate to the end; answer with what was published."""
+    """Publish `messages` messages over all topics, then continue at a rate; answer with the number published."""
     load = Load(messages=messages, topics=topics, in_turn=topics != TOPICS)
     with (
         Publisher(msgspec.convert(feed, Feed), when_full="wait") as publisher,
@@ -69,7 +69,7 @@ def _going_on(publisher: Publisher, rate: int, pool: Pool) -> Iterator[threading
 
 
 def record(feed: Any, directory: str) -> None:
-    """Record and answer readers; answer an order once so many messages are recorded."""
+    """Record and serve readers; answer an order once its number of messages is recorded."""
     with Recorder(msgspec.convert(feed, Feed), directory, serve=True, fsync="never") as recorder:
         for order in orders():
             wait_until_recorded(recorder, order["messages"])
@@ -77,16 +77,16 @@ def record(feed: Any, directory: str) -> None:
 
 
 def join(feed: Any) -> None:
-    """Begin so many messages back, and answer with how many came, in what time, until it was live."""
+    """Start the ordered number of messages back; answer with the messages received and the time until live."""
     for order in orders():
         subscriber = Subscriber(msgspec.convert(feed, Feed), workers=1)
         came = numpy.zeros(2, numpy.int64)
-        """The first number, the one that follows."""
+        """First sequence number, and the one after the last."""
 
         @subscriber.on_batch(b"")
         def _(batch: Batch, came: Any = came) -> None:
             first = int(batch.sequence[0])
-            expect("the next number", first, came[1] or first)
+            expect("next sequence number", first, came[1] or first)
             came[:] = came[0] or first, first + len(batch)
 
         live: list[float] = []
@@ -101,7 +101,7 @@ def join(feed: Any) -> None:
 
 
 def listen(feed: Any) -> None:
-    """Take all that comes live; answer an order with percentiles of how late it was since the one before."""
+    """Receive live messages; answer an order with latency percentiles since the previous order."""
     late_ns: list[tuple[int, int]] = []
     subscriber = Subscriber(msgspec.convert(feed, Feed), workers=1)
     subscriber.on_batch(b"")(lambda batch: late_ns.append((time.time_ns() - batch.ts_out, len(batch))))
@@ -114,7 +114,7 @@ def listen(feed: Any) -> None:
 
 
 def repair(feed: Any, directory: str) -> None:
-    """Lose a block on line A, of which B's recorder has it, so often; answer with how long each took to come (ns)."""
+    """Lose blocks on line A that the recorder has from line B; answer with each repair's time in ns."""
     both = msgspec.convert(feed, Feed)
     one = msgspec.structs.replace(
         both, slices=tuple(msgspec.structs.replace(part, endpoints=part.lines[:1]) for part in both.slices)
@@ -138,12 +138,12 @@ def _lose_one(publisher: RawPublisher, came: list[tuple[int, int]]) -> int:
     began = time.monotonic_ns()
     publisher.send(behind)
     wait_until(lambda: len(came) == 3)
-    expect("numbers", [number - came[0][0] for number, _ in came], [0, 1, 2])
+    expect("sequence numbers", [number - came[0][0] for number, _ in came], [0, 1, 2])
     return came[1][1] - began
 
 
 def consume(feed: Any, messages: int) -> None:
-    """Go on under a fresh name from the beginning; answer once all is delivered and kept, with the seconds."""
+    """Consume from the beginning under a fresh name; answer with the seconds until all is delivered and saved."""
     for number, _ in enumerate(orders()):
         with TemporaryDirectory() as positions:
             subscriber = Subscriber(

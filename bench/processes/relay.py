@@ -1,4 +1,4 @@
-"""Our relay in a process of its own, from one feed to the next."""
+"""Process of our relay, from one feed to the next."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from blackbox import Feed, Relay
 
 
 def pass_on(above: Any, below: Any, **settings: Any) -> None:
-    """Pass on until the end; an order is answered, and changes nothing. `settings` are those of `Relay`."""
+    """Run a relay until the end; orders are answered without effect. `settings` are those of `Relay`."""
     with Relay(msgspec.convert(above, Feed), msgspec.convert(below, Feed), **settings):
         for _ in orders():
             answer()

@@ -1,11 +1,11 @@
-"""Our publisher in a process of its own: any load into any of its feeds; or a recorded day.
+"""Process of our publisher, for any load on any of its feeds or a recorded day.
 
-    columns, as fast as the slowest subscriber takes them ==> publish_many() ==blocks==> XPUB
+    columns, as fast as the slowest subscriber            ==> publish_many() ==blocks==> XPUB
     messages one by one, fast or each at its due time     --> publish()      ==blocks==> XPUB
     a recorded day                                        ==> Replay         ==blocks==> XPUB
 
-Publishers stay from run to run, so that a run meets known topics, as it would in the middle of a day. `ts_event` rises
-through a run; at a rate, it is when the message was due.
+Publishers are kept between runs, so that topics are known, as in the middle of a day. `ts_event` rises through a run;
+at a rate it is the due time.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from blackbox import Feed, Publisher, Recording, Replay
 
 
 def publish(feeds: Any, **settings: Any) -> None:
-    """Publish what is ordered. `settings` are those of `Publisher`."""
+    """Publish the ordered loads. `settings` are those of `Publisher`."""
     publishers = {feed.name: Publisher(feed, **settings).start() for feed in msgspec.convert(feeds, list[Feed])}
     for said in orders():
         load = msgspec.convert(said, Order).load
         assert load.feed is not None
         publisher = publishers[load.feed.name]
         if load.at_once == 1:
-            singles(load)  # made before the clock runs
+            singles(load)  # built before timing starts
         publisher.wait_for_subscribers(b"S", timeout=60, count=load.subscribers)
         before = time.process_time()
         began = _send(publisher, load)
         ended = time.time_ns()
         publisher.flush()
-        # A pacer spins until a message is due: its CPU time would tell nothing.
+        # A pacer spins until a message is due, so its CPU time is meaningless.
         cpu_s = None if load.rate else time.process_time() - before
         answer(began=began, ended=ended, flushed=time.time_ns(), cpu_s=cpu_s)
     for publisher in publishers.values():
@@ -43,7 +43,7 @@ def publish(feeds: Any, **settings: Any) -> None:
 
 
 def replay(feed: Any, day: str) -> None:
-    """Publish a recorded day, whatever is ordered, as fast as the slowest subscriber takes it."""
+    """Publish a recorded day on each order, as fast as the slowest subscriber receives it."""
     recording = Recording.open(day)
     with Publisher(msgspec.convert(feed, Feed), when_full="wait") as publisher:
         for _ in orders():
@@ -55,7 +55,7 @@ def replay(feed: Any, day: str) -> None:
 
 
 def _send(publisher: Publisher, load: Load) -> int:
-    """Send all, as the load says; returns when the first message was sent, or due."""
+    """Send a load; return the time when the first message was sent or due, unix ns."""
     if load.at_once == 1:
         return _send_singly(publisher, load)
     pool = load.pool

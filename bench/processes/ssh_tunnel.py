@@ -1,9 +1,9 @@
-"""A real `ssh -C` to a real sshd on 127.0.0.1, through which the hub of another site is reached.
+"""A real `ssh -C` tunnel to a real sshd on 127.0.0.1 that leads to the hub of another site.
 
     hub, readers here ──> ssh ==one TCP connection, compressed==> sshd ──> hub there
 
-sshd is the distribution's: installed, or unpacked by `make servers`. A thread starts one for each connection, as inetd
-does, and keeps that connection at hand: the kernel counts its bytes.
+sshd is the distribution's: installed, or unpacked by `make servers`. A thread starts one for each connection, like
+inetd, and keeps the connection open because the kernel counts its bytes.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ _PARTS: Final = {
     "SshdSessionPath": _SERVERS / "lib" / "openssh" / "sshd-session",
     "SshdAuthPath": _SERVERS / "lib" / "openssh" / "sshd-auth",
 }
-"""Programs of an unpacked sshd, from OpenSSH 9.8 on."""
+"""Helper programs of an unpacked sshd, since OpenSSH 9.8."""
 _WITH_US: Final = ("setpriv", "--pdeathsig", "KILL")
 _PATIENCE_S: Final = 10.0
 _COUNTED: Final = struct.Struct("=128xQ64xQ")
-"""`tcpi_bytes_received` and `tcpi_bytes_sent`, as linux/tcp.h has them."""
+"""`tcpi_bytes_received` and `tcpi_bytes_sent` of linux/tcp.h."""
 
 
 class SshTunnel:
-    """The way to another site: up from `start` to `kill`, or until ssh gives up, again and again, until `close`.
+    """A tunnel to another site, up from `start` until `kill` or until ssh gives up; restartable until `close`.
 
-    Raises Missing: no ssh, or no sshd that this user can run.
+    Raises Missing if there is no ssh, or no sshd that this user can run.
     """
 
     feed: Feed
-    """The other site's feed, as it is reached here while the tunnel is up."""
+    """The other site's feed, with endpoints at this end of the tunnel."""
 
     def __init__(self, there: Feed, *options: str) -> None:
-        """`options` of ssh: `-C` compresses."""
+        """Prepare keys, configuration and sshd. `options` are those of ssh: `-C` compresses."""
         ssh = shutil.which("ssh")
         if ssh is None:
             raise Missing("no ssh found: apt install openssh-client")
         self.feed, forwards = _reached_here(there)
-        # sshd of root wants a user and a directory that its package makes: it runs as an unprivileged user then.
+        # sshd run by root needs a user and a directory made by its package, so root runs it as an unprivileged user.
         self._user: dict[str, Any] = {}
         name = pwd.getpwuid(os.geteuid()).pw_name
         if os.geteuid() == 0:
@@ -101,7 +101,7 @@ class SshTunnel:
         self._thread.start()
 
     def start(self) -> None:
-        """Begin, and return once its ports are there. Raises RuntimeError if they are not."""
+        """Start ssh and wait for its ports. Raises RuntimeError if they do not open."""
         self.kill()
         self._ssh = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._said)
         assert self._ssh.stdout is not None
@@ -111,25 +111,25 @@ class SshTunnel:
             raise RuntimeError(f"ssh did not connect: {self._said.read().decode(errors='replace')[-2_000:]}")
 
     def kill(self) -> None:
-        """End ssh as a crash does."""
+        """Kill ssh."""
         if self._ssh is not None:
             self._ssh.kill()
             self._ssh.communicate()
             self._ssh = None
 
     def crossed(self) -> int:
-        """Bytes over its TCP connections so far, both ways."""
+        """Return the total bytes over its TCP connections in both directions."""
         told = [each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256) for each, _ in self._taken]
         return sum(sum(_COUNTED.unpack_from(each)) for each in told)
 
     def cpu_s(self) -> float:
-        """CPU time of ssh and of the sshd at its other end, so far."""
+        """Return the CPU time of ssh and of the sshd at its other end so far."""
         assert self._ssh is not None
         return sum(map(cpu_seconds, (self._ssh.pid, *self._serving())))
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """Have nothing come from the other end in the `with` block, and no word of it."""
+        """Pause the other end within the block, without closing connections."""
         serving = self._serving()
         for pid in serving:
             os.kill(pid, signal.SIGSTOP)
@@ -140,11 +140,11 @@ class SshTunnel:
                 os.kill(pid, signal.SIGCONT)
 
     def has_ended(self) -> bool:
-        """Whether ssh has given up."""
+        """Return True if ssh has ended."""
         return self._ssh is None or self._ssh.poll() is not None
 
     def _serving(self) -> list[int]:
-        """The processes of sshd at the other end."""
+        """Return the PIDs of sshd at the other end."""
         _, server = self._taken[-1]
         children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
         return [server.pid, *map(int, children)]
@@ -157,7 +157,7 @@ class SshTunnel:
         for connection, server in self._taken:
             connection.close()
             try:
-                server.wait(_PATIENCE_S)  # it ends as ssh is gone
+                server.wait(_PATIENCE_S)  # it ends with ssh
             except subprocess.TimeoutExpired:
                 server.kill()
                 server.wait()
@@ -185,7 +185,7 @@ class SshTunnel:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # it is shut down
+            except OSError:  # shut down
                 return
             end, words = connection.fileno(), [*self._sshd, "-i"]
             server = subprocess.Popen(words, stdin=end, stdout=end, stderr=self._said, **self._how())
@@ -193,7 +193,7 @@ class SshTunnel:
 
 
 def _sshd() -> str:
-    """Return its absolute path, which it wants to be called by."""
+    """Return the absolute path of sshd, which it must be called by."""
     places = (str(_SERVERS / "sbin"), "/usr/sbin", "/usr/local/sbin", "/usr/bin")
     found = shutil.which("sshd", path=os.pathsep.join(places))
     if found is None:
@@ -202,7 +202,7 @@ def _sshd() -> str:
 
 
 def _reached_here(there: Feed) -> tuple[Feed, list[str]]:
-    """Return the feed with endpoints of this host, and what ssh forwards from each to the one there."""
+    """Return the feed with endpoints of this host, and ssh's forwarding options."""
     hub, archive, *slices = (each for (each,) in free_endpoints("tcp", there.name, 2 + len(there.slices), 1))
     parts = tuple(replace(part, endpoints=(each,)) for part, each in zip(there.slices, slices, strict=True))
     theirs = (there.hub, there.archives[0], *(part.endpoints[0] for part in there.slices))

@@ -1,4 +1,4 @@
-"""A hub's client that puts updates, and a table that takes them, in processes of their own."""
+"""Processes of a hub's client that puts updates and of a table that applies them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _AT_ONCE = 10_000
 
 
 def topics_of(count: int) -> list[bytes]:
-    """The topics of a table."""
+    """Return the topics of a table."""
     return [b"SYM%06d.price" % number for number in range(count)]
 
 
 def put(feed: Any, topics: Any) -> None:
-    """Put `updates` messages, over all topics in turn; answer when that began, and where the last ones are."""
+    """Put `updates` messages over all topics in turn; answer with the start time and the last positions."""
     names = topics_of(topics)
     with HubClient(msgspec.convert(feed, Feed)) as client:
         for order in orders():
@@ -40,13 +40,13 @@ def put(feed: Any, topics: Any) -> None:
 
 
 def keep(feed: Any) -> None:
-    """Keep a table; answer when it has what an order names, and whether all of it is there."""
+    """Keep a table; answer when it has reached an order's positions, with the number of right values."""
     feed = msgspec.convert(feed, Feed)
     began, before = time.perf_counter(), _resident()
     subscriber = Subscriber(feed, on_gap="repair")
     table = subscriber.table(b"")
     subscriber.start(60, snapshot="latest")
-    expect("whether it is synced", table.wait_synced(60), True)
+    expect("table synced", table.wait_synced(60), True)
     joined, grown = time.perf_counter() - began, _resident() - before
     for order in orders():
         if order == "joined":
@@ -60,7 +60,7 @@ def keep(feed: Any) -> None:
 
 
 def apply() -> None:
-    """Copy the payloads of as many updates to their places: what is left without messages, and any order of them."""
+    """Copy the payloads of the updates to their rows, without any messaging."""
     for order in orders():
         rows = numpy.full((order["updates"], PAYLOAD_BYTES), 1, numpy.uint8)
         kept = numpy.zeros((order["topics"], PAYLOAD_BYTES), numpy.uint8)

@@ -1,6 +1,6 @@
-"""zmq.asyncio on uvloop, both sides, one message a frame, as many users write it today; set as in plain_pyzmq.py.
+"""zmq.asyncio on uvloop on both sides, one message a frame, as many users write it; configured as in plain_pyzmq.py.
 
-Its `send` does not come back from a full XPUB that must not drop: a run has to fit into the queues.
+Its `send` does not return from a full XPUB that must not drop, so a run has to fit into the queues.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""libzmq from compiled loops, one message a frame, as C would do it."""
+"""libzmq called from compiled loops, one message a frame, as in C."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FRAME_BYTES = NAME_BYTES + 8 + PAYLOAD_BYTES
 
 @njit(nogil=True, cache=True)
 def send_frames(socket: int, scratch: NDArray[numpy.int64], frames: NDArray[numpy.uint8], messages: int) -> bool:
-    """Send the frames of the pool again and again, so many in all; False: the socket failed."""
+    """Send `messages` frames, repeating the pool; return False if the socket failed."""
     place = scratch.ctypes.data
     row = 0
     for _ in range(messages):
@@ -34,7 +34,7 @@ def send_frames(socket: int, scratch: NDArray[numpy.int64], frames: NDArray[nump
 
 @njit(nogil=True, cache=True)
 def receive_frames(socket: int, scratch: NDArray[numpy.int64], state: NDArray[numpy.int64], messages: int) -> bool:
-    """Receive so many frames and tally each; the topic's number is read from its digits, cheaper than any lookup."""
+    """Receive and tally `messages` frames. The topic id is parsed from its digits, faster than any lookup."""
     place = scratch.ctypes.data
     init_messages(place, 1)
     for _ in range(messages):

@@ -1,4 +1,4 @@
-"""hftbacktest's feed loop: no latency, no orders; its own compiled loop over the events of an array for each asset."""
+"""hftbacktest's feed loop, without latency or orders: its compiled loop over an array of events per asset."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 _FOREVER_NS: Final = 10**15
 _BIN_NS: Final = 1_000_000
-"""Of `elapse`: a thousand trades at a time."""
+"""Step of `elapse`: a thousand trades."""
 
 
 def events(messages: int) -> NDArray[Any]:
-    """The trades as its events."""
+    """Return the trades as hftbacktest's events."""
     records = trades(messages)
     out = _trade_events(records["ts_event"], 100.0, records["size"])
     out["ival"] = records["instrument_id"]
@@ -40,7 +40,7 @@ def events(messages: int) -> NDArray[Any]:
 
 
 def feed_loop(data: NDArray[Any], by_bins: bool) -> float:
-    """M events/s of `wait_next_feed`, an event at a time, or of `elapse`, a bin of a millisecond at a time."""
+    """Return M events/s of `wait_next_feed`, an event at a time, or of `elapse`, a millisecond at a time."""
     backtest = ROIVectorMarketDepthBacktest([_asset(data)])
     state = numpy.zeros((TOPICS, 3), numpy.int64)
     started = time.perf_counter()
@@ -52,10 +52,10 @@ def feed_loop(data: NDArray[Any], by_bins: bool) -> float:
 
 
 def pair_loop(days: int) -> float:
-    """M trades/s of a strategy over several assets, an event at a time."""
+    """Return M trades/s of a strategy over several assets, an event at a time."""
     records, symbols, times = tape_trades(days)
     out = _trade_events(times, records["price"] / PRICE_SCALE, records["size"])
-    by_asset = [out[symbols == number] for number in range(len(SYMBOLS))]  # it keeps their addresses only
+    by_asset = [out[symbols == number] for number in range(len(SYMBOLS))]  # hftbacktest keeps only their addresses
     backtest = ROIVectorMarketDepthBacktest([_asset(each) for each in by_asset])
     state = fresh_state()
     started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""libzmq itself from compiled loops, one message a frame: what C gets of PUB/SUB. Set as in plain_pyzmq.py."""
+"""libzmq from compiled loops, one message a frame: PUB/SUB at the speed of C. Configured as in plain_pyzmq.py."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def publish(address: str) -> None:
     socket = publisher_socket(context, address)
     outgoing = numpy.frombuffer(b"".join(frames(POOL)), numpy.uint8).reshape(len(frames(POOL)), -1)
     scratch = numpy.zeros(24, numpy.int64)
-    send_frames(socket.underlying, scratch, outgoing, 0)  # compiles, or loads what was compiled
+    send_frames(socket.underlying, scratch, outgoing, 0)  # compiles, or loads the compiled code
     runs = Runs()
     for load in runs:
         wait_for_subscription(socket)
         began = time.time_ns()
         if not send_frames(socket.underlying, scratch, outgoing, load.messages):
-            raise RuntimeError("libzmq refused a frame")
+            raise RuntimeError("libzmq rejected a frame")
         runs.sent(began)
     context.destroy(linger=0)
 
@@ -41,7 +41,7 @@ def receive(address: str) -> None:
         socket = subscriber_socket(context, address)
         runs.receiving()
         if not receive_frames(socket.underlying, scratch, state, load.messages):
-            raise RuntimeError("libzmq gave another frame than was sent")
+            raise RuntimeError("libzmq delivered a frame that was not sent")
         runs.received(time.time_ns(), state)
         socket.close(linger=0)
     context.destroy(linger=0)

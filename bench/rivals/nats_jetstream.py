@@ -1,8 +1,8 @@
-"""NATS JetStream in files: one stream of all topics; a real nats-server, nats-py on uvloop.
+"""NATS JetStream with file storage: one stream for all topics, a real nats-server, nats-py on uvloop.
 
-Set: publish_async, 10,000 unacknowledged at a time. The server syncs its files every 2 minutes, as it comes, and our
-recorder every second. Replay: an ordered push consumer of the whole stream, without acknowledgements, its pending
-limits off.
+Settings: publish_async with at most 10,000 unacknowledged. The server syncs its files every 2 minutes, its default; our
+recorder syncs every second. Replay: an ordered push consumer of the whole stream, without acknowledgements or pending
+limits.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ async def _record(address: str) -> None:
 
 
 def restarted() -> None:
-    """Answer each address of a server once that server has stored one more message."""
+    """Answer each server address once that server has stored one more message."""
     for order in orders():
         uvloop.run(_put_one(order["address"]))
         answer(at=time.time_ns())
@@ -74,7 +74,7 @@ async def _put_one(address: str) -> None:
 
 
 def acknowledge(address: str) -> None:
-    """Publish `calls` times `at_once` messages, waiting each time until all are acknowledged."""
+    """Publish `at_once` messages `calls` times and wait for the acknowledgements each time."""
     uvloop.run(_acknowledge(address))
 
 
@@ -95,7 +95,7 @@ async def _acknowledge(address: str) -> None:
 
 
 def give_back(address: str) -> None:
-    """Give a message back, and wait until it comes again: `times` times."""
+    """Reject a message and wait for its redelivery, `times` times."""
     uvloop.run(_give_back(address))
 
 
@@ -118,7 +118,7 @@ async def _give_back(address: str) -> None:
 
 
 def consume(address: str) -> None:
-    """Read all with a durable consumer, and acknowledge batch by batch."""
+    """Read the stream with a durable consumer; acknowledge each batch."""
     uvloop.run(_consume(address))
 
 

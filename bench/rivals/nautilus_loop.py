@@ -1,4 +1,4 @@
-"""nautilus_trader's back-test engine: a strategy that is handed each trade tick, with no orders; one thread."""
+"""nautilus_trader's back-test engine: a strategy that receives each trade tick, without orders, in one thread."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _PairStrategy(Strategy):  # type: ignore[misc]
 
 
 class Engine:
-    """An engine with the trades of so many days in memory, as its own objects, sorted."""
+    """An engine with the sorted trades of `days` days in memory, as its own objects."""
 
     def __init__(self, days: int) -> None:
         self._days = days
@@ -74,7 +74,7 @@ class Engine:
         self._engine.add_strategy(self._strategy)
 
     def rate(self) -> float:
-        """M trades/s of a run."""
+        """Run and return M trades/s."""
         self._engine.reset()
         started = time.perf_counter()
         self._engine.run()

@@ -1,6 +1,6 @@
-"""A strategy over three symbols of the tape, for all that back-test: IBM and BAC, each by its ratio to SPY.
+"""The strategy of all back-tests, over three symbols of the tape: IBM and BAC, each by its ratio to SPY.
 
-Prices are whole 1e-4 dollars, so that every engine decides the same. The state is float64[symbols, 5], or such lists.
+Prices are integers in 1e-4 dollars, so that every engine decides the same. The state is float64[symbols, 5] or lists.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PRICE, _MEAN, _SEEN, _IS_HIGH, _CROSSED, _PAID = 0, 0, 1, 2, 3, 4
 
 
 def see(symbol: int, price: int, state: Any) -> None:
-    """Take a trade: keep SPY's price; count and sum up where another's ratio to it crosses its mean so far."""
+    """Process a trade: keep SPY's price; count and sum crossings of another symbol's ratio over its running mean."""
     mine = state[symbol]
     if symbol == SPY:
         mine[_PRICE] = price
@@ -50,20 +50,20 @@ see_compiled = njit(see, nogil=True)
 
 
 def fresh_state() -> NDArray[numpy.float64]:
-    """The state before the first trade."""
+    """Return the state before the first trade."""
     return numpy.zeros((len(SYMBOLS), 5))
 
 
 @cache
 def tape_trades(days: int) -> tuple[NDArray[Any], NDArray[numpy.int32], NDArray[numpy.int64]]:
-    """The trades of so many days in order: records, the number of each one's symbol, and times.
+    """Return the trades of `days` days in order: records, index of each one's symbol, times.
 
-    Times of the tape are whole milliseconds: each is a nanosecond behind the one before it where they are equal, as
-    engines do not agree on an order of equal ones. Raises Missing where the days are not there.
+    The tape has times in milliseconds. Equal times are spread a nanosecond apart, because engines order them
+    differently. Raises Missing if the files are missing.
     """
     files = [[_DATA / f"{symbol.lower()}_{day}_trade.zip" for day in _DAYS[:days]] for symbol in SYMBOLS]
     if not all(path.exists() for paths in files for path in paths):
-        raise Missing(f"{files[0][0]} was not found, expected trades of the tape")
+        raise Missing(f"trades of the tape were not found: {files[0][0]}")
     dtype = SCHEMA.dtype("T")
     chunks = [(number, chunk) for number, paths in enumerate(files) for chunk in Tape(paths).chunks()]
     records = numpy.concatenate([numpy.asarray(chunk.payloads).reshape(-1).view(dtype) for _, chunk in chunks])
@@ -76,7 +76,7 @@ def tape_trades(days: int) -> tuple[NDArray[Any], NDArray[numpy.int32], NDArray[
 
 @cache
 def record_tape(days: int, slices: int) -> Recording:
-    """A recording of them, made by a publisher and a recorder."""
+    """Record the trades with a publisher and a recorder."""
     records, symbols, times = tape_trades(days)
     payloads = records.view(numpy.uint8).reshape(len(records), records.dtype.itemsize)
     feed = Feed.local(f"tape-{days}-{slices}", slices=slices, schema="tape")
@@ -88,7 +88,7 @@ def record_tape(days: int, slices: int) -> Recording:
 
 
 def expect_decisions(state: Any, days: int) -> None:
-    """Raise Lost unless the strategy ended where a plain loop over the trades ends."""
+    """Raise Lost unless the strategy's final state equals that of a plain loop over the trades."""
     expect("state of the strategy", numpy.asarray(state).tolist(), _plain_state(days).tolist())
 
 
@@ -97,7 +97,7 @@ def _plain_state(days: int) -> NDArray[numpy.float64]:
     records, symbols, _ = tape_trades(days)
     state = fresh_state()
     _see_all(symbols, numpy.ascontiguousarray(records["price"]), state)
-    expect("decisions above nothing", bool((state[1:, _CROSSED] > 0).all()), True)
+    expect("decisions above 0", bool((state[1:, _CROSSED] > 0).all()), True)
     return state
 
 

@@ -1,9 +1,9 @@
-"""iceoryx2, shared memory on one host: a service of byte slices, written into a loaned sample, read in place.
+"""iceoryx2, shared memory on one host: a service of byte slices, written to a loaned sample and read in place.
 
-    "messages"  f(topic, data)    "late"  when each came, of a paced run    any other  blocks
+    "messages"  f(topic, data)    "late"  arrival times of a paced run    any other  blocks
 
-Set: no overflow, and a publisher that waits (RetryUntilDelivered); buffers of 4,096 samples (32 of blocks). The
-subscriber polls, which is iceoryx2's fastest way, and gives its core away when there is nothing ("late": it spins).
+Settings: no overflow and a publisher that waits (RetryUntilDelivered); buffers of 4,096 samples (32 of blocks). The
+subscriber polls, the fastest way of iceoryx2, and yields its core when there is nothing ("late": it spins).
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _columns() -> tuple[Any, ...]:
 
 
 def _packer() -> Callable[[int, slice], None]:
-    """What packs rows of the pool as a block at an address: the only copy of them that is made."""
+    """Return a function that packs rows of the pool as a block at an address, their only copy."""
     columns = [(column.ctypes.data, column.strides[0]) for column in _columns()]
     move, number_at = ctypes.memmove, ctypes.c_int64.from_address
 

@@ -1,8 +1,7 @@
-"""nats-py and a real nats-server, core NATS over TCP: a subject for each topic, one subscription `>`.
+"""nats-py and a real nats-server, core NATS over TCP: a subject per topic, one subscription `>`.
 
-Set: uvloop; the client's buffer for publishing as it comes (2 MB, written when full); the subscriber's pending limits
-off. Core NATS has no way to wait for a subscriber: nothing is lost because a run fits into what the server
-holds.
+Settings: uvloop; the client's default publish buffer (2 MB, written when full); no pending limits in the subscriber.
+Core NATS cannot wait for a subscriber; nothing is lost because a run fits into the server's buffers.
 """
 
 from __future__ import annotations

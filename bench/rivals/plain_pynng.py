@@ -1,7 +1,7 @@
-"""pynng over TCP, PUSH/PULL: nng's PUB/SUB drops what a subscriber is behind with, PUSH waits, and is its fastest way.
+"""pynng over TCP, PUSH/PULL, its fastest way: nng's PUB drops messages for slow subscribers, PUSH waits.
 
-Set: the largest queues that nng has (8,192 messages), which together hold a run; 8 for blocks, so that PUSH waits. nng
-does not batch: a message is a write.
+Settings: nng's largest queues (8,192 messages), which together hold a run; 8 for blocks, so that PUSH waits. nng does
+not batch: each message is a write.
 """
 
 from __future__ import annotations

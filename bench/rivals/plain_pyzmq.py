@@ -1,12 +1,12 @@
 """Plain pyzmq, PUB/SUB over TCP, one message or one block packed by hand a frame: topic, a blank, bytes.
 
-Set: XPUB_NODROP, so that the publisher would wait (or that it drops, where ours does); one part a message, the cheapest
-there is; marks of 100,000 frames unless told, since libzmq batches what waits in its queue: both sides' together hold a
-run, and nobody waits. For blocks 8, as ours, since more only leaves the cache: there the publisher waits.
+Settings: XPUB_NODROP, so that the publisher waits (or drops, where ours does); one part per message, the cheapest form.
+High-water marks default to 100,000 frames, because libzmq batches queued messages: both sides' queues together hold a
+run, so the publisher never waits. Blocks use 8, like ours, because more would not fit into the cache; there it waits.
 
-    "messages"  f(topic, data)    "nothing"  recv() alone       "late"  recv(), and when; may be slow
+    "messages"  f(topic, data)    "nothing"  recv() alone       "late"  recv() and its time; may be slow
     "blocks"    f(block)          "digest"   f(frame): digest of a byte of each
-    "asyncio"   the same with zmq.asyncio, which awaits recv_multipart() of each
+    "asyncio"   "digest" with zmq.asyncio, which awaits recv_multipart() for each
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _MARK: Final = 100_000
 _MARK_OF_BLOCKS: Final = 8
 _TIMEOUT_MS: Final = 30_000
 _QUIET_MS: Final = 200
-"""So long after the sender's end nothing came: the rest of a paced run is lost."""
+"""Time without a message after the sender's end, after which the rest of a paced run counts as lost."""
 _SLEEP_S: Final = 0.05
 
 
 def publish(address: str, form: str = "messages", mark: int = 0, drops: bool = False) -> None:
     context = zmq.Context()
     socket = publisher_socket(context, address, mark or _mark(form), drops)
-    frames(POOL)  # made before a clock runs
+    frames(POOL)  # built before timing starts
     runs = Runs()
     for load in runs:
         for _ in range(load.subscribers):
@@ -54,7 +54,7 @@ def publish(address: str, form: str = "messages", mark: int = 0, drops: bool = F
 
 
 def _send(socket: zmq.Socket[bytes], outgoing: Iterable[bytes], load: Load) -> int:
-    """Send all; returns when the first was sent, or due."""
+    """Send a load; return the time when the first message was sent or due, unix ns."""
     send = socket.send
     if load.rate:
         ready = list(outgoing)
@@ -104,7 +104,7 @@ def _receive_blocks(socket: zmq.Socket[bytes], runs: Runs, load: Load) -> None:
 
 
 def _receive_frames(socket: zmq.Socket[bytes], runs: Runs, load: Load, form: str) -> None:
-    """Receive all, hand each on if there is a digest to make of them, and look at the last one."""
+    """Receive all frames, digest each if the form says so, and check the last one."""
     socket.rcvtimeo = _TIMEOUT_MS
     receive, last, so_far = socket.recv, b"", 0
     digest_at = len(b"S0000.trade ") + TIME_BYTES + 8
@@ -123,7 +123,7 @@ def _receive_frames(socket: zmq.Socket[bytes], runs: Runs, load: Load, form: str
 
     with suppress(zmq.Again, TimeoutError):
         if form == "asyncio":
-            socket.rcvtimeo = -1  # else each of them sets a timer
+            socket.rcvtimeo = -1  # otherwise each receive sets a timer
             asyncio.run(receive_in_asyncio())
         elif form == "digest":
             for _ in range(load.messages):
@@ -145,7 +145,7 @@ def _receive_frames(socket: zmq.Socket[bytes], runs: Runs, load: Load, form: str
 
 
 def _receive_late(socket: zmq.Socket[bytes], runs: Runs, load: Load) -> None:
-    """Receive until all came, or the sender has ended and nothing comes any more."""
+    """Receive until all messages have arrived, or the sender has ended and no more arrive."""
     socket.rcvtimeo = _QUIET_MS
     is_slow = runs.order.work.on_slow is not None
     seen: list[int] = []
@@ -167,7 +167,7 @@ def _receive_late(socket: zmq.Socket[bytes], runs: Runs, load: Load) -> None:
 
 
 def publisher_socket(context: Any, address: str, mark: int = _MARK, drops: bool = False) -> Any:
-    """A bound XPUB that waits for slow subscribers, unless it `drops`, and tells of each subscription."""
+    """Return a bound XPUB that waits for slow subscribers, unless it `drops`, and delivers each subscription."""
     socket = context.socket(zmq.XPUB)
     socket.setsockopt(zmq.XPUB_NODROP, int(not drops))
     socket.setsockopt(zmq.XPUB_VERBOSE, 1)
@@ -177,7 +177,7 @@ def publisher_socket(context: Any, address: str, mark: int = _MARK, drops: bool 
 
 
 def subscriber_socket(context: Any, address: str, mark: int = _MARK) -> Any:
-    """A connected SUB of everything."""
+    """Return a connected SUB of everything."""
     socket = context.socket(zmq.SUB)
     socket.rcvhwm = mark
     socket.connect(address)
@@ -186,7 +186,7 @@ def subscriber_socket(context: Any, address: str, mark: int = _MARK) -> Any:
 
 
 def wait_for_subscription(socket: zmq.Socket[bytes]) -> None:
-    """Pass over what has ended, and wait for the next subscription."""
+    """Wait for the next subscription, ignoring unsubscriptions."""
     while socket.recv()[:1] != b"\1":
         pass
 

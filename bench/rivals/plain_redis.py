@@ -1,7 +1,7 @@
-"""redis-py with hiredis and a real redis-server, publish/subscribe: a channel for each topic, one pattern for them all.
+"""redis-py with hiredis and a real redis-server, publish/subscribe: a channel per topic, one pattern for all.
 
-Set: PUBLISH in pipelines of 1,000 without a transaction; reads of 1 MB; the server's buffers for subscribers without a
-bound, since Redis cannot wait for a subscriber: nothing is lost because the run fits into its memory.
+Settings: PUBLISH in pipelines of 1,000 without a transaction; reads of 1 MB; no limit on the server's subscriber
+buffers, because Redis cannot wait for a subscriber. Nothing is lost because the run fits into its memory.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def receive(address: str, form: str) -> None:
     tally = tally_of(form)
     subscription = client.pubsub()
     subscription.psubscribe("*")
-    subscription.parse_response()  # in force now
+    subscription.parse_response()  # the subscription is confirmed
     runs = Runs()
     for load in runs:
         count = tally.begin(load.messages).count

@@ -1,9 +1,8 @@
-"""Eclipse Zenoh over TCP, two peers or two clients of a router; a declared publisher for each topic, one subscriber.
+"""Eclipse Zenoh over TCP, two peers or two clients of a router; a declared publisher per topic, one subscriber.
 
-Set: no discovery; CongestionControl.BLOCK, so that the publisher waits; batching on, as it comes (`express` would turn
-it off); the callback called directly by Zenoh's own thread (`indirect=False`), which saves a hand-over between threads.
-As it comes, Zenoh hands what is larger than 3 KB to a peer on the same host through shared memory: `shared_memory` says
-whether.
+Settings: no discovery; CongestionControl.BLOCK, so that the publisher waits; batching on, the default (`express` would
+turn it off); the callback is called by Zenoh's own thread (`indirect=False`), which saves a hand-over between threads.
+By default Zenoh sends payloads above 3 KB to a peer on the same host through shared memory; `shared_memory` sets this.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def publish(address: str, form: str, shared_memory: bool = False, has_router: bo
 
 
 def _put(puts: dict[bytes, Any], form: str, load: Load) -> int:
-    """Send all; returns when the first was sent, or due."""
+    """Send a load; return the time when the first message was sent or due, unix ns."""
     if load.rate:
         ready = list(outgoing(form, load))
         began = time.time_ns() + LEAD_NS
@@ -85,7 +84,7 @@ def _side(side: str, address: str, shared_memory: bool, has_router: bool) -> Any
 
 
 def config(mode: str, side: str, address: str, shared_memory: bool = False) -> Any:
-    """Return the settings of a session that listens at an address, or connects to it."""
+    """Return the configuration of a session that listens at an address or connects to it."""
     config = zenoh.Config()
     config.insert_json5("mode", json.dumps(mode))
     config.insert_json5(f"{side}/endpoints", json.dumps([address]))

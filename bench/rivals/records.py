@@ -1,8 +1,8 @@
-"""Blocks as a user would pack them by hand, who knows all topics and sizes beforehand.
+"""Blocks packed by hand, as by a user who knows all topics and sizes in advance.
 
     block       count int64 | ts_event int64[count] | topic number int32[count] | payload uint8[count, 100]
 
-Fewer bytes than ours, which carry their topics, and no sequence, no checksum, no filter.
+They have fewer bytes than ours: no topics, sequence numbers, checksum or filters.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ BLOCK_TOPIC: Final = b"block"
 
 
 def block_rows(load: Load) -> Iterator[slice]:
-    """Of the pool, what each block holds."""
+    """Yield the rows of the pool in each block."""
     return (rows for _, rows in column_rows(load, BLOCK_MESSAGES))
 
 
 def blocks(load: Load) -> Iterator[bytes]:
-    """Blocks packed as they are asked for."""
+    """Yield blocks, packed on demand."""
     pool = make_pool()
     for rows in block_rows(load):
         index = pool.topic_index[rows]
@@ -42,12 +42,12 @@ def blocks(load: Load) -> Iterator[bytes]:
 
 
 def tally_of(form: str, on_last: Callable[[], object] = lambda: None) -> Tally | BlockTally:
-    """The work for what comes in this form."""
+    """Return the tally for this form."""
     return BlockTally(on_last) if form == "blocks" else Tally(on_last)
 
 
 def outgoing(form: str, load: Load) -> Iterator[tuple[bytes, bytes]]:
-    """Topic and bytes of what is sent, in this form."""
+    """Yield topic and bytes of each message or block in this form."""
     if form == "blocks":
         return ((BLOCK_TOPIC, block) for block in blocks(load))
     return many(topics_and_data(POOL), load.messages)

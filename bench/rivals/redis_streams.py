@@ -1,7 +1,7 @@
-"""Redis Streams: one stream of a day, an entry a message with its topic and its bytes; a real redis-server, redis-py.
+"""Redis Streams: a stream per day, an entry per message with topic and bytes; a real redis-server, redis-py.
 
-Set: XADD in pipelines of 1,000 without a transaction, hiredis, reads of 1 MB; the server writes an append-only file and
-syncs it every second, as our recorder does. Replay: XRANGE of 5,000 entries at a time, as long as there are any.
+Settings: XADD in pipelines of 1,000 without a transaction, hiredis, reads of 1 MB; the server writes an append-only
+file and syncs it every second, like our recorder. Replay: XRANGE of 5,000 entries at a time to the end.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def record(address: str) -> None:
 
 
 def acknowledge(address: str) -> None:
-    """Add `calls` times `at_once` messages, in a pipeline each, waiting for the answers."""
+    """Add `at_once` messages in a pipeline `calls` times, waiting for the replies."""
     client = redis.Redis.from_url(address)
     fields = {b"t": b"AAPL.trade", b"d": bytes(PAYLOAD_BYTES)}
     for order in orders():
@@ -65,7 +65,7 @@ def acknowledge(address: str) -> None:
 
 
 def consume(address: str) -> None:
-    """Read all as the consumer of a group, and acknowledge page by page."""
+    """Read the stream as a consumer of a group; acknowledge each page."""
     client = redis.Redis.from_url(address, socket_read_size=_READ_BYTES)
     for order in orders():
         if not client.exists(STREAM):

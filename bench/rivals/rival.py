@@ -1,4 +1,4 @@
-"""A rival that the contests of messages and of stores enter: how it is started, and what it promises."""
+"""Rivals in the contests of messaging and storage: how they start and their promises."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ HOLDS: Final = "nothing lost: the server holds the whole run"
 
 
 class Rival(NamedTuple):
-    """Something that carries messages between processes, or stores them."""
+    """Software that carries messages between processes, or stores them."""
 
     name: str
     module: str
-    """Of `bench.rivals`, with the functions `publish` and `receive`, or `record` and `replay`."""
+    """Module of `bench.rivals` with the functions `publish` and `receive`, or `record` and `replay`."""
     needs: tuple[str, ...]
     address: Callable[[], str]
-    """Without a server, which has its own."""
+    """Makes an address for rivals without a server."""
     promise: str
-    """Of messages one by one; blocks always wait, or are held as these are."""
+    """Promise for single messages; with blocks, the publisher waits or the server holds them."""
     messages: int
-    """Messages of a round one by one, or stored; 0: it is not in that contest."""
+    """Single or stored messages of a round; 0: not in that contest."""
     more: int = 0
-    """Messages of a round in blocks, or replayed; 0: it is not in that contest."""
+    """Messages of a round in blocks, or replayed; 0: not in that contest."""
     server: Callable[[], Server] | None = None
     arguments: Mapping[str, Any] = MappingProxyType({})
     is_local: bool = False
-    """It reaches no other host."""
+    """True if it cannot reach other hosts."""
 
     def start(
         self, contest: Contest, stack: ExitStack, begin: Callable[[Mapping[str, Any]], Pair | Single]
     ) -> Started | None:
-        """Start it, its server first, for as long as the stack; None, and told, if it cannot be had here.
+        """Start its server and processes until the stack closes; if unavailable, report it as skipped and return None.
 
-        `begin` is given the arguments of its processes, and starts them.
+        `begin` starts the processes from their arguments.
         """
         try:
             need(*self.needs)
@@ -59,20 +59,20 @@ class Rival(NamedTuple):
 
 
 class Started(NamedTuple):
-    """A rival that runs."""
+    """A running rival."""
 
     name: str
-    """With its server's version."""
+    """Name with the server's version."""
     contender: Pair | Single
     server: Server | None
 
     def rounds(self, messages: int) -> Callable[[], Figure]:
-        """What a contest calls."""
+        """Return the contender of a contest."""
         return lambda: self.contender.round(Load(messages=messages))
 
 
 def started(stack: ExitStack, begin: Callable[[], Pair | Single]) -> Pair | Single:
-    """Start processes of a rival for as long as the stack. Raises Missing when one ends at once."""
+    """Start a rival's processes until the stack closes. Raises Missing if one ends at once."""
     try:
         contender = begin()
     except Ended as ended:
@@ -82,7 +82,7 @@ def started(stack: ExitStack, begin: Callable[[], Pair | Single]) -> Pair | Sing
 
 
 def need(*packages: str) -> None:
-    """Raise Missing unless these can be imported, named as pip names them (`redis`, `eclipse-zenoh:zenoh`)."""
+    """Raise Missing unless these packages can be imported; names are pip's (`redis`, `eclipse-zenoh:zenoh`)."""
     for package in packages:
         name, _, module = package.partition(":")
         if find_spec(module or name) is None:
@@ -90,10 +90,10 @@ def need(*packages: str) -> None:
 
 
 def tcp() -> str:
-    """An address that nobody has now."""
+    """Return a free address."""
     return f"tcp://127.0.0.1:{free_port()}"
 
 
 def tcp_slash() -> str:
-    """The same as Zenoh writes it."""
+    """Return a free address in Zenoh's notation."""
     return f"tcp/127.0.0.1:{free_port()}"

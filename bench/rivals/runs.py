@@ -1,4 +1,4 @@
-"""The runs that a rival's process is ordered to play: what `publish`, `receive`, `record`, `replay` loop over."""
+"""The ordered runs of a rival's process, which `publish`, `receive`, `record` and `replay` loop over."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 class Runs:
     """Iterate to get each run's order; answer with `sent`, or `receiving` and `received`, or `done`.
 
-    All times are unix ns. Make it when all is connected, as far as that goes before anybody publishes: the first run
-    reports that this process is ready.
+    All times are unix ns. Iterate only when connected: requesting the first run reports that this process is ready.
     """
 
     def __init__(self) -> None:
@@ -32,7 +31,7 @@ class Runs:
         self.order: Order
 
     def next(self) -> Load | None:
-        """Return the next run; None: it is over. Waits: an event loop asks in a thread."""
+        """Wait for the next run and return it, or None at the end. It blocks: an event loop calls it in a thread."""
         said = next(self._orders, None)
         if said is None:
             return None
@@ -45,33 +44,33 @@ class Runs:
             yield load
 
     def sent(self, began: int) -> None:
-        """All is with the transport, which was first called then."""
+        """Report that the run is handed to the transport, and when its first call began."""
         paced = self.order.load.rate
-        # A pacer spins until a message is due: its CPU time would tell nothing.
+        # A pacer spins until a message is due, so its CPU time is meaningless.
         cpu_s = None if paced else time.process_time() - self._before_s
         answer(began=began, ended=time.time_ns(), cpu_s=cpu_s)
 
     def receiving(self) -> None:
-        """The publisher may begin."""
+        """Report that the publisher may start."""
         answer()
 
     def received(self, ended: int, state: NDArray[Any]) -> None:
-        """The last callback returned then; `state` is its int64[topics, 3] of count, digest, sum."""
+        """Report when the last callback returned; `state` is int64[topics, 3] of count, digest, sum."""
         load = self.order.load
         self.found(lambda _: {"ended": ended, "messages": load.messages, **_tallied(state, load)})
 
     def found(self, findings: Callable[[int], dict[str, Any]]) -> None:
-        """All was received. `findings` is given when the run began; it returns fields of `Heard`, or raises Lost."""
+        """Report that all was received. `findings` maps the run's start to fields of `Heard`, or raises Lost."""
         cpu_s = time.process_time() - self._before_s
         began = next(self._orders)["began"]
         self._answer(cpu_s, lambda: findings(began))
 
     def done(self, began: int, ended: int, state: NDArray[Any]) -> None:
-        """A process that does all has done all, and tallied."""
+        """Report the tally of a process that both sends and receives."""
         self.verified(began, ended, lambda: _tallied(state, self.order.load))
 
     def verified(self, began: int, ended: int, findings: Callable[[], dict[str, Any]]) -> None:
-        """A process that does all has done all; `findings` raises Lost if it was not right."""
+        """Report the end of a process that both sends and receives; `findings` raises Lost if its check fails."""
         cpu_s = time.process_time() - self._before_s
         self._answer(cpu_s, lambda: {"began": began, "ended": ended, **findings()})
 
@@ -89,6 +88,6 @@ def _tallied(state: NDArray[Any], load: Load) -> dict[str, Any]:
 
 
 def expect_stored(stored: Any, messages: int) -> dict[str, Any]:
-    """Raise Lost unless a server has stored so many."""
+    """Raise Lost unless a server has stored `messages`."""
     expect("messages stored", stored, messages)
     return {}

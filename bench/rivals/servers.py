@@ -27,15 +27,15 @@ _HOW: Final = {
 }
 
 
-class Missing(Exception):  # noqa: N818  # a fact about this machine, not an error of the benchmark
-    """A rival is not installed, or did not start; the text says how to get it."""
+class Missing(Exception):  # noqa: N818  # describes the machine; the benchmark itself is fine
+    """A rival is not installed or did not start; the message says how to install it."""
 
 
 class Server:
-    """A server that accepts connections: `url`, `pid`, `version`, and `began_ns`, when it was started.
+    """A server that accepts connections, with `url`, `pid`, `version` and its start time `began_ns`.
 
     Raises:
-        Missing: no such program, or it did not start.
+        Missing: The program was not found or did not start.
     """
 
     def __init__(self, program: str, *options: str) -> None:
@@ -68,11 +68,11 @@ class Server:
             time.sleep(0.02)
 
     def stored_bytes(self) -> int:
-        """Bytes of its files."""
+        """Return the bytes of its files."""
         return sum(path.stat().st_size for path in self.data.rglob("*") if path.is_file())
 
     def close(self) -> None:
-        """End it, and remove its data."""
+        """End the server and remove its data."""
         self._guard.communicate()
 
     def __enter__(self) -> Self:
@@ -83,7 +83,7 @@ class Server:
 
 
 def redis_server(*more: str) -> Server:
-    """A Redis that stores nothing unless told, and bounds no subscriber."""
+    """Start a Redis that stores nothing by default and does not limit subscribers."""
     return Server(
         "redis-server",
         *("--bind", "127.0.0.1", "--port", "{port}", "--dir", "{data}", "--save", ""),
@@ -93,14 +93,14 @@ def redis_server(*more: str) -> Server:
 
 
 def nats_server(*more: str) -> Server:
-    """A NATS as it comes."""
+    """Start a NATS server with default settings."""
     return Server("nats-server", "-a", "127.0.0.1", "-p", "{port}", *more)
 
 
 def _newest(program: str) -> tuple[str, str]:
-    """The newest of what is beside this Python and what is on the path, and its version."""
+    """Return the newest program next to this Python or on the path, and its version."""
     places = (shutil.which(program, path=str(Path(sys.executable).parent)), shutil.which(program))
-    # This Python's own directory may also be first on the path: look behind it.
+    # This Python's own directory may also be first on the path: search the rest too.
     behind = os.pathsep.join(
         place for place in os.environ.get("PATH", "").split(os.pathsep) if Path(place) != Path(sys.executable).parent
     )
@@ -125,7 +125,7 @@ def _version(path: str) -> tuple[int, ...]:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody has now."""
+    """Return a free port of 127.0.0.1."""
     return int(free_endpoints("tcp", "rival", 1, 1)[0][0].rpartition(":")[2])
 
 

@@ -1,8 +1,8 @@
-"""Tables kept by rivals: a Redis hash with each change published beside it; a NATS KV bucket and a watcher.
+"""Tables of rivals: a Redis hash with published changes; a NATS KV bucket and a watcher.
 
-Redis: HSET and PUBLISH, in pipelines of 1,000, redis-py with hiredis; the watcher applies what is published to a dict,
-after HGETALL. NATS: a key a topic in JetStream on memory, published without waiting for each acknowledgement;
-`watchall` of nats-py, applied to a dict.
+Redis: HSET and PUBLISH in pipelines of 1,000, redis-py with hiredis; the watcher applies published changes to a dict,
+after HGETALL. NATS: a key per topic in JetStream memory storage, published without waiting for each acknowledgement;
+nats-py's `watchall` is applied to a dict.
 """
 
 from __future__ import annotations

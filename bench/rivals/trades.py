@@ -1,4 +1,4 @@
-"""The same trades for all that replay: Databento's records of 48 bytes, of 5,000 instruments, and what is made of them.
+"""The trades of all replay contests: Databento's records of 48 bytes, of 5,000 instruments, in each format.
 
 ours            a recording of these records        topic S0017.trades
 databento       a DBN file of these records         instrument_id 17
@@ -31,7 +31,7 @@ TOPIC_NAMES: Final = tuple(b"S%04d.trades" % number for number in range(TOPICS))
 
 @cache
 def trades(messages: int) -> NDArray[Any]:
-    """The records: instruments and sizes as the pool has topics and first bytes, a microsecond apart."""
+    """Return the records, a microsecond apart; instruments and sizes are the pool's topics and first bytes."""
     pool = make_pool()
     rows = numpy.arange(messages) % POOL_MESSAGES
     records = numpy.zeros(messages, TRADE)
@@ -46,7 +46,7 @@ def trades(messages: int) -> NDArray[Any]:
 
 
 def record_trades(messages: int, slices: int = 1) -> Recording:
-    """A recording of them, made by a publisher and a recorder."""
+    """Record the trades with a publisher and a recorder."""
     feed = Feed.local(f"trades-{messages}-{slices}", slices=slices, schema="dbn")
     records = trades(messages)
     index = records["instrument_id"].astype(numpy.int32)
@@ -62,7 +62,7 @@ def record_trades(messages: int, slices: int = 1) -> Recording:
 
 
 def dbn_file(messages: int, dbn: Any) -> bytes:
-    """A DBN file of them, as `databento_dbn` wants its metadata."""
+    """Return the trades as a DBN file with the metadata that `databento_dbn` requires."""
     head = dbn.Metadata(
         dataset="XNAS.ITCH",
         start=_START_NS,
@@ -100,7 +100,7 @@ def _sorted(state: NDArray[Any]) -> NDArray[Any]:
 
 @njit(nogil=True, cache=True)
 def tally_trades(instruments: NDArray[Any], sizes: NDArray[Any], state: NDArray[numpy.int64]) -> None:
-    """The work on columns: count, digest and sum of sizes per instrument."""
+    """Update count, digest and sum of sizes per instrument from columns."""
     for row in range(len(sizes)):
         instrument = instruments[row]
         state[instrument, 0] += 1

@@ -1,4 +1,4 @@
-"""A Zenoh router in a process of its own: the session of the Python package, opened in mode `router`."""
+"""Process of a Zenoh router: a session of the Python package in `router` mode."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench.rivals.plain_zenoh import config
 
 
 def route(address: str) -> None:
-    """Pass on between its clients until the end."""
+    """Route between its clients until the end."""
     with zenoh.open(config("router", "listen", address)):
         for _ in orders():
             answer()

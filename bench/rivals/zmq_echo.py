@@ -1,4 +1,4 @@
-"""What a request and its answer take over ZeroMQ when nothing is stored: a DEALER asks, a ROUTER answers."""
+"""Round trip over ZeroMQ without storage: a DEALER requests, a ROUTER replies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WAIT_MS = 10_000
 
 
 def acknowledge(address: str) -> None:
-    """Ask `calls` times, with one payload each, and wait for each answer."""
+    """Send `calls` requests with one payload each, and wait for each reply."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as asking:
         asking.linger = 0
         asking.connect(address)
@@ -32,7 +32,7 @@ def acknowledge(address: str) -> None:
 
 
 def serve(address: str) -> None:
-    """Answer all that is asked, until it is told to end."""
+    """Reply to all requests until the end."""
     with zmq.Context() as context, context.socket(zmq.ROUTER) as answering:
         answering.linger = 0
         answering.bind(address)

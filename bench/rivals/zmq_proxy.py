@@ -1,4 +1,4 @@
-"""libzmq's own forwarder in a process of its own: XSUB, zmq_proxy, XPUB, of every slice."""
+"""Process of libzmq's own forwarder: XSUB, zmq_proxy and XPUB for every slice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from blackbox import Feed
 
 
 def pass_on(above: Any, below: Any, hwm_blocks: int) -> None:
-    """Pass on until the end. It waits for slow subscribers, and unsubscriptions get through."""
+    """Forward until the end, waiting for slow subscribers and passing unsubscriptions upstream."""
     for upper, lower in zip(msgspec.convert(above, Feed).slices, msgspec.convert(below, Feed).slices, strict=True):
         context = zmq.Context()
         xsub, xpub = context.socket(zmq.XSUB), context.socket(zmq.XPUB)

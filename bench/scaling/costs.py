@@ -1,4 +1,4 @@
-"""What a relay really costs, measured: CPU time of a relay's process for blocks and for subscriptions."""
+"""Measured costs of a relay: CPU time of its process for blocks and for subscriptions."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _PATIENCE_S = PATIENCE_MS / 1_000
 
 
 class Costs(msgspec.Struct, frozen=True):
-    """CPU time of a relay, in seconds."""
+    """CPU time of a relay in seconds."""
 
     block_in: float
     block_out: float
     byte_out: float
     change: float
-    """Of a subscription that comes, is merged, and passes on upstream."""
+    """Time to receive a subscription, merge it and pass it upstream."""
 
 
 def measure() -> Costs:
-    """Measure it over loopback, with real relays, publishers and sockets."""
+    """Measure the costs over loopback with real relays, publishers and sockets."""
     runs = [(1_000, 1, _BLOCKS), (1_000, 8, _BLOCKS), (200_000, 1, _MANY_BLOCKS), (200_000, 8, _MANY_BLOCKS)]
     spent = [_passing(*run) / run[2] for run in runs]
     shares = [(1.0, float(subscribers), float(size * subscribers)) for size, subscribers, _ in runs]
     scale = numpy.array([1.0, 1.0, 1e-5])
-    # Sizes differ by far: without a common scale the small ones would count for nothing.
+    # Sizes differ widely: without scaling, the fit would ignore the small ones.
     weights = 1 / numpy.array(spent)
     found = numpy.linalg.lstsq(numpy.array(shares) * scale * weights[:, None], numpy.ones(len(runs)), rcond=None)[0]
     block_in, block_out, byte_out = (float(value) for value in numpy.maximum(found * scale, 0))
@@ -46,7 +46,7 @@ def measure() -> Costs:
 
 
 def _passing(body_bytes: int, subscribers: int, blocks: int) -> float:
-    """CPU seconds of a relay that passes so many blocks to so many subscribers, each of which gets all."""
+    """Return the CPU seconds of a relay that passes `blocks` blocks to each of `subscribers` subscribers."""
     above, below = Feed.local("scaling", slices=1), Feed.local("scaling", slices=1)
     rows = body_bytes // 100
     columns = (b"TOPIC",), numpy.zeros(rows, numpy.int32), numpy.zeros((rows, 100), numpy.uint8)
@@ -82,7 +82,7 @@ def _drain(address: str, blocks: int, joined: threading.Barrier) -> None:
 
 
 def _changing() -> float:
-    """CPU seconds of a relay for a prefix that somebody wants, until its source knows."""
+    """Return the CPU seconds of a relay per prefix subscribed, until its source has it."""
     above, below = Feed.local("scaling", slices=1), Feed.local("scaling", slices=1)
     with (
         Publisher(above, when_full="wait") as publisher,
@@ -105,5 +105,5 @@ def _until_wanted(publisher: Publisher, topic: bytes) -> None:
     deadline = time.monotonic() + _PATIENCE_S
     while not publisher.wants(topic):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{topic!r} was not wanted within {_PATIENCE_S:g} s")
+            raise TimeoutError(f"{topic!r} was not subscribed within {_PATIENCE_S:g} s")
         time.sleep(0.005)

@@ -22,12 +22,12 @@ _SHOWN_KEY_BYTES: Final = scenario.KEY_BYTES[-1]
 
 
 def cores(costs: Costs, level: Traffic) -> float:
-    """CPU seconds a second of one relay."""
+    """Return the CPU seconds per second of one relay."""
     return level.blocks_in * costs.block_in + level.blocks_out * costs.block_out + level.bytes_out * costs.byte_out
 
 
 def name_of(fan_outs: Sequence[int]) -> str:
-    """How a tree is called: the relays of each level."""
+    """Return a tree's name: the number of relays of each level."""
     width, widths = 1, []
     for fan_out in fan_outs:
         width *= fan_out
@@ -53,7 +53,7 @@ def _loads(costs: Costs, outcomes: Sequence[Outcome]) -> Iterator[str]:
                 number(level.bytes_out / _GIGABIT),
                 number(cores(costs, level)),
             ])  # fmt: skip
-    head = ["relays by level", "", "number", "prefixes wanted", "Gb/s in", "Gb/s out", "cores of each"]
+    head = ["relays by level", "", "number", "prefixes subscribed", "Gb/s in", "Gb/s out", "cores of each"]
     yield from table(head, rows)
 
 
@@ -146,7 +146,7 @@ def pictures(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, str]]:
     yield "out-by-level", curves("Gb/s out of each relay", "0: the source", "level", by_level)
     gets = [_point(each.key_bytes, each.levels[-1].bytes_in * 8 / 1e6) for each in outcomes[1].choices]
     told = f"Mb/s; {scenario.TOPICS_EACH} topics of {scenario.TOPICS:,}"
-    yield "by-key-bytes", curves("What one subscriber gets", told, "key_bytes", [Curve("it gets", 0, gets)])
+    yield "by-key-bytes", curves("Data received by a subscriber", told, "key_bytes", [Curve("received", 0, gets)])
 
 
 def _point(x: float, y: float) -> tuple[float, float, float, float]:
@@ -154,8 +154,8 @@ def _point(x: float, y: float) -> tuple[float, float, float, float]:
 
 
 def main(target: Path) -> None:
-    """Measure, simulate, write."""
-    print("measuring what a relay spends", flush=True)
+    """Measure costs, simulate trees and write the page."""
+    print("measuring the costs of a relay", flush=True)
     costs = measure()
     outcomes = []
     for fan_outs in scenario.TREES:

@@ -1,4 +1,4 @@
-"""What is simulated: a million subscribers below several trees, subscribers that zap, and a relay that dies."""
+"""The simulation: a million subscribers below several trees, changes of subscriptions, and a relay that fails."""
 
 from __future__ import annotations
 
@@ -22,46 +22,46 @@ ZAPS_PER_S: Final = 10_000
 ZAPPED_S: Final = 20
 HOLDS_S: Final = (0.0, 5.0)
 RECONNECT_S: Final = 0.1
-"""libzmq's pause before it connects again, as relays and subscribers set it."""
+"""libzmq's reconnect interval, as set by relays and subscribers."""
 HOP_S: Final = 0.0001
-"""A confirmation on its way up or down one level, in one data centre."""
+"""Time of a confirmation for one level up or down within a data centre."""
 SEED: Final = 20_261_125
 
 
 class Choice(NamedTuple):
-    """What one choice of `key_bytes` makes pass through a tree."""
+    """Traffic in a tree with one choice of `key_bytes`."""
 
     key_bytes: int
     levels: list[Traffic]
 
 
 class Zapping(NamedTuple):
-    """Changes a second that each relay of a level is asked for, on average; from the source on."""
+    """Mean subscription changes per second that a relay of each level receives, from the source down."""
 
     hold_s: float
     mean: list[float]
 
 
 class Death(NamedTuple):
-    """A relay of a level dies, and another one takes its place."""
+    """A relay of a level fails and is replaced."""
 
     level: int
     restored: int
-    """Prefixes that those below it ask for anew."""
+    """Prefixes that the peers below it subscribe to again."""
     asked_above: int
-    """Changes that the relay above it is asked for, in all."""
+    """Total changes received by the relay above it."""
     asked_source: int
-    """The same of the source."""
+    """Total changes received by the source."""
     seconds: float
-    """Until all is in force again, from the moment that its connections break."""
+    """Time from its connections breaking until all subscriptions are restored."""
 
 
 class Outcome(NamedTuple):
-    """All of one tree."""
+    """Results for one tree."""
 
     fan_outs: tuple[int, ...]
     filters: list[float]
-    """Prefixes that each relay of a level is asked for, on average."""
+    """Mean prefixes subscribed at a relay of each level."""
     choices: list[Choice]
     zapping: list[Zapping]
     deaths: list[Death]
@@ -93,7 +93,7 @@ def simulate(
 
 
 def zap(tree: Tree, market: Market, zaps_per_s: int, seed: int) -> Zapping:
-    """Have subscribers change one topic for another, chosen at random, for ZAPPED_S seconds."""
+    """Let subscribers replace random topics for ZAPPED_S seconds."""
     rng = numpy.random.default_rng(seed + 1)
     wants, topics = market.wants.copy(), market.topics
     shares = zipf_shares(len(topics))
@@ -114,7 +114,7 @@ def zap(tree: Tree, market: Market, zaps_per_s: int, seed: int) -> Zapping:
 
 
 def die(tree: Tree, market: Market, level: int, costs: Costs) -> Death:
-    """Have the first relay of a level die, and come back with nothing. The tree is as before when this returns."""
+    """Restart the first relay of a level without state. The tree is unchanged when this returns."""
     wanted = [market.topics[topic] for topic in wanted_at(tree, market, level)[0].tolist()]
     if level == len(tree.widths) - 1:
         restored = int((tree.leaf_of == 0).sum()) * market.wants.shape[1]
@@ -125,7 +125,7 @@ def die(tree: Tree, market: Market, level: int, costs: Costs) -> Death:
     tree.disconnect(level, 0, wanted, 0.0)
     tree.reconnect(level, 0, wanted, 0.0)
     above, source = tree.asked[level - 1][0], tree.asked[0][0]
-    # It reads what those below want, then tells the relay above, which reads that; then a confirmation goes down.
+    # It reads the prefixes from below and sends them to the relay above, which reads them; then a confirmation returns.
     seconds = RECONNECT_S + restored * costs.change + above * costs.change + 2 * level * HOP_S
     return Death(level, restored, above, source, seconds)
 

@@ -1,8 +1,8 @@
-"""A tree of relays, simulated with the relays' own merging code: who asks whom for what, and what then passes.
+"""A tree of relays, simulated with the relays' own merging code: subscriptions and the resulting traffic.
 
     source ──> relays, level 1 ──> ... ──> relays, level n ──> subscribers
 
-Each relay is an `Interest` of `blackbox.relay.cover`. What it says is to go upstream is given to the relay above.
+Each relay is an `Interest` of `blackbox.relay.cover`, whose upstream changes go to the relay above.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from blackbox.relay.cover import Changes, Interest, SmallestCover
 
 
 class Traffic(NamedTuple):
-    """What passes one relay of a level, on average; of the last one, a subscriber."""
+    """Mean traffic of one relay of a level; the last level are the subscribers."""
 
     relays: int
     blocks_in: float
@@ -30,33 +30,33 @@ class Traffic(NamedTuple):
 
 
 class Tree:
-    """Relays and what each is asked for, and who it serves. Level 0 is the source."""
+    """Relays, their subscriptions and their subscribers. Level 0 is the source."""
 
     def __init__(self, fan_outs: Sequence[int], subscribers: int, hold_s: float = 0.0) -> None:
-        """`fan_outs`: how many relays each of a level has below it, from the source on."""
+        """`fan_outs` is the number of relays below each relay of a level, from the source down."""
         self.fan_outs, self.hold_s = tuple(fan_outs), hold_s
         self.widths = [1, *(int(numpy.prod(fan_outs[: level + 1])) for level in range(len(fan_outs)))]
         self.relays = [[Interest(SmallestCover(), hold_s) for _ in range(width)] for width in self.widths]
         self.asked = [Counter[int]() for _ in self.widths]
-        """By level: the changes that each relay was asked for."""
+        """Changes received by each relay, by level."""
         self.leaf_of = numpy.arange(subscribers) * self.widths[-1] // subscribers
 
     def want(self, leaf: int, prefix: bytes) -> None:
-        """Have a subscriber below a relay of the last level want a prefix."""
+        """Subscribe a subscriber below a relay of the last level to a prefix."""
         self._want(len(self.fan_outs), leaf, prefix)
 
     def leave(self, leaf: int, prefix: bytes, now: float) -> None:
-        """Have it leave the prefix."""
+        """Unsubscribe a subscriber from a prefix."""
         self._leave(len(self.fan_outs), leaf, prefix, now)
 
     def settle(self, now: float) -> None:
-        """Have all relays withdraw what they held back for long enough."""
+        """Let all relays send the unsubscriptions they held back for `hold_s`."""
         for level in range(len(self.fan_outs), -1, -1):
             for number, relay in enumerate(self.relays[level]):
                 self._pass_up(level, number, relay.settle(now), now)
 
     def forget_asked(self) -> None:
-        """Count changes from now on."""
+        """Reset the counts of changes."""
         self.asked = [Counter[int]() for _ in self.widths]
 
     def _want(self, level: int, number: int, prefix: bytes, now: float = 0.0) -> None:
@@ -77,25 +77,25 @@ class Tree:
             self._leave(level - 1, above, prefix, now)
 
     def fill(self, market: Market) -> None:
-        """Have all subscribers want their topics."""
+        """Subscribe all subscribers to their topics."""
         topics = market.topics
         for leaf, row in zip(self.leaf_of.tolist(), market.wants.tolist(), strict=True):
             for topic in row:
                 self.want(leaf, topics[topic])
 
     def disconnect(self, level: int, number: int, wanted: Sequence[bytes], now: float) -> None:
-        """Have the relay above notice that this one has died: it wants nothing any more."""
+        """Unsubscribe a failed relay at the relay above."""
         for prefix in wanted:
             self._leave(level - 1, number // self.fan_outs[level - 1], prefix, now)
 
     def reconnect(self, level: int, number: int, wanted: Sequence[bytes], now: float) -> None:
-        """Have a fresh relay in its place ask the one above for all that those below want."""
+        """Let a fresh relay subscribe at the relay above to everything wanted below."""
         for prefix in wanted:
             self._want(level - 1, number // self.fan_outs[level - 1], prefix, now)
 
 
 def wanted_at(tree: Tree, market: Market, level: int) -> list[NDArray[numpy.int64]]:
-    """Return which topics are wanted at each relay of a level, worked out without any relay's help."""
+    """Return the topics subscribed at each relay of a level, computed independently of the relays."""
     width = tree.widths[level]
     relay_of = tree.leaf_of // (tree.widths[-1] // width)
     count = len(market.topics)
@@ -105,7 +105,7 @@ def wanted_at(tree: Tree, market: Market, level: int) -> list[NDArray[numpy.int6
 
 
 def traffic(tree: Tree, market: Market, keys: Keys) -> Iterator[Traffic]:
-    """Yield what passes each level, from the source to the subscribers. A key passes where a topic of it is wanted."""
+    """Yield the traffic of each level from the source down. A key passes if any of its topics is wanted."""
     into = [_total(tree, market, keys, level) for level in range(len(tree.widths))]
     into.append(_sums(market.wants, numpy.arange(len(market.wants)), keys))
     for level, width in enumerate([*tree.widths, len(market.wants)]):
@@ -119,7 +119,7 @@ def _total(tree: Tree, market: Market, keys: Keys, level: int) -> tuple[float, f
 
 
 def _sums(wants: NDArray[numpy.int32], owner: NDArray[numpy.int64], keys: Keys) -> tuple[float, float]:
-    """Return blocks and bytes a second that all owners get together: each key once for each owner that wants it."""
+    """Return the total blocks and bytes per second to all owners: each key once for each owner that wants it."""
     count = len(keys.blocks_per_s)
     found = numpy.unique(owner[:, None] * count + keys.of_topic[wants]) % count
     return float(keys.blocks_per_s[found].sum()), float(keys.bytes_per_s[found].sum())

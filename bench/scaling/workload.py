@@ -1,4 +1,4 @@
-"""Who wants what in a large tree: rates and interest by Zipf's law, and the blocks that messages make."""
+"""Workload of a large tree: message rates and interest by Zipf's law, and the resulting blocks."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from numpy.typing import NDArray
 
 LETTERS: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 TOPIC_BYTES: Final = 5
-"""A ticker's length: the largest `key_bytes` that tells two topics apart."""
+"""Length of a ticker: with this many `key_bytes`, each topic is a key."""
 BLOCK_OVERHEAD_BYTES: Final = 100
-"""Of each block: its header, its key, and what ZMTP and TCP add to its three frames."""
+"""Overhead of a block: its header, its key, and ZMTP and TCP for its three frames."""
 ROW_BYTES: Final = 12
-"""Of each message beside its payload: its time, its topic's place, its share of what is padded."""
+"""Overhead of a message in addition to its payload: time, topic index and its share of padding."""
 NAME_BYTES: Final = TOPIC_BYTES + 8
-"""Of each topic of a block: its name, where that ends, and its number."""
+"""Bytes of each topic in a block: name, end offset and id."""
 
 
 class Market(NamedTuple):
-    """What is published, and who wants it."""
+    """Published topics and their subscribers."""
 
     topics: list[bytes]
-    """Distinct, the most wanted one first."""
+    """Distinct topics, the most popular first."""
     rates: NDArray[numpy.float64]
-    """Messages a second of each."""
+    """Messages per second of each topic."""
     wants: NDArray[numpy.int32]
-    """int32[subscribers, topics a subscriber]: places in `topics`, distinct in each row."""
+    """int32[subscribers, topics per subscriber]: indexes into `topics`, distinct in each row."""
     payload_bytes: int
 
 
 class Keys(NamedTuple):
-    """What is sent under each key, for one choice of `key_bytes`."""
+    """Traffic of each key, for one choice of `key_bytes`."""
 
     of_topic: NDArray[numpy.int64]
     blocks_per_s: NDArray[numpy.float64]
@@ -53,7 +53,7 @@ def make_market(
     messages_per_s: float,
     payload_bytes: int,
 ) -> Market:
-    """Draw a market. What is wanted more often has more messages, too."""
+    """Draw a market. More popular topics also have more messages."""
     numbers = rng.choice(len(LETTERS) ** TOPIC_BYTES, topics, replace=False)
     names = [_ticker(int(number)) for number in numbers]
     shares = zipf_shares(topics)
@@ -61,7 +61,7 @@ def make_market(
 
 
 def draw(rng: numpy.random.Generator, shares: NDArray[numpy.float64], rows: int, each: int) -> NDArray[numpy.int32]:
-    """Draw `each` distinct topics for every row; what is drawn twice is drawn anew."""
+    """Draw `each` distinct topics for every row, redrawing duplicates."""
     bounds = numpy.cumsum(shares)
     drawn = numpy.searchsorted(bounds, rng.random((rows, each)), side="right").astype(numpy.int32)
     while True:
@@ -74,10 +74,10 @@ def draw(rng: numpy.random.Generator, shares: NDArray[numpy.float64], rows: int,
 
 
 def keys_of(market: Market, key_bytes: int, window_s: float) -> Keys:
-    """Return what is sent under each key, where a publisher gathers messages for `window_s` before it sends them."""
+    """Return the traffic of each key if a publisher gathers messages for `window_s` before sending."""
     _, of_topic = numpy.unique([topic[:key_bytes] for topic in market.topics], return_inverse=True)
     rates = numpy.bincount(of_topic, market.rates)
-    # Of a Poisson stream: the share of windows in which something came, which is a block, or a topic in one.
+    # In a Poisson stream, the share of windows with a message: one block, or one topic in a block, each.
     blocks_per_s = -numpy.expm1(-rates * window_s) / window_s
     names_per_s = numpy.bincount(of_topic, -numpy.expm1(-market.rates * window_s) / window_s)
     bytes_per_s = (

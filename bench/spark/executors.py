@@ -1,6 +1,6 @@
-"""A cluster of its own in a process of its own.
+"""Process of a Spark cluster.
 
-driver ── N executors of one core, each a Java of its own (`local-cluster`)
+driver ── N executors of one core, each its own Java process (`local-cluster`)
 
 An order is `{"query", "form", "day"}` or `{"query", "parquet"}`; the answer has the seconds and the query's answer.
 """

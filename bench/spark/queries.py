@@ -1,6 +1,6 @@
-"""The same questions to a table of trades, asked of Spark, polars and DuckDB. Each value that is asked for is made.
+"""The same queries of a table of trades in Spark, polars and DuckDB. Every requested value is computed.
 
-An answer is what the three must agree on; of all columns it is the number of rows where the engine tells it.
+The three must agree on the answer; for all columns it is the number of rows, if the engine returns it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ START: Final = BEGIN + 7_200 * 10**9
 STOP: Final = START + 10 * MINUTE_NS
 ROWS_A_BATCH: Final = 131_072
 INSTALLED: Final = {engine: find_spec(engine.lower()) is not None for engine in ("polars", "DuckDB")}
-"""Whether an engine that is a rival is there."""
+"""True for each rival engine that is installed."""
 
 ByEngine = dict[str, Callable[[Any], Any]]
-"""By engine: a function of a DataFrame of Spark, or of a directory of Parquet."""
+"""Query functions by engine; they take Spark's DataFrame or a directory of Parquet."""
 
 _TEN_MINUTES: Final = f"symbol = 'S0007' AND ts_event >= {START} AND ts_event < {STOP}"
 _SQL: Final = {
@@ -37,7 +37,7 @@ _SQL: Final = {
             sum(CAST(price AS DOUBLE) * shares) / sum(shares) w
         FROM {{table}} GROUP BY symbol, ts_event - ts_event % {MINUTE_NS}) bars""",
 }
-"""What Spark and DuckDB are both asked; ten minutes begin two hours into the session."""
+"""SQL for both Spark and DuckDB; the ten minutes start two hours into the session."""
 
 
 def _spark(query: str) -> Callable[[DataFrame], Any]:
@@ -134,7 +134,7 @@ def _table(path: Path) -> str:
 
 
 def _plain(row: Any) -> tuple[str, ...]:
-    """The same text for the same values, whichever engine has them: nine digits of what is no integer."""
+    """Return the same text for equal values of any engine, with nine digits for floats."""
     return tuple(f"{float(value):.9g}" if not isinstance(value, int | str) else str(value) for value in row)
 
 

@@ -1,6 +1,6 @@
-"""Recorded trades of ITCH, the same as Parquet, and a session of Spark that reads both: for the benchmarks of Spark.
+"""Recorded ITCH trades, the same trades as Parquet, and a Spark session that reads both.
 
-ROWS is the size of a benchmark, by the environment variable BLACKBOX_BENCH_ROWS; SIZES those of a curve.
+The environment variables BLACKBOX_BENCH_ROWS and BLACKBOX_BENCH_SIZES set the size of a benchmark and those of a curve.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ SIZES: Final = tuple(map(int, os.environ.get("BLACKBOX_BENCH_SIZES", "100000,100
 BEGIN: Final = 1_700_000_000_000_000_000
 SESSION_NS: Final = 23_400 * 10**9
 FORMS: Final[dict[str, dict[str, str]]] = {"payloads": {}, "records": {"messageType": "P"}}
-"""The options of the data source: payloads as they came, or typed fields."""
+"""Options of the data source: raw payloads, or typed fields."""
 
 
 @cache
 def recorded(rows: int) -> Path:
-    """The day's directory of a recording of so many trades over a session, in two slices."""
+    """Record `rows` trades over a session in two slices; return the day's directory."""
     feed = Feed.local(f"bench-spark-{rows}", slices=2, schema="itch50")
     pool = make_pool()
     random = numpy.random.default_rng(3)
@@ -55,12 +55,12 @@ def recorded(rows: int) -> Path:
 
 
 def load(spark: SparkSession, form: str, day: Path) -> DataFrame:
-    """A recording, through the connector."""
+    """Return a recording as a DataFrame of the connector."""
     return spark.read.format("blackbox").options(**FORMS[form]).load(str(day))
 
 
 def parquet(spark: SparkSession, form: str, rows: int) -> Path:
-    """The same rows as Parquet, zstd, written once by Spark."""
+    """Return the same rows as Parquet with zstd, written once by Spark."""
     path = Path(directory().name) / f"parquet-{form}-{rows}"
     if not path.exists():
         load(spark, form, recorded(rows)).write.option("compression", "zstd").parquet(str(path))
@@ -69,7 +69,7 @@ def parquet(spark: SparkSession, form: str, rows: int) -> Path:
 
 
 def begin(master: str, **more: str) -> SparkSession:
-    """A quiet session."""
+    """Start a quiet session."""
     conf = {
         "spark.ui.enabled": False,
         "spark.ui.showConsoleProgress": False,

@@ -1,4 +1,4 @@
-"""Messages of real captures, which lie beside the project."""
+"""Messages of real captures, stored next to the project."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CAPTURES: Final = ("ITCH 5.0", "IEX DEEP")
 
 
 def source_of(name: str) -> Source:
-    """Return one of `CAPTURES`."""
+    """Return the source of one of `CAPTURES`."""
     if name == "ITCH 5.0":
         return Itch50(DATA / "itch50" / "runk_locate-13-10k.bin", date="2020-01-30")
     return Iex(DATA / "iex" / "goiex_DEEP10.pcap.gz")
@@ -36,7 +36,7 @@ class Call(NamedTuple):
 
 @cache
 def calls_of(name: str, messages: int, at_once: int) -> list[Call]:
-    """Return the last messages of a capture, so many a call."""
+    """Return the last messages of a capture as calls of `at_once` messages."""
     last = deque[tuple[bytes, bytes, int]](maxlen=messages)
     for chunk in source_of(name).chunks():
         columns = (each.tolist() for each in (chunk.topic_index, chunk.starts, chunk.lengths, chunk.ts_event))

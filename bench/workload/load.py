@@ -1,6 +1,6 @@
-"""What a run sends, and when: an order that senders and receivers understand alike.
+"""The messages of a run and their timing, as an order to senders and receivers.
 
-as fast as it goes   columns, or messages one by one
+as fast as possible  columns, or messages one by one
 at a rate            each message, or a few together, at its due time; evenly or in bursts
 """
 
@@ -23,41 +23,41 @@ BURST_PERIOD_NS: Final = 20_000_000
 BURST_NS: Final = 1_000_000
 BURST_TIMES: Final = 10
 TIME_BYTES: Final = 8
-"""Of a message's place in the pool, between topic and payload in a frame of a rival."""
+"""Bytes of a message's time or pool index, between topic and payload in a rival's frame."""
 LEAD_NS: Final = 30_000_000
-"""Between the order and the first due message."""
+"""Time from the order to the first due message."""
 _SLEEP_ABOVE_NS: Final = 300_000
 _WAKE_BEFORE_NS: Final = 200_000
-"""A pacer sleeps where there is time, and spins for the rest: it shares two cores with who receives."""
+"""A pacer sleeps until this long before a due time and then spins: it shares two cores with the receiver."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of `messages`; with a `rate`, each is due at its time."""
+    """A run of `messages`; with a `rate`, each has a due time."""
 
     messages: int
     feed: Feed | None = None
-    """Of ours; rivals know their address from the start."""
+    """Feed of our sender and receiver; rivals get their address at start."""
     topics: int = TOPICS
     payload_bytes: int = PAYLOAD_BYTES
     in_turn: bool = False
-    """Topics come one after the other, instead of by 1/rank."""
+    """True if topics alternate evenly instead of by 1/rank."""
     rate: int = 0
-    """Messages a second; 0: as many as go."""
+    """Messages per second; 0: as fast as possible."""
     at_once: int = 0
-    """Messages of one call. 1: `publish()`; more: `publish_many()`; 0: as many as the pool has, without a rate."""
+    """Messages per call. 1: `publish()`; more: `publish_many()`; 0: the whole pool, without a rate."""
     is_bursting: bool = False
-    """The rate is a mean: a period of 20 ms begins with 1 ms at ten times that."""
+    """True if the rate is a mean: each period of 20 ms starts with 1 ms at ten times the rate."""
     subscribers: int = 1
-    """To wait for before the first message."""
+    """Subscribers to wait for before the first message."""
 
     @property
     def pool(self) -> Pool:
-        """The messages, which are sent again and again."""
+        """The messages, sent repeatedly."""
         return make_pool(self.topics, self.payload_bytes, self.in_turn)
 
 
 def due_ns(load: Load) -> NDArray[numpy.int64]:
-    """int64[messages]: when each is due, ns since the start of the run."""
+    """Return int64[messages]: due times in ns since the start of the run."""
     number = numpy.arange(load.messages, dtype=numpy.int64)
     if not load.is_bursting:
         return number // load.at_once * load.at_once * 10**9 // load.rate
@@ -70,7 +70,7 @@ def due_ns(load: Load) -> NDArray[numpy.int64]:
 
 
 def when_due(dues: Sequence[int], *columns: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of these columns, its due time before each, once that has come (unix ns)."""
+    """Yield each row of these columns, preceded by its due time (unix ns), at that time."""
     clock = time.time_ns
     for row in zip(dues, *columns, strict=True):
         while (left := row[0] - clock()) > 0:
@@ -80,7 +80,7 @@ def when_due(dues: Sequence[int], *columns: Sequence[Any]) -> Iterator[tuple[Any
 
 
 def column_rows(load: Load, at_once: int = 0) -> Iterator[tuple[int, slice]]:
-    """Yield how many messages came before, and rows of the pool: all messages of a run, so many a time."""
+    """Yield the number of earlier messages and rows of the pool, `at_once` at a time, for all messages of a run."""
     size = len(load.pool.topic_index)
     step = min(at_once or size, size)
     start = 0
@@ -92,22 +92,22 @@ def column_rows(load: Load, at_once: int = 0) -> Iterator[tuple[int, slice]]:
 
 
 def many(pool: list[Any], messages: int) -> Iterator[Any]:
-    """Yield the items again and again, so many in all."""
+    """Yield `messages` items, repeating the pool."""
     return islice(chain.from_iterable(repeat(pool)), messages)
 
 
 def singles(load: Load) -> list[tuple[bytes, bytes, int]]:
-    """Topic, payload and time of each message of the pool, made once."""
+    """Return topic, payload and time of each message of the pool; cached."""
     return _singles(load.topics, load.payload_bytes, load.in_turn)
 
 
 def topics_and_data(load: Load) -> list[tuple[bytes, bytes]]:
-    """The same as rivals carry them: topic, and time and payload in one piece."""
+    """Return the pool as rivals carry it: topic, and time and payload as one bytes object; cached."""
     return _topics_and_data(load.topics, load.payload_bytes, load.in_turn)
 
 
 def frames(load: Load) -> list[bytes]:
-    """The same in one piece each: topic, a blank, time, payload."""
+    """Return each message as one bytes object: topic, blank, time, payload; cached."""
     return _frames(load.topics, load.payload_bytes, load.in_turn)
 
 
@@ -131,4 +131,4 @@ def _frames(*pool_of: Any) -> list[bytes]:
 
 
 POOL: Final = Load(messages=0)
-"""No message, of the pool that most runs send: what is made of that pool before any clock runs."""
+"""A load without messages, used to build the default pool before timing starts."""

@@ -1,4 +1,4 @@
-"""The messages that all benchmarks send: 100 bytes, 5,000 topics, Zipf-like activity, the same every time."""
+"""The messages of all benchmarks: 100 bytes, 5,000 topics, Zipf-like activity, always the same."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 TOPICS = 5_000
 PAYLOAD_BYTES = 100
 POOL_MESSAGES = 200_000
-"""Distinct messages; a run sends the pool again and again."""
+"""Number of distinct messages; a run sends the pool repeatedly."""
 _POOL_BYTES = 1 << 26
-"""Of payloads; a pool of large ones holds fewer."""
+"""Maximum bytes of payloads; a pool of large payloads has fewer messages."""
 
 
 class Pool(NamedTuple):
@@ -29,13 +29,13 @@ class Pool(NamedTuple):
 def make_pool(topics: int = TOPICS, payload_bytes: int = PAYLOAD_BYTES, in_turn: bool = False) -> Pool:
     """Return the pool, the same object each time: topics `S0000.trade` …, random payload bytes, rising times.
 
-    Topics are as active as 1/rank, or each comes `in_turn`.
+    Topics have activity 1/rank, or alternate evenly with `in_turn`.
     """
     random = numpy.random.default_rng(7)
     messages = min(POOL_MESSAGES, _POOL_BYTES // payload_bytes)
     weights = 1 / numpy.arange(1, topics + 1)
     index = random.choice(topics, messages, p=weights / weights.sum()).astype(numpy.int32)
-    # Ranks are spread over the names, so that no prefix holds all the active topics.
+    # Shuffle the ranks, so that no prefix holds all the active topics.
     index = random.permutation(topics).astype(numpy.int32)[index]
     if in_turn:
         index = (numpy.arange(messages) % topics).astype(numpy.int32)

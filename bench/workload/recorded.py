@@ -1,4 +1,4 @@
-"""Recordings of messages, made once a run by a real publisher and a real recorder."""
+"""Recordings, made once per run by a real publisher and a real recorder."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _TIMEOUT_S: Final = 60.0
 
 @cache
 def directory() -> TemporaryDirectory[str]:
-    """Where the recordings of this process are until it ends."""
+    """Return the directory of this process's recordings; it is removed at exit."""
     return TemporaryDirectory(prefix="blackbox-bench-")
 
 
 def wait_until_recorded(
     recorder: Recorder, messages: int, timeout_s: float = _TIMEOUT_S, every_s: float = 0.01
 ) -> None:
-    """Wait until that many messages were recorded, or are known to be lost. Raises Lost when they do not come."""
+    """Wait until `messages` messages are recorded or known to be lost. Raises Lost after the timeout."""
     deadline = time.monotonic() + timeout_s
     while (statistics := recorder.statistics()).messages + statistics.lost + statistics.received.gaps < messages:
         if time.monotonic() > deadline:
@@ -37,7 +37,7 @@ def wait_until_recorded(
 def record(
     feed: Feed, messages: int, publish: Callable[[Publisher], None], place: str | os.PathLike[str] | None = None
 ) -> Path:
-    """The day's directory of what `publish` publishes, durable. Raises Lost unless that many messages were recorded."""
+    """Record the messages of `publish`; return the day's directory. Raises Lost unless `messages` were recorded."""
     place = directory().name if place is None else place
     with Publisher(feed, when_full="wait") as publisher, Recorder(feed, place, fsync="never") as recorder:
         publish(publisher)
@@ -50,13 +50,13 @@ def record(
 
 @cache
 def recording_of(messages: int, slices: int = 2) -> Path:
-    """The day's directory of a recording of that many messages."""
+    """Return the day's directory of a recording of `messages` messages; cached."""
     feed = Feed.local(f"bench-{messages}-{slices}", slices=slices)
     return record(feed, messages, partial(publish_columns, Load(messages=messages)))
 
 
 def publish_columns(load: Load, publisher: Publisher) -> None:
-    """Publish all messages of a load, as fast as they are taken."""
+    """Publish all messages of a load as fast as possible."""
     pool = load.pool
     for start, rows in column_rows(load):
         times = pool.ts_event[: rows.stop - rows.start] + start + 1
@@ -64,17 +64,17 @@ def publish_columns(load: Load, publisher: Publisher) -> None:
 
 
 def open_recording(messages: int) -> Recording:
-    """The recording, opened."""
+    """Open the recording of `messages` messages."""
     return Recording.open(recording_of(messages))
 
 
 def journals(day: Path) -> list[Path]:
-    """All its journal files."""
+    """Return all journal files of a day."""
     return sorted(day.glob("slice-*/*.journal"))
 
 
 def drop_page_cache(day: Path) -> None:
-    """Let the next read come from the disk."""
+    """Drop a day's journals from the page cache."""
     for path in journals(day):
         fd = os.open(path, os.O_RDONLY)
         os.fsync(fd)
@@ -83,7 +83,7 @@ def drop_page_cache(day: Path) -> None:
 
 
 def read_whole(day: Path) -> int:
-    """Read all journals into one buffer, over and over; returns their bytes."""
+    """Read all journals into one reused buffer; return their bytes."""
     buffer = bytearray(1 << 20)
     size = 0
     for path in journals(day):

@@ -1,10 +1,10 @@
-"""The work of subscribers, and whether what they found is what was sent: count, digest and sum of each topic.
+"""The work of subscribers and its verification: count, digest and sum of each topic.
 
-    compiled callback   count_compiled, count_together      a call a message     Tally
+    compiled callback   count_compiled, count_together      a call per message   Tally
     columns             tally                               blocks by hand       BlockTally
 
-Bytes 0 (sum) and 8 (digest) of a payload are read. Not seen is what stands in others, nor two neighbours of a topic
-with the same byte 8 (one in 256) that changed places.
+Bytes 0 (sum) and 8 (digest) of a payload are read. Changes of other bytes go undetected, and so does swapping two
+successive messages of a topic with the same byte 8 (one pair in 256).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EVERY_ROW = numpy.arange(1 << 20, dtype=numpy.int32)
 
 @njit(inline="always")
 def digest(before: int, value: int) -> int:
-    """Digest one more value: another result, nearly always, where a value or the order is another."""
+    """Digest one more value. A different value or order almost always gives a different result."""
     return (before * DIGEST_FACTOR + value) & DIGEST_MASK
 
 
@@ -44,7 +44,7 @@ def count_compiled(batch: Any, state: Any) -> None:
 
 
 def count_together(batch: Any, state: Any) -> None:
-    """The same in one row for all topics; int64[1, 4] of count, last time, sum, and how many were out of order."""
+    """Count all topics in one row: int64[1, 4] of count, last time, sum and messages out of order."""
     for row in batch.rows:
         state[0, 0] += 1
         state[0, 3] += batch.ts_event[row] <= state[0, 1]
@@ -61,7 +61,7 @@ def tally(
     stride: int,
     state: NDArray[numpy.int64],
 ) -> None:
-    """The work of a batch callback, on columns."""
+    """Count the messages of a batch from its columns."""
     for row in rows:
         topic = numbers[topic_index[row]]
         state[topic, 0] += 1
@@ -70,9 +70,9 @@ def tally(
 
 
 class Tally:
-    """The same with a Python call for each message; `count(topic, data)` is the callback.
+    """A tally with a Python call for each message; `count(topic, data)` is the callback.
 
-    Topics are found as bytes and as text. `skip` bytes of the data come before the payload.
+    Topics may be bytes or text. The payload starts after `skip` bytes of the data.
     """
 
     def __init__(self, on_last: Callable[[], object] = lambda: None, skip: int = TIME_BYTES) -> None:
@@ -83,7 +83,7 @@ class Tally:
         self.count: Callable[[Any, Any], None]
 
     def begin(self, messages: int) -> Tally:
-        """Start anew, for so many messages; the last one sets `ended`, unix ns."""
+        """Reset the tally for `messages` messages; the last one sets `ended`, unix ns."""
         self.ended = 0
         names = make_pool().topics
         numbers: dict[Any, int] = {name: number for number, name in enumerate(names)}
@@ -112,7 +112,7 @@ class Tally:
 
 
 class BlockTally:
-    """The same of blocks packed by hand: numpy views, and one compiled pass; `count(_, block)` is the callback."""
+    """A tally of blocks packed by hand: numpy views and one compiled pass; `count(_, block)` is the callback."""
 
     def __init__(self, on_last: Callable[[], object] = lambda: None) -> None:
         self._on_last = on_last
@@ -124,14 +124,14 @@ class BlockTally:
         tally(self._numbers, *nothing, PAYLOAD_BYTES, self._state)  # compiles
 
     def begin(self, messages: int) -> BlockTally:
-        """Start anew, for so many messages."""
+        """Reset the tally for `messages` messages."""
         self._state[:] = 0
         self._left = messages
         self.ended = 0
         return self
 
     def count(self, _topic: Any, block: Any) -> None:
-        """Take one block, as `bench.rivals.records` packs them."""
+        """Count a block as packed by `bench.rivals.records`."""
         count = int(numpy.frombuffer(block, numpy.int64, 1)[0])
         index = numpy.frombuffer(block, numpy.int32, count, 8 + 8 * count)
         payloads = numpy.frombuffer(block, numpy.uint8, PAYLOAD_BYTES * count, 8 + 12 * count)
@@ -147,7 +147,7 @@ class BlockTally:
 
 
 def state_of(callbacks: Iterable[CompiledCallback]) -> NDArray[numpy.int64]:
-    """int64[topics of all slices, 3]: what compiled callbacks found, of which each topic has one."""
+    """Return int64[topics of all slices, 3] of compiled callbacks; each topic has one callback."""
     slices: dict[int, Any] = {}
     for callback in callbacks:
         for number, state in callback.states.items():
@@ -157,22 +157,22 @@ def state_of(callbacks: Iterable[CompiledCallback]) -> NDArray[numpy.int64]:
 
 @cache
 def wanted(load: Load, prefixes: Sequence[bytes] = (b"",)) -> int:
-    """Messages of a run whose topics have one of these prefixes."""
+    """Return the number of messages of a run whose topics have one of these prefixes."""
     return int(_expected(load, tuple(prefixes))[:, 0].sum())
 
 
 @cache
 def sum_of(load: Load) -> int:
-    """Sum of the first payload bytes of a run."""
+    """Return the sum of the first payload bytes of a run."""
     return int(_expected(load, (b"",))[:, 2].sum())
 
 
 def expect_tally(
     state: NDArray[Any], load: Load, prefixes: Sequence[bytes] = (b"",), *, by_topic: bool = False
 ) -> None:
-    """Raise Lost unless int64[topics, 3] has count, digest and sum of what was sent under these prefixes.
+    """Raise Lost unless int64[topics, 3] has count, digest and sum of the messages sent with these prefixes.
 
-    Rows are `by_topic`, or in any order, as ours numbers topics as they come.
+    Rows are `by_topic` or in any order, because ours numbers topics in order of arrival.
     """
     expected = _expected(load, tuple(prefixes))
     for name, column in (("count", 0), ("checksum", 2)):
