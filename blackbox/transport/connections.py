@@ -1,7 +1,7 @@
-"""The TCP connections of a socket: what each has sent and taken, as the kernel counts it, and how to end one.
+"""TCP connections of a socket: the kernel's counters of each, and a way to end one.
 
-libzmq counts whole messages. What it holds of one that never ends, and of a peer that reads nothing, only the kernel
-tells. Inproc has no connections; of ipc the kernel keeps no such counts, so file permissions guard it.
+libzmq counts whole messages only. Only the kernel shows an unfinished message, or a peer that reads nothing. Inproc has
+no connections; the kernel keeps no such counters for ipc, which file permissions guard.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 _MOST_EVENTS: Final = 100_000
-"""Connections that may come between two looks; libzmq's I/O thread then waits for the next look."""
+"""Monitor events queued between two calls of `look`; when full, libzmq's I/O thread waits."""
 _TCP_INFO: Final = struct.Struct("=Q Q 4x I I")
-"""Of Linux's `struct tcp_info`, from `_INFO_AT`: bytes_acked, bytes_received, segs_in, notsent_bytes."""
+"""Part of Linux's `struct tcp_info` from `_INFO_AT`: bytes_acked, bytes_received, segs_in, notsent_bytes."""
 _TRIES_AT: Final = 2
-"""Of `tcpi_retransmits` and `tcpi_probes`, a byte each."""
+"""Offset of `tcpi_retransmits` and `tcpi_probes`, a byte each."""
 _INFO_AT: Final = 120
 
 
 _LOST_TRIES: Final = 4
-"""Tries of the kernel without an answer after which a host counts as gone: some 3 s."""
+"""Unanswered retries of the kernel after which a host counts as gone: about 3 s."""
 
 
 class Failure(Enum):
-    """Why a handshake failed, as far as this end can tell."""
+    """Reason for a failed handshake, as far as this end can see."""
 
     REFUSED = "refused"
-    """The server has refused our key; or this is the server, and has refused the key of a peer."""
+    """The server rejected our key; or this is the server, and it rejected a peer's key."""
     MECHANISM = "mechanism"
     """One end speaks CURVE and the other does not."""
     MALFORMED = "malformed"
-    """What came cannot be read: a client that has another key for its server, say."""
+    """The data cannot be read: the client may have another key for its server."""
     LEFT = "left"
-    """The other end hung up in the midst of it."""
+    """The other end closed the connection during the handshake."""
 
 
 _FAILURES: Final = {
@@ -58,7 +58,7 @@ FAILURE_EVENTS: Final = (
 
 
 def failure_of(event: int, value: int) -> Failure | None:
-    """Return what a socket's monitor tells of a handshake that failed; None: it tells something else."""
+    """Return the handshake failure that a monitor event reports; None: another event."""
     failure = _FAILURES.get(zmq.Event(event))
     if failure is Failure.MALFORMED and value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
         return Failure.MECHANISM
@@ -66,32 +66,32 @@ def failure_of(event: int, value: int) -> Failure | None:
 
 
 class Connection:
-    """One connection: its descriptor, the address of its peer, and of TCP what the last look found."""
+    """One TCP connection: its descriptor, its peer's address, and the counters of the last `look`."""
 
     __slots__ = ("ended", "fd", "local", "peer", "received", "segments", "taken", "unanswered", "unsent")
 
     def __init__(self, fd: int, local: Any, peer: Any) -> None:
         self.fd, self.local, self.peer = fd, local, peer
         self.ended = False
-        """Whether `end` has disconnected it; libzmq may need a moment to notice."""
+        """True once `end` has disconnected it; libzmq may notice a moment later."""
         self.received = 0
-        """Bytes that came from the peer, ever."""
+        """Bytes received from the peer so far."""
         self.taken = 0
-        """Bytes that the peer has acknowledged, ever."""
+        """Bytes acknowledged by the peer so far."""
         self.unsent = 0
-        """Bytes that the kernel holds because the peer has no room for them now."""
+        """Bytes held by the kernel because the peer has no room."""
         self.segments = 0
-        """Segments that came from the peer's host, ever: answers of its kernel among them."""
+        """Segments received from the peer's host so far, including its kernel's answers."""
         self.unanswered = 0
-        """How often the kernel has tried again since the last answer."""
+        """Retries of the kernel since the last answer."""
 
     @property
     def address(self) -> str:
-        """The peer's address, as host:port."""
+        """Address of the peer, as host:port."""
         return f"[{self.peer[0]}]:{self.peer[1]}" if ":" in self.peer[0] else f"{self.peer[0]}:{self.peer[1]}"
 
     def look(self) -> bool:
-        """Read the kernel's counts. False: the connection has ended, its descriptor may be another's."""
+        """Read the kernel's counters. Return False if the connection has ended; its descriptor may be reused."""
         try:
             ours = socket.socket(fileno=self.fd)
         except OSError:
@@ -111,16 +111,16 @@ class Connection:
         return True
 
     def is_answered(self) -> bool:
-        """Whether the connection stands, and the peer's host answers, whatever its process does.
+        """Return True if the connection is open and the peer's host answers, whatever its process does.
 
-        While anything is unanswered the kernel sends no probes (TCP's keep-alive), and goes on trying for minutes.
+        While data is unacknowledged the kernel sends no keep-alive probes and retransmits for minutes.
         """
         return self.look() and self.unanswered < _LOST_TRIES
 
     def end(self) -> bool:
-        """Disconnect the peer; libzmq then forgets what it held for it. False: the connection had ended already."""
+        """Disconnect the peer; libzmq then drops its queue. Return False if the connection had already ended."""
         with suppress(OSError):
-            fd = os.dup(self.fd)  # which cannot become another's between the question and the answer
+            fd = os.dup(self.fd)  # a duplicate cannot be reused between the check and the shutdown
             try:
                 ours = socket.socket(fileno=fd)
             except OSError:
@@ -140,7 +140,7 @@ class Connection:
 
 
 def connection_to(endpoint: str, fd: int) -> Connection | None:
-    """Return the connection to an endpoint, over tcp or ipc, that has a descriptor now; None: another thing has it."""
+    """Return the tcp or ipc connection to an endpoint on a descriptor; None: the descriptor was reused."""
     with suppress(OSError, ValueError):
         found = _connection_on(fd)
         peer = found.peer
@@ -150,7 +150,7 @@ def connection_to(endpoint: str, fd: int) -> Connection | None:
 
 
 def connection_on(fd: int) -> Connection | None:
-    """Return the TCP connection that has a descriptor now; None: another thing has it."""
+    """Return the TCP connection on a descriptor; None: the descriptor was reused."""
     with suppress(OSError, ValueError):
         found = _connection_on(fd)
         return None if isinstance(found.peer, str | bytes) else found
@@ -158,8 +158,8 @@ def connection_on(fd: int) -> Connection | None:
 
 
 def _connection_on(fd: int) -> Connection:
-    """Return what a descriptor is of. Raises OSError or ValueError: of no connection."""
-    ours = socket.socket(fileno=fd)  # of the family that it has: with another one addresses are cut
+    """Return the connection on a descriptor. Raises OSError or ValueError for another kind of file."""
+    ours = socket.socket(fileno=fd)  # detects the family: with another one addresses are truncated
     try:
         return Connection(fd, ours.getsockname(), ours.getpeername())
     finally:
@@ -167,7 +167,7 @@ def _connection_on(fd: int) -> Connection:
 
 
 def address_of(fd: int) -> str:
-    """Return the address of who is at the other end of a descriptor; empty: it is no connection over tcp."""
+    """Return the peer's address of a descriptor; empty: not a TCP connection."""
     with suppress(OSError, ValueError):
         found = _connection_on(fd)
         return "" if isinstance(found.peer, str | bytes) else found.address
@@ -182,19 +182,21 @@ _numbers = count()
 
 
 class Connections:
-    """The TCP connections of one ZeroMQ socket, of its own endpoints and to those of others.
+    """TCP connections of one ZeroMQ socket, both accepted and outgoing.
 
-    Made and closed in the socket's thread; one other thread may look. `news` is readable when there is a new one.
-    `failures` counts the handshakes that have failed, `retries` the attempts to connect.
+    Created and closed in the socket's thread; one other thread may call `look`. `news` is readable after a new
+    connection. `failures` counts failed handshakes, `retries` the attempts to connect.
     """
 
     def __init__(self, of: zmq.Socket[bytes], *, counts_retries: bool = False) -> None:
-        """Watch a socket that has not yet been bound or connected."""
+        """Monitor a socket that is not yet bound or connected."""
         self._socket = of
         self._of: dict[int, Connection] = {}
         self.failures: Counter[Failure] = Counter()
         self.retries = 0
-        place = f"inproc://blackbox-connections-{next(_numbers)}"  # one that has closed holds its place for a while
+        place = (
+            f"inproc://blackbox-connections-{next(_numbers)}"  # unique: a closed monitor keeps its name for some time
+        )
         events = zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | FAILURE_EVENTS
         of.monitor(place, events | zmq.EVENT_CONNECT_RETRIED if counts_retries else events)
         self.news: zmq.Socket[bytes] = of.context.socket(zmq.PAIR)
@@ -203,7 +205,7 @@ class Connections:
         self.news.connect(place)
 
     def look(self) -> list[Connection]:
-        """Return the connections that there are now, the oldest first, with what the kernel counts of each."""
+        """Return the open connections, oldest first, with the kernel's counters of each."""
         while self.news.poll(0):
             event = parse_monitor_message(self.news.recv_multipart())
             if (failure := failure_of(event["event"], event["value"])) is not None:
@@ -216,7 +218,7 @@ class Connections:
         return list(self._of.values())
 
     def find(self, fd: int) -> Connection | None:
-        """Return the connection that has a descriptor, as of the last look."""
+        """Return the connection on a descriptor as of the last `look`."""
         return self._of.get(fd)
 
     def _add(self, event: int, fd: int, endpoint: str) -> None:
@@ -224,13 +226,13 @@ class Connections:
             return
         with suppress(OSError, ValueError, IndexError):
             found = _connection_on(fd)
-            # The descriptor may be another's by now: the end at the endpoint has its port, or it is not this socket's.
+            # The descriptor may have been reused: a connection of this socket has the endpoint's port at one end.
             if _port_of(endpoint) == (found.local if event == zmq.EVENT_ACCEPTED else found.peer)[1]:
                 self._of.pop(fd, None)
                 self._of[fd] = found
 
     def close(self) -> None:
-        """Watch no longer. The other thread must have ended."""
+        """Stop monitoring. The other thread must have ended."""
         with suppress(zmq.ZMQError):
             self._socket.monitor(None, 0)
         self.news.close()

@@ -14,24 +14,24 @@ from blackbox.feed.feed import Slice
 from blackbox.native.limits import Needs, check_limits
 
 MAX_SUBSCRIPTIONS = 1_000_000
-"""Upstream filters that one subscriber can have in flight; libzmq loses those above the high-water mark."""
+"""Upstream subscriptions of one subscriber in flight; libzmq drops those above the high-water mark."""
 
 CONTEXT_NEEDS = Needs(descriptors=5, threads=2)
-"""A context: a mailbox each for itself, its reaper and its I/O thread, an epoll each for the last two; both threads."""
+"""For a context: mailboxes of itself, its reaper and its I/O thread, an epoll for each of the latter; both threads."""
 
 _PR_SET_TIMERSLACK = 29
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
-_MMAP_THRESHOLD_BYTES = 1 << 20  # above usual bodies, below tables, whose untouched pages cost nothing when mapped
+_MMAP_THRESHOLD_BYTES = 1 << 20  # above usual bodies; below tables, whose mapped pages cost nothing until touched
 _TRIM_THRESHOLD_BYTES = 16 << 20
 
 
 @cache
 def _keep_freed_memory() -> None:
-    """Tell glibc to keep up to 16 MiB of freed memory per arena: libzmq allocates and frees every body.
+    """Make glibc keep up to 16 MiB of freed memory per arena, since libzmq allocates and frees every body.
 
-    By default the pages of nearly every body go back to the kernel, and are faulted in again for the next.
-    Settings in the environment (`MALLOC_...`) win.
+    By default the pages of nearly every body are returned to the kernel and faulted in again for the next one. Settings
+    in the environment (`MALLOC_...`) take precedence.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and not any(name.startswith("MALLOC_") for name in os.environ):
@@ -40,20 +40,20 @@ def _keep_freed_memory() -> None:
 
 
 def new_context(what: str, *needs: Needs) -> zmq.Context[zmq.Socket[bytes]]:
-    """Make a context. Raises LimitError unless it and what its sockets need fit: without room libzmq ends the process.
+    """Return a new context. Raises LimitError unless it and its sockets fit; libzmq would end the process.
 
     Args:
-        what: who needs it, for the error.
-        needs: what its sockets will open: one descriptor each, one for each endpoint and for each connection.
+        what: the component that needs it, named in the error.
+        needs: what its sockets will open: one descriptor per socket, per endpoint and per connection.
     """
     check_limits(what, CONTEXT_NEEDS, *needs)
     return zmq.Context(io_threads=1)
 
 
 def open_context(part: Slice, what: str, *needs: Needs) -> zmq.Context[zmq.Socket[bytes]]:
-    """Return a slice's context. Slices on inproc share one per process: else publisher and subscriber could not meet.
+    """Return a slice's context. Slices on inproc share one per process, since inproc works only within a context.
 
-    Raises as `new_context`.
+    Raises the same errors as `new_context`.
     """
     _keep_freed_memory()
     if part.lines[0].startswith("inproc://"):
@@ -66,25 +66,25 @@ def open_context(part: Slice, what: str, *needs: Needs) -> zmq.Context[zmq.Socke
 
 
 def close_context(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    """End a context from `open_context`, after at most its sockets' LINGER. The shared one stays."""
+    """Terminate a context from `open_context`, after at most its sockets' LINGER. The shared one is kept."""
     if context is not zmq.Context.instance():
         context.term()
 
 
 def wake_on_time() -> None:
-    """Have Linux end sleeps of this thread, and of those that it starts, on time; by default it adds up to 50 µs."""
+    """Make sleeps of this thread, and of those that it starts, end on time; Linux adds up to 50 µs by default."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
 
 
 def allow_ipv6(socket: zmq.Socket[bytes], endpoint: str) -> None:
-    """Let a socket use the IPv6 address that stands in an endpoint; libzmq refuses it otherwise."""
+    """Allow a socket to use the IPv6 address in an endpoint; libzmq rejects it otherwise."""
     if "[" in endpoint:
         socket.ipv6 = True
 
 
 def pin_thread(cpus: tuple[int, ...]) -> None:
-    """Bind the calling thread to CPUs, where the system can; none: leave it free. Raises ConfigError naming them."""
+    """Bind the calling thread to CPUs, if the system can; empty: no binding. Raises ConfigError naming the CPUs."""
     if cpus and hasattr(os, "sched_setaffinity"):
         try:
             os.sched_setaffinity(0, cpus)

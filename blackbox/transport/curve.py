@@ -1,6 +1,6 @@
-"""CURVE: read keys, and have the connections of a socket encrypted that are made from now on.
+"""CURVE: read key files, and encrypt the later connections of a socket.
 
-Who binds is the server: see `gate`, which decides who may connect. Files are those of `zmq.auth`.
+The binding side is the server: see `gate`, which decides which keys may connect. Files are those of `zmq.auth`.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from blackbox.transport.connections import Failure
 log = logging.getLogger("blackbox")
 
 _KEY_LENGTH = 40
-"""Of a key as text (Z85)."""
+"""Characters of a key in Z85."""
 _FAST_S = 200e-6
-"""libsodium derives a public key in some 30 µs, the built-in TweetNaCl takes a millisecond."""
+"""libsodium derives a public key in about 30 µs, the built-in TweetNaCl in a millisecond."""
 
 
 class Pair(NamedTuple):
-    """A public key and the secret one that belongs to it, as text."""
+    """A public key and its secret key, as text."""
 
     public: bytes
     secret: bytes
 
 
 class ClientKeys(NamedTuple):
-    """What a socket needs to connect to a server that has the secret key of `server`."""
+    """Keys of a socket that connects to a server: its own pair, and the public key of the server."""
 
     own: Pair
     server: bytes
 
 
 def load_pair(path: str) -> Pair:
-    """Read a secret key file. Raises ConfigError: it is missing, malformed, or others may read it."""
+    """Read a secret key file. Raises ConfigError if it is missing, malformed, or readable by others."""
     public, secret = _load(path, "secret key file")
     if secret is None:
         raise ConfigError(f"secret key file {path!r} had no secret key, expected one: blackbox keys new makes it")
@@ -63,7 +63,7 @@ def load_pair(path: str) -> Pair:
 
 
 def load_public(path: str) -> bytes:
-    """Read a public key file. Raises ConfigError: it is missing or malformed."""
+    """Read a public key file. Raises ConfigError if it is missing or malformed."""
     return _load(path, "public key file")[0]
 
 
@@ -93,9 +93,9 @@ def _checked(path: str, which: str, key: bytes) -> bytes:
 
 
 def make_pair(directory: Path, name: str) -> tuple[str, Path, Path]:
-    """Write a new pair of keys; return the public key, its file, and the secret key's, which its owner alone can read.
+    """Write a new key pair. Return the public key, its file, and the secret key's file, readable by its owner only.
 
-    Raises ConfigError when this libzmq has no CURVE, OSError when they cannot be written.
+    Raises ConfigError if this libzmq has no CURVE, OSError if the files cannot be written.
     """
     check_curve()
     directory.mkdir(parents=True, exist_ok=True)
@@ -103,10 +103,10 @@ def make_pair(directory: Path, name: str) -> tuple[str, Path, Path]:
     made: list[Path] = []
     try:
         for path, mode in ((secret_file, 0o600), (public_file, 0o644)):
-            path.touch(mode, exist_ok=False)  # what is written to it keeps the mode
+            path.touch(mode, exist_ok=False)  # the mode stays when it is written
             made.append(path)
         zmq.auth.create_certificates(directory, name)
-    except BaseException as error:  # a full disk leaves no file that is empty, or half a key
+    except BaseException as error:  # so that a full disk leaves no empty or partial file
         for path in made:
             path.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename is None:
@@ -116,20 +116,20 @@ def make_pair(directory: Path, name: str) -> tuple[str, Path, Path]:
 
 
 def keys_of_line(feed: Feed, line: int, endpoint: str) -> ClientKeys | None:
-    """Return the keys to connect to a line; None: in the clear. Raises ConfigError naming what is wrong with one."""
+    """Return the keys to connect to a line; None: unencrypted. Raises ConfigError naming a faulty key."""
     return _client_keys(feed, endpoint, lambda security: security.key_of_line(line))
 
 
 def keys_of_archive(feed: Feed, endpoint: str) -> ClientKeys | None:
-    """Return the keys to connect to an archive, as `keys_of_line`."""
+    """Return the keys to connect to an archive, see `keys_of_line`."""
     place = feed.archives.index(endpoint) if endpoint in feed.archives else 0
     return _client_keys(feed, endpoint, lambda security: security.key_of_archive(place))
 
 
 def keys_of_hub(feed: Feed, place: int, endpoint: str) -> ClientKeys | None:
-    """Return the keys to connect to the first or second hub of a feed, as `keys_of_line`.
+    """Return the keys to connect to the first or second hub of a feed, see `keys_of_line`.
 
-    It is the archive of that place, too: where a relay passes the lines on, these are not its own.
+    A hub is also the archive with its number. Behind relays, the keys of the lines are the relays'.
     """
     return _client_keys(
         feed, endpoint, lambda keys: keys.key_of_archive(place) if keys.archive_keys else keys.key_of_line(place)
@@ -150,14 +150,14 @@ def _client_keys(feed: Feed, endpoint: str, server_of: Callable[[Security], str]
 
 
 def key_of(frame: zmq.Frame) -> str:
-    """Return the public key of who has sent a frame; empty: it has come in the clear."""
+    """Return the public key of a frame's sender; empty: the connection is not encrypted."""
     with suppress(zmq.ZMQError):
         return str(frame.get("User-Id"))
     return ""
 
 
 def use_keys(socket: zmq.Socket[bytes], keys: ClientKeys | None) -> None:
-    """Have the next connections encrypted; None: in the clear."""
+    """Encrypt the next connections; None: do not."""
     if keys is None:
         connect_in_the_clear(socket)
     else:
@@ -166,15 +166,15 @@ def use_keys(socket: zmq.Socket[bytes], keys: ClientKeys | None) -> None:
 
 
 def connect_in_the_clear(socket: zmq.Socket[bytes]) -> None:
-    """Have the next connections, or what is bound next, in the clear."""
+    """Do not encrypt the next connections or binds."""
     if zmq.has("curve"):
         socket.curve_server = 0
 
 
 def refusal_of(failures: Collection[Failure], keys: ClientKeys | None) -> str:
-    """Say why a server does not take our connections, as far as failed handshakes tell; empty: they tell nothing."""
+    """Return why a server rejects our connections, from the failed handshakes; empty: unknown."""
     if keys is None:
-        return "it wants CURVE, and this feed file has no [security]" * (Failure.MECHANISM in failures)
+        return "it requires CURVE, and this feed file has no [security]" * (Failure.MECHANISM in failures)
     if Failure.REFUSED in failures:
         return f"it refused our key {keys.own.public.decode()}, expected that among its allowed_keys"
     if Failure.MECHANISM in failures:
@@ -185,7 +185,7 @@ def refusal_of(failures: Collection[Failure], keys: ClientKeys | None) -> str:
 
 
 def check_curve() -> None:
-    """Raise ConfigError if this libzmq has no CURVE; warn, once, if it has the slow one."""
+    """Raise ConfigError if this libzmq has no CURVE; warn once if it has the slow implementation."""
     if not zmq.has("curve"):
         raise ConfigError("security was set, but this libzmq has no CURVE: install a wheel of pyzmq that has it")
     if not is_fast():
@@ -199,7 +199,7 @@ def _warn_of_slow() -> None:
 
 @cache
 def is_fast() -> bool:
-    """Whether libzmq encrypts with libsodium: its symbols are there, or, where they are hidden, by its speed."""
+    """Return True if libzmq encrypts with libsodium: by its symbols or, if they are hidden, by its speed."""
     if hasattr(ctypes.CDLL(_zmq.__file__), "sodium_init"):
         return True
     _, secret = zmq.curve_keypair()

@@ -1,4 +1,4 @@
-"""The gate of a context: which keys may connect to what is bound there (ZAP, ZeroMQ's RFC 27), what each may read."""
+"""The gate of a context: which keys may connect to its bound sockets (ZAP, ZeroMQ's RFC 27), and what each may read."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ log = logging.getLogger("blackbox")
 
 _ZAP: Final = "inproc://zeromq.zap.01"
 _DOMAIN: Final = b"blackbox"
-_MOST_TOLD: Final = 1_000
-"""Refused peers that are remembered, and told one by one."""
+_MOST_LOGGED: Final = 1_000
+"""Rejected peers that are remembered and logged one by one."""
 _LOOK_S: Final = 1.0
-"""Time between two looks at rights: those that were revoked hold for so long."""
+"""Seconds between two checks of keys and rights; revoked rights last that long."""
 _NEEDS: Final = Needs(descriptors=4, threads=1)
 
 
 class AllowedKeys:
-    """The public keys in a directory, and what each may subscribe to and put; read again when its files have changed.
+    """Public keys in a directory, and the prefixes that each may subscribe to and put; reloaded when files change.
 
-    Any thread may ask.
+    Thread-safe.
     """
 
     def __init__(self, directory: str, key_bytes: int = MAX_KEY_BYTES, *, takes_puts: bool = False) -> None:
-        """Raises ConfigError when the directory is missing, or a key in it or its rights are malformed.
+        """Load the keys. Raises ConfigError if the directory is missing, or a key or its rights are malformed.
 
-        `takes_puts`: `put_rights.toml` counts, too.
+        `takes_puts`: also read `put_rights.toml`.
         """
         self._directory, self._key_bytes = directory, key_bytes
         self._takes_puts = takes_puts
         self._lock = threading.Lock()
         self.version = 0
-        """Grows whenever files were read."""
+        """Incremented whenever files are reloaded."""
         try:
             if not Path(directory).is_dir():
                 raise ConfigError(f"allowed_keys was {directory!r}, expected a directory of public key files")
@@ -70,7 +70,7 @@ class AllowedKeys:
         self._rights, self._put_rights = load_rights(directory, key_bytes), self._rights_to_put()
         self._is_unread = False
         if not self._names:
-            log.warning("allowed_keys %r has no *.key file: nobody may connect", directory)
+            log.warning("allowed_keys %r has no *.key file: no peer may connect", directory)
         self._warn_of_unknown()
 
     def _rights_to_put(self) -> Rights:
@@ -80,14 +80,14 @@ class AllowedKeys:
         return [path for path, _ in self._files if path.endswith(".key")]
 
     def _look(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Return the files, and what changes with what is in them or who may read them. Raises OSError."""
+        """Return the files with marks that change with their content or permissions. Raises OSError."""
         found: list[tuple[str, tuple[int, ...]]] = []
         with os.scandir(self._directory) as entries:
             for entry in entries:
                 if entry.name.endswith(".key") or entry.name in (RIGHTS_FILE, PUT_RIGHTS_FILE):
                     try:
                         status = entry.stat()
-                    except OSError:  # a link to nowhere: who reads it says so
+                    except OSError:  # a dangling link: reported when it is read
                         found.append((entry.path, ()))
                     else:
                         marks = (status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size)
@@ -95,16 +95,16 @@ class AllowedKeys:
         return sorted(found)
 
     def look(self) -> None:
-        """Read the files if they have changed.
+        """Reload the files if they have changed.
 
-        What has become unreadable, or malformed, allows nobody anything, and is told once.
+        A file that became unreadable or malformed grants nothing, and is logged once.
         """
         with self._lock:
             try:
                 files = self._look()
             except OSError as error:
                 if not self._is_unread:
-                    log.warning("allowed_keys %r cannot be read, so nobody may connect: %s", self._directory, error)
+                    log.warning("allowed_keys %r cannot be read, so no peer may connect: %s", self._directory, error)
                     self._files, self._names = [], {}
                     self.version += 1
                 self._is_unread = True
@@ -131,23 +131,23 @@ class AllowedKeys:
                 log.warning("%s in %r names %r, which has no key there", file, self._directory, name)
 
     def has(self, key: bytes) -> bool:
-        """Whether a key is allowed now."""
+        """Return True if a key is allowed now."""
         self.look()
         return key in self._names
 
     def rights_of(self, key: bytes) -> tuple[str, Prefixes | None]:
-        """Return a key's name, and the prefixes that it may subscribe to as of the last look; None: all."""
+        """Return a key's name and the prefixes that it may subscribe to, as of the last `look`; None: all."""
         name = self._names.get(key)
         return ("", ()) if name is None else (name, self._rights.get(name, self._rights.get(OTHERS)))
 
     def put_rights_of(self, key: bytes) -> Prefixes | None:
-        """Return the prefixes of topics that a key may put as of the last look; None: all, as without `takes_puts`."""
+        """Return the prefixes that a key may put, as of the last `look`; None: all, as without `takes_puts`."""
         name = self._names.get(key)
         return () if name is None else self._put_rights.get(name, self._put_rights.get(OTHERS))
 
 
 def _right_now(load: Callable[[], Rights]) -> Rights:
-    """Return rights that have changed; none at all while they are malformed."""
+    """Return changed rights; no rights while they are malformed."""
     try:
         return load()
     except ConfigError as error:
@@ -156,9 +156,9 @@ def _right_now(load: Callable[[], Rights]) -> Rights:
 
 
 class Gate:
-    """Answers libzmq who may connect to the sockets of one context, in a thread of its own.
+    """Answers libzmq's requests for permission to connect to the sockets of one context, in its own thread.
 
-    Open it before they are bound, close it before the context ends. `refused` counts those who may not; each key and
+    Open it before binding, close it before the context ends. `refused` counts rejected peers; each pair of key and
     address is logged once.
     """
 
@@ -172,9 +172,10 @@ class Gate:
         *,
         takes_puts: bool = False,
     ) -> None:
-        """Read the keys; `allowed_keys` in place of the feed's. Raises ConfigError for a missing or malformed one.
+        """Read the keys. Raises ConfigError for a missing or malformed one.
 
-        `key_bytes`: the feed's: rights go no further. `takes_puts`: it is asked for rights to put, too.
+        `allowed_keys` replaces the feed's. `key_bytes`: the feed's, the longest prefix of rights. `takes_puts`: also
+        read rights to put.
         """
         check_curve()
         if not (allowed_keys := allowed_keys or security.allowed_keys):
@@ -187,26 +188,26 @@ class Gate:
         self._thread = ServerThread("blackbox-gate", f"gate of {what}", self._serve)
 
     def open(self) -> None:
-        """Begin to answer. Raises LimitError."""
+        """Start answering. Raises LimitError."""
         check_limits(self._what, _NEEDS)
         self._thread.start()
 
     def close(self) -> None:
-        """Answer no more: nobody who is not connected can connect now."""
+        """Stop answering: no further peer can connect."""
         self._thread.end()
 
     def secure(self, socket: zmq.Socket[bytes], endpoint: str) -> None:
-        """Have what is bound next on a socket encrypted if it is tcp, and ask here who may connect."""
+        """Encrypt the next bind of a socket if it is tcp, with this gate deciding which keys may connect."""
         if transport_of(endpoint) != "tcp":
             connect_in_the_clear(socket)
             return
         socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
-        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer from here nobody comes in
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer from this gate no peer can connect
         socket.curve_publickey, socket.curve_secretkey = self._own
         socket.curve_server = 1
 
     def look(self) -> bool:
-        """Look after the keys and their rights, once a second; return whether anything has changed."""
+        """Reload changed keys and rights, at most once per second; return True if anything changed."""
         now = time.monotonic()
         if now - self._looked_at < _LOOK_S:
             return False
@@ -216,7 +217,7 @@ class Gate:
         return before != self._seen
 
     def rights_of(self, key: str) -> tuple[str, Prefixes | None]:
-        """Return a key's name, and the prefixes that it may subscribe to; None: all."""
+        """Return a key's name and the prefixes that it may subscribe to; None: all."""
         return self._allowed.rights_of(key.encode())
 
     def put_rights_of(self, key: str) -> Prefixes | None:
@@ -233,19 +234,19 @@ class Gate:
     def _answer(self, frames: list[bytes]) -> list[bytes]:
         version, number, _, address, _, mechanism, *credentials = frames
         key = z85.encode(credentials[0]) if mechanism == b"CURVE" and credentials else b""
-        # In the clear are only sockets that `secure` has left so: of ipc, where the permissions of the path decide.
+        # Only ipc sockets are unencrypted: there the permissions of the path decide.
         if mechanism == b"NULL" or self._allowed.has(key):
             return [version, number, b"200", b"OK", key, b""]
-        self._tell(key, address)
+        self._log_refused(key, address)
         return [version, number, b"400", b"key is not allowed", b"", b""]
 
-    def _tell(self, key: bytes, address: bytes) -> None:
+    def _log_refused(self, key: bytes, address: bytes) -> None:
         self.refused += 1
-        if (key, address) not in self._told and len(self._told) < _MOST_TOLD:
+        if (key, address) not in self._told and len(self._told) < _MOST_LOGGED:
             self._told.add((key, address))
             log.warning("%s: refused key %s at %s: not among allowed_keys", self._what, key.decode(), address.decode())
-            if len(self._told) == _MOST_TOLD:
-                log.warning("%s: has refused %d peers, further ones are only counted", self._what, _MOST_TOLD)
+            if len(self._told) == _MOST_LOGGED:
+                log.warning("%s: has refused %d peers, further ones are only counted", self._what, _MOST_LOGGED)
 
 
 def open_gate(
@@ -257,11 +258,10 @@ def open_gate(
     *,
     takes_puts: bool = False,
 ) -> Gate | None:
-    """Return an open gate for what is bound at `endpoints`; None if it needs none. Warns of a feed without security.
+    """Return an open gate for the binds at `endpoints`, or None if none is needed. Warns about a feed without security.
 
-    `allowed_keys`: the directory that holds for these endpoints, if it is not the feed's. `takes_puts`: the gate is
-    asked for rights to put, too. Raises ConfigError naming
-    what is wrong with a key, and LimitError.
+    `allowed_keys`: directory for these endpoints, if not the feed's. `takes_puts`: also read rights to put. Raises
+    LimitError, and ConfigError naming a faulty key.
     """
     of_tcp = [endpoint for endpoint in endpoints if transport_of(endpoint) == "tcp"]
     if feed.security is None:
@@ -271,7 +271,7 @@ def open_gate(
     if not of_tcp:
         return None
     if context is zmq.Context.instance():
-        raise ConfigError(f"{what}: inproc was beside {of_tcp[0]} with security, expected tcp or ipc")
+        raise ConfigError(f"{what}: inproc was combined with {of_tcp[0]} and security, expected tcp or ipc")
     try:
         gate = Gate(context, feed.security, what, allowed_keys, feed.key_bytes, takes_puts=takes_puts)
     except ConfigError as error:

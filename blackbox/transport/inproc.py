@@ -1,7 +1,7 @@
-"""Which of those that bound an inproc endpoint one after the other a connection leads to.
+"""Detect that an inproc endpoint was bound again by a new socket.
 
-libzmq has no events for inproc, and connects nobody again. To connect anew on mere silence would lose what a slow one
-sends meanwhile.
+libzmq has no events for inproc and does not reconnect. Reconnecting after mere silence would lose the messages of a
+slow peer.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ _lock = threading.Lock()
 
 
 def is_inproc(address: str) -> bool:
-    """Whether an address is one of this process."""
+    """Return True if an address is inproc."""
     return address.startswith("inproc:")
 
 
 def note_bound(endpoint: str) -> None:
-    """Note that an endpoint was bound, if it is one of this process."""
+    """Note that an endpoint was bound, if it is inproc."""
     if is_inproc(endpoint):
         with _lock:
             _bound[endpoint] += 1
 
 
 def bound_number(address: str) -> int:
-    """Return the number of who has bound it, or of the first who will. Ask before you connect."""
+    """Return the number of the current bind of an address, or of its first one. Call it before connecting."""
     return max(1, _bound[address])
 
 
 def is_bound_anew(address: str, number: int) -> bool:
-    """Whether another than that one has bound it, or one that does not note it."""
+    """Return True if `number` is not the latest bind of the address."""
     return _bound[address] != number

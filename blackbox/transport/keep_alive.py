@@ -1,7 +1,7 @@
-"""Probes on TCP connections (TCP's keep-alive): a host that lost power closes nothing, and TCP waits minutes for it.
+"""TCP keep-alive probes: a host that lost power closes nothing, and without probes TCP waits for minutes.
 
-The system sends and answers them, whatever the process does. ZMTP's own pings will not do: when one is due on a
-connection that is gone, behind a queue that is full, libzmq aborts the process (its issues 3937, 4364 and 4767).
+The kernel sends and answers probes, whatever the process does. ZMTP's pings are not usable: if one is due on a lost
+connection with a full queue, libzmq aborts the process (its issues 3937, 4364 and 4767).
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Final
 import zmq
 
 GIVEN_UP_S: Final = 5
-"""A host that has answered nothing for so long is given up."""
+"""Seconds without an answer after which a connection is closed."""
 _EVERY_S: Final = 1
 
 
 def keep_alive(socket: zmq.Socket[bytes], *, must_take: bool = False) -> None:
-    """Have the connections that are made from now on probe their peer's host when it is silent, and give it up.
+    """Make later connections probe a silent peer's host, and close if it does not answer.
 
-    `must_take`: give up a peer that takes nothing, too. Only where it always reads.
+    `must_take`: also close if the peer reads nothing. Only for peers that always read.
     """
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _EVERY_S)

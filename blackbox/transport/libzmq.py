@@ -1,7 +1,7 @@
 """The libzmq that pyzmq loaded, callable from compiled code.
 
-Every function here takes plain integers: a socket is `zmq.Socket.underlying`, a message is the address of 64 bytes,
-8-byte aligned, that hold a `zmq_msg_t`. As everywhere, a socket belongs to the thread that uses it.
+Every function takes plain integers: a socket is `zmq.Socket.underlying`, a message is the address of 64 bytes, 8-byte
+aligned, that hold a `zmq_msg_t`. A socket belongs to the thread that uses it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from blackbox.native.intrinsics import inner, int32s_at, int64s_at
 from blackbox.native.jit import njit
 from blackbox.native.posix import drain_pipe, external
 
-# The extension module is opened rather than libzmq itself: wherever a platform hides libzmq (bundled, system, static),
+# Open the extension module, not libzmq: its symbols are those that pyzmq was linked with, whether libzmq is bundled,
+# installed or static.
 # the symbols that pyzmq itself was linked with are found through it.
 llvmlite.binding.load_library_permanently(_zmq.__file__)
 
 MESSAGE_BYTES = 64
 EVENTS_SCRATCH_WORDS = 8
-"""int64 words of scratch that `socket_events` and `wait_readable` need from their caller."""
+"""int64 words of scratch for `socket_events` and `wait_readable`."""
 
 POLL_ITEM_BYTES = 16
 
@@ -39,7 +40,7 @@ msg_data = external("zmq_msg_data", _address, _address)
 msg_size = external("zmq_msg_size", _address, _address)
 msg_get = external("zmq_msg_get", _int, _address, _int)
 msg_gets = external("zmq_msg_gets", _address, _address, _address)
-"""`msg_gets(message, name)`: address of a property's text, 0: there is none. Name and text end with a zero byte."""
+"""`msg_gets(message, name)`: address of a property's text; 0: none. Name and text are zero-terminated."""
 msg_more = external("zmq_msg_more", _int, _address)
 msg_copy = external("zmq_msg_copy", _int, _address, _address)
 msg_move = external("zmq_msg_move", _int, _address, _address)
@@ -55,7 +56,7 @@ DONTWAIT = int(zmq.DONTWAIT)
 POLLIN = int(zmq.POLLIN)
 EAGAIN = int(zmq.EAGAIN)
 SRCFD = int(zmq.SRCFD)
-"""Of `msg_get`: the descriptor of the connection that a message came on; -1: on none."""
+"""Property of `msg_get`: descriptor of the connection that a message came on; -1: none."""
 ETERM = int(zmq.ETERM)
 EINTR = errno.EINTR
 _EVENTS = int(zmq.EVENTS)
@@ -63,19 +64,19 @@ _EVENTS = int(zmq.EVENTS)
 
 @inner
 def msg_init_on(message: int, address: int, size: int) -> None:
-    """Make a message of memory that stays where it is, and that nobody frees with the message."""
+    """Initialise a message on memory that outlives it and is not freed with it."""
     _msg_init_data(message, address, size, numpy.int64(0), numpy.int64(0))
 
 
 @inner
 def msg_init_shared(message: int, address: int, size: int, release: int, hint: int) -> int:
-    """Make a message of memory of others: the C function at `release` gets address and hint when its last copy goes."""
+    """Initialise a message on foreign memory; with its last copy the C function at `release` gets address and hint."""
     return _msg_init_data(message, address, size, release, hint)
 
 
 @inner
 def msg_send(message: int, socket: int, flags: int) -> int:
-    """`zmq_msg_send`, again after a signal: half a message would be continued by the next."""
+    """Call `zmq_msg_send`, repeated after a signal: otherwise the next message would continue a partial one."""
     result = _msg_send(message, socket, flags)
     while result < 0 and zmq_errno() == EINTR:
         result = _msg_send(message, socket, flags)
@@ -84,7 +85,7 @@ def msg_send(message: int, socket: int, flags: int) -> int:
 
 @inner
 def msg_recv(message: int, socket: int, flags: int) -> int:
-    """`zmq_msg_recv`, again after a signal."""
+    """Call `zmq_msg_recv`, repeated after a signal."""
     result = _msg_recv(message, socket, flags)
     while result < 0 and zmq_errno() == EINTR:
         result = _msg_recv(message, socket, flags)
@@ -93,7 +94,7 @@ def msg_recv(message: int, socket: int, flags: int) -> int:
 
 @inner
 def socket_events(socket: int, scratch: int) -> int:
-    """ZMQ_EVENTS of a socket; also makes libzmq handle what its I/O thread told it. -1: the context is ending."""
+    """Return ZMQ_EVENTS of a socket, after libzmq has processed its commands; -1: the context is ending."""
     int64s_at(scratch, 2)[1] = 4
     while _getsockopt(socket, _EVENTS, scratch, scratch + 8) != 0:
         if zmq_errno() != EINTR:
@@ -103,9 +104,9 @@ def socket_events(socket: int, scratch: int) -> int:
 
 @inner
 def wait_readable(socket_a: int, socket_b: int, wake_fd: int, timeout_ms: int, scratch: int) -> int:
-    """Sleep until a socket (0: absent) or the wake pipe is readable; drains the pipe. -1: the context is ending.
+    """Sleep until a socket (0: absent) or the wake-up pipe is readable; drain the pipe. -1: the context is ending.
 
-    `socket_b` below 0: the descriptor -1 - `socket_b`; `is_descriptor_readable` then tells whether it is.
+    A negative `socket_b` means the descriptor -1 - `socket_b`; then call `is_descriptor_readable`.
     """
     words, halves = int64s_at(scratch, 8), int32s_at(scratch, 16)
     words[0] = 0
@@ -128,7 +129,7 @@ def wait_readable(socket_a: int, socket_b: int, wake_fd: int, timeout_ms: int, s
 
 @inner
 def poll_items(items: int, count: int, timeout_ms: int) -> int:
-    """Sleep until one of the `zmq_pollitem_t` at an address is ready; return how many. -1: the context is ending."""
+    """Sleep until a `zmq_pollitem_t` at the address is ready; return how many are. -1: the context is ending."""
     ready: int = _zmq_poll(items, count, timeout_ms)
     if ready < 0:
         return -1 if zmq_errno() == ETERM else 0
@@ -137,37 +138,37 @@ def poll_items(items: int, count: int, timeout_ms: int) -> int:
 
 @inner
 def is_item_readable(items: int, place: int) -> bool:
-    """Whether `poll_items` has found this one readable."""
+    """Return True if `poll_items` found this item readable."""
     return int32s_at(items + POLL_ITEM_BYTES * place, 4)[3] >> 16 != 0
 
 
 @inner
 def is_descriptor_readable(scratch: int) -> bool:
-    """Whether `wait_readable` has found the descriptor readable that it was given in place of its second socket."""
+    """Return True if `wait_readable` found the descriptor given as `socket_b` readable."""
     return int32s_at(scratch, 16)[2 * 4 + 3] >> 16 != 0
 
 
 @njit(nogil=True, cache=True)
 def init_messages(first: int, count: int) -> None:
-    """Make `count` empty messages side by side."""
+    """Initialise `count` adjacent empty messages."""
     for number in range(count):
         msg_init(first + MESSAGE_BYTES * number)
 
 
 @njit(nogil=True, cache=True)
 def close_messages(first: int, count: int) -> None:
-    """Release `count` messages side by side. A body's memory goes when its last message has been closed."""
+    """Close `count` adjacent messages. A body is freed with its last message."""
     for number in range(count):
         msg_close(first + MESSAGE_BYTES * number)
 
 
 @njit(nogil=True, cache=True)
 def descriptor_of(message: int) -> int:
-    """Descriptor of the connection that a message came on; -1: on none."""
+    """Return the descriptor of the connection that a message came on; -1: none."""
     return msg_get(message, SRCFD)
 
 
 @njit(nogil=True, cache=True)
 def message_bytes(message: int) -> tuple[int, int]:
-    """Address and size of what a message holds."""
+    """Return the address and size of a message's data."""
     return msg_data(message), msg_size(message)

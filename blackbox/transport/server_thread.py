@@ -1,4 +1,4 @@
-"""A thread that binds a socket, then answers what comes until it is told to end."""
+"""A thread that binds a socket and answers requests until it is stopped."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ from blackbox.transport.wakeup import Pipe
 log = logging.getLogger("blackbox")
 
 _BACKLOG: Final = 4_096
-"""Connections that wait to be taken in: a whole crowd comes at once when who serves it begins again, and whom the
-system turns away tries again seconds later. `net.core.somaxconn` bounds it."""
+"""Pending connections: when a server restarts many clients reconnect at once, and rejected ones wait for seconds.
+`net.core.somaxconn` is the upper limit."""
 
 
 class ServerLife(Life):
-    """Where a server's thread is in its life."""
+    """Stages in the life of a server's thread."""
 
     NEW = "new", "binding", "ended"
-    """It has not begun. BINDING by `start`, ENDED by `end`."""
+    """Created. BINDING by `start`, ENDED by `end`."""
     BINDING = "binding", "serving", "ended"
-    """`start` waits for it. Then it is SERVING; ENDED if it cannot bind."""
+    """`start` waits for it. SERVING once bound; ENDED if it cannot bind."""
     SERVING = "serving", "ending", "ended"
-    """It answers. ENDING by `end`, ENDED by an error."""
+    """It answers requests. ENDING by `end`, ENDED by an error."""
     ENDING = "ending", "ended"
-    """It does what is left to do, then it has ENDED."""
+    """It finishes its work, then it is ENDED."""
     ENDED = "ended"
-    """Nothing follows."""
+    """The last stage."""
 
 
 class ServerThread:
-    """Runs what serves, and tells who starts it whether it could bind.
+    """Runs a server in a thread, and reports to `start` whether it could bind.
 
-    Life: see `ServerLife`. `start` and `end` are for the thread that owns it, the rest for `serve`, which runs in the
-    thread that this starts.
+    Life: see `ServerLife`. `start` and `end` are for the owner's thread, all else for `serve`, which runs in the new
+    thread.
     """
 
     def __init__(self, name: str, what: str, serve: Callable[[], None]) -> None:
-        """`serve` binds, then answers `requests`. `what` it is, for the log."""
+        """`serve` binds, then answers `requests`. `what`: name of the server in the log."""
         self.life = ServerLife.NEW
         self._what, self._serve = what, serve
         self._end = Pipe()
@@ -57,7 +57,7 @@ class ServerThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Return once it is bound. Raises what kept it from that, and LimitError."""
+        """Start the thread and return once it has bound. Raises the error of binding, and LimitError."""
         self._enter(ServerLife.BINDING)
         try:
             start_thread(self._thread)
@@ -67,7 +67,7 @@ class ServerThread:
         result_of(self._bound)
 
     def end(self, timeout: float | None = None) -> bool:
-        """Have it end, and wait for that; return whether it has, within `timeout` seconds. Again is fine."""
+        """Stop the thread; return True if it has ended within `timeout` seconds. A second call does nothing."""
         if self.life is ServerLife.NEW:
             self._enter(ServerLife.ENDED)
         self._end.poke()
@@ -76,15 +76,15 @@ class ServerThread:
         return not self._thread.is_alive()
 
     def requests(self, socket: zmq.Socket[bytes]) -> Iterator[list[bytes]]:
-        """Say that the socket is bound; yield what comes, until the thread is told to end."""
+        """Report the socket as bound; yield requests until the thread is stopped."""
         return ([frame.bytes for frame in frames] for frames in self.frames(socket))
 
     def frames(
         self, socket: zmq.Socket[bytes], left_s: Callable[[], float | None] = lambda: None
     ) -> Iterator[list[zmq.Frame]]:
-        """As `requests`, with what libzmq knows of who sent it.
+        """Yield the same as `requests`, but as frames with libzmq's metadata about the sender.
 
-        `left_s`: for how many seconds to wait, None: as long as it takes. If nothing comes, it yields no frames.
+        `left_s`: seconds to wait, None: no limit. After the timeout it yields no frames.
         """
         self.begin()
         poller = self.watch(socket)
@@ -93,7 +93,7 @@ class ServerThread:
         self.begin_to_end()
 
     def begin(self) -> None:
-        """Say that all is bound."""
+        """Report that everything is bound."""
         self._enter(ServerLife.SERVING)
         self._bound.set_result(None)
 
@@ -105,32 +105,32 @@ class ServerThread:
         return poller
 
     def poll(self, poller: zmq.Poller, timeout_s: float | None = None) -> list[Any] | None:
-        """Wait until something comes; return the sockets that have it, none after the timeout. None: it is to end."""
+        """Wait for requests; return the readable sockets, empty after the timeout. None: stop."""
         ready = [each for each, _ in poller.poll(None if timeout_s is None else max(0, math.ceil(1e3 * timeout_s)))]
         return None if self._end.reader in ready else ready
 
     def begin_to_end(self) -> None:
-        """Note that it does what is left to do."""
+        """Note that the remaining work is being finished."""
         self._enter(ServerLife.ENDING)
 
     def _enter(self, life: ServerLife) -> None:
-        """Go on to `life`. Raises RuntimeError when it may not follow."""
+        """Enter `life`. Raises RuntimeError if it cannot follow the current stage."""
         self.life = self.life.enter(life, self._what)
 
     def _run(self) -> None:
         try:
             self._serve()
-        except BaseException as error:  # `start` waits for this thread, and must not wait for ever
+        except BaseException as error:  # `start` waits for this thread and must not wait for ever
             if self.life is ServerLife.BINDING:
                 self._bound.set_exception(error)
             else:
                 log.exception("%s failed", self._what)
         self._enter(ServerLife.ENDED)
-        del self._serve  # it leads back to the owner: without the circle the pipe goes with that
+        del self._serve  # breaks the reference cycle with the owner, so that the pipe is closed with it
 
 
 def receive(socket: zmq.Socket[Any], flags: int = 0) -> list[zmq.Frame]:
-    """Do as `recv_multipart`, which takes longer: it asks the socket, in place of each frame, for more."""
+    """Receive a message like `recv_multipart`, but faster: it asks each frame for more instead of the socket."""
     frames = [socket.recv(flags, copy=False)]
     while frames[-1].more:
         frames.append(socket.recv(flags, copy=False))
@@ -138,15 +138,15 @@ def receive(socket: zmq.Socket[Any], flags: int = 0) -> list[zmq.Frame]:
 
 
 def bind(socket: zmq.Socket[Any], endpoint: str, what: str) -> None:
-    """Bind a socket. Raises EndpointError, which says `what` the endpoint is."""
+    """Bind a socket. Raises EndpointError naming `what` the endpoint is."""
     socket.backlog = _BACKLOG
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
         if error.errno in (errno.ENODEV, errno.EADDRNOTAVAIL):
             why = (
-                "could not be bound: its host is unknown, or no address of this machine; if others reach it there, "
-                "`bind` of the feed file says where to bind"
+                "could not be bound: its host is unknown or not an address of this machine; if peers use another "
+                "address, set `bind` in the feed file"
             )
         else:
             why = "is in use" if error.errno == zmq.EADDRINUSE else f"could not be bound: {error.strerror}"

@@ -1,4 +1,4 @@
-"""The subscriber's side of shared memory: take blocks where they lie, and give their places back."""
+"""The subscriber's side of shared memory: read blocks in place, and release their places."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ from blackbox.transport.wakeup import Pipe
 log = logging.getLogger("blackbox")
 
 _ANSWER_S = 1.0
-"""How long a publisher may take to answer; one that is stopped does not."""
+"""Longest wait for a publisher's answer, in seconds; a stopped publisher does not answer."""
 _SOCKET_EVERY: Final = 8
-"""Blocks taken from memory between two looks at the sockets."""
+"""Blocks taken from memory between two checks of the sockets."""
 _TRIES: Final = 5
-"""Control blocks to wait for shared memory where there was some: the first may be of the publisher that is gone."""
+"""Control blocks to wait for shared memory that was there before: the first may be of the old publisher."""
 _GONE: Final = (1 << 63) - 1
 _RECORD_BYTES: Final = 4096
-"""Room, and alignment, of a ReaderState: the lower bits of its address take the number of a place."""
+"""Size and alignment of a ReaderState: the lower bits of its address can hold the number of a place."""
 assert PLACES <= _RECORD_BYTES
 
 _munmap = external("munmap", types.int32, types.int64, types.int64)
@@ -85,37 +85,37 @@ _shutdown = external("shutdown", types.int32, types.int32, types.int32)
 
 
 class ReaderState(SharedRecord):
-    """What a reader knows, in memory of its own that goes with the last message whose body lies in a place."""
+    """State of a reader, in its own memory, freed with the last message that uses a place."""
 
     references = Field()
-    """One for each place that it keeps, and one until it is closed: who takes the last one off gives all back."""
+    """One per pinned place, plus one until `close`; the memory is freed at 0."""
     memory = Field()
-    """Where the publisher's memory is mapped, to be read alone."""
+    """Address of the publisher's memory, mapped read-only."""
     memory_bytes = Field()
     slot = Field()
-    """Where the page of its slot is mapped, to be written."""
+    """Address of the page of its slot, mapped for writing."""
     page_bytes = Field()
     kept_most = Field()
-    """Places that it may keep: a body beyond is copied."""
+    """Places that it may pin; further bodies are copied."""
     connection = Field()
-    """Descriptors to be closed at the end: of the connection, and both ends of the publisher's bell."""
+    """Descriptors to close at the end: the connection, and both ends of the publisher's bell."""
     bell_reader = Field()
     bell = Field()
     release = Field()
-    """The C function that gives a place back."""
+    """Address of the C function that releases a place."""
     cursor = Field(own_line=True)
-    """The position of the next block to take."""
+    """Position of the next block to take."""
     copied = Field()
-    """Bodies copied, as too many places were kept."""
+    """Bodies copied because too many places were pinned."""
     frames = Field()
-    """Frames of what came on a socket, and waits until the blocks before it are taken."""
+    """Frames received on a socket that wait until earlier blocks are taken."""
     frames_after = Field()
-    """The position to which they are to be taken."""
+    """Position up to which these blocks must be taken first."""
     turn = Field()
     is_over = Field()
-    """1 once the publisher has gone."""
+    """1 once the publisher has ended."""
     descriptor = Fields(DESCRIPTOR_BYTES // 8, own_line=True)
-    """A copy of that of the block at hand."""
+    """Copy of the current block's descriptor."""
 
 
 assert ReaderState.dtype.itemsize <= _RECORD_BYTES
@@ -125,7 +125,7 @@ _REFERENCES_AT: Final = 8 * ReaderState.references.start
 
 
 class ReaderAt(NamedTuple):
-    """Where a reader is, for compiled code. `state` is 0: there is none."""
+    """Addresses of a reader, for compiled code. `state` 0: none."""
 
     state: int
     layout: Layout
@@ -142,11 +142,11 @@ def _unpin(state: ReaderState, place: int) -> None:
 
 
 @inner
-def _let_go(address: int) -> None:
-    """Take a reference off; without any left, give memory and descriptors back."""
+def _drop_reference(address: int) -> None:
+    """Remove a reference; free memory and descriptors with the last one."""
     if fetch_add(address + _REFERENCES_AT, -1) == 1:
         state = reader_state_at(address)
-        _shutdown(state.connection, numpy.int64(socket.SHUT_RDWR))  # a process that was forked may have it, too
+        _shutdown(state.connection, numpy.int64(socket.SHUT_RDWR))  # a forked process may have inherited it
         _close(state.connection)
         _close(state.bell_reader)
         _close(state.bell)
@@ -156,31 +156,31 @@ def _let_go(address: int) -> None:
 
 
 def _release(_body: int, hint: int) -> None:
-    """Give a place back: libzmq calls this when the last copy of a message goes, in whatever thread that happens.
+    """Release a place: libzmq calls this in any thread when the last copy of a message is closed.
 
-    Not in a process that was forked, whose copies go while this one still reads: there the record is empty.
+    Does nothing in a forked child, which closes its copies while the parent still reads: its record is zeroed.
     """
     address = hint & -_RECORD_BYTES
     if load_acquire(address + _REFERENCES_AT) == 0:
         return
     _unpin(reader_state_at(address), hint & (_RECORD_BYTES - 1))
-    _let_go(address)
+    _drop_reference(address)
 
 
 _released: Any = cfunc(types.void(types.int64, types.int64), nogil=True, cache=True)(_release)
-"""Whose address libzmq calls: it stays for as long as this process does."""
+"""The callback whose address libzmq calls; it must live as long as the process."""
 
 
 @njit(nogil=True, cache=True)
 def _close_reader(address: int) -> None:
-    _let_go(address)
+    _drop_reference(address)
 
 
 @inner
 def _advance(state: ReaderState, cursor: int) -> None:
     state.cursor = cursor
     store_shared(slot_at(state.slot), "cursor", cursor)
-    fence()  # the publisher says that it waits and then looks once more who has taken what
+    fence()  # the publisher sets `waiting`, then checks the cursors again
     waiting = load_shared(head_at(state.memory), "waiting")
     if waiting != 0 and cursor >= waiting:
         poke(state.bell, state.memory)
@@ -188,7 +188,7 @@ def _advance(state: ReaderState, cursor: int) -> None:
 
 @inner
 def _pin(at: ReaderAt, position: int) -> bool:
-    """Take hold of the place of the descriptor that was copied. False: its block is not there any more."""
+    """Pin the place of the copied descriptor. Return False if its block was overwritten."""
     state = reader_state_at(at.state)
     copy = descriptor_at(at.state + _DESCRIPTOR_AT)
     place = copy.place
@@ -196,7 +196,7 @@ def _pin(at: ReaderAt, position: int) -> bool:
     if not sane or copy.body_bytes < 0 or copy.body_bytes > place_room(at.layout, place):
         return False
     fetch_or(state.slot + PINS_AT + 8 * (place >> 6), bit_of(place))
-    fence()  # the publisher takes a place away and then looks who has pinned it
+    fence()  # the publisher invalidates a place, then checks the pins
     if load_acquire(state.memory + PLACE_POSITIONS_AT + 8 * place) == position:
         return True
     _unpin(state, place)
@@ -205,7 +205,7 @@ def _pin(at: ReaderAt, position: int) -> bool:
 
 @inner
 def _find(at: ReaderAt, keys: Trie) -> bool:
-    """Go on to the next block whose key is wanted and that is still there, and pin it. False: there is none."""
+    """Advance to the next available block with a subscribed key and pin it; return False if no block is available."""
     state = reader_state_at(at.state)
     tail = load_shared(head_at(state.memory), "tail")
     cursor = max(state.cursor, tail - DESCRIPTORS)
@@ -229,10 +229,10 @@ def _find(at: ReaderAt, keys: Trie) -> bool:
 
 @inner
 def take_block(at: ReaderAt, keys: Trie, key_message: int, header_message: int, body_message: int) -> int:
-    """Take the next block, if there is one, as three messages: 3; 0: there is none; -1: no memory.
+    """Take the next block as three messages. Return 3; 0 if no block is available, -1 if out of memory.
 
-    Key and header are valid until the next is taken, the body as long as its message. What was overwritten is passed
-    over: its sequence numbers are then missing.
+    Key and header are valid until the next call, the body as long as its message. Overwritten blocks are skipped; their
+    sequences are then missing.
     """
     if not _find(at, keys):
         return 0
@@ -264,13 +264,13 @@ def take_block(at: ReaderAt, keys: Trie, key_message: int, header_message: int, 
 
 @inner
 def receive_from_socket(socket: int, first: int) -> Any:
-    """Receive one block into three messages; returns its frames, 0 when there is none, -1 when libzmq failed."""
+    """Receive one block into three messages; return its number of frames, 0 if no block is available, -1 on error."""
     message = first
     if msg_recv(message, socket, DONTWAIT) < 0:
         return 0 if zmq_errno() == EAGAIN else -1
     frames = 1
     while msg_more(message):
-        # Frames behind the third overwrite it: the caller refuses the block.
+        # Further frames overwrite the third: the caller rejects the block.
         message = first + min(frames, 2) * MESSAGE_BYTES
         if msg_recv(message, socket, DONTWAIT) < 0:
             return -1
@@ -280,9 +280,9 @@ def receive_from_socket(socket: int, first: int) -> Any:
 
 @inner
 def receive_both(at: ReaderAt, keys: Trie, socket: int, first: int, waiting: int) -> Any:
-    """As `receive_from_socket`, where data lies in shared memory. `waiting`: three more messages.
+    """Do the same as `receive_from_socket`, for data in shared memory. `waiting`: address of three more messages.
 
-    What comes on a socket was sent after all that had been written to memory by then: it waits until that is taken.
+    A block from a socket was sent after all blocks then in memory: it waits until those are taken.
     """
     state = reader_state_at(at.state)
     if state.frames == 0 and (state.turn % _SOCKET_EVERY == 0 or written(at) == state.cursor):
@@ -305,30 +305,30 @@ def receive_both(at: ReaderAt, keys: Trie, socket: int, first: int, waiting: int
 
 @inner
 def connection_of(at: ReaderAt) -> int:
-    """The descriptor that becomes readable when the publisher goes."""
+    """Return the descriptor that becomes readable when the publisher ends."""
     connection: int = reader_state_at(at.state).connection
     return connection
 
 
 @inner
 def written(at: ReaderAt) -> int:
-    """How many blocks there were so far."""
+    """Return the number of blocks written so far."""
     tail: int = load_shared(head_at(reader_state_at(at.state).memory), "tail")
     return tail
 
 
 @inner
 def may_sleep(at: ReaderAt) -> Any:
-    """Ask for the bell to be rung; False: a block has come meanwhile."""
+    """Request a ring of the bell; return False if a block has arrived meanwhile."""
     state = reader_state_at(at.state)
     store_shared(slot_at(state.slot), "sleeping", 1)
-    fence()  # the publisher writes a block and then looks who sleeps
+    fence()  # the publisher writes a block, then checks which readers sleep
     return written(at) == state.cursor
 
 
 @inner
 def wake_up(at: ReaderAt) -> None:
-    """Ask for the bell no more."""
+    """Cancel the request of `may_sleep`."""
     store_shared(slot_at(reader_state_at(at.state).slot), "sleeping", 0)
 
 
@@ -339,11 +339,11 @@ _libc.mmap.argtypes = (ctypes.c_int64, ctypes.c_int64, *[ctypes.c_int] * 3, ctyp
 _libc.munmap.argtypes = (ctypes.c_int64, ctypes.c_int64)
 _libc.madvise.argtypes = (ctypes.c_int64, ctypes.c_int64, ctypes.c_int)
 _WIPE_ON_FORK: Final = 18
-"""MADV_WIPEONFORK, which Python does not know."""
+"""MADV_WIPEONFORK, missing in Python's mmap."""
 
 
 def _map(fd: int, size: int, access: int, start: int) -> int:
-    """Map memory that Python does not unmap: messages may need it for longer. -1: memory of no file."""
+    """Map memory that Python must not unmap, since messages may outlive the reader. -1: anonymous memory."""
     how = mmap.MAP_SHARED if fd >= 0 else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     address: int = _libc.mmap(0, size, access, how, fd, start)
     if address == -1:
@@ -356,10 +356,10 @@ def _array_at(address: int, size: int) -> NDArray[numpy.uint8]:
 
 
 class SharedReader:
-    """A slot in a publisher's memory. Used by one thread; messages taken from it may go in any."""
+    """A slot in a publisher's memory. Used by one thread; messages taken from it may be closed in any."""
 
     def __init__(self, peer: Peer, layout: Layout, fds: list[int], slot: int, kept: int) -> None:
-        """Map the memory. Takes the connection and the descriptors over, unless it raises OSError."""
+        """Map the memory. Takes ownership of the connection and the descriptors, unless it raises OSError."""
         memory_fd, bell_reader, bell = fds
         start = layout.slots + slot * layout.page_bytes
         mapped: list[tuple[int, int]] = []
@@ -369,7 +369,7 @@ class SharedReader:
             own = _map(-1, _RECORD_BYTES, _TO_WRITE, 0)
             mapped.append((own, _RECORD_BYTES))
             if _libc.madvise(own, _RECORD_BYTES, _WIPE_ON_FORK) != 0:
-                raise OSError(ctypes.get_errno(), "memory that processes do not inherit could not be had")
+                raise OSError(ctypes.get_errno(), "memory that forked processes do not inherit could not be allocated")
         except OSError:
             for address, size in mapped:
                 _libc.munmap(address, size)
@@ -387,17 +387,17 @@ class SharedReader:
         self.at = ReaderAt(own, layout)
 
     def has_more(self) -> bool:
-        """Whether there are blocks to take, or something that came on a socket waits until they are."""
+        """Return True if blocks, or a message from a socket that waits for them, are available."""
         written = Head(_array_at(self.state.memory, Head.dtype.itemsize)).tail
         return bool(self.state.frames or self.state.cursor < written)
 
     def is_gone(self) -> bool:
-        """Whether the publisher has ended."""
+        """Return True if the publisher has ended."""
         watched = [fd for fd in (self.state.connection, self._peer.watch) if fd >= 0]
         return bool(self.state.is_over) or is_any_readable(watched)
 
     def close(self) -> None:
-        """Take no more blocks. Bodies that are still kept stay where they are until they are let go."""
+        """Stop taking blocks. Bodies in use stay valid until their messages are closed."""
         self._peer.close_watch()
         Slot(_array_at(self.state.slot, Slot.dtype.itemsize)).cursor = _GONE
         _close_reader(self.at.state)
@@ -407,11 +407,11 @@ def attach(name: str, bell: Pipe) -> SharedReader:
     """Become a reader of a publisher of this user on this host.
 
     Raises:
-        ConnectionRefusedError: there is none now.
-        OSError: it does not take this process; or this is no Linux.
+        ConnectionRefusedError: there is no publisher now.
+        OSError: it rejects this process, or this system is not Linux.
     """
     if not is_supported():
-        raise OSError("no shared memory: this system is no Linux")
+        raise OSError("no shared memory: this system is not Linux")
     connection, fds = open_socket(), list[int]()
     peer: Peer | None = None
     try:
@@ -423,13 +423,13 @@ def attach(name: str, bell: Pipe) -> SharedReader:
         socket.send_fds(connection, [HELLO.pack(MAGIC)], [bell.reader, bell.writer])
         said, fds, *_ = socket.recv_fds(connection, WELCOME.size, 3, socket.MSG_CMSG_CLOEXEC)
         if len(said) != WELCOME.size or len(fds) != 3:
-            raise OSError(f"no shared memory: {name} has no slot for another reader")
+            raise OSError(f"no shared memory: {name} has no free slot")
         magic, page_bytes, small_bytes, slot, kept = WELCOME.unpack(said)
         if magic != MAGIC or page_bytes != mmap.PAGESIZE or small_bytes <= 0 or not 0 <= slot < READERS:
-            raise OSError(f"no shared memory: {name} has another version of it")
+            raise OSError(f"no shared memory: {name} has another version")
         layout = layout_of(page_bytes, small_bytes)
         if not is_memory(fds[0], layout):
-            raise OSError(f"no shared memory: that of {name} has another size, or could be cut")
+            raise OSError(f"no shared memory: the memory of {name} has another size, or can be truncated")
         return SharedReader(peer, layout, fds, slot, kept)
     except BaseException:
         connection.close()
@@ -441,60 +441,63 @@ def attach(name: str, bell: Pipe) -> SharedReader:
 
 
 class SharedSource:
-    """What a slice reads of its publisher's shared memory, if it does: decided anew with each publisher.
+    """A slice's source of shared memory, chosen for each publisher.
 
-    `is_asked`: data is asked for in memory, and not on sockets, where it would come twice. Without a publisher it is
-    decided when one is heard.
+    `is_asked`: data is subscribed to in memory and not on sockets, which would duplicate it. Before the first publisher
+    answers, the choice is open.
     """
 
     def __init__(self, name: str, bell: Pipe, what: str) -> None:
-        """`name` of the memory; empty: there is none. `bell` is rung by who writes it. `what` reads, for the log."""
+        """`name` of the memory; empty: none. The publisher rings `bell`. `what`: name of the reader in the log."""
         self._name, self._bell, self._what = name, bell, what
         self._reader: SharedReader | None = None
         self._tries_left = 1 if name else 0
 
     @property
     def at(self) -> ReaderAt:
-        """Where data is read."""
+        """Reader of the current memory."""
         return NO_READER if self._reader is None else self._reader.at
 
     @property
     def is_asked(self) -> bool:
-        """Whether data is asked for in memory."""
+        """True if data is subscribed to in memory."""
         return self._tries_left > 0
 
     @property
     def is_open(self) -> bool:
-        """Whether it is asked for there, and no publisher's memory is read."""
+        """True if memory is subscribed to but no publisher's memory is mapped."""
         return self.is_asked and self._reader is None
 
     def attach(self) -> bool:
-        """Attach to the memory of the publisher that is there; return whether there is one that takes us."""
+        """Attach to the current publisher's memory; return True on success."""
         try:
             self._reader = attach(self._name, self._bell)
         except ConnectionRefusedError:
             return False
         except OSError as error:
-            log.info("%s: data comes on sockets: %s", self._what, error)
+            log.info("%s: data is read from sockets: %s", self._what, error)
             self._tries_left = 0
             return False
         self._tries_left = _TRIES
         return True
 
     def decide(self) -> bool:
-        """Attach to the memory of the publisher just heard, and return whether that is done; at last use sockets."""
+        """Attach to the memory of a publisher just heard; return True on success.
+
+        Falls back to sockets after some tries.
+        """
         self._tries_left -= 1
         return self.attach()
 
     def leave_gone(self) -> bool:
-        """Detach from a publisher that has gone, once all its blocks are taken; return whether it was so."""
+        """Detach from a publisher that has ended, once all its blocks are taken; return True if detached."""
         if self._reader is None or not self._reader.is_gone() or self._reader.has_more():
             return False
         self.close()
         return True
 
     def close(self) -> None:
-        """Give shared memory back."""
+        """Detach from shared memory."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None

@@ -1,4 +1,4 @@
-"""The publisher's side of shared memory: a place for each body, and a list of who reads."""
+"""The publisher's side of shared memory: places for bodies, and the list of readers."""
 
 from __future__ import annotations
 
@@ -56,56 +56,58 @@ from blackbox.transport.wakeup import Pipe
 
 NO_PLACE: Final = -1
 _LARGE_BITS: Final = numpy.int64(-1 << (64 - LARGE_PLACES))
-"""The large places, in the last word of a bitmap."""
+"""Bits of the large places in the last word of a bitmap."""
 OFFERED: Final = 16
-"""Blocks that may be encoded ahead in places of their own: as many as fill up before a sender that is behind. What is
-encoded elsewhere is copied by the sender, who has it in another core's cache."""
+"""Blocks that may be encoded ahead directly into places, enough to fill up behind a slow sender.
+
+Blocks encoded elsewhere are copied by the sender, from another core's cache.
+"""
 assert MOST_WAITING + MOST_PINNED + READERS + OFFERED <= SMALL_PLACES
 _WAIT_MS: Final = numpy.int64(20)
 _NO: Final = numpy.int64(0)
 _PATIENCE_S: Final = 1.0
-"""How long somebody who has connected may take to say who it is."""
+"""Seconds that a new connection may take to send HELLO."""
 
 
 class WriterState(SharedRecord):
-    """What the publisher knows of its memory. Readers cannot write it."""
+    """State of the publisher's memory. Readers cannot write it."""
 
     memory = Field()
-    """Its address."""
+    """Address of the memory."""
     places = Field()
     """Address of the small places."""
     following = Field()
-    """The position of the next block."""
+    """Position of the next block."""
     kept_from = Field()
-    """The first position whose place is not known to be free of readers that have yet to take it."""
+    """First position whose place may still be awaited by a reader."""
     most_waiting = Field()
-    """Blocks that may wait for a reader."""
+    """Most blocks that may wait for a reader."""
     waits = Field()
-    """1: wait for the slowest reader, 0: let it lose blocks."""
+    """1: wait for the slowest reader; 0: let it lose blocks."""
     idle = Fields(PIN_WORDS)
-    """A bit for each place whose block nobody has yet to take."""
+    """One bit per place whose block no reader has yet to take."""
     place_of = Fields(DESCRIPTORS)
-    """Of each of the last positions the place."""
+    """Place of each of the last positions."""
     readers = Field(own_line=True)
-    """How many there are."""
+    """Number of readers."""
     slots_used = Field()
-    """Slots from this one on were never used."""
+    """Slots from this one on are unused so far."""
     live = Fields(READERS)
-    """1 for each slot whose reader is there; written by the thread that meets readers."""
+    """1 for each slot with a reader; written by the thread that accepts readers."""
     bells = Fields(READERS)
-    """What to write to, to wake each reader."""
+    """Descriptor of each reader's bell."""
     ringing = Field(own_line=True)
-    """1 while bells are rung: none may be closed."""
+    """1 while bells are rung: no bell may be closed."""
     offered = Fields(OFFERED)
-    """Places for who encodes blocks before the writer gets them; after the last comes the first."""
+    """Places offered to the thread that encodes blocks for the writer; a ring."""
     offered_to = Field(own_line=True)
-    """How many were offered so far; written by the writer."""
+    """Places offered so far; written by the writer."""
     offered_from = Field(own_line=True)
-    """How many of these were accepted; written by who encodes."""
+    """Places accepted so far; written by the encoding thread."""
 
 
 class WriterAt(NamedTuple):
-    """Where a writer is, for compiled code. `state` is 0: there is no shared memory."""
+    """Addresses of a writer, for compiled code. `state` 0: no shared memory."""
 
     state: int
     layout: Layout
@@ -122,7 +124,7 @@ def _slot(at: WriterAt, number: int) -> Any:
 
 @inner
 def _pinned(at: WriterAt, word: int) -> Any:
-    """The places of one word of the bitmap that readers keep."""
+    """Return the places pinned by readers in one word of the bitmap."""
     state = writer_state_at(at.state)
     pinned = numpy.int64(0)
     for number in range(state.slots_used):
@@ -132,8 +134,8 @@ def _pinned(at: WriterAt, word: int) -> Any:
 
 
 @inner
-def _let_go(at: WriterAt) -> None:
-    """Note as idle the places of blocks that all readers have taken, or that no reader is waited for any more."""
+def _mark_idle(at: WriterAt) -> None:
+    """Mark the places as idle whose blocks all readers have taken, or that no longer wait for a reader."""
     state = writer_state_at(at.state)
     oldest: Any = state.following
     for number in range(state.slots_used):
@@ -149,17 +151,17 @@ def _let_go(at: WriterAt) -> None:
 
 @inner
 def has_room(at: WriterAt) -> Any:
-    """Whether no reader is too far behind for one more block."""
+    """Return True if every reader has room for one more block."""
     state = writer_state_at(at.state)
-    _let_go(at)
+    _mark_idle(at)
     return state.following - state.kept_from < state.most_waiting
 
 
 @inner
 def claim_place(at: WriterAt, body_bytes: int) -> Any:
-    """Take the first place that nobody reads, and let no reader begin to; NO_PLACE: there is none now."""
+    """Claim the first place that no reader uses; NO_PLACE: none is free now."""
     state = writer_state_at(at.state)
-    _let_go(at)
+    _mark_idle(at)
     large = body_bytes > at.layout.small_bytes
     for word in range(PIN_WORDS - 1 if large else 0, PIN_WORDS):
         free: Any = state.idle[word]
@@ -171,7 +173,7 @@ def claim_place(at: WriterAt, body_bytes: int) -> Any:
             bit = free & -free
             place = 64 * word + lowest_bit(free)
             store_release(state.memory + PLACE_POSITIONS_AT + 8 * place, -1)
-            fence()  # a reader pins a place and then looks whether its block is still there
+            fence()  # a reader pins a place, then checks its block
             if _pinned(at, word) & bit == 0:
                 state.idle[word] &= ~bit
                 return place
@@ -181,7 +183,7 @@ def claim_place(at: WriterAt, body_bytes: int) -> Any:
 
 @inner
 def find_place(at: WriterAt, own: int, body_bytes: int) -> Any:
-    """Return a place for a body, its own if it lies in one; NO_PLACE: there is no room now."""
+    """Return a place for a body, or its own if it is in one; NO_PLACE: there is no room now."""
     if not has_room(at):
         return NO_PLACE
     return claim_place(at, body_bytes) if own == NO_PLACE else own
@@ -189,7 +191,7 @@ def find_place(at: WriterAt, own: int, body_bytes: int) -> Any:
 
 @inner
 def await_place(at: WriterAt, own: int, body_bytes: int, wake_fd: int, scratch: int) -> Any:
-    """As `find_place`, behind a moment in which slow readers may leave a place."""
+    """Do the same as `find_place`, after a moment for slow readers to release a place."""
     begin_to_wait(at)
     place = find_place(at, own, body_bytes)
     if place == NO_PLACE:
@@ -201,26 +203,26 @@ def await_place(at: WriterAt, own: int, body_bytes: int, wake_fd: int, scratch: 
 
 @inner
 def place_address(at: WriterAt, place: int) -> Any:
-    """Where the body of a claimed place is to be written."""
+    """Return the address of a claimed place."""
     return writer_state_at(at.state).memory + place_offset(at.layout, place)
 
 
 @inner
 def place_of(at: WriterAt, body: int) -> Any:
-    """The place that a body lies in; NO_PLACE: it lies elsewhere."""
+    """Return the place that a body is in; NO_PLACE: none."""
     offset = body - writer_state_at(at.state).places
     return offset // at.layout.small_bytes if 0 <= offset < SMALL_PLACES * at.layout.small_bytes else NO_PLACE
 
 
 @inner
 def give_back(at: WriterAt, place: int) -> None:
-    """Publish nothing in a place that was claimed."""
+    """Return a claimed place without publishing a block."""
     writer_state_at(at.state).idle[place >> 6] |= bit_of(place)
 
 
 @inner
 def offer_places(at: WriterAt) -> None:
-    """Claim places for who encodes the next blocks."""
+    """Claim places for the thread that encodes the next blocks."""
     state = writer_state_at(at.state)
     accepted = load_shared(state, "offered_from")
     while state.offered_to - accepted < OFFERED:
@@ -233,7 +235,7 @@ def offer_places(at: WriterAt) -> None:
 
 @inner
 def offered_place(at: WriterAt, body_bytes: int) -> Any:
-    """The address of a place to encode a body in; 0: none is offered. For one thread at a time."""
+    """Return the address of an offered place for a body; 0: none. One thread at a time."""
     if at.state == 0:
         return numpy.int64(0)
     state = writer_state_at(at.state)
@@ -244,14 +246,14 @@ def offered_place(at: WriterAt, body_bytes: int) -> Any:
 
 @inner
 def accept_place(at: WriterAt) -> None:
-    """Take the place that was offered: a block in it goes to the writer."""
+    """Accept the offered place: the block in it goes to the writer."""
     state = writer_state_at(at.state)
     store_shared(state, "offered_from", state.offered_from + 1)
 
 
 @inner
 def publish_place(at: WriterAt, place: int, body_bytes: int, key: int, key_bytes: int, header: int) -> None:
-    """Let readers take the block whose body was written to a claimed place."""
+    """Publish a block with its body in a claimed place."""
     state = writer_state_at(at.state)
     position = state.following
     slot = position % DESCRIPTORS
@@ -273,10 +275,10 @@ def publish_place(at: WriterAt, place: int, body_bytes: int, key: int, key_bytes
 
 @inner
 def ring_bells(at: WriterAt, scratch: int) -> None:
-    """Wake the readers that sleep."""
+    """Wake the sleeping readers."""
     state = writer_state_at(at.state)
     store_shared(state, "ringing", 1)
-    fence()  # a reader says that it sleeps and then looks once more whether a block has come
+    fence()  # a reader sets `sleeping`, then checks again for a block
     for number in range(state.slots_used):
         if state.live[number] != 0:
             slot = slot_at(_slot(at, number))
@@ -288,22 +290,22 @@ def ring_bells(at: WriterAt, scratch: int) -> None:
 
 @inner
 def has_readers(at: WriterAt) -> bool:
-    """Whether anybody reads what is written."""
+    """Return True if there are readers."""
     return at.state != 0 and load_shared(writer_state_at(at.state), "readers") != 0
 
 
 @inner
 def begin_to_wait(at: WriterAt) -> None:
-    """Ask readers to ring: when half of what waits for them is taken, or when they give a place back."""
+    """Request a ring from readers: when half of the waiting blocks are taken, or when a place is released."""
     state = writer_state_at(at.state)
     waiting = -1 if has_room(at) else max(1, state.following - state.most_waiting // 2)
     store_shared(head_at(state.memory), "waiting", waiting)
-    fence()  # readers move on and then look whether they are waited for
+    fence()  # readers advance, then check `waiting`
 
 
 @inner
 def end_waiting(at: WriterAt) -> None:
-    """Ask readers to ring no more."""
+    """Cancel the request of `begin_to_wait`."""
     store_shared(head_at(writer_state_at(at.state).memory), "waiting", 0)
 
 
@@ -313,7 +315,7 @@ def _fence() -> None:
 
 
 class _Reader:
-    """A connection: who is at its other end, and the slot and bell that it has once it has said hello."""
+    """A connection from a reader: its peer and, after HELLO, its slot and bell."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
@@ -324,17 +326,17 @@ class _Reader:
 
 
 class SharedWriter:
-    """The shared memory of one slice, and those who read it.
+    """Shared memory of one slice, and its readers.
 
-    Made and closed by the sender's thread, which writes blocks. Another thread meets readers: whenever one of
-    `descriptors` is readable it calls `attend`. `wake_pipe` is what readers ring when the publisher waits.
+    Created and closed by the sender's thread, which writes blocks. Another thread accepts readers: it calls `attend`
+    whenever one of `descriptors` is readable. Readers ring `wake_pipe` when the publisher waits.
     """
 
     def __init__(self, name: str, what: str, block_bytes: int, wait: bool, hwm_blocks: int, wake_pipe: Pipe) -> None:
-        """Take the name. Raises EndpointError naming `what`, if another process has it, and LimitError."""
+        """Bind the name. Raises EndpointError naming `what` if another process has it, and LimitError."""
         self._socket = open_socket()
         self._readers: dict[int, _Reader] = {}
-        """By each descriptor that is watched for it."""
+        """Readers by each of their watched descriptors."""
         self._is_paused = False
         self._old_bells: list[int] = []
         self._wake_pipe = wake_pipe
@@ -353,8 +355,8 @@ class SharedWriter:
         except (OSError, ValueError) as error:
             self.close()
             raise LimitError(
-                f"{what}: {layout.end >> 20} MiB of shared memory could not be had: {error} (RLIMIT_AS, ulimit -v; "
-                "RLIMIT_FSIZE, ulimit -f)"
+                f"{what}: {layout.end >> 20} MiB of shared memory could not be allocated: {error} (RLIMIT_AS, ulimit "
+                "-v; RLIMIT_FSIZE, ulimit -f)"
             ) from error
         self._socket.listen(READERS)
         address = numpy.frombuffer(self._memory, numpy.uint8, 1).ctypes.data
@@ -370,11 +372,11 @@ class SharedWriter:
 
     @property
     def descriptors(self) -> list[int]:
-        """What to watch."""
+        """Descriptors to watch."""
         return [] if self._is_paused else [self._socket.fileno(), *self._readers]
 
     def attend(self, readable: list[int]) -> None:
-        """Meet those who knock, and forget those who have gone; call it every now and then with an empty list."""
+        """Accept new readers and remove ended ones; also call it periodically with an empty list."""
         self._is_paused = False
         self._close_bells()
         for fd in readable:
@@ -391,7 +393,7 @@ class SharedWriter:
         try:
             connection, _ = self._socket.accept()
         except OSError:
-            self._is_paused = True  # no descriptor is free: the next look may find one
+            self._is_paused = True  # out of descriptors: a later call may find one
             return
         connection.setblocking(False)
         reader = _Reader(Peer(connection))
@@ -415,7 +417,7 @@ class SharedWriter:
         self._welcome(reader)
 
     def _welcome(self, reader: _Reader) -> None:
-        """Give a reader a slot that is free: it reads what comes from now on."""
+        """Give a reader a free slot: it reads the blocks written from now on."""
         slot = list(self.state.live).index(0)
         kept = min(MOST_PINNED_BY_ONE, (MOST_PINNED - sum(each.kept for each in set(self._readers.values()))) // 2)
         start = self._layout.slots + slot * self._layout.page_bytes
@@ -428,7 +430,7 @@ class SharedWriter:
         self.state.live[slot] = 1
         self.state.readers += 1
         _fence()
-        # The writer may not have seen it until now: what was written before this is not kept for it.
+        # The writer may have noticed it only now: earlier blocks are not kept for it.
         its.cursor = self._head.tail
         words = WELCOME.pack(MAGIC, self._layout.page_bytes, self._layout.small_bytes, slot, kept)
         fds = [self._memory_fd, self._wake_pipe.reader, self._wake_pipe.writer]
@@ -438,7 +440,7 @@ class SharedWriter:
             self._forget(reader)
 
     def _forget(self, reader: _Reader) -> None:
-        """Take back all that a reader has: it has gone, or never came in."""
+        """Release all resources of a reader that has ended or never completed the handshake."""
         for fd in reader.peer.descriptors:
             self._readers.pop(fd, None)
         if reader.slot >= 0:
@@ -450,7 +452,7 @@ class SharedWriter:
         self._close_bells()
 
     def _close_bells(self) -> None:
-        """Close the bells of readers that have gone, unless one may be rung right now."""
+        """Close the bells of ended readers, unless one may be ringing now."""
         _fence()
         if self._old_bells and not self.state.ringing:
             for fd in self._old_bells:
@@ -458,7 +460,7 @@ class SharedWriter:
             self._old_bells.clear()
 
     def close(self) -> None:
-        """Give everything back. Readers keep what they have mapped."""
+        """Release everything. Readers keep their mappings."""
         for reader in set(self._readers.values()):
             self._forget(reader)
         self._close_bells()

@@ -1,4 +1,4 @@
-"""Tell one connection from the next that has its descriptor."""
+"""Distinguish connections that use the same descriptor one after the other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from blackbox.native.posix import external
 _SOL_SOCKET: Final = int(socket.SOL_SOCKET)
 _SO_COOKIE: Final = 57
 COOKIE_SCRATCH_WORDS: Final = 2
-"""int64 words of scratch that `socket_cookie` needs from its caller."""
+"""int64 words of scratch for `socket_cookie`."""
 
 _int = types.int32
 _getsockopt = external("getsockopt", _int, _int, _int, _int, types.int64, types.int64)
@@ -22,7 +22,7 @@ _getsockopt = external("getsockopt", _int, _int, _int, _int, types.int64, types.
 
 @njit(nogil=True, cache=True)
 def socket_cookie(fd: int, scratch: int) -> int:
-    """Return a number that no other socket has had since the system started; 0: there is none, or it has no number."""
+    """Return a number unique to this socket since the system started; 0: no socket, or no number."""
     words = int64s_at(scratch, COOKIE_SCRATCH_WORDS)
     words[0] = 0
     int32s_at(scratch + 8, 1)[0] = 8

@@ -1,4 +1,4 @@
-"""A pipe that wakes whoever polls it."""
+"""A pipe that wakes a polling thread."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ PIPE_NEEDS = Needs(descriptors=2)
 
 
 class Pipe:
-    """A pipe without blocking. Whoever may poke it holds it: it closes with the last of them.
+    """A non-blocking pipe, closed with the last object that holds it.
 
-    A file descriptor alone would not do: what a late wake-up is written to could be a file of others by then.
+    A bare descriptor could be reused by another file before a late wake-up is written.
     """
 
     __slots__ = ("reader", "writer")
@@ -29,6 +29,6 @@ class Pipe:
                 os.close(getattr(self, name))
 
     def poke(self) -> None:
-        """Make it readable."""
-        with suppress(BlockingIOError):  # it is full of wake-ups already
+        """Make the pipe readable."""
+        with suppress(BlockingIOError):  # the pipe is full, so it is readable already
             os.write(self.writer, b"\0")

@@ -160,7 +160,7 @@ def test_a_peer_in_the_clear_gets_nothing_and_both_ends_are_told(
 ) -> None:
     feed = quotes()
     with Publisher(ring.feed(feed, "exchange")):
-        assert "it wants CURVE, and this feed file has no [security]" in refused(feed)
+        assert "it requires CURVE, and this feed file has no [security]" in refused(feed)
         told(caplog, "its feed file")
 
 
@@ -338,7 +338,7 @@ def test_a_recorder_and_its_archive_ask_for_keys(
             ArchiveClient(archived(ring, "stranger", feed, "exchange"), timeout=60).about()
         assert time.monotonic() - began < 30, "a refusal is no silence"
         told(caplog, f"quotes: refused key {ring.public['stranger']} at 127.0.0.1")
-        with pytest.raises(ArchiveError, match="it wants CURVE, and this feed file has no"):
+        with pytest.raises(ArchiveError, match="it requires CURVE, and this feed file has no"):
             ArchiveClient(feed, timeout=60).about()
     manifest = next((tmp_path / "recordings").rglob("manifest.json")).read_text()
     assert "key_secret" not in manifest

@@ -1,4 +1,4 @@
-"""Endpoints that are bound elsewhere than others connect to: as in a container, where that is a name."""
+"""Endpoints bound at another address than peers connect to, as in a container."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def everywhere(endpoint: str) -> str:
 
 
 def by_name(feed: Feed) -> Feed:
-    """The feed as others know it, by the name of the host, and bound at all its addresses."""
+    """The feed with the host's name, bound at all its addresses."""
     slices = []
     for part in feed.slices:
         (endpoint,) = part.lines
@@ -37,7 +37,7 @@ def by_name(feed: Feed) -> Feed:
     return msgspec.structs.replace(feed, slices=tuple(slices), heartbeat_ns=100_000_000)
 
 
-def test_a_publisher_is_reached_by_name_also_after_it_has_begun_again() -> None:
+def test_a_publisher_is_reached_by_name_also_after_a_restart() -> None:
     feed = by_name(Feed.local("named", slices=2))
     got, subscriber = Collector(), Subscriber(feed)
     subscriber.on(b"")(got.message)
@@ -53,7 +53,7 @@ def test_a_publisher_is_reached_by_name_also_after_it_has_begun_again() -> None:
     subscriber.stop()
 
 
-def test_relays_bind_where_their_feed_says() -> None:
+def test_relays_bind_at_the_addresses_of_their_feed() -> None:
     source, below = by_name(Feed.local("chain", slices=1)), by_name(Feed.local("chain", slices=1))
     got, subscriber = Collector(), Subscriber(below)
     subscriber.on(b"")(got.message)
@@ -78,7 +78,7 @@ def test_relays_bind_where_their_feed_says() -> None:
         subscriber.stop()
 
 
-def test_an_archive_and_a_hub_bind_where_their_feed_says(tmp_path: Path) -> None:
+def test_an_archive_and_a_hub_bind_at_the_addresses_of_their_feed(tmp_path: Path) -> None:
     archive, hub = (each for (each,) in free_endpoints("tcp", "both", 2, 1))
     feed = msgspec.structs.replace(
         by_name(Feed.local("both", slices=1)),
@@ -98,7 +98,7 @@ def test_an_archive_and_a_hub_bind_where_their_feed_says(tmp_path: Path) -> None
         assert ArchiveClient(recorded, timeout=PATIENCE_S).answers()
 
 
-def test_a_feed_file_says_where_to_bind(tmp_path: Path) -> None:
+def test_a_feed_file_sets_the_address_to_bind(tmp_path: Path) -> None:
     path = tmp_path / "feed.toml"
     path.write_text(
         'name = "quotes"\narchives = ["tcp://md.example:17800"]\narchives_bind = "tcp://0.0.0.0:17800"\n'
@@ -125,7 +125,7 @@ def test_a_feed_file_says_where_to_bind(tmp_path: Path) -> None:
         ({"bind": 1}, "bind was 1, expected"),
     ],
 )
-def test_a_wrong_bind_is_told(settings: dict[str, object], said: str) -> None:
+def test_a_wrong_bind_is_rejected(settings: dict[str, object], said: str) -> None:
     part = Feed.local("wrong", slices=1).slices[0]
     with pytest.raises(ConfigError) as caught:
         msgspec.structs.replace(part, **settings)
@@ -133,7 +133,7 @@ def test_a_wrong_bind_is_told(settings: dict[str, object], said: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "192.0.2.1"])
-def test_a_host_to_bind_that_is_not_this_one_is_said(host: str) -> None:
+def test_a_bind_to_another_host_is_explained(host: str) -> None:
     feed = Feed.local("elsewhere", slices=1)
     (endpoint,) = feed.slices[0].lines
     there = f"tcp://{host}:{port_of(endpoint)}"
@@ -141,4 +141,4 @@ def test_a_host_to_bind_that_is_not_this_one_is_said(host: str) -> None:
     with pytest.raises(EndpointError) as caught:
         Publisher(msgspec.structs.replace(feed, slices=slices)).start()
     assert f"endpoint {there} could not be bound: its host is unknown" in str(caught.value)
-    assert "`bind` of the feed file" in str(caught.value)
+    assert "set `bind` in the feed file" in str(caught.value)

@@ -1,4 +1,4 @@
-"""The kernel's counts of a socket's connections, and the end of one of them."""
+"""Kernel counters of a socket's connections, and disconnecting one of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import zmq
 from blackbox.testing import wait_until
 from blackbox.transport.connections import Connection, Connections
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the counts are those of Linux")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the counters are Linux's")
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(48)
 
@@ -43,7 +43,7 @@ def one(connections: Connections) -> Connection:
     return connections.look()[0]
 
 
-def test_what_a_peer_sends_is_counted_though_it_is_no_whole_message(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+def test_bytes_of_an_unfinished_message_are_counted(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     publisher = context.socket(zmq.XPUB)
     with watched(publisher) as connections:
         port = publisher.bind_to_random_port("tcp://127.0.0.1")
@@ -60,7 +60,7 @@ def test_what_a_peer_sends_is_counted_though_it_is_no_whole_message(context: zmq
         assert not connection.end()
 
 
-def test_a_peer_that_reads_nothing_is_seen(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+def test_a_peer_that_reads_nothing_is_detected(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     publisher, deaf = context.socket(zmq.XPUB), context.socket(zmq.SUB)
     with watched(publisher) as connections, deaf:
         deaf.rcvhwm = 1
@@ -78,7 +78,7 @@ def test_a_peer_that_reads_nothing_is_seen(context: zmq.Context[zmq.Socket[bytes
         wait_until(lambda: connection.look() and connection.taken > taken)
 
 
-def test_a_descriptor_that_became_another_s_is_left_alone(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+def test_a_reused_descriptor_is_left_alone(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     publisher = context.socket(zmq.XPUB)
     with watched(publisher) as connections:
         port = publisher.bind_to_random_port("tcp://127.0.0.1")
@@ -96,7 +96,7 @@ def test_a_descriptor_that_became_another_s_is_left_alone(context: zmq.Context[z
                 assert ours.recv(100) == b"still open"
 
 
-def test_the_other_end_of_a_connection_is_not_taken_for_one_of_ours(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+def test_the_other_end_of_a_connection_is_not_mistaken_for_ours(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     publisher = context.socket(zmq.XPUB)
     with watched(publisher) as connections:
         port = publisher.bind_to_random_port("tcp://127.0.0.1")
@@ -109,7 +109,7 @@ def test_the_other_end_of_a_connection_is_not_taken_for_one_of_ours(context: zmq
             assert connections.find(peer.fileno()) is not None
 
 
-def test_a_connection_is_left_alone_while_there_is_no_descriptor(
+def test_a_connection_is_left_alone_if_no_descriptor_is_free(
     context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publisher = context.socket(zmq.XPUB)
@@ -126,7 +126,7 @@ def test_a_connection_is_left_alone_while_there_is_no_descriptor(
             assert connection.end()
 
 
-def test_connections_to_others_are_watched_too(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+def test_outgoing_connections_are_watched(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     publisher, subscriber = context.socket(zmq.XPUB), context.socket(zmq.SUB)
     port = publisher.bind_to_random_port("tcp://127.0.0.1")
     with publisher, watched(subscriber) as connections:
@@ -134,7 +134,7 @@ def test_connections_to_others_are_watched_too(context: zmq.Context[zmq.Socket[b
         subscriber.connect(f"tcp://127.0.0.1:{port}")
         connection = one(connections)
         assert connection.peer == ("127.0.0.1", port)
-        assert publisher.recv() == b"\x01", "the subscription is in force"
+        assert publisher.recv() == b"\x01", "the subscription is active"
         assert connection.look()
         before = connection.received
         publisher.send(bytes(10_000))
@@ -144,13 +144,13 @@ def test_connections_to_others_are_watched_too(context: zmq.Context[zmq.Socket[b
         assert connections.find(connection.fd) is connection
 
 
-def test_connections_of_ipv6_stay_known(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+def test_connections_over_ipv6_are_found(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     with watched(context.socket(zmq.PULL)) as connections, context.socket(zmq.PUSH) as push:
         connections._socket.ipv6 = push.ipv6 = True
         try:
             port = connections._socket.bind_to_random_port("tcp://[::1]")
         except zmq.ZMQError:
-            pytest.skip("there is no IPv6 here")
+            pytest.skip("this host has no IPv6")
         push.linger = 0
         push.connect(f"tcp://[::1]:{port}")
         connection = one(connections)

@@ -1,4 +1,4 @@
-"""What threads of slices ask of the system."""
+"""System settings of slice threads."""
 
 from __future__ import annotations
 

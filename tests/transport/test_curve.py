@@ -1,4 +1,4 @@
-"""Key files, and the gate that asks for keys: what is wrong with one is named, and who is refused is told."""
+"""Key files and the gate: faulty keys are named in errors, rejected peers are logged."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def request(key: bytes, address: bytes = b"10.0.0.9") -> list[bytes]:
     return [b"1.0", b"7", b"blackbox", address, b"", b"CURVE", key]
 
 
-def test_a_new_pair_belongs_together_and_only_its_owner_can_read_it(ring: Keyring) -> None:
+def test_a_new_pair_matches_and_only_its_owner_can_read_it(ring: Keyring) -> None:
     path = ring.path("desk", "key_secret")
     assert path.stat().st_mode & 0o777 == 0o600
     pair = load_pair(str(path))
@@ -45,25 +45,25 @@ def test_a_new_pair_belongs_together_and_only_its_owner_can_read_it(ring: Keyrin
 
 
 def test_a_missing_key_file_is_named(ring: Keyring) -> None:
-    with pytest.raises(ConfigError, match=r"^feed 'quotes': secret key file '.*nobody.key_secret' was not found"):
-        keys_of_line(ring.feed(FEED, "nobody", "exchange"), 0, FEED.slices[0].endpoints[0])
-    with pytest.raises(ConfigError, match=r"^feed 'quotes': public key file '.*nobody.key' was not found"):
-        keys_of_line(ring.feed(FEED, "desk", "nobody"), 0, FEED.slices[0].endpoints[0])
+    with pytest.raises(ConfigError, match=r"^feed 'quotes': secret key file '.*absent.key_secret' was not found"):
+        keys_of_line(ring.feed(FEED, "absent", "exchange"), 0, FEED.slices[0].endpoints[0])
+    with pytest.raises(ConfigError, match=r"^feed 'quotes': public key file '.*absent.key' was not found"):
+        keys_of_line(ring.feed(FEED, "desk", "absent"), 0, FEED.slices[0].endpoints[0])
 
 
-def test_a_secret_key_that_others_can_read_is_refused(ring: Keyring) -> None:
+def test_a_secret_key_readable_by_others_is_rejected(ring: Keyring) -> None:
     path = ring.path("desk", "key_secret")
     path.chmod(0o640)
     with pytest.raises(ConfigError, match=r"desk.key_secret' had mode 0640, expected 0600: others can read it"):
         load_pair(str(path))
 
 
-def test_a_public_key_in_place_of_a_secret_one_is_refused(ring: Keyring) -> None:
+def test_a_public_key_instead_of_a_secret_one_is_rejected(ring: Keyring) -> None:
     with pytest.raises(ConfigError, match=r"desk.key' had no secret key, expected one"):
         load_pair(str(ring.path("desk")))
 
 
-def test_a_secret_key_of_another_public_key_is_refused(ring: Keyring) -> None:
+def test_a_secret_key_with_another_public_key_is_rejected(ring: Keyring) -> None:
     path = ring.path("desk", "key_secret")
     path.write_text(path.read_text().replace(ring.public["desk"], ring.public["stranger"]))
     with pytest.raises(ConfigError, match="expected that of its secret"):
@@ -81,14 +81,14 @@ def test_a_secret_key_of_another_public_key_is_refused(ring: Keyring) -> None:
         ('public-key = "ü"', "expected 40 of the alphabet Z85"),
     ],
 )
-def test_a_malformed_key_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_a_malformed_key_is_rejected(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "wrong.key"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         load_public(str(path))
 
 
-def test_no_text_of_an_error_shows_a_secret_key(ring: Keyring) -> None:
+def test_no_error_shows_a_secret_key(ring: Keyring) -> None:
     path = ring.path("desk", "key_secret")
     secret = load_pair(str(path)).secret.decode()
     path.write_text(path.read_text().replace(secret, secret[:-1]))
@@ -98,7 +98,7 @@ def test_no_text_of_an_error_shows_a_secret_key(ring: Keyring) -> None:
     assert secret[:-1] not in str(caught.value)
 
 
-def test_a_server_without_allowed_keys_is_refused(
+def test_a_server_without_allowed_keys_is_rejected(
     ring: Keyring, context: zmq.Context[zmq.Socket[bytes]], tmp_path: Path
 ) -> None:
     feed, endpoints = ring.feed(FEED, "exchange"), FEED.slices[0].endpoints
@@ -107,12 +107,14 @@ def test_a_server_without_allowed_keys_is_refused(
         open_gate(context, feed, endpoints, "a publisher")
 
 
-def test_nobody_allowed_is_told(ring: Keyring, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_empty_list_of_allowed_keys_is_logged(
+    ring: Keyring, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     AllowedKeys(str(tmp_path / "allowed-by-exchange"))
-    assert "has no *.key file: nobody may connect" in caplog.text
+    assert "has no *.key file: no peer may connect" in caplog.text
 
 
-def test_a_key_is_allowed_when_its_file_comes_and_refused_when_it_goes(ring: Keyring, tmp_path: Path) -> None:
+def test_a_key_is_allowed_while_its_file_exists(ring: Keyring, tmp_path: Path) -> None:
     ring.allow("exchange", "desk")
     allowed, key = AllowedKeys(str(tmp_path / "allowed-by-exchange")), ring.public["stranger"].encode()
     assert not allowed.has(key)
@@ -123,7 +125,7 @@ def test_a_key_is_allowed_when_its_file_comes_and_refused_when_it_goes(ring: Key
     assert allowed.has(ring.public["desk"].encode())
 
 
-def test_a_malformed_key_that_comes_later_allows_nobody_and_is_told(
+def test_a_malformed_key_added_later_allows_no_peer_and_is_logged(
     ring: Keyring, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ring.allow("exchange", "desk")
@@ -137,9 +139,9 @@ def test_a_malformed_key_that_comes_later_allows_nobody_and_is_told(
 @pytest.mark.parametrize(
     ("target", "message"),
     [("gone", "old.key' was not found"), ("x" * 300, "old.key' cannot be read: File name too long")],
-    ids=["to nowhere", "that cannot be followed"],
+    ids=["dangling", "too long"],
 )
-def test_a_link_locks_nobody_else_out(
+def test_a_bad_link_does_not_affect_other_keys(
     ring: Keyring, tmp_path: Path, caplog: pytest.LogCaptureFixture, target: str, message: str
 ) -> None:
     ring.allow("exchange", "desk")
@@ -153,18 +155,18 @@ def test_a_link_locks_nobody_else_out(
         AllowedKeys(str(directory))
 
 
-def test_a_key_file_is_read_again_when_who_may_read_it_changes(ring: Keyring, tmp_path: Path) -> None:
+def test_a_key_file_is_reloaded_when_its_permissions_change(ring: Keyring, tmp_path: Path) -> None:
     ring.allow("exchange", "desk")
     allowed = AllowedKeys(str(tmp_path / "allowed-by-exchange"))
     path = tmp_path / "allowed-by-exchange" / "desk.key"
     before = path.stat()
     path.write_text(path.read_text().replace(ring.public["desk"], ring.public["stranger"]))
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # of the same size and time
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # same size and time
     assert allowed.has(ring.public["stranger"].encode())
     assert not allowed.has(ring.public["desk"].encode())
 
 
-def test_a_directory_that_is_gone_allows_nobody_and_is_told_once(
+def test_a_deleted_directory_allows_no_peer_and_is_logged_once(
     ring: Keyring, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ring.allow("exchange", "desk")
@@ -172,18 +174,18 @@ def test_a_directory_that_is_gone_allows_nobody_and_is_told_once(
     (tmp_path / "allowed-by-exchange").rename(tmp_path / "away")
     for _ in range(3):
         assert not allowed.has(ring.public["desk"].encode())
-    assert caplog.text.count("cannot be read, so nobody may connect") == 1
+    assert caplog.text.count("cannot be read, so no peer may connect") == 1
     (tmp_path / "away").rename(tmp_path / "allowed-by-exchange")
     assert allowed.has(ring.public["desk"].encode())
 
 
-def test_a_refused_key_is_told_once_for_each_address(
+def test_a_rejected_key_is_logged_once_per_address(
     ring: Keyring,
     context: zmq.Context[zmq.Socket[bytes]],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gate, "_MOST_TOLD", 3)
+    monkeypatch.setattr(gate, "_MOST_LOGGED", 3)
     security = ring.feed(FEED, "exchange").security
     assert security is not None
     ring.allow("exchange", "desk")
@@ -206,9 +208,7 @@ def test_a_refused_key_is_told_once_for_each_address(
     at.close()
 
 
-def test_what_is_bound_at_a_gate_lets_nobody_in_once_it_is_closed(
-    ring: Keyring, context: zmq.Context[zmq.Socket[bytes]]
-) -> None:
+def test_no_peer_can_connect_after_the_gate_is_closed(ring: Keyring, context: zmq.Context[zmq.Socket[bytes]]) -> None:
     ring.allow("exchange", "desk")
     endpoint = FEED.slices[0].endpoints[0]
     at = open_gate(context, ring.feed(FEED, "exchange"), [endpoint], "quotes slice 0")
@@ -225,14 +225,14 @@ def test_what_is_bound_at_a_gate_lets_nobody_in_once_it_is_closed(
         with other.socket(zmq.PAIR) as news:
             news.connect(place)
             pull.connect(endpoint)
-            # libzmq hangs up, or waits for an answer if the gate was there a moment ago.
+            # libzmq closes the connection, or waits for an answer if the gate was open a moment ago.
             events = [news.recv_multipart()[0][:2]] if news.poll(2_000) else []
         pull.monitor(None, 0)
     assert zmq.EVENT_HANDSHAKE_SUCCEEDED not in [int.from_bytes(event, "little") for event in events]
 
 
-def test_inproc_beside_encrypted_tcp_is_refused(ring: Keyring) -> None:
-    with pytest.raises(ConfigError, match="inproc was beside tcp://.* with security, expected tcp or ipc"):
+def test_inproc_with_encrypted_tcp_is_rejected(ring: Keyring) -> None:
+    with pytest.raises(ConfigError, match="inproc was combined with tcp://.* and security, expected tcp or ipc"):
         open_gate(zmq.Context.instance(), ring.feed(FEED, "exchange"), FEED.slices[0].endpoints, "a relay")
 
 
@@ -242,19 +242,17 @@ def test_ipc_needs_no_gate_and_no_key(ring: Keyring, context: zmq.Context[zmq.So
     assert keys_of_line(feed, 0, "ipc:///tmp/x") is None
 
 
-def test_what_failed_handshakes_mean(ring: Keyring) -> None:
+def test_failed_handshakes_are_explained(ring: Keyring) -> None:
     keys = keys_of_line(ring.feed(FEED, "desk", "exchange"), 0, FEED.slices[0].endpoints[0])
     assert isinstance(keys, ClientKeys)
     assert refusal_of([], None) == refusal_of([], keys) == refusal_of([Failure.LEFT], None) == ""
-    assert refusal_of([Failure.MECHANISM], None) == "it wants CURVE, and this feed file has no [security]"
+    assert refusal_of([Failure.MECHANISM], None) == "it requires CURVE, and this feed file has no [security]"
     assert f"refused our key {ring.public['desk']}" in refusal_of([Failure.LEFT, Failure.REFUSED], keys)
     assert "it does not speak CURVE" in refusal_of([Failure.MECHANISM], keys)
     assert f"expected the key {ring.public['exchange']} (server_keys)" in refusal_of([Failure.LEFT], keys)
 
 
-def test_a_wheel_with_the_slow_curve_is_told_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_curve_is_logged_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curve, "is_fast", lambda: False)
     curve._warn_of_slow.cache_clear()
     for _ in range(2):
@@ -263,7 +261,7 @@ def test_a_wheel_with_the_slow_curve_is_told_once(
     assert "the slow kind (without libsodium)" in caplog.text
 
 
-def test_the_kind_of_curve_is_measured_where_libsodium_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_implementation_of_curve_is_measured_if_libsodium_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     for seconds, fast in ((30e-6, True), (1e-3, False)):
         monkeypatch.setattr(curve, "_seconds_of_key", lambda secret, seconds=seconds: seconds)
@@ -272,7 +270,7 @@ def test_the_kind_of_curve_is_measured_where_libsodium_is_hidden(monkeypatch: py
     curve.is_fast.cache_clear()
 
 
-def test_a_wheel_without_curve_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_libzmq_without_curve_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zmq, "has", lambda capability: False)
     with pytest.raises(ConfigError, match="this libzmq has no CURVE"):
         curve.check_curve()

@@ -1,4 +1,4 @@
-"""Hosts that vanish close nothing: TCP's probes tell them from peers that are slow."""
+"""Hosts that vanish close nothing: TCP probes distinguish them from slow peers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def let_loopback_be(state):
     subprocess.run(["ip", "link", "set", "lo", state], check=True)
 let_loopback_be("up")
 """
-"""While it is down every packet is lost, and nobody is told."""
+"""While it is down every packet is lost without an error."""
 
 needs_namespaces = pytest.mark.skipif(
     sys.platform != "linux" or os.geteuid() != 0, reason="only root makes network namespaces, on Linux"
@@ -42,7 +42,7 @@ def a_guard() -> tuple[Guard, WantedKeys]:
 
 
 @needs_namespaces
-def test_a_vanished_subscriber_holds_up_a_waiting_publisher_for_seconds_only() -> None:
+def test_a_vanished_subscriber_delays_a_waiting_publisher_only_for_seconds() -> None:
     code = """
         subscriber, got = Subscriber(feed, slow=SlowPolicy(max_lag=3_600)), Collector()
         subscriber.on_batch(b"")(got.batch)
@@ -66,7 +66,7 @@ def test_a_vanished_subscriber_holds_up_a_waiting_publisher_for_seconds_only() -
 
 
 @needs_namespaces
-def test_a_vanished_host_is_given_up_by_who_sends_to_it() -> None:
+def test_a_sender_gives_up_a_vanished_host() -> None:
     code = """
         import zmq
         from blackbox.transport.keep_alive import keep_alive
@@ -86,7 +86,7 @@ def test_a_vanished_host_is_given_up_by_who_sends_to_it() -> None:
         script.expect("2")
 
 
-def test_a_host_that_answers_is_not_given_up_however_slow_the_peer_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_answers_is_kept_however_slow_the_peer_is(monkeypatch: pytest.MonkeyPatch) -> None:
     guard, _ = a_guard()
     connection, record = Connection(-1, (), ("127.0.0.1", 1)), _Record(1 << 20, 0.0)
     ended: list[str] = []
@@ -107,8 +107,8 @@ def test_a_host_that_answers_is_not_given_up_however_slow_the_peer_is(monkeypatc
     guard.close()
 
 
-def test_a_publisher_that_is_killed_does_not_end_a_subscriber_whose_queues_are_full() -> None:
-    """libzmq ends the process here when it is to send pings: https://github.com/zeromq/libzmq/issues/4364."""
+def test_a_killed_publisher_does_not_end_a_subscriber_with_full_queues() -> None:
+    """With ZMTP pings libzmq would end the process here: https://github.com/zeromq/libzmq/issues/4364."""
     feed = one_slice(block_bytes=4_096, heartbeat_ns=100_000_000)
     code = """
         subscriber = Subscriber(
@@ -149,7 +149,7 @@ def test_a_publisher_that_is_killed_does_not_end_a_subscriber_whose_queues_are_f
             subscriber.expect("stopped")
 
 
-def test_pings_of_months_are_no_bytes_without_a_subscription() -> None:
+def test_months_of_pings_do_not_count_as_bytes_without_a_subscription() -> None:
     guard, _ = a_guard()
     connection, record = Connection(-1, (), ("127.0.0.1", 1)), _Record(1 << 20, 0.0)
     for _ in range(90 * 24):
@@ -163,7 +163,7 @@ def test_pings_of_months_are_no_bytes_without_a_subscription() -> None:
     guard.close()
 
 
-def test_answers_that_were_asked_for_are_no_flood() -> None:
+def test_requested_answers_are_not_a_flood() -> None:
     guard, subscriptions = a_guard()
     connection, record = Connection(-1, (), ("127.0.0.1", 1)), _Record(1 << 20, 0.0)
     for _ in range(100):

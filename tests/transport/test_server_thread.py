@@ -1,4 +1,4 @@
-"""A server's thread: what keeps it from binding reaches who starts it, and its life goes one way."""
+"""A server's thread: an error while binding is raised by `start`, and stages follow in one order."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def server_of(context: zmq.Context[zmq.Socket[bytes]], answer: Callable[[list[by
     return server
 
 
-def test_it_answers_until_it_is_told_to_end(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+def test_it_answers_until_it_is_stopped(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     server = server_of(context, lambda frames: frames[0].upper())
     server.start()
     assert server.life is ServerLife.SERVING
@@ -49,7 +49,7 @@ def test_it_answers_until_it_is_told_to_end(context: zmq.Context[zmq.Socket[byte
     assert server.life is ServerLife.ENDED
 
 
-def test_an_endpoint_in_use_reaches_who_starts_it(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+def test_start_raises_if_the_endpoint_is_in_use(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     with context.socket(zmq.REP) as socket:
         bind(socket, ENDPOINT, "endpoint")
         server = server_of(context, lambda frames: b"")
@@ -59,14 +59,14 @@ def test_an_endpoint_in_use_reaches_who_starts_it(context: zmq.Context[zmq.Socke
     assert server.life is ServerLife.ENDED
 
 
-def test_a_server_that_never_started_can_be_ended_and_is_then_over(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+def test_a_server_that_never_started_can_be_ended(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     server = server_of(context, lambda frames: b"")
     assert server.end()
     with pytest.raises(RuntimeError, match="server was to be binding when it was ended, expected nothing more"):
         server.start()
 
 
-def test_an_answer_that_fails_ends_it_and_is_logged(
+def test_an_answer_that_raises_ends_it_and_is_logged(
     context: zmq.Context[zmq.Socket[bytes]], caplog: pytest.LogCaptureFixture
 ) -> None:
     server = server_of(context, lambda frames: bytes(1 // len(frames[0])))

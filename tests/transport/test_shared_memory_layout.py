@@ -1,4 +1,4 @@
-"""Processes that share memory agree on every offset: a change of the layout needs another version."""
+"""Processes that share memory agree on every offset: a changed layout needs a new version."""
 
 from __future__ import annotations
 
