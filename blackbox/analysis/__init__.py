@@ -1,7 +1,7 @@
 """Analyses of recorded days in Spark: bars, averages, quotes, as-of joins, order books, lags, gaps.
 
-In: data frames of `blackbox.spark`, or recordings. Out: data frames. Needs the extra `spark`. Names are imported when
-they are first used.
+In: data frames of `blackbox.spark`, or recordings. Out: data frames. Needs the extra `spark`. Names are imported on
+first use.
 """
 
 from importlib import import_module

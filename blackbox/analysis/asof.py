@@ -1,4 +1,4 @@
-"""As-of join: to each row of one frame the last row of another that was there by then."""
+"""As-of join: for each row of one frame, the last earlier row of another."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ def asof_join(
     exact: bool = True,
     suffix: str = "_quote",
 ) -> DataFrame:
-    """Return each row of `trades`, and beside it the last row of `quotes` of the same `by` that is not later.
+    """Return each row of `trades`, joined with the last row of `quotes` of the same `by` that is not later.
 
     For a trade at time t that is the quote with the greatest `on` <= t (< t unless `exact`). Among quotes of equal `on`
-    the last one by `ties` is taken. Every trade comes once, in no particular order. The columns of quotes are null
-    where there is no such quote, or the trade's time or a value of `by` is null. With `by=["symbol"]` a quote outlasts
-    its day: yesterday's last one holds this morning, unless `tolerance` says otherwise.
+    the last one by `ties` is used. Each trade appears once, in no particular order. The columns of quotes are null if
+    there is no such quote, or the trade's time or a value of `by` is null. With `by=["symbol"]` quotes carry over to
+    later days: yesterday's last quote is used this morning, unless `tolerance` limits its age.
 
-    Any two frames will do; of recordings `asof_recorded` does the same much faster.
+    This works for any two frames; for recordings `asof_recorded` is much faster.
 
     Args:
-        trades: any frame that has the columns `by` and `on`.
-        quotes: one that has them too, and `ties`.
-        by: the columns that must be equal; not given: `symbol`, and of `feed` and `date` those that both have.
-        on: the column of time, of integers or timestamps. `sequence` joins in the order of capture where trades and
-            quotes share a key, if `by` has `epoch` and `slice` in it.
-        ties: orders quotes of equal time. Not given: by `epoch`, `slice` and `sequence`, as far as quotes have them.
-        tolerance: the greatest age of a quote that counts, in the unit of `on` (microseconds for a timestamp).
-        exact: whether a quote of the same time as the trade counts.
-        suffix: goes behind the names of quote columns that trades have too.
+        trades: a frame with the columns `by` and `on`.
+        quotes: a frame with the same columns, and `ties`.
+        by: the columns that must be equal; default: `symbol`, and those of `feed` and `date` that both have.
+        on: the column of time, integers or timestamps. `sequence` joins in the order of capture if trades and quotes
+            share a key, and `by` includes `epoch` and `slice`.
+        ties: orders quotes of equal time. Default: those of `epoch`, `slice` and `sequence` that quotes have.
+        tolerance: the greatest age of a quote, in the unit of `on` (microseconds for a timestamp).
+        exact: True if a quote at the time of the trade counts.
+        suffix: appended to the names of quote columns that trades have too.
 
     The result has the columns of trades, then those of quotes without `by`.
 
-    Raises ConfigError when columns are missing or differ in type, `tolerance` is negative, or two names become one.
+    Raises ConfigError if columns are missing or differ in type, `tolerance` is negative, or two names collide.
     """
     by = groups_of(by, trades, quotes)
     require(trades, [*by, on], "trades")
@@ -64,7 +64,7 @@ def asof_join(
                 f"column {name!r} was {right.simpleString()} in quotes, expected {left.simpleString()} as in trades"
             )
     names = joined_names(trades.schema, quotes.schema, by, suffix)
-    # One union in order, and one structure to look back for: Spark's own form of the join compares all with all.
+    # One sorted union, scanned once: Spark's own as-of join compares all rows with all.
     kept = StructType([quotes.schema[name] for name in names])
     places = [f"_tie_{name}" for name in ties]
     left_rows = trades.select(
@@ -97,10 +97,10 @@ def _number(frame: DataFrame, name: str, column: Column) -> Column:
 
 
 def joined_names(trades: StructType, quotes: StructType, by: Sequence[str], suffix: str) -> dict[str, str]:
-    """The columns of quotes, and their names in the result. Raises ConfigError when two names become one."""
+    """Map the columns of quotes to their names in the result. Raises ConfigError if two names collide."""
     taken = set(trades.names)
     names = {name: name + suffix * (name in taken) for name in quotes.names if name not in by}
     whole = [*trades.names, *names.values()]
     if len(set(whole)) < len(whole):
-        raise ConfigError(f"suffix was {suffix!r}, which makes two columns of one name: {', '.join(whole)}")
+        raise ConfigError(f"suffix was {suffix!r}, which makes duplicate column names: {', '.join(whole)}")
     return names

@@ -23,10 +23,10 @@ def vwap(
     time: str = "ts_event",
     hours: Hours | None = None,
 ) -> DataFrame:
-    """The mean price of all trades of a group, by size: sum(price * size) / sum(size), a double.
+    """Return the mean price of all trades of a group, weighted by size: sum(price * size) / sum(size), a double.
 
-    Null when the sizes sum to 0. Of intervals, `time_bars` has it. Trades without time, price or size are left out;
-    with `hours` those outside of them are too, and each session is a group.
+    Null if the sizes sum to 0. For intervals use `time_bars`. Trades without time, price or size are left out. With
+    `hours`, trades outside them are left out too, and each session is a group.
 
     Columns: `by`, `session` with hours, `volume`, `trades`, `vwap`.
     """
@@ -47,17 +47,18 @@ def twap(
     hours: Hours | None = None,
     start_with: Literal["previous", "first"] = "previous",
 ) -> DataFrame:
-    """The mean price over each interval in which there was a trade, by time, a double.
+    """Return the mean price over each interval that has a trade, weighted by time, a double.
 
-    The price at an instant is that of the last trade until then, by `time` and `ties`. An interval is averaged from its
-    start, at which the last trade of an earlier interval of the same group (with `hours`: of the same session) tells
-    the price; where there is none, or with `start_with="first"`, from its own first trade. It is averaged to its end;
-    with `hours` no further than the close. Of trades of one instant all but the last have no weight.
+    The price at an instant is that of the last trade until then, by `time` and `ties`. The average of an interval
+    starts at its beginning, with the price of the last trade of an earlier interval of the same group (with `hours`: of
+    the same session). If there is no such trade, or with `start_with="first"`, it starts at the interval's first trade.
+    It extends to the end of the interval, with `hours` at most to the close. Of several trades at one instant only the
+    last counts.
 
-    Other arguments, and what is left out, as of `time_bars`.
+    Other arguments, and which trades are left out, as in `time_bars`.
 
-    Columns: `by`, `session` with hours, `start` (bigint ns), `start_time`, `covered_ns` (how much of the interval was
-    averaged), `twap`.
+    Columns: `by`, `session` with hours, `start` (bigint ns), `start_time`, `covered_ns` (length of the averaged part),
+    `twap`.
     """
     step = length_ns(every, "every")
     rows, groups, ties = trades_of(trades, by, price, None, time, ties, hours)

@@ -32,33 +32,33 @@ def time_bars(
     hours: Hours | None = None,
     fill: Fill = "none",
 ) -> DataFrame:
-    """Return one bar for each interval [start, start + every) that holds a trade.
+    """Return one bar for each interval [start, start + every) that has a trade.
 
-    Intervals start at whole multiples of `every` since 1970-01-01 UTC; with `hours` they start at the open of each
-    session, and the last one ends at the close. A trade at the very end of an interval is in the next
-    one. Open and close are the prices of the first and the last trade by `time`, then `ties`. VWAP is the sum of price
-    times size over the sum of sizes, a double; null when that is 0. Trades without time, price or size are left out.
+    Intervals start at whole multiples of `every` since 1970-01-01 UTC. With `hours` they start at the open of each
+    session, and the last one ends at the close. A trade at the very end of an interval belongs to the next one. Open
+    and close are the prices of the first and the last trade by `time`, then `ties`. VWAP is the sum of price times size
+    over the sum of sizes, a double; null if that is 0. Trades without time, price or size are left out.
 
     Args:
         trades: rows with the columns named here.
         every: the length of the intervals.
-        by: columns to group by; each group has bars of its own. Not given: `symbol`, with `feed` and `date` if they are
-            there, so that each recorded day has bars of its own; with `hours` without `date`, because a session may
-            last over midnight.
-        price: integers, decimals or doubles; the bars' prices are of the same type.
-        size: likewise; the volume is of the type that Spark sums it to.
+        by: columns to group by; each group has its own bars. Default: `symbol`, and those of `feed` and `date` that
+            exist, so that each recorded day has its own bars; with `hours` without `date`, because a session may last
+            over midnight.
+        price: integers, decimals or doubles; the bars' prices have the same type.
+        size: likewise; the volume has the type of Spark's sum.
         time: bigint ns (0: not known) or timestamp.
-        ties: columns that order trades of equal times; not given: `epoch`, `slice`, `sequence`, as far as there.
-        hours: use only trades in these sessions; each session is a group, its date the column `session`.
-        fill: what to do with intervals without a trade, between the first and the last one that has one (with `hours`:
+        ties: columns that order trades of equal times; default: those of `epoch`, `slice`, `sequence` that exist.
+        hours: use only trades in these sessions; each session is a group, with its date in the column `session`.
+        fill: policy for intervals without a trade, between the first and the last one with a trade (with `hours`:
             between open and close of a session that has a trade). "none" leaves them out, "null" adds bars without
-            prices, "previous" bars at the close before, or without prices where there is none yet; never at the close
-            of another session. Their volume and trades are 0, their VWAP is null.
+            prices, "previous" adds bars at the previous close of the same session, or without prices before the first.
+            Their volume and trades are 0, their VWAP is null.
 
     Columns: `by`, `session` with hours, `start` (bigint ns), `start_time`, `open`, `high`, `low`, `close`, `volume`,
     `trades`, `vwap`.
 
-    Raises ConfigError when a column is missing or an argument is invalid.
+    Raises ConfigError if a column is missing or an argument is invalid.
     """
     if fill not in get_args(Fill):
         raise ConfigError(f"fill was {fill!r}, expected one of: {', '.join(get_args(Fill))}")
@@ -83,10 +83,10 @@ def count_bars(
     ties: Sequence[str] | None = None,
     hours: Hours | None = None,
 ) -> DataFrame:
-    """A bar for every `count` trades, by `time` and then `ties`; the last one of a group may have fewer.
+    """Return a bar for every `count` trades, by `time` and then `ties`; the last one of a group may have fewer.
 
-    Arguments and columns as of `time_bars`; in place of `start_time` there is `bar`, its number from 0 within its group
-    (`by`, and the session with `hours`), and `start` and `end` are the times of its first and last trade.
+    Arguments and columns as in `time_bars`, but instead of `start_time` there is `bar`, its number from 0 within its
+    group (`by`, and the session with `hours`), and `start` and `end` are the times of its first and last trade.
     """
     if count < 1:
         raise ConfigError(f"count was {count}, expected 1 or more")
@@ -107,9 +107,8 @@ def volume_bars(
 ) -> DataFrame:
     """Return a bar for every `volume` traded: a trade is in bar floor(V / volume), V being the volume before it.
 
-    Trades are not split. The one that fills a bar belongs to it whole, its excess counts for the next bar, and one that
-    is larger than `volume` leaves bar numbers out. The last bar of a group may have less.
-    Otherwise as `count_bars`.
+    Trades are not split. The trade that fills a bar belongs to it entirely, and its excess counts for the next bar. A
+    trade larger than `volume` skips bar numbers. The last bar of a group may have less. Otherwise as `count_bars`.
     """
     if not volume > 0:
         raise ConfigError(f"volume was {volume}, expected more than 0")
@@ -133,7 +132,7 @@ def trades_of(
     ties: Sequence[str] | None,
     hours: Hours | None,
 ) -> tuple[DataFrame, list[str], list[str]]:
-    """Return the trades that have a time, price and size, their time as `_ns`; the columns to group by; the ties."""
+    """Return the trades with a time, price and size, their time as `_ns`; the columns to group by; the ties."""
     values = [price] if size is None else [price, size]
     groups, ties = groups_of(by, trades), ties_of(trades, ties)
     if hours is not None and by is None and "date" in groups:
@@ -149,7 +148,7 @@ def trades_of(
 
 
 def start_of(ns: Column, step: int, rows: DataFrame) -> Column:
-    """Return the start of the interval that holds `ns`."""
+    """Return the start of the interval that contains `ns`."""
     origin = functions.col(OPENS) if OPENS in rows.columns else functions.lit(0).cast("bigint")
     return ns - functions.pmod(ns - origin, functions.lit(step).cast("bigint"))
 
@@ -168,7 +167,7 @@ def _measures(price: str, size: str, place: Column) -> list[Column]:
 
 
 def vwap_of(price: Column, weight: Column) -> Column:
-    """The mean of a price by weight, a double; null when all weights are 0."""
+    """Return the weighted mean of a price, a double; null if all weights are 0."""
     total = functions.nullif(functions.sum(weight), functions.lit(0.0))
     return functions.sum(price.cast("double") * weight) / total
 

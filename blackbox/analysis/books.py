@@ -1,6 +1,6 @@
 """Order books from recorded messages: the best levels after each change, by a compiled pass over each symbol's day.
 
-rows ==shuffle by symbol, sort by place==> partitions ==compiled, a batch at a time, the book is kept==> changes
+rows ==shuffle by symbol, sort==> partitions ==compiled, batch by batch, keeping the book==> changes
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BY: Final = ("date", "symbol")
 PLACE: Final = ("ts_event", "ts_recv", "sequence")
 SYNCED: Final = "synced"
 _PART_ROWS: Final = 16_384
-"""Rows that are applied at a time: what they change has to be in memory."""
+"""Rows applied at a time; their changes must fit in memory."""
 _SIDES: Final = ("bid", "ask")
 _PARTS: Final = ("price", "size", "count")
 
@@ -41,31 +41,30 @@ def order_book(
     order: Sequence[str] = PLACE,
     payload: str = "payload",
 ) -> DataFrame:
-    """A row for each change of the best `depth` levels: a table of best bids and offers when that is 1.
+    """Return a row for each change of the best `depth` levels; with depth 1, a table of best bids and offers.
 
-    A change is that of a price, or of the size at one, after an event of the venue: one message or, of `iex_deep10` and
-    `dbn`, several. A book begins empty for each `by`. It is never uncrossed by force, and the session is not asked for:
-    what rests, rests. Where a side, or a level of it, is absent, its columns are null. `order_book_counts` tells what
-    could not be applied.
+    A change is a different price or size after an event of the venue: one message or, for `iex_deep10` and `dbn`,
+    several. A book begins empty for each `by`. Crossed books are left as they are, and trading sessions are ignored.
+    Columns of an absent side or level are null. `order_book_counts` reports messages that could not be applied.
 
-    `synced` is False from the first message on that does not fit into the book, until the venue clears it or sends a
-    snapshot; books of `dbn` begin with one of these. What a recording lacks is not known here: see `gaps`.
+    `synced` is False from the first message that does not fit the book, until the venue clears it or sends a snapshot;
+    books of `dbn` begin with one. Messages that a recording lacks are not detected here: see `gaps`.
 
     Args:
-        messages: rows with these columns, all messages of the symbols wanted. Types that change no book are left out.
-        depth: how many levels of each side are watched and told.
-        schema: whose books are meant, as registered in the entry-point group `blackbox.books`.
-        by: what has a book of its own.
-        order: what orders the messages of one book: by the venue's times, which never go back, then as they were
-            captured. Where a feed's keys (`key_bytes`) are longer than a symbol and its dot, the order of messages of
-            one symbol and one nanosecond is not known from a recording.
+        messages: rows with these columns, all messages of the symbols wanted. Types that change no book are ignored.
+        depth: number of levels of each side to report.
+        schema: schema of the messages, as registered in the entry-point group `blackbox.books`.
+        by: columns that identify a book.
+        order: columns that order the messages of one book: by the venue's times, which never go back, then as captured.
+            If a feed's keys (`key_bytes`) are longer than a symbol and its dot, a recording does not have the order of
+            messages of one symbol and one nanosecond.
         payload: the column of the venue's bytes.
 
     Columns: `by`, `ts_event` and those of `order` of the message, `bid_price`, `bid_size`, `bid_count` (orders),
     `ask_price`, `ask_size`, `ask_count`, `synced`; with more depth also `bid_prices`, `bid_sizes`, ... , arrays of the
-    levels there are, the best one first. Prices are decimals.
+    existing levels, best first. Prices are decimals.
 
-    Raises ConfigError when a column is missing, `depth` is below 1, or there is no such schema.
+    Raises ConfigError if a column is missing, `depth` is below 1, or the schema is unknown.
     """
     if depth < 1:
         raise ConfigError(f"depth was {depth}, expected 1 or more")
@@ -92,13 +91,13 @@ def order_book_counts(
     order: Sequence[str] = PLACE,
     payload: str = "payload",
 ) -> DataFrame:
-    """What the books of `order_book` met: a row for each `by`, of the same arguments.
+    """Return statistics of the books of `order_book`, a row for each `by`. Same arguments.
 
-    Columns: `by`; `messages`, of types that change books; `orders` that rest at the end; `added`, `taken` (executed or
-    cancelled), `removed`, `replaced`; `unknown`: messages about an order, or a level, that does not rest; `duplicate`:
-    orders added under a reference that rests already; `too_many`: more shares taken than rest; `forgotten`: always 0
-    here; `locked` and `crossed`: events after which bid and ask were equal, or the bid was above; `refused`: messages
-    that are not of the form that their type has; `unsynced`: how often it became known that messages are missing.
+    Columns: `by`; `messages`, of types that change books; `orders` resting at the end; `added`, `taken` (executed or
+    cancelled), `removed`, `replaced`; `unknown`: messages about an order or level that does not exist; `duplicate`:
+    orders added under an existing reference; `too_many`: more shares taken than resting; `forgotten`: always 0 here;
+    `locked` and `crossed`: events after which bid and ask were equal, or the bid was higher; `refused`: messages that
+    do not match the form of their type; `unsynced`: number of times that missing messages were detected.
     """
     feed = load_book_feed(schema)
     rows = _in_order(messages, feed, by, order, order, payload)
@@ -120,16 +119,16 @@ def _in_order(
 
 
 class _Part(NamedTuple):
-    """Rows of one book that stand together in a batch."""
+    """Consecutive rows of one book in a batch."""
 
     first: int
     last: int
     is_new: bool
-    """Whether the book begins with them."""
+    """True if the book begins with them."""
 
 
 class _Books:
-    """Reads the rows of one partition, book by book."""
+    """Processes the rows of one partition, book by book."""
 
     def __init__(self, schema: str, by: tuple[str, ...], payload: str, depth: int) -> None:
         self._feed = load_book_feed(schema)
@@ -140,7 +139,7 @@ class _Books:
         self._shown = numpy.zeros((2, depth, 3), numpy.int64)
 
     def parts(self, batch: pyarrow.RecordBatch) -> Iterator[_Part]:
-        """Cut a batch where the book changes; a book begins empty, when it is asked for."""
+        """Split a batch where the book changes. A new book is empty."""
         keys = batch.select(list(self._by))
         changes = numpy.zeros(batch.num_rows, numpy.bool_)
         for column in keys.columns:
@@ -165,7 +164,7 @@ class _Books:
     def changes(
         self, data: NDArray[Any], offsets: NDArray[Any], part: _Part
     ) -> Iterator[tuple[NDArray[numpy.int64], NDArray[numpy.int64], NDArray[numpy.bool_]]]:
-        """Apply the rows of a part; yield the rows that changed the best levels, these, and if the book is synced."""
+        """Apply the rows of a part. Yield the rows that changed the best levels, the levels, and `synced`."""
         at = part.first
         while at < part.last:
             end = min(part.last, at + _PART_ROWS)
@@ -249,8 +248,8 @@ class _Counts(NamedTuple):
 
 
 def payloads_of(column: pyarrow.Array) -> tuple[NDArray[numpy.uint8], NDArray[numpy.int64]]:
-    """The bytes of a binary column, and where in them each value starts and the last one ends."""
-    column = column.cast(pyarrow.binary())  # Spark may give large ones
+    """Return the bytes of a binary column, and the offsets of its values."""
+    column = column.cast(pyarrow.binary())  # Spark may use large_binary
     _, offsets, data = column.buffers()
     places = numpy.frombuffer(offsets, numpy.int32)[column.offset : column.offset + len(column) + 1]
     return numpy.frombuffer(data, numpy.uint8), places.astype(numpy.int64)

@@ -1,4 +1,4 @@
-"""How many messages, and of which types, over time."""
+"""Numbers of messages over time, in total and by type."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 def message_rates(
     messages: DataFrame, every: Length = "1s", by: Sequence[str] = (), time: str = "ts_event"
 ) -> DataFrame:
-    """How many messages there were in each interval [start, start + every) that has any.
+    """Return the number of messages in each interval [start, start + every) that has any.
 
-    Intervals start at whole multiples of `every` since 1970-01-01 UTC. Messages of no known time (0 or null) are one
-    row, of which `start` is null. `per_second` is messages over the length of the interval, a double.
+    Intervals start at whole multiples of `every` since 1970-01-01 UTC. Messages without a known time (0 or null) are in
+    one row with a null `start`. `per_second` is the number of messages divided by the length of the interval, a double.
 
     Columns: `by`, `start` (bigint ns), `start_time`, `messages`, `per_second`.
     """
@@ -42,10 +42,10 @@ def message_mix(
     message_type: str = "type",
     time: str = "ts_event",
 ) -> DataFrame:
-    """How many messages of each type there were in each interval, as `message_rates` has them, and their share of it.
+    """Return the number of messages of each type in each interval of `message_rates`, and their share.
 
-    `share` is the part of the messages of the same interval and `by` that are of the type: the shares of an interval
-    sum to 1. Messages without a type are of the type null.
+    `share` is the fraction of the messages of the same interval and `by`; the shares of an interval sum to 1. Messages
+    without a type have the type null.
 
     Columns: `by`, `start` (bigint ns), `start_time`, the column `message_type`, `messages`, `share`.
     """

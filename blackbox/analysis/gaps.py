@@ -1,6 +1,6 @@
-"""Find missing sequence numbers: numpy finds the runs of each partition, Spark what is missing between them.
+"""Find missing sequence numbers: numpy finds the runs of each partition, Spark the gaps between them.
 
-rows ==numpy, a batch at a time==> runs (first, last) ==shuffle by stream==> runs in order ==> what is between them
+rows ==numpy, batch by batch==> runs (first, last) ==shuffle by stream==> sorted runs ==> gaps
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 STREAM: Final = ("feed", "date", "epoch", "slice")
-"""Sequence numbers count up within these."""
+"""Columns within which sequence numbers count up."""
 
 
 def sequence_gaps(messages: DataFrame, ts_recv: str = "ts_recv") -> DataFrame:
     """Find the sequence numbers missing between the first and the last recorded one of each epoch and slice.
 
-    Numbers that are there twice are no gap. Losses before the first and after the last recorded message do not show in
-    the numbers. Each epoch has numbers of its own.
+    Duplicate numbers are not gaps. Losses before the first and after the last recorded message are not visible here.
+    Each epoch has its own numbers.
 
-    Give it all messages: a filter makes gaps of its own.
+    Pass all messages: a filter would create gaps.
 
-    Columns: `feed`, `date`, `epoch`, `slice`, `first` and `last` (the numbers that are missing), `missing` (how
-    many they are), `recv_before` and `recv_after` (bigint ns: when the messages before and after them were received).
+    Columns: `feed`, `date`, `epoch`, `slice`, `first` and `last` (the missing numbers), `missing` (how many),
+    `recv_before` and `recv_after` (bigint ns: when the messages before and after them were received).
 
-    Raises ConfigError when a column is missing.
+    Raises ConfigError if a column is missing.
     """
     require(messages, [*STREAM, "sequence", ts_recv], "messages")
     rows = messages.select(*STREAM, "sequence", functions.col(ts_recv).cast("bigint").alias("_recv"))
@@ -46,7 +46,7 @@ def sequence_gaps(messages: DataFrame, ts_recv: str = "ts_recv") -> DataFrame:
     runs = rows.mapInArrow(_Runs(to_arrow_schema(made)).batches, made)
     ordered = Window.partitionBy(*STREAM).orderBy("_first", "_last")
     earlier = ordered.rowsBetween(Window.unboundedPreceding, -1)
-    # Runs may overlap: what counts is how far any earlier one reached, and when that one was received.
+    # Runs may overlap: compare with the furthest end of all earlier runs, and its receive time.
     reach = functions.max(functions.struct("_last", "_recv_last")).over(earlier)
     first, last = functions.col("_reach._last") + 1, functions.col("_first") - 1
     return (

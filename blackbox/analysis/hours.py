@@ -1,4 +1,4 @@
-"""Trading hours: sessions by the clock on the wall of the market's zone, or those of an exchange's calendar."""
+"""Trading hours: sessions by local time in the market's zone, or those of an exchange's calendar."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SESSION: Final = "session"
 OPENS: Final = "_opens"
 CLOSES: Final = "_closes"
 DEFAULT: Final = "default"
-"""The key of the close of all dates that are not named."""
+"""The key for the close of all dates not listed."""
 _OPEN: Final = "09:30"
 _CLOSE: Final = "16:00"
 _ZONE: Final = "America/New_York"
@@ -30,35 +30,35 @@ _DAY_US: Final = 86_400 * 10**6
 _DAY_NS: Final = _DAY_US * 1_000
 _EPOCH: Final = date(1970, 1, 1)
 _FIRST: Final = "1990-01-01"
-"""From here on are the sessions of a calendar that names no earliest date."""
+"""Earliest session of a calendar that has no first date."""
 
 
 @dataclass(frozen=True)
 class Hours:
     """A session from `open` to `close` of every day in `zone`; or the sessions of an exchange.
 
-    The instant of the open belongs to a session, that of the close does not. A session that closes at or before the
-    time at which it opens ends on the next day; its date is that of its open. Open and close are times on the wall:
-    across a change of the clocks the session has an hour less or more. A time that the clocks skip is taken as the one
-    an hour later; of one that they show twice, the first.
+    The open belongs to the session, the close does not. A session that closes at or before the time at which it opens
+    ends on the next day; its date is that of its open. Open and close are local times, so a session across a change of
+    the clocks is an hour shorter or longer. A time that the clocks skip is moved an hour later; of one that they show
+    twice, the first is used.
 
         Hours(close={"2013-07-03": "13:00", "2013-07-04": None})    # closes at 16:00 on all other dates
-        Hours(exchange="XNYS")                                      # knows half days and holidays
+        Hours(exchange="XNYS")                                      # includes half days and holidays
 
-    Raises ConfigError when a time, a date, the zone or the exchange is not one; ImportError when an exchange is named
-    and exchange_calendars is not installed (extra `calendar`).
+    Raises ConfigError if a time, a date, the zone or the exchange is invalid; ImportError if an exchange is named and
+    exchange_calendars is not installed (extra `calendar`).
     """
 
     open: str = _OPEN
-    """Such as "09:30" or "09:30:00.5"."""
+    """For example "09:30" or "09:30:00.5"."""
     close: str | Mapping[str | date, str | None] | tuple[tuple[str, str | None], ...] = _CLOSE
-    """Or closes by date, a text such as "2013-07-03" or a date. None: no session on that date. The key "default" is for
-    all other dates, "16:00" if it is not given. Kept as a tuple of pairs."""
+    """Or closes by date, a text such as "2013-07-03" or a date. None: no session on that date. The key "default"
+    applies to all other dates, default "16:00". Stored as a tuple of pairs."""
     zone: str = _ZONE
     exchange: str | None = None
-    """A name that exchange_calendars knows, such as "XNYS", instead of open, close and zone. A session has the date
-    that the calendar gives it, and lasts from its open to its close, with any break. Sessions are known from the
-    earliest date that the calendar has, or from 1990-01-01 if it names none, to about a year from now."""
+    """A name in exchange_calendars, such as "XNYS", instead of open, close and zone. A session has the calendar's date,
+    and lasts from its open to its close, including breaks. Sessions are available from the calendar's earliest date, or
+    from 1990-01-01 if it has none, to about a year from now."""
 
     def __post_init__(self) -> None:
         if self.exchange is not None:
@@ -76,7 +76,7 @@ class Hours:
             raise ConfigError(f"zone was {self.zone!r}, expected one such as 'America/New_York'") from None
 
     def select(self, frame: DataFrame, ns: Column) -> DataFrame:
-        """The rows of which the time `ns` is in a session; with its date, and its bounds in ns, in new columns."""
+        """Return the rows whose time `ns` is in a session, with the session's date and bounds in ns in new columns."""
         if self.exchange is not None:
             return _in_sessions(frame, ns, self.exchange)
         opens = _microseconds(self.open)
@@ -84,7 +84,7 @@ class Hours:
             functions.from_utc_timestamp(functions.timestamp_micros(floor_div(ns, 1_000)), self.zone)
         )
         day = functions.col("_day")
-        # Near a change of the clocks the one on the wall tells a neighbour of the day meant: what opened last decides.
+        # Near a change of the clocks the local date may be a neighbour of the session's: the last open decides.
         nearby = (ns >= self._ns(day + 1, opens)).cast("bigint") - (ns < self._ns(day, opens)).cast("bigint")
         return (
             frame.withColumn("_day", floor_div(wall - opens, _DAY_US))
@@ -106,7 +106,7 @@ class Hours:
         return functions.coalesce(functions.try_element_at(functions.create_map(*known), day), close)
 
     def _closes(self) -> dict[int | None, int]:
-        """Return closes by day since 1970, in microseconds since its midnight; None: of all other days."""
+        """Return closes by day since 1970, in microseconds since its midnight; None: all other days."""
         opens = _microseconds(self.open)
         given: dict[str | date, str | None] = {DEFAULT: _CLOSE}
         closes: Any = self.close if isinstance(self.close, tuple) else {DEFAULT: self.close}
@@ -128,12 +128,12 @@ def _microseconds(text: object) -> int:
     except ValueError:
         at = None
     if at is None or at.tzinfo is not None:
-        raise ConfigError(f"a time of day was {text!r}, expected one such as '09:30'")
+        raise ConfigError(f"a time of day was {text!r}, expected for example '09:30'")
     return ((at.hour * 60 + at.minute) * 60 + at.second) * 10**6 + at.microsecond
 
 
 def _day_of(key: object) -> int | None:
-    """Return the days since 1970 of a key of `close`; None: it is that of all other dates."""
+    """Return the key of `close` as days since 1970; None: the default."""
     if key == DEFAULT:
         return None
     try:
@@ -145,7 +145,7 @@ def _day_of(key: object) -> int | None:
 
 @cache
 def _sessions(exchange: str) -> tuple[tuple[int, int, date], ...]:
-    """Return open and close in ns, and date, of each session that the calendar of an exchange has."""
+    """Return open and close in ns, and the date, of each session in the calendar of an exchange."""
     calendars = needs("exchange_calendars", "calendar")
     try:
         earliest = calendars.get_calendar(exchange).bound_min() or _FIRST
@@ -159,7 +159,7 @@ def _sessions(exchange: str) -> tuple[tuple[int, int, date], ...]:
 
 
 def _in_sessions(frame: DataFrame, ns: Column, exchange: str) -> DataFrame:
-    """Do as `Hours.select`: join rows with the sessions that touch the same UTC date."""
+    """Do as `Hours.select`: join rows with the sessions that overlap the same UTC date."""
     sessions = _sessions(exchange)
     rows = [
         (day, opens, closes, label)
@@ -168,7 +168,7 @@ def _in_sessions(frame: DataFrame, ns: Column, exchange: str) -> DataFrame:
     ]
     table = frame.sparkSession.createDataFrame(rows, f"_day bigint, {OPENS} bigint, {CLOSES} bigint, {SESSION} date")
     first, last = sessions[0][2], sessions[-1][2]
-    message = f"a time was outside {first} to {last}, expected one that the calendar of {exchange} knows"
+    message = f"a time was outside {first} to {last}, expected one within the calendar of {exchange}"
     day = floor_div(ns, _DAY_NS)
     begin, end = sessions[0][0] // _DAY_NS, sessions[-1][1] // _DAY_NS
     known = functions.when(day.between(begin, end) | day.isNull(), day).otherwise(

@@ -1,4 +1,4 @@
-"""What analyses take: columns by name, times as ns, lengths of time, and how rows are ordered."""
+"""Inputs of analyses: columns by name, times as ns, durations, and the order of rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DAY: Final = ("feed", "date")
 """Columns that identify a recorded day. Results are grouped by day unless the caller groups otherwise."""
 TIES: Final = ("epoch", "slice", "sequence")
-"""What orders messages of one time: their place in the recording."""
+"""Columns that order messages of equal time: their position in the recording."""
 _UNITS: Final = {
     "ns": 1,
     "us": 1_000,
@@ -39,11 +39,11 @@ _ADVICE: Final = {
 }
 
 Length = str | float | timedelta
-"""A length of time: seconds, a timedelta, or a text such as "500ms", "1s", "5m", "1h", "1d" (of 24 hours)."""
+"""A duration: seconds, a timedelta, or a text such as "500ms", "1s", "5m", "1h", "1d" (24 hours)."""
 
 
 def seconds_ns(name: str, value: float | timedelta, least_s: float) -> int:
-    """A number of seconds or a timedelta in ns. Raises ConfigError unless it is one, and at least `least_s`."""
+    """Return a duration in seconds, or a timedelta, in ns. Raises ConfigError if invalid or below `least_s`."""
     try:
         return duration_ns(name, value, least_s)
     except (TypeError, ValueError) as error:
@@ -51,14 +51,14 @@ def seconds_ns(name: str, value: float | timedelta, least_s: float) -> int:
 
 
 def length_ns(length: Length, name: str) -> int:
-    """A length of time in ns. Raises ConfigError unless it is one, and is above zero."""
+    """Return a duration in ns. Raises ConfigError if it is invalid or not positive."""
     ns = 0
     if not isinstance(length, str):
         ns = seconds_ns(name, length, -LONGEST_S)
     elif found := re.fullmatch(r"(\d+) ?(ns|us|ms|s|m|h|d)", length):
         ns = int(found[1]) * _UNITS[found[2]]
     if not 0 < ns < 1 << 63:
-        raise ConfigError(f'{name} was {length!r}, expected more than nothing, such as "500ms", "1s", "5m" or "1h"')
+        raise ConfigError(f'{name} was {length!r}, expected a positive duration such as "500ms", "1s", "5m" or "1h"')
     return ns
 
 
@@ -70,19 +70,19 @@ def require(frame: DataFrame, names: Iterable[str], what: str = "the frame") -> 
 
 
 def groups_of(by: Sequence[str] | None, *frames: DataFrame) -> list[str]:
-    """Return the columns to group by; by default the symbol, with feed and date as far as all frames have them."""
+    """Return the columns to group by; default: the symbol, and those of feed and date that all frames have."""
     if by is not None:
         return list(by)
     return [*(name for name in DAY if all(name in frame.columns for frame in frames)), "symbol"]
 
 
 def ties_of(frame: DataFrame, ties: Sequence[str] | None) -> list[str]:
-    """Return the columns that order rows of one time; by default those of their place in the recording."""
+    """Return the columns that order rows of equal time; default: their position in the recording."""
     return [name for name in TIES if name in frame.columns] if ties is None else list(ties)
 
 
 def ns_of(frame: DataFrame, name: str) -> Column:
-    """Return a column of time as bigint ns since the epoch; null where it is 0, which means that it is not known.
+    """Return a column of time as bigint ns since the epoch; null where it is 0, which means unknown.
 
     Raises ConfigError for a column of another type.
     """
@@ -94,7 +94,7 @@ def ns_of(frame: DataFrame, name: str) -> Column:
 
 
 def check_time(frame: DataFrame, name: str) -> None:
-    """Raise ConfigError unless a column of time is bigint or timestamp: others may be in seconds, or in some zone."""
+    """Raise ConfigError unless a column of time is bigint or timestamp: others may have other units or zones."""
     kind = frame.schema[name].dataType
     if not isinstance(kind, LongType | TimestampType):
         advice = _ADVICE.get(kind.typeName(), "convert it to one of these")
@@ -105,18 +105,18 @@ def check_time(frame: DataFrame, name: str) -> None:
 
 
 def instant(ns: Column) -> Column:
-    """Bigint ns as a timestamp, cut to the microsecond below."""
+    """Return bigint ns as a timestamp, rounded down to microseconds."""
     return functions.timestamp_micros(floor_div(ns, 1_000))
 
 
 def floor_div(numerator: Column, divisor: int) -> Column:
-    """The whole part of a quotient, rounded down also below zero."""
+    """Return a quotient rounded down, also below zero."""
     whole = functions.lit(divisor).cast("bigint")
     return functions.call_function("div", numerator - functions.pmod(numerator, whole), whole)
 
 
 def unused(frame: DataFrame, names: Sequence[str], made: Sequence[str]) -> None:
-    """Raise ConfigError when a column to group by has the name of one that is made."""
+    """Raise ConfigError if a column to group by has the name of a result column."""
     for name in names:
         if name in made:
-            raise ConfigError(f"by had {name!r}, which is made here; rename it first ({', '.join(frame.columns)})")
+            raise ConfigError(f"by had {name!r}, a result column: rename it ({', '.join(frame.columns)})")

@@ -1,4 +1,4 @@
-"""How late messages were: percentiles of the times between venue, publisher and receiver, by sketches."""
+"""Percentiles of the times between venue, publisher and receiver, by sketches."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ def lag_percentiles(
     percentiles: Sequence[float] = PERCENTILES,
     accuracy: int = 10_000,
 ) -> DataFrame:
-    """The distribution of `end` - `begin`, in ns: by default the lag from the publisher's send to the receiver.
+    """Return the distribution of `end` - `begin`, in ns: by default the lag from the publisher's send to the receiver.
 
-    `begin="ts_event", end="ts_out"` is the latency of the publisher, or the age of what it replays. Messages of which
-    one of the two times is not known (0 or null) are left out. A negative lag is what two clocks that differ give: it
+    `begin="ts_event", end="ts_out"` is the latency of the publisher, or the age of the data in a replay. Messages
+    without one of the two times (0 or null) are left out. A negative lag is caused by a difference of two clocks; it
     counts in the percentiles, and in `negative`.
 
-    Percentile p is a lag that was met: the smallest one that at least p of all lags do not exceed, but for the error of
-    the sketch (Greenwald and Khanna's): its place among n sorted lags is off by n / `accuracy` at most. Sketches of
-    partitions are merged, so nothing is sorted as a whole.
+    Percentile p is an observed lag: the smallest one that at least p of all lags do not exceed, except for the error of
+    the sketch (Greenwald and Khanna's): its rank among n sorted lags is off by at most n / `accuracy`. Sketches of
+    partitions are merged, so there is no global sort.
 
     Args:
         messages: rows with these columns.
         begin: bigint ns or timestamp.
         end: likewise.
-        by: what has a distribution of its own.
-        every: also each interval of `end` of this length, as in `message_rates`; its start is in the column `start`.
+        by: columns to group by.
+        every: also group by intervals of `end` of this length, as in `message_rates`, with the column `start`.
         percentiles: from 0 to 1.
         accuracy: 1 / the error; memory grows with it.
 
-    Columns: `by`, with `every` `start` and `start_time`, `messages`, `negative`, `min_ns`, `max_ns`, and one such as
-    `p50_ns` or `p99_9_ns` for each percentile.
+    Columns: `by`, with `every` `start` and `start_time`, `messages`, `negative`, `min_ns`, `max_ns`, and for each
+    percentile one such as `p50_ns` or `p99_9_ns`.
 
-    Raises ConfigError when a column is missing or an argument is not as said.
+    Raises ConfigError if a column is missing or an argument is invalid.
     """
     if not percentiles or not all(0 <= p <= 1 for p in percentiles):
         raise ConfigError(f"percentiles were {list(percentiles)}, expected numbers from 0 to 1")

@@ -1,4 +1,4 @@
-"""Compute the figures of the page of a recorded day, which `blackbox.report.page` draws."""
+"""Compute the figures of a recorded day for the page that `blackbox.report.page` draws."""
 
 from __future__ import annotations
 
@@ -39,30 +39,30 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _INTERVALS: Final = 420
-"""The most intervals of the messages over time."""
+"""Most intervals of the chart of messages over time."""
 _BARS: Final = 100
-"""The most bars of one symbol."""
+"""Most bars of one symbol."""
 _OUTSIDE: Final = 0.005
-"""The share of the messages at either end that may be left out to let the others fill the chart."""
+"""Fraction of the messages at either end that may be left out of the chart."""
 _PERCENTILES: Final = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.995, 0.999, 0.9995, 0.9999)
 _LONGEST_LAG_NS: Final = 3_600 * 10**9
-"""Messages sent later than that after the event were not sent live."""
+"""Messages sent later than this after the event were not sent live."""
 _NEAR: Final = 1.5
-"""Leave out the messages at the ends only if that stretches the others by this factor."""
+"""Leave out the messages at the ends only if that widens the rest by this factor."""
 _MOST_DECIMALS: Final = 6
 _HALF: Final = 0.5
 _SAME: Final = 1e-9
 _TEN_THOUSAND: Final = 10_000
 _REASONS: Final = {
     "misfit": "of a wrong size",
-    "not_trades": "that are no trades",
+    "not_trades": "that are not trades",
     "no_size": "without a size",
     "no_price": "without a price",
     "other_type": "of a type that repeats another",
     "repeated": "that repeat an earlier one",
     "broken": "taken back by the venue",
 }
-"""Why messages are left out, by the names of the counts."""
+"""Reasons for leaving messages out, by name of the count."""
 
 Progress = Callable[[str], object]
 """Called with the name of the next step."""
@@ -79,21 +79,21 @@ def measure_day(
     """Compute a day's report with Spark.
 
     Args:
-        spark: the session, whose workers must see the recording too.
+        spark: the session; its workers must be able to read the recording.
         path: the day's directory.
-        symbols: the symbols to show bars and spreads of. By default the `most` traded ones, or else the most quoted.
-        most: how many symbols to choose if none are given.
+        symbols: the symbols to show bars and spreads of. Default: the `most` traded ones, or else the most quoted.
+        most: number of symbols to choose if none are given.
         progress: called with the name of each step before it begins.
-        broken: whether trades that the venue took back are in the bars, too.
+        broken: True to include trades that the venue cancelled in the bars.
 
-    Raises JournalError when there is no such day, ConfigError when a symbol is not in it. Damage raises nothing: the
+    Raises JournalError if the day does not exist, ConfigError if it has no such symbol. Damage is not an error: the
     report lists it.
     """
     return _Day(spark, Path(path), progress or (lambda _: None), broken).report(tuple(symbols), most)
 
 
 class _Day:
-    """One day that is being measured."""
+    """One day being measured."""
 
     def __init__(self, spark: SparkSession, path: Path, progress: Progress, broken: bool) -> None:
         self._spark, self._path, self._progress, self._broken = spark, path, progress, broken
@@ -156,7 +156,7 @@ class _Day:
         step = step_of(high - low, _INTERVALS)
         found = _counted(frame, step, self._clock)
         first, last = _most_of(found)
-        if (last - first) * _NEAR < high - low:  # a few outliers would squeeze all others
+        if (last - first) * _NEAR < high - low:  # a few outliers would squeeze everything else
             time = functions.col(self._clock)
             frame = frame.where((time >= first) & (time < last + step))
             step = step_of(last + step - first, _INTERVALS)
@@ -222,7 +222,7 @@ class _Day:
 
 
 def step_of(span_ns: int, most: int) -> int:
-    """Return a round interval length (ns) of which at most `most`, or few more, fill a span."""
+    """Return a round interval length (ns) that divides a span into about `most` parts at most."""
     longest: int = STEPS_NS[-1]
     return next((step for step in STEPS_NS if span_ns / step <= most), longest)
 
@@ -291,7 +291,7 @@ def _middle(lag: Lag) -> int:
 
 # Prices
 
-_NO_PRICES: Final = "There are no bars and spreads: the schema {!r} tells of no trades and quotes."
+_NO_PRICES: Final = "There are no bars and spreads: the schema {!r} declares no trades and quotes."
 
 
 def _has_book(schema: str) -> bool:
@@ -332,7 +332,7 @@ def _bars(trades: DataFrame, step: int) -> dict[str, list[Bar]]:
 
 
 def _spreads(quotes: DataFrame, step: int) -> dict[str, tuple[str, list[SpreadPoint]]]:
-    """Return the spreads of each symbol and their unit: basis points of the mid, if all its mids are above zero."""
+    """Return the spreads of each symbol and their unit: basis points of the mid, if all its mids are positive."""
     price = functions.col("spread").cast("double")
     rows = (
         with_spread(quotes)

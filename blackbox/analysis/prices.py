@@ -1,4 +1,4 @@
-"""The trades and the quotes of recorded days, whatever feed they are of: as their schema declares them."""
+"""Trades and quotes of recorded days of any feed, as declared by their schemas."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Paths = str | Path | Sequence[str | Path]
-"""Days, feeds with their days, roots with feeds, or patterns for such, as `load` of the data source takes them."""
+"""Days, feeds with their days, roots with feeds, or patterns for them, as in `load` of the data source."""
 
 _PLACE: Final = ("ts_event", "epoch", "slice", "sequence")
 _BASE: Final = (*DAY, "symbol", *_PLACE)
@@ -37,60 +37,59 @@ _SIDES: Final = ("bid", "ask")
 def recorded_trades(
     spark: SparkSession, paths: Paths, on_damage: str = "error", broken: bool = False
 ) -> DataFrame | None:
-    """Return the trades of recorded days; None when their schema declares none.
+    """Return the trades of recorded days; None if their schemas declare none.
 
-    Each day is read as if it was alone. Feeds may have several schemas: a column is then of a type that holds all
-    values, and a schema that declares no trades adds none. Left out are:
+    Each day is processed on its own. Feeds may have several schemas: a column then has a type that holds all values,
+    and a schema without trades adds none. Left out are:
 
-    - messages that are no trades (`TradeFields.only`), and trades without a size or a price;
-    - trades that the venue took back (`Schema.breaks`), unless `broken`;
-    - repetitions: trades of the same symbol, id, price and size as an earlier one of the day, by time, then `epoch`,
+    - messages that are not trades (`TradeFields.only`), and trades without a size or a price;
+    - trades that the venue cancelled (`Schema.breaks`), unless `broken`;
+    - duplicates: trades with the symbol, id, price and size of an earlier one of the day, by time, then `epoch`,
       `slice` and `sequence`;
-    - of each symbol, types that repeat those of the first type that it has (`TradeFields.rank`).
+    - for each symbol, types that repeat those of the first type that it has (`TradeFields.rank`).
 
-    `recording.trades` of the frames has the same trades, and counts what is left out.
+    `recording.trades` of the frames has the same trades, and counts those left out.
 
     Columns: `feed`, `date`, `symbol`, `ts_event`, `epoch`, `slice`, `sequence`, `price`, `size`, `trade_id`. Price and
-    size are of the fields' types, doubles where they stand in text. `trade_id` is the venue's, null where it has none.
-    A trade that tells only which order it filled has that order's price; null if the order was entered before the
-    recording began.
+    size have the fields' types, doubles for text. `trade_id` is the venue's, null if there is none. A trade that only
+    refers to an order has that order's price; null if the order was entered before the recording began.
 
     Args:
         spark: the session.
-        paths: days, feeds or roots, as of `load` of the data source.
+        paths: days, feeds or roots, as in `load` of the data source.
         on_damage: the data source's `onDamage`.
-        broken: True: also the trades that the venue took back.
+        broken: True to include the trades that the venue cancelled.
 
-    Raises JournalError when there is no such day, ConfigError when the days of one feed have several schemas, or ids
-    are texts in one schema and numbers in another.
+    Raises JournalError if a day does not exist, ConfigError if the days of one feed have several schemas, or ids are
+    texts in one schema and numbers in another.
     """
     found = typed_trades(spark, paths, on_damage, broken)
     return None if found is None else found.drop("type", "rank")
 
 
 def recorded_quotes(spark: SparkSession, paths: Paths, on_damage: str = "error") -> DataFrame | None:
-    """Return the quotes of recorded days, as `recorded_trades`.
+    """Return the quotes of recorded days, as `recorded_trades` does.
 
     Columns: those of `recorded_trades` up to `sequence`, then `bid_price`, `bid_size`, `ask_price`, `ask_size`. Price
-    and size of an absent side are null. Where the feed sends one side at a time, each quote has both: each side is the
-    last one known that day, in the order of the recording (`with_both_sides`).
+    and size of an absent side are null. If the feed sends one side at a time, each quote has both: the last values of
+    that day, in the order of the recording (`with_both_sides`).
     """
     found = typed_quotes(spark, paths, on_damage)
     return None if found is None else found.drop("type", "rank")
 
 
 def typed_trades(spark: SparkSession, paths: Paths, on_damage: str, broken: bool = False) -> DataFrame | None:
-    """Return `recorded_trades` with two more columns: their `type`, and its `rank`."""
+    """Return `recorded_trades` with two more columns: `type`, and its `rank`."""
     return _together([_trades(days, broken) for days in _days(spark, paths, on_damage) if days.schema.trades])
 
 
 def typed_quotes(spark: SparkSession, paths: Paths, on_damage: str) -> DataFrame | None:
-    """Return `recorded_quotes` with the two more columns of `typed_trades`."""
+    """Return `recorded_quotes` with the two additional columns of `typed_trades`."""
     return _together([_quotes(days) for days in _days(spark, paths, on_damage) if days.schema.quotes])
 
 
 class _Days(NamedTuple):
-    """Days that declare the same."""
+    """Days with the same schema."""
 
     spark: SparkSession
     paths: list[str]
@@ -98,7 +97,7 @@ class _Days(NamedTuple):
     on_damage: str
 
     def fields(self, kind: str, names: Mapping[str, str]) -> DataFrame:
-        """Return what every message has, and the fields of a message type by their new names."""
+        """Return the common columns of messages, and the fields of a message type by their new names."""
         reader = self.spark.read.format("blackbox").option("onDamage", self.on_damage)
         if self.schema.json is not None:
             columns = "feed string, date date, symbol string, ts_event bigint, epoch bigint, slice int, sequence bigint"
@@ -150,7 +149,7 @@ def _trades(days: _Days, broken: bool) -> DataFrame:
 
 
 def _orders(days: _Days) -> DataFrame:
-    """Return the orders that were entered, each number of a symbol and day once: `_number`, `price`."""
+    """Return the entered orders, one per symbol, day and number: `_number`, `price`."""
     frames = [
         days.fields(each.message_type, {"_number": each.number, "price": each.price}) for each in days.schema.orders
     ]
@@ -160,7 +159,7 @@ def _orders(days: _Days) -> DataFrame:
 
 
 def _once(rows: DataFrame) -> DataFrame:
-    """Leave out repetitions of trades with an id. All of their columns are in the group, or tell their place."""
+    """Drop duplicates of trades with an id. All of their columns are grouped by, or tell the position."""
     kind = rows.schema["trade_id"].dataType
     if isinstance(kind, NullType):
         return rows.withColumn("trade_id", functions.lit(None).cast("bigint")).drop("topic")
@@ -172,7 +171,7 @@ def _once(rows: DataFrame) -> DataFrame:
 
 
 def _without_broken(rows: DataFrame, days: _Days) -> DataFrame:
-    """Leave out the trades that the venue took back, whenever it did."""
+    """Drop the trades that the venue cancelled, at any time."""
     for each in days.schema.breaks:
         parts = {"trade_id": each.id, "price": each.price, "size": each.size}
         named = {f"_{part}": name for part, name in parts.items() if name is not None}
@@ -182,7 +181,7 @@ def _without_broken(rows: DataFrame, days: _Days) -> DataFrame:
         )
         equal = [functions.col(name).eqNullSafe(functions.col(f"_broken_{name}")) for name in same]
         equal.append(functions.col("trade_id").isNotNull())
-        # They are few.
+        # There are few.
         rows = rows.join(functions.broadcast(taken_back), reduce(lambda one, other: one & other, equal), "left_anti")
     return rows
 
@@ -206,7 +205,7 @@ def _quotes(days: _Days) -> DataFrame:
 
 
 def _first_of_each(frames: list[DataFrame], fields: Sequence[TradeFields | QuoteFields]) -> DataFrame:
-    """Return of each symbol and day the rows of the lowest rank that it has."""
+    """Return for each symbol and day the rows of the lowest rank that it has."""
     rows = reduce(lambda one, other: one.unionByName(other), frames)
     if len({each.rank for each in fields}) == 1:
         return rows
@@ -219,7 +218,7 @@ def _told(frame: DataFrame, fields: TradeFields | QuoteFields) -> DataFrame:
 
 
 def _together(frames: list[DataFrame]) -> DataFrame | None:
-    """Return the rows of days of all schemas. Spark widens numbers, but ids that are texts stay apart from numbers."""
+    """Union the rows of days of all schemas. Spark widens numbers, but does not mix texts and numbers as ids."""
     ids = {frame.schema["trade_id"].dataType for frame in frames if "trade_id" in frame.columns}
     if StringType() in ids and len(ids) > 1:
         raise ConfigError(
@@ -229,9 +228,9 @@ def _together(frames: list[DataFrame]) -> DataFrame | None:
 
 
 def _of_json(texts: DataFrame, within: str, names: Mapping[str, str]) -> DataFrame:
-    """Return members of the JSON document with which each payload ends: numbers as doubles, ids as integers.
+    """Return members of the JSON document that ends each payload: numbers as doubles, ids as integers.
 
-    Python workers read them with the code that the frames use: Spark itself reads some documents differently.
+    Python workers parse them with the same code as the frames: Spark itself parses some documents differently.
     """
     rows = texts.select(*_BASE, "topic", "payload")
     made = StructType(rows.schema.fields[:-1])

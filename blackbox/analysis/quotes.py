@@ -1,4 +1,4 @@
-"""What a quote tells: its two sides, spread, mid and imbalance."""
+"""Quotes: both sides, spread, mid and imbalance."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def with_both_sides(
 ) -> DataFrame:
     """Fill each absent side of a quote from the last earlier quote of the same `by` that had it.
 
-    For feeds that send one side at a time, as the tape does; `recorded_quotes` and `asof_recorded` do it themselves. A
-    side is absent when its price is null; where no earlier quote has it, its price and size become null. Zero and
-    prices below it are prices.
+    For feeds that send one side at a time, like the tape; `recorded_quotes` and `asof_recorded` already do this. A side
+    is absent if its price is null; if no earlier quote has it, price and size become null. Zero and negative prices are
+    valid.
 
-    Earlier is by `time`, then `ties`; quotes of no known time come before all others. With `time=None` it is by `ties`
-    alone, which is the order of the recording. Without `by`, sides are carried
-    within `symbol`, and `feed` and `date` if these are there: put the exchange into `by` where quotes of several are
-    mixed, since the last one is not the best one. Without `ties`: `epoch`, `slice`, `sequence`, as far as there.
+    Order is by `time`, then `ties`; quotes without a known time come first. With `time=None` it is by `ties` alone, the
+    order of the recording. Without `by`, sides are carried within `symbol`, and `feed` and `date` if they exist. If
+    quotes of several exchanges are mixed, include the exchange in `by`, because the last quote is not the best one.
+    Without `ties`: those of `epoch`, `slice`, `sequence` that exist.
 
-    Raises ConfigError when a column is missing.
+    Raises ConfigError if a column is missing.
     """
     groups, ties = groups_of(by, quotes), ties_of(quotes, ties)
     times = [] if time is None else [time]
@@ -58,14 +58,13 @@ def with_spread(
 ) -> DataFrame:
     """Add the columns `spread`, `mid` and `imbalance`.
 
-    spread = ask - bid, of the prices' type: 0 where the market is locked, less where it is crossed.
-    mid = (bid + ask) / 2, a double.
-    imbalance = (bid size - ask size) / (bid size + ask size), a double from -1 to 1; null when both sizes are 0.
+    spread = ask - bid, in the prices' type: 0 in a locked market, negative in a crossed one. mid = (bid + ask) / 2, a
+    double. imbalance = (bid size - ask size) / (bid size + ask size), a double from -1 to 1; null if both sizes are 0.
 
-    A side is absent when its price is null; where one is absent all three are null. Zero and prices below it are
-    prices, so give sides that a feed marks by a price of 0 as null, as `recorded_quotes` does.
+    A side is absent if its price is null; if one is absent, all three are null. Zero and negative prices are valid, so
+    convert a feed's price of 0 for an absent side to null, as `recorded_quotes` does.
 
-    Raises ConfigError when a column is missing.
+    Raises ConfigError if a column is missing.
     """
     require(quotes, (bid, ask, bid_size, ask_size), "quotes")
     bids, asks = functions.col(bid), functions.col(ask)

@@ -1,8 +1,8 @@
 """As-of join of two message types of recordings: one compiled pass over each slice, in the order of capture.
 
-    day, slice ==one task==> batches in order ==compiled==> trades, each with what its symbol's last quote was ==> Spark
+    day, slice ==one task==> batches in order ==compiled==> trades with their symbol's last quote ==> Spark
 
-Rows go to Spark once, as the result: not trades and quotes apart, nor is anything sorted or sent to another task.
+Only the result goes to Spark: trades and quotes are not extracted separately, sorted, or shuffled.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _PLACE: Final = ("ts_event", "ts_recv", "sequence")
-"""The columns of a quote besides its fields."""
+"""The columns of a quote in addition to its fields."""
 _TS_EVENT: Final = _PLACE.index("ts_event")
 _ALL: Final = 1 << 62
 _NO_TOLERANCE: Final = -1
@@ -51,35 +51,35 @@ def asof_recorded(
     prices: Prices = "decimal",
     suffix: str = "_quote",
 ) -> DataFrame:
-    """Each message of type `trades`, and beside it the last message of type `quotes` of its symbol before it.
+    """Return each message of type `trades`, joined with its symbol's last earlier message of type `quotes`.
 
-    A quote of a feed that sends one side at a time has both, as soon as the day has had both: an absent side is that
-    of the last quote that had it, as in `recorded_quotes`. Price and size of a side that is absent are null. All
-    messages of type `trades` are there, also trades that the venue took back: `recorded_trades` leaves those out.
+    A quote of a feed that sends one side at a time gets both, once the day has had both: an absent side is that of the
+    last quote that had it, as in `recorded_quotes`. Price and size of an absent side are null. All messages of type
+    `trades` are included, even trades that the venue cancelled; `recorded_trades` leaves those out.
 
-    Before means: in the recording of the slice, so that it is what a subscriber knew when the trade came, whatever the
-    times say. Where the times of a symbol's messages never go back, that is `asof_join` on `ts_event`, but that of a
-    quote and a trade of one time the order of capture tells which was first. A day begins without quotes. Every trade
-    is there once; where there is no quote the columns of quotes are null.
+    Earlier means earlier in the recording of the slice, whatever the times: it is what a subscriber knew when the trade
+    arrived. If the times of a symbol's messages never go back, the result equals `asof_join` on `ts_event`, except that
+    the order of capture decides between a quote and a trade of equal time. A day begins without quotes. Each trade
+    appears once; without a quote the columns of quotes are null.
 
     A publisher groups messages by key in each block. So if keys (`key_bytes`) are longer than a symbol and its dot, a
-    quote may be recorded after a trade that it preceded at the venue: `asof_join` goes by the times.
+    quote may be recorded after a trade that it preceded at the venue; then use `asof_join`, which goes by times.
 
     Args:
         spark: the session.
-        paths: as of `load` of the data source.
+        paths: as in `load` of the data source.
         trades: a message type of the feed's schema, such as "T".
         quotes: another one, such as "Q".
-        columns: which of the result's columns; not given: all. Fewer are faster.
-        tolerance: a quote older than this, by `ts_event`, does not count: in seconds, or a `timedelta`.
+        columns: columns of the result; default: all. Fewer are faster.
+        tolerance: the greatest age of a quote, by `ts_event`, in seconds or as a `timedelta`.
         prices: as the option of the data source.
-        suffix: goes behind the names of quote columns that trades have too.
+        suffix: appended to the names of quote columns that trades have too.
 
     The result has the columns of `option("messageType", trades)`, then `ts_event`, `ts_recv` and `sequence` of the
     quote with the suffix, and its fields. Each day's slice is one task.
 
-    Raises ConfigError when an argument is not as said, JournalError when there is no such day; later, when a recording
-    is damaged.
+    Raises ConfigError if an argument is invalid, JournalError if a day does not exist; later, if a recording is
+    damaged.
     """
     tolerance_ns = _NO_TOLERANCE if tolerance is None else seconds_ns("tolerance", tolerance, 0)
     days = days_of([str(path) for path in ([paths] if isinstance(paths, str | Path) else paths)])
@@ -117,7 +117,7 @@ def _field(fields: list[StructField], name: str) -> StructField:
 
 
 def _slices(days: list[Path]) -> list[Partition]:
-    """A partition for each slice of each day: all of it."""
+    """Return a partition for each whole slice of each day."""
     found: dict[tuple[str, int], Partition] = {}
     for part in plan(days, Pushed(), _ALL, False).partitions:
         first = found.setdefault((part.day, part.slice_id), part)
@@ -127,7 +127,7 @@ def _slices(days: list[Path]) -> list[Partition]:
 
 
 class _Join(NamedTuple):
-    """What a task does."""
+    """The work of a task."""
 
     slices: tuple[Partition, ...]
     schema: Schema
@@ -135,7 +135,7 @@ class _Join(NamedTuple):
     trade_fields: tuple[RecordField, ...]
     quote_fields: tuple[RecordField, ...]
     names: dict[str, str]
-    """Columns of quotes to their names in the result."""
+    """Columns of quotes by name, with their names in the result."""
     result: StructType
     tolerance_ns: int
     sides: _Sides
@@ -202,20 +202,23 @@ class _Join(NamedTuple):
 
 
 class _Sides(NamedTuple):
-    """The two sides of a message type of quotes."""
+    """The two sides of a quote type."""
 
     fields: tuple[tuple[str, str], ...] = ()
-    """The fields of price and size of each side that may be absent."""
+    """Fields of price and size of each side that may be absent."""
     prices: tuple[int, ...] = ()
     """The price that means that the side is absent."""
     carried: NDArray[numpy.int64] = numpy.empty((0, 4), numpy.int64)
-    """Sides that are carried on where they are absent: offset and bytes of the price, then of the size."""
+    """Sides that are carried forward if absent: offset and size of the price, then of the size."""
     absent: NDArray[numpy.uint8] = numpy.empty((0, 8), numpy.uint8)
     """The bytes of the price that means that such a side is absent."""
 
     @classmethod
     def of(cls, schema: Schema, kind: str) -> Self:
-        """Return those of a message type; none if the schema does not declare it as quotes, or no price is absent."""
+        """Return the sides of a message type.
+
+        Empty if the schema does not declare it as quotes, or has no absent price.
+        """
         declared = [each for each in schema.quotes if schema.character(each.message_type) == schema.character(kind)]
         dtype: Any = schema.dtype(kind)
         fields, prices, carried, absent = [], [], [], []
@@ -253,7 +256,7 @@ class _Known:
         self.there = numpy.zeros(1024, numpy.bool_)
 
     def codes(self, symbols: pyarrow.Array) -> NDArray[numpy.int64]:
-        """The number of each row's symbol; there is room for the quotes of all of them."""
+        """Return the number of each row's symbol, and make room for its quote."""
         encoded = symbols.dictionary_encode()
         names, numbers = encoded.dictionary.to_pylist(), self._numbers
         table = [numbers.setdefault(name, len(numbers)) for name in names]
@@ -280,7 +283,7 @@ def _count(
     kinds: tuple[int, int],
     widths: tuple[int, int],
 ) -> tuple[int, int]:
-    """How many trades there are, and the first trade or quote that is not as wide as it should be; -1: none."""
+    """Return the number of trades, and the index of the first trade or quote of the wrong size; -1: none."""
     many = 0
     for row in range(len(offsets) - 1):
         start, size = offsets[row], offsets[row + 1] - offsets[row]
@@ -313,9 +316,9 @@ def _match(
     places: NDArray[numpy.int64],
     found: NDArray[numpy.bool_],
 ) -> None:
-    """Keep the last quote of each symbol, and write each trade's row, record, and the quote before it with its places.
+    """Keep the last quote of each symbol. Write each trade's row and record, and the quote before it with its position.
 
-    A side of a quote that is absent is that of the symbol's quote before it.
+    An absent side of a quote is copied from the symbol's previous quote.
     """
     many = 0
     quote = numpy.empty(last_payloads.shape[1], numpy.uint8)

@@ -1,5 +1,5 @@
-"""A recorded day as one HTML page, and as a picture of its rate.
+"""A recorded day as one HTML page, and a chart of its message rate.
 
-In: figures that `blackbox.analysis.measure_day` computes (`day_report`), or a recording. Out: HTML that needs no other
-file, SVG, PNG. `charts` draws for the page, `picture` for SVG files that stand alone.
+In: figures computed by `blackbox.analysis.measure_day` (`day_report`), or a recording. Out: self-contained HTML, SVG,
+PNG. `charts` draws for the page, `picture` makes standalone SVG files.
 """

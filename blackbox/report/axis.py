@@ -1,4 +1,4 @@
-"""Round places on an axis, and how they are written."""
+"""Round ticks on an axis, with labels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SPAN_TICKS: Final = 7
 
 
 def time_ticks(first: int, last: int, zone: str) -> Iterator[tuple[int, str]]:
-    """Round local times from `first` to `last`, and how they are written."""
+    """Yield round local times from `first` to `last`, with labels."""
     step = next((step for step in STEPS_NS if (last - first) / step <= _TIME_TICKS), STEPS_NS[-1])
     offset = datetime_of(first, zone).utcoffset() or timedelta()
     shift = int(offset.total_seconds()) * SECOND_NS
@@ -34,7 +34,7 @@ def time_ticks(first: int, last: int, zone: str) -> Iterator[tuple[int, str]]:
 
 
 def rate_ticks(highest: float) -> Iterator[tuple[float, str]]:
-    """Round rates from 0 to at least `highest`, and how they are written."""
+    """Yield round rates from 0 to at least `highest`, with labels."""
     step = next(
         digit * 10.0**power
         for power in range(-3, 16)
@@ -46,7 +46,7 @@ def rate_ticks(highest: float) -> Iterator[tuple[float, str]]:
 
 
 def span_ticks(low: float, high: float, decimals: int) -> Iterator[tuple[float, str]]:
-    """Round numbers from `low` to `high`, with so many decimals at least."""
+    """Yield round numbers from `low` to `high`, with labels of at least `decimals` decimals."""
     step = next(
         digit * 10.0**power
         for power in range(-9, 16)
@@ -59,6 +59,6 @@ def span_ticks(low: float, high: float, decimals: int) -> Iterator[tuple[float, 
 
 
 def lag_ticks(low: float, high: float) -> Iterator[tuple[float, str]]:
-    """Powers of ten of ns from `low` to `high`."""
+    """Yield powers of ten of ns from `low` to `high`, with labels."""
     for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1):
         yield 10.0**power, duration(10.0**power).replace(".00", "").replace("0.0", "0")

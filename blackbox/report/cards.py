@@ -1,4 +1,4 @@
-"""What the parts of the page are made of: a card with a title, and times as they are written on it."""
+"""Building blocks of the page: a card with a title, and times."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _UNITS: Final = (
 
 
 def card(title: str, told: str, *parts: str) -> str:
-    """A card. All is HTML; `told` stands beside the title."""
+    """Return a card. All is HTML; `told` is next to the title."""
     return f'<section class="card"><div class="head"><h2>{title}</h2>{told}</div>{"".join(parts)}</section>'
 
 
 def dim(text: str) -> str:
-    """Text that is of less weight."""
+    """Return dimmed text."""
     return f'<span class="dim">{escape(text)}</span>'
 
 
 def nothing(text: str) -> str:
-    """A line that says why there is no chart."""
+    """Return a line that says why there is no chart."""
     return f'<p class="dim">{escape(text)}</p>'
 
 
@@ -42,11 +42,11 @@ def interval(ns: int) -> str:
 
 
 def times(report: DayReport) -> list[charts.Tick]:
-    """The times below a chart of the day."""
+    """Return the time ticks below a chart of the day."""
     return [(float(ns), text) for ns, text in time_ticks(report.mix.start_ns, report.mix.stop_ns, report.time_zone)]
 
 
 def at(report: DayReport, ns: int, step_ns: int) -> str:
-    """A time of day, as exactly as intervals of that length need it."""
+    """Return a time of day, as precise as intervals of `step_ns` need it."""
     digits = 0 if step_ns % SECOND_NS == 0 else 3 if step_ns % 10**6 == 0 else 9
     return clock_text(ns, report.time_zone, digits)

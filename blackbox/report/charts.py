@@ -1,6 +1,6 @@
-"""Charts of the page: an SVG that stretches to any width, with its labels beside it as HTML, which does not stretch.
+"""Charts of the page: an SVG that stretches to any width, with HTML labels next to it, which do not stretch.
 
-Pictures that stand alone are made of the same parts: see `blackbox.report.picture`.
+Standalone pictures use the same parts: see `blackbox.report.picture`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Tick = tuple[float, str]
 
 
 class Axis:
-    """Place the numbers from `first` to `last` on the coordinates from `begin` to `begin + size`.
+    """Maps the numbers from `first` to `last` to the coordinates from `begin` to `begin + size`.
 
     `upward` axes run from the far end to `begin`, since y grows downwards. `scale` is applied to numbers first.
     """
@@ -42,7 +42,7 @@ class Axis:
         return self.begin + (self.end - self.begin) * (1 - share if self._upward else share)
 
     def share(self, value: float) -> float:
-        """Return the place of a number as a share of the axis, from 0 to 1."""
+        """Return the position of a number as a fraction of the axis, from 0 to 1."""
         return (self._scale(value) - self._first) / self._span
 
 
@@ -93,7 +93,7 @@ def hover(x: Axis, first: float, last: float, text: str) -> str:
 
 
 def steps(x: Axis, edges: Sequence[float], tops: Sequence[float], bottoms: Sequence[float]) -> str:
-    """Return the outline of adjacent columns, from bottoms to tops. `edges` has one item more than they have."""
+    """Return the outline of adjacent columns, from bottoms to tops. `edges` has one more item."""
     over = "".join(f"V{top:.2f}H{x(edge):.2f}" for top, edge in zip(tops, edges[1:], strict=True))
     pairs = zip(reversed(bottoms), reversed(edges[:-1]), strict=True)
     under = "".join(f"V{bottom:.2f}H{x(edge):.2f}" for bottom, edge in pairs)
@@ -106,6 +106,6 @@ def line(places: Iterable[tuple[float, float]]) -> str:
 
 
 def path(kind: str, outline: str, color: int | None = None) -> str:
-    """Return a path of a class of the style sheet; `color` is one of `--c0` to `--c7`."""
+    """Return a path with a class of the style sheet; `color` is one of `--c0` to `--c7`."""
     chosen = "" if color is None else f' style="--c:var(--c{color})"'
     return f'<path class="{kind}"{chosen} d="{outline}"/>'

@@ -1,4 +1,4 @@
-"""The figures of a recorded day that its page shows. Times are ns since 1970."""
+"""The figures of a recorded day shown on its page. Times are ns since 1970."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Instrument(msgspec.Struct, frozen=True, kw_only=True):
 
     symbol: str
     step_ns: int
-    """The length of the intervals."""
+    """Length of the intervals."""
     decimals: int
     """Decimals to show prices with."""
     bars: tuple[Bar, ...]
@@ -76,9 +76,9 @@ class Lag(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     messages: int
     negative: int
-    """Messages with a negative lag: the two clocks differ."""
+    """Messages with a negative lag, because the two clocks differ."""
     percentiles: tuple[tuple[float, int], ...]
-    """(p, ns) by rising p from 0 to 1: the share p of the messages had at most this lag."""
+    """(p, ns) by rising p from 0 to 1: the fraction p of the messages had at most this lag."""
 
 
 class Missing(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,14 +102,14 @@ class DayReport(msgspec.Struct, frozen=True, kw_only=True):
     recording: str
     """Its directory."""
     clock: str
-    """Which clock the charts use, in words."""
+    """Description of the clock that the charts use."""
     messages: int
     symbols: int
     slices: int
     mix: Mix
     instruments: tuple[Instrument, ...]
     prices: str
-    """Where bars and spreads come from, or why there are none, in words."""
+    """Description of the source of bars and spreads, or of why they are missing."""
     left_out: tuple[tuple[int, str], ...] = ()
     """Numbers of messages of trades that are in no bar, each with the reason."""
     lags: tuple[Lag, ...]

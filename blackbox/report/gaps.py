@@ -1,4 +1,4 @@
-"""The card of what is missing or damaged."""
+"""The card of gaps and damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The card of lags: percentiles, the rare ones as wide as the common ones."""
+"""The card of lags: percentiles on a scale that widens the rare ones."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from blackbox.report.numbers import count, duration
 
 _LEAST_NS: Final = 1
 _NINES: Final = 6
-"""How far the axis of the percentiles goes: its end is the largest."""
+"""End of the percentile axis, at which the largest lag is drawn."""
 _PERCENT_TICKS: Final = ((0.5, "50 %"), (0.9, "90 %"), (0.99, "99 %"), (0.999, "99.9 %"), (1.0, "all"))
 _PERCENT_SHOWN: Final = (0.5, 0.9, 0.99, 0.999, 1.0)
 
 
 def _nines(p: float) -> float:
-    """How many nines a percentile has: 0.99 has two."""
+    """Return the number of nines of a percentile: 0.99 has two."""
     return _NINES if p >= 1 else min(_NINES, -math.log10(1 - p))
 
 
 def lag_text(lag: Lag, p: float) -> str:
-    """How long it took for the part `p` of the messages."""
+    """Return the lag of percentile `p` as text."""
     return duration(next(ns for at, ns in lag.percentiles if at >= p))
 
 
 def lags(report: DayReport) -> str:
     """The card."""
     if not report.lags:
-        return card("How late", "", nothing("No message has the times that would tell."))
+        return card("How late", "", nothing("No message has the necessary times."))
     points = [max(_LEAST_NS, ns) for lag in report.lags for _, ns in lag.percentiles]
     low, high = 10.0 ** math.floor(math.log10(min(points))), 10.0 ** math.ceil(math.log10(max(points) + 1))
     x, y = charts.across(0, 1, _nines), charts.upward(low, high, math.log10)
@@ -53,10 +53,10 @@ def lags(report: DayReport) -> str:
         for number, each in enumerate(report.lags)
     )
     negative = sum(each.negative for each in report.lags)
-    note = f"; {count(negative)} came before they were sent: two clocks differ" if negative else ""
+    note = f"; {count(negative)} arrived before they were sent: two clocks differ" if negative else ""
     return card(
         "How late",
-        dim(f"the part of the messages that took at most so long{note}"),
+        dim(f"fraction of messages with at most this lag{note}"),
         charts.chart("Percentiles of the lag", x, y, _PERCENT_TICKS, lag_ticks(low, high), marks, 230),
         f'<div class="scroll"><table class="words"><tr><th></th>{head}</tr>{rows}</table></div>',
     )

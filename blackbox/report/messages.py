@@ -1,4 +1,4 @@
-"""The cards of messages over the day: how many, and of which types."""
+"""The cards of messages over the day: their rate, and their types."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _edges(mix: Mix) -> list[float]:
 
 
 def rate(report: DayReport) -> str:
-    """The card of the rate."""
+    """Return the card of the rate."""
     mix = report.mix
     if not mix.counts:
         return card("Messages over the day", "", nothing("No message has a time."))
@@ -40,7 +40,7 @@ def rate(report: DayReport) -> str:
 
 
 def mix(report: DayReport) -> str:
-    """The card of the types; nothing without messages."""
+    """Return the card of the types; "" without messages."""
     mix = report.mix
     if not mix.counts:
         return ""
@@ -75,7 +75,7 @@ def mix(report: DayReport) -> str:
 
 
 def _few(mix: Mix) -> tuple[list[str], list[tuple[int, ...]]]:
-    """The most frequent types; those that there is no colour for, together."""
+    """Return the most frequent types; those beyond the number of colours are combined."""
     names = [kind or "no type" for kind in mix.kinds]
     if len(names) <= COLOURS:
         return names, list(mix.counts)

@@ -1,11 +1,11 @@
-"""Numbers as people read them."""
+"""Format numbers for people."""
 
 from __future__ import annotations
 
 from typing import Final
 
 NOTHING: Final = "-"
-"""What stands in the place of a number that there is none of."""
+"""Placeholder for a missing number."""
 _THOUSAND: Final = 1_000
 _BYTE_UNITS: Final = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1))
 
@@ -21,7 +21,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def scaled(number: float) -> str:
-    """With three digits and, from a thousand on, k, M or G: `25.3 M`."""
+    """Format with three digits and, from a thousand on, k, M or G: `25.3 M`."""
     for unit in ("", " k", " M"):
         if abs(number) < _THOUSAND:
             return f"{three_digits(number)}{unit}"
@@ -30,7 +30,7 @@ def scaled(number: float) -> str:
 
 
 def short(number: float) -> str:
-    """As few digits as it has: `1.5 k`, `20`."""
+    """Format with only the necessary digits: `1.5 k`, `20`."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(number) >= size:
             return f"{number / size:g} {unit}"
@@ -38,7 +38,7 @@ def short(number: float) -> str:
 
 
 def duration(nanoseconds: float) -> str:
-    """With three digits, in the unit that suits: `420 ns`, `1.25 ms`, `3.00 s`."""
+    """Format with three digits and a fitting unit: `420 ns`, `1.25 ms`, `3.00 s`."""
     for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
         if abs(nanoseconds) >= size:
             return f"{three_digits(nanoseconds / size)} {unit}"
@@ -52,12 +52,12 @@ def three_digits(number: float) -> str:
 
 
 def rate(messages: float, seconds: float = 1.0) -> str:
-    """Messages a second, with three digits: `25.3 M/s`."""
+    """Format messages per second with three digits: `25.3 M/s`."""
     return f"{scaled(messages / seconds)}/s" if seconds > 0 else NOTHING
 
 
 def byte_rate(octets: float, seconds: float = 1.0) -> str:
-    """`812 MB/s`, `12 kB/s`."""
+    """Format a byte rate: `812 MB/s`, `12 kB/s`."""
     if seconds <= 0:
         return NOTHING
     unit, size = _byte_unit(octets / seconds)
@@ -65,7 +65,7 @@ def byte_rate(octets: float, seconds: float = 1.0) -> str:
 
 
 def byte_size(octets: int) -> str:
-    """`812.5 MB`, `1.0 kB`, `7 B`."""
+    """Format a number of bytes: `812.5 MB`, `1.0 kB`, `7 B`."""
     unit, size = _byte_unit(octets)
     return f"{octets} B" if size == 1 else f"{octets / size:,.1f} {unit}"
 
@@ -75,7 +75,7 @@ def _byte_unit(octets: float) -> tuple[str, float]:
 
 
 def long_time(seconds: float) -> str:
-    """In hours, minutes and seconds: `1 h 04 min 05 s`, `4 min 48 s`, `12 s`."""
+    """Format in hours, minutes and seconds: `1 h 04 min 05 s`, `4 min 48 s`, `12 s`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
@@ -84,5 +84,5 @@ def long_time(seconds: float) -> str:
 
 
 def factor(number: float) -> str:
-    """How many times, with at least three digits: `0.00125`, `9.98`, `1,234`."""
+    """Format a ratio with at least three digits: `0.00125`, `9.98`, `1,234`."""
     return three_digits(number) if number >= 1 else f"{number:.3g}"

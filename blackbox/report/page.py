@@ -1,4 +1,4 @@
-"""The page of a report: HTML that needs nothing from elsewhere."""
+"""The page of a report: self-contained HTML."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from blackbox.timestamps import SECOND_NS, clock_text, date_of
 
 
 def page(report: DayReport) -> str:
-    """The whole page."""
+    """Return the whole page."""
     title = f"{report.feed}, {report.date}"
     parts = [
         _header(report),
@@ -74,13 +74,13 @@ def _footer(report: DayReport) -> str:
     sentences = [report.prices] if report.prices else []
     if report.left_out:
         reasons = ", ".join(f"{count(number)} {reason}" for number, reason in report.left_out)
-        sentences.append(f"Messages of trades of all symbols and times that are in no bar: {reasons}.")
+        sentences.append(f"Trade messages of all symbols and times in no bar: {reasons}.")
     if report.mix.outside:
         sentences.append(
-            f"{counted(report.mix.outside, 'message')} without a time, or far from the others, in no chart."
+            f"{counted(report.mix.outside, 'message')} without a time, or far from the others, not in any chart."
         )
     sentences += [
-        f"Times of day are of {report.time_zone}, gaps by the time of sending.",
-        f"Point at a chart to read it. Made by blackbox {report.version}.",
+        f"Times of day are in {report.time_zone}; gaps are at the time of sending.",
+        f"Point at a chart to see values. Made by blackbox {report.version}.",
     ]
     return f"<footer><p>{escape(' '.join(sentences))}</p></footer>"

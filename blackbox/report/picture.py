@@ -1,4 +1,4 @@
-"""Pictures that stand alone: an SVG file with a title, axes and labels, light or dark as the reader's system is.
+"""Standalone pictures: an SVG file with a title, axes and labels, light or dark as the viewer's system.
 
 Its marks are the outlines of `blackbox.report.charts`.
 """
@@ -16,9 +16,9 @@ from blackbox.report.style import LIGHT, PALETTE
 WIDTH: Final = 880
 EDGE: Final = 20
 HEAD: Final = 66
-"""Where what is below title and subtitle begins."""
+"""Top of the content below title and subtitle."""
 LETTER: Final = 7.1
-"""The mean width of a letter."""
+"""Mean width of a letter."""
 
 _STYLE: Final = """
 text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, Helvetica, Arial, sans-serif; fill: var(--ink); }
@@ -41,17 +41,17 @@ text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, Helvetica, Arial
 .dashed { stroke: var(--c); stroke-width: 2; stroke-dasharray: 2 4; stroke-linecap: round; fill: none; }
 .band { fill: var(--c); opacity: 0.14; }
 """
-# Viewers that know no variables ignore such a declaration, and take the light colour that stands before it.
+# Viewers without CSS variables ignore such a declaration, and use the light colour before it.
 _PORTABLE: Final = re.sub(r"([a-z]+): var\(--(\w{2,})\);", lambda m: f"{m[1]}: {LIGHT[m[2]]}; {m[0]}", _STYLE)
 
 
 def caption(x: float, y: float, text: str, kind: str) -> str:
-    """Return a text that begins, or by the classes in `kind` ends or is centred, at `x`."""
+    """Return a text that begins at `x`, or ends or is centred there by the classes in `kind`."""
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
 
 
 def axes(x: Axis, y: Axis, x_ticks: Iterable[Tick], y_ticks: Iterable[Tick], x_label: str) -> list[str]:
-    """Return grid, axes and labels. Labels of `x` that would touch the one before are left out."""
+    """Return grid, axes and labels. Labels of `x` that would touch the previous one are omitted."""
     parts = []
     for value, text in y_ticks:
         parts.append(path("grid", f"M{x.begin:.1f} {y(value):.1f}H{x.end:.1f}"))

@@ -13,7 +13,7 @@ from blackbox.report.numbers import counted, scaled
 
 
 def instrument(report: DayReport, each: Instrument) -> str:
-    """The card of one instrument."""
+    """Return the card of one instrument."""
     x = charts.across(report.mix.start_ns, report.mix.stop_ns)
     parts, told = [], ""
     if each.bars:
@@ -41,7 +41,7 @@ def _candles(report: DayReport, each: Instrument, x: charts.Axis) -> str:
         kind = "rise" if bar.close >= bar.open else "fall"
         left, right = x(bar.start_ns), x(bar.start_ns + each.step_ns)
         top, bottom = y(max(bar.open, bar.close)), y(min(bar.open, bar.close))
-        body = max(bottom - top, 0.5)  # a bar that ends where it began is still seen
+        body = max(bottom - top, 0.5)  # keep a bar with equal open and close visible
         width = 0.7 * (right - left)
         marks.append(
             f'<path class="wick {kind}" d="M{(left + right) / 2:.2f} {y(bar.high):.2f}V{y(bar.low):.2f}"/>'
@@ -103,7 +103,7 @@ def _spread(report: DayReport, each: Instrument, x: charts.Axis) -> str:
 
 
 def _runs(starts: list[int], step: int) -> Iterator[list[int]]:
-    """Places of intervals that follow each other."""
+    """Yield the indices of consecutive intervals, run by run."""
     run: list[int] = []
     for place, start in enumerate(starts):
         if run and start != starts[place - 1] + step:

@@ -1,4 +1,4 @@
-"""A picture of a recording's message rate over its day, with the gaps marked: SVG, or PNG through matplotlib."""
+"""A chart of a recording's message rate over its day, with gaps marked: SVG, or PNG by matplotlib."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SECOND: Final = 10**9
 
 
 class Chart(NamedTuple):
-    """What the picture shows."""
+    """Data of the chart."""
 
     title: str
     zone: str
@@ -39,7 +39,7 @@ class Chart(NamedTuple):
     rates: NDArray[numpy.float64]
     """float64[bins], messages a second."""
     gaps: dict[int, int]
-    """Missing messages by the bin in which they are noticed."""
+    """Missing messages by the bin in which they were detected."""
     time_ticks: list[tuple[int, str]]
     rate_ticks: list[tuple[float, str]]
 
@@ -67,7 +67,7 @@ class Chart(NamedTuple):
 
     @property
     def gaps_text(self) -> str:
-        """Return how much is missing, in words."""
+        """Describe how many messages are missing."""
         total = sum(self.gaps.values())
         return f"missing: {total:,} message{'s' * (total != 1)}" if self.gaps else "nothing is missing"
 
@@ -75,7 +75,7 @@ class Chart(NamedTuple):
 def draw(chart: Chart, file: Path) -> None:
     """Write the picture as SVG or PNG, by the suffix of `file`.
 
-    Raises ConfigError as `check` does, JournalError when the file cannot be written.
+    Raises ConfigError as `check` does, JournalError if the file cannot be written.
     """
     check(file)
     try:
@@ -89,7 +89,7 @@ def draw(chart: Chart, file: Path) -> None:
 
 def svg(chart: Chart) -> str:
     """Return the picture as SVG."""
-    since = int(chart.times[0])  # floats hold a day in ns, not the ns since 1970
+    since = int(chart.times[0])  # floats have enough digits for a day in ns, not for ns since 1970
     x = Axis(0, int(chart.times[-1]) - since, _PLOT_WIDTH, begin=_LEFT)
     y = Axis(0, chart.rate_ticks[-1][0], _PLOT_HEIGHT, upward=True, begin=HEAD + EDGE)
     edges = (chart.times - since).tolist()
@@ -114,10 +114,10 @@ def svg(chart: Chart) -> str:
 
 
 def check(file: Path) -> None:
-    """Raise ConfigError when `file` is a PNG and matplotlib is not installed."""
+    """Raise ConfigError if `file` is a PNG and matplotlib is not installed."""
     if file.suffix.lower() == ".png" and find_spec("matplotlib") is None:
         raise ConfigError(
-            f"a PNG needs matplotlib: pip install 'blackbox-md[picture]'; {file.stem}.svg would need nothing"
+            f"a PNG needs matplotlib: pip install 'blackbox-md[picture]'; {file.stem}.svg needs no library"
         )
 
 

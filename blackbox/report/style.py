@@ -1,4 +1,4 @@
-"""Colours of all charts, and the style sheet of the page: light or dark as the reader's system is."""
+"""Colours of all charts, and the style sheet of the page: light or dark as the viewer's system."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Days of the consolidated tape as frames with the columns of the data source, read by polars from the zips."""
+"""Days of the consolidated tape as frames with the data source's columns, read from the zips by polars."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ QUOTE = ["ms", "bid_price", "bid_size", "ask_price", "ask_size", "exchange", "co
 
 
 def midnight(date: str) -> int:
-    """Midnight in New York, ns since the epoch."""
+    """Return midnight in New York, ns since the epoch."""
     return int(datetime.datetime.fromisoformat(date).replace(tzinfo=NEW_YORK).timestamp()) * 10**9
 
 
 def tape(shared_data: Path, symbol: str, kind: str, *dates: str) -> polars.DataFrame:
-    """The rows of these days: prices as long, times as bigint ns."""
+    """Return the rows of these days: prices as long, times as bigint ns."""
     days = []
     for number, date in enumerate(dates):
         path = shared_data / "lean" / f"{symbol.lower()}_{date.replace('-', '')}_{kind}.zip"
@@ -58,7 +58,7 @@ def first_rows(shared_data: Path, directory: Path) -> Path:
 
 
 def to_spark(spark: SparkSession, frame: polars.DataFrame, path: Path) -> DataFrame:
-    """The same rows as a frame of Spark, through Parquet: in several parts, and not in order."""
+    """Return the same rows as a Spark frame, through Parquet: in several parts, unordered."""
     path.mkdir()
     shuffled = frame.sample(fraction=1.0, shuffle=True, seed=7)
     half = len(shuffled) // 2
@@ -68,7 +68,7 @@ def to_spark(spark: SparkSession, frame: polars.DataFrame, path: Path) -> DataFr
 
 
 def from_spark(frame: DataFrame, *keys: str) -> polars.DataFrame:
-    """The rows of a frame of Spark, sorted."""
+    """Return the rows of a Spark frame, sorted."""
     found = polars.from_arrow(frame.toArrow())
     assert isinstance(found, polars.DataFrame)
     return found.sort(keys)

@@ -37,7 +37,7 @@ QUOTE = ["bid_price", "bid_size", "ask_price", "ask_size"]
 
 @pytest.fixture(scope="module")
 def days(shared_data: Path) -> tuple[polars.DataFrame, polars.DataFrame]:
-    """IBM's trades and quotes before 9:40 of one day, and BAC's trades, which have no quotes."""
+    """IBM's trades and quotes before 9:40 of one day, and BAC's trades without quotes."""
     trades = [tape(shared_data, symbol, "trade", "2013-10-07") for symbol in ("IBM", "BAC")]
     early = col("ts_event") < midnight("2013-10-07") + 580 * 60_000 * MS
     return polars.concat(trades).filter(early), tape(shared_data, "IBM", "quote", "2013-10-07").filter(early)
@@ -61,7 +61,7 @@ def test_trades_and_quotes_of_a_real_day(
     tolerance: int | None,
     exact: bool,
 ) -> None:
-    """Times are of whole milliseconds, so that many are equal: the last quote of one is taken."""
+    """Times are whole milliseconds, so many are equal: the last quote of each is used."""
     trades, quotes = days
     found = from_spark(asof_join(*frames, tolerance=tolerance, exact=exact), "symbol", "sequence")
     right = quotes.sort("ts_event", "slice", "sequence").select(
@@ -125,9 +125,9 @@ def test_any_rows(spark: SparkSession, left: list[Any], right: list[Any], tolera
     assert found == plain_join(trades, quotes, tolerance, exact)
 
 
-def test_quotes_of_one_time_are_ordered_by_what_tells_it(frames: tuple[DataFrame, DataFrame]) -> None:
+def test_quotes_of_one_time_are_ordered_by_ties(frames: tuple[DataFrame, DataFrame]) -> None:
     trades, quotes = frames
-    alone = quotes.drop("slice")  # as an order book has it
+    alone = quotes.drop("slice")  # as in an order book's result
     found = from_spark(asof_join(trades, alone), "symbol", "sequence")
     assert_frame_equal(found, from_spark(asof_join(trades, alone, ties=["sequence"]), "symbol", "sequence"))
     assert found["bid_price"].null_count() < len(found)
@@ -149,11 +149,11 @@ def test_time_may_be_a_timestamp(spark: SparkSession) -> None:
         ({"by": ["sym"]}, "trades had no column 'sym', expected it among: symbol, ts_event, n"),
         ({"ties": ["slice"]}, "quotes had no column 'slice', expected it among: symbol, ts_event, n, n_quote"),
         ({"tolerance": -1, "ties": ["n"]}, "tolerance was -1, expected 0 or more"),
-        ({"ties": ["n"]}, "suffix was '_quote', which makes two columns of one name: .*n_quote.*n_quote"),
+        ({"ties": ["n"]}, "suffix was '_quote', which makes duplicate column names: .*n_quote.*n_quote"),
         ({"ties": ["n"], "on": "n"}, "column 'n' was int, expected bigint"),
     ],
 )
-def test_wrong_arguments_are_told(spark: SparkSession, arguments: Any, message: str) -> None:
+def test_wrong_arguments_are_reported(spark: SparkSession, arguments: Any, message: str) -> None:
     trades = spark.createDataFrame([("A", 1, 1)], "symbol string, ts_event bigint, n bigint")
     quotes = spark.createDataFrame([("A", 1, 1, 1)], "symbol string, ts_event bigint, n int, n_quote bigint")
     with pytest.raises(ConfigError, match=message):
@@ -166,7 +166,7 @@ def tops(tmp_path_factory: pytest.TempPathFactory, shared_data: Path) -> Path:
 
 
 def tops_trades(shared_data: Path) -> Iterator[tuple[Any, ...]]:
-    """Each trade in the order of the file, with its symbol's last quote; a side of price 0 is absent."""
+    """Return each trade in file order with its symbol's last quote; a side of price 0 is absent."""
     quotes: dict[bytes, tuple[int | None, ...]] = {}
     for topic, ts, payload in messages_of(Iex(shared_data / TOPS)):
         symbol = topic.rpartition(b".")[0]
@@ -190,8 +190,8 @@ def test_recorded_trades_have_the_quote_before_them(spark: SparkSession, tops: P
 
 
 @pytest.mark.long
-def test_recorded_join_is_the_join_of_frames(spark: SparkSession, tops: Path) -> None:
-    """All columns, decimals too; the file's times never go back, and a quote of a trade's time comes after it."""
+def test_recorded_join_equals_the_join_of_frames(spark: SparkSession, tops: Path) -> None:
+    """All columns, including decimals. The file's times never go back, and quotes follow trades of the same time."""
     read = spark.read.format("blackbox")
     trades, quotes = (read.option("messageType", kind).load(str(tops)) for kind in "TQ")
     sides = [f"{side}_{part}" for side in ("bid", "ask") for part in ("price", "size")]
@@ -235,7 +235,7 @@ def test_order_of_capture_decides_between_equal_times(spark: SparkSession, tmp_p
     assert [tuple(row) for row in found] == [(None, None), (2, 5)]
 
 
-def test_damaged_recording_and_wrong_message_are_told(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_damaged_recording_and_a_wrong_message_are_reported(spark: SparkSession, tmp_path: Path) -> None:
     written(tmp_path / "long", TRADE, quote(1) + b"!")
     with pytest.raises(PySparkException, match=r"long: a message of type 'Q' had 43 bytes, expected 42"):
         asof_recorded(spark, tmp_path / "long", "T", "Q").collect()
@@ -262,7 +262,7 @@ def test_trades_and_quotes_of_a_symbol_may_have_several_keys(spark: SparkSession
         ({"columns": ["bid"]}, "columns had 'bid', expected some of: feed, date, slice"),
     ],
 )
-def test_wrong_arguments_of_the_recorded_join_are_told(
+def test_wrong_arguments_of_the_recorded_join_are_reported(
     spark: SparkSession, captured: Callable[[str], Path], arguments: Any, message: str
 ) -> None:
     tops = captured("tops")
@@ -272,7 +272,7 @@ def test_wrong_arguments_of_the_recorded_join_are_told(
         asof_recorded(spark, tops / "nowhere", "T", "Q")
 
 
-def test_a_name_and_its_character_are_one_message_type(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_name_and_its_character_mean_the_same_message_type(spark: SparkSession, tmp_path: Path) -> None:
     day = Day(tmp_path / "2026-11-20", feed_of(schema="dbn"))
     with pytest.raises(ConfigError, match=r"were 'mbo' and '\\xa0', expected two message types"):
         asof_recorded(spark, day.path, "mbo", "\xa0")

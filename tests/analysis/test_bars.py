@@ -51,7 +51,7 @@ def same(found: polars.DataFrame, expected: polars.DataFrame) -> None:
 
 
 def rows_of(spark: SparkSession, *rows: tuple[str, int, Any, Any]) -> DataFrame:
-    """Trades in the order of their rows: symbol, time in ns, price, size."""
+    """Return trades in the order of their rows: symbol, time in ns, price, size."""
     full = [(*row, 0, place) for place, row in enumerate(rows)]
     return spark.createDataFrame(
         full, "symbol string, ts_event bigint, price double, size bigint, slice int, sequence bigint"
@@ -72,7 +72,7 @@ def test_minutes_of_real_days(trades: DataFrame, days: polars.DataFrame) -> None
 
 
 def test_sessions_of_real_days_with_empty_minutes(trades: DataFrame, days: polars.DataFrame) -> None:
-    """Every session has 390 minutes, from its own trades alone; those without a trade repeat the close before."""
+    """Every session has 390 minutes, from its own trades alone; those without a trade repeat the previous close."""
     found = from_spark(time_bars(trades, "1m", hours=Hours(), fill="previous"), "symbol", "start").drop("start_time")
     opens = [(date, midnight(date) + 570 * MINUTE) for date in DATES]
     minutes = polars.concat(
@@ -113,7 +113,7 @@ def test_bars_by_volume(trades: DataFrame, days: polars.DataFrame, volume: Any) 
     same(found, expected.agg(*times, *BAR).sort("symbol", "bar"))
 
 
-def test_volume_is_never_cut(spark: SparkSession) -> None:
+def test_trades_are_not_split(spark: SparkSession) -> None:
     rows = rows_of(spark, ("A", 1, 1.0, 60), ("A", 2, 2.0, 60), ("A", 3, 3.0, 10), ("A", 4, 4.0, 500), ("A", 5, 5.0, 1))
     found = from_spark(volume_bars(rows, 100), "bar")
     assert found["bar"].to_list() == [0, 1, 6]
@@ -127,7 +127,7 @@ def test_vwap_of_real_days(trades: DataFrame, days: polars.DataFrame) -> None:
 
 
 def plain_twap(days: polars.DataFrame, carry: bool) -> list[tuple[str, int, int, float]]:
-    """By the definition, trade by trade."""
+    """Computed by the definition, trade by trade."""
     found = []
     for (symbol,), group in days.group_by("symbol", maintain_order=True):
         last = None
@@ -151,14 +151,14 @@ def test_twap_of_real_days(trades: DataFrame, days: polars.DataFrame, start_with
 
 
 def test_twap_ends_with_the_session(spark: SparkSession) -> None:
-    """The last half hour has 20 minutes before the close, and no price of the day before."""
+    """The last half hour has 20 minutes before the close, and no price of the previous day."""
     hours = Hours("09:30", "15:50")
     day, after = wall("2026-03-05T15:30:00"), wall("2026-03-06T09:30:00")
     rows = rows_of(
         spark,
         ("A", day - 600 * 10**9, 10.0, 1),
         ("A", day + 300 * 10**9, 20.0, 1),
-        ("A", day + 1200 * 10**9, 99.0, 1),  # the very close
+        ("A", day + 1200 * 10**9, 99.0, 1),  # exactly at the close
         ("A", after + 60 * 10**9, 5.0, 1),
     )
     found = from_spark(twap(rows, "30m", hours=hours), "start")
@@ -174,7 +174,7 @@ def test_session_has_its_open_and_not_its_close(spark: SparkSession) -> None:
     )
     found = from_spark(time_bars(rows, "1h", hours=Hours()), "start")
     assert found["open"].to_list() == [2.0, 3.0]
-    assert found["start"].to_list() == [opened, opened + 6 * 3600 * 10**9]  # half past, as the session
+    assert found["start"].to_list() == [opened, opened + 6 * 3600 * 10**9]  # half past, like the session
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_day_on_which_the_clocks_change(spark: SparkSession, date: str, hours_of
 @pytest.mark.parametrize(
     ("date", "utc"), [("2026-03-06", 14), ("2026-03-09", 13), ("2026-10-30", 13), ("2026-11-02", 14)]
 )
-def test_session_opens_by_the_clock_on_the_wall(spark: SparkSession, date: str, utc: int) -> None:
+def test_session_opens_by_local_time(spark: SparkSession, date: str, utc: int) -> None:
     opened = int(datetime.datetime.fromisoformat(f"{date}T{utc}:30:00+00:00").timestamp()) * 10**9
     rows = rows_of(spark, ("A", opened - 1, 1.0, 1), ("A", opened, 2.0, 1))
     found = from_spark(time_bars(rows, "5m", hours=Hours()), "start")
@@ -209,7 +209,7 @@ def test_session_opens_by_the_clock_on_the_wall(spark: SparkSession, date: str, 
     [
         (("02:30", "04:00"), "2026-03-08T07:30", "2026-03-08T08:00"),  # half past two is skipped
         (("02:30", "02:30"), "2026-03-08T07:30", "2026-03-09T06:30"),
-        (("01:30", "04:00"), "2026-11-01T05:30", "2026-11-01T09:00"),  # half past one is there twice
+        (("01:30", "04:00"), "2026-11-01T05:30", "2026-11-01T09:00"),  # half past one occurs twice
         (("00:00", "01:30"), "2026-11-01T04:00", "2026-11-01T05:30"),
         (("01:30", "01:30"), "2026-11-01T05:30", "2026-11-02T06:30"),
     ],
@@ -228,7 +228,7 @@ def test_session_bound_that_the_clocks_skip_or_repeat(
 
 
 def test_session_over_midnight_has_the_date_of_its_open(spark: SparkSession) -> None:
-    """A futures session of Sunday evening, in which the clocks change: 22 hours."""
+    """A futures session of Sunday evening with a change of the clocks: 22 hours."""
     hours = Hours("18:00", "17:00")
     opened, closed = wall("2026-03-07T18:00:00"), wall("2026-03-08T17:00:00")
     assert closed - opened == 22 * 3600 * 10**9
@@ -270,7 +270,7 @@ def test_unknown_times_and_nulls_are_left_out(spark: SparkSession) -> None:
     found = from_spark(time_bars(rows, "1s"), "symbol")
     assert found["symbol"].to_list() == [None, "A"]
     assert found["trades"].to_list() == [1, 1]
-    assert found["vwap"].to_list() == [4.0, None]  # of A the volume is 0
+    assert found["vwap"].to_list() == [4.0, None]  # the volume of A is 0
     assert from_spark(time_bars(rows, "1s", fill="previous"), "symbol")["close"].to_list() == [4.0, 3.0]
 
 
@@ -291,14 +291,14 @@ def test_prices_stay_decimals_and_times_may_be_timestamps(spark: SparkSession) -
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"every": "1 fortnight"}, "every was '1 fortnight', expected more than nothing, such as"),
-        ({"every": 0}, "every was 0, expected more than nothing"),
+        ({"every": "1 fortnight"}, "every was '1 fortnight', expected a positive duration such as"),
+        ({"every": 0}, "every was 0, expected a positive duration"),
         ({"every": "1m", "fill": "zero"}, "fill was 'zero', expected one of: none, null, previous"),
         ({"every": "1m", "price": "px"}, "trades had no column 'px', expected it among: symbol, ts_event"),
         ({"every": "1m", "by": ("volume",)}, "trades had no column 'volume'"),
     ],
 )
-def test_wrong_arguments_are_told(spark: SparkSession, arguments: Any, message: str) -> None:
+def test_wrong_arguments_are_reported(spark: SparkSession, arguments: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         time_bars(rows_of(spark, ("A", 1, 1.0, 1)), **arguments)
 
@@ -306,18 +306,18 @@ def test_wrong_arguments_are_told(spark: SparkSession, arguments: Any, message: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("9.30",), "a time of day was '9.30', expected one such as '09:30'"),
+        (("9.30",), "a time of day was '9.30', expected for example '09:30'"),
         (("09:30", "16:00", "New York"), "zone was 'New York', expected one such as 'America/New_York'"),
     ],
 )
-def test_hours_that_are_none_are_told(arguments: Any, message: str) -> None:
+def test_invalid_hours_are_reported(arguments: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Hours(*arguments)
 
 
-def test_columns_to_group_by_must_not_be_made(spark: SparkSession) -> None:
+def test_columns_to_group_by_must_not_be_result_columns(spark: SparkSession) -> None:
     rows = rows_of(spark, ("A", 1, 1.0, 1)).withColumnRenamed("symbol", "bar")
-    with pytest.raises(ConfigError, match="by had 'bar', which is made here; rename it first"):
+    with pytest.raises(ConfigError, match="by had 'bar', a result column: rename it"):
         time_bars(rows, "1m", by=("bar",))
     with pytest.raises(ConfigError, match="count was 0, expected 1 or more"):
         count_bars(rows, 0, by=())

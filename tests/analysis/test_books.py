@@ -1,4 +1,4 @@
-"""Order books of recorded ITCH days against plain Python: every change of the best levels, and what was met."""
+"""Order books of recorded ITCH days compared with plain Python: changes of the best levels, and counts."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_best_bids_and_offers_of_a_real_day(apple: DataFrame, shared_data: Path)
 
 
 def test_levels_of_a_real_day(apple: DataFrame, shared_data: Path) -> None:
-    """Five levels after the last change of them are those of the whole file."""
+    """The five levels after their last change equal those of the whole file."""
     payloads = [payload for _, _, payload in messages_of(Itch50(shared_data / RUNK, "2020-01-30"))]
     orders, changes = slow_book(payloads)
     rows = order_book(apple, depth=5).orderBy("sequence").collect()
@@ -116,7 +116,7 @@ def test_many_symbols_in_many_partitions_and_batches(spark: SparkSession, sessio
 def test_books_of_other_feeds(
     spark: SparkSession, captured: Callable[[str], Path], name: str, schema: str, feed: BookFeed
 ) -> None:
-    """The last levels and the counts of each symbol are those of its messages, applied one by one."""
+    """The last levels and the counts of each symbol equal those of its messages applied one by one."""
     messages = spark.read.format("blackbox").load(str(captured(name)))
     kept = [chr(byte) for byte in feed.message_types.encode("latin-1")]
     payloads: dict[str, list[tuple[Any, ...]]] = {}
@@ -135,9 +135,7 @@ def test_books_of_other_feeds(
     assert sum(map(len, tops.values())) > 0
 
 
-def test_day_that_began_earlier_counts_what_it_does_not_know(
-    spark: SparkSession, tmp_path: Path, shared_data: Path
-) -> None:
+def test_a_day_recorded_late_counts_unknown_orders(spark: SparkSession, tmp_path: Path, shared_data: Path) -> None:
     path = record(tmp_path, "later", lambda: Itch50(shared_data / JAMISON, "2019-12-30"))
     counts = order_book_counts(spark.read.format("blackbox").load(str(path))).collect()
     assert sum(row.messages for row in counts) == 367 + 193 + 225 + 167 + 28 + 6 + 1
@@ -166,13 +164,13 @@ def test_rows_need_not_come_from_a_recording(spark: SparkSession, shared_data: P
         ({"by": ("bid_price",)}, "messages had no column 'bid_price'"),
     ],
 )
-def test_wrong_arguments_are_told(apple: DataFrame, arguments: Any, message: str) -> None:
+def test_wrong_arguments_are_reported(apple: DataFrame, arguments: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         order_book(apple, **arguments)
 
 
-def test_payloads_that_spark_gives_as_large_binary_are_those_it_gives_as_binary() -> None:
-    """Their places are of 64 bits there, of 32 here; also in a part of a column."""
+def test_large_binary_payloads_equal_binary_ones() -> None:
+    """Their offsets have 64 bits instead of 32; also in a slice of a column."""
     values = [b"before", b"one", b"", b"three", b"behind"]
     for kind in (pyarrow.binary(), pyarrow.large_binary()):
         data, places = payloads_of(pyarrow.array(values, kind)[1:4])

@@ -1,4 +1,4 @@
-"""Rates and the mix of messages, lags, and gaps: of a real recording, and of made-up rows."""
+"""Rates and the mix of messages, lags, and gaps, for a real recording and for made-up rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MINUTE = 60 * SECOND
 
 @pytest.fixture(scope="module")
 def source(shared_data: Path) -> polars.DataFrame:
-    """Every message of a real file, by a plain loop: type and time."""
+    """Return every message of a real file, by a plain loop: type and time."""
     found = [
         (topic.rpartition(b".")[2].decode(), ts)
         for topic, ts, _ in messages_of(Iex(shared_data / "iex" / "goiex_TOPS16.pcapng.gz"))
@@ -67,7 +67,7 @@ def test_mix_of_a_real_recording(messages: DataFrame, source: polars.DataFrame) 
     assert kinds == {"S": 6, "P": 7_802, "O": 7_801, "H": 7_803, "Q": 27_217, "D": 10, "T": 6_390, "A": 642, "B": 3}
 
 
-def test_unknown_time_is_a_row_of_its_own(spark: SparkSession) -> None:
+def test_unknown_times_have_their_own_row(spark: SparkSession) -> None:
     rows = spark.createDataFrame([(0, "T"), (None, "T"), (5, None), (-1, "Q")], "ts_event bigint, type string")
     assert from_spark(message_rates(rows, "1s"), "start")["messages"].to_list() == [2, 1, 1]
     found = from_spark(message_mix(rows, "1s"), "start")
@@ -111,7 +111,7 @@ def test_lags_of_intervals_and_of_clocks_that_differ(spark: SparkSession) -> Non
         ({"end": "ts_rcv"}, "messages had no column 'ts_rcv', expected it among"),
     ],
 )
-def test_wrong_arguments_are_told(spark: SparkSession, arguments: Any, message: str) -> None:
+def test_wrong_arguments_are_reported(spark: SparkSession, arguments: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         lag_percentiles(spark.createDataFrame([(1, 2)], "ts_out bigint, ts_recv bigint"), **arguments)
 
@@ -121,7 +121,7 @@ def test_whole_recording_has_no_gap(messages: DataFrame) -> None:
 
 
 def test_gaps_of_a_recording_that_lost_messages(messages: DataFrame) -> None:
-    """Some messages are taken out: what is missing is known."""
+    """Some messages are removed, so that the gaps are known."""
     kept = messages.where("not (sequence % 97 = 5 or sequence between 300 and 340)")
     rows = from_spark(messages.select("slice", "sequence"), "slice")
     expected = set()

@@ -61,11 +61,11 @@ def test_sessions_of_an_exchange_over_midnight_and_a_weekend(spark: SparkSession
     found = time_bars(trades, "1h", hours=Hours(exchange="CMES")).orderBy("start").collect()
     assert [str(row["session"]) for row in found] == ["2024-03-08", "2024-03-11", "2024-03-11"]
     early = spark.createDataFrame([("A", 1, 1.0, 1)], trades.schema)
-    with pytest.raises(PySparkException, match="expected one that the calendar of XNYS knows"):
+    with pytest.raises(PySparkException, match="expected one within the calendar of XNYS"):
         time_bars(early, "1h", hours=Hours(exchange="XNYS")).collect()
 
 
-def test_calendar_of_an_exchange_knows_old_sessions(spark: SparkSession) -> None:
+def test_calendar_of_an_exchange_has_old_sessions(spark: SparkSession) -> None:
     texts = ("1999-11-26T12:59", "1999-11-26T13:00")  # the day after Thanksgiving closes at 13:00
     rows = [("A", wall(text), 1.0, 1) for text in texts]
     trades = spark.createDataFrame(rows, "symbol string, ts_event bigint, price double, size bigint")
@@ -73,7 +73,7 @@ def test_calendar_of_an_exchange_knows_old_sessions(spark: SparkSession) -> None
     assert (bar["session"], bar["trades"]) == (datetime.date(1999, 11, 26), 1)
 
 
-def test_hours_with_closes_by_date_are_hashed_and_keep_no_mapping() -> None:
+def test_hours_with_closes_by_date_are_hashable() -> None:
     closes: dict[str | datetime.date, str | None] = {HALF_DAY: "13:00", "2013-07-04": None}
     hours = Hours(close=closes)
     same = Hours(close={"2013-07-04": None, "2013-07-03": "13:00"})
@@ -86,15 +86,15 @@ def test_hours_with_closes_by_date_are_hashed_and_keep_no_mapping() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"close": {"2013-07-03": "1 pm"}}, "a time of day was '1 pm', expected one such as '09:30'"),
+        ({"close": {"2013-07-03": "1 pm"}}, "a time of day was '1 pm', expected for example '09:30'"),
         ({"close": {"July 3": "13:00"}}, "close had the key 'July 3', expected a date such as '2013-07-03'"),
         ({"close": {"default": "4 pm"}}, "a time of day was '4 pm'"),
-        ({"close": 16}, "a time of day was 16, expected one such as '09:30'"),
+        ({"close": 16}, "a time of day was 16, expected for example '09:30'"),
         ({"exchange": "NOWHERE"}, "exchange was 'NOWHERE', expected a name that exchange_calendars knows"),
         ({"exchange": "XNYS", "close": "13:00"}, "exchange was 'XNYS' with open, close or zone, expected either"),
     ],
 )
-def test_wrong_hours_are_told(given: dict[str, Any], message: str) -> None:
+def test_wrong_hours_are_reported(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Hours(**given)
 

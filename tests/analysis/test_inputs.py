@@ -1,4 +1,4 @@
-"""Columns of time of every type that Spark has: bigint and timestamp work, and all others are one error by name."""
+"""Columns of time of every Spark type: bigint and timestamp work, all others raise an error that names the column."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def trades(spark: SparkSession, *times: str) -> DataFrame:
 
 @pytest.mark.parametrize("kind", WRONG)
 def test_a_time_of_another_type_is_one_error_that_names_the_column(spark: SparkSession, kind: str) -> None:
-    """A double of seconds gave one bar at 1970 with the volume of two trades an hour apart."""
+    """Otherwise a double of seconds would give one bar at 1970 with the volume of two trades an hour apart."""
     wrong, right = trades(spark, WRONG[kind]), trades(spark, f"{SECOND_NS}L")
     expected = f"column 'at' was {kind}, expected bigint (ns since 1970, 0: not known) or timestamp: "
     makes: tuple[Callable[[], object], ...] = (
@@ -65,7 +65,7 @@ def test_bigints_and_timestamps_give_the_same_bars(spark: SparkSession) -> None:
     assert [(row["start"], row["volume"]) for row in found[0]] == [(SECOND_NS, 5), (SECOND_NS + hour, 7)]
 
 
-def test_bars_group_nan_and_null_keys_by_themselves(spark: SparkSession) -> None:
+def test_bars_group_nan_and_null_keys_separately(spark: SparkSession) -> None:
     nan, null = "cast('NaN' as double)", "cast(null as double)"
     rows = [(nan, 1), (nan, 2), (null, 4), ("1.0D", 8), (null, 16)]
     frame = spark.sql(
@@ -78,7 +78,7 @@ def test_bars_group_nan_and_null_keys_by_themselves(spark: SparkSession) -> None
     assert found == {"nan": 3, "None": 20, "1.0": 8}
 
 
-def test_two_asof_joins_one_behind_the_other(spark: SparkSession) -> None:
+def test_two_asof_joins_in_a_row(spark: SparkSession) -> None:
     left = trades(spark, "10L", "20L", "30L")
     first = spark.sql("select 'A' symbol, 15L at, 1 first, 0 slice, 0L sequence")
     second = spark.sql("select 'A' symbol, 25L at, 2 second, 0 slice, 0L sequence")

@@ -1,4 +1,4 @@
-"""Trades and quotes in Spark: what is left out, what is absent, and that several days are each as if alone."""
+"""Trades and quotes in Spark: rows left out, absent sides, and independence of days."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def same_as_frames(spark: SparkSession, recording: Recording, broken: bool = Fal
 
 @some
 @given(st.lists(days_of_deals(), min_size=1, max_size=3))
-def test_trades_of_several_days_are_those_of_a_plain_loop(
+def test_trades_of_several_days_equal_those_of_a_plain_loop(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, days: list[list[Deal]]
 ) -> None:
     feed = tmp_path_factory.mktemp("feed")
@@ -96,7 +96,7 @@ def test_trades_of_several_days_are_those_of_a_plain_loop(
 
 @some
 @given(days_of_sides())
-def test_sides_of_quotes_are_those_of_a_plain_loop(
+def test_sides_of_quotes_equal_those_of_a_plain_loop(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, rows: list[Sides]
 ) -> None:
     recording = write_deals(tmp_path_factory.mktemp("day"), rows)
@@ -110,7 +110,7 @@ def test_sides_of_quotes_are_those_of_a_plain_loop(
     same_as_frames(spark, recording)
 
 
-def test_sides_of_quotes_whose_times_go_back_are_those_of_the_recording(spark: SparkSession, tmp_path: Path) -> None:
+def test_sides_of_quotes_whose_times_go_back_follow_the_recording(spark: SparkSession, tmp_path: Path) -> None:
     rows = [Sides("A", 5, None, 5), Sides("A", None, 7, 3), Sides("A", 6, None, 4), Sides("A", None, 9, 6)]
     recording = write_deals(tmp_path, rows)
     quotes = recorded_quotes(spark, tmp_path)
@@ -178,7 +178,7 @@ def test_the_report_counts_broken_trades_and_has_spreads_of_prices_at_or_below_z
     day = write_deals(tmp_path, [Sides("A", -10, 0), *deals, Deal("A", "C", 1)]).path
     report = measure_day(spark, day)
     assert report.left_out == ((1, "taken back by the venue"),)
-    told = "Messages of trades of all symbols and times that are in no bar: 1 taken back by the venue."
+    told = "Trade messages of all symbols and times in no bar: 1 taken back by the venue."
     assert told in page(report)
     (instrument,) = report.instruments
     assert "Spread, price: mean" in page(report)
@@ -219,7 +219,7 @@ def test_odd_json_documents_have_the_values_of_the_table(
     same_as_frames(spark, day)
 
 
-def test_trades_of_doubles_that_are_no_numbers_are_left_out(spark: SparkSession, tmp_path: Path) -> None:
+def test_trades_with_nan_are_left_out(spark: SparkSession, tmp_path: Path) -> None:
     day = nan_day(tmp_path)
     assert rows_of(recorded_trades(spark, day.path), "price", "size") == [(-3.5, 4), (1.5, 2)]
     same_as_frames(spark, day)
@@ -234,7 +234,7 @@ def test_bars_of_prices_at_or_below_zero(spark: SparkSession, tmp_path: Path) ->
 
 
 def test_an_order_that_is_entered_twice_gives_one_trade(spark: SparkSession, tmp_path: Path) -> None:
-    """As when a day was published twice: the join must not double the trades."""
+    """As if a day was published twice: the join must not duplicate trades."""
     entered = Row(b"A.A", b"A" + bytes(10) + struct.pack(">QcI8sI", 7, b"B", 100, b"", 15_000), 1)
     executed = Row(b"A.E", b"E" + bytes(10) + struct.pack(">QIQ", 7, 100, 1), 2)
     day = Day(tmp_path, feed_of(schema="itch50"))
@@ -244,8 +244,8 @@ def test_an_order_that_is_entered_twice_gives_one_trade(spark: SparkSession, tmp
 
 
 @pytest.mark.long
-def test_results_of_several_days_are_those_of_each_day_alone(spark: SparkSession, tmp_path: Path) -> None:
-    """No bar, average, side or match goes from one day to the next."""
+def test_results_of_several_days_equal_those_of_each_day(spark: SparkSession, tmp_path: Path) -> None:
+    """No bar, average, side or match carries over to the next day."""
     for number in (18, 19):
         rows: list[Any] = [
             Sides("A", 1, 3) if number == 18 else Sides("A", None, 5, time=2),
@@ -299,7 +299,7 @@ def test_trades_of_feeds_of_several_schemas_have_columns_for_all(spark: SparkSes
 
 
 def test_order_of_equal_times_is_that_of_the_recording(spark: SparkSession, tmp_path: Path) -> None:
-    """Whatever the order of the partitions: a later run of the publisher is after an earlier one."""
+    """Regardless of the order of partitions: a later epoch of the publisher is after an earlier one."""
     rows = [
         Deal("A", "T", place, price=price, epoch=epoch) for place, (price, epoch) in enumerate(((1, 1), (2, 1), (3, 2)))
     ]

@@ -1,4 +1,4 @@
-"""What a report shows, computed by Spark, beside the same from the recording's own columns in pandas."""
+"""A report computed by Spark, compared with the same figures from the recording's columns in pandas."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_quotes_and_trades_of_iex(spark: SparkSession, tmp_path: Path, shared_da
         means = points.groupby(both["ts_event"] // each.step_ns * each.step_ns).mean()
         assert [point.start_ns for point in each.spreads] == means.index.tolist()
         assert [point.mean for point in each.spreads] == pytest.approx(means.tolist())
-    (lag,) = report.lags  # these messages were sent years after they happened: that is no lag
+    (lag,) = report.lags  # these messages were sent years after the events, which is not a lag
     lags = messages["ts_recv"] - messages["ts_out"]
     assert (lag.messages, lag.percentiles[0], lag.percentiles[-1]) == (57_674, (0.0, lags.min()), (1.0, lags.max()))
     assert [ns for _, ns in lag.percentiles] == sorted(ns for _, ns in lag.percentiles)
@@ -104,12 +104,12 @@ def test_gaps_damage_and_plain_bytes(spark: SparkSession, tmp_path: Path) -> Non
     assert [(gap.first, gap.count) for gap in report.gaps] == [(1, 1), (3, 3), (7, 1), (9, 1)]
     assert len(report.damage) == 1
     assert report.instruments == ()
-    assert report.prices == "There are no bars and spreads: the schema 'raw' tells of no trades and quotes."
+    assert report.prices == "There are no bars and spreads: the schema 'raw' declares no trades and quotes."
     assert report.lags[0].percentiles[0] == (0.0, 5)
     assert "1 damaged part<" in page(report)
 
 
-def test_a_record_of_a_wrong_size_raises_nothing(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_record_of_a_wrong_size_is_not_an_error(spark: SparkSession, tmp_path: Path) -> None:
     day = Day(tmp_path, feed_of(schema=DEALS))
     first, short, last = (Deal("A", "T", number, time=10**9).row for number in (1, 2, 3))
     day.put(0, Put((first, Row(short.topic, (short.payload or b"")[:-1], short.ts_event), last)))
@@ -118,7 +118,7 @@ def test_a_record_of_a_wrong_size_raises_nothing(spark: SparkSession, tmp_path: 
     assert sum(bar.trades for bar in report.instruments[0].bars) == 2
 
 
-def test_an_empty_day_and_none(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_empty_day_and_a_missing_day(spark: SparkSession, tmp_path: Path) -> None:
     report = measure_day(spark, Day(tmp_path / "day", feed_of()).path)
     assert (report.messages, report.symbols, report.mix.counts, report.lags) == (0, 0, (), ())
     assert "No message has a time." in page(report)
@@ -138,9 +138,7 @@ def test_command_writes_a_page(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["day.html"]
 
 
-def test_command_tells_what_is_damaged_and_missing(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_reports_damage_and_gaps(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     day = Day(tmp_path / "day", feed_of())
     day.put(0, *(Put((Row(b"A.t", b"", k),), sequence=k, ts_out=k, ts_recv=k) for k in (1, 2, 5, 9)))
     damage_body(day.segments[0], 1)
@@ -153,12 +151,12 @@ def test_command_tells_what_is_damaged_and_missing(
     ]
 
 
-def test_command_warns_that_the_connector_cannot_be_made(
+def test_command_warns_if_the_connector_cannot_be_built(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "cache").write_text("a file")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("blackbox.cli.ui.drawing._SETTINGS", {})  # those of the session of the tests are there
+    monkeypatch.setattr("blackbox.cli.ui.drawing._SETTINGS", {})  # the tests' session has the settings already
     draw(Day(tmp_path / "day", feed_of()).path, tmp_path / "day.html")
     assert "warning: recordings are read by the slower engine in Python: the connector" in capfd.readouterr().err
 

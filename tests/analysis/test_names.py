@@ -1,4 +1,4 @@
-"""The names of `blackbox.analysis`: none leaks, none goes missing; a session of `blackbox.spark` alone takes little."""
+"""The public names of `blackbox.analysis` are complete; importing only a session of `blackbox.spark` is light."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import blackbox.analysis
 from blackbox.analysis import _MODULE_OF
 
 
-def test_all_is_sorted_and_names_what_has_a_module() -> None:
+def test_all_is_sorted_and_every_name_has_a_module() -> None:
     assert sorted(_MODULE_OF, key=lambda name: (not name[0].isupper(), name)) == blackbox.analysis.__all__
     assert dir(blackbox.analysis) == blackbox.analysis.__all__
 
 
 @pytest.mark.parametrize("name", sorted(_MODULE_OF))
-def test_each_name_is_of_its_module(name: str) -> None:
+def test_each_name_is_in_its_module(name: str) -> None:
     module = importlib.import_module(f"blackbox.analysis.{_MODULE_OF[name]}")
     assert getattr(blackbox.analysis, name) is getattr(module, name)
     assert getattr(module, name).__module__ == module.__name__

@@ -1,4 +1,4 @@
-"""Trades and quotes of every feed as its schema declares them, against the source files; and reports of such days."""
+"""Trades and quotes of every feed by its schema, compared with the source files; and reports of such days."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def first(frame: DataFrame | None, *columns: Any) -> tuple[Any, ...]:
 
 
 def records_of(path: Path) -> list[Any]:
-    """By Databento's own decoder, without the metadata."""
+    """Read by Databento's own decoder, without the metadata."""
     decoder = databento_dbn.DBNDecoder()
     decoder.write(zstandard.ZstdDecompressor().stream_reader(path.read_bytes()).read())
     return list(decoder.decode())[1:]
@@ -73,7 +73,7 @@ def test_tape_has_both_sides_and_nothing_suspicious(spark: SparkSession, tmp_pat
 
 
 def whole(quotes: list[dict[str, Any]]) -> list[tuple[int, int]]:
-    """Both prices of each quote, those of an absent side being the last ones."""
+    """Return both prices of each quote, with the last values for absent sides."""
     told, sides = [], {"bid_price": 0, "ask_price": 0}
     for quote in quotes:
         sides.update({name: quote[name] for name in sides if quote[name] > 0})
@@ -155,7 +155,7 @@ def test_each_symbol_has_the_trades_of_its_own_first_type(spark: SparkSession, t
     assert report.prices == "Bars are of the trades of type trade and aggTrade."
 
 
-def test_a_schema_that_declares_none_has_none(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_schema_without_trades_and_quotes_has_none(spark: SparkSession, tmp_path: Path) -> None:
     day = Day(tmp_path / "day", feed_of())
     assert recorded_trades(spark, day.path) is None
     assert recorded_quotes(spark, day.path) is None

@@ -1,4 +1,4 @@
-"""Spread, mid and imbalance of real quotes, and of such as have no two sides."""
+"""Spread, mid and imbalance of real quotes, and of quotes without two sides."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_absent_sides_sizes_and_decimals(spark: SparkSession) -> None:
     assert found["imbalance"].to_list() == [0.5, None, 0.0, -1.0, None, 0.0, 0.5, None, 0.0]
 
 
-def test_missing_column_is_told(spark: SparkSession) -> None:
+def test_a_missing_column_is_reported(spark: SparkSession) -> None:
     with pytest.raises(ConfigError, match="quotes had no column 'bid_price', expected it among: id"):
         with_spread(spark.range(1))
 

@@ -1,4 +1,4 @@
-"""Days of real consolidated tape, published, recorded and summed up in Spark, against pandas on the source files."""
+"""Days of real consolidated tape, recorded and aggregated in Spark, compared with pandas on the source files."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def sums(spark: SparkSession, tape: Path, kind: str, **columns: Any) -> dict[tup
     return {(row["symbol"], row["day"]): {name: row[name] for name in columns} for row in table.collect()}
 
 
-def test_trades_are_those_of_the_files(spark: SparkSession, tape: Path, shared_data: Path) -> None:
+def test_trades_equal_those_of_the_files(spark: SparkSession, tape: Path, shared_data: Path) -> None:
     wanted = {
         place: {
             "rows": len(rows),
@@ -72,7 +72,7 @@ def test_trades_are_those_of_the_files(spark: SparkSession, tape: Path, shared_d
     assert found == wanted
 
 
-def test_quotes_are_those_of_the_files(spark: SparkSession, tape: Path, shared_data: Path) -> None:
+def test_quotes_equal_those_of_the_files(spark: SparkSession, tape: Path, shared_data: Path) -> None:
     names = ["bid_price", "bid_size", "ask_price", "ask_size"]
     wanted = {
         place: {

@@ -123,7 +123,7 @@ def test_a_png_needs_matplotlib(day: Day, tmp_path: Path, monkeypatch: pytest.Mo
     ended = invoke("inspect", day.path, "--picture", tmp_path / "day.png")
     assert ended.status == Status.ERROR
     assert ended.errors == (
-        "error: a PNG needs matplotlib: pip install 'blackbox-md[picture]'; day.svg would need nothing\n"
+        "error: a PNG needs matplotlib: pip install 'blackbox-md[picture]'; day.svg needs no library\n"
     )
 
 

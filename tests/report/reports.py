@@ -1,4 +1,4 @@
-"""A report of a day that never was, with all that a page can show."""
+"""Reports of made-up days with everything that a page can show."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EMPTY = Mix(start_ns=0, step_ns=1, kinds=(), counts=(), outside=0)
 
 
 def bars(chance: random.Random, price: float) -> tuple[Bar, ...]:
-    """Five minutes each, from open to close, without two of them."""
+    """Return bars of five minutes from open to close, without two of them."""
     found = []
     for place in range(78):
         begin, price = price, price * (1 + chance.gauss(0, 0.002))
@@ -39,7 +39,7 @@ def spreads(chance: random.Random) -> tuple[SpreadPoint, ...]:
 
 
 def full_report() -> DayReport:
-    """Two symbols, ten types, two lags, gaps and damage."""
+    """Return a report with two symbols, ten types, two lags, gaps and damage."""
     chance = random.Random(3)
     counts = tuple(
         tuple(int(900 / (kind + 1) * chance.uniform(0.6, 1.4)) for _ in range(390)) for kind in range(len(KINDS))
@@ -84,7 +84,7 @@ def full_report() -> DayReport:
 
 
 def raw_report() -> DayReport:
-    """Fractions of a second, and nothing is known of prices, lags or types."""
+    """Return a report of fractions of a second, without prices, lags or types."""
     mix = Mix(start_ns=OPEN, step_ns=20_000_000, kinds=("",), counts=((1, 0, 5, 2, 3, 9, 1),), outside=0)
     return msgspec.structs.replace(
         full_report(), messages=21, symbols=1, schema="raw", mix=mix, instruments=(), lags=(), gaps=(), damage=()

@@ -1,4 +1,4 @@
-"""The page of a report: as text, and as a real browser without a screen shows it."""
+"""The page of a report as text, and as displayed by a real headless browser."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support import ROOT
 
 REPORTS: Final[dict[str, Callable[[], DayReport]]] = {"full": full_report, "raw": raw_report, "empty": empty_report}
 
-# Everything that a reader would see as broken: returned as sentences, of which there shall be none.
+# Returns everything that looks broken to a reader, as sentences; there must be none.
 ASK: Final = """() => {
   const wrong = [], wide = document.documentElement.scrollWidth;
   const name = element => `${element.tagName}.${element.getAttribute("class")} ${element.textContent.slice(0, 30)}`;
@@ -80,14 +80,14 @@ class Tags(HTMLParser):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """It is closed at once."""
+        """A tag that is closed at once."""
 
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 
 
 @pytest.mark.parametrize("name", REPORTS)
-def test_page_is_whole_and_needs_nothing_else(name: str) -> None:
+def test_page_is_complete_and_self_contained(name: str) -> None:
     text = page(REPORTS[name]())
     tags = Tags()
     tags.feed(text)
@@ -115,13 +115,13 @@ def test_all_figures_are_there() -> None:
     assert f"{report.messages:,}" in text
     assert f"{sum(gap.count for gap in report.gaps):,} messages, in 17 gaps" in text
     assert "and 5 more" in text
-    assert "12 came before they were sent: two clocks differ" in text
+    assert "12 arrived before they were sent: two clocks differ" in text
     assert "31 messages without a time" in text
     assert "3 others" in text
     assert "1 damaged part<" in text
 
 
-def test_date_of_the_market_is_told_when_it_is_another() -> None:
+def test_a_different_local_date_is_shown() -> None:
     assert "market time<" in page(full_report())
     assert "market time, 20\N{NO-BREAK SPACE}Nov\N{NO-BREAK SPACE}2026<" in page(
         msgspec.structs.replace(full_report(), date="2026-11-27")
@@ -165,7 +165,7 @@ def test_lengths_of_intervals() -> None:
 
 
 def look(path: Path, text: str, width: int, dark: bool) -> dict[str, Any]:
-    """What the browser finds on a page; its picture is beside it."""
+    """Return the problems found by the browser on a page; save its picture next to the page."""
     path.with_suffix(".html").write_text(text, encoding="utf-8")
     job = {"page": str(path.with_suffix(".html")), "width": width, "dark": dark, "picture": str(path), "ask": ASK}
     command = [sys.executable, str(ROOT / "tests" / "browser.py")]
@@ -177,7 +177,7 @@ def look(path: Path, text: str, width: int, dark: bool) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Skip, with the reason, where there is no browser that starts."""
+    """Skip, with the reason, if no browser starts."""
     if find_spec("PySide6") is None:
         pytest.skip("no browser: pip install '.[browser]' brings one")
     try:
@@ -192,7 +192,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> None:
     ("full", 1_280, False), ("full", 1_280, True), ("full", 390, False), ("raw", 1_024, True), ("raw", 390, False),
     ("empty", 390, False),
 ])  # fmt: skip
-def test_page_is_shown_as_meant(tmp_path: Path, name: str, width: int, dark: bool) -> None:
+def test_page_is_displayed_correctly(tmp_path: Path, name: str, width: int, dark: bool) -> None:
     seen = look(tmp_path / "page.png", page(REPORTS[name]()), width, dark)
     told = seen["told"]
     assert told["wrong"] == []
@@ -206,7 +206,7 @@ def test_page_is_shown_as_meant(tmp_path: Path, name: str, width: int, dark: boo
 
 @pytest.mark.long
 @pytest.mark.usefixtures("browser")
-def test_what_is_cut_off_is_found(tmp_path: Path) -> None:
+def test_clipped_text_is_found(tmp_path: Path) -> None:
     text = page(full_report()).replace(
         "</main>", '<section class="card"><h2 style="width: 2000px">wide</h2></section></main>'
     )
