@@ -16,7 +16,7 @@ def main() -> None:
     end_at_once()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # what the locale cannot show ends no command
-    from blackbox.cli.program import run  # takes a while, in which nothing needs to be ended in order
+            stream.reconfigure(errors="backslashreplace")  # text that the locale cannot encode must not end a command
+    from blackbox.cli.program import run  # takes some time, in which Ctrl-C may end the process
 
     run()

@@ -1,4 +1,4 @@
-"""`blackbox analyse`: a recorded day as a page to look at."""
+"""`blackbox analyse`: a recorded day as an HTML page."""
 
 from __future__ import annotations
 

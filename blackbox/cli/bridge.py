@@ -1,4 +1,4 @@
-"""`blackbox bridge`: carry a feed to other systems, or messages of theirs into a feed."""
+"""`blackbox bridge`: carry a feed to other systems, or their messages into a feed."""
 
 from __future__ import annotations
 
@@ -94,10 +94,10 @@ def bridge(
 
 
 def _password(file: Path | None) -> str | None:
-    """Return the password of a file, else of the environment. Raises ConfigError that does not show it."""
+    """Return the password from a file, else from the environment. Raises ConfigError that does not show it."""
     if file is None:
         return os.environ.get(PASSWORD_VARIABLE) or None
-    with file.open("rb") as opened:  # a pipe as well, such as <(pass show redis)
+    with file.open("rb") as opened:  # may be a pipe, such as <(pass show redis)
         text = opened.read(_MOST_PASSWORD_BYTES + 1)
     password = text.removesuffix(b"\n").removesuffix(b"\r")
     if not password or len(text) > _MOST_PASSWORD_BYTES or b"\n" in password:

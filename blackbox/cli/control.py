@@ -1,4 +1,4 @@
-"""`blackbox control`: control a replay of another process."""
+"""`blackbox control`: control a replay in another process."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def control(
 
 
 def _request_of(command: Command, value: str | None) -> Request:
-    """Raises BadParameter, which ends the command with status 2, when the value does not fit the command."""
+    """Parse the value of a command. Raises BadParameter (status 2) if it does not fit the command."""
     from blackbox.replay import control_socket
 
     match command:
@@ -113,7 +113,7 @@ def _request_of(command: Command, value: str | None) -> Request:
                 raise _wrong("seek needs a time, such as 14:30")
             return control_socket.Seek(value)
     if value is not None:
-        raise _wrong(f"{command.value} takes none, but was given {value!r}")
+        raise _wrong(f"{command.value} takes no value, but was given {value!r}")
     return {
         Command.PAUSE: control_socket.Pause,
         Command.RESUME: control_socket.Resume,
@@ -149,7 +149,7 @@ def _wrong(text: str) -> typer.BadParameter:
 
 
 def speed_text(speed: float | None) -> str:
-    """A replay's speed, as people write it."""
+    """Return a replay's speed as text."""
     return MAX_SPEED if speed is None else f"{speed:g}x"
 
 

@@ -1,4 +1,4 @@
-"""`blackbox doctor`: check what a feed needs of this machine."""
+"""`blackbox doctor`: check that this machine meets a feed's needs."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def dump(
         check_slices(slices, len(day.feed.slices))
         first, end = time_ns(day, start, "--start"), time_ns(day, stop, "--stop")
         lines = _lines(day, prefixes_of(prefix), symbols_of(symbol), first, end, slices, as_json)
-        # Without a count every batch is written at once; a count ends within one.
+        # Without a count, every batch is written at once. With a count, it may end within a batch.
         for line in islice(lines, enough) if enough else lines:
             sys.stdout.buffer.write(line)
 

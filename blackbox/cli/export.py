@@ -1,4 +1,4 @@
-"""`blackbox export`: a recording in the venue's own file format, or as Parquet."""
+"""`blackbox export`: write a recording in the venue's own file format, or as Parquet."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Prices(StrEnum):
-    """How prices of records are written."""
+    """Form of prices in records."""
 
     DECIMAL = "decimal"
     FLOAT = "float"
@@ -31,7 +31,7 @@ class Prices(StrEnum):
 
 
 class Order(StrEnum):
-    """How messages stand in a Parquet file."""
+    """Order of messages in a Parquet file."""
 
     CAPTURE = "capture"
     TOPIC = "topic"

@@ -1,4 +1,4 @@
-"""`blackbox feed check`: load a feed file and look at its endpoints."""
+"""`blackbox feed check`: load a feed file and check its endpoints."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _HEAD: Final = """\
 #     blackbox subscribe --feed {file}
 #     blackbox stat --feed {file}
 #
-# A variable such as BLACKBOX_FEED_MAX_LAG_NS overrides a setting. Settings behind a # have their default.
+# A variable such as BLACKBOX_FEED_MAX_LAG_NS overrides a setting. Settings after a # have their default.
 """
 _SETTINGS: Final = """
 # block_bytes = 262_144         # bytes at which a block is sent without waiting
@@ -115,12 +115,12 @@ def new(
             raise ConfigError(f"port was {port} and {many} are needed, expected at most {65_536 - many}")
         name = file.stem if name is None else name
         text = "".join(_text(file, name, slices, schema, key_bytes, channels, transport, host, port, lines, archive))
-        from_document(tomllib.loads(text), Feed)  # raises ConfigError for a name or host that cannot be
+        from_document(tomllib.loads(text), Feed)  # raises ConfigError for an invalid name or host
         try:
             with file.open("x", encoding="utf-8") as opened:
                 opened.write(text)
         except FileExistsError:
-            raise ConfigError(f"{file} exists already, expected another name: no file is overwritten") from None
+            raise ConfigError(f"{file} already exists: choose another name") from None
         say(f"wrote {file}; `blackbox feed check {file}` shows its endpoints")
 
 

@@ -83,7 +83,7 @@ def get(
                     sys.stdout.flush()
                     client.commit()
         except TimeoutError as error:
-            raise SubscriberError(f"{got} messages came, expected {enough or 'more'}: {error}") from error
+            raise SubscriberError(f"{got} messages arrived, expected {enough or 'more'}: {error}") from error
         finally:
             sys.stdout.flush()
             client.commit()
@@ -151,5 +151,5 @@ def subscribe_durably(
 
 
 def _chosen(prefix: list[str] | None, symbol: list[str] | None) -> tuple[tuple[bytes, ...] | None, list[bytes] | None]:
-    """Return the prefixes and symbols of durable subscriptions: without either the prefix of all topics."""
+    """Return the prefixes and symbols of durable subscriptions; without either the prefix of all topics."""
     return (prefixes_of(prefix) if prefix or not symbol else None), symbols_of(symbol)

@@ -200,7 +200,7 @@ def _print_day(day: Recording, damage: list[Damage], gaps: list[Gap], begins: li
                     (
                         "torn",
                         bad_if(total.torn_bytes > 0, count(total.torn_bytes)),
-                        "bytes behind the last whole block",
+                        "bytes after the last complete block",
                     ),
                     ("damage", bad_if(len(damage) > 0, count(len(damage))), damage_text(damage)),
                 ]

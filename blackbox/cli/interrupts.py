@@ -1,4 +1,4 @@
-"""Ctrl-C: a command is ended in order; before and behind one, when nothing is open, the process ends at once."""
+"""Ctrl-C: a running command is ended cleanly; before and after it, when nothing is open, the process ends at once."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def _end(_number: int, _frame: FrameType | None) -> None:
 
 
 def end_at_once() -> None:
-    """Let Ctrl-C end the process, with one line, unless it is ignored."""
+    """Let Ctrl-C end the process with one line, unless it is ignored."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
 
 
 @contextmanager
 def raised() -> Iterator[None]:
-    """Let Ctrl-C, unless it is ignored, raise KeyboardInterrupt while the block runs, after an import if within one."""
+    """Let Ctrl-C, unless ignored, raise KeyboardInterrupt during the block; within an import, after the import."""
     if signal.getsignal(signal.SIGINT) is not _end:
         yield
         return

@@ -17,7 +17,7 @@ from blackbox.feed.feed import check_name
 
 
 class Action(StrEnum):
-    """What to do with keys."""
+    """Actions on keys."""
 
     NEW = "new"
 
@@ -45,12 +45,12 @@ def keys(
     with exit_statuses():
         from blackbox.transport.curve import make_pair
 
-        del action  # there is one
+        del action  # there is only one
         check_name(name)
         out = out.expanduser()
         for path in (out / f"{name}.key", out / f"{name}.key_secret"):
             if os.path.lexists(path):
-                raise ConfigError(f"{path} exists already, expected another name: keys are never replaced")
+                raise ConfigError(f"{path} already exists: choose another name")
         public, public_file, secret_file = make_pair(out, name)
         if as_json:
             print_json({"public_key": public, "public_file": str(public_file), "secret_file": str(secret_file)})

@@ -113,7 +113,7 @@ def _list(known: dict[str, Kept]) -> None:
     for name, kept in known.items():
         when = f"{date_of(kept.kept_ns, _ZONE)} {clock_text(kept.kept_ns, _ZONE, 0)} {_ZONE}"
         for slice_id in sorted(kept.slices | kept.held):
-            position = kept.slices.get(slice_id, ("", ""))  # as `--to` takes it
+            position = kept.slices.get(slice_id, ("", ""))  # as `--to` accepts it
             table.add_row(name, kept.feed, when, *map(str, (slice_id, *position, kept.held.get(slice_id, ""))))
     stdout.print(table)
 
@@ -123,8 +123,8 @@ def _unknown(file: PositionFile) -> PositionError:
 
 
 def _change(file: PositionFile, to: list[str] | None, *, forget: bool) -> Kept | None:
-    """Forget a consumer, or move it, or release it without `to`. Return what the file holds now."""
-    if not file.path.exists():  # before a lock is made for it
+    """Forget a consumer, move it, or, without `to`, release it. Return the file's new content."""
+    if not file.path.exists():  # before a lock file is made
         raise _unknown(file)
     file.own(0)
     try:
@@ -146,7 +146,7 @@ def _change(file: PositionFile, to: list[str] | None, *, forget: bool) -> Kept |
 
 
 def _moved(positions: dict[int, Position], to: list[str]) -> dict[int, Position]:
-    """Return positions with those moved that are named."""
+    """Return positions with the given ones moved."""
     moved = dict(positions)
     for text in to:
         try:

@@ -1,6 +1,6 @@
-"""The program: its commands, and how it logs.
+"""The program: its commands, and logging.
 
-What needs numba is imported inside of each command, so that `--help` is quick.
+Commands import modules that need numba only when they run, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _PANELS: Final = {
     "Analysis": (analyse,),
     "Setup": (doctor, warmup, keys),
 }
-"""The commands by task."""
+"""Commands grouped by task."""
 
 for _panel, _commands in _PANELS.items():
     for _command in _commands:
@@ -93,6 +93,6 @@ def _options(
 
 
 def run() -> None:
-    """Run the command that the arguments name."""
+    """Run the command given by the arguments."""
     begin_log()
     app()

@@ -1,4 +1,4 @@
-"""`blackbox publish`: send sources into a feed."""
+"""`blackbox publish`: publish sources on a feed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class WhenFull(StrEnum):
-    """What the publisher does when a subscriber's queue is full."""
+    """Policy of the publisher when a subscriber's queue is full."""
 
     WAIT = "wait"
     DROP = "drop"
@@ -164,7 +164,7 @@ def _publish_with_progress(sources: Sequence[Source], publisher: SourcePublisher
 
 
 def print_summary(sources: Sequence[Source], publisher: SourcePublisher, elapsed_s: float) -> None:
-    """Print what was published of sources, and what was not."""
+    """Print the numbers of published and unpublished messages."""
     done = publisher.statistics()
     stdout.print(
         titled(

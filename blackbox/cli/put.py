@@ -78,13 +78,13 @@ def put(
 
 
 class _Refused:
-    """Lines that are not stored: how many, and why the first one is not."""
+    """Lines that are not stored: their number, and the reason for the first one."""
 
     def __init__(self) -> None:
         self.count, self.first, self.why = 0, 0, ""
 
     def note(self, line: int, future: Future[Place]) -> None:
-        """Look at the answer to a line; they come in the order of the lines."""
+        """Check the answer to a line. Answers come in order of the lines."""
         if (error := future.exception()) is not None:
             self.count += 1
             if self.count == 1:
@@ -92,7 +92,7 @@ class _Refused:
 
 
 def _put_lines(client: HubClient, topic: str, timeout: float, known: int, as_json: bool) -> None:
-    """Put each line of stdin after those that are known, and report how many are stored."""
+    """Put each line of stdin after the first `known`, and report how many are stored."""
     refused, number = _Refused(), 0
     for number, line in enumerate(sys.stdin.buffer, 1):
         if number > known:

@@ -25,7 +25,7 @@ _LAG: Final = "lag: time from the publisher's sending to the recorder, of the la
 
 
 class Fsync(StrEnum):
-    """When a recorder makes durable what it wrote."""
+    """When a recorder syncs what it wrote."""
 
     NEVER = "never"
     INTERVAL = "interval"
@@ -141,7 +141,7 @@ def record(
             follow(recorder, show, until_end=until_end, silence_timeout=silence_timeout)
         gaps = recorder.statistics().received.gaps
         if until_end and gaps:
-            lose(f"{counted(gaps, 'message')} never came")
+            lose(f"{counted(gaps, 'message')} were lost")
 
 
 def _bytes_of(gib: float | None) -> int | None:
@@ -149,7 +149,7 @@ def _bytes_of(gib: float | None) -> int | None:
 
 
 class _RecorderView:
-    """What comes, by slice, and what is on disk."""
+    """Received messages by slice, and stored data."""
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
@@ -205,17 +205,17 @@ def _print_totals(recorder: Recorder, as_json: bool) -> None:
             f"recorded from {feed_text(recorder.feed)} to {recorder.directory}",
             values_table(
                 [
-                    ("received", count(came.messages), "messages; those that came on both lines count twice"),
+                    ("received", count(came.messages), "messages; those received on both lines count twice"),
                     ("recorded", count(now.messages), "messages"),
                     ("blocks", count(now.blocks)),
                     ("stored", byte_size(now.stored_bytes)),
                     ("segments", count(now.segments)),
                     ("lost", bad_if(now.lost > 0, count(now.lost)), "received, but could not be written"),
-                    ("gaps", bad_if(came.gaps > 0, count(came.gaps)), "messages that never came"),
-                    ("not heard", count(now.unheard), "published before this recorder heard of their epoch"),
-                    ("duplicated", count(came.duplicates), "came again, on the other line: recorded once"),
+                    ("gaps", bad_if(came.gaps > 0, count(came.gaps)), "lost messages"),
+                    ("not heard", count(now.unheard), "published before this recorder received their epoch"),
+                    ("duplicated", count(came.duplicates), "received again on the other line: recorded once"),
                     ("malformed", bad_if(came.malformed > 0, count(came.malformed)), "blocks that were not valid"),
-                    ("cut", count(now.cut_bytes), "bytes that a killed recorder had not written whole"),
+                    ("cut", count(now.cut_bytes), "bytes of a half-written end after a kill"),
                     ("lag", duration(now.lag.last_ns), _LAG),
                 ]
             ),

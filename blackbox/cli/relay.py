@@ -1,4 +1,4 @@
-"""`blackbox relay`: pass a feed on to more subscribers, or to another site."""
+"""`blackbox relay`: forward a feed to more subscribers, or to another site."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ def relay(
         spares = [Feed.load(path) for path in spare or ()]
         running = Relay(above, below, spares=spares, name=name, when_full=when_full.value, hold_s=hold)
         with running:
-            try:  # from here on Ctrl-C prints what was done
-                say(f"relay {running.name}: passes {feed_text(above)} on")
+            try:  # from here on Ctrl-C prints the totals
+                say(f"relay {running.name}: relays {feed_text(above)}")
                 running.run()
             finally:
                 if as_json:
@@ -117,14 +117,14 @@ def relay(
 
 
 def relay_plainly(above: Feed, endpoint: str, in_the_clear: bool, as_json: bool) -> None:
-    """Pass single messages on, until Ctrl-C or SIGTERM."""
+    """Forward single messages, until Ctrl-C or SIGTERM."""
     from blackbox.relay.plain import PlainRelay
 
     running = PlainRelay(above, endpoint, in_the_clear=in_the_clear)
     say(f"plain relay: waits for the publishers of {feed_text(above)}")
     with running.start(math.inf):
         try:
-            say(f"plain relay: passes {feed_text(above)} on at {endpoint}")
+            say(f"plain relay: relays {feed_text(above)} at {endpoint}")
             running.run()
         finally:
             if as_json:
@@ -134,7 +134,7 @@ def relay_plainly(above: Feed, endpoint: str, in_the_clear: bool, as_json: bool)
 
 
 def print_plain_summary(running: PlainRelay) -> None:
-    """Print what a plain relay has passed on."""
+    """Print the totals of a plain relay."""
     done = running.statistics()
     table = columns_table(("endpoint", "messages", "client full", "lost above", "lag p99"), 1)
     table.add_row(
@@ -149,7 +149,7 @@ def print_plain_summary(running: PlainRelay) -> None:
 
 
 def print_summary(running: Relay) -> None:
-    """Print what a relay has passed on, line by line."""
+    """Print the totals of a relay, by line."""
     done = running.statistics()
     table = columns_table(
         ("line", "source", "hops", "blocks", "messages", "MB", "refused", "filters below", "above"), 2

@@ -1,4 +1,4 @@
-"""`blackbox repair`: write a day's manifest again."""
+"""`blackbox repair`: rewrite a day's manifest."""
 
 from __future__ import annotations
 

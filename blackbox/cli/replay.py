@@ -176,13 +176,13 @@ def replay(
 
 
 def _checked(recording: Recording, text: str | None, option: str) -> str | None:
-    """Return the text of a time. Raises BadParameter when it is none: status 2."""
+    """Return the text of a time. Raises BadParameter (status 2) if it is invalid."""
     time_ns(recording, text, option)
     return text
 
 
 def _opened(paths: Sequence[Path]) -> list[Recording]:
-    """The recordings of days' directories, and of all days of feeds' directories."""
+    """Return the recordings in directories of days, and of all days in directories of feeds."""
     from blackbox.archive.recording import Recording
 
     days = []
@@ -192,13 +192,13 @@ def _opened(paths: Sequence[Path]) -> list[Recording]:
 
 
 def _target_of(path: str | None, recordings: Sequence[Recording]) -> Feed:
-    """The feed to publish on. One of the schema `raw`, which is the default, carries any payload."""
+    """Return the feed to publish on. A feed with the default schema `raw` accepts any payload."""
     recorded = recordings[0].feed
     if path is None:
         for each in recordings:
             if each.encrypted:
                 raise ConfigError(
-                    f"{each.path} is of a feed with [security], whose keys no recording keeps: give its feed file "
+                    f"{each.path} is of a feed with [security], and recordings do not keep keys: give its feed file "
                     "(--feed), or one without [security] to publish in the clear"
                 )
         return recorded
@@ -217,7 +217,7 @@ def _publish(played: Replay, publisher: SourcePublisher, controls: Controls) -> 
 
 @contextmanager
 def _stopping_at_signals(controls: Controls) -> Iterator[None]:
-    """Stop the replay at a first signal, with exact totals. A second one ends the process at once."""
+    """Stop the replay at the first signal, with exact totals. A second one ends the process at once."""
     caught: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -238,7 +238,7 @@ def _stopping_at_signals(controls: Controls) -> Iterator[None]:
 
 @contextmanager
 def _progress(controls: Controls) -> Iterator[None]:
-    """Show where the replay is until the block is left: a bar on a terminal, elsewhere lines."""
+    """Show the position of the replay until the block is left: a bar on a terminal, else lines."""
     if not stderr.is_terminal:
         with ticking(lambda: _say_line(controls.status()), LINE_EVERY_S):
             yield

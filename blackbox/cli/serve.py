@@ -45,13 +45,13 @@ def serve(
         shape = load_feed(feed)
         place = directory / shape.name
         if not place.is_dir():
-            raise JournalError(f"{place} was no directory, expected the recordings of feed {shape.name!r}")
+            raise JournalError(f"{place} was not a directory, expected the recordings of feed {shape.name!r}")
         with archive_of(place, shape, endpoint or True) as archive:
             try:
                 say(f"serving {place} of {feed_text(shape)} at {archive.endpoints[0]}")
                 until = threading.Event()
                 while not until.wait(_LOOK_EVERY_S):
-                    pass  # a signal just before an endless wait would not end it
+                    pass  # a signal just before an unlimited wait would not end it
             finally:
                 now = archive.statistics()
                 if as_json:

@@ -90,7 +90,7 @@ def _listen_once(heartbeats: Heartbeats, timeout: float) -> None:
 def _listen_on(heartbeats: Heartbeats, timeout: float, every_s: float, show: Callable[[], object]) -> None:
     """Listen and show until the publisher has closed.
 
-    Raises NotConfirmedError when it was not heard for `timeout` seconds.
+    Raises NotConfirmedError after `timeout` seconds without a heartbeat.
     """
     deadline = time.monotonic() + timeout
     last_ns = 0
@@ -110,7 +110,7 @@ def _listen_on(heartbeats: Heartbeats, timeout: float, every_s: float, show: Cal
 def _not_heard(heartbeats: Heartbeats, seconds: float) -> NotConfirmedError:
     name, endpoints = heartbeats.feed.name, ", ".join(line.endpoint for line in heartbeats.lines)
     if any(line.heard for line in heartbeats.lines):
-        return NotConfirmedError(f"feed {name!r}: the publisher fell silent {seconds:g} s ago at {endpoints}")
+        return NotConfirmedError(f"feed {name!r}: no heartbeat of the publisher for {seconds:g} s at {endpoints}")
     return NotConfirmedError(f"feed {name!r}: no publisher was heard in {seconds:g} s at {endpoints}")
 
 

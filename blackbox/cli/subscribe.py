@@ -1,4 +1,4 @@
-"""`blackbox subscribe`: receive a feed and show what comes."""
+"""`blackbox subscribe`: receive a feed and show its messages and rates."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class OnSlow(StrEnum):
-    """What a subscriber does when its lag exceeds the limit."""
+    """Policy of a subscriber when its lag exceeds the limit."""
 
     EXIT_PROCESS = "exit_process"
     RAISE = "raise"
@@ -155,13 +155,13 @@ def subscribe(
             )
         gaps = subscriber.statistics().received.gaps
         if until_end and gaps:
-            lose(f"{counted(gaps, 'message')} never came")
+            lose(f"{counted(gaps, 'message')} were lost")
 
 
 class _SubscriberView:
-    """A subscriber with one batch callback for each prefix, which counts; and what is shown of it.
+    """A subscriber with one counting batch callback for each prefix, and its display.
 
-    The counts lie in memory that forked processes share: a word for each prefix and slice, each written by one thread.
+    The counts are in memory that forked processes share: a word for each prefix and slice, each written by one thread.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class _SubscriberView:
         counts, schema_id, offer = self._counts[place], self._schema_id, self._preview.offer
 
         def count_batch(batch: Batch) -> None:
-            schema_id[0] = batch.block.schema_id  # the publisher's; a raw feed carries any
+            schema_id[0] = batch.block.schema_id  # the publisher's; a raw feed accepts any
             counts[batch.block.slice_id] += len(batch)
             offer(batch)
 
@@ -192,7 +192,7 @@ class _SubscriberView:
 
     @contextmanager
     def previewing(self) -> Iterator[None]:
-        """Print the first messages until the block is left. The subscriber must have started."""
+        """Print the first messages until the block is left. The subscriber must be running."""
         self._preview.start()
         try:
             yield
@@ -238,7 +238,6 @@ class _SubscriberView:
         return titled("callbacks", table)
 
     def print_totals(self) -> None:
-        """Print the totals, at the end."""
         subscriber, prefixes = self._subscriber, self._prefixes
         now = subscriber.statistics()
         seen = [topic for feed_slice in now.slices for topic in subscriber.topics(feed_slice.slice_id)]
@@ -273,12 +272,12 @@ class _SubscriberView:
                         (
                             "lost",
                             bad_if(now.received.gaps > 0, count(now.received.gaps)),
-                            "sequence numbers that never came",
+                            "missing sequence numbers",
                         ),
                         (
                             "duplicated",
                             count(now.received.duplicates),
-                            "came again, from the other line: delivered once",
+                            "received again on the other line: delivered once",
                         ),
                         (
                             "dropped",
@@ -297,7 +296,7 @@ class _SubscriberView:
                             "blocks that were not valid",
                         ),
                         ("lag p50", duration(now.lag.p50_ns), LAG),
-                        ("lag p99", duration(now.lag.p99_ns), "99 of 100 messages had no more than this"),
+                        ("lag p99", duration(now.lag.p99_ns), "99 of 100 messages had at most this lag"),
                         ("lag max", duration(now.lag.max_ns)),
                         ("age p50", duration(now.lag.age_p50_ns), AGE),
                         ("age p99", duration(now.lag.age_p99_ns)),

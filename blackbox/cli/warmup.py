@@ -1,4 +1,4 @@
-"""`blackbox warmup`: compile all that runs later, now."""
+"""`blackbox warmup`: compile in advance everything that runs later."""
 
 from __future__ import annotations
 
@@ -89,14 +89,14 @@ def warmup(
 
 
 def _check_cache(cache: Path) -> None:
-    """Raise ConfigError unless compiled kernels can be kept."""
+    """Raise ConfigError unless compiled kernels can be cached."""
     try:
         with TemporaryDirectory(dir=_made(cache)):
             pass
     except OSError as error:
         raise ConfigError(
-            f"compiled kernels cannot be kept: {cache} cannot be written ({error.strerror}); set XDG_CACHE_HOME to a "
-            "directory that can"
+            f"compiled kernels cannot be cached: {cache} is not writable ({error.strerror}); set XDG_CACHE_HOME to a "
+            "writable directory"
         ) from None
 
 
@@ -115,4 +115,4 @@ def _import(spec: str, options: list[str] | None, out: Path) -> None:
 
 
 def _quiet(_text: str) -> None:
-    """Say nothing: a terminal shows each kernel in place."""
+    """Ignore text: a terminal shows each kernel in place."""

@@ -1,4 +1,4 @@
-"""Run commands, as processes or in this one, and read what they print."""
+"""Run commands, as processes or in this one, and read their output."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Ended(NamedTuple):
-    """How a command ended."""
+    """The result of a command."""
 
     status: int
     out: str
     errors: str
 
     def text(self, name: str) -> str:
-        """A value of a table of names and values."""
+        """Return a value from a table of names and values."""
         found = re.search(rf"│ {name} +│ +(.+?) +│", self.out)
         assert found is not None, f"no {name!r} in\n{self.out}{self.errors}"
         return found[1]
 
     def value(self, name: str) -> int:
-        """A number of a table of names and values."""
+        """Return a number from a table of names and values."""
         return int(self.text(name).replace(",", ""))
 
 
@@ -65,7 +65,7 @@ class Command:
         self._read(self.process.stderr, text)
 
     def read_out(self, text: str, times: int = 1) -> None:
-        """Wait until a line on stdout contains `text`, so many times."""
+        """Wait until a line on stdout contains `text`, `times` times."""
         self._read(self.process.stdout, text, times)
 
     def _read(self, lines: IO[str] | None, text: str, times: int = 1) -> None:
@@ -81,7 +81,7 @@ class Command:
         return Ended(self.process.returncode, out or "", errors or "")
 
     def interrupt(self, number: signal.Signals = signal.SIGINT) -> Ended:
-        """Send a signal, wait for its end."""
+        """Send a signal, and wait for its end."""
         self.process.send_signal(number)
         return self.end()
 
@@ -95,14 +95,14 @@ class Command:
 
 
 class Place(NamedTuple):
-    """A feed on free ports, and the file that says so."""
+    """A feed on free ports, and its file."""
 
     feed: Feed
     path: Path
 
 
 def write_feed(feed: Feed, path: Path) -> Path:
-    """The feed as TOML."""
+    """Return the feed as TOML."""
     lines = [f'name = "{feed.name}"', f'schema = "{feed.schema}"']
     lines += [f"heartbeat_ns = {feed.heartbeat_ns}"]
     lines += [f"{name} = {value}" for name, value in setting_of(feed.key_rule).items()]
@@ -115,7 +115,7 @@ def write_feed(feed: Feed, path: Path) -> Path:
 
 
 def invoke(*words: object, stdin: str | None = None) -> Ended:
-    """Run a command in this process and thread: quicker than a process, and enough without signals and terminals."""
+    """Run a command in this process and thread: faster than a process, and sufficient without signals and terminals."""
     result = CliRunner().invoke(app, list(map(str, words)), input=stdin, env={"COLUMNS": "200"})
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -132,7 +132,7 @@ def beside(task: Callable[[], object]) -> Iterator[None]:
 
 
 def assert_one_line(ended: Ended, pattern: str) -> None:
-    """Exactly one line on stderr is an error, of this form, and there is no traceback."""
+    """Assert that stderr has exactly one error line, which matches the pattern, and no traceback."""
     errors = [line for line in ended.errors.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1, ended.errors
     assert re.search(pattern, errors[0]), errors[0]

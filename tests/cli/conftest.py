@@ -26,7 +26,7 @@ def place(tmp_path: Path) -> Place:
 
 @pytest.fixture
 def terminal() -> Iterator[tuple[int, int]]:
-    """Both ends: what a person reads and types, and what a command is given."""
+    """Both ends: one for the user, one for the command."""
     ends = pty.openpty()
     yield ends
     for end in ends:

@@ -17,7 +17,7 @@ OPEN = int(datetime.datetime(2026, 11, 20, 14, 30, tzinfo=datetime.UTC).timestam
 
 
 def trade(symbol: str, number: int) -> Row:
-    """An ITCH trade; price 12.3450."""
+    """Return an ITCH trade; price 12.3450."""
     dtype = load_schema("itch50").dtype("P")
     record = numpy.zeros(1, dtype)
     record["message_type"], record["stock"], record["price"] = b"P", symbol.encode().ljust(8), 123_450
@@ -27,7 +27,7 @@ def trade(symbol: str, number: int) -> Row:
 
 
 def recorded_day(path: Path) -> Day:
-    """Two slices of twenty trades each, one a second; the second slice lacks messages 10 to 14."""
+    """Return two slices of twenty trades each, one per second; the second slice lacks messages 10 to 14."""
     feed = msgspec.structs.replace(feed_of(2, time_zone="America/New_York"), schema="itch50")
     day = Day(path, feed)
     for slice_id, symbol in enumerate(("AAPL", "BAC")):

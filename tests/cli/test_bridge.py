@@ -44,7 +44,7 @@ def test_a_wrong_url_is_one_clear_error(tmp_path: Path, url: str) -> None:
     assert_one_line(invoke("bridge", url, "--feed", file), re.escape(f"URL was {url!r}, expected ws://HOST:PORT"))
 
 
-def test_one_that_waits_for_its_publisher_ends_at_ctrl_c(tmp_path: Path) -> None:
+def test_a_bridge_waiting_for_its_publisher_ends_at_ctrl_c(tmp_path: Path) -> None:
     file = write_feed(Feed.local("bridged", slices=1), tmp_path / "feed.toml")
     try:
         server = redis_server()
@@ -60,13 +60,13 @@ def test_one_that_waits_for_its_publisher_ends_at_ctrl_c(tmp_path: Path) -> None
     ("scheme", "way"),
     first_of([("redis", ("--in",)), ("amqp", ()), ("amqp", ("--in",)), ("redis", ())]),
 )
-def test_one_that_waits_for_a_system_that_is_away_ends_at_sigterm(
+def test_a_bridge_waiting_for_an_unreachable_system_ends_at_sigterm(
     scheme: str, way: tuple[str, ...], tmp_path: Path
 ) -> None:
     feed = Feed.local("bridged", slices=1) if scheme == "amqp" else hub_feed("bridged", slices=1)
     file = write_feed(feed, tmp_path / "feed.toml")
     with Command("bridge", f"{scheme}://127.0.0.1:1", *way, "--feed", file) as bridge:
-        bridge.read_error(f"{scheme}://127.0.0.1:1 is away, and asked again until it is back")
+        bridge.read_error(f"{scheme}://127.0.0.1:1 is unreachable, retrying")
         ended = bridge.interrupt(signal.SIGTERM)
     assert (ended.status, "Traceback" in ended.errors) == (143, False), ended.errors
     assert "is away" not in ended.errors
@@ -87,7 +87,7 @@ def test_an_option_of_another_bridge_is_one_clear_error(tmp_path: Path) -> None:
     assert_one_line(told, "option was limit=5, expected one of redis://: stream, keep")
 
 
-def test_an_option_that_is_no_number_is_one_clear_error(tmp_path: Path) -> None:
+def test_an_option_that_is_not_a_number_is_one_clear_error(tmp_path: Path) -> None:
     file = write_feed(Feed.local("bridged", slices=1), tmp_path / "feed.toml")
     for url, option in (("ws://127.0.0.1:0", "limit=many"), ("redis://127.0.0.1:1", "keep=-1")):
         told = invoke("bridge", url, "-o", option, "--feed", file)
@@ -100,7 +100,7 @@ def test_a_name_may_be_a_number() -> None:
     assert bridge.stream == "7"
 
 
-def test_so_many_browsers_come_in_as_the_command_says(tmp_path: Path) -> None:
+def test_the_number_of_browsers_is_limited_by_the_option(tmp_path: Path) -> None:
     url = free_endpoints("tcp", "bridged", 1, 1)[0][0].replace("tcp", "ws")
     words = ("bridge", url, "-o", "most_clients=1", "--feed")
     with Command(*words, write_feed(Feed.local("bridged", slices=1), tmp_path / "feed.toml")) as bridge:
@@ -147,7 +147,7 @@ def test_a_password_comes_from_a_file_or_the_environment(
 
 
 @pytest.mark.parametrize("text", [b"", b"\n", b"one\ntwo\n", b"x" * 5_000, b"\xff\n"])
-def test_a_file_that_is_no_password_is_one_clear_error(text: bytes, tmp_path: Path) -> None:
+def test_a_file_without_a_password_is_one_clear_error(text: bytes, tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(text)
     ended = invoke("bridge", "redis://desk@127.0.0.1:1/0", "--password-file", tmp_path / "secret")
     assert_one_line(ended, re.escape(f"{tmp_path}/secret ") + ".*expected")
@@ -155,7 +155,7 @@ def test_a_file_that_is_no_password_is_one_clear_error(text: bytes, tmp_path: Pa
     assert_one_line(missing, re.escape(f"{tmp_path}/none: No such file or directory"))
 
 
-def test_a_password_on_the_command_line_is_warned_of_and_not_shown() -> None:
+def test_a_password_on_the_command_line_causes_a_warning_and_is_not_shown() -> None:
     ended = invoke("bridge", "redis://desk:SECRET@127.0.0.1:1/0/wrong")
     assert "warning: all users of this host can read the password in URL: use --password-file" in ended.errors
     assert "SECRET" not in ended.errors

@@ -1,4 +1,4 @@
-"""`blackbox compact`: what it says of the day that it writes."""
+"""`blackbox compact`: its report on the day that it writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_recording_is_compacted(day: Day, tmp_path: Path) -> None:
     assert invoke("compact", day.path, "--out", tmp_path / "out").status == Status.ERROR
 
 
-def test_what_grew_is_not_called_smaller(tmp_path: Path) -> None:
+def test_a_larger_copy_is_reported_as_larger(tmp_path: Path) -> None:
     columns = {"topic": ["A"] * 5_000, "ts_event": [1_767_614_400 * 10**9] * 5_000, "payload": [bytes(50)] * 5_000}
     packed = Recording.create(tmp_path, Feed.local("packed"), columns, compression="zstd").path
     for source, out, change in (
@@ -32,7 +32,7 @@ def test_what_grew_is_not_called_smaller(tmp_path: Path) -> None:
         assert f"{max(before, after) / min(before, after):.2f} times {change}, indexes included" in ended.out
 
 
-def test_damage_is_left_out_of_what_is_compacted(day: Day, tmp_path: Path) -> None:
+def test_damage_is_left_out_of_the_copy(day: Day, tmp_path: Path) -> None:
     damage(day)
     ended = invoke("compact", day.path, "--out", tmp_path / "out")
     assert ended.status == Status.LOST

@@ -54,7 +54,7 @@ def test_each_command_is_obeyed(endpoint: str, controls: Controls) -> None:
     assert controls.wait(START).action is Action.STOP
 
 
-def test_table_tells_what_a_person_wants_to_know(endpoint: str, controls: Controls) -> None:
+def test_the_table_shows_the_status(endpoint: str, controls: Controls) -> None:
     controls.wait(START)
     controls.played(1_234, START)
     shown = CliRunner().invoke(app, ["control", endpoint]).stdout
@@ -62,7 +62,7 @@ def test_table_tells_what_a_person_wants_to_know(endpoint: str, controls: Contro
         assert text in shown, shown
 
 
-def test_replay_that_has_not_begun_has_no_times() -> None:
+def test_a_replay_that_has_not_begun_has_no_times() -> None:
     ((endpoint,),) = free_endpoints("tcp", "control", 1, 1)
     with ControlSocket(Controls(2.0, clock=ManualClock()), endpoint):
         shown = CliRunner().invoke(app, ["control", endpoint]).stdout

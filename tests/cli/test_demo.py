@@ -44,7 +44,7 @@ TRADE_TYPES = {"itch50": "P", "iex_deep10": "T", "iex_tops16": "T"}
 
 
 class Totals:
-    """Trades added up one message at a time with plain Python, as `blackbox.cli.demo.trades` says they are."""
+    """Sums of trades, one message at a time in plain Python, by the definition in `blackbox.cli.demo.trades`."""
 
     def __init__(self, source: Source) -> None:
         self.shares: Counter[str] = Counter()
@@ -113,7 +113,7 @@ def run_callbacks(source: Source, watched: list[bytes]) -> DemoCallbacks:
 
 
 def assert_right(source: Source, watched: list[bytes]) -> DemoCallbacks:
-    """Every figure is what plain Python finds."""
+    """Assert that every figure equals the one of plain Python."""
     callbacks, expected = run_callbacks(source, watched), Totals(source)
     assert callbacks.mix() == expected.types
     assert callbacks.unpriced() == expected.unpriced
@@ -183,7 +183,7 @@ def demo(*words: object, temporary: Path | None = None) -> subprocess.Popen[str]
 
 
 def children_of(process: subprocess.Popen[str]) -> list[int]:
-    """The publishing process of a demo, once there is one."""
+    """Return the publishing process of a demo, once it exists."""
     task = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     pids = task.read_text().split() if task.exists() else []
     return [int(pid) for pid in pids if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
@@ -207,7 +207,7 @@ def test_demo_delivers_all_and_shows_results(tmp_path: Path) -> None:
     figures = r"│ +[\d.]+ [kMG]/s │ +[\d,.]+ │ +(?:\d+ h )?(?:\d+ min )?\d+ s │"
     for name in RUNS:
         assert re.search(rf"│ {name} +│ +60,000 │ +0 │ +0 {figures}", out), name
-    # How far behind its pace it falls is the machine's; what it plays is 20 s of the market, however long that takes.
+    # The lag depends on the machine. It plays 20 s of market time, however long that takes.
     figures = r"│ replayed at 10 x +│ +(\d+) │ +0 │ +0 │ +([\d.]+)/s │ +([\d.]+) │ +(?:(\d+) h )?(\d+) min (\d+) s │"
     ((messages, rate, pace, *times),) = re.findall(figures, out)
     assert 15 < float(pace) * int(messages) / float(rate) < 20.5
@@ -233,7 +233,7 @@ def test_demo_ends_with_a_page_of_its_recording(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_demo_without_spark_tells_all_it_found_and_fails(tmp_path: Path) -> None:
+def test_demo_without_spark_prints_its_results_and_fails(tmp_path: Path) -> None:
     (tmp_path / "pyspark.py").write_text("raise ImportError('no pyspark here')\n")
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}:{ROOT}/feeds"}
     words = [sys.executable, "-m", "blackbox.cli", "demo", "--count", "20000", "--report", str(tmp_path / "x.html")]
@@ -246,7 +246,7 @@ def test_demo_without_spark_tells_all_it_found_and_fails(tmp_path: Path) -> None
 
 
 @pytest.mark.long
-def test_recording_of_a_demo_is_kept_where_it_was_asked_for(tmp_path: Path) -> None:
+def test_the_recording_of_a_demo_is_kept_in_out(tmp_path: Path) -> None:
     with demo("--count", 20_000, "--out", tmp_path) as process:
         out, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
@@ -256,18 +256,18 @@ def test_recording_of_a_demo_is_kept_where_it_was_asked_for(tmp_path: Path) -> N
     with demo("--count", 20_000, "--out", tmp_path) as process:
         out, errors = process.communicate(timeout=300)
     assert (process.returncode, out) == (1, "")
-    assert f"error: {day} holds a recording already" in errors
+    assert f"error: {day} already holds a recording" in errors
 
 
 @pytest.mark.long
-def test_demo_takes_at_most_the_messages_asked_for(shared_data: Path) -> None:
+def test_demo_publishes_at_most_count_messages(shared_data: Path) -> None:
     with demo(f"iex:{shared_data / 'iex' / 'goiex_DEEP10.pcap.gz'}", "--count", 200_000) as process:
         out, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     assert re.search(r"│ delivered +│ +200,000 │", out)
 
 
-def test_error_of_the_publishing_process_is_the_demos() -> None:
+def test_an_error_of_the_publishing_process_ends_the_demo() -> None:
     with demo("itch50:nothing.bin", "-o", "date=2020-01-30") as process:
         out, errors = process.communicate(timeout=300)
     assert (process.returncode, out) == (1, "")
@@ -316,7 +316,7 @@ def test_interrupt_ends_both_processes(tmp_path: Path, moment: str) -> None:
 
 
 def is_free(segment: Path) -> bool:
-    """Whether no recorder owns the recording of a segment."""
+    """Return True if no recorder owns the recording of a segment."""
     lock = next(path for path in segment.parents if (path / LOCK).exists()) / LOCK
     with lock.open() as file:
         try:
@@ -326,7 +326,7 @@ def is_free(segment: Path) -> bool:
     return True
 
 
-def test_whatever_was_not_delivered_is_lost() -> None:
+def test_undelivered_messages_count_as_lost() -> None:
     assert lost_of(100, 0, 100) == 0
     assert lost_of(100, 7, 93) == 7
     assert lost_of(100, 0, 93) == 7
@@ -341,7 +341,7 @@ def test_rates_of_a_run() -> None:
     paced = Run("replayed at 10 x", 20_000, 0, 0, 2.0, 20.0, is_paced=True)
     assert (paced.times_faster, paced.classic_day_s) == (10.0, 2_880.0)
     short = Run("replayed at 10 x", 20, 0, 0, 0.1, 0.11, is_paced=True)
-    assert (short.times_faster, short.classic_day_s) == (None, None)  # it says how long it took to begin
+    assert (short.times_faster, short.classic_day_s) == (None, None)  # it measures the start
     unknown = Run("live", 0, 0, 0, 0.0, 0.0)
     assert (unknown.times_faster, unknown.classic_day_s) == (None, None)
 
@@ -380,9 +380,11 @@ def result_with(**changes: Any) -> DemoResult:
     return DemoResult("synthetic:1", feed, session, live, [run], {}, 0, [])._replace(**changes)
 
 
-def test_other_results_of_a_replay_are_an_error() -> None:
+def test_different_results_of_a_replay_are_an_error() -> None:
     check(result_with())
-    with pytest.raises(BlackBoxError, match="replayed on the wire: results were not those of the live run: AAPL was"):
+    with pytest.raises(
+        BlackBoxError, match="replayed on the wire: results differ from those of the live run: AAPL was"
+    ):
         check(result_with(differences={"replayed on the wire": "AAPL was (1, 2), expected (1, 3)"}))
 
 
@@ -392,10 +394,10 @@ def test_messages_lost_in_any_run_have_their_status() -> None:
     assert ended.value.exit_code == Status.LOST
 
 
-# Where the recording lies
+# Location of the recording
 
 
-def test_too_little_room_is_told_before_anything_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_disk_space_is_reported_before_publishing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = Storage(tmp_path / "not" / "yet", Feed.local("demo"))
     storage.check_room(result_with().session)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=30_000_000))
@@ -403,8 +405,8 @@ def test_too_little_room_is_told_before_anything_is_published(tmp_path: Path, mo
         storage.check_room(result_with().session)
 
 
-def test_a_day_that_holds_a_recording_is_not_added_to(tmp_path: Path) -> None:
+def test_an_existing_recording_is_not_extended(tmp_path: Path) -> None:
     feed = Feed.local("demo")
     (tmp_path / "demo" / session_date(feed, time.time_ns()).isoformat()).mkdir(parents=True)
-    with pytest.raises(JournalError, match="holds a recording already: choose another directory, or remove it"):
+    with pytest.raises(JournalError, match="already holds a recording: choose another directory, or remove it"):
         Storage(tmp_path, feed)

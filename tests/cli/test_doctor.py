@@ -1,4 +1,4 @@
-"""`blackbox doctor`: each check against the state that it is about, made up or real."""
+"""`blackbox doctor`: each check with real or made-up states of the machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def checks_of(ended_out: str) -> dict[str, machine.Check]:
     return {each.name: each for each in found}
 
 
-def test_all_checks_are_there_and_each_that_is_not_fine_says_what_to_do(place: Place) -> None:
+def test_all_checks_run_and_problems_have_advice(place: Place) -> None:
     ended = invoke("doctor", "--feed", place.path, "--json")
     checks = checks_of(ended.out)
     assert set(checks) == {
@@ -86,7 +86,7 @@ def test_limits_are_compared_with_what_a_feed_needs(check: machine.Check, expect
     assert bool(check.advice) == (expected is not State.OK)
 
 
-def test_curve_that_is_missing_or_slow_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_or_slow_curve_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blackbox.transport.curve.is_fast", lambda: True)
     assert machine.check_libzmq(FEED).found.endswith("with CURVE by libsodium")
     monkeypatch.setattr("blackbox.transport.curve.is_fast", lambda: False)
@@ -98,7 +98,7 @@ def test_curve_that_is_missing_or_slow_is_told(monkeypatch: pytest.MonkeyPatch) 
     assert machine.check_libzmq(secured).state is State.PROBLEM
 
 
-def test_the_clock_s_state_is_the_kernel_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_has_the_kernels_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_kernel_clock", lambda: (0x40, 0))
     assert machine.ClockWatch().check().found.startswith("not synchronised")
     monkeypatch.setattr(machine, "_kernel_clock", lambda: (0x2001, 1_500_000))
@@ -107,19 +107,19 @@ def test_the_clock_s_state_is_the_kernel_s(monkeypatch: pytest.MonkeyPatch) -> N
     assert machine.ClockWatch().check().state is State.OK
 
 
-def test_the_kernel_s_status_is_read_where_it_is_written() -> None:
+def test_the_kernels_status_is_read_at_the_right_offset() -> None:
     status, error_ns = machine._kernel_clock()
     assert status is None or (0 <= status < 1 << 16 and error_ns >= 0)
 
 
-def test_a_step_of_the_clock_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_of_the_clock_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     watch, now = machine.ClockWatch(), time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: now() - 3 * 10**9)
     found = watch.check()
     assert (found.state, found.found) == (State.WARNING, "stepped by 3.00 s during these checks")
 
 
-def test_a_java_that_does_not_fit_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsuitable_java_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise ConfigError("no Java for Spark: /usr/bin/java is Java 11")
 
@@ -129,7 +129,7 @@ def test_a_java_that_does_not_fit_is_a_warning(monkeypatch: pytest.MonkeyPatch) 
     assert (found.state, "is Java 11" in found.found, "Java 17" in found.advice) == (State.WARNING, True, True)
 
 
-def test_the_version_of_a_java_is_that_of_its_release_file(tmp_path: Path) -> None:
+def test_the_version_of_java_is_read_from_its_release_file(tmp_path: Path) -> None:
     assert machine._java_version(tmp_path) == "of unknown version"
     (tmp_path / "release").write_text('IMPLEMENTOR="x"\nJAVA_VERSION="21.0.8"\n')
     assert machine._java_version(tmp_path) == "21.0.8"

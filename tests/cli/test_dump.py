@@ -90,7 +90,7 @@ def test_payloads_without_a_schema_are_dumped_in_base64(tmp_path: Path) -> None:
         (["--prefix", "X", "--prefix", "Y"], []),
     ],
 )
-def test_what_is_dumped_is_chosen(day: Day, words: list[str], sequences: list[int]) -> None:
+def test_options_select_the_dumped_messages(day: Day, words: list[str], sequences: list[int]) -> None:
     assert [message["sequence"] for message in objects(day.path, *words)] == sequences
 
 
@@ -121,7 +121,7 @@ def test_prices_are_exact(number: int, decimals: int, text: str) -> None:
     assert decimal_text(number, decimals) == text
 
 
-def test_a_day_of_a_feed_without_a_schema_has_the_one_that_its_blocks_name(tmp_path: Path) -> None:
+def test_a_day_of_a_raw_feed_has_the_schema_of_its_blocks(tmp_path: Path) -> None:
     day = Day(tmp_path / "recorded" / "2026-11-20", feed_of(2))
     day.put(0, Put((trade("AAPL", 0),), schema=1))
     recording = Recording.open(day.path)
@@ -131,7 +131,7 @@ def test_a_day_of_a_feed_without_a_schema_has_the_one_that_its_blocks_name(tmp_p
     assert Recording.open(day.path).feed.schema == "raw"
 
 
-def test_feed_without_a_schema_is_decoded_by_the_number_in_its_blocks(tmp_path: Path) -> None:
+def test_a_raw_feed_is_decoded_by_the_schema_id_in_its_blocks(tmp_path: Path) -> None:
     day = Day(tmp_path / "recorded" / "2026-11-20", feed_of())
     day.put(0, Put((trade("AAPL", 0),), schema=1))
     (found,) = objects(day.path)

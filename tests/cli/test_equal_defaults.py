@@ -1,4 +1,4 @@
-"""A setting has one default: that of the option and that of the argument which it sets are equal."""
+"""An option has the same default as the argument that it sets."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ SETS: Final[dict[str, tuple[Callable[..., Any], ...]]] = {
     "control": (ask,),
     "stat": (Heartbeats,),
 }
-"""What the options of a command set. Commands that are not here set nothing of the API that has a default."""
+"""The API functions that a command's options set. Other commands set no arguments with defaults."""
 ALIASES: Final = {("subscribe", "on_slow"): "action", ("subscribe", "positions"): ""}
-"""Options that set an argument of another name, or none of the same name."""
+"""Options that set an argument of another name, or no single argument."""
 DIFFER: Final = {("subscribe", "on_slow"), ("publish", "when_full")}
-"""The only defaults that differ. A program ends with a status where a library raises; a file that is published loses
+"""The only defaults that differ. A program ends with a status where a library raises. Publishing a file must lose
 nothing, while a live publisher must not wait for a slow subscriber."""
 
 
@@ -54,7 +54,7 @@ def plain(value: Any) -> Any:
 
 
 def differences(command: str) -> set[str]:
-    """Return the options of a command whose default is not that of an argument of the same name."""
+    """Return the options of a command whose default differs from that of the argument of the same name."""
     found = set()
     for option, default in options_of(command).items():
         argument = ALIASES.get((command, option), option)
@@ -69,7 +69,7 @@ def differences(command: str) -> set[str]:
 
 
 def same(argument: Any, option: Any) -> bool:
-    """Return True if two defaults mean the same: texts stand for bytes, and "max" for an unlimited speed."""
+    """Return True if two defaults mean the same: text equals bytes, and "max" is an unlimited speed."""
     return (
         bool(argument == option)
         or (argument in (b"", ()) and option in ("", None))
@@ -82,6 +82,6 @@ def test_an_option_has_the_default_of_the_argument_that_it_sets(command: str) ->
     assert differences(command) == {option for name, option in DIFFER if name == command}
 
 
-def test_commands_are_compared_that_exist() -> None:
+def test_all_compared_commands_exist() -> None:
     assert SETS.keys() <= typer.main.get_command(app).commands.keys()  # type: ignore[attr-defined]
     assert {name for name, _ in (*ALIASES, *DIFFER)} <= SETS.keys()

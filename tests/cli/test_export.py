@@ -1,4 +1,4 @@
-"""`blackbox export`: what it says of the file that it writes."""
+"""`blackbox export`: its report on the file that it writes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.cli.days import damage
 from tests.journals import Day
 
 
-def test_an_export_tells_what_is_not_certain(day: Day, tmp_path: Path) -> None:
+def test_an_export_reports_uncertain_order(day: Day, tmp_path: Path) -> None:
     ended = invoke("export", day.path, "--out", tmp_path / "day.itch")
     assert ended.status == 0, ended.errors
     assert ended.text("messages") == "40"
@@ -36,7 +36,7 @@ def test_an_export_has_the_messages_of_its_symbols(day: Day, tmp_path: Path) -> 
     assert_one_line(ended, "symbols had an empty one")
 
 
-def test_an_export_lacks_what_is_damaged(day: Day, tmp_path: Path) -> None:
+def test_an_export_leaves_out_damaged_messages(day: Day, tmp_path: Path) -> None:
     damage(day)
     ended = invoke("export", day.path, "--out", tmp_path / "day.itch", "--stop", "09:30:10")
     assert ended.status == Status.LOST

@@ -32,7 +32,7 @@ pytestmark = linux_only
     st.booleans(),
     st.sampled_from(["127.0.0.1", "::1", "md.example"]),
 )
-def test_a_new_file_is_the_feed_that_was_asked_for(
+def test_a_new_file_has_the_settings_of_the_options(
     slices: int, lines: int, transport: Transport, keys: tuple[int, int], archive: bool, host: str
 ) -> None:
     import tomllib
@@ -52,7 +52,7 @@ def test_a_new_file_is_the_feed_that_was_asked_for(
         assert [int(each.rpartition(":")[2]) for each in addresses] == list(range(6_000, 6_000 + len(addresses)))
 
 
-def test_every_setting_behind_a_hash_is_one_with_its_default(tmp_path: Path) -> None:
+def test_every_setting_after_a_hash_has_its_default(tmp_path: Path) -> None:
     file = tmp_path / "feed.toml"
     assert invoke("feed", "new", file).status == 0
     plain = Feed.load(file)
@@ -65,13 +65,13 @@ def test_every_setting_behind_a_hash_is_one_with_its_default(tmp_path: Path) -> 
     assert Feed.load(file) == plain
 
 
-def test_a_file_that_exists_is_not_changed(tmp_path: Path) -> None:
+def test_an_existing_file_is_not_changed(tmp_path: Path) -> None:
     file = tmp_path / "feed.toml"
     assert invoke("feed", "new", file).status == 0
     text = file.read_text()
     ended = invoke("feed", "new", file, "--slices", 4)
     assert ended.status == Status.ERROR
-    assert_one_line(ended, "exists already, expected another name: no file is overwritten")
+    assert_one_line(ended, "already exists: choose another name")
     assert file.read_text() == text
 
 
@@ -84,7 +84,7 @@ def test_a_file_that_exists_is_not_changed(tmp_path: Path) -> None:
         (["--port", "65535"], "port was 65535 and 2 are needed, expected at most 65534"),
     ],
 )
-def test_what_cannot_be_a_feed_is_not_written(words: list[str], pattern: str, tmp_path: Path) -> None:
+def test_an_invalid_feed_is_not_written(words: list[str], pattern: str, tmp_path: Path) -> None:
     ended = invoke("feed", "new", tmp_path / "feed.toml", *words)
     assert ended.status == Status.ERROR
     assert_one_line(ended, pattern)
@@ -116,8 +116,8 @@ def test_a_unix_socket_is_in_use_while_a_process_listens(tmp_path: Path) -> None
         listener.bind(f"{tmp_path}/0")
         listener.listen()
         assert use_of(endpoint).pid == os.getpid()
-    assert use_of(endpoint).text == "free"  # the file is there, and no process
-    assert use_of(f"ipc://{tmp_path}/none/0").text == f"{tmp_path}/none is no directory"
+    assert use_of(endpoint).text == "free"  # the file exists, but no process listens
+    assert use_of(f"ipc://{tmp_path}/none/0").text == f"{tmp_path}/none is not a directory"
 
 
 @pytest.mark.parametrize(("bound", "asked"), [("0.0.0.0", "127.0.0.1"), ("127.0.0.1", "*"), ("127.0.0.1", "0.0.0.0")])
@@ -128,12 +128,12 @@ def test_a_port_is_in_use_at_every_address_that_a_listener_covers(bound: str, as
         assert use_of(f"tcp://127.0.0.2:{port}").is_used is (bound == "0.0.0.0")
 
 
-def test_an_address_of_another_host_and_an_unknown_name_are_told() -> None:
+def test_an_address_of_another_host_and_an_unknown_name_are_reported() -> None:
     assert use_of("tcp://192.0.2.1:5000").text == "on another host"
-    assert use_of("tcp://no-such-host.invalid:5000").text == "no-such-host.invalid is no name that this host knows"
+    assert use_of("tcp://no-such-host.invalid:5000").text == "no-such-host.invalid is not a known host name"
 
 
-def test_a_listener_of_a_process_that_cannot_be_seen_is_in_use(tmp_path: Path) -> None:
+def test_a_port_of_an_invisible_process_is_in_use(tmp_path: Path) -> None:
     (tmp_path / "net").mkdir()
     line = "0: 0100007F:1388 00000000:0000 0A 00000000:00000000 00:00000000 00000000 1001 0 77 1 x"
     (tmp_path / "net" / "tcp").write_text(f"sl local_address\n{line}\n")
@@ -142,7 +142,7 @@ def test_a_listener_of_a_process_that_cannot_be_seen_is_in_use(tmp_path: Path) -
     assert use_of("tcp://127.0.0.1:5001", tmp_path).text == "free"
 
 
-def test_risks_are_warned_of(tmp_path: Path) -> None:
+def test_risks_cause_warnings(tmp_path: Path) -> None:
     (tmp_path / "range").write_text("32768\t60999\n")
     feed = Feed.load(_written(tmp_path, "tcp://192.0.2.1:40000"))
     first, second = warnings_of(feed, endpoints_of(feed), tmp_path / "range")
@@ -177,7 +177,7 @@ def _written(directory: Path, endpoint: str) -> Path:
         ),
     ],
 )
-def test_a_file_that_is_wrong_is_status_1(text: str, pattern: str, tmp_path: Path) -> None:
+def test_a_wrong_file_is_status_1(text: str, pattern: str, tmp_path: Path) -> None:
     (tmp_path / "feed.toml").write_text(text)
     ended = invoke("feed", "check", tmp_path / "feed.toml")
     assert ended.status == Status.ERROR

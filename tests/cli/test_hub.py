@@ -35,7 +35,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_put_and_get_from_outside_while_the_hub_is_killed_and_started(place: Path) -> None:
+def test_put_and_get_while_the_hub_is_killed_and_restarted(place: Path) -> None:
     feed = ["--feed", place / "feed.toml"]
     durable = [*feed, "--positions", place / "positions"]
     with Command("hub", place / "hub.toml") as hub:
@@ -62,7 +62,7 @@ def test_put_and_get_from_outside_while_the_hub_is_killed_and_started(place: Pat
         assert first.out == "{slice}:{epoch}:{sequence}\n".format(**lines[0])
         more = invoke("get", "--prefix", "orders.", "--name", "desk", "--timeout", "0.2", *durable)
         assert more.status == 1
-        assert "0 messages came, expected 1" in more.errors
+        assert "0 messages arrived, expected 1" in more.errors
         assert invoke("unsubscribe", "--prefix", "orders.", "--name", "desk", *durable).status == 0
         assert (
             "had no subscription of prefix" in invoke("get", "--prefix", "orders.", "--name", "desk", *durable).errors
@@ -74,7 +74,7 @@ def test_put_and_get_from_outside_while_the_hub_is_killed_and_started(place: Pat
 
 
 @pytest.mark.long
-def test_lines_that_the_hub_has_had_are_left_out(place: Path) -> None:
+def test_lines_already_stored_are_skipped(place: Path) -> None:
     with Command("hub", place / "hub.toml") as hub:
         hub.read_error("takes puts at")
         for lines in (range(3), range(10)):
@@ -86,7 +86,7 @@ def test_lines_that_the_hub_has_had_are_left_out(place: Path) -> None:
     assert [each[-1] for each in said] == [b"%d" % number for number in range(10)]
 
 
-def test_lines_that_the_hub_refuses_are_told_and_all_others_stored(place: Path) -> None:
+def test_refused_lines_are_reported_and_all_others_stored(place: Path) -> None:
     text = (place / "feed.toml").read_text()
     (place / "feed.toml").write_text(text.replace("[[slices]]", "max_topics = 1\n\n[[slices]]"))
     with Command("hub", place / "hub.toml") as hub:

@@ -1,4 +1,4 @@
-"""`blackbox import`: dated recordings of sources, and what it says of them."""
+"""`blackbox import`: dated recordings of sources, and the report on them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.examples import first_of
 from tests.feeds.build import ethernet, itch, mold, pcap
 
 
-def test_files_become_the_days_that_their_names_tell(tmp_path: Path, place: Place) -> None:
+def test_files_become_the_days_in_their_names(tmp_path: Path, place: Place) -> None:
     for date in ("20260105", "20260106"):
         Synthetic(2_000).write(tmp_path / f"{date}.itch")
     files = [f"itch50:{path}" for path in sorted(tmp_path.glob("*.itch"))]
@@ -35,16 +35,14 @@ def test_files_become_the_days_that_their_names_tell(tmp_path: Path, place: Plac
     assert invoke("import", files[1], "--out", tmp_path / "out", "--feed", place.path, "--replace").status == 0
 
 
-def test_a_date_is_that_of_the_source_where_it_takes_one(tmp_path: Path) -> None:
+def test_date_sets_the_date_option_of_the_source(tmp_path: Path) -> None:
     ended = invoke("import", "synthetic:1000", "--out", tmp_path, "--date", "2025-03-03")
     assert ended.status == 0, ended.errors
     assert "2025-03-03: 2 messages with a time outside" in ended.errors, "the market closes after midnight in UTC"
     assert Recording.open(tmp_path / "local" / "2025-03-03").time("09:30") // 10**9 == 1_740_994_200
 
 
-def test_a_date_that_is_not_that_of_the_messages_is_an_error_that_names_the_option(
-    tmp_path: Path, shared_data: Path
-) -> None:
+def test_a_date_that_differs_from_the_messages_is_an_error_naming_the_option(tmp_path: Path, shared_data: Path) -> None:
     file = shared_data / "iex/goiex_TOPS16.pcapng.gz"
     ended = invoke("import", f"iex:{file}", "--out", tmp_path, "--date", "2020-01-01")
     assert ended.status == Status.ERROR
@@ -61,7 +59,7 @@ def test_binance_over_midnight_is_two_days(tmp_path: Path, shared_data: Path) ->
     assert (ended.value("days"), ended.value("messages")) == (2, 48_270)
 
 
-def test_a_bad_line_is_named_and_the_status_says_that_it_was_lost(tmp_path: Path, shared_data: Path) -> None:
+def test_a_bad_line_is_named_and_has_status_4(tmp_path: Path, shared_data: Path) -> None:
     file = shared_data.parent / "cases/binance/one_cut_line_in_the_middle.txt"
     ended = invoke("import", f"binance:{file}", "--out", tmp_path)
     assert ended.status == Status.LOST
@@ -71,7 +69,7 @@ def test_a_bad_line_is_named_and_the_status_says_that_it_was_lost(tmp_path: Path
     assert ended.value("messages") == 9
 
 
-def test_another_unit_of_receive_times_is_one_error_that_names_the_option(tmp_path: Path, shared_data: Path) -> None:
+def test_a_wrong_unit_of_receive_times_is_an_error_naming_the_option(tmp_path: Path, shared_data: Path) -> None:
     file = shared_data.parent / "cases/binance/receive_times_in_microseconds.txt"
     ended = invoke("import", f"binance:{file}", "--out", tmp_path)
     assert ended.status == Status.ERROR
@@ -82,7 +80,7 @@ def test_another_unit_of_receive_times_is_one_error_that_names_the_option(tmp_pa
     assert ended.value("messages") == 10
 
 
-def test_a_source_that_ends_early_is_imported_as_far_as_it_goes_and_told(tmp_path: Path) -> None:
+def test_a_truncated_source_is_imported_and_reported(tmp_path: Path) -> None:
     path = tmp_path / "20260105.itch"
     Synthetic(1_000).write(path)
     path.write_bytes(path.read_bytes()[:-3])
@@ -106,7 +104,7 @@ def test_messages_that_a_capture_lacks_are_gaps_and_status_4(tmp_path: Path) -> 
     assert invoke("verify", day).status == Status.LOST
 
 
-def test_the_messages_reported_missing_are_those_of_the_venue_on_any_number_of_slices(tmp_path: Path) -> None:
+def test_missing_messages_are_counted_as_by_the_venue_for_any_number_of_slices(tmp_path: Path) -> None:
     path, feed = tmp_path / "20260105.pcap", tmp_path / "feed.toml"
     path.write_bytes(pcap([ethernet(mold(number, [itch("A", ns=number)])) for number in (1, 3)]))
     feed.write_text(
@@ -120,7 +118,7 @@ def test_the_messages_reported_missing_are_those_of_the_venue_on_any_number_of_s
     assert "2026-01-05: 1 message missing in the sources" in " ".join(ended.errors.split())
 
 
-def test_a_capture_of_a_session_from_its_middle_is_whole_and_the_day_has_a_gap(tmp_path: Path) -> None:
+def test_a_capture_from_mid_session_is_complete_and_the_day_has_a_gap(tmp_path: Path) -> None:
     path = tmp_path / "20260105.pcap"
     path.write_bytes(pcap([ethernet(mold(number, [itch("A", ns=number)])) for number in (100, 101)]))
     ended = invoke("import", f"itch50:{path}", "--out", tmp_path / "out")
@@ -136,9 +134,7 @@ def test_a_capture_of_a_session_from_its_middle_is_whole_and_the_day_has_a_gap(t
     ("number", "status", "said"),
     first_of([(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]),
 )
-def test_an_import_that_is_ended_says_so_and_leaves_no_day(
-    tmp_path: Path, number: signal.Signals, status: int, said: str
-) -> None:
+def test_an_interrupted_import_leaves_no_day(tmp_path: Path, number: signal.Signals, status: int, said: str) -> None:
     def is_writing() -> bool:
         return any(path.stat().st_size > 1 << 20 for path in tmp_path.glob("local/importing/*/new/*/*.journal"))
 
@@ -150,7 +146,7 @@ def test_an_import_that_is_ended_says_so_and_leaves_no_day(
 
 
 @pytest.mark.parametrize("date", ["2026-13-01", "today"])
-def test_a_date_that_is_none_is_a_wrong_usage(tmp_path: Path, date: str) -> None:
+def test_an_invalid_date_is_wrong_usage(tmp_path: Path, date: str) -> None:
     assert invoke("import", "synthetic:10", "--out", tmp_path, "--date", date).status == Status.USAGE
 
 

@@ -1,4 +1,4 @@
-"""`blackbox inspect`: what is in a day, and its picture."""
+"""`blackbox inspect`: the content of a day, and its picture."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_day_is_shown(day: Day) -> None:
     assert "see `blackbox verify`" in ended.errors
 
 
-def test_what_its_recorders_noted_is_shown(tmp_path: Path) -> None:
+def test_marks_of_recorders_are_shown(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.put(block(3, 2, 1, epoch=7))
     journal.hear({b"": 5}, 7, 2, flags=FLAG_END)
@@ -54,7 +54,7 @@ def test_what_its_recorders_noted_is_shown(tmp_path: Path) -> None:
     killed.writer.close()
 
 
-def test_times_of_another_date_than_the_session_s_say_so_and_all_name_their_zone(tmp_path: Path) -> None:
+def test_times_outside_the_session_date_show_their_date_and_zone(tmp_path: Path) -> None:
     feed = msgspec.structs.replace(feed_of(), time_zone="America/New_York")
     columns = {"topic": ["A"], "ts_event": [1_767_623_400 * 10**9], "payload": [b"x"]}
     ended = invoke("inspect", Recording.create(tmp_path, feed, columns).path)
@@ -77,7 +77,7 @@ def test_damage_and_torn_bytes_are_shown(day: Day) -> None:
     assert ended.errors.count("warning") == 1
 
 
-def test_topics_are_those_that_were_asked_for(day: Day) -> None:
+def test_top_limits_the_topics(day: Day) -> None:
     assert "2 topics, the busiest 1" in invoke("inspect", day.path, "--top", 1).out
 
 

@@ -1,4 +1,4 @@
-"""`--json`: what a script reads is what the recording holds."""
+"""The output of `--json` matches the content of the recording."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.journals import Day, Put, Row, feed_of
 EPOCH = 0x18EAD45481153800
 
 
-def test_inspect_says_what_the_day_holds(day: Day) -> None:
+def test_inspect_reports_the_content_of_the_day(day: Day) -> None:
     ended = invoke("inspect", day.path, "--json", "--top", 1)
     assert ended.status == 0
     found = json.loads(ended.out)
@@ -86,7 +86,7 @@ def test_verify_lists_every_gap_however_many(tmp_path: Path) -> None:
     assert [(gap["sequence"], gap["messages"]) for gap in found["gaps"]] == [(3 * i + 1, 2) for i in range(49)]
 
 
-def test_verify_of_a_whole_day_is_an_object_too(tmp_path: Path) -> None:
+def test_verify_of_a_complete_day_is_an_object_too(tmp_path: Path) -> None:
     day = Day(tmp_path / "day", feed_of())
     day.put(0, Put((Row(b"A", b"a", 1),)))
     ended = invoke("verify", day.path, "--json")

@@ -1,4 +1,4 @@
-"""`blackbox keys`: a pair of files, and what to do with them."""
+"""`blackbox keys`: a pair of files, and advice on their use."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def test_new_keys_are_printed_and_only_their_owner_can_read_the_secret_one(tmp_p
     assert "`server_keys`" in ended.errors
 
 
-def test_keys_that_are_there_are_not_replaced(tmp_path: Path) -> None:
+def test_existing_keys_are_not_replaced(tmp_path: Path) -> None:
     invoke("keys", "new", "desk", "--out", tmp_path)
     before = (tmp_path / "desk.key_secret").read_bytes()
     ended = invoke("keys", "new", "desk", "--out", tmp_path)
     assert ended.status == Status.ERROR
-    assert_one_line(ended, "desk.key exists already, expected another name: keys are never replaced")
+    assert_one_line(ended, "desk.key already exists: choose another name")
     assert (tmp_path / "desk.key_secret").read_bytes() == before
 
 

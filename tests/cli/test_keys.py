@@ -1,4 +1,4 @@
-"""Keys that control a replay: on real pseudo-terminals, which must be left as they were found."""
+"""Keys that control a replay, on real pseudo-terminals, whose settings must be restored."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOUR = 3_600 * S
 
 
 class Terminal:
-    """A pseudo-terminal: what a person types into, and what a program reads from."""
+    """A pseudo-terminal: one end for the user, one for the program."""
 
     def __init__(self) -> None:
         self.person, self.program = os.openpty()
@@ -59,7 +59,7 @@ def controls() -> Controls:
 
 
 class Watched(Controls):
-    """Keeps the state in which it was stopped."""
+    """Records the state in which it was stopped."""
 
     before_stop: tuple[str, float | None, int]
 
@@ -104,7 +104,7 @@ def test_each_key(keys: bytes, expected: tuple[str, float | None, int], terminal
 
 
 @pytest.mark.parametrize("keys", [b"\x1b[C", b"\x1bOC"])
-def test_key_that_comes_byte_by_byte(keys: bytes, controls: Controls) -> None:
+def test_a_key_may_arrive_byte_by_byte(keys: bytes, controls: Controls) -> None:
     reader = Keys(controls)
     rest = b""
     for number in range(len(keys)):
@@ -120,14 +120,14 @@ def test_step_delivers_one_message(terminal: Terminal, controls: Controls) -> No
     assert controls.wait(START).messages == 2
 
 
-def test_beginning_of_a_key_without_an_end_is_given_up(controls: Controls) -> None:
+def test_an_incomplete_key_sequence_is_dropped(controls: Controls) -> None:
     rest = b""
     for _ in range(100):
         rest = Keys(controls)._press(rest + b"\x1b[" + b"1" * 50)
         assert len(rest) < 60
 
 
-def test_terminal_is_as_it_was(terminal: Terminal, controls: Controls) -> None:
+def test_the_terminal_is_restored(terminal: Terminal, controls: Controls) -> None:
     before = terminal.attributes()
     with Keys(controls, terminal.program):
         assert terminal.gives_single_keys
@@ -140,7 +140,7 @@ def test_terminal_is_as_it_was(terminal: Terminal, controls: Controls) -> None:
     assert signal.getsignal(signal.SIGTSTP) is handler
 
 
-def test_terminal_that_goes_away_ends_the_keys_alone(terminal: Terminal, controls: Controls) -> None:
+def test_a_closed_terminal_ends_only_the_keys(terminal: Terminal, controls: Controls) -> None:
     with Keys(controls, terminal.program) as reader:
         os.close(terminal.person)
         reader._thread.join(60)
@@ -184,7 +184,7 @@ except typer.Exit as end:
 """
 
 SHELL = """
-# What a shell does: it owns the terminal, and gives it to the program that runs in its foreground.
+# Like a shell: owns the terminal, and gives it to the program in its foreground.
 import os, signal, subprocess, sys
 signal.signal(signal.SIGTTOU, signal.SIG_IGN)
 terminal = os.open(sys.argv[1], os.O_RDWR)  # the first that a session's leader opens controls it
@@ -227,7 +227,7 @@ for line in sys.stdin:
 
 
 class Shell:
-    """A program with keys in the foreground of a terminal of its own."""
+    """A program with keys in the foreground of a new terminal."""
 
     def __init__(self, terminal: Terminal) -> None:
         code = f"import sys; sys.argv[1:] = [{os.ttyname(terminal.program)!r}, {PROGRAM!r}]\n" + SHELL
@@ -278,7 +278,7 @@ def test_in_the_background_the_terminal_is_left_alone(terminal: Terminal) -> Non
 
 
 @pytest.mark.parametrize(("way", "status"), [("ctrl-c", 130), ("kill", 143)])
-def test_signals_that_end_it_leave_the_terminal_as_it_was(terminal: Terminal, way: str, status: int) -> None:
+def test_signals_that_end_it_restore_the_terminal(terminal: Terminal, way: str, status: int) -> None:
     before = terminal.attributes()
     with Shell(terminal) as shell:
         assert terminal.gives_single_keys

@@ -43,7 +43,7 @@ def test_totals_of_a_relay(tmp_path: Path) -> None:
     below = Feed.local("passed")
     up, down = write_feed(above, tmp_path / "up.toml"), write_feed(below, tmp_path / "down.toml")
     with Command("relay", up, down, "--json") as relay:
-        relay.read_error("passes feed 'passed'")
+        relay.read_error("relays feed 'passed'")
         assert len(document(relay.interrupt())["lines"]) == len(above.slices)
 
 

@@ -1,4 +1,4 @@
-"""The log of commands: its least level, its format, and where both are set."""
+"""The log of commands: level, format, and where both are set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.cli.test_program import COMMANDS, command_of
 
 
 def stat(feed: Path, *after: object, before: tuple[object, ...] = ()) -> Ended:
-    """A command that logs a line at level INFO, as a setting comes from the environment, and ends with an error."""
+    """A command that logs a line at level INFO, because a setting comes from the environment, and fails."""
     with Command(*before, "stat", "--once", "--timeout", 0, "--feed", feed, *after) as command:
         return command.end()
 
@@ -32,11 +32,11 @@ def feed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 LINE = "settings from the environment: BLACKBOX_FEED_KEY_BYTES"
 
 
-def test_the_least_level_is_warning_unless_it_is_set(feed: Path) -> None:
+def test_the_level_defaults_to_warning(feed: Path) -> None:
     assert LINE not in stat(feed).errors
 
 
-def test_the_level_is_set_before_the_command_or_behind_it(feed: Path) -> None:
+def test_the_level_is_set_before_or_after_the_command(feed: Path) -> None:
     for ended in (stat(feed, "--log-level", "info"), stat(feed, before=("--log-level", "debug"))):
         assert f"info: {feed}: {LINE}\n" in ended.errors
         assert ended.status == Status.ERROR

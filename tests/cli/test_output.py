@@ -1,4 +1,4 @@
-"""What commands do when their output is refused: one line, whichever command it is, and no traceback."""
+"""A refused output is reported in one line without a traceback by all commands."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_full_disk_is_one_line(day: Day, words: list[str]) -> None:
     assert "Exception ignored" not in ended.errors
 
 
-def test_a_pipe_that_is_closed_is_no_error(day: Day) -> None:
+def test_a_closed_pipe_is_not_an_error(day: Day) -> None:
     with Command("dump", day.path) as command:
         assert command.process.stdout is not None
         command.process.stdout.close()

@@ -28,12 +28,12 @@ COMMANDS = sorted(
     for name, command in PROGRAM.commands.items()  # type: ignore[attr-defined]
     for inner in getattr(command, "commands", [""])
 )
-"""All of them, `feed new` as two words."""
+"""All commands, `feed new` as two words."""
 DATE = "2026-11-20"
 
 
 def command_of(words: str) -> Any:
-    """The command that a name of one word or two stands for."""
+    """Return the command with a name of one word or two."""
     found: Any = PROGRAM
     for word in words.split():
         found = found.commands[word]
@@ -41,7 +41,7 @@ def command_of(words: str) -> Any:
 
 
 def examples_of(command: str) -> list[list[str]]:
-    """The words behind `blackbox` in each example of a command's help, without what a shell does with them."""
+    """Return the words after `blackbox` in each example of a command's help, without shell syntax."""
     text = inspect.cleandoc(command_of(command).help or "").partition("For example")[2]
     found = []
     for line in re.findall(rf"^(?:for .*? do )?blackbox ({command}\b.*)$", text, re.MULTILINE):
@@ -61,7 +61,7 @@ def examples_of(command: str) -> list[list[str]]:
         (["publish", "synthetic:10", "--feed", "no.toml"], "feed file 'no.toml' was not found"),
         (["subscribe", "--feed", "no.toml"], "feed file 'no.toml' was not found"),
         (["record", "--serve"], "feed 'local' had no archives, expected endpoints such as"),
-        (["serve", "nowhere"], "nowhere/local was no directory, expected the recordings of feed 'local'"),
+        (["serve", "nowhere"], "nowhere/local was not a directory, expected the recordings of feed 'local'"),
         (["stat", "--feed", "no.toml"], "feed file 'no.toml' was not found"),
         (["demo", "iex:nothing.pcap"], "nothing.pcap"),
         (["control", "ipc:///nobody/here", "pause", "--timeout", "0"], "no replay answered at ipc:///nobody/here"),
@@ -131,7 +131,7 @@ def test_paragraphs_of_the_help_are_wrapped_by_the_terminal(command: str) -> Non
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_example_of_the_help_is_a_right_command_line(command: str) -> None:
+def test_every_example_of_the_help_is_a_valid_command_line(command: str) -> None:
     examples = examples_of(command)
     assert len(examples) >= 2
     for words in examples:
@@ -191,7 +191,7 @@ def test_help_needs_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
 
 
-def test_the_built_in_feed_is_that_of_the_configuration_file() -> None:
+def test_the_built_in_feed_equals_the_configuration_file() -> None:
     assert Feed.load(ROOT / "configs" / "local.toml") == LOCAL
 
 

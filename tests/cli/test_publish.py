@@ -1,4 +1,4 @@
-"""`blackbox publish`: for whom it waits, what it refuses, and how it ends."""
+"""`blackbox publish`: its wait for subscribers, its refusals, and its end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.cli.commands import Command, Place, assert_one_line, invoke
 from tests.feeds.build import ethernet, itch, mold, pcap
 
 
-def test_publish_without_waiting_for_anybody(place: Place) -> None:
+def test_publish_without_waiting_for_subscribers(place: Place) -> None:
     ended = invoke("publish", "synthetic:1000", "--feed", place.path, "--wait-for", "0")
     assert ended.status == 0, ended.errors
     assert (ended.value("messages"), ended.value("unwanted")) == (0, 1_000)
@@ -57,7 +57,7 @@ def test_interrupt_ends_a_publisher_whose_subscriber_hangs(place: Place) -> None
 
 
 @pytest.mark.long
-def test_a_subscriber_that_dies_before_the_end_is_told(place: Place) -> None:
+def test_a_subscriber_that_leaves_early_is_reported(place: Place) -> None:
     with Command("publish", "synthetic:3000000", "--feed", place.path) as publisher:
         with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
             subscriber.rcvhwm = 1
@@ -76,7 +76,7 @@ def test_a_subscriber_that_dies_before_the_end_is_told(place: Place) -> None:
     )
 
 
-def test_a_source_that_is_cut_short_is_told(place: Place, tmp_path: Path, shared_data: Path) -> None:
+def test_a_truncated_source_is_reported(place: Place, tmp_path: Path, shared_data: Path) -> None:
     cut = tmp_path / "cut.pcap.gz"
     cut.write_bytes((shared_data / "iex" / "goiex_DEEP10.pcap.gz").read_bytes()[:200_000])
     ended = invoke("publish", f"iex:{cut}", "--feed", place.path, "--wait-for", "0")
@@ -106,7 +106,7 @@ def test_a_capture_of_a_session_from_its_middle_is_whole(place: Place, tmp_path:
         received = subscriber.end()
     assert published.status == 0, published.errors
     assert "messages sent before the first one of the input: 99" in " ".join(published.errors.split())
-    assert received.status == Status.LOST  # its books lack what was sent before
+    assert received.status == Status.LOST  # its books lack messages sent before
 
 
 def test_several_sources_are_published_in_the_order_of_their_first_messages(place: Place, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_sources_of_different_schemas_are_refused(place: Place, shared_data: Pat
     assert_one_line(ended, f"source '{re.escape(iex)}' has schema '.*', but 'synthetic:10' has 'itch50': publish them")
 
 
-def test_nobody_subscribes(place: Place) -> None:
+def test_no_subscriber_is_an_error(place: Place) -> None:
     ended = invoke("publish", "synthetic:1000", "--feed", place.path, "--timeout", "0.1")
     assert ended.status == Status.ERROR
     pattern = r"feed 'cli' \(2 slices\): too few subscribers after 0\.1 s: slice 0 has 0, slice 1 has 0, expected 1"
@@ -157,20 +157,18 @@ def test_port_in_use(place: Place) -> None:
         ("itch50:/proc/self/mem", r"/proc/self/mem: cannot be read: Input/output error, expected an ITCH 5\.0 file"),
         ("itch50:DIR/text", r"text: the file name tells no one date .* `--option date=2019-12-30` to publish"),
         ("itch50:DIR/text_20200130", r"text_20200130: no valid message starts at byte 0: .* expected one of"),
-        ("itch50:DIR/empty_20200130", r"empty_20200130 .*holds no message, expected at least one"),
+        ("itch50:DIR/empty_20200130", r"empty_20200130 .*has no messages, expected at least one"),
         ("iex:DIR/day.pcap", r"DIR/day\.pcap: cannot be read: No such file .* expected a pcap or pcapng capture"),
         ("iex:DIR", r"DIR: cannot be read: Is a directory, expected a pcap or pcapng capture"),
         ("iex:DIR/text", r"DIR/text: the first 4 bytes were .* expected those of a pcap or pcapng capture"),
     ],
 )
-def test_a_wrong_source_is_told_before_anything_is_bound(
-    source: str, pattern: str, place: Place, tmp_path: Path
-) -> None:
+def test_a_wrong_source_is_reported_before_binding(source: str, pattern: str, place: Place, tmp_path: Path) -> None:
     for name in ("text", "text_20200130"):
         (tmp_path / name).write_text("no market data")
     (tmp_path / "empty_20200130").touch()
     spec = source.replace("DIR", str(tmp_path))
-    # The ports are taken: to bind them would be another error.
+    # The ports are taken: binding them would be another error.
     with Publisher(place.feed):
         ended = invoke("publish", spec, "--feed", place.path)
     assert ended.status == Status.ERROR
@@ -187,13 +185,13 @@ def test_the_source_decides_the_schema_of_a_raw_feed_only() -> None:
         feed_for(tops, source, "synthetic:10")
 
 
-def test_topics_are_made_as_the_feed_says() -> None:
+def test_topics_follow_the_feeds_template() -> None:
     feed = msgspec.structs.replace(LOCAL, topic="x.{type}.{symbol}")
     (chunk,) = open_with_options("synthetic:10", None, feed).chunks()
     assert all(topic.startswith(b"x.") for topic in chunk.topics)
 
 
-def test_what_nobody_wanted_is_told_beside_what_was_sent(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unwanted_messages_are_reported_next_to_sent_ones(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     source = open_with_options("synthetic:2000", [], place.feed)
     feed = feed_for(place.feed, source, "synthetic:2000")
     first = next(

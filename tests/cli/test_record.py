@@ -1,4 +1,4 @@
-"""`blackbox record`: what lies on disk, what it prints, and how it ends."""
+"""`blackbox record`: its files, its output, and its end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MESSAGES = 5_000
 
 
 def on_disk(directory: Path) -> int:
-    """Messages in all segments below a directory."""
+    """Return the number of messages in all segments below a directory."""
     found = [record for path in directory.glob("*/*/slice-*/*.journal") for record in stored(path)[0]]
     return sum(record.fields.count - record.first_row for record in found)
 
@@ -79,12 +79,12 @@ def test_gaps_are_status_4_when_it_should_run_until_the_end(tmp_path: Path) -> N
         with beside(publish):
             ended = invoke("record", "--feed", path, "--out", tmp_path, "--until-end")
     assert ended.status == Status.LOST
-    assert "lost: 3 messages never came" in ended.errors
+    assert "lost: 3 messages were lost" in ended.errors
     assert ended.value("gaps") == 3
     assert ended.value("recorded") == on_disk(tmp_path) == 2
 
 
-def test_progress_is_lines_where_there_is_no_terminal(
+def test_progress_is_printed_as_lines_without_a_terminal(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)

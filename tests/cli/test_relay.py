@@ -1,4 +1,4 @@
-"""`blackbox relay`: it passes a feed on, prints what it passed, and how it ends."""
+"""`blackbox relay`: it forwards a feed, prints totals, and ends on signals."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ from tests.examples import first_of
     ("number", "status"),
     first_of([(signal.SIGINT, Status.INTERRUPTED), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]),
 )
-def test_a_signal_ends_it_with_what_it_passed(
-    place: Place, tmp_path: Path, number: signal.Signals, status: int
-) -> None:
+def test_a_signal_ends_it_with_totals(place: Place, tmp_path: Path, number: signal.Signals, status: int) -> None:
     feed = Feed.local(place.feed.name, slices=len(place.feed.slices))
     below = write_feed(feed, tmp_path / "below.toml")
     subscriber, got = Subscriber(feed), Collector()
@@ -31,7 +29,7 @@ def test_a_signal_ends_it_with_what_it_passed(
         Command("relay", place.path, below, "--name", "site", "--hold", 1) as relay,
         Publisher(place.feed) as publisher,
     ):
-        relay.read_error("relay site: passes feed")
+        relay.read_error("relay site: relays feed")
         subscriber.start(timeout=60)
         publisher.publish(b"A.t", b"1")
         got.wait(1, timeout=60)
@@ -47,7 +45,7 @@ def test_a_signal_ends_it_with_what_it_passed(
     ("number", "status"),
     first_of([(signal.SIGTERM, 143), (signal.SIGINT, Status.INTERRUPTED), (signal.SIGHUP, 129)]),
 )
-def test_a_signal_ends_a_plain_one_with_what_it_passed(place: Place, number: signal.Signals, status: int) -> None:
+def test_a_signal_ends_a_plain_relay_with_totals(place: Place, number: signal.Signals, status: int) -> None:
     endpoint = free_endpoints("tcp", "plain", 1, 1)[0][0]
     with Command("relay", place.path, endpoint, "--plain") as relay:
         relay.read_error("plain relay: waits for the publishers of")
@@ -69,7 +67,7 @@ def test_a_signal_ends_a_plain_one_with_what_it_passed(place: Place, number: sig
     assert "Traceback" not in ended.errors
 
 
-def test_an_endpoint_of_plain_clients_that_cannot_be_had_is_one_line(place: Place) -> None:
+def test_an_unavailable_endpoint_for_plain_clients_is_one_line(place: Place) -> None:
     endpoint = free_endpoints("tcp", "plain", 1, 1)[0][0]
     with zmq.Context() as context, context.socket(zmq.PUB) as other:
         other.bind(endpoint)
@@ -82,7 +80,7 @@ def test_an_endpoint_of_plain_clients_that_cannot_be_had_is_one_line(place: Plac
 
 
 @pytest.mark.parametrize("words", [("--spare", "x.toml"), ("--name", "x"), ("--hold", 1), ("--when-full", "wait")])
-def test_what_does_not_go_with_plain_is_wrong_usage(place: Place, words: tuple[object, ...]) -> None:
+def test_options_that_exclude_plain_are_wrong_usage(place: Place, words: tuple[object, ...]) -> None:
     ended = invoke("relay", place.path, "tcp://127.0.0.1:5000", "--plain", *words)
     assert ended.status == Status.USAGE
     assert "--plain" in ended.errors

@@ -1,4 +1,4 @@
-"""`blackbox replay`: what subscribers get, what controls it, and how it ends."""
+"""`blackbox replay`: its messages, its controls, and its end."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_on_another_feed_cut_paced_and_looped(tmp_path: Path, feed: Feed) -> Non
     assert "replayed 16 messages" in ended.out
 
 
-def test_symbols_are_replayed_and_not_longer_ones(tmp_path: Path, feed: Feed) -> None:
+def test_exactly_the_symbols_are_replayed(tmp_path: Path, feed: Feed) -> None:
     day = Day(tmp_path / "2025-11-20", feed, date="2025-11-20")
     topics = [b"AAPL.x", b"AAPLW.x", b"BRK.B.x", b"BRK.x", b"AAPL.y.x", b"AAPL"]
     for slice_id in range(2):
@@ -88,7 +88,7 @@ def test_symbols_are_replayed_and_not_longer_ones(tmp_path: Path, feed: Feed) ->
     assert sorted(message.topic for message in collector.messages) == [b"AAPL", b"AAPL.x", b"BRK.B.x"]
 
 
-def test_it_is_controlled_from_elsewhere(tmp_path: Path, feed: Feed) -> None:
+def test_it_is_controlled_from_another_process(tmp_path: Path, feed: Feed) -> None:
     write_days(tmp_path, feed)
     endpoint = f"ipc://{tmp_path / 'control'}"
     subscriber, collector = collected(feed)
@@ -123,7 +123,7 @@ def test_without_subscribers_it_ends_with_an_error(tmp_path: Path, feed: Feed) -
     assert_one_line(ended, "too few subscribers")
 
 
-def test_nobody_is_waited_for_if_so_told(tmp_path: Path, feed: Feed) -> None:
+def test_wait_for_0_waits_for_no_subscriber(tmp_path: Path, feed: Feed) -> None:
     write_days(tmp_path, feed)
     assert invoke("replay", tmp_path, "--wait-for", "0", "--when-full", "drop").status == Status.OK
 
@@ -156,25 +156,25 @@ def test_wrong_options_are_usage_errors(tmp_path: Path, feed: Feed, options: tup
     assert invoke("replay", tmp_path, *options).status == Status.USAGE
 
 
-def test_what_is_no_recording_is_an_error(tmp_path: Path) -> None:
+def test_a_directory_without_a_recording_is_an_error(tmp_path: Path) -> None:
     ended = invoke("replay", tmp_path / "nothing")
     assert ended.status == Status.ERROR
     assert "was not found" in ended.errors
 
 
-def test_a_day_of_an_encrypted_feed_is_not_published_in_the_clear_unasked(tmp_path: Path, feed: Feed) -> None:
+def test_a_day_of_an_encrypted_feed_is_published_in_the_clear_only_on_request(tmp_path: Path, feed: Feed) -> None:
     secured = Keyring(tmp_path, "publisher").feed(feed, "publisher")
     columns = {"topic": [b"A.x"], "ts_event": [START], "payload": [b"1"]}
     day = Recording.create(tmp_path / "days", secured, columns)
     assert day.encrypted
     ended = invoke("replay", day.path)
     assert ended.status == Status.ERROR
-    assert_one_line(ended, r"is of a feed with \[security\], whose keys no recording keeps: give its feed file")
+    assert_one_line(ended, r"is of a feed with \[security\], and recordings do not keep keys: give its feed file")
     clear = write_feed(feed, tmp_path / "feed.toml")
     assert invoke("replay", day.path, "--feed", clear, "--wait-for", "0", "--when-full", "drop").status == Status.OK
 
 
-def test_gaps_cannot_be_kept_on_another_layout_and_nobody_is_waited_for(tmp_path: Path, feed: Feed) -> None:
+def test_gaps_cannot_be_kept_on_another_layout(tmp_path: Path, feed: Feed) -> None:
     write_days(tmp_path, feed)
     other = write_feed(Feed.local("other", slices=3), tmp_path / "other.toml")
     ended = invoke("replay", tmp_path, "--feed", other, "--keep-gaps")

@@ -1,4 +1,4 @@
-"""`blackbox stat`: what heartbeats tell, and how it ends."""
+"""`blackbox stat`: figures from heartbeats, and its end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from blackbox.cli.ui.status import Status
 from tests.cli.commands import Command, Place, assert_one_line, invoke
 
 
-def test_stat_tells_what_heartbeats_tell(place: Place) -> None:
+def test_stat_reports_the_figures_of_heartbeats(place: Place) -> None:
     with Publisher(place.feed) as publisher:
         publisher.publish_many((b"A.t", b"B.t"), [0, 1, 0], b"abc", offsets=[0, 1, 2, 3])
         ended = invoke("stat", "--feed", place.path, "--once", "--json", "--timeout", "30")
@@ -25,7 +25,7 @@ def test_stat_tells_what_heartbeats_tell(place: Place) -> None:
     assert all(0 < line["heartbeat_lag_ns"] < 10**9 and line["last_heard_ns"] > 0 for line in lines)
 
 
-def test_stat_is_no_subscriber_and_prints_a_table(place: Place) -> None:
+def test_stat_is_not_a_subscriber_and_prints_a_table(place: Place) -> None:
     with Publisher(place.feed) as publisher:
         ended = invoke("stat", "--feed", place.path, "--once", "--timeout", "30")
         assert publisher.statistics().subscribers == 0
@@ -71,4 +71,4 @@ def test_stat_ends_when_the_publisher_was_killed(place: Place) -> None:
             publisher.process.kill()
             ended = stat.end()
     assert ended.status == Status.ERROR
-    assert_one_line(ended, r"feed 'cli': the publisher fell silent 2 s ago at tcp://")
+    assert_one_line(ended, r"feed 'cli': no heartbeat of the publisher for 2 s at tcp://")

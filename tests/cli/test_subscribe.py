@@ -1,4 +1,4 @@
-"""`blackbox subscribe`: what it shows and counts, and how it ends."""
+"""`blackbox subscribe`: its output, its counts, and its end."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from tests.examples import first_of
 
 
 def accepts(filters: frozenset[bytes]) -> bool:
-    """Whether a subscriber has its answer: its last word, some microseconds after it asked for one."""
+    """Return True if a subscriber has its confirmation, which it accepts some microseconds later."""
     return any(prefix.startswith(ACCEPT_KEY) for prefix in filters)
 
 
 def receive(place: Place, source: str, *options: str) -> tuple[Ended, Ended]:
-    """Publish a source to `subscribe --until-end` in another process: how publisher and subscriber ended."""
+    """Publish a source to `subscribe --until-end` in another process; return the results of both."""
     with Command("subscribe", "--feed", place.path, "--until-end", *options) as subscriber:
         return invoke("publish", source, "--feed", place.path), subscriber.end()
 
 
-def test_what_is_published_is_received_shown_counted_and_explained(place: Place) -> None:
+def test_published_messages_are_shown_and_counted(place: Place) -> None:
     publisher, subscriber = receive(place, "synthetic:20000", "--show", "3")
     assert (publisher.status, subscriber.status) == (0, 0), publisher.errors + subscriber.errors
     assert publisher.value("messages") == subscriber.value("received") == subscriber.value("delivered") == 20_000
@@ -99,7 +99,7 @@ def test_live_tables_on_a_terminal(place: Place, terminal: tuple[int, int]) -> N
         assert subscriber.end().status == 0
 
 
-def test_progress_is_lines_where_there_is_no_terminal(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_printed_as_lines_without_a_terminal(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "LINE_EVERY_S", 0.0)
     with Publisher(place.feed) as publisher:
 
@@ -145,10 +145,10 @@ def test_lost_messages_have_their_own_status(place: Place) -> None:
         with beside(publish):
             ended = invoke(
                 "subscribe", "--feed", place.path, "--until-end", "--max-lag", 60
-            )  # not slow, whatever is compiled
+            )  # not slow, even while compiling
     assert ended.status == Status.LOST, ended.errors
     assert (ended.value("delivered"), ended.value("lost")) == (2, 4)
-    assert "lost: 4 messages never came" in ended.errors
+    assert "lost: 4 messages were lost" in ended.errors
 
 
 @pytest.mark.parametrize(("number", "status"), first_of([(signal.SIGINT, 130), (signal.SIGTERM, 143)]))
@@ -162,14 +162,14 @@ def test_signals_end_a_subscriber_with_its_statistics(place: Place, number: sign
     assert "Traceback" not in ended.errors
 
 
-def test_nobody_publishes(place: Place) -> None:
+def test_no_publisher_is_an_error(place: Place) -> None:
     ended = invoke("subscribe", "--feed", place.path, "--timeout", "0.1")
     assert (ended.status, ended.out) == (Status.ERROR, "")
     assert_one_line(ended, "slice 0: no publisher at tcp://.* confirmed the subscription in 0.1 s")
 
 
 @pytest.mark.parametrize("command", ["subscribe", "record"])
-def test_a_publisher_that_was_killed_is_not_waited_for_for_ever(command: str, place: Place, tmp_path: Path) -> None:
+def test_a_killed_publisher_is_not_waited_for_forever(command: str, place: Place, tmp_path: Path) -> None:
     where = ["--out", tmp_path / "recordings"] if command == "record" else []
     with RawPublisher(place.feed):  # it confirms, and sends no heartbeat
         ended = invoke(command, "--feed", place.path, *where, "--until-end", "--silence-timeout", 0.5)

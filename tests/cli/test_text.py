@@ -1,4 +1,4 @@
-"""Text of others, and characters that a terminal does not have: shown as they are, and no command ends by them."""
+"""Text from others, and characters missing in a locale, are shown and end no command."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_topics_that_look_like_markup_are_shown_as_they_are(day: Day) -> None:
 
 
 @pytest.mark.parametrize("encoding", first_of(["ascii", "iso-8859-1"]))
-def test_topics_that_the_locale_does_not_have_are_escaped(day: Day, encoding: str) -> None:
+def test_topics_missing_in_the_locale_are_escaped(day: Day, encoding: str) -> None:
     told = blackbox(encoding, "inspect", str(day.path), "--top", str(len(TOPICS)))
     assert told.returncode == 0, told.stderr
     shown = "caf\\xe9.\\u20ac" if encoding == "ascii" else "caf\u00e9.\\u20ac"
@@ -54,7 +54,7 @@ def test_topics_that_the_locale_does_not_have_are_escaped(day: Day, encoding: st
 
 
 @pytest.mark.parametrize("encoding", first_of(["ascii", "iso-8859-1"]))
-def test_help_is_there_in_every_locale(encoding: str) -> None:
+def test_help_works_in_every_locale(encoding: str) -> None:
     code = (
         "import sys; from typer.testing import CliRunner; from blackbox import cli; import blackbox.cli.program as p\n"
         f"for name in {COMMANDS!r}:\n"
@@ -81,7 +81,7 @@ def test_help_shows_all_of_an_url() -> None:
     assert "rediss and amqps" in told.out
 
 
-def test_tables_take_no_text_for_markup() -> None:
+def test_tables_do_not_interpret_markup() -> None:
     table = columns_table(("[b]name[/b]", "value"))
     table.add_row("[/x]", bad_if(True, "[/y]"))
     console = Console(file=sys.stdout, width=60, markup=stdout._markup, emoji=stdout._emoji)

@@ -1,4 +1,4 @@
-"""`blackbox verify`: what is damaged or missing, and the exit status."""
+"""`blackbox verify`: gaps, damage, and the exit status."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.cli.days import damage
 from tests.journals import Day, Put, Row, feed_of
 
 
-def test_a_whole_day_has_status_0(tmp_path: Path) -> None:
+def test_a_complete_day_has_status_0(tmp_path: Path) -> None:
     day = Day(tmp_path / "day", feed_of())
     day.put(0, Put((Row(b"A", b"a", 1),)))
     ended = invoke("verify", day.path)
@@ -26,7 +26,7 @@ def test_gaps_have_status_4(day: Day) -> None:
     assert ended.errors.endswith(f"lost: {day.path}: 5 messages missing in 1 gap\n")
 
 
-def test_each_damage_is_told_by_file_place_bytes_and_messages(day: Day) -> None:
+def test_each_damage_is_reported_by_file_offset_bytes_and_messages(day: Day) -> None:
     damage(day)
     start, stop = day.segments[0].places[3]
     ended = invoke("verify", day.path)
@@ -37,7 +37,7 @@ def test_each_damage_is_told_by_file_place_bytes_and_messages(day: Day) -> None:
     assert "warning" not in ended.errors
 
 
-def test_many_gaps_are_told_in_short(tmp_path: Path) -> None:
+def test_many_gaps_are_summarized(tmp_path: Path) -> None:
     day = Day(tmp_path / "day", feed_of())
     day.put(0, *(Put((Row(b"A", b"a", 1),), sequence=3 * i) for i in range(50)))
     ended = invoke("verify", day.path)

@@ -1,4 +1,4 @@
-"""One vocabulary of options over all commands: one name for one thing, and JSON for everything that scripts read."""
+"""One vocabulary of options for all commands: one name per meaning, and JSON for all output that scripts read."""
 
 from __future__ import annotations
 
@@ -107,9 +107,9 @@ ARGUMENTS: Final = {
     *("SOURCE...", "[SOURCE...]", "[SOURCE]", "RECORDING", "RECORDING...", "DIR", "FILE", "URL", "ENDPOINT"),
     *("UP.toml", "DOWN", "HUB.toml", "TOPIC", "PAYLOAD", "COMMAND", "VALUE", "new", "NAME"),
 }
-"""Arguments name what a command works on; its settings and its results are options."""
+"""Arguments are what a command works on; settings and results are options."""
 WITHOUT_JSON: Final = {"demo", "analyse", "bridge", "client", "unsubscribe", "feed new"}
-"""Commands that print nothing for scripts: a show, a page, a service, a change."""
+"""Commands without output for scripts: a demo, a page, a service, a change."""
 SECRETS: Final = re.compile("password|secret|token|credential|(^|-)key($|-(?!bytes))")
 
 

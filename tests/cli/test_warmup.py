@@ -54,7 +54,7 @@ def test_a_cache_that_cannot_be_written_is_status_1(tmp_path: Path, monkeypatch:
     ended = invoke("warmup")
     assert ended.status == Status.ERROR
     assert_one_line(
-        ended, "compiled kernels cannot be kept: .* cannot be written .Not a directory.; set XDG_CACHE_HOME"
+        ended, "compiled kernels cannot be cached: .* is not writable .Not a directory.; set XDG_CACHE_HOME"
     )
 
 

@@ -159,7 +159,7 @@ def test_a_client_reads_what_was_published(client: list[str], keys: dict[str, An
         plain_relay = stack.enter_context(Command("relay", files[0], plain, "--plain"))
         publisher = stack.enter_context(Publisher(feed))
         plain_relay.read_error("on at")
-        relay.read_error("passes")
+        relay.read_error("relays")
         one_by_one = [
             (open_client("messages", "", len(sent), plain), sent),
             (open_client("messages", "AAPL.", len(of_aapl), plain), of_aapl),

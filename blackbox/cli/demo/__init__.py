@@ -1,4 +1,4 @@
-"""`blackbox demo`: a session through the whole machine, live, recorded and replayed."""
+"""`blackbox demo`: a session end to end: live, recorded and replayed."""
 
 from blackbox.cli.demo.command import demo
 

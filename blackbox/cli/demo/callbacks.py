@@ -1,4 +1,4 @@
-"""The demo's callbacks, of each kind: compiled (trades, message mix), per batch (last price), per message (watched)."""
+"""The demo's callbacks of each kind: compiled (trades, message mix), per batch (last price), per message (watched)."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from blackbox.subscriber import Subscriber
 
 
 class Trading(NamedTuple):
-    """How a schema reports trades."""
+    """How a schema represents trades."""
 
     add_up: Callable[..., None]
     trade_type: str
-    """The message type that gives the last price, in its field `price`."""
+    """The message type with the last price, in its field `price`."""
 
 
 TRADING: Final = {
@@ -61,20 +61,20 @@ def message_mix(batch: CompiledBatch, state: NDArray[numpy.int64]) -> None:
 
 
 class DemoCallbacks:
-    """Registers the callbacks, holds what they collect, and combines it afterwards.
+    """Registers the callbacks, holds their states, and combines them afterwards.
 
-    Raises ConfigError when the demo does not know how the feed's schema reports trades.
+    Raises ConfigError if the demo does not support the feed's schema.
     """
 
     def __init__(self, subscriber: Subscriber, orders: Sequence[int], watched: Sequence[bytes]) -> None:
-        """`orders`: how many may rest in each slice; `watched`: symbols whose messages go to Python one by one."""
+        """`orders`: most resting orders of each slice; `watched`: symbols whose messages go to Python one by one."""
         feed = subscriber.feed
         add_up, self._trade_type = trading_of(feed.schema_name)
         self._subscriber = subscriber
         self._last = numpy.zeros((len(feed.slices), MAX_TOPICS), numpy.int64)
         self._done_ns = 0
         self.watched = {symbol: [0] * 256 for symbol in watched}
-        # None asks what another one has seen: so a replay in the market's order has large batches for them.
+        # These callbacks are independent, so a replay in market order uses large batches for them.
         books, counts = new_state(min(max(orders), _MOST_ORDERS)), numpy.zeros(_COUNTS + 256, numpy.int64)
         self._trades = subscriber.on_compiled(b"", state=books, independent=True)(add_up)
         self._mix = subscriber.on_compiled(b"", state=counts, independent=True)(message_mix)
@@ -86,7 +86,7 @@ class DemoCallbacks:
     def _last_price(self, batch: Batch) -> None:
         trades = batch.indices(self._trade_type)
         numbers = batch.topic_numbers[batch.topic_index[trades]]
-        # Where a topic comes twice, the later price stays.
+        # If a topic occurs twice, the later price is kept.
         self._last[batch.slice_ids[trades], numbers] = batch.records(self._trade_type)["price"]
         self._done_ns = time.time_ns()
 
@@ -99,12 +99,12 @@ class DemoCallbacks:
         return count_message
 
     def results(self) -> Results:
-        """Return all that the callbacks found."""
+        """Return the results of all callbacks."""
         watched = {symbol: tuple(mix) for symbol, mix in self.watched.items()}
         return Results(self.symbols(), self.mix(), watched, self.unpriced())
 
     def mix(self) -> dict[str, int]:
-        """Return the number of messages of each type, as the compiled callback counted them."""
+        """Return the number of messages of each type, from the compiled callback."""
         counts = self._mix.total()[_COUNTS:]
         return {chr(kind): int(counts[kind]) for kind in numpy.flatnonzero(counts)}
 
@@ -117,11 +117,11 @@ class DemoCallbacks:
         return (last - min(int(state[_FIRST_NS]) for state in states)) / 1e9
 
     def unpriced(self) -> int:
-        """Return the executions whose order is unknown: it was added before the source began, or there was no room."""
+        """Return the number of executions of unknown orders: added before the source began, or beyond the limit."""
         return sum(sums_of(state).unpriced for state in self._trades.states.values())
 
     def symbols(self) -> list[SymbolResult]:
-        """Return the result of every traded symbol, the largest volume first."""
+        """Return the result of every traded symbol, by decreasing volume."""
         symbol_of = self._subscriber.feed.symbol_rule.symbol_of
         totals: dict[bytes, Any] = defaultdict(lambda: numpy.zeros(3, object))
         last: dict[bytes, int] = {}
@@ -148,10 +148,10 @@ class DemoCallbacks:
 
 
 def trading_of(schema: str) -> Trading:
-    """Return how a schema reports trades.
+    """Return how a schema represents trades.
 
     Raises:
-        ConfigError: the demo does not know it.
+        ConfigError: the demo does not support it.
     """
     if schema not in TRADING:
         raise ConfigError(f"the demo's source had schema {schema!r}, expected one of: {', '.join(TRADING)}")

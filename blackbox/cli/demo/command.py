@@ -1,4 +1,4 @@
-"""`blackbox demo`: a session through the whole machine: live, recorded, replayed."""
+"""`blackbox demo`: a session end to end: live, recorded, replayed."""
 
 from __future__ import annotations
 
@@ -72,20 +72,6 @@ def demo(
     A Python function is called for each message of a few symbols.
 
     They receive the session live, replayed on the wire and replayed in process: the results must be equal each time.
-
-    For example:
-
-    blackbox demo                                takes about 500 MB of disk while it runs
-
-    blackbox demo --count 1000000
-
-    blackbox demo --report day.html              and analyse it in Spark
-
-    blackbox demo --out recordings               keep the recording
-
-    blackbox demo iex:DEEP10.pcap.gz
-
-    blackbox demo itch50:day.bin --option date=2020-01-30
     """
     with exit_statuses():
         options = list(option or ())
@@ -112,7 +98,7 @@ def demo(
 
 
 def _analyse(storage: Storage, report: Path, spec: str) -> str | None:
-    """Write the report's page. Return the error, if any, instead of raising it: the results are still to be printed."""
+    """Write the report's page. Return the error instead of raising it, so that the results are still printed."""
     from blackbox.archive.recording import Recording
     from blackbox.cli.ui.drawing import draw
 
@@ -125,7 +111,7 @@ def _analyse(storage: Storage, report: Path, spec: str) -> str | None:
 
 
 def check(result: DemoResult) -> None:
-    """Print what went wrong and exit with its status. Raises BlackBoxError when the results of two runs differ."""
+    """Print errors and exit with their status. Raises BlackBoxError if the results of two runs differ."""
     session = result.session
     if session.truncated:
         warn(f"the source is incomplete: {session.truncated}")
@@ -133,6 +119,6 @@ def check(result: DemoResult) -> None:
         if run.lost:
             lose(f"{run.name}: {run.lost:,} messages are missing")
     for name, difference in result.differences.items():
-        raise BlackBoxError(f"{name}: results were not those of the live run: {difference}")
+        raise BlackBoxError(f"{name}: results differ from those of the live run: {difference}")
     if result.live.results.mix != session.by_type:
         raise BlackBoxError(f"the message mix was {result.live.results.mix}, expected {session.by_type}")

@@ -1,4 +1,4 @@
-"""The publishing process as the demo sees it: start it, give it tasks, wait for its replies, end it."""
+"""The demo's handle to its publishing process: start it, send it tasks, wait for replies, end it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PublishingProcess:
     def __enter__(self) -> Self:
         with _interrupts_kept():
             self._process.start()
-        self._far_end.close()  # so that the process's end is the end of the pipe
+        self._far_end.close()  # so that the end of the process closes the pipe
         return self
 
     def __exit__(
@@ -72,12 +72,12 @@ class PublishingProcess:
         return self._await(Published)
 
     def check(self) -> None:
-        """Raise PublisherError when the process has ended without a reply."""
+        """Raise PublisherError if the process has ended without a reply."""
         if not self._process.is_alive() and not self._pipe.poll():
             raise PublisherError(f"the publishing process ended with status {self._process.exitcode}")
 
     def _send(self, request: object) -> None:
-        with suppress(BrokenPipeError):  # the next read tells why it ended
+        with suppress(BrokenPipeError):  # the next read reports why it ended
             self._pipe.send(request)
 
     def _await(self, kind: type[Reply], report: Callable[[int], object] = lambda _messages: None) -> Reply:
@@ -99,7 +99,7 @@ class PublishingProcess:
 
 @contextmanager
 def _interrupts_kept() -> Iterator[None]:
-    """Delay Ctrl-C; a process started meanwhile ignores it, so that this process alone decides what it ends."""
+    """Delay Ctrl-C. A process started meanwhile ignores it, so that only this process decides when to end."""
     with interrupts_held():
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited
         try:

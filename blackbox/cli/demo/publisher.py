@@ -1,4 +1,4 @@
-"""The publishing process: publish the session, or replay its recording, once for each task."""
+"""The publishing process: publish the session or replay its recording, once per task."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from blackbox.publish.publisher import Publisher, PublisherStatistics
 from blackbox.replay.replay import Replay, ReplayStatistics
 
 BLOCK_BYTES: Final = 1_048_576
-"""Large blocks: some twenty thousand messages share the cost of one."""
+"""Large blocks, of some twenty thousand messages each, reduce the cost per message."""
 QUEUE_BLOCKS: Final = 4
-"""Length of every queue: at full speed the lag is the time that blocks wait in queues."""
+"""Length of every queue. At full speed the lag is the time that blocks wait in queues."""
 _FLUSH_S: Final = 600.0
 
 
 class PublisherSetup(msgspec.Struct, frozen=True):
-    """What the publishing process reads into memory, and the feed that it publishes."""
+    """The source that the publishing process reads into memory, and the feed to publish it on."""
 
     feed: Feed
     spec: str
     options: list[str]
     messages: int | None
-    """At most so many messages of the source; None: all."""
+    """Limit of messages from the source; None: all."""
 
 
 class PublishTask(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What the demo's callbacks find in a session: the same results live and replayed."""
+"""Results of the demo's callbacks for a session, which must be equal live and replayed."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ class SymbolResult(NamedTuple):
     vwap: float
     """Volume-weighted average price, in dollars."""
     last: float | None
-    """Last price in dollars; None if no message gave one."""
+    """Last price in dollars; None if no message had one."""
 
 
 class Results(NamedTuple):
-    """What the callbacks found in a session."""
+    """Results of the callbacks for a session."""
 
     symbols: list[SymbolResult]
-    """Every traded symbol, the largest volume first."""
+    """Every traded symbol, by decreasing volume."""
     mix: dict[str, int]
     """Messages by type."""
     watched: dict[bytes, tuple[int, ...]]
-    """By watched symbol: messages of each type, int[256], counted one message at a time."""
+    """For each watched symbol: messages of each type, int[256], counted one by one."""
     unpriced: int
-    """Executions whose order is unknown."""
+    """Executions of unknown orders."""
 
     def difference(self, other: Results) -> str | None:
         """Return the first difference of `other` from this; None if all digits are equal."""
@@ -39,7 +39,7 @@ class Results(NamedTuple):
         if self.mix != other.mix:
             return f"the message mix was {other.mix}, expected {self.mix}"
         if self.watched != other.watched:
-            return "the message mix of the watched symbols was another one"
+            return "the message mix of the watched symbols differed"
         if self.unpriced != other.unpriced:
             return f"{other.unpriced} executions were of unknown orders, expected {self.unpriced}"
         return None

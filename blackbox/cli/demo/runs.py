@@ -1,4 +1,4 @@
-"""The demo's runs of one session: live twice, recorded, replayed three ways; and what came of each."""
+"""The demo's runs of one session: live twice, recorded, replayed three ways; and their figures."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from blackbox.subscribe.statistics import Statistics
 from blackbox.subscriber import Subscriber
 
 PACE: Final = 10.0
-"""Speed of the paced replay, in times the market's pace."""
+"""Speed of the paced replay, as a multiple of the market's pace."""
 _PACED_S: Final = 2.0
 _LEAST_PACED_S: Final = 1.0
-"""A paced run that is shorter than this tells how long it took to begin, not its pace."""
+"""A shorter paced run measures the start, not the pace."""
 _NO_LIMIT_S: Final = 600.0
 _START_S: Final = 240.0
-"""How long the other process may take to confirm: it may have to compile first."""
+"""Time limit for the other process's confirmation; it may have to compile first."""
 
 LIVE: Final = "live"
-"""In shared memory, where this machine allows it."""
+"""In shared memory, if this machine supports it."""
 OVER_TCP: Final = "live, over TCP"
 RECORDED: Final = "recorded"
 PACED: Final = f"replayed at {PACE:g} x"
@@ -46,12 +46,12 @@ ON_THE_WIRE: Final = "replayed on the wire"
 IN_PROCESS: Final = "replayed in process"
 
 CLASSIC_MESSAGES: Final = 2_880_000_000
-"""The day of the classic problem: 100,000 messages a second, eight hours long."""
+"""The reference day: 100,000 messages a second for eight hours."""
 _CLASSIC_S: Final = 28_800.0
 
 
 class Run(NamedTuple):
-    """How much of the session came through in one run, and how fast."""
+    """Figures of one run of the session."""
 
     name: str
     messages: int
@@ -60,27 +60,27 @@ class Run(NamedTuple):
     duplicated: int
     seconds: float
     market_seconds: float
-    """How long these messages took at the venue; 0 if unknown."""
+    """Time that these messages took at the venue; 0 if unknown."""
     is_paced: bool = False
-    """Whether the speed was set, rather than as fast as possible."""
+    """True if the speed was set, instead of as fast as possible."""
 
     @property
     def times_faster(self) -> float | None:
-        """Market time over the time of the run; None if either is unknown, or a paced run was too short."""
+        """Return market time divided by the run's time; None if either is unknown, or a paced run was too short."""
         if self.is_paced and self.seconds < _LEAST_PACED_S:
             return None
         return self.market_seconds / self.seconds if self.seconds > 0 and self.market_seconds > 0 else None
 
     @property
     def classic_day_s(self) -> float | None:
-        """Seconds that the classic day would take at this rate or, if paced, at this multiple of the market's pace."""
+        """Seconds for the reference day at this rate or, if paced, at this multiple of the market's pace."""
         if self.is_paced:
             return _CLASSIC_S / self.times_faster if self.times_faster else None
         return CLASSIC_MESSAGES * self.seconds / self.messages if self.messages and self.seconds > 0 else None
 
 
 class DemoResult(NamedTuple):
-    """What the demo published and what came of it."""
+    """The published session, and the results."""
 
     spec: str
     feed: Feed
@@ -88,7 +88,7 @@ class DemoResult(NamedTuple):
     live: Received
     runs: list[Run]
     differences: dict[str, str]
-    """By the name of a run: the first difference from the live run's results."""
+    """First difference from the live run's results, by name of the run."""
     stored_bytes: int
     """Size of the recording on disk."""
     days: list[Path]
@@ -104,9 +104,9 @@ class Received(NamedTuple):
 
 
 class DemoRunner:
-    """Owns the publishing process, and one subscriber or recorder after the other.
+    """Owns the publishing process, and one subscriber or recorder at a time.
 
-    Raises ConfigError when the demo does not know how the source's schema reports trades.
+    Raises ConfigError if the demo does not support the source's schema.
     """
 
     def __init__(self, spec: str, options: list[str], messages: int | None, schema: str) -> None:
@@ -122,7 +122,7 @@ class DemoRunner:
         Raises:
             PublisherError: the publishing process failed.
             SubscriberError: a subscriber failed.
-            JournalError: the session could not be recorded, or its recording not be read.
+            JournalError: the session could not be recorded, or its recording could not be read.
         """
         what = f"preparing {self._spec} in memory"
         with PublishingProcess(self._setup) as process, stderr.status(what) as spinner:
@@ -160,7 +160,7 @@ class Runs:
         self._spinner = spinner
 
     def receive(self, name: str, task: PublishTask | ReplayTask, *, over_tcp: bool = False) -> Received:
-        """Let the other process publish to callbacks in this one."""
+        """Run a task of the other process with callbacks in this one."""
         self._say(name, 0)
         subscriber, callbacks = self._callbacks(_lines_alone(self._feed) if over_tcp else self._feed)
 
@@ -176,7 +176,7 @@ class Runs:
         return Received(self._run(name, published, statistics, callbacks), statistics, callbacks.results())
 
     def record(self, storage: Storage) -> Run:
-        """Let the other process publish to a recorder in this one."""
+        """Publish from the other process to a recorder in this one."""
         self._say(RECORDED, 0)
         recorder = Recorder(self._feed, storage.directory, max_lag=_NO_LIMIT_S, hwm_blocks=QUEUE_BLOCKS)
 
@@ -201,7 +201,7 @@ class Runs:
         )
 
     def replay(self, moment: ReplayTask) -> Received:
-        """Drive callbacks in this process from all of the recording; `moment` is played first, to warm up."""
+        """Replay the whole recording to callbacks in this process, after playing `moment` to warm up."""
         self._say(IN_PROCESS, 0)
         subscriber, callbacks = self._callbacks(self._feed)
         recordings = [Recording.open(day) for day in moment.days]
@@ -252,13 +252,13 @@ class Runs:
 
 
 def _lines_alone(feed: Feed) -> Feed:
-    """The same feed, without its endpoints in shared memory."""
+    """Return the feed without its endpoints in shared memory."""
     slices = tuple(msgspec.structs.replace(part, endpoints=part.lines) for part in feed.slices)
     return msgspec.structs.replace(feed, slices=slices)
 
 
 def lost_of(sent: int, gaps: int, arrived: int, dropped: int = 0) -> int:
-    """Return how many of the messages that were sent are missing."""
+    """Return how many of the sent messages are missing."""
     return max(gaps, sent - arrived) + dropped
 
 

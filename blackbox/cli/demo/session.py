@@ -1,4 +1,4 @@
-"""A session in memory, which can be published again and again, and a summary of it."""
+"""A session in memory, which can be published repeatedly, and a summary of it."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ _SECOND_NS: Final = 10**9
 
 
 class SessionSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What the session holds; also the reply that it is in memory."""
+    """Summary of the session; also the reply that it is in memory."""
 
     messages: int
     payload_bytes: int
     by_type: dict[str, int]
-    """Messages of each type, counted before they are published, to check the results."""
+    """Messages of each type, counted before publishing, to check the results."""
     orders: list[int]
-    """By slice: messages that add or replace an order."""
+    """Messages that add or replace an order, by slice."""
     watched: list[bytes]
-    """Symbols whose messages are passed to Python one by one: a small part of the session."""
+    """Symbols with few messages, which are passed to Python one by one."""
     truncated: str | None
     seconds: float
     first_ns: int
-    """Market time of the first message, ns since the epoch; 0 if none has any."""
+    """Market time of the first message, ns since the epoch; 0 if unknown."""
     last_ns: int
     middle_ns: int
-    """Market time, cut to the second, of the median message."""
+    """Market time of the median message, rounded down to seconds."""
 
     @property
     def market_seconds(self) -> float:
-        """How long the session took at the venue, in seconds."""
+        """Duration of the session at the venue, in seconds."""
         return (self.last_ns - self.first_ns) / _SECOND_NS
 
 
@@ -53,7 +53,7 @@ class Session:
     def __init__(self, source: Source, limit: int | None, report: Callable[[int], object]) -> None:
         """Read at most `limit` messages; `report` gets the number read so far, after each chunk.
 
-        Raises SourceError when there is none.
+        Raises SourceError if there are none.
         """
         started = time.monotonic()
         self.source = source
@@ -67,24 +67,24 @@ class Session:
             if limit is not None and self.messages >= limit:
                 break
         if not self.messages:
-            raise SourceError(source.truncated or f"{source!r} holds no message, expected at least one")
-        # Append-only over one source: the last chunk's topics are those of all.
+            raise SourceError(source.truncated or f"{source!r} has no messages, expected at least one")
+        # Append-only within one source: the last chunk has all topics.
         self.topics = self.chunks[-1].topics
         self.seconds = time.monotonic() - started
 
     def announce(self, publisher: Publisher) -> None:
-        """Register all topics with the publisher, so that no run pays for their first lookup."""
+        """Register all topics with the publisher, so that no run includes their first lookup."""
         nothing = numpy.empty(0, numpy.int32)
         publisher.publish_many(self.topics, nothing, numpy.empty((0, 1), numpy.uint8))
 
     def publish(self, publisher: Publisher) -> None:
-        """Publish all of it, and what is missing between."""
+        """Publish the whole session, including gaps."""
         latest_ns = 0
         for chunk in self.chunks:
             latest_ns = chunk._replace(topics=self.topics).publish(publisher, latest_ns)
 
     def summary(self, feed: Feed) -> SessionSummary:
-        """Return what the session holds, given the feed that it will be published on."""
+        """Return the summary of the session on the given feed."""
         schema = self.source.schema
         by_type = numpy.zeros(256, numpy.int64)
         by_topic = numpy.zeros(len(self.topics), numpy.int64)
@@ -121,7 +121,7 @@ class Session:
 
 
 def watched_symbols(topics: Sequence[bytes], messages: NDArray[numpy.int64], rule: SymbolRule) -> list[bytes]:
-    """Return some busy symbols with few messages in all, so that a Python call for each does not set the pace."""
+    """Return some busy symbols with few messages in all, so that Python calls do not limit the speed."""
     by_symbol: Counter[bytes] = Counter()
     for topic, number in zip(topics, messages.tolist(), strict=True):
         by_symbol[rule.symbol_of(topic)] += number
@@ -132,7 +132,7 @@ def watched_symbols(topics: Sequence[bytes], messages: NDArray[numpy.int64], rul
 
 
 def _middle(counts: Counter[int]) -> int:
-    """Return the median of the counted values; 0 if there are none."""
+    """Return the median of the counted values; 0 without values."""
     left = counts.total() / 2
     for value in sorted(counts):
         left -= counts[value]

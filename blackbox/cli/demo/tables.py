@@ -1,4 +1,4 @@
-"""The tables and lines that the demo prints at its end."""
+"""The tables and lines printed at the demo's end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WAYS = {"shm": "in shared memory", "tcp": "over loopback TCP"}
 
 
 def print_tables(result: DemoResult) -> None:
-    """Print what the callbacks found, and the figures of each run."""
+    """Print the results of the callbacks, and the figures of each run."""
     stdout.print(_symbols(result))
     stdout.print(_mix(result))
     stdout.print(_delivery(result))
@@ -22,7 +22,7 @@ def print_tables(result: DemoResult) -> None:
 
 
 def print_outcome(result: DemoResult, is_kept: bool) -> None:
-    """Print where the recording is, and whether results are equal."""
+    """Print where the recording is, and if results are equal."""
     size = f"{result.stored_bytes / 1e6:,.0f} MB"
     where = ", ".join(map(str, result.days))
     stdout.print(f"recording: {size}, {f'kept in {where}' if is_kept else 'removed again'}", highlight=False)

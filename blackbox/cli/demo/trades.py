@@ -1,4 +1,4 @@
-"""Traded volume and value by topic, in compiled code: what the demo's VWAP comes from.
+"""Traded volume and value by topic, in compiled code, for the demo's VWAP.
 
 VWAP of a symbol = sum(price * shares) / sum(shares) over its trades, which are:
 
@@ -7,7 +7,7 @@ VWAP of a symbol = sum(price * shares) / sum(shares) over its trades, which are:
   auctions and left out.
 - IEX TOPS and DEEP: trade reports (T).
 
-Broken trades (B) are not taken off again.
+Broken trades (B) are not subtracted.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from blackbox.native.records import Field, Fields, SharedRecord, record_at
 from blackbox.subscribe.compiled_callback import CompiledBatch, big_endian, little_endian, topic_number
 
 PRICE_SCALE: Final = 10_000
-"""A price divided by this is in dollars, in ITCH and in IEX."""
+"""A price divided by this is in dollars, for ITCH and IEX."""
 MAX_TOPICS: Final = 262_144
-"""Topics of one slice that are counted; the demo's feed allows no more."""
+"""Most topics counted per slice, the limit of the demo's feed."""
 
 
 class TradeSums(SharedRecord):
-    """What is added up for one slice; behind it, in the state of its callback, stand the resting orders."""
+    """Sums for one slice. In the state of its callback, the resting orders follow."""
 
     unpriced = Field()
-    """Executions of orders that are not known: left out."""
+    """Executions of unknown orders, left out."""
     value = Fields(MAX_TOPICS)
-    """By topic number, as the next two. Dollars times `PRICE_SCALE`."""
+    """By topic number, like the next two. Dollars times `PRICE_SCALE`."""
     shares = Fields(MAX_TOPICS)
     trades = Fields(MAX_TOPICS)
 
@@ -45,12 +45,12 @@ _SUMS_BYTES: Final = TradeSums.dtype.itemsize
 
 
 def new_state(most_orders: int) -> NDArray[numpy.int64]:
-    """Return the state of a slice in which up to `most_orders` orders rest at a time."""
+    """Return the state of a slice with room for `most_orders` resting orders."""
     return numpy.concatenate([numpy.zeros(_SUMS_BYTES // 8, numpy.int64), new_orders(most_orders)])
 
 
 def sums_of(state: NDArray[numpy.int64]) -> TradeSums:
-    """Return what the state of a slice has added up."""
+    """Return the sums in the state of a slice."""
     return TradeSums(state[: _SUMS_BYTES // 8])
 
 
@@ -67,7 +67,7 @@ def _offsets(schema: str, kind: str) -> dict[str, int]:
     return {name: int(field[1]) for name, field in fields.items()}
 
 
-# Compiled code takes these as constants. A, F and P agree in all fields used here; so do E, C, X and D.
+# Constants for compiled code. A, F and P agree in all fields used here, and so do E, C, X and D.
 _ADD, _REPLACE, _PRICED = _offsets("itch50", "A"), _offsets("itch50", "U"), _offsets("itch50", "C")
 _REFERENCE, _ADD_SHARES, _ADD_PRICE = _ADD["order_reference_number"], _ADD["shares"], _ADD["price"]
 _NEW_REFERENCE, _NEW_SHARES = _REPLACE["new_order_reference_number"], _REPLACE["shares"]
@@ -102,7 +102,7 @@ def itch_trades(batch: CompiledBatch, state: NDArray[numpy.int64]) -> None:
         kind = data[at]
         if kind in (_A, _F):
             price, shares = big_endian(data, at + _ADD_PRICE, 4), big_endian(data, at + _ADD_SHARES, 4)
-            rest(orders, big_endian(data, at + _REFERENCE, 8), BUY, price, shares)  # the side is not asked for
+            rest(orders, big_endian(data, at + _REFERENCE, 8), BUY, price, shares)  # the side does not matter
         elif kind == _D:
             remove(orders, big_endian(data, at + _REFERENCE, 8))
         elif kind in (_E, _C, _X):

@@ -1,4 +1,4 @@
-"""Compile all that a replay needs, before its time is measured."""
+"""Compile everything that a replay needs, before its time is measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SPEED = 1e6
 
 
 class _Nobody:
-    """Takes blocks and ignores them."""
+    """A target that ignores blocks."""
 
     in_sequence = True
     reads_ahead = False
@@ -34,5 +34,5 @@ class _Nobody:
 
 
 def warm_up(recordings: Sequence[Recording], start: int | None, stop: int | None) -> None:
-    """Replay recordings from `start` to `stop`, very fast, to nobody."""
+    """Replay recordings from `start` to `stop` at full speed without a target."""
     Replay(recordings, speed=_SPEED, start=start, stop=stop).run(_Nobody())

@@ -1,1 +1,1 @@
-"""What several commands share: their arguments, consoles, tables, live screens and exit statuses."""
+"""Shared parts of commands: arguments, consoles, tables, live screens and exit statuses."""

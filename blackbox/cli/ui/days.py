@@ -1,4 +1,4 @@
-"""A recorded day on the command line: its argument, its times, and what is wrong with it."""
+"""A recorded day on the command line: its argument, its times, and reports of gaps and damage."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _MANIFEST: Final = "manifest.json"
 
 
 class Compression(StrEnum):
-    """How the bodies of blocks are compressed."""
+    """Compression of the bodies of blocks."""
 
     NONE = "none"
     LZ4 = "lz4"
@@ -55,7 +55,7 @@ class Compression(StrEnum):
 
 
 def days_of(path: Path) -> list[Path]:
-    """Return the days in a feed's directory, in order; none if it is a day itself or holds no recording."""
+    """Return the days in a feed's directory, in order; empty if it is a day itself or holds no recording."""
     return [] if (path / _MANIFEST).exists() else sorted(found.parent for found in path.glob(f"*/{_MANIFEST}"))
 
 
@@ -67,7 +67,7 @@ def open_day(path: Path) -> Recording:
 
 
 def time_ns(recording: Recording, text: str | None, option: str) -> int | None:
-    """Return the time that an option gives, ns since the epoch. Raises BadParameter: status 2."""
+    """Return the time given to an option, ns since the epoch. Raises BadParameter (status 2)."""
     if text is None:
         return None
     try:
@@ -77,7 +77,7 @@ def time_ns(recording: Recording, text: str | None, option: str) -> int | None:
 
 
 def check_slices(slices: Sequence[int] | None, count: int) -> None:
-    """Raise BadParameter, status 2, unless the feed has these slices; `count`: how many it has."""
+    """Raise BadParameter (status 2) unless the feed has these slices. `count`: number of its slices."""
     for each in slices or ():
         if each >= count:
             raise typer.BadParameter(f"slice was {each}, expected 0 to {count - 1}", param_hint="--slice")
@@ -93,7 +93,7 @@ def local_time(recording: Recording, ns: int | None, *, date: bool = False) -> s
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Do not log damage: the command prints all of it."""
+    """Suppress logging of damage: the command prints it."""
     log = logging.getLogger("blackbox.archive.recording")
     before = log.level
     log.setLevel(logging.ERROR)
@@ -138,24 +138,24 @@ def gap_objects(gaps: Sequence[Gap]) -> list[dict[str, Any]]:
 
 
 def damage_text(damage: Sequence[Damage]) -> str:
-    """Return how much is damaged, in words; "" if nothing is."""
+    """Describe the damage; "" if there is no damage."""
     return damaged_parts_text(len(damage), sum(each.messages for each in damage)) if damage else ""
 
 
 def damaged_parts_text(parts: int, messages: int = 0) -> str:
-    """Return how much is damaged, in words; `messages`: how many at least, 0 if unknown."""
+    """Describe the damage; `messages`: the least number of damaged ones, 0 if unknown."""
     return f"{counted(parts, 'part')} damaged{f' with {messages:,} messages or more' * bool(messages)}"
 
 
 def missing_text(counts: Sequence[int]) -> str:
-    """Return how many messages are missing, in words, given the messages of each gap."""
+    """Describe the missing messages, given the number for each gap."""
     return f"{counted(sum(counts), 'message')} missing in {counted(len(counts), 'gap')}"
 
 
 def lose_what_is_wrong(recording: Path, damage: str, gaps: Sequence[int]) -> None:
-    """Exit with `Status.LOST` if anything is damaged or missing, saying what.
+    """Exit with `Status.LOST` and a message if anything is damaged or missing.
 
-    `damage`: how much is damaged, in words, "" for nothing; `gaps`: the messages of each gap.
+    `damage`: description of the damage, "" for none; `gaps`: number of messages of each gap.
     """
     wrong = [damage] * bool(damage) + [missing_text(gaps)] * bool(gaps)
     if wrong:
@@ -163,6 +163,6 @@ def lose_what_is_wrong(recording: Path, damage: str, gaps: Sequence[int]) -> Non
 
 
 def lose_damage(recording: Path, damage: Sequence[Damage], out: Path) -> None:
-    """Exit with `Status.LOST` if anything is damaged, saying that `out` lacks it."""
+    """Exit with `Status.LOST` if anything is damaged, with a message that `out` lacks it."""
     if damage:
         lose(f"{recording}: {damage_text(damage)}; they are not in {out}: see `blackbox verify`")

@@ -1,4 +1,4 @@
-"""A page of a recorded day: computed in Spark, drawn, written."""
+"""Compute a page of a recorded day in Spark, draw it, and write it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from blackbox.report.day_report import DayReport
 
 _SETTINGS: Final = {"spark.ui.enabled": False, "spark.ui.showConsoleProgress": False, "spark.log.level": "ERROR"}
-"""Of a Spark that is started here: a server has its own."""
+"""Settings of a Spark started here; a server has its own."""
 
 
 def draw(
@@ -34,13 +34,13 @@ def draw(
     name: str | None = None,
     broken: bool = False,
 ) -> DayReport:
-    """Write the page and return what it shows; `name` stands in it for the recording's path.
+    """Write the page and return its figures; it shows `name` instead of the recording's path.
 
-    `broken`: whether trades that the venue took back are shown, too.
+    `broken`: True to include trades that the venue cancelled.
 
     Raises:
-        ConfigError: Spark is not there, or a symbol is not in the day.
-        JournalError: there is no such recording, or the page cannot be written.
+        ConfigError: Spark is not installed, or a symbol is not in the day.
+        JournalError: the recording does not exist, or the page cannot be written.
         BlackBoxError: Spark could not be started, or failed.
     """
     try:
@@ -68,16 +68,16 @@ def draw(
         except (PySparkException, Py4JError) as error:
             said.seek(0)
             why = [str(error).strip().partition("\n")[0], *said.read().decode(errors="replace").splitlines()[-1:]]
-            raise BlackBoxError(f"Spark failed: {'; it said: '.join(why)}") from error
+            raise BlackBoxError(f"Spark failed: {'; its output: '.join(why)}") from error
     _write(page, page_of(report if name is None else msgspec.structs.replace(report, recording=name)))
     return report
 
 
 @contextmanager
 def _told_to(file: IO[bytes]) -> Iterator[Console]:
-    """What is started now tells its errors to a file, for as long as it lives; gives a console that does not.
+    """Redirect the stderr of processes started meanwhile to a file, permanently. Yield a console for the real stderr.
 
-    Java and Spark tell a screenful when they begin, and workers that are no longer needed end with a traceback.
+    Java and Spark print a screenful at the start, and idle workers end with a traceback.
     """
     sys.stderr.flush()
     own = os.dup(2)

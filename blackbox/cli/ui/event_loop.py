@@ -11,7 +11,7 @@ from blackbox.subscribe.stop_signals import stop_signals
 
 
 def run_in_loop(work: Coroutine[None, None, None]) -> None:
-    """Run it until it ends. Ctrl-C, SIGTERM and SIGHUP cancel it, in order, and then end the command as any other."""
+    """Run it until it ends. Ctrl-C, SIGTERM and SIGHUP cancel it, and then end the command as usual."""
     before = {number: signal.getsignal(number) for number in stop_signals()}
     came: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Check a feed on this host: where each of its endpoints is bound, who listens there, and what is risky."""
+"""Check a feed on this host: where each endpoint is bound, which process listens there, and risks."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Endpoint(msgspec.Struct, frozen=True):
     bind: str
     """Address that is bound."""
     takes: str
-    """Which topics fall into the slice; empty for archives and hubs."""
+    """Topics of the slice; empty for archives and hubs."""
     state: str
-    """`free`, `in use by NAME (PID 17)`, or why nothing of this host can listen there."""
+    """`free`, `in use by NAME (PID 17)`, or why no process of this host can listen there."""
     used: bool
     """True if a process listens there."""
     pid: int | None
-    """The process that listens; null: none, or another user's."""
+    """The process that listens; null if none is known."""
 
 
 def endpoints_of(feed: Feed) -> list[Endpoint]:
@@ -58,7 +58,7 @@ def check_files(feed: Feed) -> None:
 
 
 def warnings_of(feed: Feed, endpoints: list[Endpoint], outgoing: Path = _OUTGOING) -> list[str]:
-    """Return what is risky about a feed, each with what to do."""
+    """Return the risks of a feed, each with advice."""
     tcp = [each for each in endpoints if transport_of(each.bind) == "tcp"]
     warnings = []
     is_open = [each.bind for each in tcp if not is_loopback(each.bind)]
@@ -81,7 +81,7 @@ def warnings_of(feed: Feed, endpoints: list[Endpoint], outgoing: Path = _OUTGOIN
 
 
 def _places(feed: Feed) -> Iterator[tuple[str, str, str, str]]:
-    """Yield what each endpoint is, where others connect, where it is bound, and what it takes."""
+    """Yield for each endpoint its role, the address to connect to, the address bound, and its topics."""
     for slice_id, part in enumerate(feed.slices):
         for letter, endpoint, bind in zip("AB", part.lines, part.bound, strict=False):
             yield f"slice {slice_id} line {letter}", endpoint, bind, _takes(part)

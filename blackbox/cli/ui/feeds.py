@@ -1,4 +1,4 @@
-"""The feed of a command: a feed file, or the built-in feed `local`; and the source of a command, with its options."""
+"""The feed of a command (a feed file, or the built-in feed `local`), and its source with options."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def open_with_options(spec: str, texts: list[str] | None, feed: Feed, date: str 
 
 
 def named_options(texts: list[str] | None) -> dict[str, Any]:
-    """Return options of the form NAME=VALUE; digits are a number. Raises ConfigError when one has another form."""
+    """Return options of the form NAME=VALUE; digits are a number. Raises ConfigError for other forms."""
     options: dict[str, Any] = {}
     for text in texts or ():
         name, equals, value = text.partition("=")
@@ -121,24 +121,24 @@ def check_schemas(named: Sequence[NamedSource]) -> None:
 def in_order(named: Sequence[NamedSource]) -> list[Source]:
     """Return sources in the order of the times of their first messages, which are read: wrong files are found here.
 
-    Raises SourceError when a source cannot be read, or holds no message.
+    Raises SourceError if a source cannot be read, or has no messages.
     """
     from blackbox.feed.first_time import by_first_time
 
     found = by_first_time(each.source for each in named)
     for each in found:
         if each.first_ns is None:
-            raise SourceError(each.source.truncated or f"{each.source!r} holds no message, expected at least one")
+            raise SourceError(each.source.truncated or f"{each.source!r} has no messages, expected at least one")
     return [each.source for each in found]
 
 
 def feed_text(feed: Feed) -> str:
-    """Return a feed's name and number of slices: publisher and subscriber agree on these, but see `feed_for`."""
+    """Describe a feed by name and number of slices."""
     return f"feed {feed.name!r} ({counted(len(feed.slices), 'slice')})"
 
 
 def feed_for(feed: Feed, source: Source, spec: str) -> Feed:
-    """Return the feed with the source's schema. A feed of the default schema, `raw`, carries any payload.
+    """Return the feed with the source's schema. A feed with the default schema `raw` accepts any payload.
 
     Raises:
         ConfigError: the feed has another schema.

@@ -24,7 +24,7 @@ _MINUTE_NS: Final = 60_000_000_000
 _FASTEST: Final = 2.0**20
 _SLOWEST: Final = 2.0**-10
 _BELOW_MAX: Final = 64.0
-"""The speed that follows max when it is halved."""
+"""Speed after halving max."""
 _LOOK_EVERY_MS: Final = 500
 _READ_BYTES: Final = 256
 _LONGEST_KEY: Final = 16
@@ -33,11 +33,11 @@ _BEGUN: Final = re.compile(rb"\x1b(\[[0-?]*[ -/]*|O)?")
 
 
 class Keys:
-    """Reads single keys from a terminal, in a thread of its own, from `with` to its end.
+    """Reads single keys from a terminal in a thread, until the end of the `with` block.
 
-    Where there is no terminal it does nothing. The terminal is as it was before whenever this process does not run in
-    its foreground: at the end, also after errors, and while it is stopped by Ctrl-Z. Signals can be watched in the
-    main thread only: from any other, Ctrl-Z leaves the terminal as it is.
+    Without a terminal it does nothing. The terminal's settings are restored whenever this process is not in the
+    foreground: at the end, also after errors, and while it is stopped by Ctrl-Z. Signals need the main thread: in any
+    other thread, Ctrl-Z leaves the terminal's settings changed.
     """
 
     def __init__(self, controls: Controls, fd: int = 0) -> None:
@@ -46,22 +46,22 @@ class Keys:
         self._fd = fd
         self._before: list[Any] | None = None
         self._handler: Any = None
-        self._lock = threading.RLock()  # the signal's handler may come upon a thread that holds it
+        self._lock = threading.RLock()  # the signal handler may interrupt a thread that holds it
         self._stopping = False
         self._end = Pipe()
         self._thread = threading.Thread(target=self._read, name="blackbox-keys", daemon=True)
 
     @property
     def is_active(self) -> bool:
-        """Whether keys are read."""
+        """True while keys are read."""
         return self._before is not None
 
     def __enter__(self) -> Self:
-        """Begin to read keys, if there is a terminal."""
+        """Start reading keys, if there is a terminal."""
         try:
             self._before = termios.tcgetattr(self._fd)
         except (termios.error, ValueError):
-            return self  # no terminal, or nothing at all
+            return self  # no terminal, or closed
         try:
             if threading.current_thread() is threading.main_thread():
                 self._handler = signal.signal(signal.SIGTSTP, self._stop)
@@ -86,7 +86,7 @@ class Keys:
     # The terminal
 
     def _take(self) -> None:
-        """Have it give single keys, unless it does already, or it is not ours now."""
+        """Switch to single keys, unless already done or not in the foreground."""
         with self._lock:
             lines = termios.tcgetattr(self._fd)[tty.LFLAG] & termios.ICANON
             if lines and not self._stopping and self._is_foreground():
@@ -105,7 +105,7 @@ class Keys:
         self._before = None
 
     def _is_foreground(self) -> bool:
-        """Whether the terminal is this process's to set and read: a background process would be stopped for it."""
+        """Return True in the foreground: a background process would be stopped for changing the terminal."""
         try:
             return os.tcgetpgrp(self._fd) == os.getpgrp()
         except OSError:
@@ -116,7 +116,7 @@ class Keys:
             self._stopping = True
             self._restore()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        signal.raise_signal(signal.SIGTSTP)  # not SIGSTOP: the system ignores it where nobody could continue us
+        signal.raise_signal(signal.SIGTSTP)  # not SIGSTOP: the system ignores it if no process could continue us
         signal.signal(signal.SIGTSTP, self._stop)
         self._stopping = False
         self._take()
@@ -128,20 +128,20 @@ class Keys:
         for fd in (self._end.reader, self._fd):
             poller.register(fd, select.POLLIN)
         rest = b""
-        with suppress(OSError, termios.error):  # the terminal was closed: there will be no more keys
+        with suppress(OSError, termios.error):  # the terminal was closed: no more keys follow
             while self._end.reader not in (ready := dict(poller.poll(_LOOK_EVERY_MS))):
                 if not self._is_foreground():
-                    select.select([self._end.reader], [], [], _LOOK_EVERY_MS / 1e3)  # what is typed is for others
+                    select.select([self._end.reader], [], [], _LOOK_EVERY_MS / 1e3)  # the foreground reads
                 elif self._fd in ready:
                     typed = os.read(self._fd, _READ_BYTES)
                     if not typed:
                         return
                     rest = self._press(rest + typed)
                 else:
-                    self._take()  # back in the foreground, of which no signal tells
+                    self._take()  # back in the foreground, which no signal reports
 
     def _press(self, typed: bytes) -> bytes:
-        """Do what keys mean; returns the beginning of one that is not whole yet."""
+        """Run the commands of keys; return the start of an incomplete key sequence."""
         while typed and not (_BEGUN.fullmatch(typed) and len(typed) < _LONGEST_KEY):
             key = _KEY.match(typed)
             assert key is not None
@@ -152,7 +152,7 @@ class Keys:
 
 
 def describe() -> str:
-    """The keys, in one line to show while a replay runs."""
+    """Return a line with the keys, to show during a replay."""
     return "space pause  + - speed  m max  s step  ← → one minute  q stop"
 
 

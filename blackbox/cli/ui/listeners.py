@@ -1,4 +1,4 @@
-"""Which process of this host listens at an endpoint. Nothing is bound: a publisher may start at the same time."""
+"""Find the process of this host that listens at an endpoint, without binding it: its publisher may start meanwhile."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Use(NamedTuple):
     """The state of an endpoint on this host."""
 
     text: str
-    """In words: `free`, `in use by NAME (PID 17)`, or why nothing of this host can listen there."""
+    """Text: `free`, `in use by NAME (PID 17)`, or why no process of this host can listen there."""
     is_used: bool = False
     pid: int | None = None
-    """The process that listens; None: none, or one that this user may not see."""
+    """The process that listens; None: none, or not visible to this user."""
 
 
 def use_of(endpoint: str, proc: Path = _PROC) -> Use:
@@ -37,7 +37,7 @@ def use_of(endpoint: str, proc: Path = _PROC) -> Use:
         return _tcp_use(host.strip("[]"), int(port), proc)
     if transport == "ipc":
         if not address.startswith("@") and not Path(address).parent.is_dir():
-            return Use(f"{Path(address).parent} is no directory")
+            return Use(f"{Path(address).parent} is not a directory")
         return _use(_unix_inodes(address, proc), proc)
     if transport == "shm":
         return _use(_unix_inodes(f"@blackbox/{os.geteuid()}/{address}", proc), proc)
@@ -48,7 +48,7 @@ def _tcp_use(host: str, port: int, proc: Path) -> Use:
     try:
         addresses = [] if host == _ANY else _addresses(host)
     except OSError:
-        return Use(f"{host} is no name that this host knows")
+        return Use(f"{host} is not a known host name")
     if addresses and not any(_is_here(address) for address in addresses):
         return Use("on another host")
     wanted = {ip_address(address) for address in addresses if not ip_address(address).is_unspecified}
@@ -64,7 +64,7 @@ def _use(inodes: set[int], proc: Path) -> Use:
     if not inodes:
         return Use("free")
     for folder in proc.glob("[0-9]*"):
-        with suppress(OSError):  # it has ended, or is another user's
+        with suppress(OSError):  # it has ended, or belongs to another user
             for fd in (folder / "fd").iterdir():
                 with suppress(OSError, ValueError):
                     if int(str(fd.readlink()).removeprefix("socket:[").removesuffix("]")) in inodes:
@@ -82,14 +82,14 @@ def _is_here(address: str) -> bool:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.bind((address, 0))  # any port: this asks about the address alone
+            probe.bind((address, 0))  # any port: only the address is tested
     except OSError:
         return False
     return True
 
 
 def _tcp_listeners(proc: Path) -> Iterator[tuple[IPv4Address | IPv6Address, int, int]]:
-    """Yield address, port and inode of each socket that listens."""
+    """Yield address, port and inode of each listening socket."""
     for name in ("tcp", "tcp6"):
         with suppress(OSError):
             for line in (proc / "net" / name).read_text().splitlines()[1:]:
@@ -100,14 +100,14 @@ def _tcp_listeners(proc: Path) -> Iterator[tuple[IPv4Address | IPv6Address, int,
 
 
 def _address_of(text: str) -> IPv4Address | IPv6Address:
-    """Return the address that the system writes as words of 32 bits in its own byte order."""
+    """Parse an address in /proc: 32-bit words in native byte order."""
     words = [bytes.fromhex(text[place : place + 8])[::-1] for place in range(0, len(text), 8)]
     found = ip_address(b"".join(words))
     return found.ipv4_mapped or found if isinstance(found, IPv6Address) else found
 
 
 def _unix_sockets(proc: Path) -> Iterator[tuple[str, bool, int]]:
-    """Yield path, whether it listens, and inode of each Unix socket with a path."""
+    """Yield path, True if it listens, and inode of each Unix socket with a path."""
     with suppress(OSError):
         for line in (proc / "net" / "unix").read_text(errors="surrogateescape").splitlines()[1:]:
             fields = line.split(maxsplit=7)

@@ -1,4 +1,4 @@
-"""Follow a running subscriber or recorder to its end: tables that stay in place on a terminal, elsewhere lines."""
+"""Follow a running subscriber or recorder to its end: with tables updated in place on a terminal, else with lines."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ _RATE_OVER_S: Final = 1.0
 
 
 class Running(Protocol):
-    """What can be followed: a subscriber or a recorder."""
+    """A subscriber or a recorder to follow."""
 
     @property
     def state(self) -> SubscriberLife:
-        """Where it is in its life."""
+        """Its current state."""
 
     @property
     def is_finished(self) -> bool:
-        """Whether every publisher has closed."""
+        """True once every publisher has closed."""
 
     def _check_silence(self, silence_timeout: float | None) -> None:
-        """Raise SilentPublisherError when nothing has come for so many seconds."""
+        """Raise SilentPublisherError after `silence_timeout` seconds of silence."""
 
     def stop(self) -> None:
-        """End it, without loss."""
+        """End it without loss."""
 
 
 class View(Protocol):
-    """How something that runs is shown."""
+    """Display of something that runs."""
 
     def tables(self, rates: Rates) -> RenderableType:
-        """Return tables of the present figures, for a terminal."""
+        """Return tables of the current figures, for a terminal."""
 
     def line(self, rates: Rates) -> str:
-        """Return the present figures in one line."""
+        """Return the current figures in one line."""
 
 
 class Rates:
@@ -70,11 +70,11 @@ class Rates:
 
 @contextmanager
 def live_screen(view: View) -> Iterator[Callable[[], None]]:
-    """Show a view until the block is left. Yield the function to call often, which shows it when it is time."""
+    """Show a view until the block is left. Yield a function to call often, which updates it when due."""
     rates = Rates()
     terminal = next((console for console in (stdout, stderr) if console.is_terminal), None)
     if terminal is None:
-        view.line(rates)  # the rates of the first line count from here
+        view.line(rates)  # start of the rates of the first line
         yield progress.at_most_every(progress.LINE_EVERY_S, lambda: say(view.line(rates)))
         return
     with Live(console=terminal, auto_refresh=False, transient=True) as live:
@@ -95,9 +95,9 @@ def follow(
 ) -> None:
     """Call `show` ten times a second until `running` has ended; then stop it.
 
-    It ends when it fails, which is raised as `Subscriber.run` raises it; when `is_enough`; with `until_end` when every
-    publisher has closed; and by KeyboardInterrupt, or SilentPublisherError after `silence_timeout`, which are raised
-    once everything received has been delivered.
+    It ends on an error, raised as by `Subscriber.run`; when `is_enough` returns True; with `until_end` when every
+    publisher has closed. KeyboardInterrupt, and SilentPublisherError after `silence_timeout`, are raised once
+    everything received has been delivered.
     """
     from blackbox.subscribe.supervisor import SubscriberLife
 

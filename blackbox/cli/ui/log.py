@@ -1,4 +1,4 @@
-"""Lines on stderr: the log and a command's own lines, as text or as JSON, one object a line."""
+"""Lines on stderr: the log and a command's own lines, as text or as JSON, one object per line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAME: Final = "blackbox"
 
 
 class Level(StrEnum):
-    """The least level of log records that are shown."""
+    """Lowest level of log records to show."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -24,14 +24,14 @@ class Level(StrEnum):
 
 
 class Format(StrEnum):
-    """How lines on stderr look."""
+    """Format of lines on stderr."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class _Form(logging.Formatter):
-    """`warning: text`, as the errors of the command line look; or JSON."""
+    """Formats `warning: text`, as the command line's errors; or JSON."""
 
     as_json = False
 
@@ -46,7 +46,7 @@ _FORM: Final = _Form()
 
 
 def begin_log() -> None:
-    """Send the log of this package to stderr."""
+    """Send this package's log to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_FORM)
     log = logging.getLogger(_NAME)
@@ -55,7 +55,7 @@ def begin_log() -> None:
 
 
 def set_log(level: Level | None, form: Format | None) -> None:
-    """Set the least level and the format, for the log and for the command's own lines; None: as it is."""
+    """Set the level and the format for the log and the command's own lines; None: unchanged."""
     if level is not None:
         logging.getLogger(_NAME).setLevel(level.upper())
     if form is not None:

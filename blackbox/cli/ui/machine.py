@@ -1,4 +1,4 @@
-"""Checks of this machine for `blackbox doctor`: each is fine, a warning or a problem, with what to do."""
+"""Checks of this machine for `blackbox doctor`: each is ok, a warning or a problem, with advice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LEAST_MEMORY: Final = 512 << 20
 _FAIR_MEMORY: Final = 1 << 30
 _LEAST_DESCRIPTORS: Final = 1_024
 _DESCRIPTORS_OF_SLICE: Final = 40
-"""Descriptors of a publisher or subscriber with a few connections; docs/operations.md has the exact numbers."""
+"""Descriptors of a publisher or subscriber with a few connections; see docs/operations.md for exact numbers."""
 _LEAST_SHM: Final = 1 << 20
 _STEP_NS: Final = 10_000_000
 _UNSYNCHRONISED: Final = 0x40
@@ -40,7 +40,7 @@ _SLOW_CLOCKS: Final = ("hpet", "acpi_pm", "jiffies", "refined-jiffies")
 
 
 class State(StrEnum):
-    """How a check ended."""
+    """Result of a check."""
 
     OK = "ok"
     WARNING = "warning"
@@ -59,18 +59,18 @@ class Check(msgspec.Struct, frozen=True):
 
 
 def ok(name: str, found: str) -> Check:
-    """Return a check that found nothing wrong."""
+    """Return a check without problems."""
     return Check(name, State.OK, found)
 
 
 def check_versions() -> Check:
-    """Return the versions of this package and of those that it needs."""
+    """Return the versions of this package and its dependencies."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("pyzmq", "numba", "numpy"))
     return ok("versions", f"blackbox {__version__}, Python {platform.python_version()}, {packages}")
 
 
 def check_kernel_cache() -> Check:
-    """Check that compiled kernels can be kept."""
+    """Check that compiled kernels can be cached."""
     from blackbox.native.kernel_cache import cache_root
 
     cache = cache_root()
@@ -116,7 +116,7 @@ def check_memory(memory: int | None = None) -> Check:
 
 
 def check_shm(place: Path = Path("/dev/shm")) -> Check:
-    """Check the file system in which Python's processes share locks; `shm://` endpoints need none of it."""
+    """Check the file system for locks shared by Python processes; `shm://` endpoints do not use it."""
     advice = "`processes=True` shares locks there: mount a tmpfs, as by `docker run --shm-size=64m`"
     if not os.access(place, os.W_OK):
         return Check(str(place), State.WARNING, "missing, or cannot be written", advice)
@@ -163,13 +163,13 @@ def check_libzmq(feed: Feed) -> Check:
 
 
 class ClockWatch:
-    """Notice a step of the wall clock between making this and `check`."""
+    """Detects a step of the wall clock between creation and `check`."""
 
     def __init__(self) -> None:
         self._before = time.time_ns() - time.monotonic_ns()
 
     def check(self) -> Check:
-        """Check that the clock is synchronised, has not stepped, and is read quickly."""
+        """Check that the clock is synchronised, has not stepped, and is fast to read."""
         step = time.time_ns() - time.monotonic_ns() - self._before
         if abs(step) > _STEP_NS:
             found = f"stepped by {duration(abs(step))} during these checks"
@@ -179,7 +179,7 @@ class ClockWatch:
             return Check("clock", State.WARNING, f"source {source}", "each reading takes a microsecond: use tsc")
         status, error_ns = _kernel_clock()
         if status is None:
-            return ok("clock", f"no step during these checks, source {source}; synchronisation is not known")
+            return ok("clock", f"no step during these checks, source {source}; synchronisation unknown")
         if status & _UNSYNCHRONISED:
             found = f"not synchronised, source {source}"
             return Check("clock", State.WARNING, found, "lags between hosts are wrong: run chronyd or ntpd on the host")
@@ -187,7 +187,7 @@ class ClockWatch:
 
 
 def _kernel_clock() -> tuple[int | None, int]:
-    """Return the status of the kernel's clock, None if it cannot be asked, and its greatest error in ns."""
+    """Return the status of the kernel's clock, None if unavailable, and its greatest error in ns."""
     timex = ctypes.create_string_buffer(_TIMEX_BYTES)
     adjtimex = getattr(ctypes.CDLL(None), "adjtimex", None)
     if adjtimex is None or ctypes.sizeof(ctypes.c_long) != 8 or adjtimex(timex) < 0:
@@ -197,7 +197,7 @@ def _kernel_clock() -> tuple[int | None, int]:
 
 
 def check_spark() -> Check:
-    """Check that Spark and a Java for it are found; without pyspark nothing else is missing."""
+    """Check that Spark and a suitable Java are found. Spark is optional."""
     try:
         spark = version("pyspark")
     except PackageNotFoundError:

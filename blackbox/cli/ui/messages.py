@@ -1,4 +1,4 @@
-"""Messages decoded by their schema, as one line of text."""
+"""Format messages decoded by their schema."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RAW_BYTES = 48
 
 
 def describe(message: Message, schema: Schema) -> str:
-    """Return a message as one line: time at the venue, topic, then its fields, or its bytes if the schema has none."""
+    """Return a message as one line: venue time, topic, then its fields, or its bytes if the schema has none."""
     payload, fields = message.payload, fields_of(message.payload, schema)
     if payload is None:
         what = "deleted"

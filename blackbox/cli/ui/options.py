@@ -1,4 +1,4 @@
-"""Options that several commands share: topic prefixes, JSON, and the log. One name has one meaning everywhere."""
+"""Options shared by several commands: topic prefixes, JSON, and the log. A name means the same everywhere."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print JSON for sc
 
 
 def choice_of(name: str, metavar: str, what: str, *, default: str, minimum: int | None = None) -> Any:
-    """Return an option that can be repeated; without it `default` is chosen."""
+    """Return an option that can be repeated; `default` describes its absence."""
     text = f"{what} Can be repeated. Default: {default}."
     return typer.Option(name, metavar=metavar, help=text, show_default=False, min=minimum)
 
@@ -53,7 +53,7 @@ SliceOption = Annotated[
     list[int] | None,
     choice_of("--slice", "N", "Only this slice of the recording.", default="all slices", minimum=0),
 ]
-# The log's options after a command's name come from the command line only; the environment is read before.
+# After a command's name, log options come from the command line only; the environment was read before.
 _OWN: Final = (
     Parameter(
         "log_level",
@@ -89,12 +89,12 @@ def with_log_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def prefixes_of(texts: Iterable[str] | None) -> tuple[bytes, ...]:
-    """Return the topic prefixes of `--prefix`, each once, in order; without one the prefix of all topics."""
+    """Return the topic prefixes of `--prefix`, each once, in order; by default the prefix of all topics."""
     return tuple(dict.fromkeys(map(os.fsencode, texts or ("",))))
 
 
 def symbols_of(texts: Iterable[str] | None) -> list[bytes] | None:
-    """Return the symbols of `--symbol`, each once, in order; without one None, for all symbols."""
+    """Return the symbols of `--symbol`, each once, in order; by default None, for all symbols."""
     return list(dict.fromkeys(map(os.fsencode, texts))) if texts else None
 
 

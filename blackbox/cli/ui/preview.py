@@ -1,4 +1,4 @@
-"""The first messages of a subscription, as lines of text."""
+"""The first messages of a subscription as lines of text."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _LINE_BYTES = 2_000
 
 
 class Preview:
-    """Prints the first `limit` messages that callbacks get, in this process or in processes forked from it.
+    """Prints the first `limit` messages of callbacks, in this process or in processes forked from it.
 
-    The lines travel through a pipe, and one thread of this process prints them all.
+    Lines go through a pipe to one thread of this process, which prints them.
     """
 
     def __init__(self, limit: int, print_line: Callable[[str], object]) -> None:
@@ -36,12 +36,12 @@ class Preview:
         self._thread = threading.Thread(target=self._read, name="blackbox-preview", daemon=True)
 
     def start(self) -> None:
-        """Begin to print. Call it after the processes were forked."""
+        """Start printing, after processes were forked."""
         start_thread(self._thread)
 
     def offer(self, batch: Batch) -> None:
         """Print the batch's messages, up to the limit."""
-        # Two slices may both take the last place; the reader keeps to the limit.
+        # Two slices may both take the last slot; the reader enforces the limit.
         for message in batch if self._left[0] > 0 else ():
             if self._left[0] <= 0:
                 return
@@ -50,7 +50,7 @@ class Preview:
             os.write(self._writer, line[:_LINE_BYTES] + b"\n")
 
     def close(self) -> None:
-        """Print what is left, and end. Call it when no callback runs any more."""
+        """Print the rest, and end. No callback may be running."""
         os.close(self._writer)
         join(self._thread)
 

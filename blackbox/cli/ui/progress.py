@@ -24,16 +24,16 @@ from blackbox.native.limits import start_thread
 from blackbox.report.numbers import counted
 
 LINE_EVERY_S: Final = 2.0
-"""Seconds between two lines where there is no terminal."""
+"""Seconds between two lines without a terminal."""
 TEXT: Final = TextColumn("{task.fields[text]}", markup=False)
-"""The column of a bar that shows the field `text`."""
+"""Column of a bar that shows the field `text`."""
 _TICK_S: Final = 0.1
 
 P = ParamSpec("P")
 
 
 def at_most_every(seconds: float, show: Callable[P, object], *, at_once: bool = False) -> Callable[P, None]:
-    """Return `show` limited to one call in so many seconds. Unless `at_once`, the first one waits as well."""
+    """Return `show` limited to one call per `seconds`. Unless `at_once`, the first call waits as well."""
     last = float("-inf") if at_once else time.monotonic()
 
     def show_if_due(*args: P.args, **fields: P.kwargs) -> None:
@@ -47,7 +47,7 @@ def at_most_every(seconds: float, show: Callable[P, object], *, at_once: bool = 
 
 @contextmanager
 def ticking(show: Callable[[], object], every_s: float = _TICK_S) -> Iterator[None]:
-    """Call `show` every `every_s` seconds in a thread of its own, while the caller is busy."""
+    """Call `show` every `every_s` seconds in a separate thread while the caller is busy."""
     ended = threading.Event()
 
     def run() -> None:
@@ -65,7 +65,7 @@ def ticking(show: Callable[[], object], every_s: float = _TICK_S) -> Iterator[No
 
 @contextmanager
 def bar(what: str, total: int | None, *columns: ProgressColumn) -> Iterator[Callable[..., None]]:
-    """Show a bar on stderr. Yield the function that moves it, which takes `completed`, `text` and rich's own fields."""
+    """Show a bar on stderr. Yield a function to move it, which takes `completed`, `text` and rich's own fields."""
     with Progress(
         TextColumn("{task.description}", markup=False), BarColumn(), *columns, console=stderr, transient=True
     ) as progress:
@@ -74,14 +74,14 @@ def bar(what: str, total: int | None, *columns: ProgressColumn) -> Iterator[Call
 
 @contextmanager
 def reading(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar of bytes, or one line without a terminal. Yield the function to call with the bytes read so far."""
+    """Show a bar of bytes, or one line without a terminal. Yield a function to call with the bytes read so far."""
     with _bar_or_line(what, total, DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()) as move:
         yield lambda octets: move(completed=octets)
 
 
 @contextmanager
 def counting(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show a bar of messages, as `reading` does of bytes; without a total it shows only that work goes on."""
+    """Show a bar of messages, as `reading` does for bytes; without a total it only shows activity."""
     with _bar_or_line(what, total, TEXT, TimeRemainingColumn()) as move:
         yield lambda messages: move(completed=messages, text=counted(messages, "message"))
 

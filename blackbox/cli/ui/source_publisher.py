@@ -1,4 +1,4 @@
-"""The publisher of `publish` and `replay`: it remembers its topics, and reports which slices lack subscribers."""
+"""The publisher of `publish` and `replay`: it records its topics, and reports slices that lack subscribers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _TICK_S: Final = 0.25
 
 
 class SourcePublisher(Publisher):
-    """A publisher for the sources of a command, one after another."""
+    """A publisher for a command's sources, one after another."""
 
     missing: int = 0
     """Messages that the sources lack after their first one."""
     _has_begun: bool = False
     """True once a message was published."""
     _topics: Sequence[str | bytes] = ()
-    """Topics of the source that is being published."""
+    """Topics of the current source."""
     _earlier: frozenset[bytes] = frozenset()
-    """Topics of the sources before it."""
+    """Topics of earlier sources."""
 
     @property
     def seen(self) -> frozenset[bytes]:
@@ -34,7 +34,7 @@ class SourcePublisher(Publisher):
         return self._earlier | frozenset(all_as_bytes("topics", self._topics))
 
     def end_source(self) -> None:
-        """Keep the topics of the source that was published, before the next one."""
+        """Record the topics of the published source, before the next one."""
         self._earlier, self._topics = self.seen, ()
 
     def publish_many(self, topics: Sequence[str | bytes], *columns: Any, **more_columns: Any) -> int:
@@ -49,7 +49,7 @@ class SourcePublisher(Publisher):
         super().skip(count, ts_event)
 
     def wait_for_each_slice(self, count: int, timeout: float, report: Callable[[str], object]) -> None:
-        """Wait until every slice has `count` subscribers. `report` the slices that lack some, whenever they change.
+        """Wait until every slice has `count` subscribers. Call `report` when the slices with too few change.
 
         Raises NoSubscriberError after `timeout` seconds, naming those slices.
         """

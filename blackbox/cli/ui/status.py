@@ -1,4 +1,4 @@
-"""Exit statuses, and how errors and signals become one."""
+"""Exit statuses, and their mapping from errors and signals."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from blackbox.subscribe.stop_signals import stop_signals
 
 
 class Status(IntEnum):
-    """The exit statuses of all commands. `docs/operations.md` says what to do about each."""
+    """The exit statuses of all commands. `docs/operations.md` lists remedies."""
 
     OK = 0
     ERROR = 1
-    """Something failed; one line on stderr says what."""
+    """An error; one line on stderr describes it."""
     USAGE = 2
     """The command line was wrong; nothing was opened."""
     SLOW = 3
@@ -45,7 +45,7 @@ STATUS_HELP = (
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM, or SIGHUP, ends a command as Ctrl-C does."""
+    """SIGTERM or SIGHUP; ends a command like Ctrl-C."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -55,13 +55,13 @@ class _Terminated(KeyboardInterrupt):
 def exit_statuses() -> Iterator[None]:
     """Turn an error or a signal into an exit status, and an error into one line on stderr.
 
-    What the system refuses, such as output to a full disk, is an error; whoever closes a pipe has seen enough. SIGTERM
-    and SIGHUP act as Ctrl-C.
+    System errors, such as a full disk for output, count as errors; a closed output pipe does not. SIGTERM and SIGHUP
+    act as Ctrl-C.
     """
     before = {number: signal.signal(number, _terminate) for number in stop_signals() if number != signal.SIGINT}
     try:
-        check_limits("blackbox", LOAD_NEEDS)  # before a command's imports, which would say that a module is not there
-        import numba  # noqa: F401 - here Ctrl-C ends the process; raised in the midst of it, it becomes an ImportError
+        check_limits("blackbox", LOAD_NEEDS)  # before a command's imports, which would report a missing module
+        import numba  # noqa: F401 - Ctrl-C ends the process here; within a later import it becomes an ImportError
 
         with raised():
             yield
@@ -82,7 +82,7 @@ def exit_statuses() -> Iterator[None]:
         _drop_output(sys.stdout)
         _fail(BlackBoxError(f"{error.filename or 'output'}: {error.strerror or error}"), Status.ERROR)
     except _Terminated as came:
-        with suppress(OSError):  # the terminal may be gone
+        with suppress(OSError):  # the terminal may be closed
             say("hung up" if came.number == signal.SIGHUP else "terminated")
         if came.number == signal.SIGHUP:
             _drop_output(sys.stdout, sys.stderr)
@@ -100,14 +100,14 @@ def _out_of_memory(error: Exception) -> LimitError:
 
 
 def _drop_output(*streams: TextIO) -> None:
-    """Drop what is in the buffers of streams, or Python would try to write it again at the exit."""
+    """Drop buffered output, or Python would try to write it again at exit."""
     for stream in streams:
         with suppress(OSError):  # it has no descriptor
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def lose(text: str) -> NoReturn:
-    """Print what was lost, and exit with `Status.LOST`."""
+    """Print a description of lost messages, and exit with `Status.LOST`."""
     say(text, Level.ERROR, before="lost: ")
     raise typer.Exit(Status.LOST)
 
@@ -121,7 +121,7 @@ def warn(text: str) -> None:
 def _fail(error: BlackBoxError, status: Status) -> NoReturn:
     lines = str(error).strip().splitlines() or [
         type(error).__name__
-    ]  # the error of another process is a whole traceback
+    ]  # an error of another process is a whole traceback
     say(lines[-1], Level.ERROR, before="error: ")
     raise typer.Exit(status) from error
 

@@ -1,4 +1,4 @@
-"""What the commands print with: two consoles and two kinds of table."""
+"""Two consoles and two kinds of table for printing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Shown = str | Text
 
 
 def _console(stderr: bool) -> Console:
-    console = Console(stderr=stderr, markup=False, emoji=False)  # topics and names of others are shown as they are
+    console = Console(stderr=stderr, markup=False, emoji=False)  # topics and names from others are shown literally
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _FILE_COLUMNS
     return console
@@ -34,14 +34,14 @@ stderr = _console(stderr=True)
 
 LAG: Final = "lag: time from the publisher's sending to the callback"
 AGE: Final = "age: the same, from when it was handed to the publisher"
-"""The explanation that every table with a lag gives."""
+"""Explanation below every table with a lag."""
 
 
 _STYLES: Final = {Level.ERROR: "bold red", Level.WARNING: "yellow"}
 
 
 def say(text: str, level: Level = Level.INFO, *, before: str = "") -> None:
-    """Print a line on stderr, however long: `before` and the text; with `--log-format json` an object."""
+    """Print `before` and the text as a line on stderr, of any length; with `--log-format json` an object."""
     if is_json():
         line = json_line(level, text, "blackbox.cli", time.time())
         stderr.out(line, highlight=False)
@@ -50,7 +50,7 @@ def say(text: str, level: Level = Level.INFO, *, before: str = "") -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print a result as one line of JSON; paths and the like as text."""
+    """Print a result as one line of JSON; paths and similar types as text."""
     typer.echo(msgspec.json.encode(value, enc_hook=str).decode())
 
 
@@ -66,7 +66,7 @@ def values_table(values: Iterable[tuple[str, Shown] | tuple[str, Shown, str]]) -
 
 
 def columns_table(names: Iterable[str], left: int = 1) -> Table:
-    """Return an empty table with these columns: the first `left` of them aligned left, the others right."""
+    """Return an empty table with these columns: the first `left` aligned left, the others right."""
     table = Table(header_style="cyan")
     for place, name in enumerate(names):
         table.add_column(name, justify="left" if place < left else "right", no_wrap=True)
@@ -74,7 +74,7 @@ def columns_table(names: Iterable[str], left: int = 1) -> Table:
 
 
 def bad_if(wrong: bool, value: str) -> Shown:
-    """Return the value, in red if something is wrong with it."""
+    """Return the value, in red if `wrong`."""
     return Text(value, style="bold red") if wrong else value
 
 

@@ -1,4 +1,4 @@
-"""Compile what commands and callbacks run: small feeds, recordings and files of this process's own, part by part."""
+"""Compile all kernels of commands and callbacks by running small feeds, recordings and files, part by part."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from blackbox.replay.replay import Replay
 from blackbox.subscriber import Subscriber
 
 _PATIENCE_S: Final = 600.0
-"""For what compiles meanwhile in another thread, on a busy machine."""
+"""Allows for compilation in another thread on a busy machine."""
 _MESSAGES: Final = 5_000
 _START_NS: Final = 1_767_571_200_000_000_000
 _DATE: Final = "2026-01-05"
 
 
-class Compiled(Listener):  # type: ignore[misc]  # numba has no types
-    """Count kernels that are compiled and cached, and call `show` with the name of each as it begins."""
+class Compiled(Listener):  # type: ignore[misc]  # type: ignore[misc]  # numba has no types
+    """Counts compiled and cached kernels, and calls `show` with the name of each as it begins."""
 
     def __init__(self, show: Callable[[str], object]) -> None:
         self.count = 0
         self._show, self._lock = show, Lock()
 
     def on_start(self, event: Event) -> None:
-        """Count a kernel, unless it is part of others alone."""
+        """Count a kernel, unless it only exists within others."""
         kernel = event.data["dispatcher"]
         if kernel.stats.cache_path is None:
             return
@@ -56,17 +56,17 @@ class Compiled(Listener):  # type: ignore[misc]  # numba has no types
         self._show(f"{kernel.py_func.__module__}.{kernel.py_func.__name__}")
 
     def on_end(self, event: Event) -> None:
-        """Do nothing: it was counted when it began."""
+        """Do nothing: it was counted at its start."""
 
 
 def count_loaded() -> int:
-    """Return how many kernels this process has loaded from the cache."""
+    """Return the number of kernels loaded from the cache."""
     kernels = [each for each in gc.get_objects() if isinstance(each, Dispatcher)]
     return sum(sum(kernel.stats.cache_hits.values()) for kernel in kernels)
 
 
 def _deliver(feed: Feed) -> None:
-    """From a publisher to callbacks of each kind, with each kind of publishing."""
+    """Publish in each way to callbacks of each kind."""
     subscriber = Subscriber(feed, queue_blocks=64)
     state = numpy.zeros(1)
     subscriber.on(b"")(_ignore)
@@ -102,7 +102,7 @@ def shared_memory(_place: Path) -> None:
 
 
 def imported(place: Path) -> None:
-    """Import a made-up session, write it as the venue's own file, and import that."""
+    """Import a generated session, write it in the venue's own format, and import that."""
     feed = msgspec.structs.replace(Feed.local("warmup", slices=2), schema="itch50")
     for part in ("first", "second"):
         source = f"synthetic:{_MESSAGES}" if part == "first" else f"itch50:{place / 'day.itch'}"
@@ -159,14 +159,14 @@ def replayed(place: Path) -> None:
 
 
 def books(place: Path) -> None:
-    """Order books of a recorded day."""
+    """Keep order books of a recorded day."""
     warm_up_book()
     for path in (place / "first").glob("*/*/manifest.json"):
         Recording.open(path.parent).book_at("23:59")
 
 
 def relayed(_place: Path) -> None:
-    """Relays of both kinds."""
+    """Run relays of both kinds."""
     above, below = Feed.local("relayed", slices=1), Feed.local("relayed", slices=1)
     with Publisher(above), Relay(above, below):
         subscriber = Subscriber(below)
@@ -199,4 +199,4 @@ PARTS: Final[dict[str, Callable[[Path], None]]] = {
     "relays": relayed,
     "hub": hub,
 }
-"""The parts, in the order in which they run: later ones read what earlier ones have written."""
+"""The parts in the order in which they run: later ones read the output of earlier ones."""
