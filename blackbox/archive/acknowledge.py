@@ -1,4 +1,4 @@
-"""Tell a publisher how far its messages are recorded and synced. It is never told before it is so."""
+"""Acknowledge messages to their publisher once they are recorded, and once they are synced."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from blackbox.block.format import NONCE_BYTES
 
 
 class Acknowledger:
-    """What one slice's publisher is told. Used by the maintenance thread, around each sync."""
+    """Sends acknowledgements to one slice's publisher. Used by the maintenance thread, around each sync."""
 
     def __init__(
         self, writer: JournalWriter, fsync: Literal["never", "interval", "block"], say: Callable[[int, bytes], None]
     ) -> None:
-        """`say` gets the slice and what its publisher is told."""
+        """`say` is called with the slice and the encoded acknowledgement."""
         self._writer, self._fsync, self._say = writer, fsync, say
         name = f"{os.getpid()}@{socket.gethostname()}"
         self._now = Acknowledgement(secrets.token_bytes(NONCE_BYTES), 0, 0, 0, NEVER_SYNCED, 0, name)
         self._told = self._now
 
     def tell_recorded(self) -> None:
-        """Tell how far the journal is with the system."""
+        """Acknowledge the messages that have been written to the file."""
         position = self._writer.position()
         synced = self._now.synced if position.epoch == self._now.epoch else position.begin
         if self._fsync == "block":
@@ -36,7 +36,7 @@ class Acknowledger:
         self._tell(self._now._replace(**position._asdict(), synced=synced))
 
     def tell_synced(self) -> None:
-        """Tell that a sync which began after `tell_recorded` is done: what that told is on the disk."""
+        """Acknowledge the same messages as synced. Call it after a sync that began after `tell_recorded`."""
         self._tell(self._now._replace(synced=self._now.recorded))
 
     def _tell(self, now: Acknowledgement) -> None:

@@ -1,10 +1,10 @@
 """Append received blocks to a segment, in compiled code, in the slice thread.
 
-Small records are gathered in a buffer and written when it is full or the line falls idle, a thousand times a second at
-most; a large body is written from where it was received. What could not be written is counted, and the file cut back to
-the last whole record.
+Small records are gathered in a buffer, which is written when it is full or the line falls idle, at most a thousand
+times a second. Large bodies are written straight from the receive buffer. After a failed write, the lost messages are
+counted and the file is cut back to the last whole record.
 
-Between the records stand marks: see `blackbox.archive.append_marks`.
+`blackbox.archive.append_marks` writes the marks between the records.
 """
 
 from __future__ import annotations
@@ -55,21 +55,21 @@ from blackbox.native.xxh3 import checksum_32
 MORE_ROOM: Final = 1
 NEW_DAY: Final = 2
 _DIRECT_BYTES: Final = 32 << 10
-"""Bodies from this size on are written from where they are."""
+"""Bodies of at least this size are not copied to the buffer."""
 _SEALED_FLUSH: Final = 32
 _FLUSH_NS: Final = 1_000_000
 _PATIENCE_US: Final = 10_000_000
 _NAP_US: Final = 200
 _NO_TIME: Final = errno.ETIMEDOUT
 _HEARD_NS: Final = 1_000_000_000
-"""Heartbeats that say nothing new are marked no more often than this."""
+"""Minimum time between marks for heartbeats that report nothing new."""
 _SILENT_NS: Final = 10_000_000_000
-"""The same, when nothing was recorded in between."""
+"""The same, if nothing was recorded in between."""
 
 
 @inner
 def _switch(at: int, ts: int) -> bool:
-    """Go over to the segment that is ready. False: what was in the buffer could not be written."""
+    """Switch to the prepared segment. Return False if the buffer could not be written."""
     state = journal_at(at)
     if not finish(at, False, ts):
         return False
@@ -101,7 +101,7 @@ def _ask(at: int, what: int) -> None:
 
 @inner
 def _make_ready(at: int, ts_recv: int) -> bool:
-    """Make sure that the segment has room and is of the right day. A full one is used until the next one is made."""
+    """Make sure that the segment has room and is of the right day. A full one is used until the next one is ready."""
     state = journal_at(at)
     waited = numpy.int64(0)
     while True:
@@ -133,7 +133,7 @@ def _note(at: int, size: int, start: int) -> None:
 
 @inner
 def _make_safe(at: int) -> None:
-    """Write, and sync, the record that was appended, as each is to be."""
+    """Write and sync the appended record, as far as the settings require."""
     state = journal_at(at)
     if state.is_outbox == 0 and state.sync_each == 0:
         return
@@ -179,7 +179,7 @@ def _append(at: int) -> None:
     state.buffered += in_buffer
     if direct:
         reserve(at, state.buffered + stored)
-        # What is refused is found out in writing the rest: before the body, or within it.
+        # This write fails if the disk is full, either before the body or within it.
         written = write_behind_buffer(at, body, stored)
         of_buffer = min(written, state.buffered)
         of_body = written - of_buffer
@@ -208,7 +208,7 @@ def _append(at: int) -> None:
     layout = layout_of(header)
     stop = sequence_of(header, layout, state.body, header.count - 1) + 1
     note_sequences(at, sequence_of(header, layout, state.body, state.first_row), stop)
-    if direct and state.buffered == 0 and state.sync_each == 0:  # without its padding a record is not whole
+    if direct and state.buffered == 0 and state.sync_each == 0:  # a record without its padding is incomplete
         commit(at)
     _note(at, size, start)
     _make_safe(at)
@@ -218,8 +218,8 @@ def _append(at: int) -> None:
 def _note_position(at: int, sequence: int) -> None:
     """Write the buffer, then update the position to acknowledge, up to the publisher's next sequence.
 
-    The first position of an epoch starts at its first message, or at the sequence from which the publisher has
-    confirmed to send here.
+    The first position of an epoch starts at its first message, or at the sequence from which the publisher confirmed
+    the subscription.
     """
     state = journal_at(at)
     is_new = state.position_epoch != state.recorded_epoch
@@ -247,7 +247,7 @@ def _hear(at: int) -> None:
     header = read_header(state.head)
     epoch, sequence = header.epoch, header.sequence
     is_end = header.flags & FLAG_END != 0
-    # While blocks wait for the other line, this sequence is ahead of the journal. The next heartbeat repeats it.
+    # While blocks wait for the other line, this sequence is higher than the journal's. The next heartbeat repeats it.
     if state.error != 0 or (state.held != 0 and not is_end):
         return
     if not _make_ready(at, state.ts_recv):
@@ -272,7 +272,7 @@ def _hear(at: int) -> None:
 
 @inner
 def _rest(at: int) -> None:
-    """Write the buffer, unless that was done just now: a busy line falls idle after every few blocks."""
+    """Write the buffer, unless it was just written: a busy line falls idle after every few blocks."""
     state = journal_at(at)
     now = now_ns()
     state.again = numpy.int64(state.buffered > 0 and 0 <= now - state.flushed < _FLUSH_NS)
@@ -286,7 +286,7 @@ def _rest(at: int) -> None:
 
 @njit(nogil=True, cache=True)
 def append(at: int) -> None:
-    """Take what the slice thread has: a block, a note, a control block, or the notice that nothing more has come."""
+    """Handle one event of the slice thread: a block, a note, a control block or idle."""
     state = journal_at(at)
     if state.kind == BLOCK:
         _append(at)

@@ -1,4 +1,4 @@
-"""Append marks to a segment, in compiled code: what `blackbox.archive.marks` reads."""
+"""Append marks to a segment, in compiled code. `blackbox.archive.marks` reads them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _MARK_BODY_BYTES: Final = BUFFER_BYTES // 2
 
 @inner
 def _write_names(at: int, first: int, count: int, target: int) -> int:
-    """Copy the ends of some keys of the current control block to `target`, which must be zeroed.
+    """Copy the ends of some keys of the current control block to `target`, which must be zero-filled.
 
     Returns their size in bytes. With `target` 0, only computes the size.
     """
@@ -77,7 +77,7 @@ def _write_names(at: int, first: int, count: int, target: int) -> int:
 
 @njit(nogil=True, cache=True)
 def _put(at: int, kind: int, flags: int, ts: int, ts_out: int, is_heard: bool, first: int, names: int) -> None:
-    """Append a mark. `is_heard`: it marks the current control block and names its keys `[first, first + names)`."""
+    """Append a mark. With `is_heard` it describes the current control block and its keys `[first, first + names)`."""
     state = journal_at(at)
     ts_event = sequence = body_bytes = numpy.int64(0)
     if is_heard:
@@ -113,7 +113,7 @@ def _finish(
     sequence: int,
     body_bytes: int,
 ) -> None:
-    """Write the head of the mark at the end of the buffer; `start`: its position in the segment."""
+    """Write the head of the mark at the end of the buffer. `start` is its offset in the segment."""
     state = journal_at(at)
     place, size = state.buffer + state.buffered, mark_bytes(body_bytes)
     totals = Totals(state.day_records, state.day_messages, state.day_marks, state.chain)
@@ -130,7 +130,7 @@ def _finish(
 
 @njit(nogil=True, cache=True)
 def put_note(at: int) -> None:
-    """Append the note at hand."""
+    """Append the current note."""
     state = journal_at(at)
     size = mark_bytes(state.body_bytes)
     if state.buffered + size > BUFFER_BYTES and not flush(at):
@@ -146,7 +146,7 @@ def put_note(at: int) -> None:
 
 @inner
 def put_mark(at: int, kind: int, ts: int, ts_out: int) -> None:
-    """Append a mark that is not about a control block."""
+    """Append a mark without a control block."""
     flags = AFTER_KILL if kind == RECORDER_BEGIN and journal_at(at).after_kill != 0 else 0
     _put(at, numpy.int64(kind), numpy.int64(flags), ts, ts_out, False, numpy.int64(0), numpy.int64(0))
 
@@ -175,7 +175,7 @@ def mark_control(at: int, kind: int, with_names: bool) -> None:
 
 @inner
 def begin_segment(at: int, ts: int) -> None:
-    """Mark the beginning of a segment that holds nothing yet, and that of the recorder."""
+    """Mark the beginning of an empty segment and, if needed, of the recorder."""
     state = journal_at(at)
     if end_of_segment(at) == FILE_HEAD_BYTES:
         put_mark(at, SEGMENT_BEGIN, ts, numpy.int64(0))
@@ -186,7 +186,7 @@ def begin_segment(at: int, ts: int) -> None:
 
 @njit(nogil=True, cache=True)
 def finish(at: int, is_last: bool, ts: int) -> bool:
-    """Mark the end of the segment, unless it holds nothing, and write what is in memory, entries and all.
+    """Mark the end of a segment that is not empty, and write the buffer and the index entries.
 
     `is_last`: the recorder stops.
     """
@@ -197,7 +197,7 @@ def finish(at: int, is_last: bool, ts: int) -> bool:
             put_mark(at, RECORDER_END, ts, numpy.int64(0))
         put_mark(at, SEGMENT_END, ts, numpy.int64(0))
     done = flush(at)
-    if is_ended and state.error == 0:  # a refused write has cut the mark off
+    if is_ended and state.error == 0:  # a failed write has removed the mark
         copy_bytes(at + AT_ENDED, at + AT_RECORDS, COUNTER_BYTES)
     seal(at)
     flush_entries(at)
@@ -206,13 +206,13 @@ def finish(at: int, is_last: bool, ts: int) -> bool:
 
 @inner
 def begin_epoch(at: int, epoch: int, ts_recv: int, ts_out: int) -> None:
-    """Mark an epoch that begins. It may be below those before, when a publisher's clock was set back."""
+    """Mark a new epoch. It is below the last one if the publisher's clock was set back."""
     state = journal_at(at)
     if epoch != state.epoch:
         state.epoch = epoch
         state.names_due = state.is_outbox
         put_mark(at, EPOCH_BEGIN, ts_recv, ts_out)
-    if epoch != state.recorded_epoch:  # equal: a new day has begun
+    if epoch != state.recorded_epoch:  # equal after a change of the day
         state.recorded_epoch = epoch
         state.begin = UNHEARD
         state.recorded = state.following = 0

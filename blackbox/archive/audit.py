@@ -1,4 +1,4 @@
-"""Compare what a slice's journal holds with what its marks, its index and `closed.json` say that it holds."""
+"""Compare a slice's journal with its marks, its index and `closed.json`."""
 
 from __future__ import annotations
 
@@ -28,28 +28,31 @@ _CLAIMS: Final = [name for name in ENTRY.names or () if name not in _NO_CLAIMS]
 def audit_marks(
     day: Path, created_ns: int, slice_id: int, index: IndexAudit, closed: Totals | None, report: Report
 ) -> None:
-    """Report where records or segments of a slice are missing, or are not those that were recorded there.
+    """Report segments and records of a slice that are missing or differ from those recorded.
 
-    `created_ns` is the manifest's; `closed` what `closed.json` says of the slice, if anything. Bytes that are no record
-    are reported by the reader: the next mark after them says nothing more.
+    `created_ns` is from the manifest; `closed` is the slice's entry in `closed.json`. Bytes that are no record are
+    reported by the reader, so the next mark after them is not compared.
     """
     totals = Totals(chain=chain_start(created_ns, slice_id))
     ends = {totals}
     is_torn = False
     for segment in index.segments:
         totals, is_torn = _audit_segment(segment, totals, is_torn, ends, index, report)
-    # Where only the mark of the end is damaged, the reader has reported that.
+    # If only the end mark is damaged, the reader has reported it.
     is_all_there = is_torn and closed is not None and totals[:2] == closed[:2]
     if closed is not None and closed not in ends and not is_all_there:
         what = f"slice {slice_id} held {closed.records} records of {closed.messages} messages when it was closed"
         missing = max(0, closed.messages - totals.messages)
-        report(Damage(day / CLOSED, 0, 0, f"{what}, and no segment ends with just these", missing))
+        report(Damage(day / CLOSED, 0, 0, f"{what}, and no segment ends with these totals", missing))
 
 
 def _audit_segment(
     segment: Segment, totals: Totals, is_torn: bool, ends: set[Totals], index: IndexAudit, report: Report
 ) -> tuple[Totals, bool]:
-    """Return the totals at its end, and whether bytes behind the last mark were no record: `is_torn` before it."""
+    """Return the totals at the segment's end, and True if bytes after its last mark were no record.
+
+    `is_torn` is the same at its beginning.
+    """
     _audit_notes(segment, index, report)
     at, is_first = FILE_HEAD_BYTES, True
     while at < segment.whole_bytes:
@@ -94,25 +97,25 @@ def _difference(segment: Segment, mark: Mark, found: Totals) -> Damage:
     said = mark.totals
     records, messages = said.records - found.records, said.messages - found.messages
     if records > 0:
-        what = f"records are missing before this place: {found.records} were found, {said.records} had been recorded"
+        what = f"records are missing before this offset: {found.records} found, {said.records} recorded"
     elif records < 0:
-        what = f"too many records stand before this place: {found.records}, of {said.records} that had been recorded"
+        what = f"too many records before this offset: {found.records} found, {said.records} recorded"
     else:
-        what = "other records stand before this place than were recorded there"
+        what = "the records before this offset differ from those recorded"
     return Damage(segment.path, mark.offset, 0, what, max(0, messages))
 
 
 class IndexAudit:
-    """Compare the index entries of a slice's segments with what stands in these, whatever the entries say."""
+    """Compares the index entries of a slice's segments with the segments' contents."""
 
     def __init__(self, key_rule: int, segments: list[Segment]) -> None:
-        """Nothing is known yet of what the segments hold."""
+        """Start with empty entries for each segment."""
         self.segments = segments
         self._key_rule = key_rule
         self._found = {segment: numpy.zeros(len(segment.entries), ENTRY) for segment in segments}
 
     def add(self, run: RecordRun) -> None:
-        """Take in a checked run of the slice."""
+        """Add a checked run of records."""
         for number, segment in enumerate(run.segments):
             assert isinstance(segment, Segment)
             mine = run.segment_of == number
@@ -123,12 +126,12 @@ class IndexAudit:
             add_to_entries(records[known], bodies[known], entries[known], found, self._key_rule)
 
     def add_marks(self, segment: Segment, offsets: NDArray[numpy.int64], what: str) -> None:
-        """Take in "marks" or "notes"."""
+        """Count marks or notes; `what` is "marks" or "notes"."""
         entries = self._entries_of(segment, offsets)
         numpy.add.at(self._found[segment][what], entries[entries >= 0], 1)
 
     def report(self, known: list[Damage], report: Report) -> None:
-        """Report the entries that say something else than what is there; but not where damage is `known`."""
+        """Report each entry that differs from the records, except where damage is `known`."""
         for segment, found in self._found.items():
             entries = segment.entries
             wrong = numpy.zeros(len(entries), numpy.bool_)
@@ -140,27 +143,27 @@ class IndexAudit:
                 wrong &= (entries["stop"] <= damage.offset) | (entries["start"] >= damage.offset + max(1, damage.size))
             for place in numpy.flatnonzero(wrong).tolist():
                 start, stop = int(entries["start"][place]), int(entries["stop"][place])
-                what = "the index says other keys, times, epochs or numbers than these records have"
+                what = "the index entry does not match its records"
                 report(Damage(segment.path, start, stop - start, what))
 
     @staticmethod
     def _entries_of(segment: Segment, offsets: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
-        """Return the entry in which each of these offsets lies; -1: before all of them."""
+        """Return the index of the entry that contains each offset; -1 if it precedes all entries."""
         return numpy.searchsorted(segment.entries["start"], offsets, side="right") - 1
 
 
 class NumberAudit:
-    """Recorded sequences of each run of a slice, to find those recorded twice."""
+    """Recorded sequences of each epoch of a slice, used to find messages recorded twice."""
 
     def __init__(self) -> None:
         self._known: dict[int, list[tuple[int, int]]] = {}
-        """Sequences of each run as ascending ranges [first, stop). Adjacent ranges are merged."""
+        """Sequences of each epoch as ascending ranges [first, stop). Adjacent ranges are merged."""
 
     def add(self, recorded: Recorded) -> int:
         """Add a block. Return the number of its messages that had been recorded before."""
         block = recorded.block
         if block.flags & FLAG_SEQUENCES:
-            return 0  # other blocks may have the sequences that it leaves out
+            return 0  # other blocks may have the missing sequences
         begin, end = block.sequence + recorded.first_row, block.sequence + block.count
         known = self._known.setdefault(block.epoch, [])
         if known and known[-1][1] == begin:
@@ -176,9 +179,9 @@ class NumberAudit:
         return int(repeated)
 
     def begins(self, slice_id: int, reported: dict[int, int]) -> list[LateBegin]:
-        """Return the runs whose first messages are not recorded because they were sent before the publisher was heard.
+        """Return the epochs whose first messages were sent before the recorder was connected.
 
-        `reported`: `Reported.first`.
+        `reported` is `Reported.first`.
         """
         first = dict(reported)
         for epoch, known in self._known.items():

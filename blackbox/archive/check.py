@@ -1,4 +1,4 @@
-"""Check each byte of the newest days by its checksum; cut records that a power cut has torn."""
+"""Check the checksums of the newest days, and cut records torn by a power loss."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _STEP_BYTES: Final = 16 << 20
 
 @njit(nogil=True, cache=True)
 def _next_damage(memory: int, size: int, start: int, until: int) -> int:
-    """Return where the first record or mark at or after `until` begins, or the first that is not as it was written.
+    """Return the offset of the first damaged record or mark, or of the first one at or after `until`.
 
-    Reads from `start` on, heads and bodies. Returns `size` if all are sound and none begins at or after `until`.
+    Checks heads and bodies from `start` on. Returns `size` if neither exists.
     """
     at = start
     while at < min(size, until):
@@ -47,7 +47,7 @@ def _next_damage(memory: int, size: int, start: int, until: int) -> int:
 
 
 class _Checked(NamedTuple):
-    """A segment, and how many of its bytes are as they were written."""
+    """A segment and the number of its bytes before the first damage."""
 
     segment: Segment
     sound_bytes: int
@@ -58,10 +58,10 @@ class _Checked(NamedTuple):
 
 
 def check_days(directory: Path, slices: int, *, has_lost_power: bool) -> None:
-    """Raise DamagedError unless the newest days are as they were written, for days that no process writes.
+    """Raise DamagedError if one of the newest days is damaged. No process may be writing to them.
 
-    They may end within a record or mark, as after a kill. `has_lost_power`: what was not synced may be damaged: the
-    first damaged record there is cut off, and all after it.
+    The last record or mark may be incomplete, as after a kill. With `has_lost_power` data that was not synced may be
+    damaged: the journal is cut before the first damaged record.
     """
     days = recorded_days(directory)[-RECENT_DAYS:]
     for slice_id in range(slices):
@@ -82,7 +82,7 @@ def check_days(directory: Path, slices: int, *, has_lost_power: bool) -> None:
 
 
 def _checked(day: Path, slice_id: int) -> list[_Checked]:
-    """Return the segments of a slice and day that have something."""
+    """Return the segments of a slice and day that are not empty."""
     key_rule, found = Manifest.read(day).feed.key_rule, list[_Checked]()
     for number in segment_numbers(slice_directory(day, slice_id)):
         path = segment_path(day, slice_id, number)
@@ -106,7 +106,7 @@ def _sound_bytes(segment: Segment) -> int:
 
 
 def _check(each: _Checked, later: list[_Checked], *, may_be_torn: bool) -> None:
-    """Raise DamagedError unless a segment is whole, or ends as after a kill; `may_be_torn`: or with no good record."""
+    """Raise DamagedError unless the segment is whole or ends as after a kill; with `may_be_torn` a power loss."""
     segment, sound = each.segment, each.sound_bytes
     if not each.left:
         return
@@ -123,15 +123,15 @@ def _damaged(each: _Checked, what: str, least: int) -> DamagedError:
 
 
 def refusal(damage: Damage) -> DamagedError:
-    """Return the error of a hub that does not start because of damage."""
+    """Return the error that a hub raises at start because of damage."""
     return DamagedError(
-        f"{damage}: restore the file, or copy the directory of the other hub of a pair: a hub does not go on without "
-        f"what it had stored"
+        f"{damage}: the hub does not start without its stored messages: restore the file, or copy the directory of the "
+        f"other hub of the pair"
     )
 
 
 def _cut(checked: list[_Checked]) -> None:
-    """Cut the damaged end of the first of these segments, and all of the others."""
+    """Cut the first of these segments before its damage, and empty all others."""
     for each in reversed(checked):
         size = each.sound_bytes if each is checked[0] else 0
         log.warning("%s: cut %d bytes that were not synced", each.segment.path, len(each.segment.memory) - size)

@@ -1,6 +1,6 @@
-"""Read and write `closed.json`: what each slice's journal held when it was last closed, and how many segments it had.
+"""Read and write `closed.json`: the totals and the number of segments of each slice when its journal was last closed.
 
-It shows that a segment went missing.
+A missing segment is found by comparing with it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ CLOSED: Final = "closed.json"
 
 
 class ClosedSlice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a slice's journal held up to its last SEGMENT_END."""
+    """Totals of a slice's journal up to its last SEGMENT_END mark."""
 
     records: int = 0
     messages: int = 0
     marks: int = 0
     chain: str = ""
-    """16 hex digits; empty: no segment was closed yet."""
+    """16 hex digits; empty if no segment has been closed."""
     segments: int = 0
-    """How many segments hold something: their numbers are 0 to this - 1."""
+    """Number of segments that are not empty. They are numbered from 0."""
 
     @property
     def totals(self) -> Totals | None:
-        """The totals up to the last SEGMENT_END; None if there was none."""
+        """Totals up to the last SEGMENT_END mark; None before the first one."""
         if not self.chain:
             return None
         word = int(self.chain, 16)
@@ -44,9 +44,9 @@ _CLOSED_SLICES: Final = Decoder[dict[int, ClosedSlice]]("json", dict[int, Closed
 
 
 def read_closed(day: Path) -> dict[int, ClosedSlice]:
-    """Return the entry of each slice; one without records has none.
+    """Return the entry of each slice that has records.
 
-    Raises JournalError when the file is damaged.
+    Raises JournalError if the file is damaged.
     """
     path = day / CLOSED
     try:
@@ -61,7 +61,7 @@ def read_closed(day: Path) -> dict[int, ClosedSlice]:
 
 
 def note_closed(day: Path, slice_id: int, totals: Totals, segments: int) -> None:
-    """Write down, durably, what a slice holds now that a segment of it is closed. Raises OSError."""
+    """Store, durably, a slice's totals after one of its segments was closed. Raises OSError."""
     chain = f"{totals.chain % (1 << 64):016x}"
     closed = ClosedSlice(
         records=totals.records, messages=totals.messages, marks=totals.marks, chain=chain, segments=segments
@@ -70,14 +70,14 @@ def note_closed(day: Path, slice_id: int, totals: Totals, segments: int) -> None
 
 
 def note_segments(day: Path, slice_id: int, segments: int) -> None:
-    """Write down how many segments of a slice hold something. Raises OSError."""
+    """Store the number of a slice's segments that are not empty. Raises OSError."""
     known = _known(day)
     closed = msgspec.structs.replace(known.get(slice_id, ClosedSlice()), segments=segments)
     _write(day, {**known, slice_id: closed}, is_durable=False)
 
 
 def _known(day: Path) -> dict[int, ClosedSlice]:
-    """Return what is noted so far; nothing of a damaged file: what it held of other slices is not checked any more."""
+    """Return the stored entries. Entries in a damaged file are lost and not checked any more."""
     try:
         return read_closed(day)
     except JournalError:

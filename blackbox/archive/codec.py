@@ -1,4 +1,4 @@
-"""Pack bodies for the disk and unpack them. The libraries are imported where they are first needed."""
+"""Compress and decompress bodies. Compression libraries are imported on first use."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from blackbox.errors import JournalError
 Compression = Literal["none", "lz4", "zstd"]
 
 BLOCK_BYTES: Final = 256 << 10
-"""Blocks that are made for the disk have up to that many bytes, unless it is said otherwise."""
+"""Default maximum size of a merged block."""
 CODECS: Final = {"none": CODEC_NONE, "lz4": CODEC_LZ4, "zstd": CODEC_ZSTD}
-"""The number of each codec in a record's head."""
+"""The code of each codec in a record's head."""
 _ALIGNMENT: Final = 8
 _ZSTD_LEVEL: Final = 1
-"""Half as fast again as level 3 on real bodies, for at most 7 % more bytes: `make bench ONLY=compression`."""
+"""50 % faster than level 3 on real bodies, for at most 7 % more bytes: `make bench ONLY=compression`."""
 
 
 def check_packing(compression: str, block_bytes: int) -> None:
-    """Raise ValueError for a setting that is none, JournalError when the codec's library is not installed."""
+    """Raise ValueError for an invalid setting, JournalError if the codec's library is not installed."""
     if compression not in CODECS:
         raise ValueError(f"compression was {compression!r}, expected one of: {', '.join(CODECS)}")
     if not 1 << 10 <= block_bytes <= MAX_BODY_BYTES:
@@ -33,9 +33,9 @@ def check_packing(compression: str, block_bytes: int) -> None:
 
 
 def compress(name: str, data: Any) -> bytes:
-    """Pack a buffer with the codec called `name`, one of `CODECS`.
+    """Compress a buffer with the codec `name`, one of `CODECS`.
 
-    Raises JournalError when there is no such codec or its library is not installed.
+    Raises JournalError for an unknown codec or if its library is not installed.
     """
     codec = CODECS.get(name)
     if codec is None:
@@ -50,9 +50,9 @@ def compress(name: str, data: Any) -> bytes:
 
 
 def decompress(codec: int, data: Any, size: int) -> NDArray[numpy.uint8]:
-    """Unpack a stored body that has `size` bytes unpacked: uint8[size], 8-byte aligned, read-only.
+    """Decompress a stored body to `size` bytes: uint8[size], 8-byte aligned, read-only.
 
-    Raises JournalError when it does not unpack to just that, or the codec's library is not installed.
+    Raises JournalError if its size differs, it is damaged, or the codec's library is not installed.
     """
     if codec == CODEC_NONE:
         body = numpy.frombuffer(data, numpy.uint8) if len(data) else numpy.empty(0, numpy.uint8)
@@ -75,7 +75,7 @@ def _unpacked(lz4: ModuleType, data: Any, size: int) -> NDArray[numpy.uint8]:
 
 
 def _unframed(zstandard: ModuleType, data: Any, size: int) -> NDArray[numpy.uint8]:
-    # The size that the frame tells of itself is not believed: it may be damaged, and memory is made for it.
+    # The size in the frame may be damaged, so it is checked before memory is allocated.
     try:
         told = zstandard.frame_content_size(data)
         if told not in (-1, size):

@@ -1,8 +1,8 @@
 """Write a day from columns, without sockets: the same blocks, journals and indexes as a recorder's.
 
-Nobody sends such blocks. So their `ts_out` and `ts_recv` are the latest `ts_event` so far of their slice, and not
-before the session date begins; a time a day or more behind its end does not count. The epoch is when the session date
-begins: a day that is written again has the same numbers.
+No publisher sends these blocks, so `ts_out` and `ts_recv` are the slice's highest `ts_event` so far, at least the
+start of the session date. Times more than a day after its end are ignored. The epoch is the start of the session
+date, so that a day imported twice has the same positions.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from blackbox.publish.batcher import group_by_key, make_selection
 from blackbox.transport.wakeup import PIPE_NEEDS, Pipe
 
 _ROWS: Final = 1 << 20
-"""Messages that are grouped by key at a time: each key gets blocks of its own of them. Without keys: messages between
-two looks at whether a segment is full."""
+"""Messages grouped by key at a time; each key gets its own blocks of them. Without keys: messages between two checks
+of the segment's size."""
 _GATHERED_BYTES: Final = 64 << 20
 _NO_NUMBERS: Final = numpy.zeros(0, numpy.int32)
 _FAR_NS: Final = 1 << 62
@@ -48,21 +48,21 @@ _DAY_NS: Final = 86_400 * 10**9
 
 
 class Written(NamedTuple):
-    """Counts of the messages that were put into a day."""
+    """Counts of the messages written to a day."""
 
     messages: int = 0
     outside: int = 0
-    """Messages with a time outside of the session date."""
+    """Messages with a time outside the session date."""
     missing: int = 0
-    """Sequence numbers left out."""
+    """Sequence numbers skipped."""
 
 
 class ColumnWriter:
-    """Write messages in columns into the journals of a day, in the order in which they are put.
+    """Writes messages in columns to the journals of a day, in the order of the calls.
 
-    Attributes: `messages`, how many were put; `outside`, how many of them have a time outside of the session date;
-    `missing`, sequence numbers left out.
-    Used by one thread, in a `with` block; what it leaves after an error is no day.
+    Attributes: `messages`, the number written; `outside`, those with a time outside the session date; `missing`,
+    sequence numbers skipped.
+    Use it from one thread, in a `with` block. After an error the directory does not contain a valid day.
     """
 
     def __init__(
@@ -76,12 +76,12 @@ class ColumnWriter:
     ) -> None:
         """Begin a day in an empty directory.
 
-        Raises as `compact` for a setting, ConfigError for a date before 1970, OSError when it cannot be written.
+        Raises as `compact` for a setting, ConfigError for a date before 1970, OSError if it cannot be written.
         """
         check_packing(compression, block_bytes)
         self.messages = self.outside = self.missing = 0
         self._begin_ns, self._end_ns = day_end_ns(feed, date - _DAY), day_end_ns(feed, date)
-        if self._begin_ns <= 0:  # it is the epoch
+        if self._begin_ns <= 0:  # it is used as the epoch
             raise ConfigError(f"date was {date}, expected one that begins after 1970-01-01 00:00 UTC")
         self._feed = feed
         self._topics = TopicNumbers(feed)
@@ -99,7 +99,7 @@ class ColumnWriter:
         self._following = numpy.zeros(len(feed.slices), numpy.int64)
         """Next sequence of each slice."""
         self._skipped = numpy.zeros(len(feed.slices), numpy.int64)
-        """Sequence after the last one that each slice left out."""
+        """Sequence after the last one that each slice skipped."""
         self._ends = numpy.zeros(0, numpy.int64)
         """Sequence after the last message of each group."""
         self._counts = numpy.zeros(0, numpy.int64)
@@ -130,10 +130,10 @@ class ColumnWriter:
         lengths: Any = None,
         valid: Any = None,
     ) -> None:
-        """Append messages in columns, those of `Publisher.publish_many`, which stay as they are until `close`.
+        """Append messages in columns, as in `Publisher.publish_many`. The columns must not change until `close`.
 
-        Raises ValueError naming a column that does not fit, ConfigError as `Publisher.publish`, JournalError when the
-        disk refuses a write.
+        Raises ValueError naming a column that does not fit, ConfigError as `Publisher.publish`, JournalError if a
+        write fails.
         """
         index = as_topic_index(topic_index, topics)
         count = len(index)
@@ -148,14 +148,14 @@ class ColumnWriter:
 
     @property
     def written(self) -> Written:
-        """Counts of the messages that were put so far."""
+        """Counts of the messages so far."""
         return Written(self.messages, self.outside, self.missing)
 
     def skip(self, count: int) -> None:
-        """Leave out sequences as `Publisher.skip` does: `count` messages of the venue are missing here.
+        """Skip sequences as `Publisher.skip` does: `count` messages of the venue are missing here.
 
-        Each slice leaves out its share. With keys, those of the missing messages are unknown, so each key
-        counts one message as missing.
+        Each slice skips its share. With keys, the keys of the missing messages are unknown, so each key counts one
+        message as missing.
 
         Raises JournalError if a write fails.
         """
@@ -165,7 +165,7 @@ class ColumnWriter:
         latest_ns = int(self._clocks.max())
         self._clocks[:] = latest_ns
         for slice_id in numpy.flatnonzero(self._following == 0).tolist():
-            self._note_end(slice_id)  # marks the start of the slice, so that the missing messages are a gap
+            self._note_end(slice_id)  # the slice starts here, so the skipped messages are a gap
         self._following += shares
         self._skipped[:] = self._following
         slices = self._topics.slice_of[: self._groups]
@@ -177,7 +177,7 @@ class ColumnWriter:
     def _put(
         self, index: NDArray[numpy.int32], numbers: NDArray[numpy.int32], rows: Rows, columns: tuple[Any, ...]
     ) -> None:
-        """Have the blocks of the slices grow."""
+        """Add rows to the growing blocks."""
         blocks, count, done = self._blocks, len(index), 0
         blocks.make_room(self._topics.groups)
         while done < count:
@@ -205,12 +205,12 @@ class ColumnWriter:
     def _gather(
         self, index: NDArray[numpy.int32], numbers: NDArray[numpy.int32], rows: Rows, columns: tuple[Any, ...]
     ) -> None:
-        """Gather rows until there are enough of each key."""
+        """Collect rows until there are enough for each key."""
         count, done = len(index), 0
         while done < count:
             at = self._gathered_rows
             stop = min(count, done + _ROWS - at)
-            # Payloads go by their address, so that rows of several buffers can be put together.
+            # Payloads are kept by address, so rows of several buffers can be grouped.
             octets, outside = gather(
                 self._gathered, at, index.ctypes.data, numbers, rows, done, stop, self._begin_ns, self._end_ns
             )
@@ -223,10 +223,10 @@ class ColumnWriter:
                 self._put_gathered()
 
     def close(self) -> None:
-        """Write what was put, mark the end of the run, and make all of it durable. Raises JournalError."""
+        """Write all messages, mark the end of the epoch, and make the day durable. Raises JournalError."""
         self._put_rest()
         for writer in self._writers:
-            self._note_end(writer.slice_id, FLAG_END)  # as a recorder does for a publisher's last heartbeat
+            self._note_end(writer.slice_id, FLAG_END)  # as after a publisher's last heartbeat
             writer.close()
             _check(writer)
 
@@ -244,14 +244,14 @@ class ColumnWriter:
                 writer.close()
 
     def _put_rest(self) -> None:
-        """Append messages that were put but are not in a journal yet."""
+        """Append the messages that are not in a journal yet."""
         if self._has_keys:
             self._put_gathered()
         else:
             put_rest(self._blocks.address, len(self._blocks), self._topics_now(), self._journals())
 
     def _put_gathered(self) -> None:
-        """Append all that was gathered."""
+        """Append the collected rows, grouped by key."""
         count, blocks, topics = self._gathered_rows, self._blocks, self._topics
         selection = self._selection
         if topics.groups > 1:
@@ -267,7 +267,7 @@ class ColumnWriter:
         self._tend()
 
     def _tend(self) -> None:
-        """Take care of the journals' files."""
+        """Prepare, close and sync the journals' segments."""
         for writer in self._writers:
             _check(writer)
             writer.tend()
@@ -290,7 +290,7 @@ class ColumnWriter:
         )
 
     def _learn(self) -> None:
-        """Note what is to be known of topics that are new."""
+        """Add new topics and groups to the tables."""
         self._make_room()
         new = slice(self._known, len(self._topics))
         for name, column in (("size", self._topics.table.sizes), ("group", self._topics.group_of)):
@@ -302,7 +302,7 @@ class ColumnWriter:
         self._groups = fresh.stop
 
     def _make_room(self) -> None:
-        """Have scratch for as many topics as there is room for."""
+        """Grow the scratch arrays to the number of topics."""
         if self._room == self._topics.room:
             return
         self._room = self._topics.room
@@ -344,6 +344,6 @@ class ColumnWriter:
 
 
 def _check(writer: JournalWriter) -> None:
-    """Raise JournalError when the disk refused a write."""
+    """Raise JournalError if a write failed."""
     if writer.error:
         raise JournalError(f"{writer.error}; the day is not written")

@@ -43,22 +43,22 @@ from blackbox.errors import JournalError
 from blackbox.native.xxh3 import checksum_32
 
 _SPAN_NS: Final = 10**9
-"""A merged block has one `ts_out`, so it holds only what was sent within this time."""
+"""Maximum time between the first and last block of a merged block, which has one `ts_out`."""
 _PADDING_BYTES: Final = 32
 _ABOUT_SEGMENTS: Final = (MarkKind.SEGMENT_BEGIN, MarkKind.SEGMENT_END)
 
 
 class Compacted(msgspec.Struct, frozen=True, kw_only=True):
-    """What was made of a recording."""
+    """Result of compacting a recording."""
 
     messages: int
     blocks_before: int
     blocks_after: int
     file_bytes_before: int
     file_bytes_after: int
-    """Segments and their indexes, both."""
+    """Size of the segments and indexes."""
     left_out: int
-    """Messages of damaged blocks, as far as they are known: gaps from now on."""
+    """Messages of damaged blocks, as far as known. They are gaps in the copy."""
 
 
 def compact(
@@ -73,18 +73,18 @@ def compact(
 
     Consecutive blocks of one key that were sent within a second are merged, up to `block_bytes`. A merged block has
     `ts_out` and `ts_recv` of the first one. Messages keep their order, so nothing is merged where keys alternate block
-    by block. Gaps are kept. Damaged blocks become gaps, and a torn tail is left out. `out` is renamed into place only
-    after it was read back with the same messages: topic, payload, `ts_event`, sequence, slice and run of each.
+    by block. Gaps are kept. Damaged blocks become gaps, and a torn tail is left out. `out` is renamed into place after
+    the copy was read and has the same messages: topic, payload, `ts_event`, sequence, slice and epoch of each.
 
     Args:
-        recording: what to read, as it was when it was opened.
-        out: a directory that is not there yet.
-        compression: of the bodies. "none": replays use them as they are.
+        recording: the recording to copy, as of when it was opened.
+        out: a directory that does not exist yet.
+        compression: of the bodies. Replays use uncompressed bodies ("none") without a copy.
         block_bytes: 1 KiB to 64 MiB.
-        progress: called with the bytes read so far, of the recording and then of what was made of it.
+        progress: called with the bytes read so far, of the recording and then of the copy.
 
-    Raises JournalError when `out` exists, cannot be written, or does not hold the same messages; ValueError for a
-    setting that is none.
+    Raises JournalError if `out` exists, cannot be written, or does not hold the same messages; ValueError for an
+    invalid setting.
     """
     check_packing(compression, block_bytes)
     target = Path(out)
@@ -141,8 +141,8 @@ def _write_and_compare(
             seen.clear()
     if before != after or again.damage:
         raise JournalError(
-            f"what was written of {recording.path} was not what was read: {after.messages} messages of checksum "
-            f"{after.total:016x}, expected {before.messages} of {before.total:016x}; it was removed"
+            f"the copy of {recording.path} had {after.messages} messages of checksum {after.total:016x}, expected "
+            f"{before.messages} of {before.total:016x}; it was removed"
         )
     return Compacted(
         messages=before.messages,
@@ -175,7 +175,7 @@ def _write_slice(
 
 
 def _kept_marks(recording: Recording, slice_id: int) -> deque[tuple[SegmentFile, Mark]]:
-    """Return the marks that are not about segments. They keep their times, and their places among the records."""
+    """Return the marks, except those about segments. They keep their times and positions among the records."""
     found: deque[tuple[SegmentFile, Mark]] = deque()
     for _, segments in recording._segments_of([slice_id]):
         for segment in segments:
@@ -186,7 +186,7 @@ def _kept_marks(recording: Recording, slice_id: int) -> deque[tuple[SegmentFile,
 
 
 def _give_back(seen: list[RecordRun]) -> None:
-    """Give back the memory of all runs but the last, whose blocks may still be wanted."""
+    """Release the pages of all runs but the last, whose blocks may still be needed."""
     for run in seen[:-1]:
         for segment, start, stop in run.ranges():
             segment.release(start, stop)
@@ -198,11 +198,11 @@ def _file_bytes(day: Path) -> int:
 
 
 def _groups(blocks: Iterator[Recorded], block_bytes: int) -> Iterator[list[Recorded]]:
-    """Yield lists of consecutive blocks to merge into one."""
+    """Yield lists of consecutive blocks that are merged into one."""
     group: list[Recorded] = []
     size = 0
     for recorded in blocks:
-        # Payloads of one size in each block may differ between blocks: then each row has an offset.
+        # If payload sizes differ between blocks, each row needs an offset.
         more = recorded.block.body.nbytes + 4 * recorded.block.count + _PADDING_BYTES
         if group and (size + more > block_bytes or not _continues(group, recorded)):
             yield group
@@ -214,7 +214,7 @@ def _groups(blocks: Iterator[Recorded], block_bytes: int) -> Iterator[list[Recor
 
 
 def _continues(group: list[Recorded], recorded: Recorded) -> bool:
-    """Return True if a block may be merged with those before it."""
+    """Return True if a block can be merged with those before it."""
     last, block = group[-1].block, recorded.block
     return (
         (last.flags | block.flags) & (FLAG_SEQUENCES | FLAG_NULLS) == 0
@@ -283,7 +283,7 @@ class _Writer:
         self._put_mark(segment.memory[mark.offset :][: mark.size].copy(), mark.kind, mark)
 
     def finish(self) -> None:
-        """Mark the end, and make everything durable."""
+        """Mark the end and sync."""
         if self._offset > FILE_HEAD_BYTES:
             self._put_mark(numpy.zeros(mark_bytes(0), numpy.uint8), MarkKind.SEGMENT_END, None)
         self._seal()
@@ -293,7 +293,7 @@ class _Writer:
         note_closed(self._day, self._slice_id, self._totals, self._number + (self._offset > FILE_HEAD_BYTES))
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the files."""
         self._files.close()
 
     def _next_segment(self) -> None:
@@ -308,7 +308,7 @@ class _Writer:
             self._put_mark(numpy.zeros(mark_bytes(0), numpy.uint8), MarkKind.SEGMENT_BEGIN, None)
 
     def _put_mark(self, memory: NDArray[numpy.uint8], kind: MarkKind, like: Mark | None) -> None:
-        """Append the mark in `memory`, whose body stands there, with the kind, and else what the other one says."""
+        """Append the mark in `memory` with this kind; its other fields are those of `like`."""
         target, epoch = memory.ctypes.data, like.epoch if like else self._epoch
         flags, ts = (like.flags, like.ts) if like else (0, time.time_ns())
         ts_out, ts_event, sequence = (like.ts_out, like.ts_event, like.sequence) if like else (0, 0, 0)

@@ -1,4 +1,4 @@
-"""The positions of named consumers: a directory with a file for each, which is replaced as a whole."""
+"""Stored positions of named consumers: one file per consumer, replaced atomically."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LOOK_S: Final = 0.05
 
 
 class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Lost messages of a slice, which ended a consumer."""
+    """Lost messages of a slice that stopped a consumer."""
 
     position: Position
     """The first lost message."""
@@ -46,31 +46,31 @@ class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a file says."""
+    """Content of a position file."""
 
     format: int
-    """Its version."""
+    """Version of the format."""
     feed: str
-    """The name of the feed."""
+    """Name of the feed."""
     kept_ns: Number
-    """When, ns since 1970."""
+    """Time of the write, ns since 1970."""
     slices: dict[Number, Position] = {}
-    """Next position by slice. Empty: the consumer has ended, which is not reported to archives yet."""
+    """Next position by slice. Empty: the consumer has ended, and archives have not been notified yet."""
 
     held: dict[Number, Held] = {}
-    """By slice: losses that ended the consumer, which does not start until it is released."""
+    """Losses that stopped the consumer, by slice. It does not start until it is released."""
     accepted: dict[Number, Position] = {}
-    """By slice: losses up to this position were released. They do not end the consumer again."""
+    """Positions by slice up to which losses were released. These losses do not stop the consumer again."""
 
     def released(self) -> dict[Number, Position]:
-        """Return `accepted` as of a release."""
+        """Return `accepted` after a release of the held losses."""
         ends = {n: Position(lost.position.epoch, lost.position.sequence + lost.count) for n, lost in self.held.items()}
         return {**self.accepted, **ends}
 
 
 class _Format(msgspec.Struct):
     format: int = 2
-    """Files of version 2 may lack it."""
+    """Missing in files of version 2."""
 
 
 _FORMAT: Final = Decoder[_Format]("json", _Format)
@@ -78,10 +78,10 @@ _KEPT: Final = Decoder[Kept]("json", Kept)
 
 
 class PositionFile:
-    """The positions of one consumer. Call `own` before you change them."""
+    """The positions of one consumer. Call `own` before changing them."""
 
     def __init__(self, directory: str | os.PathLike[str], name: str) -> None:
-        """Settings; nothing is opened. Raises ConfigError for an invalid name."""
+        """Set the path; no file is opened. Raises ConfigError for an invalid name."""
         check_name(name)
         self.directory, self.name = Path(directory), name
         self.path = self.directory / f"{name}{_SUFFIX}"
@@ -89,7 +89,7 @@ class PositionFile:
         self._guard = threading.Lock()
 
     def own(self, wait_s: float) -> None:
-        """Lock the name, and make the file durable. Wait up to `wait_s` for a process that has the name.
+        """Lock the name and make the file durable. Wait up to `wait_s` while another process owns the name.
 
         Raises PositionError naming that process.
         """
@@ -98,7 +98,7 @@ class PositionFile:
             try:
                 make_directory(self.directory)
                 self._lock = FileLock(self.directory / f"{self.name}{_LOCK_SUFFIX}")
-                sync_directory(self.directory)  # its last owner may have been killed before it did
+                sync_directory(self.directory)  # the last owner may have been killed before it did
                 return
             except OwnedError as owned:
                 if time.monotonic() >= deadline:
@@ -111,16 +111,16 @@ class PositionFile:
             time.sleep(_LOOK_S)
 
     def close(self) -> None:
-        """Let the name go; again is fine, also in two threads."""
+        """Release the name. May be called again, also from another thread."""
         with self._guard:
             if self._lock is not None:
                 self._lock.close()
                 self._lock = None
 
     def read(self) -> Kept | None:
-        """Return what is kept; None: nothing, or the consumer has ended.
+        """Return the stored positions; None if the file is missing or the consumer has ended.
 
-        Raises PositionError for a file that cannot be decoded.
+        Raises PositionError if the file cannot be decoded.
         """
         kept = self._read()
         return None if kept is None or _has_ended(kept) else kept
@@ -147,7 +147,7 @@ class PositionFile:
         held: Mapping[int, Held] = MappingProxyType({}),
         accepted: Mapping[int, Position] = MappingProxyType({}),
     ) -> None:
-        """Replace what is kept, durably. Raises PositionError; the old file stays then."""
+        """Replace the stored positions, durably. If it raises PositionError, the old file remains."""
         kept = Kept(VERSION, feed, time.time_ns(), dict(sorted(positions.items())), dict(held), dict(accepted))
         try:
             replace_file(self.path, self.path.with_suffix(".new"), msgspec.json.encode(kept) + b"\n")
@@ -155,7 +155,7 @@ class PositionFile:
             raise self._refused("be kept", error) from error
 
     def end(self, feed: str) -> None:
-        """Replace what is kept by a note, durably: the consumer has ended, which is not reported to archives yet.
+        """Replace the positions, durably, with a note that the consumer has ended and archives must be notified.
 
         Raises PositionError.
         """
@@ -168,7 +168,7 @@ class PositionFile:
         return kept is not None and _has_ended(kept)
 
     def forget(self) -> None:
-        """Keep nothing any more. Raises PositionError when nothing was kept."""
+        """Delete the stored positions. Raises PositionError if the file is missing."""
         try:
             self.path.unlink()
             sync_directory(self.directory)
@@ -184,7 +184,7 @@ def _has_ended(kept: Kept) -> bool:
 
 
 def consumers(directory: str | os.PathLike[str]) -> list[PositionFile]:
-    """Return the consumers with a file in a directory, by name; none if it is missing. Raises PositionError."""
+    """Return the consumers with a file in a directory, by name. Empty if it is missing. Raises PositionError."""
     place = Path(directory)
     try:
         found = sorted(path for path in place.iterdir() if path.suffix == _SUFFIX)
@@ -198,7 +198,7 @@ def consumers(directory: str | os.PathLike[str]) -> list[PositionFile]:
 
 
 def owned_consumers(directory: str | os.PathLike[str]) -> dict[str, PositionFile]:
-    """Return the consumers in a directory, and as "OWNER/NAME" those in the directories in it. Raises PositionError."""
+    """Return the consumers in a directory, and as "OWNER/NAME" those in its subdirectories. Raises PositionError."""
     place = Path(directory)
     if not place.is_dir():
         raise PositionError(f"{str(place)!r} was no directory, expected the positions of consumers")
@@ -209,9 +209,9 @@ def owned_consumers(directory: str | os.PathLike[str]) -> dict[str, PositionFile
 
 
 def secret_of(directory: str | os.PathLike[str]) -> bytes:
-    """Return the secret by which archives know the consumers of a directory; make it if it is missing.
+    """Return the secret that identifies a directory's consumers to archives. Create it if it is missing.
 
-    Raises PositionError when it cannot be read or made.
+    Raises PositionError if it cannot be read or created.
     """
     path = Path(directory) / _SECRET
     try:
@@ -222,7 +222,7 @@ def secret_of(directory: str | os.PathLike[str]) -> bytes:
                 file.write(secrets.token_bytes(SECRET_BYTES))
                 file.flush()
                 os.fsync(file.fileno())
-            with suppress(FileExistsError):  # another process was first
+            with suppress(FileExistsError):  # created by another process
                 os.link(fresh, path)
             fresh.unlink()
             sync_directory(path.parent)

@@ -1,4 +1,4 @@
-"""The positions of consumers that an archive keeps days for: one directory for each key or secret."""
+"""Positions of consumers for which an archive retains days: one directory for each key or secret."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from blackbox.block.position import Position
 from blackbox.errors import PositionError
 
 CONSUMERS: Final = "consumers"
-"""The directory next to the days."""
+"""Name of the directory, next to the days."""
 MOST_NAMES: Final = 128
-"""Consumers of one key or secret."""
+"""Maximum number of consumers of one key or secret."""
 MOST_SECRETS: Final = 1_024
 MOST_NEW_OF_HOST: Final = 256
-"""Names that hosts without a key may add, each, while an archive runs."""
+"""Maximum number of names that each host without a key may add while an archive runs."""
 _OF_SECRET: Final = "secret-"
 _DIGEST_BYTES: Final = 16
 
@@ -28,34 +28,34 @@ class Owner(NamedTuple):
     """The owner of consumers: a key, or else a secret."""
 
     directory: str
-    """Name of the directory of its consumers."""
+    """Name of the directory of the owner's consumers."""
     host: str | None
     """Address of a peer without a key; None for a key."""
 
     @classmethod
     def of_key(cls, name: str) -> Owner:
-        """Return the owner with a key: `name` of its file in `allowed_keys`."""
+        """Return the owner with a key; `name` is that of its file in `allowed_keys`."""
         return cls(f"key-{name}", None)
 
     @classmethod
     def of_secret(cls, secret: bytes, host: str) -> Owner:
-        """Return the owner with a secret. Only its digest is kept."""
+        """Return the owner with a secret. Only its digest is stored."""
         digest = hashlib.blake2b(secret, digest_size=_DIGEST_BYTES).hexdigest()
         return cls(f"{_OF_SECRET}{digest}", host)
 
 
 class ConsumerStore:
-    """Consumers that the archive of one feed keeps days for. Used by one thread."""
+    """Consumers for which the archive of one feed retains days. Used by one thread."""
 
     def __init__(self, directory: Path) -> None:
-        """`directory`: the feed's; nothing is opened."""
+        """`directory` is the feed's. No file is opened."""
         self._place = directory / CONSUMERS
         self._feed = directory.name
         self._new = Counter[str]()
-        """Names added by each host without a key."""
+        """Names added, by host without a key."""
 
     def note(self, owner: Owner, name: str, positions: Mapping[int, Position]) -> None:
-        """Keep the positions of a consumer, durably. Raises PositionError, or ConfigError for an invalid name."""
+        """Store the positions of a consumer, durably. Raises PositionError, or ConfigError for an invalid name."""
         file = PositionFile(self._place / owner.directory, name)
         is_new = not file.path.exists()
         if is_new:
@@ -75,13 +75,13 @@ class ConsumerStore:
             self._new[owner.host] += 1
 
     def end(self, owner: Owner, name: str) -> None:
-        """Delete the positions of a consumer, if there are any. Raises PositionError, or ConfigError for its name."""
+        """Delete a consumer's positions. Raises PositionError, or ConfigError for an invalid name."""
         file = PositionFile(self._place / owner.directory, name)
         if file.path.exists():
             file.forget()
 
     def _check_room(self, owner: Owner, name: str) -> None:
-        """Raise PositionError when an owner, its host or the archive has no room for one more name."""
+        """Raise PositionError if the owner, its host or the archive has no room for another name."""
         have, what, most = len(consumers(self._place / owner.directory)), "of its key or secret", MOST_NAMES
         if have < most and owner.host is not None:
             have, what, most = self._new[owner.host], f"new from host {owner.host} without a key", MOST_NEW_OF_HOST

@@ -1,4 +1,4 @@
-"""Mend what a recorder that was killed left of a slice: cut the torn tail, complete the index."""
+"""Recover a slice after its recorder was killed: cut the torn tail, complete the index."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ log = logging.getLogger("blackbox")
 
 
 def file_head(magic: bytes, slice_id: int, number: int, created_ns: int) -> bytes:
-    """The 64 bytes that a segment or an index begins with."""
+    """Return the 64-byte head of a segment or index."""
     head = numpy.zeros(1, FILE_HEAD)
     head["magic"], head["version"], head["slice"], head["segment"] = magic, VERSION, slice_id, number
     head["created"] = created_ns
@@ -45,7 +45,7 @@ def file_head(magic: bytes, slice_id: int, number: int, created_ns: int) -> byte
 
 
 def remove_empty(path: Path) -> bool:
-    """Remove a segment, and its index, if it holds nothing behind its head."""
+    """Remove a segment and its index if the segment has no data after its head. Return True if it was removed."""
     if not path.is_file() or path.stat().st_size > FILE_HEAD_BYTES:
         return False
     index_path(path).unlink(missing_ok=True)
@@ -54,7 +54,7 @@ def remove_empty(path: Path) -> bool:
 
 
 def recover_day(day: Path) -> int:
-    """Mend a day that nobody records now; returns the bytes that were cut. Raises OSError."""
+    """Recover a day that no process records. Return the number of bytes cut. Raises OSError."""
     try:
         key_rule = Manifest.read(day).feed.key_rule
     except JournalError as error:
@@ -65,21 +65,21 @@ def recover_day(day: Path) -> int:
 
 
 def _recover_slice(day: Path, slice_id: int, key_rule: int) -> int:
-    # Only its last segment with records can be torn: one that was begun but never written to is removed.
+    # Only the last segment with records can be torn. Empty segments after it are removed.
     cut = 0
     for number in reversed(segment_numbers(slice_directory(day, slice_id))):
         path = segment_path(day, slice_id, number)
         size = path.stat().st_size
         if remove_empty(path):
             if size < FILE_HEAD_BYTES:
-                log.warning("%s: cut %d bytes of a head that was not written whole", path, size)
+                log.warning("%s: cut %d bytes of an incomplete head", path, size)
                 cut += size
             _forget_segment(day, slice_id, number)
             continue
         try:
             segment = Segment(path, slice_id, number, key_rule)
         except JournalError as error:
-            log.warning("%s", error)  # readers say the same; the next segment is of another number
+            log.warning("%s", error)  # readers report the same; the next segment gets another number
             return cut
         cut += _cut_tail(segment)
         if not remove_empty(path):
@@ -90,7 +90,7 @@ def _recover_slice(day: Path, slice_id: int, key_rule: int) -> int:
 
 
 def _forget_segment(day: Path, slice_id: int, number: int) -> None:
-    """Note that the last segment is not there: it held nothing that could be read."""
+    """Store that the last segment, which held nothing readable, is gone."""
     try:
         known = read_closed(day).get(slice_id)
     except JournalError as error:
@@ -101,7 +101,7 @@ def _forget_segment(day: Path, slice_id: int, number: int) -> None:
 
 
 def cut_segment(segment: Segment, size: int) -> None:
-    """Cut a segment without a writer after a record or mark. Cut later segments to nothing first."""
+    """Cut a segment after a record or mark. No process may be writing it, and all later segments must be empty."""
     os.truncate(segment.path, size)
     index_path(segment.path).unlink(missing_ok=True)
     if size <= FILE_HEAD_BYTES:
@@ -113,8 +113,8 @@ def _cut_tail(segment: Segment) -> int:
     for damage in segment.damage:
         log.warning("%s", damage)
     if segment.torn_bytes:
-        log.warning("%s: cut %d bytes of a block that was not written whole", segment.path, segment.torn_bytes)
-    os.truncate(segment.path, segment.whole_bytes)  # where nothing is torn, for the disk space that was reserved
+        log.warning("%s: cut %d bytes of an incomplete record", segment.path, segment.torn_bytes)
+    os.truncate(segment.path, segment.whole_bytes)  # also releases reserved disk space
     return segment.torn_bytes
 
 

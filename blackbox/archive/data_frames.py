@@ -1,4 +1,4 @@
-"""Recorded messages, trades and quotes as Arrow tables and as data frames, whole or in chunks."""
+"""Recorded messages, trades and quotes as Arrow tables and data frames, whole or in chunks."""
 
 from __future__ import annotations
 
@@ -31,33 +31,32 @@ _FORM: Final = ("message_type", "prices", "times", "zone", "broken")
 
 
 class FrameOptions(Selection, total=False):
-    """What a frame holds, and in which form, beside which messages were selected."""
+    """Columns and value types of a frame, and the selection of messages."""
 
     message_type: str | Sequence[str] | None
-    """The message type, with its fields as columns in place of the payload. Of several types, all their messages in one
-    frame, in their order: a column `message_type` names it, and a field is null where a type lacks it."""
+    """The message type, whose fields become columns instead of the payload. With several types, the frame has all
+    their messages in order. Column `message_type` holds the type; fields that a type lacks are null."""
     prices: Prices
-    """"float" (the default): float64. "decimal": exact, which pandas keeps as Python objects. "integer": as the
-    venue sent them. All are null where the venue gave none; a decimal also where it would have more than 18 digits."""
+    """"float" (the default): float64. "decimal": exact; Python objects in pandas. "integer": as sent by the venue. A
+    missing price is null; so is a decimal of more than 18 digits."""
     times: Times
-    """"timestamp" (the default): of nanoseconds. "integer": int64 ns since 1970. Both are null where the venue gave
-    none, but a message's own `ts_event` is then 0 in "integer"."""
+    """"timestamp" (the default): with nanoseconds. "integer": int64 ns since 1970. Missing times are null; with
+    "integer", a message's missing `ts_event` is 0."""
     zone: str | None
-    """The time zone of the timestamps, such as "America/New_York"; by default the feed's."""
+    """Time zone of the timestamps, such as "America/New_York"; by default the feed's."""
     broken: bool
-    """For trades only. True includes trades that the venue took back; they are left out by default."""
+    """For trades only. True includes trades that the venue cancelled; by default they are left out."""
 
 
 class Frames(ABC):
-    """What can be had as a table or a data frame.
+    """Messages that can be read as a table or data frame.
 
-    Columns: `slice`, `topic`, `symbol`, `type` (of the topic; these three are dictionaries of texts in
-    Arrow, categories in polars, and texts in pandas), `ts_event`,
-    `ts_out`, `ts_recv`, `epoch`, `sequence`, and `payload`, or the fields of the types asked for. A field that is
-    called as one of the others has `record_` before its name.
+    Columns: `slice`, `topic`, `symbol`, `type` (of the topic; these three are dictionary-encoded in Arrow, categories
+    in polars, and strings in pandas), `ts_event`, `ts_out`, `ts_recv`, `epoch`, `sequence`, and either `payload` or the
+    fields of the requested types. A field with the name of another column gets the prefix `record_`.
 
-    All methods raise as `Recording.batches`; ConfigError for wrong options, or when the schema has no such type;
-    ValueError when a message has another length than its type; ImportError naming what to install.
+    All methods raise as `Recording.batches`; ConfigError for invalid options or a type that the schema lacks;
+    ValueError if a message's length differs from its type's; ImportError naming the missing package.
     """
 
     feed: Feed
@@ -65,27 +64,27 @@ class Frames(ABC):
 
     @abstractmethod
     def batches(self, prefix: str | bytes = b"", **selection: Unpack[Selection]) -> Iterator[Batch]:
-        """Yield the messages whose topic starts with `prefix`, and that the `Selection` takes, block by block."""
+        """Yield the messages of the `Selection` whose topic starts with `prefix`, block by block."""
 
     def to_arrow(self, prefix: str | bytes = b"", **options: Unpack[FrameOptions]) -> pyarrow.Table:
-        """Return the messages that `batches` would give, as one table in memory. See `FrameOptions`."""
+        """Return the messages of `batches` as one table in memory. See `FrameOptions`."""
         columns, selection = self._asked(options, prefix)
         return _arrow().table_of(columns, self.batches(prefix, **selection), _ROWS)
 
     def to_pandas(self, prefix: str | bytes = b"", **options: Unpack[FrameOptions]) -> pandas.DataFrame:
-        """As `to_arrow`, as a data frame of pandas."""
+        """Return `to_arrow` as a pandas data frame."""
         needs("pandas", "pandas")
         return cast("pandas.DataFrame", _arrow().to_pandas(self.to_arrow(prefix, **options)))
 
     def to_polars(self, prefix: str | bytes = b"", **options: Unpack[FrameOptions]) -> polars.DataFrame:
-        """As `to_arrow`, as a data frame of polars."""
+        """Return `to_arrow` as a polars data frame."""
         needs("polars", "polars")
         return cast("polars.DataFrame", _arrow().to_polars(self.to_arrow(prefix, **options)))
 
     def arrow_chunks(
         self, prefix: str | bytes = b"", rows: int = _ROWS, **options: Unpack[FrameOptions]
     ) -> Iterator[pyarrow.RecordBatch]:
-        """Yield what `to_arrow` returns, at most `rows` messages at a time: memory does not grow with the recording."""
+        """Yield the rows of `to_arrow`, at most `rows` at a time. Memory does not grow with the recording."""
         columns, selection = self._asked(options, prefix)
         chunks: Iterator[pyarrow.RecordBatch] = columns.chunks(self.batches(prefix, **selection), rows)
         return chunks
@@ -93,19 +92,19 @@ class Frames(ABC):
     def pandas_chunks(
         self, prefix: str | bytes = b"", rows: int = _ROWS, **options: Unpack[FrameOptions]
     ) -> Iterator[pandas.DataFrame]:
-        """As `arrow_chunks`, as data frames of pandas."""
+        """Yield `arrow_chunks` as pandas data frames."""
         needs("pandas", "pandas")
         return map(_arrow().to_pandas, self.arrow_chunks(prefix, rows, **options))
 
     def polars_chunks(
         self, prefix: str | bytes = b"", rows: int = _ROWS, **options: Unpack[FrameOptions]
     ) -> Iterator[polars.DataFrame]:
-        """As `arrow_chunks`, as data frames of polars."""
+        """Yield `arrow_chunks` as polars data frames."""
         needs("polars", "polars")
         return map(_arrow().to_polars, self.arrow_chunks(prefix, rows, **options))
 
     def _asked(self, options: FrameOptions, prefix: str | bytes) -> tuple[Columns, Selection]:
-        """Split what was asked for into columns and selection."""
+        """Split the options into columns and selection."""
         check_options(options, FrameOptions.__optional_keys__)
         given: dict[str, Any] = dict(options)
         form: dict[str, Any] = {name: given.pop(name) for name in _FORM if name in given}
@@ -113,10 +112,10 @@ class Frames(ABC):
         return self._columns(form, as_bytes("prefix", prefix), selection), selection
 
     def _columns(self, form: dict[str, Any], prefix: bytes, selection: Selection) -> Columns:  # noqa: ARG002
-        """Return the columns: of payloads, or of message types. `Ticks` looks at the rest, too."""
+        """Return the columns: of payloads, or of message types. `Ticks` also uses the other arguments."""
         message_type = form.pop("message_type", None)
         if form.pop("broken", False):
-            raise ConfigError("broken was given for messages, expected it only for trades, as in recording.trades")
+            raise ConfigError("broken was given for messages, it applies only to recording.trades")
         if message_type is None:
             return cast("Columns", _arrow().Columns(self.feed, None, **form))
         wanted = message_types_of(message_type)
@@ -127,70 +126,70 @@ class Frames(ABC):
 
 
 class Ticks(Frames):
-    """The trades or the quotes of a day, whatever feed they are of: as its schema declares them.
+    """The trades or quotes of a day of any feed whose schema declares them.
 
     Columns: as `Frames`, with `price`, `size` and `trade_id` instead of payloads, or with `bid_price`, `bid_size`,
     `ask_price`, `ask_size`.
 
-    Trades: `trade_id` is the venue's id, null where it gives none. Left out are records of a wrong size, trades without
-    a size or a price, trades that the venue took back (unless `broken=True`), and repetitions: trades of the same
-    symbol, id, price and size as an earlier one of the day. `left_out` counts them. A trade that names only the order
-    that it filled has that order's price, null if the order was entered before the recording began. Where several types
-    report the same trades or quotes, each symbol has those of its lowest rank of the day (`TradeFields.rank`).
+    Trades: `trade_id` is the venue's id, null if it has none. Frames leave out, and `left_out` counts, records of a
+    wrong size, trades without a size or price, trades that the venue cancelled (unless `broken=True`), and repetitions:
+    trades with the same symbol, id, price and size as an earlier one of the day. A trade that names only the order that
+    it filled has that order's price; null if the order was entered before the recording began. If several types report
+    the same trades or quotes, each symbol has those of its lowest rank of the day (`TradeFields.rank`).
 
-    Quotes: an absent side is null. Where a feed sends one side at a time, the other side is that of the symbol's last
-    quote that had it, in the order of the recording; also if that quote is not selected.
+    Quotes: a missing side is null. If a feed sends one side at a time, the other side is that of the symbol's last
+    quote that had it, in recording order, even if that quote is not selected.
 
-    What the rest of the day decides is looked up first, so that a selection has the same trades as the whole day. In
-    memory are then the orders of the symbols, about 24 bytes for each trade with an id, and about 270 bytes for each
-    trade whose id occurs more than once.
+    The whole day is scanned first where it decides which trades count, so that a selection has the same trades as the
+    day. This needs about 24 bytes of memory for each trade with an id, about 270 for each trade whose id occurs more
+    than once, and the symbols' orders.
     """
 
     def __init__(self, source: Frames, what: Literal["trades", "quotes"]) -> None:
-        """Wrap a recording. Raises ConfigError when their schema declares none."""
+        """Wrap a recording. Raises ConfigError if its schema declares none."""
         self.feed, self.schema = source.feed, source.schema
         self._source, self._what = source, what
         if not getattr(self.schema, what):
             raise ConfigError(f"schema {self.schema.name!r} declares no {what}, expected some in Schema.{what}")
 
     def batches(self, prefix: str | bytes = b"", **selection: Unpack[Selection]) -> Iterator[Batch]:
-        """Yield all messages; frames choose which of them are trades or quotes."""
+        """Yield all messages; frames select the trades or quotes."""
         return self._source.batches(prefix, **selection)
 
     def left_out(self, prefix: str | bytes = b"", **selection: Unpack[Selection]) -> LeftOut:
-        """Return how many messages of the selection are of the declared types and are left out, by reason."""
+        """Return how many messages of the declared types are left out of the selection, by reason."""
         found: LeftOut = _ticks().left_out_of(self._source, self._what, as_bytes("prefix", prefix), selection)
         return found
 
     def _columns(self, form: dict[str, Any], prefix: bytes, selection: Selection) -> Columns:
         broken = form.pop("broken", False)
         if form.pop("message_type", None) is not None:
-            raise ConfigError(f"message_type was given for {self._what}, expected none: the schema says which they are")
+            raise ConfigError(f"message_type was given for {self._what}, the schema defines their types")
         if broken and self._what == "quotes":
-            raise ConfigError("broken was given for quotes, expected it only for trades")
+            raise ConfigError("broken was given for quotes, it applies only to trades")
         picks = _ticks().picks_of(self._source, self._what, prefix, selection, broken)
         columns: Columns = _arrow().Columns(self.feed, picks, **form)
         return columns
 
 
 class TicksOfDays(Frames):
-    """The trades or the quotes of several days: the rows of `Ticks` of each day, day by day.
+    """The trades or quotes of several days: the rows of each day's `Ticks`, day by day.
 
-    The first columns are `feed` and `date` of the day; then come those of `Ticks`. Each day is read as if it was alone:
-    orders, ranks, ids, broken trades and sides of quotes are those of the day.
+    The columns are `feed` and `date`, then those of `Ticks`. Days are independent: orders, ranks, ids, cancelled
+    trades and sides of quotes are those of one day.
 
-    Days may have several schemas: a column is then of a type that holds the values of all, and a schema that declares
-    no trades (or quotes) adds none. `prices="integer"` needs prices of equal decimals.
+    If the schemas differ, a column's type holds the values of all days, and a day whose schema declares no trades (or
+    quotes) has no rows. `prices="integer"` requires prices of equal decimals.
     """
 
     def __init__(self, days: Sequence[Recording], what: Literal["trades", "quotes"]) -> None:
-        """Wrap recordings. Raises ConfigError when no schema of theirs declares any."""
+        """Wrap recordings. Raises ConfigError if no schema declares any."""
         self.feed, self.schema = days[-1].feed, days[-1].schema
         declaring = [day for day in days if getattr(day.schema, what)]
         self._days = [(day, Ticks(day, what)) for day in declaring or days]
 
     def batches(self, prefix: str | bytes = b"", **selection: Unpack[Selection]) -> Iterator[Batch]:
-        """Yield all messages, day by day; frames choose which of them are trades or quotes."""
+        """Yield all messages, day by day; frames select the trades or quotes."""
         for _, ticks in self._days:
             yield from ticks.batches(prefix, **selection)
 
@@ -199,7 +198,7 @@ class TicksOfDays(Frames):
         return sum((ticks.left_out(prefix, **selection) for _, ticks in self._days), _ticks().LeftOut())
 
     def to_arrow(self, prefix: str | bytes = b"", **options: Unpack[FrameOptions]) -> pyarrow.Table:
-        """Return the rows of all days, as one table in memory. See `FrameOptions`."""
+        """Return the rows of all days as one table in memory. See `FrameOptions`."""
         schema = self._schema_of(options)
         chunks = self.arrow_chunks(prefix, **options)
         return needs("pyarrow", "arrow").Table.from_batches(chunks, schema=schema).unify_dictionaries()
@@ -207,7 +206,7 @@ class TicksOfDays(Frames):
     def arrow_chunks(
         self, prefix: str | bytes = b"", rows: int = _ROWS, **options: Unpack[FrameOptions]
     ) -> Iterator[pyarrow.RecordBatch]:
-        """Yield what `to_arrow` returns, at most `rows` messages of one day at a time."""
+        """Yield the rows of `to_arrow`, at most `rows` of one day at a time."""
         schema = self._schema_of(options)
         options = self._in_one_zone(options)
         return (
@@ -227,7 +226,7 @@ class TicksOfDays(Frames):
 
 
 def needs(library: str, extra: str, module: str = "") -> Any:
-    """Import a module that needs a library which may be missing."""
+    """Import a module that requires an optional library."""
     try:
         return import_module(module or library)
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""A feed's day on disk: its session date, the names of its files, its manifest, and who owns it."""
+"""A feed's day on disk: session date, file names, manifest and lock."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from blackbox.timestamps import date_of, ns_on
 
 MANIFEST = "manifest.json"
 MOST_JSON_BYTES = 16 << 20
-"""A manifest or `closed.json` that is larger is refused."""
+"""Maximum size of a manifest or `closed.json`."""
 LOCK = ".recorder.lock"
 IMPORT_LOCK = ".import.lock"
-"""Hidden, so that `recordings/FEED/*` in a shell names days."""
+"""Hidden, so that `recordings/FEED/*` matches only days in a shell."""
 _SLICE_PREFIX = "slice-"
 _SLICE = re.compile(r"slice-(\d{5})")
 _SEGMENT_SUFFIX = ".journal"
@@ -38,11 +38,11 @@ _NOON = datetime.time(12)
 
 
 Date = datetime.date | str
-"""A date, or its text, such as "2019-12-30"."""
+"""A date, or a text such as "2019-12-30"."""
 
 
 def as_date(given: Date) -> datetime.date:
-    """Return a date. Raises ConfigError for a text that is none, TypeError for anything else."""
+    """Return a date. Raises ConfigError for an invalid text, TypeError for another type."""
     if isinstance(given, datetime.date) and not isinstance(given, datetime.datetime):
         return given
     if not isinstance(given, str):
@@ -54,7 +54,7 @@ def as_date(given: Date) -> datetime.date:
 
 
 def session_date(feed: Feed, now_ns: int) -> datetime.date:
-    """The session date of a feed at a time: the local date, from `day_start` to `day_start`.
+    """Return a feed's session date at a time: the local date, from `day_start` to `day_start`.
 
     A session that starts at noon or later belongs to the date of its next morning, as futures markets count.
     """
@@ -66,7 +66,7 @@ def session_date(feed: Feed, now_ns: int) -> datetime.date:
 
 
 def day_end_ns(feed: Feed, day: datetime.date) -> int:
-    """When a session date ends and the next one begins, ns since the epoch."""
+    """Return the end of a session date, where the next one begins, in ns since 1970."""
     return _start_ns(feed, day + datetime.timedelta(1))
 
 
@@ -76,7 +76,7 @@ def _start_ns(feed: Feed, day: datetime.date) -> int:
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a day holds: `manifest.json`. Written once, when the day is begun."""
+    """Content of `manifest.json`. Written once, when the day is begun."""
 
     format: int
     feed: Feed
@@ -85,11 +85,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     created_ns: int
     version: str
     encrypted: bool = False
-    """Whether the feed had `[security]`, of which nothing is kept."""
+    """True if the feed had `[security]`. Its settings are not stored."""
 
     @classmethod
     def new(cls, feed: Feed, day: datetime.date, now_ns: int) -> Self:
-        """The manifest of a day that begins now. Raises ConfigError when the feed's schema is not known here."""
+        """Return the manifest of a day that begins now. Raises ConfigError if the feed's schema is not registered."""
         return cls(
             format=VERSION,
             feed=as_recorded(feed),
@@ -102,7 +102,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @classmethod
     def read(cls, directory: Path) -> Self:
-        """The manifest of a day's directory. Raises JournalError naming what is missing or wrong."""
+        """Read the manifest in a day's directory. Raises JournalError naming what is missing or wrong."""
         path = directory / MANIFEST
         try:
             data = read_regular(path, MOST_JSON_BYTES)
@@ -126,19 +126,19 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return manifest
 
     def check_schema(self) -> None:
-        """Raise ConfigError unless the schema can be made of what stands here, and is the one that the feed names."""
+        """Raise ConfigError if the stored schema is invalid or not the one that the feed names."""
         if self.feed.schema != self.schema.schema().name:
             raise ConfigError(f"schema was {self.schema.name!r}, expected {self.feed.schema!r}, which the feed names")
 
     def has_registered_schema(self) -> bool:
-        """Whether the schema that is registered here under this name is the one that was recorded."""
+        """Return True if the schema registered under this name is the recorded one."""
         try:
             return SchemaDocument.of(load_schema(self.schema.name)) == self.schema
         except ConfigError:
             return False
 
     def write(self, directory: Path) -> None:
-        """Put it into a directory, whole or not at all; first a directory for each slice: one that lacks was lost."""
+        """Write it to a directory atomically, after creating one directory per slice. A missing one then means loss."""
         for slice_id in range(len(self.feed.slices)):
             make_directory(slice_directory(directory, slice_id))
         document = msgspec.to_builtins(self)
@@ -147,7 +147,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         replace_file(directory / MANIFEST, directory / f"{MANIFEST}.{os.getpid()}.new", text)
 
     def check_feed(self, feed: Feed, directory: Path) -> None:
-        """Raise JournalError when another feed than this one is recorded here."""
+        """Raise JournalError if the directory holds another feed."""
         for name in ("name", "schema_name", "key_bytes", "channels", "separator"):
             here, there = getattr(self.feed, name), getattr(feed, name)
             if here != there:
@@ -192,33 +192,33 @@ def slice_name(slice_id: int) -> str:
 
 
 def slice_directory(day: Path, slice_id: int) -> Path:
-    """Return where a slice's segments are."""
+    """Return the directory of a slice's segments."""
     return day / slice_name(slice_id)
 
 
 def slice_of(name: str) -> int | None:
-    """Return the slice whose directory has this name; None: it is no slice's."""
+    """Return the slice with this directory name; None if it is not a slice's."""
     match = _SLICE.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def slice_directories(day: Path) -> list[Path]:
-    """Return what is in a day's directory and is called like a slice, sorted. Raises OSError."""
+    """Return the paths in a day's directory with a slice's name, sorted. Raises OSError."""
     return sorted(path for path in day.iterdir() if path.name.startswith(_SLICE_PREFIX))
 
 
 def segment_path(day: Path, slice_id: int, number: int) -> Path:
-    """Return where a segment is."""
+    """Return the path of a segment."""
     return slice_directory(day, slice_id) / f"{number:06d}{_SEGMENT_SUFFIX}"
 
 
 def index_path(segment: Path) -> Path:
-    """Return where the index of a segment is."""
+    """Return the path of a segment's index."""
     return segment.with_suffix(_INDEX_SUFFIX)
 
 
 def slice_files(directory: Path) -> tuple[list[int], list[int]]:
-    """Return the numbers of the segments and of the indexes in a slice's directory, in order. Raises OSError."""
+    """Return the numbers of the segments and of the indexes in a slice's directory, ascending. Raises OSError."""
     paths = list(directory.iterdir()) if directory.is_dir() else []
     numbered = [path for path in paths if len(path.stem) >= _SEGMENT_DIGITS and path.stem.isdecimal()]
     segments, indexes = (
@@ -229,7 +229,7 @@ def slice_files(directory: Path) -> tuple[list[int], list[int]]:
 
 
 def segment_numbers(directory: Path) -> list[int]:
-    """Return the numbers of the segments in a slice's directory, in order; no directory: none. Raises OSError."""
+    """Return the numbers of the segments in a slice's directory, ascending. Empty if it is missing. Raises OSError."""
     return slice_files(directory)[0]
 
 
@@ -244,7 +244,7 @@ def recorded_files(day: Path) -> list[Path]:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make names in a directory durable."""
+    """Sync a directory, so that its names are durable."""
     fd = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -253,7 +253,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def replace_file(path: Path, fresh: Path, data: bytes, *, is_durable: bool = True) -> None:
-    """Put data in the place of a file, whole or not at all, by way of a fresh one beside it. Raises OSError."""
+    """Replace a file atomically, by way of the file `fresh`. Raises OSError."""
     with fresh.open("wb") as file:
         file.write(data)
         file.flush()
@@ -265,7 +265,7 @@ def replace_file(path: Path, fresh: Path, data: bytes, *, is_durable: bool = Tru
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory and those above it that are missing, durably."""
+    """Create a directory and its missing parents, durably."""
     if not path.is_dir():
         make_directory(path.parent)
         path.mkdir(exist_ok=True)
@@ -273,15 +273,15 @@ def make_directory(path: Path) -> None:
 
 
 def recorded_days(directory: Path) -> list[Path]:
-    """The days' directories of a feed's directory, in order."""
+    """Return the days in a feed's directory, in order."""
     return sorted(path.parent for path in directory.glob(f"*/{MANIFEST}"))
 
 
 class Lock(FileLock):
-    """Ownership of a feed's recordings: held while open, and let go by the system when its process dies."""
+    """Ownership of a feed's recordings. The system releases it when the process dies."""
 
     def __init__(self, directory: Path, *, importing: bool = False) -> None:
-        """Take it, to record or to import. Raises JournalError naming the owner when another has it."""
+        """Lock to record or to import. Raises JournalError naming the current owner."""
         try:
             super().__init__(directory / (IMPORT_LOCK if importing else LOCK))
         except OwnedError as owned:
@@ -290,5 +290,5 @@ class Lock(FileLock):
 
 
 def as_journal_error(error: OSError, what: str) -> JournalError:
-    """An error of the file system, in words that say what could not be done."""
+    """Return an OSError as a JournalError that says what failed."""
     return JournalError(f"{what}: {error.strerror}{f' ({error.filename})' if error.filename else ''}")

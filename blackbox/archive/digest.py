@@ -1,4 +1,4 @@
-"""What messages are there, whatever blocks they are in, as one number: two recordings hold the same if it is equal."""
+"""A checksum of messages, whatever their blocks. Two recordings with the same messages have the same one."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from blackbox.native.xxh3 import xxh3
 
 
 class Digest(msgspec.Struct):
-    """What messages are there, whatever blocks they are in: how many, and a sum of the checksums of all of them."""
+    """Number of messages and the sum of their checksums."""
 
     messages: int = 0
     total: int = 0
 
     def add(self, recorded: Recorded) -> None:
-        """Take in the messages of a checked block."""
+        """Add the messages of a checked block."""
         self.total = (self.total + int(digest_of(recorded.header, recorded.body, recorded.first_row))) % (1 << 64)
         self.messages += recorded.block.count - recorded.first_row
 
@@ -46,9 +46,9 @@ def _mixed(total: int, word: int) -> int:
 
 @njit(nogil=True, cache=True)
 def digest_of(header: int, body: int, first_row: int) -> int:
-    """The sum, uint64, of a checksum of each message of a checked block, from its first row on.
+    """Return the sum, uint64, of the checksums of a checked block's messages from `first_row` on.
 
-    Of its slice, epoch and sequence number, `ts_event`, topic and payload: how it is packed in blocks does not matter.
+    A checksum covers slice, epoch, sequence, `ts_event`, topic and payload.
     """
     block = read_header(header)
     layout = layout_of(block)

@@ -1,4 +1,4 @@
-"""Which recorded messages are wanted: asked of index entries, of record heads, and of the rows of a block."""
+"""Select recorded messages: by index entry, by record head, and by row of a block."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ from blackbox.feed.symbol_choice import SymbolChoice
 from blackbox.timestamps import is_time_of_day
 
 Clock = Literal["ts_event", "ts_out", "ts_recv"]
-"""By which of its times a message is chosen."""
+"""The time by which messages are selected."""
 
 Time = int | datetime.datetime | str
-"""A time: ns since 1970; an aware datetime; or text, see `Recording.time`."""
+"""A time: ns since 1970, an aware datetime, or a text, see `Recording.time`."""
 
 
 class Selection(TypedDict, total=False):
-    """Keywords that choose messages, the same wherever a recording is read. What is not given does not matter."""
+    """Keywords that select messages, the same wherever a recording is read. By default all are selected."""
 
     start: Time | None
     """The first time."""
     stop: Time | None
-    """The end of the times; not wanted itself."""
+    """The end of the times, exclusive."""
     by: Clock
-    """Which times `start` and `stop` mean: `ts_event`, the default, is each message's own; `ts_out` and `ts_recv` are
+    """The time that `start` and `stop` apply to: `ts_event`, the default, is each message's; `ts_out` and `ts_recv` are
     its block's."""
     slices: Iterable[int] | None
-    """The slices to look into."""
+    """The slices to read."""
     epoch: int | None
-    """The publisher's run."""
+    """The publisher's epoch."""
     first_sequence: int | None
     """The first sequence number."""
     symbols: Sequence[str | bytes] | None
-    """Only messages whose topics have exactly one of these symbols, as the feed's `symbol` and `separator` say."""
+    """Only messages with exactly one of these symbols, which the feed's `symbol` and `separator` define."""
 
 
 def check_options(given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise TypeError unless all of these are known: a keyword that is misspelt would choose nothing."""
+    """Raise TypeError for an unknown keyword, such as a misspelt one, instead of ignoring it."""
     known = sorted(known)
     for name in given:
         if name not in known:
@@ -56,12 +56,12 @@ def check_options(given: Iterable[str], known: Iterable[str]) -> None:
 
 
 def check_range(start: Time | None, stop: Time | None, start_ns: int, stop_ns: int) -> None:
-    """Raise ConfigError when a range of times ends before it begins: it would choose nothing.
+    """Raise ConfigError if a time range ends before it begins, instead of selecting nothing.
 
-    A date and a time of day may: of some days nothing is chosen then.
+    Ranges with a time of day may be empty on some days.
     """
     if start_ns > stop_ns and is_time_of_day(start) == is_time_of_day(stop):
-        raise ConfigError(f"start was {start!r}, after stop, {stop!r}, expected a start that is not after the stop")
+        raise ConfigError(f"start was {start!r}, which is after stop={stop!r}")
 
 
 CLOCKS: Final = ("ts_event", "ts_out", "ts_recv")
@@ -70,29 +70,29 @@ _LATEST: Final = (1 << 63) - 1
 
 
 class Filter(NamedTuple):
-    """Which messages are wanted. None: that does not matter."""
+    """Conditions on messages. None: no condition."""
 
     key_rule: int
-    """Of the feed."""
+    """The feed's key rule."""
     prefix: bytes = b""
-    """Their topics begin with this."""
+    """Prefix of their topics."""
     of_keys: bool = False
     """True if the keys of their topics begin with `prefix`."""
     start: int | None = None
-    """The first of their times, ns since 1970."""
+    """The first time, ns since 1970."""
     stop: int | None = None
-    """The end of their times, ns since 1970; not wanted itself."""
+    """The end of the times, exclusive, ns since 1970."""
     by: Clock = "ts_event"
-    """Which of their times `start` and `stop` mean."""
+    """The time that `start` and `stop` apply to."""
     epoch: int | None = None
-    """The publisher's run."""
+    """The publisher's epoch."""
     first_sequence: int | None = None
-    """The first of their sequence numbers."""
+    """The first sequence number."""
     symbols: SymbolChoice | None = None
-    """Their symbols. `prefix` is then that of the choice."""
+    """Their symbols, with the same `prefix` as this filter."""
 
     def entries(self, entries: NDArray[Any]) -> NDArray[numpy.bool_]:
-        """Return bool[n]: which index entries may cover such messages."""
+        """Return bool[n]: index entries that may cover such messages."""
         may = numpy.ones(len(entries), bool)
         if self.start is not None:
             may &= entries[f"max_{self.by}"] >= self.start
@@ -107,7 +107,7 @@ class Filter(NamedTuple):
         return may
 
     def records(self, heads: NDArray[Any]) -> NDArray[numpy.bool_]:
-        """Return bool[n]: which records may hold such messages, judged by their heads alone."""
+        """Return bool[n]: records that may hold such messages, according to their heads."""
         may = numpy.ones(len(heads), bool)
         if self.by != "ts_event":
             if self.start is not None:
@@ -129,7 +129,7 @@ class Filter(NamedTuple):
 
 
 class RowFilter:
-    """Choose the wanted rows of one checked block after the other."""
+    """Selects rows of checked blocks."""
 
     def __init__(self, wanted: Filter) -> None:
         self._prefix = numpy.frombuffer(wanted.prefix or b"\0", numpy.uint8)
@@ -143,9 +143,9 @@ class RowFilter:
         self._symbols = None if wanted.symbols is None else SymbolRows(wanted.symbols)
 
     def rows(self, block: Block, first_row: int, header: int, body: int) -> NDArray[numpy.int32] | None:
-        """Return int32[m], the wanted rows from `first_row` on; None: all rows of the block.
+        """Return int32[m], the selected rows from `first_row` on; None for all rows of the block.
 
-        `header` and `body` are the addresses of the block's.
+        `header` and `body` are the block's addresses.
         """
         rows = self._rows(block, first_row, header, body)
         return rows if self._symbols is None else self._symbols.of(rows, block, header, body)

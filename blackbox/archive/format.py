@@ -21,7 +21,7 @@ RECORD: Final = layout.dtype_of(layout.RECORD, layout.HEADER)
 MARK: Final = layout.dtype_of(layout.MARK)
 """Head of a mark."""
 ENTRY: Final = layout.dtype_of(layout.ENTRY)
-"""Entry of an index. Without records every minimum is above its maximum."""
+"""Entry of an index. In an entry without records every minimum is above its maximum."""
 FILE_HEAD_BYTES: Final = FILE_HEAD.itemsize
 RECORD_HEAD_BYTES: Final = RECORD.itemsize
 MARK_HEAD_BYTES: Final = MARK.itemsize
@@ -29,38 +29,38 @@ ENTRY_BYTES: Final = ENTRY.itemsize
 RECORD_ALIGNMENT: Final = 32
 
 NOTE: Final = 8
-"""The kind of a mark that is a note: see `blackbox.archive.marks.MarkKind`."""
+"""Kind of a mark that is a note: see `blackbox.archive.marks.MarkKind`."""
 
 OFFSET_CHECKED: Final = 8
-"""The checksum of a record's or mark's head covers the bytes from here to the end of the head."""
+"""The checksum of a record's or mark's head covers the bytes from here to its end."""
 OFFSET_BLOCK_HEADER: Final = layout.RECORD.offsets["block"]
 
 SEGMENT_BYTES: Final = 256 << 20
-"""The next segment is begun at this size, unless it is said otherwise."""
+"""Default size at which the next segment is begun."""
 
 CODEC_NONE: Final = 0
 CODEC_LZ4: Final = 1
-"""One LZ4 block, without a size in front: the block header has it."""
+"""One LZ4 block without a size prefix: the block header has the size."""
 CODEC_ZSTD: Final = 2
 """One Zstandard frame."""
 
 
 ENTRY_SPAN_BYTES: Final = 64 << 10
-"""An entry is closed once its records have that many bytes."""
+"""An entry is closed once its records have this size."""
 
 record_head_at: Final = structure_at(RECORD)
 mark_at: Final = structure_at(MARK)
 entry_at: Final = structure_at(ENTRY)
-"""For compiled code: what lies at an address."""
+"""For compiled code: the structure at an address."""
 
 
 @register_jitable
 def record_bytes(stored_bytes: Any) -> Any:
-    """Return how far what follows is from a record whose body is stored in so many bytes: one number, or an array."""
+    """Return the size of a record from that of its stored body: a number or an array."""
     return (RECORD_HEAD_BYTES + stored_bytes + RECORD_ALIGNMENT - 1) & -RECORD_ALIGNMENT
 
 
 @register_jitable
 def mark_bytes(stored_bytes: Any) -> Any:
-    """Return how far what follows is from a mark whose body has so many bytes."""
+    """Return the size of a mark from that of its body."""
     return (MARK_HEAD_BYTES + stored_bytes + RECORD_ALIGNMENT - 1) & -RECORD_ALIGNMENT

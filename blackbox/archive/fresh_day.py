@@ -1,7 +1,7 @@
-"""Write whole days into a feed's directory: each gets its name when it is complete, was read again and is durable.
+"""Write whole days into a feed's directory. A day is renamed into place once it is complete, checked and durable.
 
-Until then it lies in `<feed>/importing/<date>.<random>/`, where nobody looks for recordings. What a process that was
-killed has left there is removed by the next one.
+Until then it is in `<feed>/importing/<date>.<random>/`, where readers do not look for recordings. Each import removes
+leftovers of imports that were killed.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _OLD: Final = "old"
 
 
 class FreshDays:
-    """Ownership of what is imported into a feed's directory; in a `with` block. Beside it a recorder may record.
+    """Ownership of a feed's imports, in a `with` block. A recorder may record at the same time.
 
-    Attributes: `left`, the dates of what a killed process had left unfinished: it is removed.
+    Attributes: `left`, the dates of unfinished days of a killed import, which were removed.
     """
 
     def __init__(self, directory: Path, *, replace: bool) -> None:
-        """Take it. `replace`: days that are there may be replaced, so no recorder may record.
+        """Lock the directory. `replace` allows existing days to be replaced, so no recorder may record.
 
-        Raises JournalError when another process has it, or the directory cannot be written.
+        Raises JournalError if another process owns it or it cannot be written.
         """
         self.directory = directory
         place = directory / IMPORTING
@@ -60,12 +60,12 @@ class FreshDays:
                 raise as_journal_error(error, f"{directory} cannot be written") from error
             raise
         for date in self.left:
-            log.warning("%s: removed what was left of an import of %s that was killed", place, date)
+            log.warning("%s: removed an unfinished import of %s", place, date)
 
     def close(self) -> None:
-        """Let go."""
+        """Release the directory."""
         if self._locks:
-            with suppress(OSError):  # it is not empty, or was not made
+            with suppress(OSError):  # it is not empty or does not exist
                 (self.directory / IMPORTING).rmdir()
         for lock in self._locks:
             lock.close()
@@ -81,33 +81,30 @@ class FreshDays:
 
 
 def check_is_new(directory: Path, date: datetime.date, *, replace: bool) -> None:
-    """Raise JournalError when a day is in a feed's directory and may not be replaced."""
+    """Raise JournalError if the day exists and must not be replaced."""
     day = directory / date.isoformat()
     if not replace and (day.exists() or day.is_symlink()):
         raise JournalError(f"{day} exists, expected a day that is not there yet, or replace=True (--replace)")
 
 
 def check_whole(recording: Recording, written: Written, progress: Callable[[int], object] | None = None) -> None:
-    """Read all of a day that was written. Raise JournalError unless it holds what was put, and lacks what was skipped.
+    """Read the whole day. Raise JournalError unless it has the messages written and lacks those skipped.
 
-    `progress`: as `Recording.examine` has it; what it raises ends this.
+    `progress`: as in `Recording.examine`; an exception that it raises ends the check.
     """
     damage, gaps, begins = recording.examine(progress)
     found = recording.summary().messages
     missing = sum(gap.count for gap in gaps)
     if damage or begins or (found, missing) != (written.messages, written.missing):
         wrong = damage or begins or f"{missing} missing, expected {written.missing}"
-        raise JournalError(
-            f"{found} messages were found in what was written, expected {written.messages}: {wrong!s:.500}; it was "
-            "removed"
-        )
+        raise JournalError(f"the day had {found} messages, expected {written.messages}: {wrong!s:.500}; it was removed")
 
 
 @contextmanager
 def fresh_day(directory: Path, date: datetime.date, *, replace: bool) -> Iterator[Path]:
-    """Give an empty directory to write a day into. It becomes the day when the block is left without an error.
+    """Yield an empty directory for a day. It becomes the day if the block ends without an error.
 
-    For who holds `FreshDays`. Raises JournalError when the day is there already, or cannot be written.
+    Requires `FreshDays`. Raises JournalError if the day exists or cannot be written.
     """
     check_is_new(directory, date, replace=replace)
     day = directory / date.isoformat()
@@ -129,7 +126,7 @@ def fresh_day(directory: Path, date: datetime.date, *, replace: bool) -> Iterato
 
 
 def _clear(place: Path, directory: Path) -> None:
-    """Remove what was not finished, or was replaced. A day that was to be replaced, and was not, gets its name back."""
+    """Remove unfinished and replaced days. A day whose replacement failed gets its name back."""
     day = directory / place.name.split(".")[0]
     if (place / _OLD).exists() and not day.exists():
         (place / _OLD).rename(day)

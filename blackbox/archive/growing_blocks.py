@@ -1,9 +1,9 @@
-"""Grow blocks message by message, in compiled code; those that are full go to journals.
+"""Build blocks message by message, in compiled code, and append full ones to journals.
 
     source ==row by row==> columns of a growing block ==column by column==> body ==write==> journal
 
-Each message is looked at once, and its payload copied while it is in the cache. A block that grows has its columns
-apart, as nobody knows yet how many rows there will be.
+Each message is read once, and its payload copied while it is in the cache. A growing block has separate columns,
+because the number of rows is not known yet.
 """
 
 from __future__ import annotations
@@ -37,42 +37,42 @@ from blackbox.native.jit import njit
 from blackbox.native.records import Field, SharedRecord, record_at, structure_at
 
 LINE_BYTES: Final = 64
-"""What `copy_line` copies."""
+"""Bytes copied by `copy_line`."""
 _HALF: Final = 32
 _PLACE: Final = (1 << _HALF) - 1
 _TOPIC_COST: Final = TOPIC_BYTES + NUMBER_BYTES
 _SPARE_BYTES: Final = 128 << 10
-"""More than one topic, the padding of all columns, and what follows the last row of some take up."""
+"""Upper limit for a topic, the padding of all columns, and the bytes after the last rows."""
 
 
 class GrowingBlock(SharedRecord):
-    """A block that grows."""
+    """A block under construction."""
 
-    # Where its columns are.
+    # Addresses of the columns.
     times = Field()
     places = Field()
-    """int32: the place of each row's topic among those of the block."""
+    """int32: index of each row's topic in `order`."""
     ends = Field()
-    """int32: where each payload ends, behind a 0."""
+    """int32: end of each payload, after a leading 0."""
     order = Field()
-    """int32: the block's topics, by place."""
+    """int32: numbers of the block's topics, in order of appearance."""
     validity = Field()
     payloads = Field()
     limit = Field()
-    """Bytes that its rows and topics may take up."""
+    """Maximum size of rows and topics, bytes."""
     longest_room = Field()
-    """Bytes of the longest payload that there is room for."""
+    """Maximum size of a payload, bytes."""
 
-    # What they hold.
+    # State of the columns.
     count = Field()
     topics = Field()
     payload_bytes = Field()
     left = Field()
-    """Bytes of `limit` that are left."""
+    """Remaining bytes of `limit`."""
     has_nulls = Field()
-    """1: some messages have no value, which `validity` tells."""
+    """1 if some messages have no value; see `validity`."""
     generation = Field()
-    """What `About.seen` has in its upper half, of the block's topics; then another one."""
+    """Upper half of `seen` for the block's topics. Each block has another one."""
 
 
 growing_at = record_at(GrowingBlock)
@@ -81,18 +81,18 @@ GROWING_BYTES: Final = GrowingBlock.dtype.itemsize
 
 @register_jitable
 def validity_bytes(block_bytes: int) -> int:
-    """Return room for a bit for each row of a block."""
+    """Return the size of a bitmap with a bit for each row."""
     return (block_bytes // ROW_BYTES + 2) // 8 + 1
 
 
 class GrowingBlocks:
     """Memory of growing blocks, which are numbered from 0.
 
-    Attributes: `body`, room for the body of any.
+    Attributes: `body`, memory for the body of any of them.
     """
 
     def __init__(self, block_bytes: int) -> None:
-        """There is none yet; each is to grow to `block_bytes`."""
+        """Start without blocks. Each will have up to `block_bytes`."""
         self._block_bytes = block_bytes
         self._rows = block_bytes // ROW_BYTES + 2
         self._records = numpy.zeros(0, GrowingBlock.dtype)
@@ -101,14 +101,14 @@ class GrowingBlocks:
 
     @property
     def address(self) -> int:
-        """Where the record of the first one lies."""
+        """Address of the first block's record."""
         return self._records.ctypes.data
 
     def __len__(self) -> int:
         return len(self._records)
 
     def make_room(self, count: int) -> None:
-        """Have at least so many."""
+        """Grow to at least `count` blocks."""
         before = self._records
         if count <= len(before):
             return
@@ -124,11 +124,11 @@ class GrowingBlocks:
             for name, column in self._columns[number].items():
                 self._records[name][number] = column.ctypes.data
             self._records["limit"][number] = self._records["left"][number] = self._block_bytes
-            self._records["generation"][number] = ~number  # no other block has it
+            self._records["generation"][number] = ~number  # unique
             self.lengthen(number, self._block_bytes)
 
     def lengthen(self, number: int, longest: int) -> None:
-        """Have room in an empty one for a payload of so many bytes."""
+        """Make room for a payload of `longest` bytes in an empty block."""
         payloads = self._columns[number]["payloads"] = numpy.empty(longest + LINE_BYTES, numpy.uint8)
         self._records["payloads"][number], self._records["longest_room"][number] = payloads.ctypes.data, longest
         if longest > self._longest:
@@ -140,8 +140,8 @@ class GrowingBlocks:
 
 
 ABOUT: Final = numpy.dtype([("seen", "<i8"), ("size", "<i4"), ("group", "<i4")])
-"""What is known of a topic. `seen`: the block that has seen it last, and in the lower half the place that it has there.
-`size`: of its text. `group`: of one slice and key. All in one, as each is looked up in a line of the cache of its own.
+"""State of a topic. `seen`: generation of its last block and, in the lower half, its index there. `size`: bytes of the
+name. `group`: its slice and key. One structure, so that a lookup touches one cache line.
 """
 
 
@@ -150,13 +150,13 @@ ABOUT_BYTES: Final = ABOUT.itemsize
 
 
 class Topics(NamedTuple):
-    """What is known of topics, by number, and of their groups."""
+    """State of topics, by number, and of their groups."""
 
     about: NDArray[Any]
     """ABOUT by topic."""
     table: TopicTable
     generation: NDArray[numpy.int64]
-    """int64[1]: the last generation that was given to a block."""
+    """int64[1]: the last generation assigned to a block."""
     slice_of_group: NDArray[numpy.int32]
     following: NDArray[numpy.int64]
     """int64: next sequence of each slice."""
@@ -167,34 +167,34 @@ class Topics(NamedTuple):
 
 
 class Journals(NamedTuple):
-    """Where the blocks of all slices go."""
+    """Destination of the blocks of all slices."""
 
     states: NDArray[numpy.int64]
     """The address of each slice's JournalState."""
     clocks: NDArray[numpy.int64]
-    """The latest time so far of each slice's messages."""
+    """Highest message time of each slice."""
     limit_ns: int
-    """A time from here on does not move the clock."""
+    """Times from here on do not advance the clock."""
     header: int
     """Address of memory for a block's header."""
     body: int
-    """Address of memory for the body of any block, 8-byte aligned."""
+    """Address of memory for a block's body, 8-byte aligned."""
     origin: Origin
-    """The slice in it does not count."""
+    """Its slice is ignored."""
     checksum: bool
 
 
 @njit(inline="always")
 def add_row(at: int, about: int, topic: int, time: int, payload: int, size: int, is_wide: bool) -> bool:
-    """Add a message to the block at an address. False: there is no room for it.
+    """Add a message to a block. Return False if there is no room.
 
-    `about`: address of the topic's ABOUT. `size` is below 0 where it has no value. `is_wide`: LINE_BYTES may be read
-    from the payload's address on.
+    `about`: address of the topic's ABOUT. `size` is negative for a message without a value. `is_wide`: LINE_BYTES may
+    be read from the payload's address on.
     """
     block, known = growing_at(at), about_at(about)
     count, topics, begin = block.count, block.topics, block.payload_bytes
     length: Any = max(size, numpy.int64(0))
-    # Whether a topic is new is as good as random: what follows from it is computed, as a guess is often wrong.
+    # Computed without a branch, because new topics are unpredictable.
     fresh: Any = numpy.int64(known.seen >> _HALF != block.generation)
     left = block.left - (length + ROW_BYTES + (numpy.int64(known.size) + _TOPIC_COST) * fresh)
     if (left < 0 and count > 0) or length > block.longest_room:
@@ -231,7 +231,7 @@ def _note_null(at: int) -> None:
 
 @inner
 def _begin(at: int, generation: NDArray[numpy.int64]) -> None:
-    """Make the block at an address an empty one."""
+    """Empty the block."""
     block = growing_at(at)
     block.count = block.topics = block.payload_bytes = block.has_nulls = 0
     block.left = block.limit
@@ -273,7 +273,7 @@ def _plan_of(at: int) -> Plan:
 
 @inner
 def _lay_out(at: int, plan: Plan, target: int, table: TopicTable) -> int:
-    """Write the body at `target`; return its bytes."""
+    """Write the body at `target` and return its size in bytes."""
     block = growing_at(at)
     count = block.count
     layout = body_layout(count, plan.topics, plan.topic_bytes, plan.payload_bytes, plan.flags)
@@ -296,9 +296,9 @@ def _lay_out(at: int, plan: Plan, target: int, table: TopicTable) -> int:
 
 @inner
 def append_block(at: int, group: int, topics: Topics, journals: Journals) -> None:
-    """Append the block at an address to the journal of its group's slice, unless it is empty; then it is.
+    """Append the block to the journal of its group's slice and empty it. An empty block is skipped.
 
-    It is sent and received at the latest time so far of its slice's messages.
+    Its `ts_out` and `ts_recv` are the highest message time of its slice.
     """
     count = growing_at(at).count
     if count == 0:

@@ -1,14 +1,14 @@
-"""Import sources into dated recordings: without sockets, several days at once, each in threads of its own.
+"""Import sources into dated recordings: without sockets, several days at once, each in its own threads.
 
     source with a date, `date=`   all its messages are of that day
-    any other source              each message is of the session that its time is in
+    any other source              each message is of the session that contains its time
 
-Sources without a date may share days, as those that run over midnight do: they are read one after the other, and their
-days get their names when all have been read. Few days are open for writing at a time. Each day of a source has its
-head (`Source.head`).
+Sources without a date may share days, such as sources that run over midnight. They are read one after the other, and
+their days are renamed into place when all have been read. Few days are open for writing at a time. Each day of a source
+begins with its head (`Source.head`).
 
-Of each day, one thread decodes while another encodes and writes. Both run compiled code, without the GIL, but for what
-a source does in Python: days of such sources take turns.
+For each day one thread decodes while another encodes and writes. Both run compiled code without the GIL, except for
+sources written in Python, whose days take turns.
 """
 
 from __future__ import annotations
@@ -45,34 +45,34 @@ from blackbox.timestamps import time_text
 
 _CHUNKS_AHEAD: Final = 2
 _OPEN_DAYS: Final = 4
-"""Days written at a time."""
+"""Maximum number of days open for writing at a time."""
 _MOST_DAYS: Final = 4_000
-"""Messages of more days than this are taken for corrupt."""
+"""Messages of more days than this are assumed to be corrupt."""
 _DAY: Final = datetime.timedelta(1)
 
 
 class ImportedDay(msgspec.Struct, frozen=True, kw_only=True):
-    """A day that was imported."""
+    """An imported day."""
 
     date: datetime.date
     path: Path
     messages: int
     file_bytes: int
-    """Of segments and their indexes."""
+    """Size of segments and indexes."""
     outside: int
-    """Messages with a time outside of the session date, where the source itself tells the date."""
+    """Messages with a time outside the session date, if the source itself has a date."""
     missing: int
-    """Messages that the sources lack after their first ones. The gaps of the recording may add up to more: it has those
-    before the first message too, and `Publisher.skip` says how they are shared out."""
+    """Messages that are missing in the sources after their first ones. The recording's gaps may add up to more: they
+    include those before the first message, and `Publisher.skip` divides them among slices."""
     truncated: tuple[str, ...]
-    """For each source whose last message is of this day and that lacks something: where and why."""
+    """For each incomplete source whose last message is of this day: where and why it ends."""
     notes: tuple[str, ...]
     """Warnings of these sources, such as how many messages were sent before the first one."""
     seconds: float
 
 
 class _Empty(msgspec.Struct, frozen=True, order=True):
-    """Sources without a message."""
+    """Sources without messages."""
 
     what: str
     """The day or source, and the reason."""
@@ -84,9 +84,9 @@ class _Job(msgspec.Struct, frozen=True, kw_only=True):
     feed: Feed
     directory: Path
     date: datetime.date | None
-    """The day of all messages; None: the times of the messages tell."""
+    """The day of all messages; None: each message's time decides."""
     is_strict: bool
-    """True if no message may have a time outside of the date."""
+    """True if times outside the date are errors."""
     sources: list[Source]
     compression: Compression
     block_bytes: int
@@ -107,30 +107,29 @@ def import_days(
     threads: int = 1,
     imported: Callable[[ImportedDay], object] | None = None,
 ) -> list[ImportedDay]:
-    """Write sources into `directory/<feed>/<session date>/`, message for message what a recorder would have made.
+    """Write sources into `directory/<feed>/<session date>/`, the same messages as a recorder would have written.
 
-    Each day is read again and checked before it has its name. Sources of one date go into one day, one behind the
-    other, those without a date in the order of their first messages. What was unfinished when a process was killed is
-    removed by the next import.
+    Each day is read and checked before it is renamed into place. Sources of one date are appended to one day, those
+    without a date in the order of their first messages. Each import removes the unfinished days of killed ones.
 
     Args:
-        feed: its slices, keys and schema; one of schema "raw" carries any payload.
-        directory: where recordings are; made if it is missing.
-        sources: files, captures and the like. Sources without a date become as many days as their messages' times have;
-            messages without a time go with the one before.
-        date: of all sources. A message with a time outside of its session is an error, unless the source says itself
-            that it is of this date. Default: what each source says, or else the times of its messages.
-        compression: as `compact` has it.
-        block_bytes: as `compact` has them.
-        replace: whether days that are there are written anew.
-        threads: days that are imported at a time. Each takes up to two cores, and some 100 MiB. Sources without a date
-            are read one after the other, whatever this is.
-        imported: called with each day that is done.
+        feed: its slices, keys and schema; schema "raw" accepts any payload.
+        directory: directory of the recordings. Created if missing.
+        sources: files, captures and the like. A source without a date becomes one or more days, according to its
+            messages' times; messages without a time go with the message before.
+        date: of all sources. A message with a time outside its session is an error, unless the source itself has this
+            date. Default: each source's own date, otherwise the times of its messages.
+        compression: as in `compact`.
+        block_bytes: as in `compact`.
+        replace: True to replace existing days.
+        threads: days that are imported at a time. Each uses up to two cores and about 100 MiB. Sources without a date
+            are always read one after the other.
+        imported: called with each finished day.
 
-    Raises JournalError when a day is there already, or cannot be written; ConfigError when a source has another schema
-    or no time in its first messages; SourceError when one cannot be read, has times outside of `date`, or jumps between
-    more than a few days. Days that were done by then stay. SourceError, once all others are done, naming the days and
-    sources without messages.
+    Raises JournalError if a day exists or cannot be written; ConfigError if a source has another schema or its first
+    messages have no time; SourceError if a source cannot be read, has times outside `date`, or jumps between more than
+    a few days. Days that were finished before remain. Finally raises SourceError naming the days and sources without
+    messages, if any.
     """
     check_is_feed(feed)
     check_packing(compression, block_bytes)
@@ -172,9 +171,9 @@ def import_days(
 
 
 def _run(jobs: list[_Job], threads: int) -> Generator[ImportedDay | _Empty, None, None]:
-    """Yield the days as they are done. What ends this, such as an error of one day, ends those that are not done."""
+    """Yield the days as they are finished. An error of one day cancels the unfinished ones."""
     end = threading.Event()
-    compile_append()  # once, and kept: LLVM lets go of what two threads have compiled twice while others compile
+    compile_append()  # compiled once, before threads: LLVM drops what two threads compile at the same time
     with ThreadPoolExecutor(threads, "blackbox-import") as pool:
         try:
             for future in as_done([pool.submit(_import, job, end) for job in jobs]):
@@ -187,7 +186,7 @@ def _run(jobs: list[_Job], threads: int) -> Generator[ImportedDay | _Empty, None
 def _by_date(
     feed: Feed, sources: Iterable[Source], date: datetime.date | None
 ) -> dict[datetime.date | None, list[Source]]:
-    """Return the sources by their dates, those that tell none under None."""
+    """Return the sources by date; those without a date under None."""
     found: dict[datetime.date | None, list[Source]] = {}
     for source in chain.from_iterable([source] if date else source.by_day() for source in sources):
         schema = source.schema.name
@@ -195,16 +194,16 @@ def _by_date(
             raise ConfigError(f"{source!r} has schema {schema!r}, expected {feed.schema_name!r} of feed {feed.name!r}")
         found.setdefault(date or source.date, []).append(source)
     if not found:
-        raise ConfigError("an import was given no source, expected at least one")
+        raise ConfigError("no source was given, expected at least one")
     return found
 
 
 class _NoMessageError(Exception):
-    """A day has no message; says why."""
+    """Raised with the reason if a day has no message."""
 
 
 class _EndedError(Exception):
-    """The import has ended before this day was done."""
+    """Raised in the other days when the import ends early."""
 
 
 def _import(job: _Job, end: threading.Event) -> list[ImportedDay | _Empty]:
@@ -223,23 +222,23 @@ def _import(job: _Job, end: threading.Event) -> list[ImportedDay | _Empty]:
 
 
 class _Begun(NamedTuple):
-    """A source whose first messages were looked at."""
+    """A source with its first messages."""
 
     source: Source
     first: datetime.date | None
     """The day of its first message; None: it has no message."""
     chunks: Iterator[Chunk] | None = None
-    """All that it has, if it is still open; else it is opened at its turn."""
+    """Its chunks, if it is still open; otherwise it is opened when it is read."""
 
 
 def _in_order(job: _Job) -> list[_Begun]:
-    """Return the sources of a job by the times of their first messages."""
+    """Return the sources of a job in the order of their first messages."""
     if job.date is not None:
         return [_Begun(source, job.date) for source in job.sources]
     begun: list[_Begun] = []
     for source, first_ns, chunks in by_first_time(job.sources, _earliest_ns(job.feed)):
         if first_ns == 0:
-            raise SourceError(f"{source!r} tells no date (its first messages have no time): give the date (--date)")
+            raise SourceError(f"{source!r} has no date, and its first messages have no time: give the date (--date)")
         first = None if first_ns is None else session_date(job.feed, first_ns)
         if first is not None:
             _check_is_free(job, first)
@@ -249,7 +248,7 @@ def _in_order(job: _Job) -> list[_Begun]:
 
 
 def _check_is_free(job: _Job, date: datetime.date) -> None:
-    """Raise SourceError when another job writes a day."""
+    """Raise SourceError if another job writes this day."""
     if date in job.reserved:
         raise SourceError(
             f"messages of {date} are in sources with and without a date, expected one kind: import them apart, or give "
@@ -258,12 +257,12 @@ def _check_is_free(job: _Job, date: datetime.date) -> None:
 
 
 def _earliest_ns(feed: Feed) -> int:
-    """Return when the first session begins that a recording can be of. Earlier times are taken for none."""
+    """Return the start of the first session that can be recorded. Earlier times count as missing."""
     return day_end_ns(feed, datetime.date(1970, 1, 1))
 
 
 class _OpenDay:
-    """A day that is being written. It gets its name when `stack` is left without an error."""
+    """A day open for writing. It is renamed into place when `stack` exits without an error."""
 
     def __init__(self, job: _Job, date: datetime.date, stack: ExitStack) -> None:
         self.date = date
@@ -287,19 +286,19 @@ class _OpenDay:
         self.written = self._writer.written
 
     def skip(self, count: int) -> None:
-        """Leave out sequence numbers for messages that the venue sent and the source lacks."""
+        """Skip sequence numbers of messages that are missing in the source."""
         assert self._writer is not None
         self._writer.skip(count)
         self.written = self._writer.written
 
     def close(self) -> None:
-        """Write what is left. Raises JournalError."""
+        """Write buffered messages. Raises JournalError."""
         self.is_open = False
         self._closed.close()
-        self._writer = None  # and its memory
+        self._writer = None  # releases its memory
 
     def check(self, go_on: Callable[[object], None]) -> ImportedDay:
-        """Read it again. Raises JournalError unless it is whole."""
+        """Read the day and check it. Raises JournalError if it is not complete."""
         check_whole(Recording.open(self._place), self.written, go_on)
         return ImportedDay(
             date=self.date,
@@ -315,7 +314,7 @@ class _OpenDay:
 
 
 class _Days:
-    """The days of a job; use it in a `with` block. Few of them are open at a time. After an error all are removed."""
+    """The days of a job, in a `with` block. Few are open at a time. After an error all are removed."""
 
     def __init__(self, job: _Job) -> None:
         self._job = job
@@ -325,15 +324,15 @@ class _Days:
         self._earliest_ns = _earliest_ns(job.feed)
         self._last: _OpenDay | None = None
         self._headed: set[datetime.date] = set()
-        """The days that have the head of the source that is read."""
+        """The days that begin with the head of the current source."""
         self._read: tuple[Source, datetime.date] | None = None
-        """The last source that was read, and the day of its first message."""
+        """The last source, and the day of its first message."""
 
     def read(self, begun: _Begun, go_on: Callable[[], None]) -> str | None:
         """Write the messages of a source.
 
-        Returns None, or a sentence that says that it has none. Raises SourceError when it cannot be read, or has
-        messages that cannot go into a day.
+        Returns None, or a sentence if the source is empty. Raises SourceError if it cannot be read or a message does
+        not fit a day.
         """
         source, first = begun.source, begun.first
         if first is None:
@@ -351,7 +350,7 @@ class _Days:
                 go_on()
                 for missing, run in chunk.runs():
                     if missing and (messages or follows or not self._last.written.messages):
-                        # Else an earlier source of the day may hold the messages sent before this one.
+                        # Otherwise an earlier source of the day may have the messages sent before this one.
                         self._last.skip(missing)
                     self._last.missing += missing if messages or follows else 0
                     messages += len(run.ts_event)
@@ -364,14 +363,14 @@ class _Days:
             begin, end = (time_text(time_ns, 0) for time_ns in self._session(first))
             raise SourceError(
                 f"{source!r}: {outside:,} of its {messages:,} messages have times outside of the session {date}, "
-                f"{begin} to {end}: leave out the date (--date), and each message goes into the day of its time"
+                f"{begin} to {end}: leave out the date (--date) to write each message to the day of its time"
             )
         self._last.truncated += [source.truncated] if source.truncated else []
         self._last.notes += source.notes
         return None
 
     def close(self, go_on: Callable[[object], None]) -> list[ImportedDay]:
-        """Write what is left, and read all of it again. Raises JournalError unless it is whole."""
+        """Write buffered messages, read all days and check them. Raises JournalError if one is not complete."""
         for day in self._recent.values():
             day.close()
         days = [day for _, day in sorted(self._days.items())]
@@ -392,9 +391,9 @@ class _Days:
         self._stack.__exit__(kind, error, trace)
 
     def _put_by_time(self, chunk: Chunk, head: Chunk | None) -> None:
-        """Write each message into the day of its time; one without a time into that of the message before.
+        """Write each message to the day of its time; one without a time to that of the message before.
 
-        `head`: what each day of the source begins with.
+        `head`: the source's head, which begins each day.
         """
         times = chunk.ts_event
         if not len(times):
@@ -426,7 +425,7 @@ class _Days:
         self._last = self._day(days[day_of[-1]])
 
     def _put(self, date: datetime.date, chunk: Chunk, head: Chunk | None) -> None:
-        """Write messages into a day. The first ones of this source come after its head, which has their time."""
+        """Write messages to a day. Its first ones of this source follow the head, which gets their time."""
         day = self._day(date)
         if head is not None and date not in self._headed:
             day.put(head._replace(ts_event=chunk.ts_event[:1]))
@@ -434,11 +433,11 @@ class _Days:
         day.put(chunk)
 
     def _day(self, date: datetime.date) -> _OpenDay:
-        """Return a day, open for writing. Raises SourceError when it cannot be."""
+        """Return a day open for writing. Raises SourceError if it cannot be opened."""
         day = self._recent.pop(date, None)
         if day is None:
             day = self._open(date)
-        self._recent[date] = day  # the last one is the one used last
+        self._recent[date] = day  # the most recently used day is last
         return day
 
     def _open(self, date: datetime.date) -> _OpenDay:

@@ -1,4 +1,4 @@
-"""Gather messages, encode them as blocks, append these to journals, in compiled code: slice threads without sockets."""
+"""Gather messages, encode them as blocks and append these to journals, in compiled code and without sockets."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from blackbox.native.jit import njit
 from blackbox.publish.batcher import Selection
 
 _ROWS_AHEAD: Final = 8
-"""So many rows before it is needed, what lies anywhere is brought into the cache; twice as many, where that is."""
+"""Payloads are prefetched this many rows ahead; the columns that point to them, twice as many."""
 
 
 class Gathered(NamedTuple):
     """Columns of messages that wait to be encoded."""
 
     topics: NDArray[numpy.int32]
-    """int32[n]: the number of each one's topic."""
+    """int32[n]: topic number of each message."""
     times: NDArray[numpy.int64]
     starts: NDArray[numpy.int64]
-    """int64[n]: the address of each payload."""
+    """int64[n]: address of each payload."""
     sizes: NDArray[numpy.int32]
 
     @classmethod
     def of(cls, rows: int) -> Gathered:
-        """Return room for so many messages."""
+        """Return columns for `rows` messages."""
         return cls(
             numpy.zeros(rows, numpy.int32),
             numpy.zeros(rows, numpy.int64),
@@ -60,9 +60,9 @@ def gather(
     begin_ns: int,
     end_ns: int,
 ) -> tuple[int, int]:
-    """Gather rows `[start, stop)` from place `at` on: topics by their `numbers`, of the int32 column at an address.
+    """Gather rows `[start, stop)` at position `at`. Their topics are `numbers[i]` for the int32 column at an address.
 
-    Returns the bytes of their payloads, and how many have a time outside of `[begin_ns, end_ns)`.
+    Returns the bytes of their payloads, and how many have a time outside `[begin_ns, end_ns)`.
     """
     topic_index = int32s_at(topic_index_at, stop)
     size = int(rows.stride)
@@ -100,11 +100,11 @@ def put_rows(
     begin_ns: int,
     end_ns: int,
 ) -> tuple[int, int]:
-    """Add rows `[start, stop)` to the growing blocks of their groups: topics by their `numbers`, as in `gather`.
+    """Add rows `[start, stop)` to the growing blocks of their groups, with `numbers` as in `gather`.
 
-    No `numbers`: the topics' places are their numbers. Payloads lie in so many `octets`. Returns where it stopped,
-    earlier where a payload is longer than its block has room for; and how many of the rows before have a time outside
-    of `[begin_ns, end_ns)`.
+    With an empty `numbers` the column has the topic numbers themselves. `octets` is the size of the payloads' buffer.
+    Returns the row where it stopped, and how many rows before it have a time outside `[begin_ns, end_ns)`. It stops
+    before `stop` at a payload that is too long for its block.
     """
     topic_index = int32s_at(topic_index_at, stop)
     abouts, numbers_at, has_numbers = topics.about.ctypes.data, numbers.ctypes.data, len(numbers) > 0
@@ -144,9 +144,9 @@ def put_rows(
 def put_groups(
     block: int, journals: Journals, topics: Topics, gathered: Gathered, selection: Selection, groups: int, start: int
 ) -> int:
-    """Append the gathered rows of a selection, in groups of one slice and key, from place `start` on.
+    """Append the gathered rows of a selection, grouped by slice and key, from position `start` on.
 
-    They grow in one block. Returns where it stopped: earlier where a payload is longer than that has room for.
+    All use the same growing block. Returns where it stopped: before the end at a payload that is too long for it.
     """
     about = topics.about.ctypes.data
     at = start
@@ -155,7 +155,7 @@ def put_groups(
         group = numpy.int64(selection.keys[place])
         stop = numpy.int64(selection.stops[place])
         while at < stop:
-            # Rows of one key lie far apart: their columns come into the cache first, then what these point to.
+            # Rows of one key are far apart: prefetch their columns, then their payloads.
             near: Any = min(at + _ROWS_AHEAD, last)
             ahead: Any = min(at + 2 * _ROWS_AHEAD, last)
             far = numpy.int64(selection.order[ahead])
@@ -177,6 +177,6 @@ def put_groups(
 
 @njit(nogil=True, cache=True)
 def put_rest(blocks: int, groups: int, topics: Topics, journals: Journals) -> None:
-    """Append what the growing blocks of all groups hold."""
+    """Append the growing blocks of all groups."""
     for group in range(groups):
         append_block(blocks + GROWING_BYTES * group, group, topics, journals)

@@ -1,4 +1,4 @@
-"""Index entries in compiled code: make them as records are written, or again from the records themselves."""
+"""Index entries in compiled code: built while records are written, or later from the records."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ _LATEST: Final = (1 << 63) - 1
 _CHECKED_BYTES: Final = ENTRY_BYTES - 4
 
 NO_RECORD: Final = 0
-"""Neither a whole record nor a mark begins there."""
+"""Neither a whole record nor a mark begins here."""
 NO_ROOM: Final = 1
 """All entries are full."""
 PACKED: Final = 2
-"""The record's body must be unpacked first."""
+"""The record's body must be decompressed first."""
 BAD_BODY: Final = 3
-"""The record's body is not a block's."""
+"""The record's body is not that of a block."""
 
 
 @njit(nogil=True, cache=True)
 def key_bit(header: int, body: int, key_rule: int) -> int:
-    """Return the bit, as uint64, of a block's key."""
+    """Return the bit of a block's key, as uint64."""
     block = read_header(header)
     layout = layout_of(block)
     key, size = find_key(key_rule, body + layout.topics, numpy.int64(int32s_at(body + layout.topic_offsets, 2)[1]))
@@ -53,13 +53,13 @@ def key_bit(header: int, body: int, key_rule: int) -> int:
 
 @njit(nogil=True, cache=True)
 def bit_of(key: int, size: int) -> int:
-    """Return the bit, as uint64, that stands for a key in `ENTRY["keys"]`."""
+    """Return the bit of a key in `ENTRY["keys"]`, as uint64."""
     return numpy.uint64(1) << (xxh3(key, size) & numpy.uint64(63))
 
 
 @inner
 def _begin(at: int, start: int, epoch: int) -> None:
-    """Make the entry at an address empty, for records from `start` on."""
+    """Begin an empty entry for records from `start` on."""
     bytes_at(at, ENTRY_BYTES)[:] = 0
     entry = entry_at(at)
     entry.start = entry.stop = start
@@ -70,7 +70,7 @@ def _begin(at: int, start: int, epoch: int) -> None:
 
 @inner
 def _belongs(at: int, start: int) -> bool:
-    """Return whether a record at `start` still belongs to the entry that has begun, by its place alone."""
+    """Return True if a record at `start` is within the span of the entry."""
     entry = entry_at(at)
     return bool(entry.stop == start and entry.stop - entry.start < ENTRY_SPAN_BYTES)
 
@@ -79,9 +79,9 @@ def _belongs(at: int, start: int) -> bool:
 def add_to_entry(
     at: int, header: int, body: int, ts_recv: int, first_row: int, size: int, start: int, key_rule: int
 ) -> bool:
-    """Note a record of `size` bytes at `start`, whose body lies unpacked at `body`; an entry of zeros is begun anew.
+    """Add a record of `size` bytes at `start`, with its decompressed body at `body`. An entry of zeros is begun.
 
-    False: it belongs to the next entry, and nothing was noted.
+    Returns False, with nothing added, if the record belongs to the next entry.
     """
     entry = entry_at(at)
     block = read_header(header)
@@ -96,7 +96,7 @@ def add_to_entry(
 
 @inner
 def _add(at: int, header: int, body: int, ts_recv: int, first_row: int, key_rule: int) -> None:
-    """Take a record into an entry that has begun."""
+    """Add a record to an entry that has begun."""
     entry = entry_at(at)
     block = read_header(header)
     entry.epoch = block.epoch
@@ -130,7 +130,7 @@ def add_to_entries(
     table: int,
     key_rule: int,
 ) -> None:
-    """Take checked records into those entries of the table at an address that `numbers` names: zeros at first."""
+    """Add checked records to the entries `numbers` of a table, which are zeros at first."""
     for place in range(len(records)):
         at = table + ENTRY_BYTES * numbers[place]
         if entry_at(at).records == 0:
@@ -142,7 +142,7 @@ def add_to_entries(
 
 @njit(nogil=True, cache=True)
 def add_mark_to_entry(at: int, start: int, size: int, epoch: int, kind: int) -> bool:
-    """Note a mark of `size` bytes at `start`, as `add_to_entry`."""
+    """Add a mark of `size` bytes at `start`, as `add_to_entry`."""
     entry = entry_at(at)
     if entry.stop == 0:
         _begin(at, start, epoch)
@@ -158,13 +158,13 @@ def add_mark_to_entry(at: int, start: int, size: int, epoch: int, kind: int) -> 
 
 @njit(nogil=True, cache=True)
 def seal_entry(at: int) -> None:
-    """Put the checksum in."""
+    """Set the checksum of an entry."""
     entry_at(at).checksum = checksum_32(at, _CHECKED_BYTES)
 
 
 @njit(nogil=True, cache=True)
 def good_entries(entries: int, count: int, size: int) -> int:
-    """Return how many entries, from the first on, are whole and stand one behind the other within `size` bytes."""
+    """Return how many entries, from the first, are valid, ascending and within `size` bytes."""
     end = numpy.int64(FILE_HEAD_BYTES)
     for number in range(count):
         at = entries + ENTRY_BYTES * number
@@ -181,9 +181,9 @@ def good_entries(entries: int, count: int, size: int) -> int:
 def scan(
     memory: int, size: int, start: int, entries: int, count: int, room: int, key_rule: int
 ) -> tuple[int, int, int]:
-    """Note what stands from `start` on in the entries at an address: `count` are there, for `room` there is space.
+    """Add all records and marks from `start` on to a table that has `count` entries and room for `room`.
 
-    The last entry that is there is gone on with. Returns how many there are now, where it stopped, and why.
+    The last entry is continued. Returns the new number of entries, where it stopped, and why.
     """
     at = start
     while True:
@@ -223,9 +223,9 @@ def _note_mark(mark: int, at: int, size: int, entries: int, count: int, room: in
 
 @njit(nogil=True, cache=True)
 def note(record: int, body: int, at: int, entries: int, count: int, room: int, key_rule: int) -> tuple[int, bool]:
-    """Note the good record at offset `at`, whose checked body lies unpacked at `body`, as `scan` does.
+    """Add a valid record at offset `at`, whose checked decompressed body is at `body`, as `scan` does.
 
-    Returns how many entries there are now, and whether there was room for it.
+    Returns the new number of entries, and False if there was no room.
     """
     header = record + OFFSET_BLOCK_HEADER
     head = record_head_at(record)

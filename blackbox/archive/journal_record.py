@@ -1,4 +1,4 @@
-"""Records and marks in compiled code: write them, check them, walk them."""
+"""Write, check and list records and marks, in compiled code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from blackbox.native.jit import njit
 from blackbox.native.xxh3 import checksum_32, xxh3
 
 CHAIN_BYTES: Final = 16
-"""Scratch that `chain_after` needs."""
+"""Size of the scratch memory of `chain_after`."""
 
 
 @njit(nogil=True, cache=True)
@@ -50,7 +50,7 @@ def write_head(
 
 @inner
 def is_record(address: int, room: int) -> bool:
-    """Return whether a whole record begins at `address`, of which `room` bytes may be read. Only its head is read."""
+    """Return True if a whole record of at most `room` bytes begins at `address`. Checks only the head."""
     if room < RECORD_HEAD_BYTES or uint32_at(address) != RECORD_MAGIC:
         return False
     head = record_head_at(address)
@@ -69,7 +69,7 @@ def is_record(address: int, room: int) -> bool:
 
 @inner
 def is_mark(address: int, room: int) -> bool:
-    """Return whether a whole mark begins at `address`, of which `room` bytes may be read. Only its head is read."""
+    """Return True if a whole mark of at most `room` bytes begins at `address`. Checks only the head."""
     if room < MARK_HEAD_BYTES or uint32_at(address) != MARK_MAGIC:
         return False
     mark = mark_at(address)
@@ -81,14 +81,14 @@ def is_mark(address: int, room: int) -> bool:
 
 @njit(nogil=True, cache=True)
 def is_whole(address: int) -> bool:
-    """Return whether the stored body of the record at `address` is what its checksum says."""
+    """Return True if the stored body of the record at `address` matches its checksum."""
     head = record_head_at(address)
     return bool(head.stored_checksum == checksum_32(address + RECORD_HEAD_BYTES, numpy.int64(head.stored_bytes)))
 
 
 @inner
 def size_at(address: int, room: int) -> int:
-    """Return how many bytes the record or mark at `address` takes up; 0: neither begins there."""
+    """Return the size of the record or mark at `address`; 0 if neither begins there."""
     if is_record(address, room):
         return int(record_bytes(numpy.int64(record_head_at(address).stored_bytes)))
     if is_mark(address, room):
@@ -98,7 +98,7 @@ def size_at(address: int, room: int) -> int:
 
 @njit(nogil=True, cache=True)
 def is_cut(address: int, room: int) -> bool:
-    """Return True if the file ends within the record or mark at `address`; `room` bytes are left."""
+    """Return True if the record or mark at `address` is longer than the `room` bytes left in the file."""
     if room < min(RECORD_HEAD_BYTES, MARK_HEAD_BYTES):
         return True
     if room < RECORD_HEAD_BYTES and uint32_at(address) == RECORD_MAGIC:
@@ -108,10 +108,10 @@ def is_cut(address: int, room: int) -> bool:
 
 @njit(nogil=True, cache=True)
 def walk(memory: int, size: int, start: int, offsets: int, heads: int, room: int) -> tuple[int, int]:
-    """List up to `room` records from `start` on: their offsets, int64, and heads, `RECORD`, at two addresses.
+    """List up to `room` records from `start` on: write their offsets, int64, and heads, `RECORD`, to two addresses.
 
-    Marks are passed over. Returns how many there are, and where it stopped: behind the last one, which is `size`, or
-    where neither a record nor a mark begins, or where there was no more room. Bodies are not looked at.
+    Marks are skipped and bodies are not checked. Returns the number of records and the offset where it stopped: `size`,
+    or bytes that are neither record nor mark, or the next record if there was no room.
     """
     places = int64s_at(offsets, room)
     at = start
@@ -130,7 +130,7 @@ def walk(memory: int, size: int, start: int, offsets: int, heads: int, room: int
 
 @njit(nogil=True, cache=True)
 def next_record(memory: int, size: int, start: int) -> int:
-    """Return where the next record or mark with a good head begins, at or behind `start`; -1: none does."""
+    """Return the offset of the next record or mark with a valid head, at or after `start`; -1 if not found."""
     at = FILE_HEAD_BYTES + ((max(start, FILE_HEAD_BYTES) - FILE_HEAD_BYTES + RECORD_ALIGNMENT - 1) & -RECORD_ALIGNMENT)
     while at + min(RECORD_HEAD_BYTES, MARK_HEAD_BYTES) <= size:
         if size_at(memory + at, size - at) != 0:
@@ -141,10 +141,10 @@ def next_record(memory: int, size: int, start: int) -> int:
 
 @inner
 def chain_after(chain: int, address: int, scratch: int) -> int:
-    """Return the chain of checksums, as int64, that ends with the record or mark at `address`.
+    """Return the checksum chain, int64, after the record or mark at `address`.
 
-    It is XXH3 of the chain before it and of the first eight bytes: magic and checksum of the head. `scratch` is the
-    address of CHAIN_BYTES of memory.
+    It is XXH3 of the chain before and the head's first eight bytes: magic and checksum. `scratch` is the address of
+    CHAIN_BYTES of memory.
     """
     words = int64s_at(scratch, 2)
     words[0] = chain

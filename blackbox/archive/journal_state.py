@@ -1,4 +1,4 @@
-"""A slice's journal while it is written: what compiled code knows of it, and how bytes and entries reach its files."""
+"""State of a slice's journal while it is written, and compiled code that writes its buffer and index entries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from blackbox.transport.libzmq import zmq_errno
 
 UNHEARD: Final = -1
 COUNTERS: Final = 7
-"""int64s from `records` to `chain`: what is set back when something could not be written."""
+"""int64s from `records` to `chain`. They are restored after a failed write."""
 
 
 class JournalState(HandedBlock):
@@ -28,68 +28,68 @@ class JournalState(HandedBlock):
     fd = Field()
     index_fd = Field()
     offset = Field()
-    """Bytes of the segment that are written."""
+    """Bytes of the segment that have been written."""
     buffer = Field()
     """Address of the buffer."""
     entries = Field()
-    """Address of the sealed index entries that are not written yet; the one that grows stands behind them."""
+    """Address of the sealed index entries that are not written yet. The current entry follows them."""
     key_rule = Field()
     segment_bytes = Field()
-    """Size at which another segment is asked for."""
+    """Size at which the next segment is requested."""
     sync_each = Field()
-    """1: every record is durable before the next is taken."""
+    """1: every record is synced before the next one is appended."""
     is_outbox = Field()
-    """1: journal of a publisher. Each record is written before the next is taken. Each day has the ends of all keys,
+    """1: journal of a publisher. Each record is written before the next is appended. Each day has the ends of all keys,
     so that the publisher can continue after earlier days were deleted."""
     pack = Field()
-    """Address of the C function that compresses the body at hand, or 0."""
+    """Address of the C function that compresses the current body, or 0."""
     codec = Field()
     maintenance_fd = Field()
-    """Poked when the maintenance thread is wanted."""
+    """Pipe that wakes the maintenance thread."""
     day_end = Field()
-    """ns since 1970; a block received then or later belongs to another day."""
+    """ns since 1970; blocks received then or later belong to the next day."""
     started = Field()
-    """When the recorder opened this journal, ns since 1970; 0 once that is marked."""
+    """Time at which the recorder opened this journal, ns since 1970; 0 once RECORDER_BEGIN is written."""
     after_kill = Field()
-    """1: the recorder before this one was killed."""
+    """1: the previous recorder was killed."""
 
     # Owned by the slice thread.
     flushed = Field()
-    """When the buffer was last written since the line was idle, ns since 1970."""
+    """Time of the last write while idle, ns since 1970."""
     buffered = Field()
     """Bytes in the buffer."""
     writes = Field()
-    """Times something was written to segments. It only grows, from segment to segment."""
+    """Number of writes to segments, over all segments."""
     safe = Field()
-    """Where the last record that is written ends: a refused write cuts the segment back to here."""
+    """End of the last whole record on file. A failed write cuts the segment back to here."""
     sealed = Field()
     """Sealed entries not written yet."""
     records = Field()
-    """Records written, or waiting in the buffer, since the recorder began; the next two are their messages and bytes.
-    Together with the day's totals behind them these are the COUNTERS."""
+    """Records appended since the recorder began, including those in the buffer. Their messages and bytes follow. With
+    the day's totals after them these are the COUNTERS."""
     messages = Field()
     stored_bytes = Field()
     day_records = Field()
-    """Of the slice's day so far, whoever recorded it; so are the next three."""
+    """Totals of the slice's day over all recorders, like the next three fields."""
     day_messages = Field()
     day_marks = Field()
     chain = Field()
-    """The chain of checksums of all records and marks, see `chain_after`."""
+    """Checksum chain of all records and marks, see `chain_after`."""
     written = Fields(COUNTERS)
-    """The counters as they were at `safe`."""
+    """The counters at `safe`."""
     begun = Fields(COUNTERS)
-    """The counters as they were when the segment was begun."""
+    """The counters at the beginning of the segment."""
     ended = Fields(COUNTERS)
-    """The counters just behind the last SEGMENT_END; the `chain` is 0 if there was none."""
+    """The counters after the last SEGMENT_END; before the first one `chain` is 0."""
     lost = Field()
-    """Messages received and not recorded."""
+    """Messages received but not recorded."""
     error = Field()
-    """The errno with which the system refused a write; nothing is recorded from then on."""
+    """The errno of a failed write. Nothing is recorded after it."""
     packed = Field()
-    """Address and size of the compressed body, set by `pack`; size 0: it stays as it is."""
+    """Address and size of the compressed body, set by `pack`. Size 0: it is stored uncompressed."""
     packed_bytes = Field()
     epoch = Field()
-    """Last epoch whose start was marked in this day; 0: none."""
+    """Last epoch with an EPOCH_BEGIN mark in this day; 0: none."""
     names_due = Field()
     """1: the next heartbeat must be marked with the ends of all keys."""
     recorded_epoch = Field()
@@ -103,42 +103,42 @@ class JournalState(HandedBlock):
     unheard = Field()
     """Messages before `begin`, over all epochs."""
     ended_epoch = Field()
-    """The latest epoch of which the end was marked."""
+    """The latest epoch with an EPOCH_END mark."""
     heard = Field()
-    """When the last heartbeat was marked, ns since 1970, and how many records there were then."""
+    """Time of the last HEARD mark, ns since 1970, and the number of records at that time."""
     heard_records = Field()
     link = Fields(2)
-    """Scratch of `chain_after`."""
+    """Scratch memory of `chain_after`."""
     pieces = Fields(4)
-    """Scratch of `write_behind_buffer`."""
+    """Scratch memory of `write_behind_buffer`."""
     reserved = Field()
-    """Up to here the segment has disk space, or none can be had ahead."""
+    """End of the reserved disk space, or a huge value if reserving failed."""
 
     # Written by the slice thread, read by the maintenance thread.
     position_version = Field(own_line=True)
-    """Odd while the next fields change."""
+    """Odd while the next fields are changed."""
     position_epoch = Field()
     position_begin = Field()
-    """`begin` as of `position`."""
+    """`begin` at `position`."""
     position = Field()
     """Sequence before which all messages from `position_begin` on were written to the file."""
     position_missing = Field()
-    """Sequence of the first missing message, where `position` stops; or NOTHING_MISSING."""
+    """Sequence of the first missing message, at `position`; or NOTHING_MISSING."""
 
     # Exchanged by the slice thread and the maintenance thread.
     wanted = Field(own_line=True)
-    """Set by the slice thread: MORE_ROOM or NEW_DAY; 0: nothing."""
+    """Set by the slice thread: MORE_ROOM, NEW_DAY or 0."""
     next_ready = Field(own_line=True)
-    """Set by the maintenance thread to 1 once the next fields hold; back to 0 by the slice thread, which then owns
+    """Set to 1 by the maintenance thread once the next fields are valid; reset by the slice thread, which then owns
     them."""
     next_fd = Field()
     next_index_fd = Field()
     next_day_end = Field()
     next_is_new_day = Field()
     next_chain = Field()
-    """Where the chain of that segment's day begins, if it is another day."""
+    """Start of the chain, if the prepared segment is of another day."""
     switches = Field(own_line=True)
-    """Segments begun so far. After each, the maintenance thread closes the one before."""
+    """Segments begun so far. After each, the maintenance thread closes the previous one."""
 
 
 journal_at = record_at(JournalState)
@@ -166,7 +166,7 @@ _NO_MORE: Final = 1 << 62
 
 @inner
 def write_all(fd: int, address: int, size: int) -> bool:
-    """Write so many bytes; False: the system refused, and `zmq_errno` says why."""
+    """Write `size` bytes. Return False on error, with the reason in `zmq_errno`."""
     done = numpy.int64(0)
     while done < size:
         written = write_file(fd, address + done, size - done)
@@ -180,7 +180,7 @@ def write_all(fd: int, address: int, size: int) -> bool:
 
 @inner
 def _set_back(at: int, place: int) -> None:
-    """Go back to the counters kept at offset `place`; count the messages since then as lost."""
+    """Restore the counters at offset `place`, and count the messages since then as lost."""
     state = journal_at(at)
     recorded = state.messages
     copy_bytes(at + AT_RECORDS, at + place, COUNTER_BYTES)
@@ -189,13 +189,13 @@ def _set_back(at: int, place: int) -> None:
 
 @njit(nogil=True, cache=True)
 def lose_segment(at: int) -> None:
-    """Count as lost what was recorded since the segment was begun."""
+    """Count the messages of the current segment as lost."""
     _set_back(at, AT_BEGUN)
 
 
 @inner
 def commit(at: int) -> None:
-    """Take what is written as safe: a refused write cuts the segment back to here."""
+    """Update `safe` after a write. A failed write cuts the segment back to it."""
     state = journal_at(at)
     state.safe = state.offset
     copy_bytes(at + AT_WRITTEN, at + AT_RECORDS, COUNTER_BYTES)
@@ -203,13 +203,13 @@ def commit(at: int) -> None:
 
 @inner
 def notify(at: int, read_into: int) -> None:
-    """Wake the maintenance thread; `read_into` is where `poke` finds a byte to write."""
+    """Wake the maintenance thread. `read_into` is the offset of a byte that `poke` may write."""
     poke(journal_at(at).maintenance_fd, at + read_into)
 
 
 @inner
 def fail(at: int) -> bool:
-    """Give up recording: cut the segment back to what is safe, count the rest as lost, forget its index entries."""
+    """Stop recording: cut the segment back to `safe`, count the rest as lost, drop its index entries."""
     state = journal_at(at)
     state.error = zmq_errno()
     state.offset = state.safe
@@ -225,13 +225,13 @@ def fail(at: int) -> bool:
 
 @inner
 def flush(at: int) -> bool:
-    """Write what is in the buffer. False: recording has failed."""
+    """Write the buffer. Return False if recording has failed."""
     return bool(flush_from(at, numpy.int64(0)))
 
 
 @inner
 def flush_from(at: int, done: int) -> bool:
-    """As `flush`, where the first `done` bytes of the buffer have been written."""
+    """Write the buffer except for its first `done` bytes, which are written already."""
     state = journal_at(at)
     if state.buffered == 0:
         return True
@@ -247,9 +247,9 @@ def flush_from(at: int, done: int) -> bool:
 
 @inner
 def reserve(at: int, size: int) -> None:
-    """See to it that the segment has disk space for so many more bytes, and some MiB with them.
+    """Reserve disk space for `size` more bytes and some MiB.
 
-    To find it for each page as it is written would take a third of the time of writing.
+    Allocating each page as it is written takes a third of the write time.
     """
     state = journal_at(at)
     if state.offset + size > state.reserved:
@@ -259,9 +259,9 @@ def reserve(at: int, size: int) -> None:
 
 @inner
 def write_behind_buffer(at: int, address: int, size: int) -> int:
-    """Write the buffer, and so many bytes behind it; return how many the system took, which may be none.
+    """Write the buffer followed by `size` bytes. Return how many bytes were written, 0 on error.
 
-    In one call, so that its page cache takes large pages for both: a small write before each large one costs a fifth.
+    One call lets the page cache use large pages for both. A small write before each large one costs 20 %.
     """
     state = journal_at(at)
     pieces = int64s_at(at + _AT_PIECES, 4)
@@ -272,16 +272,16 @@ def write_behind_buffer(at: int, address: int, size: int) -> int:
 
 @inner
 def flush_entries(at: int) -> None:
-    """Write the sealed entries. A refused write is no error: readers make missing entries from the records."""
+    """Write the sealed entries. A failed write is not an error: readers rebuild missing entries from the records."""
     state = journal_at(at)
     if state.sealed > 0 and not write_all(state.index_fd, state.entries, ENTRY_BYTES * state.sealed):
-        state.index_fd = -1  # it may end within an entry: no other could be found behind that
+        state.index_fd = -1  # the index may end within an entry, so no entry can follow
     state.sealed = 0
 
 
 @inner
 def seal(at: int) -> None:
-    """Close the entry that grows, unless it is empty."""
+    """Seal the current entry, unless it is empty."""
     state = journal_at(at)
     grown = state.entries + ENTRY_BYTES * SEALED_MAX
     if entry_at(grown).stop == 0:
@@ -297,6 +297,6 @@ def seal(at: int) -> None:
 
 @inner
 def end_of_segment(at: int) -> int:
-    """Return where the next record or mark begins."""
+    """Return the offset of the next record or mark."""
     state = journal_at(at)
     return state.offset + state.buffered

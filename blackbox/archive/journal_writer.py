@@ -1,4 +1,4 @@
-"""One slice's journal while it is written: make its segments, and take care of their files."""
+"""One slice's journal while it is written: create, sync and close its segments."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ _SYNC_AHEAD_BYTES: Final = 4 << 20
 
 
 class SegmentFiles:
-    """The open files of one segment."""
+    """The open files of a segment."""
 
     def __init__(self, day: Path, slice_id: int, number: int) -> None:
-        """Create a segment and its index. Raises OSError; then neither is left behind."""
+        """Create a segment and its index. Raises OSError, leaving neither."""
         self.day, self.number, self.path = day, number, segment_path(day, slice_id, number)
         self.fd = self.index_fd = _NOTHING_FD
         created_ns = self.created_ns = time.time_ns()
         made: list[Path] = []
         try:
-            # The segment first: a recorder killed in between must not leave an index that is in the way.
+            # The segment first, so that a recorder killed in between leaves no index without one.
             for name, magic, how in (("fd", SEGMENT_MAGIC, os.O_EXCL), ("index_fd", INDEX_MAGIC, os.O_TRUNC)):
                 path = self.path if name == "fd" else index_path(self.path)
                 setattr(self, name, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | how, 0o644))
@@ -65,7 +65,7 @@ class SegmentFiles:
                 head = file_head(magic, slice_id, number, created_ns)
                 if os.write(getattr(self, name), head) != len(head):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-            os.fdatasync(self.fd)  # after a power cut, too, a segment that has a name has its head
+            os.fdatasync(self.fd)  # a segment with a name has its head, even after a power loss
             sync_directory(self.path.parent)
         except BaseException as error:
             self.close()
@@ -76,7 +76,7 @@ class SegmentFiles:
             raise
 
     def sync(self) -> None:
-        """Make what is written durable. Raises OSError naming the segment."""
+        """Sync the segment. Raises OSError naming it."""
         try:
             os.fdatasync(self.fd)
         except OSError as error:
@@ -84,18 +84,18 @@ class SegmentFiles:
 
     @property
     def is_there(self) -> bool:
-        """Whether the segment still has its name: a file without one is lost when it is closed."""
+        """True if the segment still has its name. A file without a name is lost when it is closed."""
         try:
             return os.path.samestat(self.path.stat(), os.fstat(self.fd))
         except OSError:
             return False
 
     def close(self) -> None:
-        """Close both; a segment that holds nothing is removed."""
+        """Close both files. An empty segment is removed."""
         if self.fd != _NOTHING_FD and self.is_there:
-            with suppress(OSError):  # then it keeps what was reserved for it
+            with suppress(OSError):  # it keeps its reserved space
                 os.ftruncate(self.fd, os.fstat(self.fd).st_size)
-            with suppress(OSError):  # then an empty one stays: the next recorder removes it
+            with suppress(OSError):  # the next recorder removes the empty segment
                 remove_empty(self.path)
         for name in ("fd", "index_fd"):
             if getattr(self, name) != _NOTHING_FD:
@@ -113,13 +113,13 @@ class JournalPosition(NamedTuple):
 
 
 WRITER_NEEDS = Needs(descriptors=6)
-"""A journal's segment and index: those that are written, those made ahead, and those not yet closed."""
+"""Maximum number of open segments and indexes of a journal: current, prepared, and not yet closed."""
 
 
 class JournalWriter:
-    """The journal of one slice: its compiled half runs in the slice thread, this half in the maintenance thread.
+    """The journal of one slice. Its compiled half runs in the slice thread, this half in the maintenance thread.
 
-    What a recorder that was killed left is to be recovered before. Attributes: `state`, shared with the slice thread.
+    The day must have been recovered before. Attributes: `state`, shared with the slice thread.
     """
 
     def __init__(
@@ -135,9 +135,9 @@ class JournalWriter:
         is_outbox: bool = False,
         note_synced: Callable[[int, int, int], None] | None = None,
     ) -> None:
-        """`day_of(now_ns)` returns the directory and the end of the day of a time.
+        """`day_of(now_ns)` returns the directory and the end of the day at a time.
 
-        `note_synced` is called with the slice, when its segment was created, and the bytes of that on the disk.
+        `note_synced` is called after a sync with the slice, the segment's creation time, and its synced bytes.
         """
         self.slice_id = slice_id
         self.state = state = JournalState()
@@ -157,21 +157,21 @@ class JournalWriter:
         self._note_synced = note_synced
         self._switches = 0
         self._lock = threading.Lock()
-        """Held by the thread that makes, syncs or closes files."""
+        """Held by the thread that creates, syncs or closes files."""
         self._sync_error: OSError | None = None
         self._noted: SegmentFiles | None = None
         self._synced_writes = 0
-        """Writes when the last sync of the present segment began; -1: it was not synced yet."""
+        """Value of `writes` when the last sync of the current segment began; -1: it was not synced yet."""
         self._sync_begun = 0
-        """Bytes of the present segment that `begin_sync` has passed on."""
+        """Bytes of the current segment that `begin_sync` has started to write."""
         self._before: list[tuple[SegmentFiles, Totals]] = []
         self._next: SegmentFiles | None = None
-        finish(state.address, False, 0)  # there is nothing yet: so that it is compiled before it is needed
+        finish(state.address, False, 0)  # does nothing yet, but compiles it
         self._files = self._open_first(time.time_ns())
 
     @property
     def at(self) -> BlockHandlerAt:
-        """Where the slice thread finds it."""
+        """The handler that the slice thread calls."""
         return BlockHandlerAt(int(self._entry.address), self.state.address)
 
     def position(self) -> JournalPosition:
@@ -185,44 +185,44 @@ class JournalWriter:
 
     @property
     def is_recording(self) -> bool:
-        """Whether the slice thread has something to record at this moment."""
+        """True if the slice thread is appending."""
         return self._is_open and self.state.kind != IDLE
 
     @property
     def error(self) -> str:
-        """What the system refused, with the file's name; empty: nothing."""
+        """The error of a failed write, with the file's name; otherwise empty."""
         number = self.state.error
         return f"{self._files.path}: {os.strerror(number)}" if number else ""
 
     @property
     def path(self) -> Path:
-        """The segment that is written now."""
+        """The current segment."""
         return self._files.path
 
     @property
     def day(self) -> Path:
-        """The oldest day in which it has a segment open."""
+        """The oldest day with an open segment."""
         return next((files.day for files, _ in self._before), self._files.day)
 
     def refuse(self) -> None:
-        """Record nothing from now on: what still comes is counted as lost."""
+        """Stop recording. Messages received later are counted as lost."""
         if not self.state.error:
             self.state.error = errno.ECANCELED
 
     def tend(self) -> None:
-        """Make the next segment if it is wanted. Raises OSError or JournalError when it cannot be made."""
+        """Create the next segment if it is requested. Raises OSError or JournalError."""
         with self._lock:
             self._notice_switch()
             if self.state.wanted and self._next is None:
-                # In the day of the last block: the next block shows if another day has begun.
+                # In the day of the last block. The next block shows if another day has begun.
                 self._next = self._open_next(self.state.ts_recv)
                 self.state.next_ready = 1
 
     def sync(self, *, what_is_written: bool) -> None:
-        """Close the segments that are full, durably; also make durable what is in the one that is written, if told.
+        """Sync and close full segments; with `what_is_written` also sync the current one.
 
-        Note that a segment is there once it holds something. Any thread may call this. Raises OSError; after a failed
-        sync always, because the system drops what it could not write, and the next sync would succeed.
+        Also stores the number of segments in `closed.json`. Any thread may call this. Raises OSError. After a failed
+        sync it always raises, because the system drops unwritten pages and the next sync would succeed.
         """
         with self._lock:
             self._notice_switch()
@@ -242,18 +242,18 @@ class JournalWriter:
             note_closed(before.day, self.slice_id, totals, before.number + 1)
             del self._before[0]
         if self._noted is not self._files and self.state.safe > FILE_HEAD_BYTES:
-            with suppress(OSError):  # it is tried again; what is wrong with the files is told elsewhere
+            with suppress(OSError):  # retried; file errors are reported elsewhere
                 note_segments(self._files.day, self.slice_id, self._files.number + 1)
                 self._noted = self._files
         writes, size, switches = self.state.writes, self.state.safe, self.state.switches
         if what_is_written and writes != self._synced_writes:
             self._files.sync()
             self._synced_writes = writes
-            if self._note_synced is not None and switches == self._switches:  # else that is the size of another segment
+            if self._note_synced is not None and switches == self._switches:  # else `size` is of another segment
                 self._note_synced(self.slice_id, self._files.created_ns, size)
 
     def begin_sync(self) -> None:
-        """Have the system begin to write what is in its page cache to the disk, so that a later sync waits less."""
+        """Start writing cached pages to the disk, so that the next sync takes less time."""
         with self._lock:
             self._notice_switch()
         size = self.state.safe
@@ -263,13 +263,13 @@ class JournalWriter:
 
     @property
     def is_there(self) -> bool:
-        """Whether the segment that is written still has its name."""
+        """True if the current segment still has its name."""
         return self._files.is_there
 
     def close(self) -> None:
-        """Write what is in memory, make it durable, close. For when slice thread and maintenance thread have ended.
+        """Write the buffer, sync and close. Requires that the slice thread and the maintenance thread have ended.
 
-        What was written to a segment that is there no more is then lost. Raises OSError when it is not durable.
+        Data in a segment that was removed is lost. Raises OSError if the data is not durable.
         """
         if not self._is_open:
             return
@@ -289,7 +289,7 @@ class JournalWriter:
                     files.close()
 
     def _ended(self) -> Totals:
-        """The totals behind the last mark that ended a segment."""
+        """The totals after the last SEGMENT_END mark."""
         return Totals(*self.state.ended[COUNTERS - len(Totals._fields) :])
 
     def _notice_switch(self) -> None:
@@ -298,10 +298,10 @@ class JournalWriter:
             self._before.append((self._files, self._ended()))
             self._files, self._next = self._next, None
             self._sync_begun = 0
-            self._synced_writes = -1  # what is counted may be in this one, while the one before was synced
+            self._synced_writes = -1  # the counted writes may be in this segment, which is not synced
 
     def _open_first(self, now_ns: int) -> SegmentFiles:
-        """Open the first segment of this recorder, behind what others have recorded of the day."""
+        """Open the first segment of this recorder, after those that the day already has."""
         day, day_end_ns = self._day_of(now_ns)
         state = self.state
         totals = Totals(chain=chain_start(Manifest.read(day).created_ns, self.slice_id))
@@ -313,7 +313,7 @@ class JournalWriter:
                 end = end_of(Segment(path, self.slice_id, numbers[-1], self._key_rule), totals)
                 totals, state.after_kill = end.totals, not end.is_closed
             except JournalError as error:
-                log.warning("%s", error)  # readers say the same; `verify` finds that totals do not go on
+                log.warning("%s", error)  # readers report the same, and `verify` that the totals do not continue
         state.started = now_ns
         state.day_records, state.day_messages, state.day_marks, state.chain = totals
         files = self._make(day)
@@ -338,16 +338,16 @@ class JournalWriter:
         return SegmentFiles(day, self.slice_id, max(segment_numbers(directory), default=-1) + 1)
 
     def _make_packer(self, compression: str) -> Any:
-        """The C function that compresses the body at hand; it needs the interpreter once a block."""
+        """Return the C function that compresses the current body. It takes the GIL once per block."""
         if compression == "none":
             return None
-        compress(compression, b"")  # whether its library is there is to be known now
+        compress(compression, b"")  # raises now if the library is missing
         state = self.state
 
         def pack(_address: int) -> None:
             packed: Any = compress(compression, string_at(state.body, state.body_bytes))
             if len(packed) < state.body_bytes:
-                self._packed = packed  # stays until the next one
+                self._packed = packed  # kept alive until the next one
                 state.packed = cast(packed, c_void_p).value or 0
                 state.packed_bytes = len(packed)
 

@@ -1,4 +1,4 @@
-"""The journals of a feed while it is recorded: one a slice, in a directory a day, and the thread that keeps them."""
+"""The journals of a recorded feed, one for each slice, with a directory for each day, and their keeper thread."""
 
 from __future__ import annotations
 
@@ -40,38 +40,38 @@ from blackbox.transport.wakeup import Pipe
 log = logging.getLogger("blackbox")
 
 _KEEPER_PATIENCE_S = 10.0
-"""How long a sync that runs may take at the end."""
+"""Maximum wait for a running sync in `close`."""
 _TICK_S = 0.25
 _LOOK_S = 1.0
-"""Time between two looks at whether the files still have their names."""
+"""Interval between checks that the files still have their names."""
 _DAYS_TO_RECOVER = 2
-"""The newest days of the feed: a recorder may have been killed before midnight and be started after it."""
+"""Newest days to recover. A recorder may have been killed before midnight and started after it."""
 
 _left_behind: list[JournalWriter] = []
-"""Journals of threads that hang, in a disk that does not answer: their memory must stay."""
+"""Journals whose threads hang because the disk does not answer. Their memory must stay."""
 
 
 class JournalsLife(Life):
-    """Where a feed's journals are in their life."""
+    """Life cycle of a feed's journals."""
 
     NEW = "new", "open", "closing"
-    """Nothing is opened. OPEN by `open`; `close` has it CLOSING."""
+    """Nothing is opened. `open` leads to OPEN, `close` to CLOSING."""
     OPEN = "open", "closing"
-    """What comes is recorded, once `open` has returned and as long as there is no `error`. CLOSING by `close`."""
+    """Blocks are recorded, once `open` has returned and while `error` is None. `close` leads to CLOSING."""
     CLOSING = "closing", "closed"
-    """Threads end, files are closed. CLOSED follows, also where a disk does not answer."""
+    """Threads end and files are closed. CLOSED follows, even if a disk does not answer."""
     CLOSED = "closed"
-    """Nothing follows."""
+    """Final."""
 
 
 class Journals:
-    """A feed's journals, its keeper thread, and beside them an archive that answers and who deletes old days.
+    """A feed's journals, their keeper thread, and optionally an archive server and a thread that deletes old days.
 
-    Whoever has blocks hands them to `at(slice_id)`, one thread at a time for each slice, without the GIL. The keeper
-    makes segments and days, syncs, and calls `on_failure` when something is wrong with the files: again and again,
-    until it is closed. Nothing is recorded from then on.
+    Blocks are passed to `at(slice_id)` without the GIL, by one thread at a time for each slice. The keeper creates
+    segments and days and syncs them. After an error nothing is recorded any more, and the keeper calls `on_failure`
+    repeatedly until it is closed.
 
-    Attributes: `life`; `cut_bytes`, of torn tails that were cut off; `error`, the first thing that went wrong.
+    Attributes: `life`; `cut_bytes`, bytes of torn tails that were cut; `error`, the first error.
     """
 
     def __init__(
@@ -89,10 +89,10 @@ class Journals:
         acknowledge: Callable[[int, bytes], None] | None = None,
         is_outbox: bool = False,
     ) -> None:
-        """Settings, as of `Recorder`; nothing is opened before `open`.
+        """Settings, as in `Recorder`; nothing is opened before `open`.
 
-        In an outbox, a block is written to the file when its handler returns, and each day has the ends of all keys.
-        `acknowledge` is called with a slice and the acknowledgement to send to its publisher.
+        In an outbox, a block is written to the file before its handler returns, and each day has the ends of all keys.
+        `acknowledge` is called with a slice and the acknowledgement for its publisher.
         """
         check_integers(("segment_bytes", segment_bytes, 1 << 20, 1 << 40))
         self._fsync_interval_s = duration_ns("fsync_interval", fsync_interval, 0.001, 3_600) / 1e9
@@ -124,10 +124,10 @@ class Journals:
         self._keeper = threading.Thread(target=self._keep, name="blackbox-recorder", daemon=True)
 
     def open(self) -> None:
-        """Take hold of the files, and be ready to record; after an error `close` is to be called.
+        """Lock and open the files. After an error call `close`.
 
-        Raises JournalError naming file and reason when they cannot be opened or another recorder has them, LimitError,
-        and EndpointError when the archive cannot be bound.
+        Raises JournalError naming file and reason if they cannot be opened or another recorder owns them, LimitError,
+        and EndpointError if the archive cannot be bound.
         """
         self._enter(JournalsLife.OPEN)
         try:
@@ -158,7 +158,7 @@ class Journals:
             raise JournalError(self._in_words(error)) from error
 
     def begin_deleting(self, before: Path | None = None) -> None:
-        """Start to delete days beyond the retention, or only days before one. An outbox calls this after reading."""
+        """Start deleting days beyond the retention, or only those before `before`. An outbox calls it after reading."""
         self._before = before
         if self._deleter is not None:
             self._deleter.open()
@@ -167,22 +167,22 @@ class Journals:
         return self.day() if self._before is None else min(self.day(), self._before)
 
     def at(self, slice_id: int) -> BlockHandlerAt:
-        """Return what takes the blocks of a slice."""
+        """Return the handler for the blocks of a slice."""
         return self._writers[slice_id].at
 
     def sync(self, slice_id: int) -> None:
-        """Have on the disk what a slice has written by now. Raises JournalError."""
+        """Sync everything that a slice has written so far. Raises JournalError."""
         try:
             self._writers[slice_id].sync(what_is_written=True)
         except OSError as error:
             raise JournalError(self._in_words(error)) from error
 
     def day(self) -> Path:
-        """Return the oldest day in which some slice is written."""
+        """Return the oldest day with an open segment."""
         return min(writer.day for writer in self._writers.values())
 
     def failure(self) -> str:
-        """Return what went wrong with the files; empty: nothing."""
+        """Return the error that stopped recording; otherwise an empty string."""
         found = [str(self.error)] if self.error else [writer.error for writer in self._writers.values()]
         return next(filter(None, found), "")
 
@@ -192,16 +192,16 @@ class Journals:
 
     @property
     def slices(self) -> int:
-        """Slices that have a journal."""
+        """Number of slices with a journal."""
         return len(self._writers)
 
     @property
     def archive_statistics(self) -> ArchiveStatistics | None:
-        """What the archive has answered so far; None: there is none."""
+        """Statistics of the archive; None if there is no archive."""
         return self._archive.statistics() if self._archive else None
 
     def close(self, are_threads_done: Callable[[], bool]) -> None:
-        """End the threads, then close the files, once. `are_threads_done`: of those that have handed blocks."""
+        """End the threads, then close the files, once. `are_threads_done`: True if the slice threads have ended."""
         if self.life is JournalsLife.CLOSED:
             return
         self._enter(JournalsLife.CLOSING)
@@ -211,11 +211,11 @@ class Journals:
             self._close_journals(are_threads_done)
         finally:
             if self._archive is not None:
-                self._archive.close()  # last: who asks meanwhile hears that the journals are closed
+                self._archive.close()  # last, so that requests until now get an answer
             self._enter(JournalsLife.CLOSED)
 
     def _enter(self, life: JournalsLife) -> None:
-        """Go on to `life`. Raises RuntimeError when it may not follow."""
+        """Change to `life`. Raises RuntimeError for an invalid transition."""
         self.life = self.life.enter(life, f"journals of feed {self.feed.name!r}")
 
     def _is_recording(self) -> bool:
@@ -236,10 +236,12 @@ class Journals:
 
     def _day(self, now_ns: int) -> tuple[Path, int]:
         date = session_date(self.feed, now_ns)
-        if self._is_outbox and (days := recorded_days(self.directory)):  # they are read in the order of their dates
+        if self._is_outbox and (days := recorded_days(self.directory)):  # days are read in date order
             today, date = date, max(date, Manifest.read(days[-1]).date)
             if date > today and not self._writers:
-                log.warning("%s is later than today: the clock was ahead, and messages go to this day", days[-1])
+                log.warning(
+                    "%s is later than today, because the clock was ahead: messages are added to this day", days[-1]
+                )
         day = self.directory / date.isoformat()
         make_directory(day)
         if (day / MANIFEST).exists():
@@ -274,7 +276,7 @@ class Journals:
             self._lock.close()
 
     def _fail(self, why: str) -> None:
-        """Keep the first thing that went wrong."""
+        """Store and log the first error."""
         if self.error is None:
             self.error = JournalError(f"recording of feed {self.feed.name!r} ended: {why}")
             log.error("%s", self.error)
@@ -298,7 +300,7 @@ class Journals:
                 self._fail(str(error))
             except OSError as error:
                 self._fail(self._in_words(error))
-            except Exception as error:  # without a keeper nothing would be recorded from the next day on
+            except Exception as error:  # without the keeper recording would stop at midnight
                 log.exception("the keeper failed")
                 self._fail(f"its keeper failed: {error}")
             if self.error is not None:
@@ -307,7 +309,7 @@ class Journals:
                 self._on_failure()
 
     def _tick_s(self) -> float:
-        """How long it may sleep: until a sync is due at most."""
+        """Return the time to sleep: at most until a sync is due."""
         if self._fsync != "interval":
             return _TICK_S
         return min(_TICK_S, max(0.0, self._synced + self._fsync_interval_s - time.monotonic()))
@@ -317,7 +319,7 @@ class Journals:
         for acknowledger in self._acknowledgers:
             acknowledger.tell_recorded()
         for writer in writers:
-            writer.tend()  # behind it: what has been told is in segments that are synced now
+            writer.tend()  # after `tell_recorded`, so that the sync below covers its messages
         now = time.monotonic()
         is_due = self._fsync != "never" and now - self._synced >= self._fsync_interval_s
         for writer in writers:
@@ -337,4 +339,4 @@ class Journals:
 
 
 def _gone(writer: JournalWriter) -> str:
-    return f"{writer.path} has been removed or replaced while it was recorded"
+    return f"{writer.path} was removed or replaced during recording"

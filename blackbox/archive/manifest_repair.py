@@ -1,4 +1,4 @@
-"""Make a day's manifest anew, from what its segments say, and from the feed's file or another day where they do not."""
+"""Rebuild a day's manifest from its segments, and from the feed's file or another day."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ from blackbox.native.xxh3 import xxh3
 from blackbox.regular_file import read_regular
 
 _LONGEST_NS: Final = 2 * 10**9
-"""A day is begun, and its first segment is made, within this time, or the repair does not find out when."""
+"""Maximum time between the start of a day and its first segment. Beyond it the repair does not find the start."""
 _NUMBER: Final = re.compile(rb"\b\d{15,19}\b")
 
 
 class Repaired(msgspec.Struct, frozen=True, kw_only=True):
-    """What a repair did."""
+    """Result of a repair."""
 
     kept: Path | None
-    """Where the damaged manifest is now; None: there was none."""
+    """Path of the damaged manifest; None if it was missing."""
     messages: int
-    """Messages that the segments hold, all of them where the feed's rule puts them."""
+    """Messages in the segments, all of them in the slices that the feed's rule assigns."""
     source: str
-    """What gave the feed's settings."""
+    """Source of the feed's settings."""
     unknown: tuple[str, ...]
-    """What is not as it was, in words."""
+    """Settings that could not be restored, in words."""
 
 
 class _Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What the segments of a day say."""
+    """Values found in a day's segments."""
 
     slices: int
     key_rule: int
@@ -69,16 +69,16 @@ class _Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def repair(day: Path, feed: Feed | None = None) -> Repaired:
-    """Write the manifest of a day whose own is damaged or missing. The day's segments are read, not changed.
+    """Rewrite the damaged or missing manifest of a day. The day's segments are read, not changed.
 
-    The feed's settings come from `feed`, or else from the nearest other day of the feed, or else, for a feed of one
-    slice, from the segments alone. All messages must be where these settings put them.
+    The feed's settings come from `feed`, otherwise from the nearest other day of the feed, otherwise, for a feed of one
+    slice, from the segments alone. All messages must be in the slices that these settings assign.
 
-    Raises JournalError when the manifest is sound, the day is recorded now or cannot be read, or settings are not
-    known, or do not fit.
+    Raises JournalError if the manifest is valid, the day is being recorded or cannot be read, or the settings are
+    unknown or do not fit.
     """
     if _sound(day) is not None:
-        raise JournalError(f"{day / MANIFEST} is sound, expected one that is damaged or missing")
+        raise JournalError(f"{day / MANIFEST} is valid, expected a damaged or missing manifest")
     try:
         found = _look(day)
         lock = Lock(day.parent)
@@ -94,18 +94,20 @@ def _repair(day: Path, feed: Feed | None, found: _Found) -> Repaired:
     unknown = []
     near = _nearest(day)
     if feed is not None:
-        source = "the feed that was given"
+        source = "the given feed"
     elif near is not None:
         feed, source = near.feed, f"the day {near.date}"
     elif found.slices == 1:
         feed = Feed.local(day.parent.name, slices=1, schema=schema_of(found.schema_id).name)
         feed = msgspec.structs.replace(feed, **setting_of(found.key_rule))
         source = "the segments alone"
-        unknown.append("the feed's endpoints, time zone and other settings: those of a new local feed stand there")
+        unknown.append(
+            "the feed's endpoints, time zone and other settings, which were set to those of a new local feed"
+        )
     else:
         raise JournalError(
-            f"{day} has {found.slices} slices, and which topics fall into which is not in them: "
-            "expected the feed's file"
+            f"{day} has {found.slices} slices, and its segments do not say how topics are assigned to them: give the "
+            "feed's file"
         )
     schema = _described(day, feed, found, near)
     try:
@@ -115,7 +117,7 @@ def _repair(day: Path, feed: Feed | None, found: _Found) -> Repaired:
     created_ns = _created_ns(day)
     if created_ns is None:
         created_ns = 0
-        unknown.append("when the day was begun, so `verify` finds the first totals of each slice to differ")
+        unknown.append("the start of the day, so `verify` reports a difference in the first totals of each slice")
     path, kept = day / MANIFEST, None
     if path.exists():
         kept = path.rename(day / f"{MANIFEST}.damaged")
@@ -147,7 +149,7 @@ def _sound(day: Path) -> Manifest | None:
 
 
 def _nearest(day: Path) -> Manifest | None:
-    """Return the manifest of the other day of the feed whose date is nearest, if any is sound."""
+    """Return the valid manifest of the feed's other day with the nearest date; None if not found."""
     others = [each for each in recorded_days(day.parent) if each != day]
     known = [manifest for manifest in map(_sound, others) if manifest is not None]
     return min(known, key=lambda manifest: abs(_days(str(manifest.date)) - _days(day.name)), default=None)
@@ -161,7 +163,7 @@ def _days(name: str) -> int:
 
 
 def _look(day: Path) -> _Found:
-    """Read the heads of all records. Raises JournalError when they do not agree, or there is none."""
+    """Read the heads of all records. Raises JournalError if they disagree or the day is empty."""
     slices = [number for path in slice_directories(day) if (number := slice_of(path.name)) is not None]
     said: set[tuple[int, int]] = set()
     for slice_id in slices:
@@ -182,7 +184,7 @@ def _all(heads: NDArray[Any]) -> NDArray[numpy.bool_]:
 
 
 def _described(day: Path, feed: Feed, found: _Found, near: Manifest | None) -> SchemaDocument:
-    """Return the payloads' schema. Raises JournalError unless the feed fits what the segments say."""
+    """Return the payloads' schema. Raises JournalError if the feed does not match the segments."""
     for name, here, there in (
         ("slices", found.slices, len(feed.slices)),
         ("key_rule", found.key_rule, feed.key_rule & 0xFF),
@@ -204,7 +206,7 @@ def _described(day: Path, feed: Feed, found: _Found, near: Manifest | None) -> S
 
 
 def _check_topics(day: Recording) -> int:
-    """Return how many messages there are. Raises JournalError when one is where the feed's rule does not put it."""
+    """Return the number of messages. Raises JournalError if one is not in the slice that the feed's rule assigns."""
     feed, messages = day.feed, 0
     for slice_id, _ in day._segments_of():
         blocks = (each for run in day.runs(slices=[slice_id]) for each in blocks_of(run, feed.key_rule))
@@ -212,16 +214,16 @@ def _check_topics(day: Recording) -> int:
             messages += count
             if feed.slice_of(topic) != slice_id:
                 raise JournalError(
-                    f"{day.path} has topic {topic!r} in slice {slice_id}, and feed {feed.name!r} puts it into "
-                    f"{feed.slice_of(topic)}, expected the feed that was recorded"
+                    f"{day.path} has topic {topic!r} in slice {slice_id}, but feed {feed.name!r} assigns it to slice "
+                    f"{feed.slice_of(topic)}: give the feed that was recorded"
                 )
     return messages
 
 
 def _created_ns(day: Path) -> int | None:
-    """Return the manifest's `created_ns`, with which the chain of a slice's day begins; None: it cannot be found.
+    """Return the manifest's `created_ns`, with which the chain of a slice's day begins; None if it is not found.
 
-    A number in the damaged manifest may be it, or the time was shortly before the first segment was made.
+    Tries the numbers in the damaged manifest, then times shortly before the first segment was created.
     """
     for path in slice_directories(day):
         slice_id = slice_of(path.name)
@@ -251,7 +253,7 @@ def _numbers_in(path: Path) -> list[int]:
 
 @njit(nogil=True, cache=True)
 def find_start(slice_id: int, chain: int, latest_ns: int, longest_ns: int) -> int:
-    """Return the time, `longest_ns` before `latest_ns` at most, with which a slice's chain begins so; -1: none does."""
+    """Return the time at which a slice's chain begins, at most `longest_ns` before `latest_ns`; -1 if not found."""
     words = numpy.empty(2, numpy.int64)
     words[1] = slice_id
     for before in range(longest_ns):

@@ -1,7 +1,7 @@
-"""A file in memory: read-only, without a descriptor kept open, and its pages can be given back.
+"""Memory-map a file read-only, without an open descriptor; its pages can be released.
 
-It may shrink while it is mapped: a recorder that starts cuts off what a killed one had half written, and people copy
-files over others. What is gone is then read as zeros, and `Mapping.lost` tells.
+The file may shrink while it is mapped: a starting recorder cuts torn tails, and users overwrite files. Lost bytes are
+read as zeros and reported by `Mapping.lost`.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ def _unmap(pages: LostPages, address: int, size: int) -> None:
 
 
 class Mapping:
-    """All of a file as it is now, mapped until the last array of it is gone.
+    """A whole file, mapped until the last array of it is freed.
 
-    Attributes: `address` (0: the file is empty), `size` bytes. Python's own `mmap` would hold one descriptor per file,
-    and a day has hundreds of segments. It begins at a multiple of a large page: a file system that keeps files in such
-    pages then maps them whole, and reading a day costs no page faults to speak of.
+    Attributes: `address` (0: the file is empty), `size` in bytes. Python's own `mmap` would hold one descriptor per
+    file, and a day has hundreds of segments. The address is aligned to a large page, so that file systems with large
+    pages map them whole, which avoids nearly all page faults.
     """
 
     def __init__(self, path: Path) -> None:
-        """Map it. Raises OSError."""
+        """Map the file. Raises OSError."""
         fd, self.size = open_regular(path)
         try:
             self.address = 0
@@ -80,28 +80,28 @@ class Mapping:
         return address
 
     def lost(self) -> str:
-        """Return what of the file is gone since it was mapped, as far as one can see; empty: nothing."""
+        """Return what was lost of the file since it was mapped, as far as detected; empty if nothing."""
         try:
             now = self._path.stat().st_size
         except OSError:
-            now = self.size  # its name is gone, which costs nothing
+            now = self.size  # a deleted file is still mapped
         if now < self.size:
             return f"the file shrank to {now} bytes while it was read"
         pages = self._pages.count if self._pages is not None else 0
         return f"{pages} pages were lost while they were read" if pages else ""
 
     def array(self) -> NDArray[numpy.uint8]:
-        """All bytes, read-only; keeps the mapping."""
+        """Return all bytes, read-only. The array keeps the mapping alive."""
         return foreign_array(self, self.address, self.size) if self.size else numpy.empty(0, numpy.uint8)
 
     def expect(self, *, read_through: bool) -> None:
-        """Say whether most of it will be read: what then comes from the disk does so in large pages, where it can."""
+        """Advise the system whether most of the file will be read. If so, it is read in large pages where possible."""
         _libc.madvise(self.address, self.size, mmap.MADV_HUGEPAGE if read_through else mmap.MADV_NOHUGEPAGE)
 
     def release(self, start: int, stop: int) -> None:
-        """Give bytes `[start, stop)` back, rounded down to large pages; who reads them again gets them from the file.
+        """Release the pages of bytes `[start, stop)`, rounded down to large pages. They can still be read again.
 
-        Up to the end, the last page too.
+        With `stop` at the end, the last page is included.
         """
         first, last = start // _LARGE_PAGE * _LARGE_PAGE, stop // _LARGE_PAGE * _LARGE_PAGE
         if stop >= self.size:

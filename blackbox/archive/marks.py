@@ -1,8 +1,8 @@
-"""Marks: what a journal says between its records, about what was recorded and how.
+"""Marks: entries between a journal's records that describe what was recorded.
 
-Each mark carries the totals of its slice's day up to it: records, messages, marks, and the chain of checksums over all
-of them. So a record that is missing, repeated or from elsewhere is noticed at the next mark. Readers of messages pass
-over marks; `marks_of` reads them. There may be a note for each record; `blackbox.hub.notes` reads those of a hub.
+Each mark has the totals of its slice's day so far: records, messages, marks, and the chain of checksums of all of them.
+A missing, repeated or foreign record is therefore detected at the next mark. Readers of messages skip marks;
+`marks_of` reads them. Each record may have a note; `blackbox.hub.notes` reads those of a hub.
 """
 
 from __future__ import annotations
@@ -37,25 +37,24 @@ from blackbox.native.xxh3 import checksum_32, xxh3
 
 
 class MarkKind(IntEnum):
-    """What a mark says."""
+    """Kind of a mark."""
 
     SEGMENT_BEGIN = 1
-    """A segment begins: its first mark, before all records."""
+    """Beginning of a segment: its first mark, before all records."""
     SEGMENT_END = 2
-    """A segment ends: its last mark, behind all records. Without one, its recorder was killed or writes it still."""
+    """End of a segment: its last mark, after all records. Missing if the recorder was killed or is still writing."""
     RECORDER_BEGIN = 3
-    """A recorder has started. With the flag AFTER_KILL, the one before it had not closed the journal."""
+    """Start of a recorder. With flag AFTER_KILL, the previous one had not closed the journal."""
     RECORDER_END = 4
-    """A recorder has stopped, and closed the journal."""
+    """A recorder stopped and closed the journal."""
     EPOCH_BEGIN = 5
-    """The publisher's run begins here, as far as this recorder knows."""
+    """The publisher's epoch begins here, as far as this recorder knows."""
     EPOCH_END = 6
-    """The publisher has closed: nothing follows in this epoch."""
+    """The publisher has closed: no messages follow in this epoch."""
     HEARD = 7
-    """A heartbeat: the publisher's next sequence is `sequence`. Messages before it that no earlier record holds are
-    missing."""
+    """A heartbeat: the publisher's next sequence is `sequence`. Earlier messages without a record are missing."""
     NOTE = NOTE
-    """The publisher's note about the messages after it. Only the publisher knows the form of its body."""
+    """The publisher's note about the messages after it. Only the publisher knows the format of its body."""
 
 
 SEGMENT_BEGIN: Final = int(MarkKind.SEGMENT_BEGIN)
@@ -67,47 +66,47 @@ EPOCH_END: Final = int(MarkKind.EPOCH_END)
 HEARD: Final = int(MarkKind.HEARD)
 
 AFTER_KILL: Final = 1
-"""Flag of RECORDER_BEGIN: the recorder before this one was killed."""
+"""Flag of RECORDER_BEGIN: the previous recorder was killed."""
 NAMES_LEFT_OUT: Final = 2
-"""Flag of EPOCH_END and HEARD: some keys are missing, because the next mark names them or there was no room."""
+"""Flag of EPOCH_END and HEARD: some keys are left out, because the next mark names them or there was no room."""
 _TALLY_BYTES: Final = 8 << 20
 
 
 class Totals(NamedTuple):
-    """What a slice's day holds up to a place."""
+    """Totals of a slice's day up to a position."""
 
     records: int = 0
     messages: int = 0
     marks: int = 0
     chain: int = 0
-    """The chain of checksums, int64; see `blackbox.archive.journal_record.chain_after`."""
+    """Checksum chain, int64; see `blackbox.archive.journal_record.chain_after`."""
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """A mark, as it is read."""
+    """A decoded mark."""
 
     slice_id: int
     segment: int
     offset: int
-    """Where it stands in its segment. Unit: bytes."""
+    """Offset in its segment, bytes."""
     size: int
-    """What it takes up there. Unit: bytes."""
+    """Size in its segment, bytes."""
     body_bytes: int
     kind: MarkKind
     flags: int
     """AFTER_KILL, NAMES_LEFT_OUT."""
     ts: int
-    """When it was made, by the recorder's clock, ns since 1970."""
+    """Time of the mark by the recorder's clock, ns since 1970."""
     epoch: int
-    """The publisher's run; of marks that are not about one, the latest before. 0: none."""
+    """The publisher's epoch, or the latest before it; 0: none."""
     ts_out: int
-    """When the publisher sent what the mark tells of, ns since 1970; 0: it tells of nothing that was sent."""
+    """`ts_out` of the control block, ns since 1970; 0: the mark is not about one."""
     ts_event: int
-    """The latest time of the venue before messages that the source lacked; 0: the mark is not about these."""
+    """Latest venue time before messages that the source lacked; 0: the mark is not about any."""
     sequence: int
     """Next sequence of the publisher in the slice, for HEARD, EPOCH_END and NOTE; else 0."""
     totals: Totals
-    """What stands before it."""
+    """Totals before this mark."""
     keys: dict[bytes, End]
     """End of each key, if the records do not reach `sequence`. An outbox also names them once per day and epoch."""
     note: bytes
@@ -128,7 +127,7 @@ def write_mark(
     totals: Totals,
     body_bytes: int,
 ) -> None:
-    """Write a mark's head over the zeros at `target`; its body of so many bytes stands behind it already."""
+    """Write a mark's head over the zeros at `target`. Its body of `body_bytes` is already there."""
     mark = mark_at(target)
     mark.magic = MARK_MAGIC
     mark.ts = ts
@@ -149,22 +148,22 @@ def write_mark(
 
 
 def chain_start(created_ns: int, slice_id: int) -> int:
-    """Return where the chain of a slice's day begins, int64: XXH3 of the manifest's `created_ns` and the slice."""
+    """Return the start of the chain of a slice's day, int64: XXH3 of the manifest's `created_ns` and the slice."""
     words = numpy.array([created_ns, slice_id], numpy.int64)
     return int(numpy.uint64(xxh3(words.ctypes.data, CHAIN_BYTES)).astype(numpy.int64))
 
 
 @inner
 def _counted(record: int) -> int:
-    """Return how many messages of a record count: those from its first row on."""
+    """Return the number of messages of a record, from its first row on."""
     head = record_head_at(record)
     return numpy.int64(head.count) - numpy.int64(head.first_row)
 
 
 def tally(segment: Segment, start: int, totals: Totals) -> tuple[int, bool, Totals]:
-    """Add the records and notes from `start` on to `totals`, up to another mark, or to where neither begins.
+    """Add the records and notes from `start` on to `totals`, up to the next other mark or invalid bytes.
 
-    Returns where it stopped, whether a mark is there, and the totals. Gives the memory of what it has read back.
+    Returns where it stopped, True if a mark is there, and the totals. Releases the memory that it has read.
     """
     while True:
         until = start + _TALLY_BYTES
@@ -177,7 +176,7 @@ def tally(segment: Segment, start: int, totals: Totals) -> tuple[int, bool, Tota
 
 @njit(nogil=True, cache=True)
 def _tally(memory: int, size: int, start: int, until: int, totals: Totals) -> tuple[int, bool, Totals]:
-    """As `tally`, but no further than the first record at `until` or behind it."""
+    """Do `tally` up to the first record at or after `until`."""
     scratch = numpy.empty(2, numpy.int64)
     address: Any = scratch.ctypes.data
     records, messages, marks, chain = totals.records, totals.messages, totals.marks, totals.chain
@@ -200,7 +199,7 @@ def _tally(memory: int, size: int, start: int, until: int, totals: Totals) -> tu
 
 @njit(nogil=True, cache=True)
 def behind(address: int, totals: Totals) -> Totals:
-    """Return the totals behind the record or mark at an address, from those before it."""
+    """Return the totals after the record or mark at an address, from those before it."""
     scratch = numpy.empty(2, numpy.int64)
     place: Any = scratch.ctypes.data
     records, messages, marks = totals.records, totals.messages, totals.marks
@@ -214,7 +213,7 @@ def behind(address: int, totals: Totals) -> Totals:
 
 @njit(nogil=True, cache=True)
 def next_mark(memory: int, stop: int, start: int, is_note: bool) -> int:
-    """Return the offset of the next note, or of the next other mark, in `[start, stop)`; -1: there are no more."""
+    """Return the offset of the next note, or of the next other mark, in `[start, stop)`; -1 if not found."""
     at = start
     while at < stop:
         step = size_at(memory + at, stop - at)
@@ -230,7 +229,7 @@ def next_mark(memory: int, stop: int, start: int, is_note: bool) -> int:
 
 
 def read_mark(segment: SegmentFile, offset: int) -> Mark | None:
-    """Return the mark at an offset of a segment; None when its body is not what its checksum says."""
+    """Return the mark at an offset of a segment; None if its body does not match its checksum."""
     head = segment.memory[offset : offset + MARK_HEAD_BYTES].view(MARK)[0]
     body = segment.memory[offset + MARK_HEAD_BYTES :][: int(head["stored_bytes"])]
     if head["stored_checksum"] != checksum_32(body.ctypes.data, len(body)):
@@ -263,7 +262,7 @@ def read_mark(segment: SegmentFile, offset: int) -> Mark | None:
 
 
 def _keys(body: NDArray[numpy.uint8], names: int) -> dict[bytes, End] | None:
-    """Return the end of each key in a mark's body; None: the body is malformed."""
+    """Return the end of each key in a mark's body; None if the body is malformed."""
     if names == 0:
         return {}
     layout = body_layout(names, names, 0, 0, FLAG_FIXED)
@@ -287,7 +286,7 @@ def _places_of_marks(
     to_places: NDArray[numpy.int64],
     are_notes: bool,
 ) -> int:
-    """List where marks begin in parts of a segment, as many as there is room for; return how many that are."""
+    """List the offsets of marks in parts of a segment, as far as there is room. Return their number."""
     count = 0
     for part in range(len(starts)):
         at = next_mark(memory, stops[part], starts[part], are_notes)
@@ -300,7 +299,7 @@ def _places_of_marks(
 
 @njit(nogil=True, cache=True)
 def _names(memory: int, places: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
-    """Return how many keys each of the marks names."""
+    """Return the number of keys in each mark."""
     names = numpy.empty(len(places), numpy.int64)
     for number in range(len(places)):
         names[number] = mark_at(memory + places[number]).names
@@ -308,9 +307,9 @@ def _names(memory: int, places: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
 
 
 def places_of_marks(segment: Segment, start: int = 0, *, are_notes: bool = False) -> NDArray[numpy.int64]:
-    """Return where the marks of a segment that are no notes begin, or its notes, from a record or mark on.
+    """Return the offsets of a segment's marks except notes, or of its notes, from a record or mark on.
 
-    Only parts of the segment that have any by its index are read.
+    Reads only parts of the segment that have any according to the index.
     """
     counts = segment.entries["notes" if are_notes else "marks"]
     is_here = (counts > 0) & (segment.entries["stop"] > start)
@@ -323,7 +322,7 @@ _NOTES_AT_ONCE: Final = 4_096
 
 
 def notes_of(segment: Segment, start: int) -> tuple[NDArray[numpy.int64], NDArray[numpy.bool_]]:
-    """Return where the next notes begin, from a record or mark on, whatever the index says; and which are whole."""
+    """Return the offsets of the next notes from a record or mark on, and True for each valid one. Uses no index."""
     places = numpy.empty(_NOTES_AT_ONCE, numpy.int64)
     part = numpy.array([start]), numpy.array([segment.whole_bytes])
     places = places[: _places_of_marks(segment.address, *part, places, True)]
@@ -332,7 +331,7 @@ def notes_of(segment: Segment, start: int) -> tuple[NDArray[numpy.int64], NDArra
 
 @njit(nogil=True, cache=True)
 def _are_whole(memory: int, places: NDArray[numpy.int64]) -> NDArray[numpy.bool_]:
-    """Return which bodies of marks are what their checksums say."""
+    """Return True for each mark whose body matches its checksum."""
     are_whole = numpy.empty(len(places), numpy.bool_)
     for number in range(len(places)):
         mark = mark_at(memory + places[number])
@@ -342,9 +341,9 @@ def _are_whole(memory: int, places: NDArray[numpy.int64]) -> NDArray[numpy.bool_
 
 
 def marks_of(segments: Iterable[Segment], *, with_keys: bool = False) -> Iterator[Mark]:
-    """Yield the good marks of some segments, but for notes, in order. Only parts with marks by the index are read.
+    """Yield the valid marks of some segments except notes, in order. Reads only parts with marks in the index.
 
-    `with_keys`: those only that name keys.
+    `with_keys`: only those that name keys.
     """
     for segment in segments:
         places = places_of_marks(segment)
@@ -357,20 +356,20 @@ def marks_of(segments: Iterable[Segment], *, with_keys: bool = False) -> Iterato
 
 
 class SegmentEnd(NamedTuple):
-    """What stands at the end of a segment."""
+    """State at the end of a segment."""
 
     totals: Totals
-    """What stands before it."""
+    """Totals of the segment and those before."""
     is_closed: bool
-    """Whether a recorder has closed the journal there."""
+    """True if the recorder closed the journal there."""
     epoch: int
-    """The publisher's last run of which the recorder has heard; 0: none, or its marks are not good."""
+    """The publisher's last epoch known to the recorder; 0 if unknown or its marks are damaged."""
 
 
 def end_of(segment: Segment, start: Totals) -> SegmentEnd:
-    """Return what stands at the end of a segment.
+    """Return the state at the end of a segment.
 
-    Totals are counted from the last mark whose place the index knows; without any, from `start`.
+    Totals are counted from the last mark in the index; without any, from `start`.
     """
     marked = segment.entries[segment.entries["marks"] > 0]
     at = int(marked["start"][-1]) if len(marked) else FILE_HEAD_BYTES

@@ -27,23 +27,23 @@ _VARIABLE: Final = -1
 
 
 class _Tables(NamedTuple):
-    """Where the merging keeps its books, by address."""
+    """Addresses of the tables used for merging."""
 
     topics: NumberingAt
     numbers: int
-    """int32: the number in the merged block of each topic of each block, one block behind the other."""
+    """int32: number in the merged block for each topic of each block, block after block."""
     used: int
-    """uint8: for the topics of one block, whether a row is of it."""
+    """uint8: for each topic of one block, 1 if a row has it."""
 
 
 class BlockMerger:
-    """Merges blocks; its memory is used again and again."""
+    """Merges blocks in reused memory."""
 
     def __init__(self) -> None:
         self._topics = self._text = 0
 
     def merge(self, group: list[Recorded]) -> tuple[NDArray[numpy.uint8], NDArray[numpy.uint8]]:
-        """Return header and body of the merged block. The blocks must be of one key and without gaps."""
+        """Return header and body of the merged block. The blocks must have one key and no gaps."""
         first = group[0]
         topics = sum(recorded.block.topic_count for recorded in group)
         text = sum(recorded.block.layout.payloads - recorded.block.layout.topics for recorded in group)
@@ -78,7 +78,7 @@ class BlockMerger:
 
 @inner
 def _payload_bounds(block: Header, layout: BodyLayout, body: int, first_row: int) -> tuple[int, int]:
-    """Where the payloads from `first_row` on start and end, in the payload bytes."""
+    """Return the start and end of the payloads from `first_row` on, in the payload bytes."""
     if block.flags & FLAG_FIXED:
         return first_row * block.stride, block.count * block.stride
     offsets = int32s_at(body + layout.payload_offsets, block.count + 1)
@@ -87,7 +87,7 @@ def _payload_bounds(block: Header, layout: BodyLayout, body: int, first_row: int
 
 @inner
 def _stride_from(block: Header, layout: BodyLayout, body: int, first_row: int) -> int:
-    """The size of all payloads from `first_row` on; _VARIABLE when they differ."""
+    """Return the size of all payloads from `first_row` on; _VARIABLE if they differ."""
     if block.flags & FLAG_FIXED:
         return block.stride
     offsets = int32s_at(body + layout.payload_offsets, block.count + 1)
@@ -102,9 +102,9 @@ def _stride_from(block: Header, layout: BodyLayout, body: int, first_row: int) -
 def plan_merge(
     headers: NDArray[numpy.int64], bodies: NDArray[numpy.int64], first_rows: NDArray[numpy.int64], tables: _Tables
 ) -> Plan:
-    """What the block that is made of checked blocks will hold, from each one's first row on.
+    """Plan the block that is made of checked blocks, from each one's first row on.
 
-    Numbers the topics that occur; there is room for all of them.
+    Numbers the topics that occur; the tables have room for all of them.
     """
     count = topic_bytes = payload_bytes = place = 0
     topics = 0
@@ -154,7 +154,7 @@ def write_merge(
     plan: Plan,
     target: int,
 ) -> None:
-    """Fill the zeros at `target`, as `plan_merge` has just planned it."""
+    """Fill the zeros at `target` according to the plan, right after `plan_merge`."""
     fixed = plan.stride != _VARIABLE
     layout = body_layout(plan.stop, plan.topics, plan.topic_bytes, 0, plan.flags)
     starts = int64s_at(tables.topics.starts, plan.topics + 1)

@@ -1,8 +1,8 @@
-"""Bring the records of several slices into one order, the same every time.
+"""Merge the records of several slices into one deterministic order.
 
-A record's place is (the largest `ts_out` of its slice up to it, slice, place in the slice). Where `ts_out` never runs
-backwards within a slice, as it does not on one line, that is the order of `ts_out`; where it does, the slice keeps its
-own order.
+Records are ordered by the largest `ts_out` of their slice so far, then slice, then position in the slice. If `ts_out`
+never decreases within a slice, as on a single line, this is the order of `ts_out`; otherwise each slice keeps its own
+order.
 """
 
 from __future__ import annotations
@@ -16,45 +16,45 @@ from blackbox.native.intrinsics import copy_bytes, inner, int32s_at, int64s_at
 from blackbox.native.jit import njit
 
 ALL_DONE: Final = -1
-"""No stream has anything left."""
+"""All streams are at their end."""
 NO_ROOM: Final = -2
-"""The table that was to be filled is full."""
+"""The target table is full."""
 
 
 class Streams(NamedTuple):
-    """Where the streams' lookahead lies: plain addresses, `count` streams of `room` records each."""
+    """Addresses of the lookahead of `count` streams, with `room` records each."""
 
     count: int
     room: int
     heads: int
     """RECORD[count, room]."""
     places: int
-    """int64[count, room]: the address of each record."""
+    """int64[count, room]: address of each record."""
     next: int
-    """int64[count]: which record of its lookahead is a stream's next."""
+    """int64[count]: index of each stream's next record in its lookahead."""
     filled: int
-    """int64[count]: records in the lookahead; 0: the stream has come to its end."""
+    """int64[count]: records in the lookahead; 0: the stream is at its end."""
     latest: int
-    """int64[count]: the largest `ts_out` of the stream so far."""
+    """int64[count]: largest `ts_out` of the stream so far."""
     source: int
-    """int32[count]: the number of the segment that the lookahead is of."""
+    """int32[count]: segment number of the lookahead."""
     heap: int
-    """int64[count]: room for the order of the streams."""
+    """int64[count]: heap of the streams."""
 
 
 class Target(NamedTuple):
-    """Where merged records go."""
+    """Destination of merged records."""
 
     heads: int
     places: int
     source: int
     room: int
     max_bytes: int
-    """No more records once these have that many bytes."""
+    """The target is full once its records have this size."""
 
 
 def streams_of(count: int, room: int) -> tuple[Streams, dict[str, Any]]:
-    """Lookahead tables for `count` streams, and the arrays that they lie in, which must be kept."""
+    """Return lookahead tables for `count` streams, and their arrays, which must be kept alive."""
     arrays: dict[str, Any] = {
         "heads": numpy.zeros((count, room, RECORD_HEAD_BYTES), numpy.uint8),
         "places": numpy.zeros((count, room), numpy.int64),
@@ -79,7 +79,7 @@ def _catch_up(streams: Streams, stream: int) -> None:
 
 @inner
 def _sift_down(streams: Streams, size: int, place: int) -> None:
-    """Put the stream at `place` of the heap where it belongs: before all that come later, or have a higher number."""
+    """Move the stream at `place` down the heap: ordered by time, then number."""
     heap = int64s_at(streams.heap, streams.count)
     latest = int64s_at(streams.latest, streams.count)
     moved = heap[place]
@@ -99,10 +99,10 @@ def _sift_down(streams: Streams, size: int, place: int) -> None:
 
 @njit(nogil=True, cache=True)
 def merge(streams: Streams, target: Target, count: int, size: int) -> tuple[int, int, int]:
-    """Append records to `target`, which holds `count` of `size` bytes in all, until it is full or a stream is dry.
+    """Append records to `target`, which has `count` records of `size` bytes, until it is full or a stream is empty.
 
-    Returns how many it holds, their bytes, and the stream that must be filled before anything else, ALL_DONE or
-    NO_ROOM. Streams stand in the order of their slices.
+    Returns the new count, the new size, and the stream that must be filled next, ALL_DONE or NO_ROOM. Streams are in
+    the order of their slices.
     """
     following = int64s_at(streams.next, streams.count)
     filled = int64s_at(streams.filled, streams.count)
@@ -128,7 +128,7 @@ def merge(streams: Streams, target: Target, count: int, size: int) -> tuple[int,
         copy_bytes(head, streams.heads + RECORD_HEAD_BYTES * place, RECORD_HEAD_BYTES)
         to_places[count] = places[place]
         to_source[count] = source[stream]
-        # What it will be unpacked counts, too; both are at most 64 MiB.
+        # The decompressed size counts too. Both are at most 64 MiB.
         taken = record_head_at(head)
         size += record_bytes(max(numpy.int64(taken.stored_bytes), numpy.int64(taken.body_bytes)))
         count += 1

@@ -1,4 +1,4 @@
-"""Keep the newest message of every topic, in compiled code: of a slice whose records are read, or of batches."""
+"""Keep the newest message of every topic, in compiled code, from a slice's records or from batches."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from blackbox.archive.reader import RecordRun
 
 MOST_BYTES: Final = 1 << 30
-"""Payloads that are kept, at most."""
+"""Maximum size of the stored payloads."""
 _FIRST_BYTES: Final = 1 << 16
 _MEAN_TOPIC_BYTES: Final = 32
 _BLOCK_BYTES: Final = 1 << 18
-"""A block of an image gets no more messages once their payloads have that many bytes."""
+"""Size at which a block of an image is closed."""
 _ALL_ROWS: Final = numpy.frombuffer(b"", numpy.int32)
 _DONE: Final = -1
 _NO_TOPIC: Final = -2
@@ -47,33 +47,33 @@ class _Newest(SharedRecord):
     ts_out = Field()
     schema = Field()
     start = Field()
-    """Where its payload is kept."""
+    """Offset of its payload."""
     room = Field()
-    """So many bytes are there for it."""
+    """Bytes allocated for the payload."""
     size = Field()
-    """Of its payload; NO_VALUE: it has none."""
+    """Size of its payload; NO_VALUE for a message without a value."""
 
 
 class _Reached(SharedRecord):
     """End of the records that were read."""
 
     epoch = Field()
-    """The last run of the publisher."""
+    """The last epoch."""
     following = Field()
     """Sequence after its last message."""
     ts_out = Field()
-    """The largest of that run."""
+    """Largest `ts_out` of that epoch."""
 
 
 class _Room(SharedRecord):
-    """Of payloads."""
+    """Memory for payloads."""
 
     used = Field()
-    """Bytes of them, and room for more of each."""
+    """Bytes allocated to payloads, including room to grow."""
     with_value = Field()
     """Topics whose newest message has a value."""
     lacking = Field()
-    """What kept a message from being taken: _NO_TOPIC, or the bytes of room that it needs."""
+    """Reason why a message did not fit: _NO_TOPIC, or the bytes that it needs."""
 
 
 _newest_at = record_at(_Newest)
@@ -86,7 +86,7 @@ _TIME, _START, _SIZE = _Newest.ts_event.start, _Newest.start.start, _Newest.size
 
 
 class _Kept(NamedTuple):
-    """Where it is all kept, for compiled code."""
+    """Addresses of the tables, for compiled code."""
 
     topics: NumberingAt
     room: int
@@ -99,7 +99,7 @@ _kept_at = kept_at(_Kept)
 
 
 class Entry(NamedTuple):
-    """The newest message of a topic, one that has a value."""
+    """The newest message of a topic with a value."""
 
     topic: bytes
     payload: bytes
@@ -110,18 +110,18 @@ class Entry(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """Where it is in its feed."""
+        """Its position in the feed."""
         return Place(self.slice_id, self.epoch, self.sequence)
 
 
 class NewestRows:
-    """The newest message of each topic, in memory that compiled code writes; of one thread at a time.
+    """The newest message of each topic, in memory that compiled code writes. Used by one thread at a time.
 
-    `with_value`: how many topics have one.
+    `with_value`: number of topics with a value.
     """
 
     def __init__(self, what: str, key_rule: int, most_topics: int, *, has_payloads: bool = True) -> None:
-        """Nothing is there yet. `what` it is, for errors. `has_payloads`: false: they are not kept."""
+        """Start empty. `what` names it in errors. With `has_payloads` False, payloads are not stored."""
         self._what, self._key_rule, self._most = what, key_rule, most_topics
         self._most_bytes = MOST_BYTES if has_payloads else 0
         self._topics = Numbering(most_topics, _MEAN_TOPIC_BYTES)
@@ -129,7 +129,7 @@ class NewestRows:
         self._rows = numpy.zeros(most_topics, _Newest.dtype)
         self._words = self._rows.view(numpy.int64).data
         self._number_of: dict[bytes, int] = {}
-        """Of the topics up to when one was last looked up."""
+        """Topic numbers cached so far."""
         self._set_payloads(numpy.zeros(_FIRST_BYTES, numpy.uint8))
         warm_up(_take_batch, 0, 0, 0, 0, _ALL_ROWS)
 
@@ -144,29 +144,29 @@ class NewestRows:
 
     @property
     def with_value(self) -> int:
-        """How many topics have one."""
+        """Number of topics with a value."""
         return self._room.with_value
 
     def names(self) -> list[bytes]:
-        """Return all topics that were taken, with or without a value."""
+        """Return all topics, with or without a value."""
         return self._topics.names()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all messages."""
         self._rows[: len(self._topics)] = 0
         self._topics.clear()
         self._number_of.clear()
         self._room.used = self._room.with_value = 0
 
     def take_batch(self, batch: Batch) -> None:
-        """Take messages that follow all that was taken before. Raises JournalError as `make_room`."""
+        """Add messages that follow all earlier ones. Raises JournalError as `make_room`."""
         header, body, origins = batch._received_block.addresses
         rows = _ALL_ROWS if batch.rows is None else read_only(batch.rows)
         while not _take_batch(self._kept.address, header, body, origins, rows):
             self.make_room()
 
     def make_room(self) -> None:
-        """Make room for what could not be taken. Raises JournalError when there is more than may be kept."""
+        """Make room for the message that did not fit. Raises JournalError at the maximum size."""
         lacking = self._room.lacking
         if lacking == _NO_TOPIC:
             raise JournalError(
@@ -190,7 +190,7 @@ class NewestRows:
         return bool((is_it & (rows["sequence"] == place.sequence)).any())
 
     def entry(self, topic: bytes) -> Entry | None:
-        """Return the newest message of a topic; None: there is none, or it has no value."""
+        """Return the newest message of a topic; None if it is missing or has no value."""
         number = self._number_of.get(topic)
         if number is None:
             if len(self._number_of) < len(self._topics):
@@ -208,7 +208,7 @@ class NewestRows:
         return Entry(topic, payload, words[at + _TIME], words[at + _SLICE], words[at + _EPOCH], words[at + _SEQUENCE])
 
     def copy(self) -> NewestCopy:
-        """Return all that is kept, as it is now: quickly, so that it may go on."""
+        """Return a copy of the current state. This is fast, so that updates can continue."""
         count = len(self._topics)
         rows, starts = self._rows[:count].copy(), self._topics.starts[: count + 1].copy()
         text = self._topics.text[: starts[-1]].copy()
@@ -217,7 +217,7 @@ class NewestRows:
         return NewestCopy(rows, starts, text, payloads)
 
     def have_byte(self, place: int, values: bytes) -> NDArray[numpy.bool_]:
-        """Return bool[topics]: whether the newest payload has one of `values` at a place."""
+        """Return bool[topics]: True if the byte at `place` of the newest payload is one of `values`."""
         rows = self._rows[: len(self._topics)]
         is_long = rows["size"] > place
         found = numpy.zeros(len(rows), numpy.bool_)
@@ -229,7 +229,7 @@ class NewestRows:
         return list(self._topics.names())
 
     def messages(self, prefixes: Collection[bytes], keys: tuple[bytes, ...] = (b"",)) -> Iterator[Entry]:
-        """Yield the newest message, if it has a value, of each topic that `blocks` takes with the same arguments."""
+        """Yield the newest messages that `blocks` returns for the same arguments."""
         names = self._topics.names()
         numbers = self._chosen(names, None, prefixes, keys)
         rows = self._rows[numbers]
@@ -245,7 +245,7 @@ class NewestRows:
         prefixes: Collection[bytes],
         keys: tuple[bytes, ...],
     ) -> NDArray[numpy.int64]:
-        """Return the numbers of topics that have a value."""
+        """Return the numbers of the selected topics with a value."""
         has_value = self._rows["size"][: len(names)] != NO_VALUE
         numbers = numpy.flatnonzero(has_value if of is None else has_value & of)
         wanted = tuple(prefixes)
@@ -262,9 +262,9 @@ class NewestRows:
         keys: tuple[bytes, ...] = (b"",),
         of: NDArray[numpy.bool_] | None = None,
     ) -> NewestBlocks:
-        """Return the newest messages of topics that begin with some prefix, and whose key does with one of `keys`.
+        """Return the newest messages of topics that begin with a prefix, and whose key begins with one of `keys`.
 
-        `of`: only those topics, bool[topics]. Topics whose newest message has no value are left out.
+        `of`, bool[topics], selects topics. Topics whose newest message has no value are left out.
         """
         names = self._topics.names()
         numbers = self._chosen(names, of, prefixes, keys)
@@ -282,7 +282,7 @@ class NewestRows:
         return NewestBlocks(self._key_rule, rows, topics, payloads, cuts)
 
     def _groups(self, names: list[bytes], numbers: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
-        """Return int64[numbers]: the same number for topics of the same key."""
+        """Return int64[numbers]: equal numbers for topics with the same key."""
         group_of, rule = dict[bytes, int](), self._key_rule
         if rule == 0:
             return numpy.zeros(len(numbers), numpy.int64)
@@ -291,7 +291,7 @@ class NewestRows:
 
 
 class NewestCopy(NamedTuple):
-    """All that `NewestRows` had at one moment."""
+    """State of `NewestRows` at one moment."""
 
     rows: NDArray[Any]
     starts: NDArray[numpy.int64]
@@ -299,47 +299,47 @@ class NewestCopy(NamedTuple):
     payloads: NDArray[numpy.uint8]
 
     def topics(self) -> list[bytes]:
-        """Return the topics that have a value."""
+        """Return the topics with a value."""
         text, places = self.text.tobytes(), numpy.flatnonzero(self.rows["size"] != NO_VALUE)
         spans = zip(self.starts[places].tolist(), self.starts[places + 1].tolist(), strict=True)
         return [text[start:stop] for start, stop in spans]
 
     def as_dict(self) -> dict[bytes, bytes]:
-        """Return the payload of each topic that has one."""
+        """Return the payload of each topic with a value."""
         data, rows = self.payloads.tobytes(), self.rows[self.rows["size"] != NO_VALUE]
         spans = zip(rows["start"].tolist(), (rows["start"] + rows["size"]).tolist(), strict=True)
         return dict(zip(self.topics(), [data[start:stop] for start, stop in spans], strict=True))
 
 
 class Newest(NewestRows):
-    """The newest message of each topic of one slice: the one with the largest number of the last run that has it.
+    """The newest message of each topic of one slice: of the last epoch that has it, the one with the highest sequence.
 
-    Attributes: `epoch`, the last run that was read, 0 for none; `ts_out`, the largest of it.
+    Attributes: `epoch`, the last epoch read, 0 for none; `ts_out`, the largest in it.
     """
 
     def __init__(self, slice_id: int, key_rule: int, most_topics: int, *, has_payloads: bool = True) -> None:
-        """As `NewestRows`."""
+        """Start empty, as `NewestRows`."""
         super().__init__(f"slice {slice_id}", key_rule, most_topics, has_payloads=has_payloads)
         self.slice_id = slice_id
         self._reached = _Reached()
 
     @property
     def position(self) -> Position:
-        """Position after the last message of the last run that was read; epoch 0: nothing was read."""
+        """Position after the last message of the last epoch read. Epoch 0: nothing was read."""
         return Position(self._reached.epoch, self._reached.following)
 
     @property
     def epoch(self) -> int:
-        """The last run of the publisher that was read; 0: none."""
+        """The last epoch read; 0 for none."""
         return self._reached.epoch
 
     @property
     def ts_out(self) -> int:
-        """The largest `ts_out` of that run."""
+        """The largest `ts_out` of that epoch."""
         return self._reached.ts_out
 
     def places(self) -> dict[bytes, tuple[int, int]]:
-        """Return the run and number of the newest message of each topic, of those that have a value."""
+        """Return epoch and sequence of the newest message of each topic with a value."""
         rows = self._rows[: len(self._topics)]
         spans = zip(
             self._topics.names(), rows["epoch"].tolist(), rows["sequence"].tolist(), rows["size"].tolist(), strict=True
@@ -347,9 +347,9 @@ class Newest(NewestRows):
         return {name: (epoch, sequence) for name, epoch, sequence, size in spans if size != NO_VALUE}
 
     def take(self, run: RecordRun) -> None:
-        """Take checked records. What was taken before may come again.
+        """Add checked records. Records may be repeated.
 
-        Raises JournalError when there are more topics, or bytes of their newest messages, than may be kept.
+        Raises JournalError if there are too many topics, or too many bytes of newest messages.
         """
         first_rows = run.heads["first_row"].astype(numpy.int64)
         done, reached = 0, self._reached.address
@@ -360,18 +360,18 @@ class Newest(NewestRows):
 
 
 def warm_up_images() -> None:
-    """Compile what images of newest messages need: who asks for the first one should not wait for that."""
+    """Compile what images need, so that the first request does not wait for it."""
     none = numpy.zeros(0, numpy.int64)
     warm_up(_take, 0, 0, none, none, none, 0)
     warm_up(_move, 0, 0, 0, 0)
 
 
 class NewestBlocks:
-    """Newest messages as they were when this was made, in blocks, each of which is made when it is asked for.
+    """Newest messages as of its creation, in blocks that are made on demand.
 
-    A block is of one slice, key, run and schema; run by run, with its messages in their order and with their numbers.
-    Attributes: `count`, how many blocks there are; `size`, bytes of payloads, topics and what goes with each;
-    `is_unsure`, whether what they are of may lack something.
+    A block has one slice, key, epoch and schema. Blocks are ordered by epoch; messages keep their order and sequences.
+    Attributes: `count` of blocks; `size`, bytes of payloads, topics and columns; `is_unsure`, True if the image may be
+    incomplete.
     """
 
     is_unsure: bool = False
@@ -384,7 +384,7 @@ class NewestBlocks:
         payloads: NDArray[numpy.uint8],
         cuts: list[int],
     ) -> None:
-        """Others use `Newest.blocks`. A block has the rows between two of `cuts`."""
+        """Use `Newest.blocks` instead. A block has the rows between two of `cuts`."""
         self.count, self.size = len(cuts) - 1, payloads.nbytes + rows.nbytes + sum(map(len, topics))
         self._key_rule = key_rule
         self._rows, self._topics, self._payloads, self._cuts = rows, topics, payloads, cuts
@@ -413,7 +413,7 @@ class NewestBlocks:
 
 @inner
 def _number(kept: _Kept, layout: BodyLayout, body: int, topic: int) -> Any:
-    """Return the number of the topic at a place of a block's topics; FULL: there is no room for it."""
+    """Return the number of a block's topic; FULL if there is no room for it."""
     ends = int32s_at(body + layout.topic_offsets + 4 * topic, 2)
     start = numpy.int64(ends[0])
     return number_of(kept.topics, body + layout.topics + start, numpy.int64(ends[1]) - start)
@@ -421,7 +421,7 @@ def _number(kept: _Kept, layout: BodyLayout, body: int, topic: int) -> Any:
 
 @inner
 def _keep(kept: _Kept, newest: Any, header: Header, layout: BodyLayout, body: int, row: int) -> bool:
-    """Keep a row of a block; return whether there was room for it."""
+    """Store a row of a block. Return False if there was no room."""
     room = _room_at(kept.room)
     size: Any = numpy.int64(header.stride)
     at: Any = row * size
@@ -450,9 +450,9 @@ def _keep(kept: _Kept, newest: Any, header: Header, layout: BodyLayout, body: in
 
 @njit(nogil=True, cache=True)
 def _take_batch(at: int, header_at: int, body: int, origins: int, rows: NDArray[numpy.int32]) -> bool:
-    """Keep the last of `rows` (none: all of the block) of each topic; return false when one lacks room.
+    """Store the last of `rows` (none: of all rows of the block) for each topic. Return False if one does not fit.
 
-    All are then taken once more.
+    All are then stored again.
     """
     kept = _kept_at(at)
     header = read_header(header_at)
@@ -473,7 +473,7 @@ def _take_batch(at: int, header_at: int, body: int, origins: int, rows: NDArray[
             newest = _newest_at(kept.rows + _ROW_BYTES * number)
             if not _keep(kept, newest, header, layout, body, row):
                 return False
-            if origins != 0:  # of several blocks: slice and run of each message
+            if origins != 0:  # several blocks: slice and epoch of each message
                 column = 8 * header.count
                 newest.slice_id = int64s_at(origins + 3 * column + 8 * row, 1)[0]
                 newest.epoch = int64s_at(origins + 4 * column + 8 * row, 1)[0]
@@ -489,7 +489,7 @@ def _take(
     first_rows: NDArray[numpy.int64],
     done: int,
 ) -> int:
-    """Take records from the place `done` on; return up to which. If one lacks room it is taken once more then."""
+    """Store records from index `done` on. Return the index of the first that did not fit; it is then stored again."""
     kept, reached = _kept_at(at), _reached_at(reached_at)
     for place in range(done, len(headers)):
         header, body, first_row = read_header(headers[place]), bodies[place], first_rows[place]
@@ -523,7 +523,7 @@ def _take(
 
 @njit(nogil=True, cache=True)
 def _move(rows: int, count: int, source: int, target: int) -> int:
-    """Move payloads together, to an address; return how many bytes they take there."""
+    """Copy the used payloads without gaps to an address. Return their size."""
     used: Any = numpy.int64(0)
     for number in range(count):
         newest = _newest_at(rows + _ROW_BYTES * number)

@@ -1,4 +1,4 @@
-"""Keep the order books of a slice, as its records are read in order; their image is what rests, as new orders."""
+"""Keep the order books of a slice as its records are read. Their image is the resting orders, sent as new orders."""
 
 from __future__ import annotations
 
@@ -25,60 +25,60 @@ if TYPE_CHECKING:
     from blackbox.archive.reader import RecordRun
 
 _MOST_ROWS: Final = 4_096
-"""A block gets no more messages once it has so many; and of one symbol not more at once."""
+"""Maximum number of messages in a block, and of one symbol at once."""
 
 
 class NewestBooks:
-    """The books of one slice, of the last run of its publisher, and the newest message of every other topic.
+    """The books of one slice in its last epoch, and the newest message of every topic that changes no book.
 
-    Attributes: as of `Newest`.
+    Attributes: as in `Newest`.
     """
 
     def __init__(self, slice_id: int, feed: Feed) -> None:
-        """Nothing is read yet. Raises ConfigError when the feed's schema has no books, or no images of them."""
+        """Start empty. Raises ConfigError if the feed's schema has no books, or no images of them."""
         self.slice_id, self._key_rule = slice_id, feed.key_rule
         self._book_feed, self._schema = load_book_feed(feed.schema_name), load_schema(feed.schema)
         if self._book_feed.rest is None:
-            raise ConfigError(f"books of schema {feed.schema_name!r} had no `rest`, expected it for images of them")
+            raise ConfigError(f"books of schema {feed.schema_name!r} had no `rest`, which images require")
         self._feed = BatchFeed(feed.name, self._schema, feed.symbol_rule)
         self._newest = Newest(slice_id, feed.key_rule, feed.max_topics)
         self._last = NewestRows(f"slice {slice_id}", feed.key_rule, feed.max_topics)
-        """Of each topic the last message of this run that changes a book: behind it others may have come."""
+        """For each topic, the last message of this epoch that changes a book. Other messages may follow it."""
         self._sizes = numpy.full(256, -1)
-        """By type of these, bytes."""
+        """Their size in bytes, by type."""
         for kind in self._book_feed.message_types:
             self._sizes[ord(kind)] = self._schema.records[kind].itemsize
         self._books = Books(feed.schema_name, symbol_rule=feed.symbol_rule, max_symbols=feed.max_topics)
         self._epoch = self._epoch_of_day = 0
         self._lacks_messages = False
         self._taken = 0
-        """Sequence after the last message of this run in the books."""
+        """Sequence after the last message of this epoch in the books."""
 
     @property
     def position(self) -> Position:
-        """Position after the last message of the last run that was read; epoch 0: nothing was read."""
+        """Position after the last message of the last epoch read. Epoch 0: nothing was read."""
         return self._newest.position
 
     @property
     def epoch(self) -> int:
-        """The last run of the publisher that was read; 0: none."""
+        """The last epoch read; 0 for none."""
         return self._newest.epoch
 
     @property
     def ts_out(self) -> int:
-        """The largest `ts_out` of that run."""
+        """The largest `ts_out` of that epoch."""
         return self._newest.ts_out
 
     def begin_day(self) -> None:
-        """Learn that records of another day follow: the first run of a day begins with empty books."""
+        """Begin a day: its first epoch begins with empty books."""
         self._epoch_of_day = 0
 
     def take(self, run: RecordRun) -> None:
-        """Take checked records, as `Newest.take`."""
+        """Add checked records, as `Newest.take`."""
         self._newest.take(run)
         for block, ts_recv, fresh_row, _, _ in blocks_of(run, self._key_rule):
             if block.epoch > self._epoch:
-                self._books.clear()  # a subscriber's books are emptied there, too
+                self._books.clear()  # as in a subscriber
                 self._last.clear()
                 self._taken = 0
                 self._lacks_messages = is_restart(self._epoch_of_day, block.epoch)
@@ -97,7 +97,7 @@ class NewestBooks:
             self._taken = block.number_of(-1) + 1
 
     def _change_books(self, block: Block, first_row: int) -> NDArray[numpy.bool_]:
-        """Return bool[rows]: whether each row from the first one on is a whole message of those that change books."""
+        """Return bool[rows], from the first row on: True for each valid message of a type that changes books."""
         offsets = block.payload_offsets[first_row:]
         sizes, places = numpy.diff(offsets), offsets[:-1] + self._book_feed.type_offset
         found = sizes > self._book_feed.type_offset
@@ -105,7 +105,7 @@ class NewestBooks:
         return found
 
     def blocks(self, prefixes: Collection[bytes], keys: tuple[bytes, ...] = (b"",)) -> BooksBlocks:
-        """Return what rests under topics that begin with some prefix, and the newest messages that change no book."""
+        """Return the resting orders of topics that begin with a prefix, and the newest messages that change no book."""
         place, types = self._book_feed.type_offset, self._book_feed.message_types.encode("latin-1")
         found = dict[bytes, dict[int, Entry]]()
         for message in self._last.messages(prefixes, keys):
@@ -125,7 +125,7 @@ class NewestBooks:
         return BooksBlocks(self, self._key_rule, self._book_feed, self._schema.schema_id, others, parts, is_unsure)
 
     def _by_key(self, resting: Resting, last: Entry, of_type: dict[int, Entry]) -> Iterator[tuple[bytes, NDArray[Any]]]:
-        """Yield each key of a symbol's messages in an image, with the orders that become its messages."""
+        """Yield each key of a symbol's messages in an image, with the orders sent under it."""
         keys = {kind: key_of(self._key_rule, message.topic) for kind, message in of_type.items()}
         of_last = key_of(self._key_rule, last.topic)
         if {of_last, *keys.values()} == {of_last}:
@@ -146,7 +146,7 @@ class NewestBooks:
 
 
 class _Part(NamedTuple):
-    """Orders of a symbol that become messages of a key, its last message, and the last one of each type."""
+    """Orders of a symbol that are sent under one key, its last message, and the last one of each type."""
 
     key: bytes
     resting: Resting
@@ -155,12 +155,12 @@ class _Part(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many messages it becomes."""
+        """Number of messages that it becomes."""
         return max(1, len(self.resting.orders))
 
 
 class _Planned(NamedTuple):
-    """A block that is made when it is asked for."""
+    """A block that is made on demand."""
 
     key: bytes
     first: int
@@ -168,9 +168,9 @@ class _Planned(NamedTuple):
 
 
 class BooksBlocks:
-    """The image of books as they were when this was made, as `NewestBlocks`; what rests comes last.
+    """The image of books as of its creation, like `NewestBlocks`. Resting orders come last.
 
-    Its messages are numbered up to the position of the image: they stand for those that the publisher has sent.
+    Its messages are numbered up to the position of the image, in place of those that the publisher sent.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class BooksBlocks:
         parts: list[_Part],
         is_unsure: bool,
     ) -> None:
-        """Others use `NewestBooks.blocks`."""
+        """Use `NewestBooks.blocks` instead."""
         assert feed.rest is not None
         self.is_unsure, self._others = is_unsure, others
         self._rest, self._type_offset, self._schema_id = feed.rest, feed.type_offset, schema_id
@@ -206,7 +206,7 @@ class BooksBlocks:
         self.size = others.size + sum(part.resting.orders.nbytes + len(part.last.payload) * part.rows for part in parts)
 
     def _plan(self, key: bytes, parts: list[_Part], first: int) -> int:
-        """Plan the blocks of a key with sequences from `first` on. Return the sequence after them."""
+        """Plan the blocks of a key with sequences from `first` on. Return the next sequence."""
         rows = _MOST_ROWS
         for part in parts:
             if rows >= _MOST_ROWS:

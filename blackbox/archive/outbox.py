@@ -1,7 +1,7 @@
-"""A publisher's outbox: each block is in a journal before it is sent, so that who is killed goes on where it was.
+"""A publisher's outbox: each block is in a journal before it is sent, so that a killed publisher can continue.
 
-In: the blocks of a publisher's senders. Out: days as a recorder writes them; at the next start the epoch and the
-numbers that go on, and the last blocks, to be sent again.
+In: the blocks of a publisher's senders. Out: days in the format of a recorder; at the next start the epoch and
+sequences to continue, and the last blocks, to be sent again.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Outbox:
             return Journals(
                 feed,
                 directory,
-                lambda: None,  # the next block is refused, which ends the publisher
+                lambda: None,  # the next block fails, which ends the publisher
                 fsync=fsync,
                 fsync_interval=fsync_interval,
                 segment_bytes=segment_bytes,
@@ -119,8 +119,8 @@ class Outbox:
     def open(self, feed: Feed) -> OpenOutbox:
         """Lock the files and find the last published position.
 
-        Raises JournalError naming file and reason when they cannot be opened, or another publisher has them;
-        ConfigError, EndpointError, LimitError.
+        Raises JournalError naming file and reason if they cannot be opened or another publisher owns them; ConfigError,
+        EndpointError, LimitError.
         """
         if self._journals is not None:
             raise JournalError(f"outbox {str(self.directory)!r} was used before, expected one for each publisher")
@@ -147,7 +147,7 @@ class Outbox:
         goes_on = before.epoch == self._epoch if self._epoch else is_whole and before.epoch and not before.is_ended
         found = [before.reached(each) if goes_on else _NOTHING_REACHED for each in slices]
         reached = [each or _NOTHING_REACHED for each in found]
-        is_known = not before.is_damaged and None not in found  # damage is found by `reached`
+        is_known = not before.is_damaged and None not in found  # `reached` finds damage
         again: list[list[Block]] = [[] for _ in slices]
         if self._epoch:
             epoch = self._epoch
@@ -169,7 +169,7 @@ class Outbox:
         return OpenOutbox(epoch, boxes)
 
     def close(self) -> None:
-        """Close the files; senders have ended. Raises JournalError when some of what was taken is not there."""
+        """Close the files after the senders have ended. Raises JournalError if messages were lost."""
         if self._journals is not None:
             self._journals.close(lambda: True)
             if self._journals.error is not None:
@@ -177,21 +177,21 @@ class Outbox:
 
     @property
     def archive_statistics(self) -> ArchiveStatistics | None:
-        """What it has answered so far; None: it does not serve."""
+        """Statistics of the archive; None if the outbox is not served."""
         return self._journals.archive_statistics if self._journals else None
 
     def sync(self, slice_id: int) -> None:
-        """Have on the disk what a slice has written by now. Raises JournalError."""
+        """Sync everything that a slice has written so far. Raises JournalError."""
         assert self._journals is not None
         self._journals.sync(slice_id)
 
     def day(self) -> Path:
-        """Return the oldest day in which some slice is written."""
+        """Return the oldest day with an open segment."""
         assert self._journals is not None
         return self._journals.day()
 
     def delete_before(self, day: Path) -> None:
-        """Delete days before this one from now on, as far as they are beyond the retention."""
+        """Allow days before this one to be deleted when they are beyond the retention."""
         assert self._journals is not None
         self._journals.begin_deleting(day)
 
@@ -208,7 +208,7 @@ class Outbox:
             try:
                 about = ArchiveClient(with_archive(feed, endpoint), timeout=_ASK_S).about()
             except ConfigError as error:
-                log.warning("archive %s cannot be asked what it has, all is sent again: %s", endpoint, error)
+                log.warning("archive %s does not answer, so all last blocks are sent again: %s", endpoint, error)
                 continue
             except BlackBoxError:
                 continue
@@ -219,14 +219,14 @@ class Outbox:
 
 
 def has_lost_power(directory: Path) -> bool:
-    """Return whether the system was started again since an outbox wrote the days in a directory."""
+    """Return True if the system was restarted since an outbox wrote the days in a directory."""
     return (directory / _BOOT).exists() and not _Note(directory, _Note(directory, 0).epoch).is_there
 
 
 class _Note:
     """File with the written epoch and the boot id of the system. After a reboot, the end of that epoch may be lost.
 
-    In that case the file is unchanged until a new epoch begins, so that a publisher started after a kill also knows.
+    The file then stays unchanged until a new epoch begins, so that a publisher started after a kill also detects it.
     """
 
     def __init__(self, directory: Path, epoch: int) -> None:
@@ -239,7 +239,7 @@ class _Note:
         self.is_there = bool(self._now) and (then, self.epoch) == (self._now, epoch)
 
     def write(self, epoch: int) -> None:
-        """Write an epoch and the present boot id. Raises OSError."""
+        """Write an epoch and the current boot id. Raises OSError."""
         replace_file(self._path, self._path.with_suffix(".new"), f"{self._now} {epoch}".encode())
 
 
@@ -279,7 +279,7 @@ class _Before:
         return any(day.damage for day in self._days)
 
     def reached(self, slice_id: int) -> _Reached | None:
-        """Return the end of a slice; None: the end of some key may be in deleted days.
+        """Return the end of a slice; None if the end of some key may be in deleted days.
 
         Reads days from the newest back to one whose marks name the ends of all keys.
         """

@@ -1,4 +1,4 @@
-"""Make items ahead in another thread: one core reads and checks while another uses what was read."""
+"""Make items ahead in another thread, so that one core reads and checks while another uses the items."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from blackbox.native.waits import join, take
 T = TypeVar("T")
 
 DEPTH: Final = 1
-"""How many items may wait to be taken, by default."""
+"""Default number of items that may wait."""
 _TICK_S: Final = 0.1
 
 
 def read_ahead(items: Iterator[T], depth: int = DEPTH) -> Generator[T, None, None]:
-    """Yield the same items, made up to `depth` ahead; an error in making one is raised where it would come."""
+    """Yield the same items, made up to `depth` ahead. Errors are raised at the position of their item."""
     ready: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(depth)
     given_up = threading.Event()
 
@@ -37,7 +37,7 @@ def read_ahead(items: Iterator[T], depth: int = DEPTH) -> Generator[T, None, Non
                 if given_up.is_set():
                     return
             put(None)
-        except BaseException as error:  # noqa: BLE001 - it is raised where the items are taken
+        except BaseException as error:  # noqa: BLE001 - raised again by the consumer
             put(None, error)
 
     thread = threading.Thread(target=make, name="blackbox-read-ahead", daemon=True)

@@ -1,17 +1,17 @@
-"""Read several slices by the times of their messages: the index says which bytes to read before which time.
+"""Read several slices by the times of their messages. The index decides which bytes to read before which time.
 
-A recording's own order is that of sending. For the order of the market, a *unit* of some MiB of a slice is read when
-the time of the first of its messages has come::
+A recording's own order is the order of sending. For the market's order, a *unit* of a few MiB of a slice is read when
+the time of its first message is reached::
 
     by_time = ByTime(streams, wanted, report)
-    for unit in by_time.units:                 # by the least time that may be in them
-        runs = by_time.read(unit)              # unpacked, not checked
+    for unit in by_time.units:                 # by the lowest time in them
+        runs = by_time.read(unit)              # decompressed, not checked
         ...
         unit.release()
 
-A message without a time takes that of the latest one before it in its slice; before the first, that of the next one in
-its unit, at the latest the largest `ts_out` of its slice so far. The index tells no least time of an entry with such a
-message. So it is read when the time of what stands before it has come, and a late message in it comes then.
+A message without a time takes that of the latest one before it in its slice. Before the first time of a slice, it takes
+the next one in its unit, but at most the largest `ts_out` of its slice so far. The index has no lowest time for an
+entry with such a message. The entry is read at the latest time before it, and late messages in it are played then.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ class Unit(NamedTuple):
     """Bytes of one slice that are read together."""
 
     low_ns: int
-    """No message in it is earlier."""
+    """Lower bound of its messages' times."""
     stream: int
-    """The place of its slice among those that are read."""
+    """Index of its slice among those read."""
     latest_ns: int
-    """The largest `ts_event` of its slice before it; 0: none."""
+    """Largest `ts_event` of its slice before it; 0: none."""
     span: Span
 
     def release(self) -> None:
-        """Give its memory back; it can still be read."""
+        """Release its memory. It can still be read."""
         self.span.segment.release(self.span.start, self.span.stop)
 
 
 class ByTime:
-    """The records of several slices that may hold wanted messages, in units by time.
+    """Records of several slices that may hold wanted messages, in units by time.
 
-    Attributes: `slices`, of which slice each stream is.
+    Attributes: `slices`, the slice of each stream.
     """
 
     def __init__(self, streams: Sequence[Sequence[Segment]], wanted: Filter, report: Report) -> None:
@@ -59,36 +59,36 @@ class ByTime:
 
     @cached_property
     def is_in_order(self) -> bool:
-        """Whether the order of the market is the recorded one in what is wanted of any slice of a recording."""
+        """True if the recorded order of the wanted messages of each slice is the market's order."""
         return not any((part.is_apart | part.is_timed_late)[part.chosen].any() for part in self._parts())
 
     @cached_property
     def units(self) -> list[Unit]:
-        """What is to be read, by the least time in it."""
+        """The units to read, by the lowest time in them."""
         units = [unit for part in self._parts() for unit in part.units()]
         return sorted(units, key=lambda unit: (unit.low_ns, unit.span.latest, unit.stream))
 
     def read(self, unit: Unit) -> list[RecordRun]:
-        """Return the unit's records, as `read_spans` has them "unpacked"."""
+        """Return the unit's records as `read_spans` with `bodies="unpacked"`."""
         records = read_spans(
             [[unit.span]],
             self._wanted.records,
             self._wanted.key_rule,
             self._report,
             bodies="unpacked",
-            kept=1 << 62,  # the unit's pages are given back when it has been used
+            kept=1 << 62,  # `Unit.release` releases the pages
         )
         return list(records)
 
     def _parts(self) -> Iterator[_Part]:
-        """Yield what the index of each segment says."""
+        """Yield the index data of each segment."""
         for stream, segments in enumerate(self._streams):
             latest_event, latest_out = _NO_TIME, 0
             for segment in segments:
                 entries = segment.entries
                 if not len(entries):
                     continue
-                # Of an entry whose records cannot be read, nobody knows the times.
+                # The times of an entry with unreadable records are unknown.
                 known = numpy.where(entries["max_ts_event"] < NO_TIME, entries["max_ts_event"], _NO_TIME)
                 events = numpy.maximum.accumulate(numpy.concatenate(([latest_event], known)))
                 sent = numpy.maximum.accumulate(numpy.concatenate(([latest_out], entries["max_ts_out"])))
@@ -98,35 +98,35 @@ class ByTime:
 
 
 class _Part(NamedTuple):
-    """What the index of a segment says."""
+    """Index data of a segment."""
 
     stream: int
     segment: Segment
     chosen: NDArray[numpy.int64]
-    """The entries that may hold wanted messages."""
+    """Entries that may hold wanted messages."""
     events: NDArray[numpy.int64]
-    """The largest `ts_event` before each entry, and after the last."""
+    """Largest `ts_event` before each entry, and after the last."""
     sent: NDArray[numpy.int64]
-    """The largest `ts_out` before each entry, and after the last."""
+    """Largest `ts_out` before each entry, and after the last."""
 
     @property
     def is_apart(self) -> NDArray[numpy.bool_]:
-        """bool[n]: whether an entry holds messages that are earlier than others before them."""
+        """bool[n]: True for entries with messages that are earlier than others before them."""
         entries = self.segment.entries
         apart: NDArray[numpy.bool_] = (entries["late"] > 0) | (entries["min_ts_event"] < self.events[:-1])
         return apart
 
     @property
     def is_timed_late(self) -> NDArray[numpy.bool_]:
-        """bool[n]: whether an entry holds the first time of its slice, and may hold messages without one before it."""
+        """bool[n]: True for the entry with the first time of its slice, if messages without a time may precede it."""
         entries = self.segment.entries
         is_first: NDArray[numpy.bool_] = (self.events[:-1] <= _NO_TIME) & (entries["max_ts_event"] > _NO_TIME)
         return is_first & ((entries["min_ts_event"] <= _NO_TIME) | (self.sent[:-1] > 0))
 
     def units(self) -> Iterator[Unit]:
-        """Yield what is to be read, in the order of the slice."""
+        """Yield the units in the order of the slice."""
         entries, before = self.segment.entries, self.events[:-1]
-        # Entries without any time before the first of their slice come when they were sent.
+        # Entries without a time, before the first time of their slice, are read at their `ts_out`.
         untimed = (before <= _NO_TIME) & (entries["max_ts_event"] <= _NO_TIME)
         sent = numpy.maximum(entries["min_ts_out"], self.sent[:-1])
         known = entries["min_ts_event"] > _NO_TIME
@@ -140,7 +140,7 @@ class _Part(NamedTuple):
 def _groups(
     entries: NDArray[Any], chosen: NDArray[numpy.int64], is_apart: NDArray[numpy.bool_]
 ) -> list[NDArray[numpy.int64]]:
-    """Join neighbouring entries up to a unit's size; what holds late messages stays by itself."""
+    """Join adjacent entries up to a unit's size. Entries with late messages are kept separate."""
     if not len(chosen):
         return []
     starts, stops = entries["start"][chosen], entries["stop"][chosen]

@@ -1,25 +1,25 @@
-"""Read the journal: records of one or several slices, in one order, chosen, unpacked and checked.
+"""Read the journal: records of one or several slices, in one order, filtered, decompressed and checked.
 
-This is the one reader of segments. Whoever wants recorded blocks takes them from here, a *run* of records at a time::
+This is the only reader of segments. It returns recorded blocks as *runs* of records::
 
-    for run in recording.runs(b"AAPL.", start, stop):       # checked and unpacked
+    for run in recording.runs(b"AAPL.", start, stop):       # checked and decompressed
         kernel(run.headers, run.bodies, ...)                 # compiled code: many records at a time
         for recorded in blocks_of(run, key_rule): ...       # or Python: once per block
 
-`read_runs` reads segments through their indexes; `read_spans` reads byte ranges that somebody planned before.
+`read_runs` reads segments through their indexes; `read_spans` reads given byte ranges.
 
-- Order: of one slice, that of its journal; of several, see `blackbox.archive.merge_slices`. It is the same every time.
-- Choice: index entries that cannot match are never looked at, records whose heads cannot match are left out. Rows are
-  not chosen here: see `blackbox.archive.filter.RowFilter`, `blackbox.archive.rows`.
-- Damage: bytes that are no record are reported and passed over. A record that cannot be unpacked or does not hold what
-  its checksums say is reported and left out (`bodies="checked"`), or stays in the run with its fault
-  (`bodies="unpacked"`, for who wants to check it, or to report it, later).
-- A file that shrinks while it is read: what is gone is read as zeros, which no checksum fits, and it is reported.
-- Memory: a run has at most 1,024 records or some 32 MiB (8 MiB when bodies are checked, so that they are still in the
-  cache). Pages of a run are given back when the next but `kept` is made; its addresses stay good all the same, for as
-  long as the run, or an array of it, is kept.
-- Threads: with `ahead`, that many runs are made in a thread of their own while one is used; `report` is called there.
-  Checking and unpacking run without the GIL.
+- Order: for one slice, that of its journal; for several, see `blackbox.archive.merge_slices`. It is deterministic.
+- Filter: index entries and record heads that cannot match are skipped. `blackbox.archive.filter.RowFilter` and
+  `blackbox.archive.rows` filter rows.
+- Damage: bytes that are no record are reported and skipped. A record that cannot be decompressed or does not match its
+  checksums is reported and left out (`bodies="checked"`), or stays in the run with its fault (`bodies="unpacked"`, for
+  callers that check or report it later).
+- If a file shrinks while it is read, the lost bytes are read as zeros, fail the checksum and are reported.
+- Memory: a run has at most 1,024 records or about 32 MiB (8 MiB with checked bodies, so that they are still in the
+  cache). Pages of a run are released when the next run but `kept` is made. Its addresses stay valid while the run or an
+  array of it is kept.
+- Threads: with `ahead`, runs are made in advance by a separate thread, which also calls `report`. Checking and
+  decompressing do not hold the GIL.
 """
 
 from __future__ import annotations
@@ -55,58 +55,58 @@ from blackbox.errors import JournalError
 from blackbox.feed.key_rule import key_of
 
 Report = Callable[[Damage], None]
-"""Called with everything that cannot be read; may raise."""
+"""Called with all damage found; may raise."""
 Bodies = Literal["stored", "unpacked", "checked"]
-"""How far the bodies of a run are made ready."""
+"""Processing of the bodies of a run."""
 
 RUN_RECORDS: Final = 1_024
-"""Records of a run, at most."""
+"""Maximum number of records in a run."""
 RUN_BYTES: Final = 32 << 20
-"""A run gets no more records once they have that many bytes."""
+"""Size at which a run is closed."""
 CHECKED_RUN_BYTES: Final = 8 << 20
-"""The same where bodies are checked: larger runs would have left the cache when they are used."""
+"""The same for checked bodies, which should still be in the cache when they are used."""
 UNCHECKED: Final = -1
-"""The fault of a record that nobody has checked."""
+"""The fault of a record that was not checked."""
 _LOOKAHEAD_BYTES: Final = 32 << 20
 _LEAST_LOOKAHEAD_BYTES: Final = 1 << 20
-"""Of one slice; the other two are over all slices."""
+"""Memory for one slice; the other two are for all slices."""
 _LOOKAHEAD_RECORDS: Final = 65_536
 _COLUMNS: Final = ("ts_recv", "first_row", "codec", "body_bytes")
 
 
 class RecordRun(NamedTuple):
-    """Some records of a recording, in its order. Addresses are good as long as this is kept."""
+    """Some records of a recording, in order. Addresses are valid while this is kept."""
 
     heads: NDArray[Any]
     """RECORD[n]."""
     addresses: NDArray[numpy.int64]
-    """int64[n]: where each record's head lies in memory; its body as stored is behind it."""
+    """int64[n]: address of each record's head; its stored body follows."""
     bodies: NDArray[numpy.int64]
-    """int64[n]: where each body lies, unpacked. Of records that are only "stored" or at fault: as stored."""
+    """int64[n]: address of each decompressed body, or of the stored body for "stored" and faulty records."""
     faults: NDArray[numpy.int64]
-    """int64[n]: `Fault.NONE` in a checked run; else what is wrong, or UNCHECKED."""
+    """int64[n]: `Fault.NONE` in a checked run, otherwise the fault or UNCHECKED."""
     segments: list[SegmentFile]
-    """The segments that they lie in."""
+    """Segments of the records."""
     segment_of: NDArray[numpy.int32]
-    """int32[n]: each record's place in `segments`."""
+    """int32[n]: index of each record's segment in `segments`."""
     unpacked: dict[int, NDArray[numpy.uint8]]
-    """The unpacked bodies, by the address of their records; others lie in the segments."""
+    """Decompressed bodies, by the address of their records. Other bodies are in the segments."""
     reasons: dict[int, str]
-    """Why bodies could not be unpacked, by the address of their records."""
+    """Reasons why bodies could not be decompressed, by the address of their records."""
 
     @property
     def headers(self) -> NDArray[numpy.int64]:
-        """int64[n]: where each block's header lies."""
+        """int64[n]: address of each block's header."""
         return self.addresses + OFFSET_BLOCK_HEADER
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of the records, without their padding."""
+        """Size of the records, without padding."""
         return int(self.heads["stored_bytes"].sum(dtype=numpy.int64)) + RECORD_HEAD_BYTES * len(self.heads)
 
     def chosen(self, wanted: NDArray[Any]) -> RecordRun:
-        """Return a run of only some of the records: bool[n], or their places."""
-        # As raw bytes: numpy would copy only what RECORD names, not the whole of each block's header.
+        """Return a run of some of the records: bool[n], or their indexes."""
+        # As raw bytes, because numpy would copy only the fields of RECORD, not the whole header.
         heads = self.heads.view(f"V{RECORD_HEAD_BYTES}")[wanted].view(RECORD)
         return self._replace(
             heads=heads,
@@ -121,7 +121,7 @@ class RecordRun(NamedTuple):
         return self.segments[int(self.segment_of[place])]
 
     def body(self, place: int) -> NDArray[numpy.uint8]:
-        """Return a body as uint8[n], read-only: a view on the segment, or on what was unpacked."""
+        """Return a body as uint8[n], read-only: a view of the segment or of decompressed memory."""
         address = int(self.addresses[place])
         if (body := self.unpacked.get(address)) is not None:
             return body
@@ -130,7 +130,7 @@ class RecordRun(NamedTuple):
         return segment.memory[start : start + int(self.heads["stored_bytes"][place])]
 
     def damage(self, place: int, what: str = "", messages: int | None = None) -> Damage:
-        """Return what is to be reported of a record: `what`, or else its fault; all its messages, or so many."""
+        """Return the damage of a record: `what`, or else its fault; with `messages`, or all of the record's."""
         address, segment, head = int(self.addresses[place]), self.segment(place), self.heads[place]
         if not what:
             what = self.reasons.get(address) or FAULT_TEXT[Fault(int(self.faults[place]))]
@@ -140,7 +140,7 @@ class RecordRun(NamedTuple):
         return Damage(segment.path, address - segment.address, size, what, messages)
 
     def ranges(self) -> Iterator[tuple[SegmentFile, int, int]]:
-        """Yield the bytes of each segment that the records lie in: (segment, start, stop), segments by number."""
+        """Yield (segment, start, stop) of the bytes that the records occupy, segments by number."""
         sizes: Any = self.heads["stored_bytes"].astype(numpy.int64)
         ends = self.addresses + record_bytes(sizes)
         for number in sorted(range(len(self.segments)), key=lambda number: self.segments[number].number):
@@ -154,18 +154,18 @@ class RecordRun(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """A block as it was recorded."""
+    """A recorded block."""
 
     block: Block
-    """Its body is a view on the mapped segment, or new memory when it was stored packed."""
+    """Its body is a view of the mapped segment, or new memory if it was compressed."""
     ts_recv: int
-    """When it was received, ns since 1970."""
+    """Time of receipt, ns since 1970."""
     first_row: int
-    """Rows before this one were recorded before."""
+    """Earlier rows were already recorded."""
     header: int
-    """The address of its header."""
+    """Address of its header."""
     body: int
-    """The address of its body."""
+    """Address of its body."""
 
 
 class Span(NamedTuple):
@@ -175,9 +175,9 @@ class Span(NamedTuple):
     start: int
     stop: int
     latest: int = 0
-    """The largest `ts_out` of the slice before them, whether it was wanted or not: only `merge` needs it."""
+    """Largest `ts_out` of the slice before them, wanted or not. Only `merge` uses it."""
     mean_bytes: int = 0
-    """Of a record; 0: not known."""
+    """Number of records; 0: unknown."""
 
 
 def read_runs(
@@ -192,15 +192,15 @@ def read_runs(
     """Yield the records that may match, the slices merged into one order.
 
     Args:
-        slices: the segments of each wanted slice, in order, slices by their numbers.
-        wanted: what index entries and heads are asked.
-        report: called with whatever cannot be read.
-        bodies: "stored": only heads are looked at. "unpacked": packed bodies are unpacked, none is checked; records
-            that are found bad stay in the run with their fault. "checked": all are good, bad ones are reported.
-        kept: runs that stay mapped behind the newest.
-        ahead: runs that are made in advance, in a thread of their own.
+        slices: the segments of each wanted slice, in order, slices by number.
+        wanted: filter for index entries and heads.
+        report: called with all damage found.
+        bodies: "stored": only heads are read. "unpacked": compressed bodies are decompressed, none is checked; bad
+            records stay in the run with their fault. "checked": all are valid, bad ones are reported.
+        kept: earlier runs that stay mapped.
+        ahead: runs that are made in advance, by a separate thread.
 
-    Raises JournalError when the library that unpacks a body is not installed.
+    Raises JournalError if a decompression library is not installed.
     """
     spans = [spans_of(segments, wanted) for segments in slices]
     runs = read_spans(spans, wanted.records, wanted.key_rule, report, bodies=bodies, kept=kept + ahead + bool(ahead))
@@ -216,7 +216,7 @@ def read_spans(
     bodies: Bodies = "checked",
     kept: int = 0,
 ) -> Generator[RecordRun, None, None]:
-    """As `read_runs`, of spans of each slice; `may(heads)` says, for RECORD[n], which records may match: bool[n]."""
+    """Do `read_runs` for given spans of each slice. `may(heads)` takes RECORD[n] and returns bool[n]."""
     if not slices:
         return
     merged = _Merged(slices, report)
@@ -246,7 +246,7 @@ def read_spans(
 
 
 def spans_of(segments: Iterable[Segment], wanted: Filter) -> Iterator[Span]:
-    """Yield what the indexes of one slice's segments show to be worth reading, neighbours joined."""
+    """Yield the spans of one slice's segments that may match according to their indexes. Adjacent spans are joined."""
     latest = 0
     for segment in segments:
         entries = segment.entries
@@ -265,7 +265,7 @@ def spans_of(segments: Iterable[Segment], wanted: Filter) -> Iterator[Span]:
 
 
 def whole_spans(segments: Iterable[Segment]) -> Iterator[Span]:
-    """Yield all of one slice's segments, whatever their indexes say; no order of slices is made of it."""
+    """Yield all of one slice's segments, without their indexes. The spans cannot be merged with other slices."""
     for segment in segments:
         if segment.whole_bytes > FILE_HEAD_BYTES:
             segment.expect(read_through=True)
@@ -274,9 +274,9 @@ def whole_spans(segments: Iterable[Segment]) -> Iterator[Span]:
 
 
 def open_spans(day: Path, slice_id: int, planned: Iterable[tuple[int, int, int]]) -> Iterator[Span]:
-    """Yield the spans of one slice that a plan named by (segment number, start, stop); no index is read again.
+    """Yield the spans of one slice given as (segment number, start, stop), without reading an index.
 
-    Raises JournalError when a segment is not there, or shorter than it was.
+    Raises JournalError if a segment is missing or shorter than it was.
     """
     segment: SegmentFile | None = None
     for number, start, stop in planned:
@@ -294,7 +294,7 @@ def open_spans(day: Path, slice_id: int, planned: Iterable[tuple[int, int, int]]
 
 
 def blocks_of(run: RecordRun, key_rule: int) -> Iterator[Recorded]:
-    """Yield the blocks of a checked run, for code that works block by block in Python."""
+    """Yield the blocks of a checked run, for Python code that works block by block."""
     headers = run.heads.view(numpy.uint8).reshape(-1, RECORD_HEAD_BYTES)[:, OFFSET_BLOCK_HEADER:].tobytes()
     rows = zip(
         run.addresses.tolist(),
@@ -320,7 +320,7 @@ def blocks_of(run: RecordRun, key_rule: int) -> Iterator[Recorded]:
 
 
 class _SliceReader:
-    """One slice's records, a lookahead at a time. Damage between them is reported and passed over."""
+    """One slice's records, one lookahead at a time. Damage between them is reported and skipped."""
 
     def __init__(self, spans: Iterable[Span], report: Report, ahead_bytes: int) -> None:
         self._bytes = ahead_bytes
@@ -330,7 +330,7 @@ class _SliceReader:
         self._at = 0
 
     def fill(self, offsets: int, heads: int, room: int) -> tuple[int, Span | None]:
-        """List the next records at two addresses, as `walk`; return how many, of which span; 0: there are no more."""
+        """List the next records at two addresses, as `walk`. Return their number and span; 0 at the end."""
         while True:
             if self._span is None:
                 self._span = next(self._spans, None)
@@ -353,7 +353,7 @@ class _SliceReader:
 
 
 class _Merged:
-    """All slices' lookahead, merged."""
+    """The lookahead of all slices, merged."""
 
     def __init__(self, slices: Sequence[Iterable[Span]], report: Report) -> None:
         self._room = max(16, min(RUN_RECORDS, _LOOKAHEAD_RECORDS // len(slices)))
@@ -366,11 +366,11 @@ class _Merged:
 
     @property
     def segments(self) -> list[SegmentFile]:
-        """The segments that were read so far."""
+        """The segments read so far."""
         return list(self._numbers)
 
     def take(self, most_bytes: int) -> RecordRun | None:
-        """Return the next records, as they are stored; None: there are no more."""
+        """Return the next records as stored; None at the end."""
         heads = numpy.empty(RUN_RECORDS, RECORD)
         addresses = numpy.empty(RUN_RECORDS, numpy.int64)
         source = numpy.empty(RUN_RECORDS, numpy.int32)
@@ -405,7 +405,7 @@ class _Merged:
 
 
 def _unpack(run: RecordRun) -> RecordRun:
-    """Unpack the packed bodies of a fresh run, in place."""
+    """Decompress the bodies of a new run, in place."""
     for place in numpy.flatnonzero((run.heads["codec"] != CODEC_NONE) & (run.faults == UNCHECKED)).tolist():
         address, head = int(run.addresses[place]), run.heads[place]
         if not is_whole(address):
@@ -424,7 +424,7 @@ def _unpack(run: RecordRun) -> RecordRun:
 
 
 def _check(run: RecordRun, key_rule: int, report: Report) -> RecordRun:
-    """Check an unpacked run; report and leave out what is bad."""
+    """Check a decompressed run. Report and leave out bad records."""
     check_records(run.addresses, run.bodies, run.heads["body_bytes"].astype(numpy.int64), key_rule, run.faults)
     good = run.faults == Fault.NONE
     if good.all():

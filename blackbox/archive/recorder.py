@@ -1,4 +1,4 @@
-"""Record a feed: a subscriber that appends every block to journals, one a slice, a directory a day."""
+"""Record a feed: a subscriber that appends every block to journals, one for each slice, a directory for each day."""
 
 from __future__ import annotations
 
@@ -29,43 +29,44 @@ log = logging.getLogger("blackbox")
 
 
 class RecorderStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a recorder has done so far.
+    """Counters of a recorder.
 
-    Of the messages received, those that were no duplicates and not stale are recorded or lost:
-    `messages + lost == received.messages - received.duplicates - received.stale`, once it has ended.
+    Received messages are recorded or lost, except for duplicates and stale ones. After the recorder has ended,
+    `messages + lost == received.messages - received.duplicates - received.stale`.
     """
 
     messages: int
-    """Messages recorded. Until it has ended, up to 1 MiB a slice of them may wait in memory."""
+    """Messages recorded. Before the end, up to 1 MiB of them per slice may be in memory."""
     blocks: int
     """Blocks recorded."""
     stored_bytes: int
-    """Bytes of the records of these blocks, with heads and padding."""
+    """Size of the blocks' records, with heads and padding."""
     lost: int
     """Messages received that could not be recorded: the disk was full, or the files were removed."""
     unheard: int
     """Messages published before the first message or heartbeat of each epoch that this recorder received. They are not
     recorded and not gaps."""
     cut_bytes: int
-    """Bytes of torn tails that a killed recorder had left, cut off at the start."""
+    """Bytes of torn tails of a killed recorder that were cut at the start."""
     segments: int
     """Segments begun."""
     received: ReceivedStatistics
-    """What came from the publishers: gaps, duplicates …"""
+    """Counters of received blocks: gaps, duplicates …"""
     lag: LagStatistics
-    """How late it came: `last_ns`; percentiles are of callbacks, and 0 here."""
+    """Lag of received blocks: `last_ns`. Percentiles are those of callbacks, and 0 here."""
     slices: tuple[SliceStatistics, ...]
-    """Both, slice by slice."""
+    """Both, by slice."""
 
 
 class Recorder:
-    """Record a feed until `stop`. Both lines of a slice are recorded once; gaps stay visible as gaps.
+    """Record a feed until `stop`. Both lines of a slice are recorded once; gaps remain gaps.
 
     Life: NEW, `start` (or `with`), RUNNING, `stop`, ENDED; or `run`, which ends at SIGINT, SIGTERM and SIGHUP. Blocks
-    go to `<directory>/<feed>/<session date>/`, see docs/journal-format.md. One recorder at a time owns a feed there.
+    are written to `<directory>/<feed>/<session date>/`, see docs/journal-format.md. Only one recorder at a time can
+    record a feed there.
 
-    Slice threads append, without the GIL. One more thread, the keeper, makes segments and days for them, syncs, and
-    ends it all when something is wrong with the files.
+    Slice threads append without the GIL. The keeper thread creates segments and days, syncs them, and ends the recorder
+    after a file error.
     """
 
     def __init__(
@@ -86,23 +87,23 @@ class Recorder:
         """Settings; nothing is opened before `start`. Durations are seconds or `timedelta`.
 
         Args:
-            feed: what to record.
-            directory: where recordings are; made if it is missing.
-            fsync: how far a block is safe. A recorder that is killed loses only what it has not yet handed to the
-                system: under 1 MiB a slice, nothing once the line was idle. When the machine itself dies, "interval"
-                loses the last `fsync_interval` at most; "block" nothing, and it waits for the disk at every block;
-                "never" leaves it to the system, which takes some 30 s.
-            fsync_interval: time between two syncs, of "interval".
+            feed: the feed to record.
+            directory: directory of the recordings. Created if missing.
+            fsync: durability of blocks. A killed recorder loses only data that it has not yet passed to the system:
+                less than 1 MiB per slice, nothing once the line was idle. After a power loss, "interval" loses at most
+                the last `fsync_interval`; "block" loses nothing, but waits for the disk at every block; "never" leaves
+                syncing to the system, which takes about 30 s.
+            fsync_interval: time between two syncs with "interval".
             segment_bytes: size at which the next segment is begun, 1 MiB to 1 TiB.
-            compression: of bodies. "none": replays use them as they are. "lz4", "zstd": smaller files, and the
-                interpreter once a block; `blackbox compact` does the same later, with larger blocks.
-            max_lag: lag above which the recorder alerts; it records all the same. Default: the feed's.
+            compression: of bodies. Replays use uncompressed bodies ("none") without a copy. "lz4" and "zstd" make
+                smaller files and take the GIL once per block. `blackbox compact` compresses later, in larger blocks.
+            max_lag: lag above which the recorder raises an alert; it continues to record. Default: the feed's.
             hwm_blocks: as `Subscriber`.
             line_wait: as `Subscriber`.
-            serve: whether to answer who asks for recorded blocks, in a thread of its own, at the feed's first archive,
-                or at this endpoint. Whoever can reach it may read all of the feed's recordings there.
-            retention: how much of the feed's recordings to keep. What is over is deleted, once a minute, whole days,
-                never the newest.
+            serve: True to serve recorded blocks at the feed's first archive endpoint, or an endpoint to serve at, in a
+                separate thread. Any client that can connect may read all recordings of the feed there.
+            retention: how much of the feed's recordings to keep. Once a minute whole days beyond it are deleted, never
+                the newest.
         """
         check_is_feed(feed)
         self.feed = feed
@@ -128,11 +129,11 @@ class Recorder:
         self._guard = threading.RLock()
 
     def start(self, timeout: float | None = None) -> Self:
-        """Begin, and return when every publisher has confirmed: nothing sent after that is missed.
+        """Start, and return when every publisher has confirmed. All messages sent after that are received.
 
-        It waits without limit unless there is a `timeout` in seconds, and logs which slices it waits for. Raises
-        JournalError naming file and reason when the recording cannot be opened or another recorder has it, and what
-        `Subscriber.start` raises.
+        Waits without limit unless `timeout` seconds are given, and logs the slices that it waits for. Raises
+        JournalError naming file and reason if the recording cannot be opened or another recorder owns it, and as
+        `Subscriber.start`.
         """
         self._open()
         try:
@@ -146,10 +147,10 @@ class Recorder:
     def run(
         self, *, until_end: bool = False, timeout: float | None = None, silence_timeout: float | None = None
     ) -> None:
-        """Start (unless it runs), record, close. In the main thread SIGINT, SIGTERM and SIGHUP end it, without loss.
+        """Start (unless running), record, close. In the main thread SIGINT, SIGTERM and SIGHUP end it without loss.
 
-        With `until_end` it also ends when every publisher has closed; `silence_timeout` is `Subscriber.run`'s. Raises
-        JournalError when recording had to stop, saying what was lost, and what `Subscriber.run` raises.
+        With `until_end` it also ends when every publisher has closed; `silence_timeout` as in `Subscriber.run`. Raises
+        JournalError with the number of lost messages if recording failed, and as `Subscriber.run`.
         """
         if self.state is SubscriberLife.NEW:
             self._open()
@@ -158,30 +159,30 @@ class Recorder:
         )
 
     def stop(self, timeout: float = 30.0) -> None:
-        """Record what was received until now, then end. Raises what `run` raises, each time that it is called."""
+        """Record everything received so far, then end. Every call raises the errors of `run`."""
         self._end_with(lambda: self._supervisor.stop(timeout))
 
     @property
     def archive_statistics(self) -> ArchiveStatistics | None:
-        """What it has answered so far; None: it does not serve."""
+        """Statistics of the archive; None if the recorder does not serve one."""
         return self._journals.archive_statistics
 
     @property
     def state(self) -> SubscriberLife:
-        """Where it is in its life."""
+        """Its state in the life cycle."""
         return self._supervisor.state
 
     def _check_silence(self, silence_timeout: float | None) -> None:
-        """Raise SilentPublisherError when a slice that has not ended has brought nothing for so many seconds."""
+        """Raise SilentPublisherError if a slice that has not ended received nothing for `silence_timeout` seconds."""
         self._supervisor.check_silence(silence_timeout)
 
     @property
     def is_finished(self) -> bool:
-        """Whether every publisher has said that it ends, and all it sent was received."""
+        """True if every publisher has closed and all its messages were received."""
         return self._supervisor.is_finished
 
     def statistics(self) -> RecorderStatistics:
-        """A snapshot; exact once it has ended."""
+        """A snapshot; exact after the end."""
         total = self._journals.total()
         subscribed = self._supervisor.statistics()
         return RecorderStatistics(
@@ -208,7 +209,7 @@ class Recorder:
         except BlackBoxError as failure:
             if kind is None:
                 raise
-            log.error("%s", failure)  # the `with` block's own error goes on
+            log.error("%s", failure)  # the `with` block's own error is raised
 
     def __repr__(self) -> str:
         return f"Recorder({self.feed!r}, {str(self.directory)!r})"
@@ -217,7 +218,7 @@ class Recorder:
         return self._journals.at(slice_id)
 
     def _open(self) -> None:
-        """Take hold of the files, and be ready to record: that begins before the slices do."""
+        """Open the files before the slices start."""
         with self._guard:
             if self._journals.life is not JournalsLife.NEW or self.state is not SubscriberLife.NEW:
                 raise JournalError(f"start was called when {self.state}; a recorder is used once")
@@ -238,7 +239,7 @@ class Recorder:
         self._raise_failure()
 
     def _close(self) -> None:
-        """End the threads, then close the files that they use. Once; others who call wait for it."""
+        """End the threads, then close their files, once. Concurrent calls wait for it."""
         with self._guard:
             if self._journals.life is JournalsLife.CLOSED:
                 return
@@ -250,5 +251,5 @@ class Recorder:
         if self._journals.error is None or not isinstance(cause, SubscriberError | None):
             return
         lost = self.statistics().lost
-        text = f"{self._journals.error}; {lost} messages were received and not recorded, what was recorded is whole"
+        text = f"{self._journals.error}; {lost} received messages were not recorded, the recorded ones are complete"
         raise JournalError(text) from cause

@@ -1,4 +1,4 @@
-"""Read one recorded day: its blocks in order, chosen by topic and time, while it is recorded or afterwards."""
+"""Read one recorded day: its blocks in order, filtered by topic and time, during or after recording."""
 
 from __future__ import annotations
 
@@ -67,17 +67,16 @@ _log = logging.getLogger(__name__)
 class Recording(Frames):
     """One feed's recorded day, read in place.
 
-    Attributes: `path`, its directory; `feed`; `date`, of the session; `schema` of the payloads, the one
-    that was recorded, whether it is registered here or not; where the feed names none, both have the one that the
-    blocks name; `encrypted`, whether the feed had `[security]`; `damage`, what was found to be unreadable so far, each
-    thing once.
+    Attributes: `path`, its directory; `feed`; `date` of the session; `schema`, the recorded schema of the payloads,
+    even if it is not registered here, or the one named by the blocks if the feed names none; `encrypted`, True if the
+    feed had `[security]`; `damage` found so far, without repetitions.
 
-    Nothing is held open but memory maps, which arrays and batches of the recording keep alive. It may be written while
-    it is read: what is there is what was there when it was opened, until `refresh`. From one thread at a time.
+    Only memory maps are held open; arrays and batches of the recording keep them alive. The day may be read while it
+    is recorded; data recorded after opening is visible after `refresh`. Use it from one thread at a time.
     """
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
-        """Wrap a day's directory; others use `open`."""
+        """Wrap a day's directory. Use `open` instead."""
         self.path = path
         self.feed, self.date = manifest.feed, manifest.date
         self.encrypted = manifest.encrypted
@@ -94,17 +93,17 @@ class Recording(Frames):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Open a day's directory, the one with the `manifest.json`.
+        """Open a day's directory, which contains `manifest.json`.
 
-        Raises JournalError naming what is missing, damaged or of another format. A damaged record raises nothing: it
-        is left out and reported in `damage`.
+        Raises JournalError naming what is missing, damaged or of another format. Damaged records raise nothing: they
+        are left out and reported in `damage`.
         """
         directory = Path(path)
         return cls(directory, Manifest.read(directory))
 
     @classmethod
     def _open_kept(cls, path: Path) -> Self | None:
-        """Open a day as `open` does, or return None if it has been deleted, wholly or meanwhile."""
+        """Open a day as `open` does; return None if it has been deleted or is being deleted."""
         try:
             recording = cls.open(path)
         except JournalError:
@@ -115,9 +114,9 @@ class Recording(Frames):
 
     @classmethod
     def latest(cls, directory: str | os.PathLike[str]) -> Self:
-        """Open the newest day below a feed's directory, such as "recordings/nasdaq".
+        """Open the newest day in a feed's directory, such as "recordings/nasdaq".
 
-        Raises JournalError when there is no recorded day, naming the feeds if the directory holds several; as `open`.
+        Raises as `open`; JournalError if there is no recorded day, naming the feeds if the directory has several.
         """
         path = Path(directory)
         days = recorded_days(path)
@@ -141,26 +140,26 @@ class Recording(Frames):
         compression: Compression = "none",
         replace: bool = False,
     ) -> Self:
-        """Write messages of your own as the day `directory/<feed>/<date>`, and return it, read again and whole.
+        """Write your own messages as the day `directory/<feed>/<date>`, and return it after reading and checking it.
 
         Columns are those of `to_arrow`: `topic` (text or bytes), `ts_event` (ns since 1970, or timestamps, in UTC
-        unless they have a zone of their own; 0 or null: no time), and `payload` (bytes or text; None: the topic has no
-        value); or, with `message_type`, the fields of that type instead of the payload. Its type need not be among
-        them. Texts are padded with zeros. Integers in a price's column are units as the venue counts them; floats and
-        decimals are money. Messages keep the order of the rows. Times that are all before April 1970 are refused: they
-        count microseconds or seconds.
+        unless they have a time zone; 0 or null: no time), and `payload` (bytes or text; None: the topic has no value).
+        With `message_type`, the fields of that type replace the payload; the field with the type may be left out. Texts
+        are padded with zeros. Integers in a price column are the venue's units; floats and decimals are currency.
+        Messages keep the order of the rows. If all times are before April 1970 they are rejected as microseconds or
+        seconds.
 
         Args:
-            directory: where recordings are; made if it is missing.
-            feed: its name, slices and schema; `Feed.local(name, schema=...)` will do.
-            table: a dict of numpy arrays or lists, an Arrow table, or a data frame of pandas or polars.
+            directory: directory of the recordings. Created if missing.
+            feed: its name, slices and schema, for example `Feed.local(name, schema=...)`.
+            table: a dict of numpy arrays or lists, an Arrow table, or a pandas or polars data frame.
             message_type: the message type of all rows.
-            date: the session date, or its text; default: that of all messages that have a time.
-            compression: as `compact` has it.
-            replace: whether a day that is there is written anew.
+            date: the session date, or its text. Default: that of all messages that have a time.
+            compression: as in `compact`.
+            replace: True to replace an existing day.
 
-        Raises ConfigError naming the column that does not fit, or when messages are of several dates and none is given;
-        JournalError when the day is there already, or cannot be written.
+        Raises ConfigError naming the column that does not fit, or if messages have several dates and none is given;
+        JournalError if the day exists or cannot be written.
         """
         from blackbox.archive.column_writer import ColumnWriter
         from blackbox.archive.fresh_day import FreshDays, check_whole, fresh_day
@@ -181,11 +180,11 @@ class Recording(Frames):
         return f"Recording({self.feed.name!r}, {self.date}, {str(self.path)!r})"
 
     def refresh(self, slice_id: int | None = None) -> None:
-        """Look for what was recorded since, of all slices or of one. What is being read goes on as it was.
+        """Add data recorded since, of all slices or of one. Iterators in use are not affected.
 
-        Raises JournalError when the day cannot be read, or has lost a segment.
+        Raises JournalError if the day cannot be read or a segment is missing.
         """
-        # First: what is recorded in between it must not miss in the segments.
+        # Read first, because a segment may be recorded in between.
         self._closed = self._read_closed()
         self._segments.refresh({number: each.segments for number, each in self._closed[0].items()}, slice_id)
 
@@ -194,8 +193,8 @@ class Recording(Frames):
     ) -> Iterator[RecordRun]:
         """Yield the records that may hold such messages (see `batches`), many at a time, for compiled code.
 
-        `bodies` and `ahead` are those of `blackbox.archive.reader.read_runs`. Records that index
-        or head rule out are skipped; rows are not chosen.
+        `bodies` and `ahead` as in `blackbox.archive.reader.read_runs`. Records are filtered by index and head, rows are
+        not filtered.
         """
         prefix = as_bytes("prefix", prefix)
         wanted = self._filter(prefix, selection)
@@ -204,16 +203,16 @@ class Recording(Frames):
         )
 
     def batches(self, prefix: str | bytes = b"", **selection: Unpack[Selection]) -> Iterator[Batch]:
-        """Yield the messages whose topic starts with `prefix`, and that the `Selection` takes, block by block.
+        """Yield the messages of the `Selection` whose topic starts with `prefix`, block by block.
 
-        The keywords are `start`, `stop` and `by` (times in `[start, stop)` of that clock; `time` says what may be
-        given), `slices`, `epoch`, `first_sequence` and `symbols`.
+        The keywords are `start`, `stop` and `by` (times in `[start, stop)` of that clock; see `time` for the formats),
+        `slices`, `epoch`, `first_sequence` and `symbols`.
 
-        Batches come without the rows that are not wanted; columns of uncompressed blocks are views on the file. Every
-        block is checked before it is used. A damaged one is left out and reported in `damage`, with its messages.
+        Batches contain only the selected rows; columns of uncompressed blocks are views of the file. Every block is
+        checked before use. Damaged blocks are left out and reported in `damage`, with the number of their messages.
 
-        Raises ConfigError for a reserved prefix or a start after the stop, ValueError for a time, slice or clock that
-        is none, JournalError when the library that unpacks a body is not installed.
+        Raises ConfigError for a reserved prefix or a start after the stop, ValueError for an invalid time, slice or
+        clock, JournalError if a decompression library is not installed.
         """
         prefix = as_bytes("prefix", prefix)
         wanted = self._filter(prefix, selection)
@@ -222,14 +221,14 @@ class Recording(Frames):
     def newest(
         self, prefix: str | bytes = b"", until: Time | None = None, *, symbols: Iterable[str | bytes] | None = None
     ) -> Iterator[Batch]:
-        """Yield the newest message of each topic that starts with `prefix`: as it was at a time, or at the end.
+        """Yield the newest message of each topic that starts with `prefix`, at a time or at the end.
 
-        `until`: only what was received before this. `symbols`: only topics of exactly these symbols. Slice by slice,
-        run by run, in the order in which they were published; each batch is of one key, and `is_image`. A topic whose
-        newest message has no value is left out.
+        `until`: only messages received before it. `symbols`: only topics of exactly these symbols. Batches are ordered
+        by slice, epoch and publication; each has one key and is `is_image`. Topics whose newest message has no value
+        are left out.
 
-        Reads all that is there until then. Raises as `batches`; JournalError when a slice has more topics than the
-        feed's `max_topics`, or their newest messages have more than 1 GiB.
+        Reads everything up to that time. Raises as `batches`; JournalError if a slice has more topics than the feed's
+        `max_topics`, or their newest messages exceed 1 GiB.
         """
         chosen = TopicChoice.of(self.feed, as_bytes("prefix", prefix), symbols)
         feed = BatchFeed(self.feed.name, self.schema if self.schema.records else None, self.feed.symbol_rule)
@@ -249,20 +248,20 @@ class Recording(Frames):
         symbols: Iterable[str | bytes] | None = None,
         max_bytes: int = 1 << 30,
     ) -> Books:
-        """Return the order books of all symbols as they were at a time, after all messages before it.
+        """Return the order books of all symbols at a time, after all messages before it.
 
-        A replay with `start=time, books=True` begins with the same books. Reads the day up to there. Ask the result
-        for `synced`: it is False where the recording lacks messages of a book.
+        A replay with `start=time, books=True` begins with the same books. Reads the day up to that time. A book's
+        `synced` is False if the recording lacks some of its messages.
 
         Args:
-            time: as `time` takes it, of the messages' `ts_event`, or of their `ts_out` if none has a venue's time.
-            prefix: of the topics, such as b"AAPL.": books of symbols of which it leaves out messages are not synced.
+            time: as in `time`; compared with the messages' `ts_event`, or with `ts_out` if none has a venue time.
+            prefix: of the topics, such as b"AAPL.". Symbols with other topics as well are not synced.
             symbols: only the books of exactly these symbols.
             max_bytes: of all books together.
 
-        Raises ConfigError when the schema has no books; as `time`.
+        Raises ConfigError if the schema has no books; as `time`.
         """
-        from blackbox import Replay, Subscriber  # of rooms behind this one
+        from blackbox import Replay, Subscriber  # later in the import order
 
         subscriber = Subscriber(self.feed)
         symbols = None if symbols is None else all_as_bytes("symbols", symbols)
@@ -285,7 +284,7 @@ class Recording(Frames):
     def gaps(self, slices: Iterable[int] | None = None) -> list[Gap]:
         """Return the gaps of each epoch in each slice. Reads everything, or only `slices`.
 
-        Messages published before the publisher was heard are not gaps. The keys of missing messages are not known:
+        Messages published before the recorder was connected are not gaps. The keys of missing messages are unknown:
         `Gap.key` is b"".
         """
         return list(self._gaps_and_late(slices, defaultdict(dict))[0])
@@ -293,9 +292,9 @@ class Recording(Frames):
     def _gaps_and_late(
         self, slices: Iterable[int] | None, expected: Mapping[int, dict[int, int]]
     ) -> tuple[dict[Gap, Since], set[tuple[int, int]]]:
-        """Return the gaps, each with the latest times before it, and (slice, epoch) of runs that begin late.
+        """Return the gaps, each with the latest times before it, and (slice, epoch) of epochs that begin late.
 
-        A run begins late if messages before the first recorded one are unknown.
+        An epoch begins late if messages before the first recorded one are unknown.
 
         `expected`: by slice, argument of `find_gaps`: the sequences after earlier recordings.
         """
@@ -312,32 +311,31 @@ class Recording(Frames):
         return not found
 
     def marks(self, slices: Iterable[int] | None = None) -> Iterator[Mark]:
-        """Yield what the journals say between their records, slice by slice: epochs, outages, what heartbeats told."""
+        """Yield the marks between the records, slice by slice: epochs, outages, heartbeats."""
         for _, segments in self._segments_of(slices):
             yield from marks_of(segments)
 
     def summary(self) -> Summary:
-        """Return how much is here, and from when to when. Reads the heads of all records, but not their bodies."""
+        """Return counts and times of the messages. Reads the heads of all records, but not their bodies."""
         return summarise(self._segments.of_slice, self._all, self.damage, self._note)
 
     def rate(self, bins: int = 60) -> Rate:
-        """Messages over time: from the first to the last `ts_out`, in `bins` parts of equal length."""
+        """Return messages over time, from the first to the last `ts_out`, in `bins` intervals of equal length."""
         if bins < 1:
             raise ValueError(f"bins were {bins}, expected at least 1")
         return message_rate(self._segments.of_slice, self._all, bins, self._note)
 
     def verify(self, progress: Callable[[int], object] | None = None) -> list[Damage]:
-        """Read everything, check every checksum, and return all that is unreadable or missing, by file and place.
+        """Read everything, check every checksum, and return all that is damaged or missing, by file and offset.
 
-        Records, segments and slices that were recorded and are not there are among it, as far as the marks and
-        `closed.json` tell; so are index entries that say something else than their records. So are bytes behind the
-        last whole record of a slice; while it is recorded, that may be one just written.
-        `progress` is called with the bytes read so far, of `file_bytes`.
+        Includes records, segments and slices that are missing according to the marks and `closed.json`, index entries
+        that do not match their records, and bytes after the last whole record of a slice. During recording the latter
+        may be a record that is being written. `progress` is called with the bytes read so far, of `file_bytes`.
         """
         return self.examine(progress)[0]
 
     def examine(self, progress: Callable[[int], object] | None = None) -> Examined:
-        """Return the results of `verify` and `gaps` from one pass, and the runs that begin late."""
+        """Return the results of `verify` and `gaps` from one pass, and the epochs that begin late."""
         gaps: list[Gap] = []
         begins: list[LateBegin] = []
         before = 0
@@ -363,7 +361,7 @@ class Recording(Frames):
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of all segments, without their indexes."""
+        """Size of all segments, without their indexes."""
         return self._segments.file_bytes
 
     def to_parquet(
@@ -377,31 +375,32 @@ class Recording(Frames):
         progress: Callable[[int], object] | None = None,
         **selection: Unpack[Selection],
     ) -> ParquetDay:
-        """Write the messages that `batches` would give as Parquet: a file for each slice, packed with zstd.
+        """Write the messages of `batches` as Parquet: a file for each slice, compressed with zstd.
 
-        The day is `path/date=<date>/slice=<slice>/part-00000.parquet`: other days of the feed go beside it. It is there
-        only once it is whole. Memory does not grow with the recording.
+        The day is `path/date=<date>/slice=<slice>/part-00000.parquet`, next to other days of the feed. It is renamed
+        into place once complete. Memory does not grow with the recording.
 
         Columns: those of the Spark data source, `date` and `slice` as directories. `feed`, `topic`, `symbol`, `type`
-        (texts; bytes that are no UTF-8 escaped); `ts_event`, `ts_out`, `ts_recv` (int64 ns); the same in microseconds
-        as timestamps `event_time` (null where the venue gave none), `out_time`, `recv_time`; `epoch` (the 64 bits,
-        signed), `sequence`; and `payload`, or with `message_type` the fields of that type as `Schema.arrow` has them,
-        but: prices are decimals, null from 10^18 units on; uint64 is int64 of the same bits, and a time in ns is int64
-        ns, as Spark reads nothing else; a name that stands above has `record_` before it.
+        (strings; invalid UTF-8 is escaped); `ts_event`, `ts_out`, `ts_recv` (int64 ns); the same in microseconds
+        as timestamps `event_time` (null if the venue sent none), `out_time`, `recv_time`; `epoch` (the 64 bits,
+        signed), `sequence`; and `payload`, or with `message_type` the fields of that type as in `Schema.arrow`, with
+        these exceptions: prices are decimals, null from 10^18 units on; uint64 is int64 of the same bits, and a time in
+        ns is int64 ns, because Spark cannot read others; a field with the name of another column gets the prefix
+        `record_`.
 
         Args:
-            path: the directory; made if it is not there.
+            path: the directory. Created if missing.
             prefix: of the topics.
-            message_type: the message type; not given: all messages, with their payloads.
-            prices: "decimal", exact; "float"; or "integer", as the venue sent them, with the number of decimals in the
+            message_type: the message type. Default: all messages, with payloads.
+            prices: "decimal", exact; "float"; or "integer", as sent by the venue, with the number of decimals in the
                 file's metadata.
-            order: "capture", as recorded: row groups of a million messages that cover a short time each. "topic":
-                each such million sorted by topic, in row groups an eighth as large: they cover few topics, too.
+            order: "capture", as recorded: row groups of a million messages, each of a short time. "topic": each
+                million messages sorted by topic, in row groups an eighth as large, each of few topics.
             progress: called with the number of messages so far.
-            selection: the keywords of `batches`; a slice without messages gets a file without rows.
+            selection: the keywords of `batches`. A slice without messages gets a file without rows.
 
-        Raises as `to_arrow`; ConfigError when prices or order are none of these; JournalError when the day is there
-        already, when it cannot be written, or when a message of `message_type` has another length than that.
+        Raises as `to_arrow`; ConfigError for invalid prices or order; JournalError if the day exists or cannot be
+        written, or if the length of a message differs from that of `message_type`.
         """
         parquet = needs("pyarrow", "arrow", "blackbox.archive.export.parquet")
         content = parquet.Content(self.feed, str(self.date), self.schema, message_type, prices, order)
@@ -414,23 +413,23 @@ class Recording(Frames):
 
     @property
     def trades(self) -> Ticks:
-        """The trades, as tables and frames. Raises ConfigError when the schema declares none."""
+        """The trades as tables and frames. Raises ConfigError if the schema declares none."""
         return Ticks(self, "trades")
 
     @property
     def quotes(self) -> Ticks:
-        """The quotes, as tables and frames. Raises ConfigError when the schema declares none."""
+        """The quotes as tables and frames. Raises ConfigError if the schema declares none."""
         return Ticks(self, "quotes")
 
     def time(self, value: Time, by: Clock = "ts_event") -> int:
         """Return a time as ns since 1970, int64.
 
-        Text is what `blackbox.timestamps` reads, in the feed's time zone if it names none. A time of day alone is that
-        of the recording's date; but where no message is of that session by this clock, of the session of the first one:
-        a file of an earlier year that was recorded today has its own date.
+        Text is parsed by `blackbox.timestamps`, in the feed's time zone by default. A time of day alone is on the
+        recording's date. If no message of that session has a time by this clock, it is on the date of the first
+        message's session, as for a file of an earlier year that was recorded today.
 
-        Raises ValueError for other text, a datetime without a time zone, or a number that counts seconds, ms or us;
-        TypeError for anything else.
+        Raises ValueError for invalid text, a datetime without a time zone, or a number in seconds, ms or us; TypeError
+        for other types.
         """
         if isinstance(value, int | numpy.integer) and not isinstance(value, bool):
             check_unit(int(value), self.time_range(by)[1])
@@ -457,7 +456,7 @@ class Recording(Frames):
             yield from blocks_of(run, self.feed.key_rule)
 
     def _take_schema_of_blocks(self) -> None:
-        """Take the schema that the blocks name, where the feed names none, and all of them the same."""
+        """Set the schema to that of the blocks if the feed names none and all blocks have the same."""
         ids = {int(run.heads["schema"][0]) for _, each in self._segments_of() for run in self._first_run(each)}
         schema = schema_of(ids.pop()) if len(ids) == 1 else RAW
         if schema is not RAW and self.feed.schema_name == RAW.name:
@@ -476,13 +475,13 @@ class Recording(Frames):
         before: int,
         progress: Callable[[int], object] | None,
     ) -> Iterator[Recorded]:
-        """Yield all blocks that are there, whatever the indexes say."""
+        """Yield all blocks, without using the indexes."""
         key_rule = self.feed.key_rule
         for run in read_spans([whole_spans(segments)], self._all.records, key_rule, self._note):
             audit.add(run)
             for place, recorded in enumerate(blocks_of(run, key_rule)):
                 if many := numbers.add(recorded):
-                    self._note(run.damage(place, "these messages were recorded before", many))
+                    self._note(run.damage(place, "these messages are recorded twice", many))
                 yield recorded
             before += run.stored_bytes
             if progress is not None:
@@ -540,16 +539,16 @@ class Recording(Frames):
         return [i for i in self.feed.slices_for(prefix) if i in wanted]
 
     def _segments_of(self, slices: Iterable[int] | None = None) -> list[tuple[int, list[Segment]]]:
-        """Return (slice, its segments in order) for each of those slices, or of all, that has any."""
+        """Return (slice, its segments in order) for each of those slices, or all, that has segments."""
         known = self._segments.of_slice
         return [(slice_id, known[slice_id]) for slice_id in (known if slices is None else slices) if slice_id in known]
 
     def time_range(self, by: Clock = "ts_event") -> tuple[int, int]:
-        """Return the least time above 0 and the largest of all messages, by the indexes, ns; (0, -1) if none is."""
+        """Return the lowest time above 0 and the highest one of all messages, from the indexes, ns; (0, -1) if none."""
         return self._segments.time_range(by)
 
     def _note(self, damage: Damage) -> None:
-        """Keep and report that something cannot be read."""
+        """Store and report damage."""
         if damage not in self._reported:
             self._reported.add(damage)
             self.damage.append(damage)
@@ -557,7 +556,7 @@ class Recording(Frames):
 
 
 def _date_of_day(day: Path) -> datetime.date:
-    """Return the date of a day's directory: that of its name, or of its manifest if a copy has another name."""
+    """Return the date of a day's directory: from its name, or from the manifest of a renamed copy."""
     try:
         return datetime.date.fromisoformat(day.name)
     except ValueError:
@@ -565,11 +564,11 @@ def _date_of_day(day: Path) -> datetime.date:
 
 
 def _date_of(feed: Feed, times: NDArray[numpy.int64]) -> datetime.date:
-    """Return the session date that holds all of these times. Raises ConfigError when none does."""
+    """Return the session date that contains all of these times. Raises ConfigError if not found."""
     known = times[times != 0]
     if not len(known):
         raise ConfigError("no message had a time, expected a date")
     first, last = (session_date(feed, int(time)) for time in (known.min(), known.max()))
     if first != last:
-        raise ConfigError(f"messages were of {first} to {last}, expected those of one date, or a date to put them to")
+        raise ConfigError(f"messages were of {first} to {last}, expected one date: give the date")
     return first

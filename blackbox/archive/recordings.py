@@ -26,23 +26,22 @@ if TYPE_CHECKING:
     from blackbox.archive.export.columns import Columns
 
 _DAYS_SHOWN: Final = 5
-"""Days that errors name at the beginning and at the end of many."""
+"""Number of first and last days that errors name."""
 
 
 class Recordings(Frames):
     """Several days, read as one: of one feed, or of several with the same keys.
 
-    Attributes: `days`, the recordings by date, each once; `feeds`, their names, in the order in which they were given;
-    `feed` and `schema`, of the last day. `recordings["2026-01-05"]` is one day, `recordings[-1]` the last, and a slice
-    is `Recordings` again. Iterate over it for the days: `Subscriber.replay` and `Replay` take it as it is. Messages of
-    feeds of different schemas are in no common frame: `of_feed` has those of one. Trades and quotes may be of any
-    feeds.
+    Attributes: `days`, the recordings by date, without duplicates; `feeds`, their names, in the order given; `feed` and
+    `schema`, of the last day. `recordings["2026-01-05"]` is one day, `recordings[-1]` the last, and a slice is
+    `Recordings` again. Iterating yields the days. `Subscriber.replay` and `Replay` accept it. Messages of feeds with
+    different schemas cannot be in one frame: `of_feed` selects a feed. Trades and quotes may be of any feeds.
 
     Times of day (`start="14:30"`) are those of each day.
     """
 
     def __init__(self, recordings: Iterable[Recording]) -> None:
-        """Wrap recordings; others use `open`. Raises ConfigError when there is none, or they do not fit together."""
+        """Wrap recordings. Use `open` instead. Raises ConfigError for an empty list, or if they do not fit together."""
         given = distinct(recordings)
         if not given:
             raise ConfigError("there was no recording, expected at least one")
@@ -54,20 +53,20 @@ class Recordings(Frames):
 
     @classmethod
     def open(cls, *paths: str | os.PathLike[str], first: Date | None = None, last: Date | None = None) -> Self:
-        """Open the days at these paths, each a day's directory or a feed's with its days, from `first` to `last`.
+        """Open the days at these paths, each a day's directory or a feed's, from `first` to `last`.
 
-        Raises JournalError when a path holds no recorded day, or one cannot be read, or there is none of these dates;
+        Raises JournalError if a path has no recorded day, one cannot be read, or none is in this range of dates;
         ConfigError as `Recordings`, or for a malformed date.
         """
         low = datetime.date.min if first is None else as_date(first)
         high = datetime.date.max if last is None else as_date(last)
         found = [day for path in paths for day in _days_at(Path(path))]
-        # By its name a day of another date need not be opened.
+        # Days named after other dates are not opened.
         opened = [Recording.open(day) for day in found if low <= _date_of_name(day, low) <= high]
         chosen = [recording for recording in opened if low <= recording.date <= high]
         if not chosen:
             where = ", ".join(str(path) for path in paths)
-            raise JournalError(f"{where}: no day was from {first} to {last}, expected some of {len(found)} days")
+            raise JournalError(f"{where}: none of {len(found)} days is from {first} to {last}")
         return cls(chosen)
 
     def __iter__(self) -> Iterator[Recording]:
@@ -85,9 +84,9 @@ class Recordings(Frames):
     def __getitem__(self, which: int | Date | slice) -> Recording | Recordings:
         """Return the day of a date, a `datetime.date` or "2026-01-05"; of an index, by date; or the days of a slice.
 
-        A slice is of indices, as of a list, or of dates, both included: `["2026-01-05":"2026-01-09"]`. Raises KeyError
-        when no day, or more than one, is of the date; IndexError for an index or a slice of no days. Both name the days
-        that there are.
+        A slice is of indices, as in a list, or of dates, both included: `["2026-01-05":"2026-01-09"]`. Raises KeyError
+        if no day or more than one has the date; IndexError if no day has the index or is in the slice. Both name the
+        existing days.
         """
         if isinstance(which, slice):
             return self._days_of(which)
@@ -120,7 +119,7 @@ class Recordings(Frames):
         return Recordings(days)
 
     def _there(self) -> str:
-        """Return which days there are, for errors; of many the first and the last ones."""
+        """Return the days for errors; of many only the first and last."""
         dates = [str(day.date) if len(self.feeds) == 1 else f"{day.feed.name} {day.date}" for day in self.days]
         left = len(dates) - 2 * _DAYS_SHOWN
         shown = dates if left <= 0 else [*dates[:_DAYS_SHOWN], f"{left} more", *dates[-_DAYS_SHOWN:]]
@@ -130,39 +129,39 @@ class Recordings(Frames):
         return f"Recordings({self.feed.name!r}, {len(self.days)} days, {self.days[0].date} to {self.days[-1].date})"
 
     def of_feed(self, name: str) -> Recordings:
-        """Return the days of one feed. Raises ConfigError when there are none."""
+        """Return the days of one feed. Raises ConfigError for another feed's name."""
         if name not in self.feeds:
             raise ConfigError(f"feed {name!r} was not found, expected one of {self.feeds}")
         return Recordings(by_feed(self.days)[name])
 
     @property
     def damage(self) -> list[Damage]:
-        """What was found to be unreadable so far, day by day."""
+        """Damage found so far, day by day."""
         return [damage for recording in self.days for damage in recording.damage]
 
     def batches(self, prefix: str | bytes = b"", **selection: Unpack[Selection]) -> Iterator[Batch]:
-        """Yield what `Recording.batches` yields, day by day."""
+        """Yield the batches of `Recording.batches`, day by day."""
         for recording in self.days:
             yield from recording.batches(prefix, **selection)
 
     def _columns(self, form: dict[str, Any], prefix: bytes, selection: Selection) -> Columns:
         if len({recording.schema.name for recording in self.days}) > 1:
-            raise ConfigError(f"a frame was to have messages of the feeds {self.feeds}, expected one: see of_feed")
+            raise ConfigError(f"a frame can have messages of one feed, not of {self.feeds}: see of_feed")
         return super()._columns(form, prefix, selection)
 
     @property
     def trades(self) -> TicksOfDays:
-        """The trades of all days, as tables and frames. Raises ConfigError when no schema declares any."""
+        """The trades of all days as tables and frames. Raises ConfigError if no schema declares any."""
         return TicksOfDays(self.days, "trades")
 
     @property
     def quotes(self) -> TicksOfDays:
-        """The quotes of all days, as tables and frames. Raises ConfigError when no schema declares any."""
+        """The quotes of all days as tables and frames. Raises ConfigError if no schema declares any."""
         return TicksOfDays(self.days, "quotes")
 
     @property
     def paths(self) -> list[str]:
-        """The days' directories, as Spark takes them: `spark.read.format("blackbox").load(recordings.paths)`."""
+        """The days' directories, for Spark: `spark.read.format("blackbox").load(recordings.paths)`."""
         return [str(recording.path) for recording in self.days]
 
     def topics(self) -> list[bytes]:
@@ -181,7 +180,7 @@ class Recordings(Frames):
         return [gap for recording in self.days for gap in recording.gaps()]
 
     def verify(self, progress: Callable[[int], object] | None = None) -> list[Damage]:
-        """Read everything, check every checksum, and return all that is unreadable or missing: see `Recording.verify`.
+        """Read everything, check every checksum, and return all that is damaged or missing: see `Recording.verify`.
 
         `progress` is called with the bytes read so far, of `file_bytes`.
         """
@@ -199,7 +198,7 @@ class Recordings(Frames):
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of all segments, without their indexes."""
+        """Size of all segments, without their indexes."""
         return sum(recording.file_bytes for recording in self.days)
 
 
@@ -209,13 +208,13 @@ def distinct(recordings: Iterable[Recording]) -> tuple[Recording, ...]:
 
 
 def check_schemas(recordings: Iterable[Recording]) -> None:
-    """Raise ConfigError unless the recordings of each feed have one schema: see `check_one_schema`."""
+    """Raise ConfigError if the recordings of a feed have several schemas: see `check_one_schema`."""
     for mine in by_feed(recordings).values():
         check_one_schema(mine)
 
 
 def by_feed(recordings: Iterable[Recording]) -> dict[str, list[Recording]]:
-    """Return the recordings of each feed, in the order in which these occur."""
+    """Return the recordings of each feed, in order of appearance."""
     found: dict[str, list[Recording]] = {}
     for recording in recordings:
         found.setdefault(recording.feed.name, []).append(recording)
@@ -223,7 +222,7 @@ def by_feed(recordings: Iterable[Recording]) -> dict[str, list[Recording]]:
 
 
 def check_one_schema(recordings: Iterable[Recording]) -> None:
-    """Raise ConfigError unless recordings have one schema, and each of its message types one layout in all of them."""
+    """Raise ConfigError unless all recordings have one schema, and the same layout for each message type."""
     kept = {id(recording.schema): recording for recording in recordings}.values()
     names = {recording.schema.name for recording in kept}
     if len(names) > 1:
@@ -241,12 +240,12 @@ def check_one_schema(recordings: Iterable[Recording]) -> None:
 
 
 def _days_at(path: Path) -> list[Path]:
-    """Return the days' directories at a path; the path itself where there is none: opening it tells what is wrong."""
+    """Return the days' directories at a path. Without any, return the path, so that opening it reports the error."""
     return [path] if (path / MANIFEST).exists() else recorded_days(path) or [path]
 
 
 def _date_of_name(day: Path, default: datetime.date) -> datetime.date:
-    """Return the date that a day's directory is named by; a copy may have any name."""
+    """Return the date in the name of a day's directory. A copy may have any name."""
     try:
         return datetime.date.fromisoformat(day.name)
     except ValueError:
@@ -254,7 +253,7 @@ def _date_of_name(day: Path, default: datetime.date) -> datetime.date:
 
 
 def key_rule_of_days(recordings: Iterable[Recording]) -> int:
-    """Return the key rule of recordings. Raises ConfigError unless they have the same."""
+    """Return the key rule of recordings. Raises ConfigError if they differ."""
     rules = {recording.feed.key_rule for recording in recordings}
     if len(rules) > 1:
         texts = ", ".join(map(rule_text, sorted(rules)))
@@ -274,9 +273,9 @@ def runs_of(
     kept: int = 0,
     ahead: int = 0,
 ) -> Iterator[RecordRun]:
-    """Do as `Recording.runs`, for several recordings in one order. Times are ns since 1970; the rest: see `read_runs`.
+    """Yield runs as `Recording.runs`, of several recordings in one order. Times are ns since 1970; see `read_runs`.
 
-    Raises ConfigError when their feeds have different keys.
+    Raises ConfigError if their feeds have different keys.
     """
     return read_runs(*_chosen(recordings, prefix, start, stop, slices, by), bodies=bodies, kept=kept, ahead=ahead)
 
@@ -300,7 +299,7 @@ def _chosen(
     slices: Iterable[int] | None,
     by: Clock,
 ) -> tuple[list[list[Segment]], Filter, Report]:
-    """Return the segments of each slice, what is wanted of them, and who is told of damage."""
+    """Return the segments of each slice, the filter, and the function that gets damage reports."""
     recordings = tuple(recordings)
     key_rule = key_rule_of_days(recordings)
     chosen = None if slices is None else tuple(slices)

@@ -1,7 +1,7 @@
-"""Delete recorded days that are not to be kept: the oldest first, each as a whole, never the newest.
+"""Delete recorded days beyond the retention: oldest first, whole days, never the newest.
 
-In: a feed's directory, with the positions that named consumers have told. Out: what was deleted, in `deleted.json`. A
-thread of its own, as deleting large files takes time.
+In: a feed's directory, with the stored positions of named consumers. Out: `deleted.json`, which lists what was deleted.
+It has its own thread, because deleting large files takes time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger("blackbox")
 
 _DELETED: Final = "deleted.json"
 _GOING: Final = ".deleted"
-"""Where days are while their files are removed."""
+"""Directory for days while their files are removed."""
 _MOST_BYTES: Final = 64 << 20
 _MOST_EPOCHS: Final = 1_024
 _LOOK_S: Final = 60.0
@@ -41,22 +41,22 @@ _PATIENCE_S: Final = 10.0
 
 
 class Retention(msgspec.Struct, frozen=True):
-    """How much of a feed's recordings to keep; None: there is no such bound.
+    """Limits of a feed's recordings; None: no limit.
 
-    Days are session dates, the present one among them. What a named consumer has passed goes once it is over `days` or
-    `bytes`; what one still needs, once it is over `most_days` or `most_bytes`.
+    Days are session dates and include the current one. Days that all named consumers have passed are deleted beyond
+    `days` or `bytes`, other days beyond `most_days` or `most_bytes`.
     """
 
     days: int | None = None
     """Older days are deleted, unless a consumer still needs them."""
     bytes: int | None = None
-    """The same for the oldest of those that have more than this together."""
+    """The oldest days are deleted above this total size, unless a consumer still needs them."""
     most_days: int | None = None
-    """Older days are deleted, whoever needs them."""
+    """Older days are deleted, even if a consumer needs them."""
     most_bytes: int | None = None
 
     def check(self) -> None:
-        """Raise ValueError for a bound that is none, ConfigError for one that says nothing."""
+        """Raise ValueError for an invalid limit, ConfigError for one without effect."""
         for name, least, most in (("days", self.days, self.most_days), ("bytes", self.bytes, self.most_bytes)):
             for what, bound in ((name, least), (f"most_{name}", most)):
                 if bound is not None:
@@ -66,7 +66,7 @@ class Retention(msgspec.Struct, frozen=True):
 
     @property
     def is_bound(self) -> bool:
-        """Whether anything is ever deleted."""
+        """True if there is any limit."""
         return any(bound is not None for bound in (self.days, self.bytes, self.most_days, self.most_bytes))
 
 
@@ -74,16 +74,16 @@ EVERYTHING: Final = Retention()
 
 
 class Deleted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was deleted of a feed's recordings, as its directory says in `deleted.json`."""
+    """Content of `deleted.json`: what was deleted of a feed's recordings."""
 
     last_day: str = ""
-    """All days up to this one; empty: none."""
+    """Latest deleted day; empty: none."""
     slices: dict[Number, list[Position]] = {}
-    """By slice, of each epoch that was in them the largest (epoch, sequence), in order; of many the latest."""
+    """By slice, the last (epoch, sequence) of each deleted epoch, in order. Only the latest epochs are kept."""
 
     @classmethod
     def read(cls, directory: Path) -> Deleted:
-        """Return what is noted in a feed's directory. Raises JournalError when that cannot be read."""
+        """Read a feed's `deleted.json`. Raises JournalError if it cannot be read."""
         path = directory / _DELETED
         try:
             return Decoder[Deleted]("json", cls).decode(read_regular(path, _MOST_BYTES))
@@ -96,29 +96,29 @@ class Deleted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Deleter:
-    """Keeps the days of one feed within bounds, in a thread, from `open` to `close`."""
+    """Deletes days of one feed beyond the retention, in a thread, from `open` to `close`."""
 
     def __init__(
         self, directory: Path, feed: Feed, keep: Retention, first_kept: Callable[[], Path | None] = lambda: None
     ) -> None:
-        """`first_kept` returns the day from which on none may be deleted now; None: any may."""
+        """`first_kept` returns the first day that must not be deleted now; None: any may be deleted."""
         self._directory, self._feed, self._keep, self._first_kept = directory, feed, keep, first_kept
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="blackbox-retention", daemon=True)
 
     def open(self) -> None:
-        """Begin; again is fine."""
+        """Start the thread. May be called again."""
         if self._thread.ident is None:
             start_thread(self._thread)
 
     def close(self) -> None:
-        """End, once a day that is being deleted is."""
+        """Stop after the current day is deleted."""
         self._ending.set()
         if self._thread.ident is not None:
             self._thread.join(_PATIENCE_S)
 
     def look(self) -> list[str]:
-        """Delete what is to be deleted now; return the days' names."""
+        """Delete the days beyond the retention, and return their names."""
         self._clear()
         days = recorded_days(self._directory)
         sizes = [sum(path.stat().st_size for path in day.rglob("*") if path.is_file()) for day in days]
@@ -137,7 +137,7 @@ class Deleter:
             if needing and not is_too_much:
                 break
             if needing:
-                log.warning("%s is deleted, which consumers still need: %s", day, ", ".join(needing))
+                log.warning("deleting %s, which consumers still need: %s", day, ", ".join(needing))
             self._delete(day, ends)
             gone.append(day.name)
         return gone
@@ -148,14 +148,14 @@ class Deleter:
                 for day in self.look():
                     log.info("%s of %s was deleted", day, self._directory)
             except (BlackBoxError, OSError) as error:
-                log.error("what is not to be kept of %s could not be deleted: %s", self._directory, error)
-            except Exception:  # what is deleted too late is no reason to end anything
-                log.exception("what is not to be kept of %s could not be deleted", self._directory)
+                log.error("days of %s beyond the retention could not be deleted: %s", self._directory, error)
+            except Exception:  # a late deletion must not stop the process
+                log.exception("days of %s beyond the retention could not be deleted", self._directory)
             if self._ending.wait(_LOOK_S):
                 return
 
     def _age_of(self, day: Path) -> int:
-        """Return which of the last session dates a day is, from 1 on."""
+        """Return the age of a day in session dates; the current one has age 1."""
         try:
             date = datetime.date.fromisoformat(day.name)
         except ValueError:
@@ -168,7 +168,7 @@ class Deleter:
         return {name: kept.slices for name, kept in found if kept is not None}
 
     def _delete(self, day: Path, ends: Mapping[int, list[Position]]) -> None:
-        """Note what is deleted, then delete it: after a kill in between, the next run deletes it."""
+        """Store what is deleted, then delete it. After a kill in between, the next run deletes it."""
         slices = dict(Deleted.read(self._directory).slices)
         for slice_id, positions in ends.items():
             last = dict(slices.get(slice_id, []))
@@ -209,5 +209,5 @@ def ends_of(day: Path) -> dict[int, list[Position]]:
 
 
 def needs(positions: Mapping[int, Position], ends: Mapping[int, list[Position]]) -> bool:
-    """Whether a consumer has not yet passed all of a day, as far as it has the slices."""
+    """Return True if a consumer of these slices has not passed all of a day."""
     return any(last and slice_id in positions and positions[slice_id] <= last[-1] for slice_id, last in ends.items())

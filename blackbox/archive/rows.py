@@ -1,4 +1,4 @@
-"""Look into recorded blocks: whether they may be believed, which rows are wanted, which topics they hold."""
+"""Compiled operations on recorded blocks: check them, select rows, list and count topics."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def _layout_of(header: int) -> BodyLayout:
 
 @njit(nogil=True, cache=True)
 def check_recorded(record: int, body: int, body_bytes: int, key_rule: int) -> int:
-    """The `Fault` of a record whose body lies at `body`, 8-byte aligned; all its topics must have the first one's key.
+    """Return the `Fault` of a record with its body at `body`, 8-byte aligned. All its topics must have the same key.
 
-    Where the body was packed, that its stored bytes are whole was seen before it was unpacked.
+    The stored bytes of a compressed body were checked before it was decompressed.
     """
     header = record + OFFSET_BLOCK_HEADER
     block = read_header(header)
     head = record_head_at(record)
     if head.codec == CODEC_NONE:
-        # A block that has a checksum of its own has the same one: it is reckoned once, by `check_block`.
+        # If the block has a checksum, it is the same, and `check_block` computes it only once.
         if block.flags & FLAG_CHECKSUM:
             if head.stored_checksum != head.body_checksum:
                 return _BODY_CHECKSUM
@@ -55,7 +55,7 @@ def check_records(
     key_rule: int,
     faults: NDArray[numpy.int64],
 ) -> None:
-    """Write the `Fault` of each record that has none yet, that is, whose fault is 0 or less."""
+    """Write the `Fault` of each unchecked record, which has fault 0 or less."""
     for place in range(len(records)):
         if faults[place] <= 0:
             faults[place] = check_recorded(records[place], bodies[place], sizes[place], key_rule)
@@ -72,10 +72,10 @@ def select_rows(
     last_time: int,
     rows: int,
 ) -> int:
-    """Write to int32[count] at `rows` which rows of a checked block are wanted; returns how many.
+    """Write the selected rows of a checked block to int32[count] at `rows`. Return their number.
 
-    Wanted are those from `first_row` on whose topic starts with the prefix and whose `ts_event` is one of `first_time`
-    to `last_time`.
+    Selects rows from `first_row` on whose topic starts with the prefix and whose `ts_event` is in `first_time` to
+    `last_time`.
     """
     block = read_header(header)
     layout = _layout_of(header)
@@ -100,7 +100,7 @@ def select_rows(
 
 @inner
 def starts_with(text: int, size: int, prefix: int, prefix_bytes: int) -> bool:
-    """Whether the `size` bytes at `text` start with a prefix."""
+    """Return True if the `size` bytes at `text` start with a prefix."""
     if size < prefix_bytes:
         return False
     left, right = bytes_at(text, prefix_bytes), bytes_at(prefix, prefix_bytes)
@@ -112,10 +112,10 @@ def starts_with(text: int, size: int, prefix: int, prefix_bytes: int) -> bool:
 
 @njit(nogil=True, cache=True)
 def count_topics(header: int, body: int, first_row: int, first_topic: int, numbering: NumberingAt, counts: Any) -> int:
-    """Add a checked block's messages, from `first_row` on, to `counts` by the number of their topic.
+    """Add a checked block's messages, from `first_row` on, to `counts` by topic number.
 
-    Topics before `first_topic` were counted before. Returns how many are now: fewer than the block has when the
-    numbering is full.
+    Topics before `first_topic` are counted already. Returns the number of topics counted so far, which is lower than
+    the block's if the numbering is full.
     """
     block = read_header(header)
     layout = _layout_of(header)

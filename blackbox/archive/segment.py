@@ -1,4 +1,4 @@
-"""One segment of a slice, in memory, and what is known of its records."""
+"""One segment of a slice in memory, with its index entries and damage."""
 
 from __future__ import annotations
 
@@ -34,15 +34,14 @@ from blackbox.native.xxh3 import checksum_32
 from blackbox.regular_file import read_regular
 
 _SCAN_ENTRIES: Final = 256
-"""Entries that are made at once: 16 MiB of records, whose pages are then given back."""
+"""Entries made at a time, from 16 MiB of records. The records' pages are then released."""
 _SMALL_INDEX_BYTES: Final = 1 << 20
-"""An index may have so many bytes, and four times its segment's, which grows: there are no smaller records."""
+"""Maximum size of an index, plus four times its segment's size. Records cannot be small enough to exceed it."""
 _ALL_KEYS: Final = 2**64 - 1
 NO_TIME: Final = 2**63 - 1
-"""The times of an entry whose record cannot be read: minus this as the least, this as the largest, so that any range of
-times includes it."""
+"""The times of an entry with an unreadable record are minus this to this, so that every time range includes it."""
 NO_GOOD_RECORD: Final = "no good record begins here"
-"""What is wrong with bytes that stand where a record should."""
+"""Damage of bytes that should be a record."""
 
 
 class Damage(msgspec.Struct, frozen=True, order=True):
@@ -51,13 +50,13 @@ class Damage(msgspec.Struct, frozen=True, order=True):
     path: Path
     """The file."""
     offset: int
-    """Where it begins. Unit: bytes."""
+    """Offset, bytes."""
     size: int
-    """How far it goes. Unit: bytes."""
+    """Size, bytes."""
     what: str
-    """What is wrong."""
+    """Description."""
     messages: int = 0
-    """Messages that are lost with it, where that is known."""
+    """Number of messages lost, if known."""
 
     def __str__(self) -> str:
         lost = f", {self.messages} messages" if self.messages else ""
@@ -65,10 +64,10 @@ class Damage(msgspec.Struct, frozen=True, order=True):
 
 
 class SegmentFile:
-    """One segment's file as it was when it was opened, mapped read-only and not read yet.
+    """A segment's file as of opening, mapped read-only, without its entries.
 
-    Attributes: `path`, `slice_id`, `number`; `memory` uint8 array of the file, at `address`. Addresses are valid as
-    long as this, or an array of its memory, is kept.
+    Attributes: `path`, `slice_id`, `number`; `memory` uint8 array of the file, at `address`. Addresses are valid while
+    this or an array of its memory is kept.
     """
 
     def __init__(self, path: Path, slice_id: int, number: int) -> None:
@@ -79,36 +78,36 @@ class SegmentFile:
         self.address = self._mapping.address
 
     def expect(self, *, read_through: bool) -> None:
-        """Tell the system whether most of the file will be read."""
+        """Advise the system whether most of the file will be read."""
         self._mapping.expect(read_through=read_through)
 
     def lost(self) -> Damage | None:
-        """Return what the file has lost since it was opened; None: nothing."""
+        """Return the bytes lost since the file was opened; None if nothing was lost."""
         what = self._mapping.lost()
         return Damage(self.path, 0, len(self.memory), what) if what else None
 
     def release(self, start: int, stop: int) -> None:
-        """Give the memory of bytes `[start, stop)` back, both rounded down to 2 MiB; they can still be read."""
+        """Release the pages of bytes `[start, stop)`, both rounded down to 2 MiB. They can still be read."""
         self._mapping.release(start, min(stop, len(self.memory)))
 
 
 class Segment(SegmentFile):
-    """A segment and what is known of its records, as it was when it was opened.
+    """A segment and its index entries, as of opening.
 
-    Attributes: `entries` ENTRY array, from the index, and from the records that the index lacks;
-    `whole_bytes`, where the last good record ends; `torn_bytes` behind that; `damage` that was found in opening it.
-    Never changed: `refreshed` makes a newer one.
+    Attributes: `entries` ENTRY array, from the index and from records that the index lacks; `whole_bytes`, the end of
+    the last valid record; `torn_bytes` after it; `damage` found while opening it.
+    Immutable: `refreshed` returns a newer one.
     """
 
     def __init__(self, path: Path, slice_id: int, number: int, key_rule: int, known: Segment | None = None) -> None:
-        """Open a segment's file; `known` is the same segment as it was before.
+        """Open a segment's file. `known` is an earlier state of the same segment.
 
-        Raises JournalError when it cannot be read, is not a segment, or is another one than expected.
+        Raises JournalError if it cannot be read, is not a segment, or is another segment than expected.
         """
         self.damage: list[Damage] = []
         self.key_rule = key_rule
         try:
-            # The index first: records are appended before their entry is.
+            # The index first, because records are appended before their entry.
             index = _read(index_path(path), _SMALL_INDEX_BYTES + 4 * path.stat().st_size)
             super().__init__(path, slice_id, number)
         except OSError as error:
@@ -120,13 +119,13 @@ class Segment(SegmentFile):
             self._check_head()
             self._find_entries(self._indexed(index), known)
         else:
-            self._indexed(index)  # reports the records that should be here
+            self._indexed(index)  # reports missing records
 
     def __repr__(self) -> str:
         return f"Segment({str(self.path)!r}, entries={len(self.entries)}, bytes={len(self.memory)})"
 
     def refreshed(self) -> Segment:
-        """Return this segment, or a new one when the file has changed."""
+        """Return this segment, or a new one if the file has changed."""
         try:
             size = self.path.stat().st_size
         except OSError as error:
@@ -155,7 +154,7 @@ class Segment(SegmentFile):
     def _find_entries(self, entries: NDArray[Any], known: Segment | None) -> None:
         size = len(self.memory)
         if known is not None and len(known.entries) > 1:
-            # Its last entry is left out: that one may have grown.
+            # Without its last entry, which may have grown.
             closed = known.entries[: good_entries(known.entries.ctypes.data, len(known.entries) - 1, size)]
             if _end_of(closed) > _end_of(entries):
                 entries = closed
@@ -174,7 +173,7 @@ class Segment(SegmentFile):
         self.entries = numpy.concatenate(parts)
 
     def _indexed(self, index: bytes) -> NDArray[Any]:
-        """Return the index's entries up to the first damaged one, and up to the end of the segment."""
+        """Return the index's entries before the first damaged one and within the segment."""
         path = index_path(self.path)
         count = (len(index) - FILE_HEAD_BYTES) // ENTRY_BYTES
         if count <= 0:
@@ -199,7 +198,7 @@ class Segment(SegmentFile):
         return entries[:good]
 
     def _scan(self, start: int, stop: int) -> list[NDArray[Any]]:
-        """Return entries of the records in bytes `[start, stop)`; set `whole_bytes` to where the last of them ends."""
+        """Return entries of the records in bytes `[start, stop)`. Set `whole_bytes` to the end of the last record."""
         found = []
         at, count, why = start, 0, NO_RECORD
         table = numpy.zeros(_SCAN_ENTRIES, ENTRY)
@@ -207,7 +206,7 @@ class Segment(SegmentFile):
         while at < stop:
             count, at, why = scan(self.address, stop, at, table.ctypes.data, count, len(table), self.key_rule)
             if why == NO_ROOM or (why != NO_RECORD and count == len(table)):
-                # The last entry stays: records may still belong to it.
+                # Keep the last entry, because more records may belong to it.
                 found.append(_sealed(table[: count - 1]))
                 self.release(start, at)
                 table[0], count = table[count - 1], 1
@@ -225,7 +224,7 @@ class Segment(SegmentFile):
         return [*found, _sealed(table[:count])]
 
     def _note_one(self, at: int, why: int, table: NDArray[Any], count: int) -> tuple[int, int]:
-        """Note a record that `scan` could not. The entry of one whose body is damaged may hold any key and time."""
+        """Add a record that `scan` could not. An entry with a damaged body matches any key and time."""
         head = self.memory[at : at + RECORD_HEAD_BYTES].view(RECORD)[0]
         following = at + record_bytes(int(head["stored_bytes"]))
         body = self._unpacked(at, head) if why == PACKED else None
@@ -268,13 +267,13 @@ class Segment(SegmentFile):
 
 
 def open_end(segments: list[Segment]) -> list[Segment]:
-    """Return those that may still be appended to: the last one with records, and the empty ones made ahead."""
+    """Return the segments that may still grow: the last one with records, and the empty ones after it."""
     last = max((place for place, segment in enumerate(segments) if len(segment.entries)), default=0)
     return segments[last:]
 
 
 def _sealed(entries: NDArray[Any]) -> NDArray[Any]:
-    """Return a copy of entries, with their checksums."""
+    """Return a copy of the entries with checksums."""
     sealed = entries.copy()
     for place in range(len(sealed)):
         seal_entry(sealed.ctypes.data + ENTRY_BYTES * place)

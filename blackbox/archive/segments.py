@@ -1,4 +1,4 @@
-"""Find and open the segments of a day's slices, open again those that grow, and report what is missing."""
+"""Find and open the segments of a day's slices, reopen those that grow, and report missing ones."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from blackbox.errors import JournalError
 
 
 class Segments:
-    """What is known of a day's segments, as of the last `refresh`.
+    """A day's segments as of the last `refresh`.
 
     Attributes: `of_slice`, the segments of each slice that has a directory, in order.
     """
 
     def __init__(self, day: Path, slices: int, key_rule: int, report: Callable[[Damage], None]) -> None:
-        """Open nothing yet; call `refresh` next. `report` is called with each missing or damaged part."""
+        """Open no file; call `refresh` next. `report` is called with each missing or damaged part."""
         self.of_slice: dict[int, list[Segment]] = {}
         self._day, self._slices, self._key_rule = day, slices, key_rule
         self._report = report
@@ -38,11 +38,11 @@ class Segments:
 
     @property
     def file_bytes(self) -> int:
-        """Bytes of all segments, without their indexes."""
+        """Size of all segments, without their indexes."""
         return sum(len(segment.memory) for segment in self)
 
     def time_range(self, by: Clock) -> tuple[int, int]:
-        """Return the least time above 0 and the largest, by the indexes, ns since 1970; (0, -1) if there is none."""
+        """Return the lowest time above 0 and the highest one, from the indexes, ns since 1970; (0, -1) if none."""
         low, high = 1 << 62, -1
         for segment in self:
             known = segment.entries[segment.entries[f"max_{by}"] > 0]
@@ -53,9 +53,9 @@ class Segments:
         return (low, high) if high >= low else (0, -1)
 
     def refresh(self, begun: dict[int, int], only: int | None = None) -> None:
-        """Look for what was recorded since, of all slices or of one; `begun`: how many segments each has at least.
+        """Add data recorded since, of all slices or of one. `begun`: minimum number of segments of each slice.
 
-        Raises JournalError when the day cannot be read, or has lost a segment.
+        Raises JournalError if the day cannot be read or a segment is missing.
         """
         try:
             names = {path.name for path in slice_directories(self._day)}
@@ -79,7 +79,7 @@ class Segments:
         before = {segment.number: segment for segment in self.of_slice.get(slice_id, [])}
         may_grow = {segment.number for segment in open_end(list(before.values()))}
         segments: list[Segment] = []
-        # The newest first: once a segment has records, the one before it is complete.
+        # Newest first: once a segment has records, the one before it is complete.
         for number in reversed(numbers):
             known = before.get(number)
             if known is None or number in may_grow:
@@ -113,7 +113,7 @@ class Segments:
             expected = number + 1
 
     def _opened(self, slice_id: int, number: int, known: Segment | None) -> Segment | None:
-        """Return a segment as it is now; None for an empty one that its recorder made ahead and has removed."""
+        """Return the current state of a segment; None for an empty one that its recorder has removed."""
         path = segment_path(self._day, slice_id, number)
         try:
             return known.refreshed() if known else Segment(path, slice_id, number, self._key_rule)

@@ -1,4 +1,4 @@
-"""Sum a recording up: how much of what, from when to when, and what is missing."""
+"""Summarise a recording: counts, times and gaps."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ _TELL_NUMBERS = (MarkKind.HEARD, MarkKind.EPOCH_END)
 
 
 class SliceSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What one slice of a recording holds. Times are ns since the epoch, None where there is no message."""
+    """Contents of one slice of a recording. Times are ns since 1970, None if there is no message."""
 
     slice_id: int
     messages: int
-    """Without those that were recorded before, from the other line. Those of damaged bodies are counted."""
+    """Without duplicates from the other line. Messages of damaged bodies are included."""
     blocks: int
     body_bytes: int
-    """Of the blocks' bodies, unpacked."""
+    """Size of the blocks' bodies, decompressed."""
     file_bytes: int
-    """Of the segments, without their indexes."""
+    """Size of the segments, without their indexes."""
     segments: int
     first_ts_event: int | None
-    """The least time that the venue gave to a message, by the index; None: it gave none."""
+    """Lowest venue time of a message, from the index; None: no message has one."""
     last_ts_event: int | None
     first_ts_out: int | None
     last_ts_out: int | None
     epochs: tuple[int, ...]
-    """The publisher's runs, in the order in which they were first recorded."""
+    """The publisher's epochs, in the order of their first records."""
     torn_bytes: int
-    """Behind the last whole record: of a recorder that died, or that was writing just then."""
+    """Bytes after the last whole record: of a killed recorder, or of a record being written."""
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a recording holds. Times are ns since the epoch, None where there is no message."""
+    """Contents of a recording. Times are ns since 1970, None if there is no message."""
 
     messages: int
     blocks: int
@@ -60,15 +60,15 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     first_ts_out: int | None
     last_ts_out: int | None
     epochs: tuple[int, ...]
-    """The publisher's runs, by their first `ts_out`."""
+    """The publisher's epochs, by their first `ts_out`."""
     torn_bytes: int
     damage: tuple[Damage, ...]
-    """What was found to be unreadable so far; `verify` looks at everything."""
+    """Damage found so far; `verify` checks everything."""
     slices: tuple[SliceSummary, ...]
 
 
 class LateBegin(msgspec.Struct, frozen=True, order=True):
-    """A run of a slice whose first recorded message is not the first one that was published."""
+    """An epoch of a slice whose first recorded message is not the first published one."""
 
     slice_id: int
     epoch: int
@@ -77,7 +77,7 @@ class LateBegin(msgspec.Struct, frozen=True, order=True):
 
 
 class Examined(NamedTuple):
-    """What `Recording.examine` finds."""
+    """Result of `Recording.examine`."""
 
     damage: list[Damage]
     gaps: list[Gap]
@@ -88,13 +88,13 @@ class Rate(msgspec.Struct, frozen=True):
     """Messages over time, by `ts_out`."""
 
     times: NDArray[numpy.int64]
-    """int64[bins + 1]: where the bins begin and the last one ends, ns since the epoch."""
+    """int64[bins + 1]: limits of the bins, ns since 1970."""
     counts: NDArray[numpy.int64]
-    """int64[bins]: messages in each."""
+    """int64[bins]: number of messages in each bin."""
 
 
 def summarise(slices: dict[int, list[Segment]], wanted: Filter, damage: list[Damage], report: Report) -> Summary:
-    """See `Recording.summary`. Walks the heads of all records."""
+    """Return `Recording.summary`. Reads the heads of all records."""
     parts, seen = [], []
     for slice_id, segments in sorted(slices.items()):
         part, epochs = _summarise_slice(slice_id, segments, wanted, report)
@@ -147,7 +147,7 @@ def _summarise_slice(
 
 
 def _known(segments: list[Segment], name: str) -> Iterator[int]:
-    """All values of a column of the entries, but those that only say that nothing is known."""
+    """Yield all known values of a column of the entries."""
     for segment in segments:
         column = segment.entries[name]
         column = column[numpy.abs(column) != NO_TIME]
@@ -163,7 +163,7 @@ def _most(times: Iterable[int | None]) -> int | None:
 
 
 def message_rate(slices: dict[int, list[Segment]], wanted: Filter, bins: int, report: Report) -> Rate:
-    """See `Recording.rate`. Walks the heads of all records."""
+    """Return `Recording.rate`. Reads the heads of all records."""
     found = [segment for segments in slices.values() for segment in segments]
     first, last = _least(_known(found, "min_ts_out")) or 0, _most(_known(found, "max_ts_out")) or 0
     width = (last - first) // bins + 1
@@ -177,7 +177,7 @@ def message_rate(slices: dict[int, list[Segment]], wanted: Filter, bins: int, re
 
 
 class Since(NamedTuple):
-    """The latest times before a gap, ns since 1970. Its messages are later than that, or as late."""
+    """The latest times before a gap, ns since 1970. Its messages are not earlier."""
 
     ts_out: int = 0
     ts_event: int = 0
@@ -265,7 +265,7 @@ def find_gaps(
 
 
 def topic_counts(blocks: Iterable[Recorded]) -> Counter[bytes]:
-    """Messages by topic."""
+    """Return the number of messages by topic."""
     total: Counter[bytes] = Counter()
     numbering, counts = _fresh()
     for block, _, first_row, header, body in blocks:

@@ -1,4 +1,4 @@
-"""Choose the rows of recorded blocks by symbol."""
+"""Select the rows of recorded blocks by symbol."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from blackbox.native.prefix_trie import Trie, longest_prefix
 
 
 class SymbolRows:
-    """Chooses rows whose topics have some symbols."""
+    """Selects rows by the symbols of their topics."""
 
     def __init__(self, symbols: SymbolChoice) -> None:
-        """Choose topics as `SymbolChoice.has`."""
+        """Select topics as `SymbolChoice.has`."""
         self._trie = TopicChoice(symbols.texts, symbols).trie()
 
     def of(self, rows: NDArray[numpy.int32] | None, block: Block, header: int, body: int) -> NDArray[numpy.int32]:
-        """Return those of some rows of a checked block, None being all; `header` and `body` are its addresses."""
+        """Return the selected ones of some rows, or of all if None. `header` and `body` are the block's addresses."""
         chosen = numpy.empty(block.topic_count, numpy.bool_)
         _choose_topics(header, body, self._trie, chosen)
         index = block.topic_index

@@ -1,8 +1,8 @@
-"""Size of each slice's newest segment on the disk, in a file next to the days, to tell damage from a torn end.
+"""A file next to the days with the synced size of each slice's newest segment, to tell damage from a torn end.
 
-A process that starts writes again what the one before may not have synced.
+A process that starts rewrites data that a killed process may not have synced.
 
-The file is written after each sync and is not synced itself, so after a power cut it may be older, never newer.
+The file is written after each sync and is not synced itself. After a power loss it may be too old, never too new.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class SyncedFile:
         self._fd = os.open(directory / _NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def note(self, slice_id: int, created_ns: int, size: int) -> None:
-        """Note how many bytes of the segment created at a time are on the disk. Raises OSError."""
+        """Store the synced size of the segment created at a time. Raises OSError."""
         entry = _ENTRY.pack(created_ns, size)
         os.pwrite(self._fd, entry + _checksum(entry), _ENTRY_BYTES * slice_id)
 
     def close(self) -> None:
-        """Close it."""
+        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -53,13 +53,13 @@ class Synced(NamedTuple):
     """A slice's entry in the file."""
 
     created_ns: int
-    """When the segment was created that was synced last, ns since 1970."""
+    """Creation time of the last synced segment, ns since 1970."""
     size: int
-    """Bytes of it that are on the disk."""
+    """Synced bytes of it."""
 
 
 def read_synced(directory: Path, slice_id: int) -> Synced | None:
-    """Return the entry of a slice; None: it has none, or none that is whole."""
+    """Return the entry of a slice; None if it is missing or damaged."""
     path = directory / _NAME
     entry = (path.read_bytes() if path.exists() else b"")[_ENTRY_BYTES * slice_id :][:_ENTRY_BYTES]
     if len(entry) < _ENTRY_BYTES or _checksum(entry[: _ENTRY.size]) != entry[_ENTRY.size :]:
@@ -68,12 +68,12 @@ def read_synced(directory: Path, slice_id: int) -> Synced | None:
 
 
 def forget_synced(directory: Path) -> None:
-    """Forget the sizes, before segments are cut."""
+    """Delete the sizes, before segments are cut."""
     (directory / _NAME).unlink(missing_ok=True)
 
 
 def note_all(directory: Path, slices: int) -> None:
-    """Note that the newest segments are on the disk, for a system that has started since they were written."""
+    """Store that the newest segments are synced. Requires that the system was started after they were written."""
     file = SyncedFile()
     file.open(directory)
     for slice_id in range(slices):
@@ -83,9 +83,9 @@ def note_all(directory: Path, slices: int) -> None:
 
 
 def sync_left(directory: Path, slices: Iterable[int]) -> None:
-    """Sync what a killed process left in the newest days, after writing again what it had not synced. Raises OSError.
+    """Sync the newest days after a kill, once data that may not be synced is written again. Raises OSError.
 
-    If the system could not write something, it keeps that in memory as if it were written: a sync alone succeeds.
+    After a failed write the system keeps the data in memory as if it were written, so that a sync alone would succeed.
     """
     for slice_id in slices:
         synced = read_synced(directory, slice_id)

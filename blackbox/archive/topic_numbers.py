@@ -1,4 +1,4 @@
-"""Number the topics of a day as they come, in compiled code: each with its slice and its key."""
+"""Number the topics of a day in order of appearance, in compiled code, with the slice and key of each."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ _FIRST_TOPIC_BYTES: Final = 32 << 10
 
 
 class _Known(NamedTuple):
-    """What is known of topics, for compiled code."""
+    """Numbers of topics and groups, for compiled code."""
 
     names: NumberingAt
     groups: NumberingAt
     sizes: NDArray[numpy.int32]
     group_of: NDArray[numpy.int32]
     slice_of: NDArray[numpy.int32]
-    """By group."""
+    """Slice by group."""
     name: NDArray[numpy.uint8]
     """Scratch for the name of a group: its slice, 2 bytes, and its key."""
 
 
 class TopicNumbers:
-    """The topics of a day by number, and their *groups*: those of one slice and one key, numbered as they come.
+    """The topics of a day by number, and their *groups*: topics of one slice and key, numbered in order of appearance.
 
-    Attributes: `group_of`, int32 by topic; `slice_of`, int32 by group: they are other arrays when there are more.
-    `differ`: the numbers of the topics that were given last are not their places.
+    Attributes: `group_of`, int32 by topic, and `slice_of`, int32 by group, are replaced when they grow. `differ` is
+    True if the numbers of the last topics differ from their indexes.
     """
 
     def __init__(self, feed: Feed) -> None:
-        """Nothing is known yet."""
+        """Start without topics."""
         self._feed = feed
         self._routes = routes_of(feed.routing)
         self._given: Sequence[str | bytes] = ()
@@ -56,28 +56,28 @@ class TopicNumbers:
         self._make_room(_FIRST_ROOM, _FIRST_TOPIC_BYTES)
 
     def __len__(self) -> int:
-        """How many topics there are."""
+        """Return the number of topics."""
         return len(self._names)
 
     @property
     def room(self) -> int:
-        """For how many topics there is room: as many as the arrays by topic have."""
+        """Size of the arrays by topic."""
         return len(self.group_of)
 
     @property
     def groups(self) -> int:
-        """How many groups there are."""
+        """Number of groups."""
         return len(self._groups)
 
     @property
     def table(self) -> TopicTable:
-        """The text of the topics."""
+        """The names of the topics."""
         return TopicTable(self._names.text, self._names.starts, self._sizes)
 
     def numbers_of(self, topics: Sequence[str | bytes]) -> NDArray[numpy.int32]:
-        """Return the numbers of a source's topics. Raises ConfigError when one cannot be published."""
+        """Return the numbers of a source's topics. Raises ConfigError if one cannot be published."""
         if topics is not self._given:
-            # They grow at the end: those before are the same objects, and compared in no time.
+            # The list grows at its end. Earlier topics are the same objects, so comparing them is fast.
             known = len(self._given) if tuple(topics[: len(self._given)]) == self._given else 0
             numbers = self._number(topics[known:])
             self._of_given = numpy.concatenate([self._of_given[:known], numbers])
@@ -106,7 +106,7 @@ class TopicNumbers:
         return numbers
 
     def _make_room(self, topics: int, text_bytes: int) -> None:
-        """Make room for this many topics and bytes of text, and at least for twice as many as before."""
+        """Grow to `topics` topics and `text_bytes` bytes of names, at least to twice the current size."""
         if topics <= self.room and text_bytes <= len(self._names.text) - 8:
             return
         room = max(topics, 2 * self.room)
@@ -118,7 +118,7 @@ class TopicNumbers:
 
 
 def _refilled(numbering: Numbering, room: int, mean_bytes: int) -> Numbering:
-    """Return a numbering of more room with the same names and numbers."""
+    """Return a larger numbering with the same names and numbers."""
     larger = Numbering(room, mean_bytes)
     _refill(larger.at, numbering.at)
     return larger
@@ -136,7 +136,7 @@ def _refill(larger: NumberingAt, numbering: NumberingAt) -> None:
 def _number_topics(
     text: int, ends: NDArray[numpy.int64], known: _Known, routes: Routes, key_rule: int, numbers: NDArray[numpy.int32]
 ) -> int:
-    """Number the topics whose text lies at an address. Return how many: fewer where one cannot be published."""
+    """Number the topics with names at an address. Return how many, fewer if one cannot be published."""
     group_name = known.name.ctypes.data
     for topic in range(len(numbers)):
         start = text + ends[topic]
@@ -157,7 +157,7 @@ def _number_topics(
 
 
 def _grown(array: NDArray[Any], size: int) -> NDArray[Any]:
-    """Return an array of that size that begins with what is there."""
+    """Return an array of this size that begins with the given values."""
     more = numpy.zeros(size, array.dtype)
     more[: len(array)] = array
     return more

@@ -293,7 +293,7 @@ def test_fields_of_one_name_and_no_common_type_are_read_apart(tmp_path: Path) ->
     day.write_manifest(Schema("apart", 1_003, kinds))
     recording = Recording.open(tmp_path)
     with pytest.raises(
-        ConfigError, match=r"field 'x' was fixed_size_binary\[2\] and double, expected .*read them apart"
+        ConfigError, match=r"field 'x' was fixed_size_binary\[2\] and double, with no common type: read .* separately"
     ):
         recording.to_arrow(message_type=["A", "B"])
     assert [recording.to_arrow(message_type=kind).num_rows for kind in "AB"] == [0, 0]

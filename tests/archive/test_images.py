@@ -162,10 +162,10 @@ def test_an_image_that_is_kept_no_more_is_made_again(tmp_path: Path, monkeypatch
     with published(tmp_path) as (feed, told):
         images = Images(Pieces(tmp_path / feed.name))
         made, _ = answer_of(images, b"")
-        with pytest.raises(StaleCursorError, match="expected one that this archive has made of late"):
+        with pytest.raises(StaleCursorError, match="expected a recent one of this archive"):
             images.answer(AskImage(slice_id=0, prefixes=(b"A",), image=made.image))  # not its prefixes
         monkeypatch.setattr("blackbox.archive.serve.images._KEPT_S", -1.0)
-        with pytest.raises(StaleCursorError, match="expected one that this archive has made of late"):
+        with pytest.raises(StaleCursorError, match="expected a recent one of this archive"):
             images.answer(AskImage(slice_id=0, prefixes=(b"",), image=made.image))
         monkeypatch.undo()
         assert newest_of(ArchiveClient(feed).image(0)) == told.newest
@@ -175,7 +175,7 @@ def test_an_image_that_is_too_large_is_refused_with_its_bounds(tmp_path: Path, m
     monkeypatch.setattr("blackbox.archive.serve.images.MOST_IMAGE_BYTES", 1_000)
     with published(tmp_path, 1) as (feed, _):
         images = Images(Pieces(tmp_path / feed.name))
-        with pytest.raises(ArchiveError, match=r"image of slice 0 had \d+ bytes, expected at most 1000: ask for lo"):
+        with pytest.raises(ArchiveError, match=r"image of slice 0 had \d+ bytes, expected at most 1000: request lo"):
             answer_of(images, b"")
 
 

@@ -133,7 +133,7 @@ def test_the_date_is_the_source_s_or_that_of_the_messages(tmp_path: Path) -> Non
         (day,) = import_days(feed, tmp_path / str(number), [source], date=given)
         assert (str(day.date), day.path.name, str(Recording.open(day.path).date)) == (expected,) * 3
         assert day.outside == (expected != "2026-01-05")
-    with pytest.raises(SourceError, match="tells no date .its first messages have no time.: give the date"):
+    with pytest.raises(SourceError, match="has no date, and its first messages have no time: give the date"):
         import_days(feed, tmp_path / "none", [Made(rows[:1])])
 
 

@@ -93,7 +93,7 @@ def test_killed_recorders_leave_a_prefix_and_the_next_one_mends_it(tmp_path: Pat
         script.process.stdin.close()  # type: ignore[union-attr]
         script.process.stdin = None
         _, _, errors = script.finish()
-    assert errors.count("of a block that was not written whole") == told
+    assert errors.count("of an incomplete record") == told
     with Publisher(feed), Recorder(feed, tmp_path) as recorder:
         assert recorder.statistics().cut_bytes == torn_before
     last = -1
@@ -123,7 +123,7 @@ def test_a_torn_tail_is_cut_and_reported(tmp_path: Path, torn: int, caplog: pyte
     path.with_name("000001.journal").write_bytes(path.read_bytes()[:40])
     with RawPublisher(feed), Recorder(feed, tmp_path) as recorder:
         assert recorder.statistics().cut_bytes == torn + 40
-        assert f"{path}: cut {torn} bytes of a block that was not written whole" in caplog.text
+        assert f"{path}: cut {torn} bytes of an incomplete record" in caplog.text
     assert path.stat().st_size == whole
     assert [segment for segment in segments(tmp_path, feed) if stored(segment)[0]] == [path]
     check_index(path)

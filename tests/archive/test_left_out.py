@@ -268,9 +268,9 @@ def test_absent_of_quotes_is_for_json_alone() -> None:
 
 def test_broken_is_for_trades_alone(tmp_path: Path) -> None:
     recording = write_deals(tmp_path, [])
-    with pytest.raises(ConfigError, match="broken was given for messages, expected it only for trades"):
+    with pytest.raises(ConfigError, match="broken was given for messages, it applies only to recording.trades"):
         recording.to_arrow(broken=True)
-    with pytest.raises(ConfigError, match="broken was given for quotes, expected it only for trades"):
+    with pytest.raises(ConfigError, match="broken was given for quotes, it applies only to trades"):
         recording.quotes.to_arrow(broken=True)
 
 

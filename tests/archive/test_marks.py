@@ -260,7 +260,7 @@ def test_a_record_that_was_taken_out_is_missed(tmp_path: Path, indexed: bool) ->
         index.unlink()
     found = what_is_wrong(tmp_path)
     assert found
-    assert indexed or any(what.startswith("records are missing before this place: 7 were found, 8") for what in found)
+    assert indexed or any(what.startswith("records are missing before this offset: 7 found, 8") for what in found)
 
 
 def test_a_record_that_was_put_in_from_elsewhere_is_noticed(tmp_path: Path) -> None:
@@ -270,11 +270,11 @@ def test_a_record_that_was_put_in_from_elsewhere_is_noticed(tmp_path: Path) -> N
     data = segments[0].path.read_bytes()
     segments[0].path.write_bytes(data[:start] + other + data[stop:])
     segments[0].path.with_suffix(".index").unlink()
-    repeated = "these messages were recorded before"
-    assert what_is_wrong(tmp_path) == ["other records stand before this place than were recorded there", repeated]
+    repeated = "these messages are recorded twice"
+    assert what_is_wrong(tmp_path) == ["the records before this offset differ from those recorded", repeated]
     segments[0].path.write_bytes(data[:start] + other + data[start:])
     too_many, again = what_is_wrong(tmp_path)
-    assert too_many.startswith("too many records stand before this place: 5")
+    assert too_many.startswith("too many records before this offset: 5")
     assert again == repeated
 
 
@@ -289,7 +289,7 @@ def test_a_record_that_was_copied_behind_the_last_mark_is_noticed(tmp_path: Path
     assert what_is_wrong(tmp_path) == []
     path.write_bytes(data + data[records[-1].start : records[-1].stop])
     (damage,) = Recording.open(tmp_path).verify()
-    assert (damage.what, damage.offset, damage.messages) == ("these messages were recorded before", len(data), 4)
+    assert (damage.what, damage.offset, damage.messages) == ("these messages are recorded twice", len(data), 4)
     killed.writer.refuse()
     killed.writer.close()
 
@@ -337,7 +337,7 @@ def test_a_segment_that_went_from_the_middle_is_counted(tmp_path: Path) -> None:
     segments[1].path.unlink()
     segments[1].path.with_suffix(".index").unlink()
     assert "1 segment missing, from this one on" in what_is_wrong(tmp_path)
-    assert "records are missing before this place: 4 were found, 8 had been recorded" in what_is_wrong(tmp_path)
+    assert "records are missing before this offset: 4 found, 8 recorded" in what_is_wrong(tmp_path)
 
 
 def test_segments_that_were_emptied_are_missed(tmp_path: Path) -> None:
@@ -358,7 +358,7 @@ def test_an_index_that_hides_messages_is_noticed(tmp_path: Path, name: str) -> N
     entry[name] = entry[name] ^ 1 if name != "min_ts_event" else 5
     data[-4:] = struct.pack("<I", wire.checksum(bytes(data[FILE_HEAD_BYTES:-4])))
     index.write_bytes(data)
-    assert what_is_wrong(tmp_path) == ["the index says other keys, times, epochs or numbers than these records have"]
+    assert what_is_wrong(tmp_path) == ["the index entry does not match its records"]
 
 
 def rewrite_entry(index: Path, **changes: int) -> None:
@@ -375,7 +375,7 @@ def rewrite_entry(index: Path, **changes: int) -> None:
 def test_an_index_that_says_other_counts_is_noticed(tmp_path: Path, changes: dict[str, int]) -> None:
     _, segments = closed_day(tmp_path, 1)
     rewrite_entry(segments[0].path.with_suffix(".index"), **changes)
-    assert what_is_wrong(tmp_path) == ["the index says other keys, times, epochs or numbers than these records have"]
+    assert what_is_wrong(tmp_path) == ["the index entry does not match its records"]
 
 
 def test_a_damaged_mark_of_the_end_is_told_once(tmp_path: Path) -> None:

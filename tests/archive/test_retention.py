@@ -205,7 +205,7 @@ def test_archives_that_delete_nothing_note_no_consumers(tmp_path: Path) -> None:
     feed = archived_feed()
     recorded(tmp_path, feed, COUNT)
     place = tmp_path / feed.name
-    with ArchiveServer(place, feed.archives), pytest.raises(ArchiveError, match="an archive that deletes nothing"):
+    with ArchiveServer(place, feed.archives), pytest.raises(ArchiveError, match="this archive deletes nothing"):
         ArchiveClient(feed).tell("strategy-1", {0: Position(1, 1)})
     assert not (place / CONSUMERS).exists()
 

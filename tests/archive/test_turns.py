@@ -98,7 +98,7 @@ def test_readers_that_take_nothing_are_disconnected(
         for _ in range(60):
             hog.send_multipart([b"", request])
         wait_until(lambda: archive.statistics().disconnected >= 1, 60)
-        wait_until(lambda: "was disconnected: it has taken nothing for" in caplog.text)
+        wait_until(lambda: "was disconnected: it received nothing for" in caplog.text)
 
 
 def test_who_asks_again_is_answered_at_once_if_it_has_taken_the_answer_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,7 @@ def test_a_removed_directory_is_an_error_that_names_the_file(place: Place, tmp_p
         with beside(remove):
             ended = invoke("record", "--feed", place.path, "--out", tmp_path)
     assert ended.status == Status.ERROR
-    assert "000000.journal has been removed or replaced while it was recorded" in ended.errors
+    assert "000000.journal was removed or replaced during recording" in ended.errors
     assert "Traceback" not in ended.errors
 
 

@@ -1,4 +1,4 @@
-"""A recording in other forms: the venue's own files, Parquet, tables.
+"""Export recordings: the venue's own files, Parquet, tables.
 
 In: a `Recording`. Out: files, or Arrow tables. Runs in the caller's thread.
 """

@@ -1,4 +1,4 @@
-"""Messages as columns for people: names as texts, prices in units of money, times of the market's zone."""
+"""Messages as readable columns: names as strings, prices in currency units, times in the market's time zone."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _OF_DAY: Final = (
 
 
 class Columns:
-    """Makes record batches of messages. `schema` tells their columns."""
+    """Makes record batches of messages. `schema` has their columns."""
 
     def __init__(
         self,
@@ -46,9 +46,9 @@ class Columns:
         zone: str | None = None,
         told_apart: bool = False,
     ) -> None:
-        """`picks`: the messages with fields; None for all, with payloads. `told_apart`: with a column of their labels.
+        """`picks`: the messages with fields; None for all, with payloads. `told_apart` adds a column of their labels.
 
-        Raises ConfigError when prices, times or zone are none, or columns of one name do not go together.
+        Raises ConfigError for invalid prices, times or zone, or if columns of one name have no common type.
         """
         check_prices(prices)
         if times not in _TIMES:
@@ -83,7 +83,7 @@ class Columns:
         self.schema = pyarrow.schema([*base, *_unified(own, len(picks))])
 
     def chunks(self, batches: Iterable[Batch], rows: int) -> Iterator[pyarrow.RecordBatch]:
-        """Yield the messages, at most `rows` at a time. Raises ValueError when one has another length than its type."""
+        """Yield the messages, at most `rows` at a time. Raises ValueError if one has the wrong length for its type."""
         if rows < 1:
             raise ValueError(f"rows were {rows}, expected at least 1")
         for part, topics in parts_of(batches, self._picks, rows):
@@ -119,7 +119,7 @@ class Columns:
         return pyarrow.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _made(self, pick: Pick, records: NDArray[Any]) -> dict[str, pyarrow.Array]:
-        """A pick's columns, by their names."""
+        """Return a pick's columns by name."""
         made = {}
         for field, column in pick.columns:
             name = self._name(column)
@@ -138,7 +138,7 @@ class Columns:
         return f"record_{column.name}" if column.name in self._taken else str(column.name)
 
     def _own_field(self, field: pyarrow.Field) -> pyarrow.Field:
-        """The column of a field, in the form asked for."""
+        """Return the column of a field, with the requested price and time types."""
         kind, metadata = field.type, field.metadata or {}
         decimals = metadata.get(DECIMALS.encode())
         if decimals is not None and self._prices != "integer":
@@ -159,15 +159,15 @@ class Columns:
 
 
 def _column(made: dict[str, pyarrow.Array], field: pyarrow.Field, rows: int) -> pyarrow.Array:
-    """A pick's column as all picks have it; nulls where it has none."""
+    """Return one column of a pick; all null if the pick lacks it."""
     found = made.get(field.name)
     return pyarrow.nulls(rows, field.type) if found is None else found.cast(field.type)
 
 
 def schema_of_days(schemas: Sequence[pyarrow.Schema]) -> pyarrow.Schema:
-    """Return `feed`, `date`, and the columns of the frames of several days, each of a type that holds all values.
+    """Return `feed`, `date`, and the frames' columns of several days, each of a type that holds all values.
 
-    Raises ConfigError when there is no such type, or integers of prices are in different units.
+    Raises ConfigError if there is no such type, or integer prices have different units.
     """
     for name in schemas[0].names:
         decimals = {(schema.field(name).metadata or {}).get(DECIMALS.encode()) for schema in schemas}
@@ -185,7 +185,7 @@ def of_day(chunk: pyarrow.RecordBatch, feed: str, date: datetime.date, schema: p
 
 
 def _unified(fields: Sequence[pyarrow.Field], picks: int) -> Iterator[pyarrow.Field]:
-    """Each column once, of a type that holds the values of all picks; it may be null where a pick lacks it."""
+    """Yield each column once, of a type that holds the values of all picks. Nullable if a pick lacks it."""
     by_name: dict[str, list[pyarrow.Field]] = {}
     for field in fields:
         by_name.setdefault(field.name, []).append(field)
@@ -198,21 +198,23 @@ def _unified(fields: Sequence[pyarrow.Field], picks: int) -> Iterator[pyarrow.Fi
                 kind = pyarrow.unify_schemas(plain, promote_options="permissive").field(0).type
             except (pyarrow.ArrowTypeError, pyarrow.ArrowInvalid):
                 told = " and ".join(map(str, kinds))
-                raise ConfigError(f"field {name!r} was {told}, expected types with one such: read them apart") from None
+                raise ConfigError(
+                    f"field {name!r} was {told}, with no common type: read the message types separately"
+                ) from None
         nullable = len(alike) < picks or any(field.nullable for field in alike)
         yield pyarrow.field(name, kind, nullable=nullable, metadata=alike[0].metadata if len(kinds) == 1 else None)
 
 
 def table_of(columns: Columns, batches: Iterable[Batch], rows: int) -> pyarrow.Table:
-    """All messages as one table, in memory."""
+    """Return all messages as one table in memory."""
     found = list(columns.chunks(batches, rows))
     return pyarrow.Table.from_batches(found, schema=columns.schema).unify_dictionaries()
 
 
 def to_pandas(table: pyarrow.Table | pyarrow.RecordBatch) -> pandas.DataFrame:
-    """A table as a data frame of pandas: texts as texts, and integers that may be null stay integers.
+    """Return a pandas data frame. Strings stay strings, and nullable integers stay integers.
 
-    A column's dtype depends on its field alone, so that frames of several kinds of messages can be joined.
+    A column's dtype depends only on its field, so that frames of several message types can be joined.
     """
     import pandas
 
@@ -232,7 +234,7 @@ def to_pandas(table: pyarrow.Table | pyarrow.RecordBatch) -> pandas.DataFrame:
 
 
 def to_polars(table: pyarrow.Table | pyarrow.RecordBatch) -> polars.DataFrame:
-    """A table as a data frame of polars."""
+    """Return a polars data frame."""
     import polars
 
     return polars.DataFrame(polars.from_arrow(table))

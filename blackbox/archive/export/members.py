@@ -1,4 +1,4 @@
-"""Members of the JSON documents in payloads, as numbers, ids and texts."""
+"""Members of JSON documents in payloads, as numbers, ids and strings."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Members = Callable[[bytes | None], tuple[Any, ...]]
 
 
 def reader_of(within: str, members: Sequence[str | None]) -> Members:
-    """Return what reads members of the JSON document with which a payload ends; None for one that is not there.
+    """Return a function that reads members of the JSON document at the end of a payload; None if one is missing.
 
-    The document begins at the first `{`. A member is that of the object `within`, else that of the document. A payload
-    whose rest is no valid document, such as one with text after it, has no members.
+    The document begins at the first `{`. Members are looked up in the object `within`, then in the document. A payload
+    without a valid document, such as one with text after it, has no members.
     """
     names = {each: f"member_{place}" for place, each in enumerate(members) if each}
     fields = [(name, Any, msgspec.field(name=each, default=None)) for each, name in names.items()]
@@ -47,13 +47,13 @@ def reader_of(within: str, members: Sequence[str | None]) -> Members:
 
 
 def columns_of(read: Members, payloads: Iterable[bytes | None], many: int) -> Iterator[tuple[Any, ...]]:
-    """Yield the `many` members of these payloads, each as a column."""
+    """Yield each of the `many` members of these payloads as a column."""
     rows = [read(payload) for payload in payloads]
     return zip(*rows, strict=True) if rows else iter(((),) * many)
 
 
 def number(value: Any) -> float | None:
-    """Return a number of JSON, which may be in a text; None for anything else, or one that is no finite double."""
+    """Return a JSON number, which may be in a string; None for other values and for infinite doubles."""
     if isinstance(value, str):
         value = float(value) if _NUMBER.fullmatch(value) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -65,7 +65,7 @@ def number(value: Any) -> float | None:
 
 
 def integer(value: Any) -> int | None:
-    """Return an integer of JSON, which may be in a text; None for anything else, or one of more than 64 bits."""
+    """Return a JSON integer, which may be in a string; None for other values and for more than 64 bits."""
     if isinstance(value, str) and _INTEGER.fullmatch(value):
         value = int(value)
     fits = isinstance(value, int) and not isinstance(value, bool) and -_LIMIT <= value < _LIMIT
@@ -73,5 +73,5 @@ def integer(value: Any) -> int | None:
 
 
 def text(value: Any) -> str | None:
-    """Return a value of JSON as text; None for null."""
+    """Return a JSON value as a string; None for null."""
     return value if value is None or isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -1,8 +1,8 @@
-"""A day's messages as Parquet files, with columns that polars, duckdb, pandas and Spark read alike.
+"""A day's messages as Parquet files that polars, duckdb, pandas and Spark read with the same columns.
 
     OUT/date=2026-11-20/slice=0/part-00000.parquet
 
-The columns are those of the Spark data source; date and slice are told by the names of the directories.
+The columns are those of the Spark data source. Date and slice are in the names of the directories.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from blackbox.feed.schema import DECIMALS, Schema
 from blackbox.native.waits import result_of
 
 Order = Literal["capture", "topic"]
-"""How messages stand in a file: as they were captured; or, of each million of them, by topic."""
+"""Order of messages in a file: as captured, or by topic within each million messages."""
 
 _ORDERS: Final = ("capture", "topic")
 _GROUPS: Final = 8
-"""Row groups of a part in the order of topics: few topics are in each."""
+"""Row groups of a part ordered by topic: each group has few topics."""
 _ZSTD_LEVEL: Final = 3
 _MICROS: Final = pyarrow.timestamp("us", "UTC")
 _BASE: Final = (
@@ -56,11 +56,11 @@ _BASE: Final = (
 _PAYLOAD: Final = pyarrow.field("payload", pyarrow.binary())
 _TAKEN: Final = {"date", "slice", *(field.name for field in _BASE)}
 _RISING: Final = ("ts_event", "event_time", "sequence")
-"""Nearly all different, and near to those before: their differences are written."""
+"""Columns whose values grow slowly: they are delta-encoded."""
 
 
 class ParquetDay(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written of a day."""
+    """Result of writing a day."""
 
     path: Path
     """The day's directory."""
@@ -71,18 +71,18 @@ class ParquetDay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Content(NamedTuple):
-    """What a day's files hold."""
+    """Content of a day's files."""
 
     feed: Feed
     date: str
     schema: Schema
     message_type: str | None = None
-    """The message type of which the fields are written in place of the payload."""
+    """Message type to write as fields instead of payloads."""
     prices: Prices = "decimal"
     order: Order = "capture"
 
     def check(self) -> None:
-        """Raise ConfigError when prices or order are none, or the schema has no such message type."""
+        """Raise ConfigError for invalid prices or order, or a message type that the schema lacks."""
         check_prices(self.prices)
         if self.order not in _ORDERS:
             raise ConfigError(f"order was {self.order!r}, expected one of: {', '.join(_ORDERS)}")
@@ -96,13 +96,13 @@ def write_day(
     slices: Mapping[int, Iterable[Batch]],
     progress: Callable[[int], object] | None = None,
 ) -> ParquetDay:
-    """Write a day: see `Recording.to_parquet`. `slices` are the messages of each slice, in their order."""
+    """Write a day: see `Recording.to_parquet`. `slices` has the messages of each slice, in order."""
     content.check()
     out = out.absolute()
     day = out / f"date={content.date}"
     if day.exists():
         raise JournalError(f"{day} exists, expected a day that is not there yet")
-    # Beside OUT: readers of OUT look into every directory in it, whatever its name.
+    # Next to OUT: readers of OUT look into every directory in it.
     draft = out.parent / f".{out.name}.{content.date}.{os.getpid()}.new"
     writer = _Writer(content, progress)
     try:
@@ -127,7 +127,7 @@ def write_day(
 
 
 class _Writer:
-    """Writes the files of one day, and counts."""
+    """Writes the files of one day and counts them."""
 
     def __init__(self, content: Content, progress: Callable[[int], object] | None) -> None:
         self._columns = _Columns(content)
@@ -135,7 +135,7 @@ class _Writer:
         self.messages = self.files = self.row_groups = self.file_bytes = 0
 
     def write(self, directory: Path, batches: Iterable[Batch]) -> None:
-        """Write a file of these messages, durably; one without rows when there are none."""
+        """Write a file of these messages, durably. Without messages the file has no rows."""
         directory.mkdir()
         group_rows = PART_ROWS // (_GROUPS if self._content.order == "topic" else 1)
         with (directory / "part-00000.parquet").open("xb") as file:
@@ -147,7 +147,7 @@ class _Writer:
             self.files, self.file_bytes = self.files + 1, self.file_bytes + file.tell()
 
     def _write_parts(self, writer: ParquetWriter, batches: Iterable[Batch], group_rows: int) -> None:
-        """Pack one part in a thread, which needs no interpreter, while the next one is read."""
+        """Write each part in a thread, without the GIL, while the next one is read."""
         with ThreadPoolExecutor(1) as thread:
             packed = None
             for part, topics in self._parts(batches):
@@ -165,7 +165,7 @@ class _Writer:
     def _parts(self, batches: Iterable[Batch]) -> Iterator[tuple[Part, dict[bytes, int]]]:
         try:
             yield from parts_of(batches, self._columns.picks, PART_ROWS)
-        except ValueError as error:  # a message of another length than its type has
+        except ValueError as error:  # a message's length differs from its type's
             raise JournalError(f"{self._content.feed.name} of {self._content.date}: {error}") from error
 
 
@@ -180,7 +180,7 @@ class _Columns:
         self._schema = pyarrow.schema([*_BASE, *(own or [_PAYLOAD])])
 
     def metadata(self) -> dict[str, str]:
-        """What no column says: what it is of, and where the point stands in prices that are integers."""
+        """Return what columns cannot say: the recording, and the decimals of integer prices."""
         content = self._content
         told = {"feed": content.feed.name, "date": content.date, "schema": content.schema.name}
         if content.message_type is not None:
@@ -189,7 +189,7 @@ class _Columns:
         return {f"blackbox.{name}": text for name, text in told.items()}
 
     def writer(self, file: IO[bytes]) -> ParquetWriter:
-        """What writes one file of such columns."""
+        """Return a writer for one file."""
         return ParquetWriter(
             file,
             self._schema,
@@ -198,13 +198,13 @@ class _Columns:
             use_dictionary=[name for name in self._schema.names if name not in (*_RISING, _PAYLOAD.name)],
             column_encoding=dict.fromkeys(_RISING, "DELTA_BINARY_PACKED"),
             write_statistics=[name for name in self._schema.names if name != _PAYLOAD.name],
-            store_schema=False,  # else texts are categories to some readers, each file's its own
+            store_schema=False,  # else some readers make categories of strings, different in each file
             store_decimal_as_integer=True,
             write_page_index=True,
         )
 
     def batch(self, part: Part, topics: dict[bytes, int]) -> pyarrow.RecordBatch:
-        """The rows of a file's next part, in their order."""
+        """Return the rows of a file's next part, in order."""
         _, topic, ts_event, ts_out, ts_recv, epoch, sequence = part.base()
         if self._content.message_type is None:
             rest = [part.payloads()]
@@ -246,7 +246,7 @@ def _decimals(field: pyarrow.Field) -> int | None:
 
 
 def _own_field(field: pyarrow.Field, prices: Prices) -> pyarrow.Field:
-    """The column of a field. Spark reads neither timestamps in ns nor, as longs, unsigned ones of 64 bits."""
+    """Return the column of a field. Spark reads neither ns timestamps nor unsigned 64-bit integers as longs."""
     name = f"record_{field.name}" if field.name in _TAKEN else field.name
     decimals = _decimals(field)
     if decimals is not None and prices != "integer":
@@ -279,6 +279,6 @@ def _micros(ns: NDArray[numpy.int64]) -> pyarrow.Array:
 
 
 def _event_time(ns: NDArray[numpy.int64]) -> pyarrow.Array:
-    """As `_micros`, null where the venue gave no time."""
+    """Return `_micros`, null if the venue sent no time."""
     missing = ns == 0
     return pyarrow.array(ns // 1_000, mask=missing if missing.any() else None).cast(_MICROS)

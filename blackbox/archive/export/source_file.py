@@ -1,7 +1,7 @@
 """Write a recording back to the venue's own file format, as its source would read it.
 
-How messages stand in such a file is known to the feed's module. It registers an exporter under the schema's name in the
-entry-point group `blackbox.exporters`: a function that turns messages into the bytes of the file.
+The feed's module knows this format. It registers an exporter under the schema's name in the entry-point group
+`blackbox.exporters`: a function that turns messages into the bytes of the file.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from blackbox.errors import ConfigError, JournalError
 from blackbox.feed.schema import load_registered
 
 EXPORTER_GROUP: Final = "blackbox.exporters"
-"""The entry-point group in which exporters are registered, by the names of their schemas."""
+"""The entry-point group of exporters, which are registered by the names of their schemas."""
 
 Exporter = Callable[[Iterable[Messages]], Iterable[NDArray[numpy.uint8]]]
-"""All bytes of a file, piece by piece, for all messages of it, many at a time."""
+"""Yields the bytes of a file in pieces. Called once with all messages, many at a time."""
 
 
 @runtime_checkable
 class WantsHead(Protocol):
-    """An exporter of a format whose files start with a head, which was published as a message of its own.
+    """An exporter for files that start with a head, which was published as a message.
 
-    It is handed that message first, whatever time range is asked for, and meets it again where it was published.
+    It gets that message first, whatever the time range, and again where it was published.
     """
 
     def head_topic(self, template: str) -> bytes:
-        """The head's topic where topics are made from `template` (see `Feed.topic`)."""
+        """Return the head's topic, made from `template` (see `Feed.topic`)."""
 
 
 _GZIP_LEVEL: Final = 6
@@ -48,20 +48,20 @@ _ZSTD_LEVEL: Final = 3
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True):
-    """What was written."""
+    """Result of an export."""
 
     messages: int
     file_bytes: int
     ties: int
-    """Messages of different slices, or keys, with equal times: in which order they were published is not known. A feed
-    of one slice without keys has none."""
+    """Messages of different slices or keys with equal times, whose order of publication is unknown. Always 0 for a
+    feed of one slice without keys."""
     late: int
-    """Messages whose time is before that of an earlier one of their slice and key, behind which they stay: their place
-    among those of other slices and keys is not known. A feed of one slice without keys has none."""
+    """Messages with an earlier time than the one before in their slice and key. They are written after that one, at an
+    unknown position among other slices and keys. Always 0 for a feed of one slice without keys."""
 
 
 def load_exporter(schema: str) -> Exporter:
-    """The exporter for payloads of a schema.
+    """Return the exporter for payloads of a schema.
 
     Raises:
         ConfigError: none is registered for it.
@@ -85,22 +85,22 @@ def export(
     symbols: Sequence[str | bytes] | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Exported:
-    """Write a recording's messages with times in `[start, stop)` to a new file, packed if it ends in `.gz` or `.zst`.
+    """Write a recording's messages with times in `[start, stop)` to a new file, compressed for `.gz` and `.zst`.
 
-    The messages of a slice and key stand in the order of their sequence numbers, one run of the publisher after the
-    other; those of several slices and keys are merged by `ts_event`. What is not a message is not recorded, so it is
-    not written: the headers of a capture, or the end mark of a session. Memory does not grow with the recording.
+    The messages of a slice and key are written in sequence order, epoch by epoch; those of several slices and keys are
+    merged by `ts_event`. Parts of the venue's file that are no messages, such as a capture's headers or a session's end
+    mark, were not recorded and are not written. Memory does not grow with the recording.
 
     Args:
-        recording: what to write; `damage` tells what of it could not be read.
-        path: of the file. It has its name only once it is whole.
-        start: the first time, see `Recording.time`; not given: from the beginning.
-        stop: the end of the times, not wanted itself; not given: to the end.
-        symbols: only messages of exactly these symbols; not given: all.
+        recording: the recording to write; its `damage` lists what could not be read.
+        path: of the file. It is renamed into place once complete.
+        start: the first time, see `Recording.time`. Default: from the beginning.
+        stop: the end of the times, exclusive. Default: to the end.
+        symbols: only messages of exactly these symbols. Default: all.
         progress: called with the number of messages so far.
 
-    Raises ConfigError when the feed's schema has no exporter, JournalError when the file exists or cannot be written,
-    ValueError for a time that is none.
+    Raises ConfigError if the feed's schema has no exporter, JournalError if the file exists or cannot be written,
+    ValueError for an invalid time.
     """
     target = Path(path)
     exporter = load_exporter(recording.feed.schema_name)
@@ -138,7 +138,7 @@ def _told(parts: Iterable[Messages], progress: Callable[[int], object] | None) -
 
 
 def _head(recording: Recording, topic: bytes) -> Iterator[Messages]:
-    """The first message of a topic."""
+    """Yield the first message of a topic."""
     for batch in recording.batches(topic):
         for message in batch:
             if message.topic == topic:
@@ -151,7 +151,7 @@ def _write(path: Path, suffix: str, pieces: Iterable[NDArray[numpy.uint8]]) -> N
     with ExitStack() as stack:
         file: Any = stack.enter_context(path.open("xb"))
         if suffix == ".gz":
-            # Neither name nor time in it: the same messages give the same file.
+            # Without name and time, the same messages give the same file.
             file = stack.enter_context(gzip.GzipFile("", "wb", _GZIP_LEVEL, file, mtime=0))
         elif suffix == ".zst":
             file = stack.enter_context(_zstd_compressor().stream_writer(file, closefd=False))

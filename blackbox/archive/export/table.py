@@ -1,4 +1,4 @@
-"""Messages in Arrow columns: gathered batch by batch, given out as record batches of bounded memory."""
+"""Messages in Arrow columns, gathered batch by batch and returned as record batches of bounded memory."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from blackbox.feed.schema import Schema
 
 PART_ROWS: Final = 1 << 20
 PART_BYTES: Final = 64 << 20
-"""A part is closed at either: offsets into its payloads are int32."""
+"""A part is closed at either limit. Offsets into its payloads are int32."""
 TEXT: Final = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
 
 Chosen = tuple[NDArray[numpy.int64], NDArray[Any]]
-"""Which messages of a batch were chosen, ascending, and the record of each."""
+"""Rows of the chosen messages of a batch, ascending, and the record of each."""
 
 
 class Pick(NamedTuple):
-    """Messages of which the fields become columns."""
+    """Messages whose fields become columns."""
 
     label: str
-    """What they are called."""
+    """Value of their `message_type` column."""
     choose: Callable[[Batch], Chosen]
     dtype: numpy.dtype[Any]
-    """Of the records."""
+    """Type of the records."""
     columns: tuple[tuple[str, pyarrow.Field], ...]
-    """A field of the records, and the column that it becomes, as `Schema.arrow` has it."""
+    """A field of the records, and its column, as in `Schema.arrow`."""
     valid: Mapping[str, str] = MappingProxyType({})
-    """Columns that may be null, each with the field of the records that is False where it is."""
+    """Nullable columns. Each has a field of the records that is False where the column is null."""
 
     @classmethod
     def of_type(cls, schema: Schema, kind: str) -> Pick:
-        """All messages of one type, with all its fields. Raises ConfigError when the schema has no such type."""
+        """Return all messages of one type, with all its fields. Raises ConfigError if the schema has no such type."""
 
         def choose(batch: Batch) -> Chosen:
             return batch.indices(kind), batch.records(kind)
@@ -49,13 +49,13 @@ Picks = tuple[Pick, ...]
 
 
 class Part:
-    """Rows of a table, gathered batch by batch: all messages with their payloads, or those of some picks."""
+    """Rows of a table, gathered batch by batch: all messages with payloads, or those of some picks."""
 
     def __init__(self, picks: Picks | None) -> None:
         self.rows = self.bytes = 0
         self._picks = picks
         self._blocks: list[tuple[int, int, int, int, int]] = []
-        """Of each batch: rows, slice, ts_out, ts_recv, epoch."""
+        """Rows, slice, ts_out, ts_recv and epoch of each batch."""
         self._topics: list[NDArray[Any]] = [numpy.empty(0, numpy.int32)]
         self._times: list[NDArray[Any]] = [numpy.empty(0, numpy.int64)]
         self._sequences: list[NDArray[Any]] = [numpy.empty(0, numpy.int64)]
@@ -66,7 +66,7 @@ class Part:
         self._pick_of_row: list[NDArray[Any]] = [numpy.empty(0, numpy.int16)]
 
     def add(self, batch: Batch, topics: dict[bytes, int]) -> None:
-        """Append a batch's messages. Raises ValueError when a picked one has another length than its type."""
+        """Append a batch's messages. Raises ValueError if a picked message's length differs from its type's."""
         chosen = self._add_payloads(batch) if self._picks is None else self._add_records(batch, self._picks)
         times = batch.ts_event[chosen].copy()
         if not len(times):
@@ -100,11 +100,11 @@ class Part:
         return rows[order]
 
     def _keep(self, data: NDArray[Any], kept: list[NDArray[Any]]) -> None:
-        kept.append(data.copy())  # now: what it lies in is given back when the next block is read
+        kept.append(data.copy())  # its memory is released when the next block is read
         self.bytes += data.nbytes
 
     def base(self) -> list[NDArray[Any]]:
-        """What every message has: slice, number of the topic, ts_event, ts_out, ts_recv, epoch, sequence."""
+        """Return the common columns: slice, topic number, ts_event, ts_out, ts_recv, epoch, sequence."""
         rows, slices, ts_out, ts_recv, epochs = zip(*self._blocks, strict=True) if self._blocks else ((),) * 5
         count = numpy.array(rows, numpy.int64)
 
@@ -122,7 +122,7 @@ class Part:
         ]
 
     def payloads(self) -> pyarrow.Array:
-        """The payloads; null: the message has no value."""
+        """Return the payloads; null for a message without a value."""
         offsets = numpy.cumsum(numpy.concatenate(self._sizes)).astype(numpy.int32)
         valid = numpy.concatenate(self._valid)
         bits = None if valid.all() else pyarrow.py_buffer(numpy.packbits(valid, bitorder="little"))
@@ -130,20 +130,20 @@ class Part:
         return pyarrow.Array.from_buffers(pyarrow.binary(), len(offsets) - 1, buffers)
 
     def records(self, place: int) -> NDArray[Any]:
-        """The records of a pick, by its place among all."""
+        """Return the records of the pick at `place`."""
         kept = self._records[place]
         kept[:] = [numpy.concatenate(kept)]
         return kept[0]
 
     def pick_of_row(self) -> NDArray[numpy.int16]:
-        """Of each row the place of its pick."""
+        """Return the place of each row's pick."""
         return numpy.concatenate(self._pick_of_row) if len(self._records) > 1 else numpy.zeros(self.rows, numpy.int16)
 
     def merged(self, columns: list[pyarrow.Array]) -> pyarrow.Array:
-        """A column of all rows, from that of each pick."""
+        """Merge a column of each pick into one of all rows."""
         if len(columns) == 1:
             return columns[0]
-        # The rows of each pick stand in one piece, in their order; a stable sort by pick tells where each row is.
+        # The rows of each pick are contiguous and in order; a stable sort by pick finds each row.
         places = numpy.empty(self.rows, numpy.int64)
         places[numpy.argsort(self.pick_of_row(), kind="stable")] = numpy.arange(self.rows)
         return pyarrow.concat_arrays(columns).take(pyarrow.array(places))
@@ -152,7 +152,7 @@ class Part:
 def parts_of(
     batches: Iterable[Batch], picks: Picks | None, rows: int = PART_ROWS
 ) -> Iterator[tuple[Part, dict[bytes, int]]]:
-    """Yield parts that are closed at `rows` rows or `PART_BYTES` bytes, each with its topics and their numbers."""
+    """Yield parts of at least `rows` rows or `PART_BYTES` bytes, each with its topics and their numbers."""
     part, topics = Part(picks), dict[bytes, int]()
     for batch in batches:
         part.add(batch, topics)
@@ -164,7 +164,7 @@ def parts_of(
 
 
 def texts(index: NDArray[Any], values: Iterable[bytes | None]) -> pyarrow.Array:
-    """The text of each row by the number in `index`; None: null."""
+    """Return the string of each row by the number in `index`; null for None."""
     told = [None if value is None else value.decode(errors="backslashreplace") for value in values]
     places: dict[str, int] = {}
     number_of = numpy.array([-1 if v is None else places.setdefault(v, len(places)) for v in told], numpy.int32)
@@ -175,7 +175,7 @@ def texts(index: NDArray[Any], values: Iterable[bytes | None]) -> pyarrow.Array:
 
 
 def _numbers(names: list[bytes], topics: dict[bytes, int]) -> NDArray[numpy.int32]:
-    """The number of each topic; new ones get the next."""
+    """Return the number of each topic. New topics get the next numbers."""
     try:
         return numpy.array([*map(topics.__getitem__, names)], numpy.int32)
     except KeyError:

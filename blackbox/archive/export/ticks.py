@@ -1,9 +1,9 @@
-"""Which messages are trades and quotes, and what their prices are, as a feed's schema declares them.
+"""Select trades and quotes, with their prices, as a feed's schema declares them.
 
     whole day ==first pass==> orders, ranks, broken trades, ids that occur twice ==second pass==> repetitions
     selection ==frames==> messages of the declared types, without those that the day excludes
 
-The whole day decides whether a message counts, so every selection gives the same trades as the day does.
+The whole day decides whether a message counts, so that every selection has the same trades as the day.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ What = Literal["trades", "quotes"]
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
-    """Messages of the declared types that are not among the trades, each counted at the first reason that applies."""
+    """Messages of the declared types that are not trades. Each is counted once, at the first reason that applies."""
 
     misfit: int = 0
-    """The payload has another size than the schema says."""
+    """The payload's size differs from the schema's."""
     not_trades: int = 0
     """Excluded by `TradeFields.only`."""
     no_size: int = 0
     """Size 0, or no size."""
     no_price: int = 0
-    """The price is absent, or no number. Trades that name only an order are kept, also if its price is not known."""
+    """The price is missing or not a number. Trades that name only an order are kept, even if its price is unknown."""
     other_type: int = 0
     """The type repeats those of another type (`TradeFields.rank`)."""
     repeated: int = 0
     """Same symbol, id, price and size as an earlier trade of the day."""
     broken: int = 0
-    """Taken back by the venue (`Schema.breaks`)."""
+    """Cancelled by the venue (`Schema.breaks`)."""
 
     def __add__(self, other: LeftOut) -> LeftOut:
         names = self.__struct_fields__
@@ -60,9 +60,9 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def picks_of(source: Frames, what: What, prefix: bytes, selection: Selection, broken: bool) -> Picks:
-    """Return the trades, or quotes, of a selection. `broken`: also the trades that the venue took back.
+    """Return the trades, or quotes, of a selection. `broken` includes trades that the venue cancelled.
 
-    If the schema requires it, the day is read when they are first asked to choose messages.
+    If the schema requires it, the whole day is scanned before the first selection.
     """
     ticks, look_up = _ticks_of(source, what, prefix, selection, broken)
     return tuple(tick.pick(look_up) for tick in ticks)
@@ -81,7 +81,7 @@ def left_out_of(source: Frames, what: What, prefix: bytes, selection: Selection)
 def _ticks_of(
     source: Frames, what: What, prefix: bytes, selection: Selection, broken: bool
 ) -> tuple[Sequence[_Tick], Callable[[], None]]:
-    """Return the declared trades, or quotes, and what looks up in the whole day which of them count, once."""
+    """Return the declared trades, or quotes, and a function that scans the day, once, for those that count."""
     schema, symbols = source.schema, _Symbols(source.feed.symbol_rule)
     whole = _of_whole_symbols(prefix, symbols.rule)
 
@@ -100,7 +100,7 @@ def _ticks_of(
 
 
 def _of_whole_symbols(prefix: bytes, rule: SymbolRule) -> bytes:
-    """Return a prefix of all topics of the symbols of which some topics have this prefix."""
+    """Return a prefix that matches all topics of the symbols that have a topic with this prefix."""
     if rule.symbol == WHOLE:
         return prefix
     separator = rule.separator.encode()
@@ -108,7 +108,7 @@ def _of_whole_symbols(prefix: bytes, rule: SymbolRule) -> bytes:
 
 
 class _Symbols:
-    """Numbers symbols in the order in which they occur."""
+    """Numbers symbols in order of appearance."""
 
     def __init__(self, rule: SymbolRule) -> None:
         self.rule = rule
@@ -125,15 +125,15 @@ class _Symbols:
 
 
 class _Tick(ABC):
-    """The messages of one declaration. For each column a record also has a flag, named `has_` and the column's name."""
+    """The messages of one declaration. For each column a record also has a flag, `has_` and the column's name."""
 
     _read_members: Members
-    """Reads the members of a document; set where payloads are JSON."""
+    """Reads the members of a JSON document; set only for JSON payloads."""
 
     def __init__(
         self, schema: Schema, symbols: _Symbols, kind: str, names: Mapping[str, str | None], rank: int = 0
     ) -> None:
-        """`kind`: the message type. `names`: columns, each with the field that it is; None: there is no such field."""
+        """`kind`: the message type. `names`: the field of each column; None if there is no such field."""
         self.left_out: Counter[str] = Counter()
         self.rank = rank
         self._symbols, self._type, self._names = symbols, kind, names
@@ -149,19 +149,19 @@ class _Tick(ABC):
 
     @cached_property
     def dtype(self) -> numpy.dtype[Any]:
-        """Of the records."""
+        """Type of the records."""
         return numpy.dtype([*self._kinds.items(), *((f"has_{name}", numpy.bool_) for name in self._names)])
 
     @abstractmethod
     def read(self, batch: Batch) -> Chosen:
-        """Return the messages of a batch that are such, whatever the rest of the day says."""
+        """Return the messages of a batch that match the declaration."""
 
     @abstractmethod
     def choose(self, batch: Batch) -> Chosen:
-        """Return the messages of a batch that count."""
+        """Return the messages of a batch that also count in the whole day."""
 
     def pick(self, look_up: Callable[[], None]) -> Pick:
-        """Return them, with their columns. `look_up` is called before messages are chosen."""
+        """Return a pick of these messages. `look_up` is called before messages are chosen."""
 
         def choose(batch: Batch) -> Chosen:
             look_up()
@@ -172,7 +172,7 @@ class _Tick(ABC):
         return Pick(self._type, choose, self.dtype, columns, valid)
 
     def note_rank(self, batch: Batch, rows: NDArray[numpy.int64]) -> None:
-        """Note the rank of the symbols of these messages, if it is their lowest so far."""
+        """Update the lowest rank of the symbols of these messages."""
         lowest = self._symbols.lowest
         numbers = self._symbols.of_topics(batch)
         for topic in numpy.unique(batch.topic_index[rows]).tolist():
@@ -193,7 +193,7 @@ class _Tick(ABC):
         return rows[good], records[good]
 
     def _records(self, batch: Batch) -> Chosen:
-        """Return the records of this type that have the size of the type, and count the others."""
+        """Return the records of this type that have its size, and count the others."""
         rows, records, misfits = _records_of(batch, self._schema, self._type)
         self.left_out["misfit"] += misfits
         return rows, records
@@ -205,7 +205,7 @@ class _Tick(ABC):
         return numpy.flatnonzero(of_type[batch.topic_index])
 
     def _documents(self, batch: Batch, members: int) -> tuple[NDArray[numpy.int64], NDArray[Any], list[Any]]:
-        """Return the rows of JSON documents of this type, room for their records, and their members by column."""
+        """Return the rows of JSON documents of this type, empty records for them, and their members by column."""
         rows = self._of_type(batch)
         payloads = batch.payload_list()
         read = columns_of(self._read_members, (payloads[row] for row in rows.tolist()), members)
@@ -223,11 +223,11 @@ class _Tick(ABC):
                     found[f"has_{name}"] &= ~numpy.isnan(records[each])
 
     def _take_numbers(self, found: NDArray[Any], name: str, values: Iterable[Any]) -> None:
-        """Set a column to values of JSON."""
+        """Set a column to JSON values."""
         self._take(found, name, [number(value) for value in values])
 
     def _take_ids(self, found: NDArray[Any], values: Iterable[Any]) -> None:
-        """Set the ids of trades to values of JSON."""
+        """Set the trade ids to JSON values."""
         self._take(found, "trade_id", [integer(value) for value in values])
 
     def _take(self, found: NDArray[Any], name: str, values: list[Any]) -> None:
@@ -259,7 +259,7 @@ class _Trades(_Tick):
             self._read_members = reader_of(schema.json, members)
 
     def read(self, batch: Batch) -> Chosen:
-        """Return the trades of a batch, whatever the rest of the day says; without the prices of orders."""
+        """Return the trades of a batch that match the declaration, without the prices of orders."""
         rows, records, only = self._of_records(batch) if self._json is None else self._of_json(batch)
         rows, records = self._kept(only, rows, records, "not_trades")
         rows, records = self._kept(records["has_size"] & (records["size"] > 0), rows, records, "no_size")
@@ -268,7 +268,7 @@ class _Trades(_Tick):
         return self._kept(records["has_price"], rows, records, "no_price")
 
     def choose(self, batch: Batch) -> Chosen:
-        """Return the trades of a batch that count, with their prices."""
+        """Return the trades of a batch that count, with prices."""
         rows, records = self._of_lowest_rank(batch, self.read(batch))
         if not len(rows):
             return rows, records
@@ -280,7 +280,7 @@ class _Trades(_Tick):
         return rows, records
 
     def take_prices(self, batch: Batch, rows: NDArray[numpy.int64], records: NDArray[Any]) -> None:
-        """Set the prices of trades that are those of their orders."""
+        """Set the prices of trades that have those of their orders."""
         if self.orders is not None and self.order is not None:
             records["price"], records["has_price"] = self.orders.prices(batch, rows, records["order"])
 
@@ -314,7 +314,7 @@ class _Quotes(_Tick):
         self._carries = fields.one_sided
         self._absent = fields.absent
         self._last = numpy.zeros(1_024, self.dtype)
-        """The last quote of each symbol, by the symbol's number."""
+        """The last quote of each symbol number."""
         if schema.json is not None:
             self._read_members = reader_of(schema.json, list(names.values()))
 
@@ -335,14 +335,14 @@ class _Quotes(_Tick):
         return rows, found
 
     def choose(self, batch: Batch) -> Chosen:
-        """Return the quotes of a batch that count, with both sides where they are known."""
+        """Return the quotes of a batch that count, with both sides if known."""
         rows, records = self._of_lowest_rank(batch, self.read(batch))
         if self._carries and len(rows):
             self._carry(self._symbols.of_rows(batch, rows).astype(numpy.int64), records)
         return rows, records
 
     def _carry(self, symbols: NDArray[numpy.int64], records: NDArray[Any]) -> None:
-        """Fill each absent side from the last quote of the symbol that had it."""
+        """Fill each missing side from the symbol's last quote that had it."""
         while len(self._last) <= symbols.max():
             self._last = numpy.concatenate((self._last, numpy.zeros_like(self._last)))
         order = numpy.argsort(symbols, kind="stable")
@@ -360,7 +360,7 @@ class _Quotes(_Tick):
 
 
 class _QuotesOfPart(_Quotes):
-    """The quotes of a part of the day. Their sides are those that they have in the whole day."""
+    """The quotes of a part of the day. Their sides are the same as in the whole day."""
 
     def __init__(
         self, schema: Schema, symbols: _Symbols, fields: QuoteFields, day: Callable[[], Iterator[Batch]]
@@ -369,7 +369,7 @@ class _QuotesOfPart(_Quotes):
         self._day = ((batch, *whole.choose(batch)) for whole in [_Quotes(schema, symbols, fields)] for batch in day())
 
     def choose(self, batch: Batch) -> Chosen:
-        """Return the quotes of a batch that count. Batches come in the order of the day."""
+        """Return the quotes of a batch that count. Batches must come in the day's order."""
         rows, records = self._of_lowest_rank(batch, self.read(batch))
         for whole, every, carried in self._day if len(rows) else ():
             if (whole.block.key, whole.block.header) == (batch.block.key, batch.block.header):
@@ -378,7 +378,7 @@ class _QuotesOfPart(_Quotes):
 
 
 def _block_rows(batch: Batch, rows: NDArray[Any]) -> NDArray[Any]:
-    """Return the rows of the block that are these rows of the batch."""
+    """Return the rows of the block for these rows of the batch."""
     return rows if batch.rows is None else batch.rows[rows]
 
 
@@ -387,7 +387,7 @@ def _has_ranks(ticks: Sequence[_Tick]) -> bool:
 
 
 def _look_up_ranks(day: Callable[[], Iterator[Batch]], quotes: Sequence[_Quotes]) -> None:
-    """Read which ranks of quotes each symbol has in the whole day."""
+    """Find the ranks of quotes of each symbol in the whole day."""
     for batch in day() if _has_ranks(quotes) else ():
         for quote in quotes:
             quote.note_rank(batch, quote.read(batch)[0])
@@ -396,7 +396,7 @@ def _look_up_ranks(day: Callable[[], Iterator[Batch]], quotes: Sequence[_Quotes]
 
 
 def _look_up(day: Callable[[], Iterator[Batch]], trades: list[_Trades], schema: Schema, symbols: _Symbols) -> None:
-    """Read what of the whole day decides which trades count, and give it to `trades`."""
+    """Scan the whole day for what decides which trades count, and pass it to `trades`."""
     ranked = _has_ranks(trades)
     orders, breaks = _Orders(schema, symbols), _Breaks(schema, symbols)
     with_id = [trade for trade in trades if trade.has_id]
@@ -428,10 +428,10 @@ def _look_up(day: Callable[[], Iterator[Batch]], trades: list[_Trades], schema: 
 
 
 class _Repeated:
-    """The trades that repeat an earlier one of the day: of the same symbol, rank, id, price and size."""
+    """Trades that repeat an earlier one of the day: with the same symbol, rank, id, price and size."""
 
     def __init__(self, symbols: _Symbols, keys: NDArray[numpy.uint64]) -> None:
-        """`keys`: those of symbols and ids that occur more than once, ascending."""
+        """`keys`: of symbols and ids that occur more than once, ascending."""
         self._symbols, self._keys = symbols, keys
         self._topics: dict[bytes, int] = {}
         self._texts: dict[bytes, int] = {}
@@ -439,7 +439,7 @@ class _Repeated:
         self._sequences: dict[tuple[int, int, bytes], NDArray[numpy.int64]] = {}
 
     def add(self, batch: Batch, trade: _Trades) -> None:
-        """Note the trades of a batch that may be repetitions, or be repeated."""
+        """Store the trades of a batch that may be repetitions or be repeated."""
         rows, records = trade._of_lowest_rank(batch, trade.read(batch))
         may = records["has_trade_id"] & _is_in(_id_keys(self._symbols, batch, rows, records), self._keys)
         rows, records = rows[may], records[may]
@@ -466,7 +466,7 @@ class _Repeated:
         self._found.append(numpy.stack([column.astype(numpy.int64) for column in columns]))
 
     def find(self) -> None:
-        """Find the repetitions among what was noted: all but the earliest of each."""
+        """Find the repetitions among the stored trades: all but the earliest of each."""
         if not self._found:
             return
         table = numpy.concatenate(self._found, axis=1)
@@ -495,7 +495,7 @@ class _Repeated:
 
 
 class _Breaks:
-    """The trades that the venue took back."""
+    """Trades that the venue cancelled."""
 
     def __init__(self, schema: Schema, symbols: _Symbols) -> None:
         self._symbols = symbols
@@ -504,7 +504,7 @@ class _Breaks:
         self._keys = numpy.empty(0, numpy.uint64)
 
     def add(self, batch: Batch) -> None:
-        """Note the trades that messages of a batch take back."""
+        """Store the trades that messages of a batch cancel."""
         for tick, (fields, known) in zip(self._ticks, self._taken_back, strict=True):
             rows, records = tick.read(batch)
             if len(rows):
@@ -512,7 +512,7 @@ class _Breaks:
                 self._keys = numpy.union1d(self._keys, _id_keys(self._symbols, batch, rows, records))
 
     def of(self, batch: Batch, rows: NDArray[numpy.int64], records: NDArray[Any]) -> NDArray[numpy.bool_]:
-        """Return which of the trades were taken back."""
+        """Return True for each cancelled trade."""
         found = records["has_trade_id"] & _is_in(_id_keys(self._symbols, batch, rows, records), self._keys)
         places = numpy.flatnonzero(found)
         if len(places):
@@ -525,14 +525,14 @@ class _Breaks:
     def _named(
         self, fields: BreakFields, batch: Batch, rows: NDArray[numpy.int64], records: NDArray[Any]
     ) -> Iterator[tuple[Any, ...]]:
-        """Yield of each trade what a break of this kind names."""
+        """Yield for each trade the values by which a break of this kind names it."""
         names = ["trade_id", *["price"] * (fields.price is not None), *["size"] * (fields.size is not None)]
         symbols = self._symbols.of_rows(batch, rows).tolist()
         return zip(symbols, *(records[name].tolist() for name in names), strict=True)
 
 
 class _Broken(_Tick):
-    """The messages of one type that take trades back."""
+    """Messages of one type that cancel trades."""
 
     def __init__(self, schema: Schema, symbols: _Symbols, fields: BreakFields) -> None:
         names = {"price": fields.price, "size": fields.size, "trade_id": fields.id}
@@ -562,7 +562,7 @@ class _Broken(_Tick):
 
 
 class _Orders:
-    """The prices of orders, found by symbol and number. A symbol's numbers are unique in a day."""
+    """Prices of orders by symbol and number. A symbol's order numbers are unique in a day."""
 
     def __init__(self, schema: Schema, symbols: _Symbols) -> None:
         self._schema, self._symbols = schema, symbols
@@ -571,7 +571,7 @@ class _Orders:
         self._parts: list[tuple[NDArray[Any], ...]] = []
 
     def add(self, batch: Batch) -> None:
-        """Note the orders that messages of a batch enter."""
+        """Store the orders that messages of a batch enter."""
         for each in self._schema.orders:
             rows, records, _ = _records_of(batch, self._schema, each.message_type)
             if len(rows):
@@ -579,7 +579,7 @@ class _Orders:
                 self._parts.append((self._symbols.of_rows(batch, rows), number, price))
 
     def sort(self) -> None:
-        """Order what was noted, to be found."""
+        """Sort the stored orders. Call it before `prices`."""
         if self._parts:
             self._symbol, self._number, self._price = map(numpy.concatenate, zip(*self._parts, strict=True))
             self._parts.clear()
@@ -591,7 +591,7 @@ class _Orders:
     def prices(
         self, batch: Batch, rows: NDArray[numpy.int64], numbers: NDArray[numpy.uint64]
     ) -> tuple[NDArray[numpy.int64], NDArray[numpy.bool_]]:
-        """Return the price of each order, and which of them are known."""
+        """Return the price of each order, and True for each that is known."""
         if not len(self._keys):
             return numpy.zeros(len(rows), numpy.int64), numpy.zeros(len(rows), bool)
         symbol = self._symbols.of_rows(batch, rows)
@@ -601,7 +601,7 @@ class _Orders:
 
 
 def _records_of(batch: Batch, schema: Schema, kind: str) -> tuple[NDArray[numpy.int64], NDArray[Any], int]:
-    """Return the rows and records of a type, and how many messages of it have another size than the type."""
+    """Return the rows and records of a type, and the number of its messages that have another size."""
     rows = batch.indices(kind)
     fits = numpy.diff(batch.payload_offsets())[rows] == schema.dtype(kind).itemsize
     if fits.all():
@@ -614,7 +614,7 @@ def _records_of(batch: Batch, schema: Schema, kind: str) -> tuple[NDArray[numpy.
 def _id_keys(
     symbols: _Symbols, batch: Batch, rows: NDArray[numpy.int64], records: NDArray[Any]
 ) -> NDArray[numpy.uint64]:
-    """Return a number for each symbol and id; rarely, two of them have the same."""
+    """Return a hash of each symbol and id. Collisions are rare."""
     ids = records["trade_id"]
     if ids.dtype.kind not in "iu":
         octets = numpy.ascontiguousarray(ids).view(numpy.uint8).reshape(len(ids), -1)
@@ -629,7 +629,7 @@ def _keys(symbol: NDArray[numpy.uint64], number: NDArray[numpy.uint64]) -> NDArr
 
 
 def _is_in(values: NDArray[Any], known: NDArray[Any]) -> NDArray[numpy.bool_]:
-    """Return which values are among the known ones, which ascend."""
+    """Return True for each value among the known ones, which ascend."""
     if not len(known):
         return numpy.zeros(len(values), bool)
     place = numpy.searchsorted(known, values)
@@ -639,7 +639,7 @@ def _is_in(values: NDArray[Any], known: NDArray[Any]) -> NDArray[numpy.bool_]:
 
 
 def _as_integers(values: NDArray[Any]) -> NDArray[numpy.int64]:
-    """Return an integer for each number, the same for equal ones."""
+    """Return an integer for each number. Equal numbers have equal integers."""
     if values.dtype.kind != "f":
         return values.astype(numpy.int64)
     return (values.astype(numpy.float64) + 0.0).view(numpy.int64)  # -0.0 becomes 0.0

@@ -1,8 +1,8 @@
-"""Bring the messages of a recording into the order of the venue's times, and lay their payloads side by side.
+"""Merge the messages of a recording by the venue's times, and copy their payloads into one array.
 
-A stream is what one run of the publisher sent of one key of one slice: its order is that of its sequence numbers, and
-certain. Streams are merged message by message: by `ts_event`, then slice, then place in the slice. A message whose time
-is before that of an earlier one of its stream stays behind that one.
+A stream is one key of one slice in one epoch. Its order is that of its sequences. Streams are merged message by
+message by `ts_event`, then slice, then position in the slice. A message with an earlier time than the one before in its
+stream stays after that one.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from blackbox.archive.segment import Segment, SegmentFile
 
 _PART_ROWS: Final = 131_072
-"""Messages of a part, at most."""
+"""Maximum number of messages in a part."""
 _PART_BYTES: Final = 16 << 20
-"""A part gets no more messages once their payloads have that many bytes."""
+"""A part is closed once its payloads have this size."""
 _WINDOW_ROWS: Final = 1 << 21
-"""Messages that may wait for earlier ones of other streams, 40 bytes each."""
+"""Maximum number of waiting messages, 40 bytes each."""
 _NEVER: Final = (1 << 63) - 1
 
-# Columns of what waits.
+# Columns of waiting messages.
 _PLACE: Final = 0
-"""The largest time of the stream so far."""
+"""The highest time of the stream so far."""
 _TIME: Final = 1
 _ADDRESS: Final = 2
 _LENGTH: Final = 3
@@ -43,31 +43,31 @@ _COLUMNS: Final = 5
 
 
 class Messages(NamedTuple):
-    """Some consecutive messages, in columns."""
+    """Consecutive messages, in columns."""
 
     payloads: NDArray[numpy.uint8]
-    """All payloads, one after the other."""
+    """All payloads, concatenated."""
     offsets: NDArray[numpy.int64]
-    """int64[n + 1]: where each starts in `payloads`."""
+    """int64[n + 1]: start of each payload in `payloads`."""
     ts_event: NDArray[numpy.int64]
-    """int64[n]: time at the venue. Unit: ns since 1970-01-01 UTC."""
+    """int64[n]: time at the venue, ns since 1970-01-01 UTC."""
 
 
 class Order(msgspec.Struct):
-    """How far the order of messages is known."""
+    """Counts of messages, and of those with an unknown order."""
 
     messages: int = 0
     ties: int = 0
-    """Messages of several streams with equal times: in which order they were published is not known."""
+    """Messages of several streams with equal times, whose order of publication is unknown."""
     late: int = 0
-    """Messages whose time is before that of an earlier one of their stream: their place among others is not known."""
+    """Messages with an earlier time than one before in their stream. Their position among other streams is unknown."""
 
 
 def in_order_of_time(recording: Recording, wanted: Filter, order: Order) -> Iterator[Messages]:
-    """The messages that the query wants; what is found out about their order is added to `order`.
+    """Yield the wanted messages, and count those with an unknown order in `order`.
 
-    One run of the publisher after the other. In memory are only those messages that wait for earlier ones of other
-    slices or keys, as the indexes tell; but of more than two million the earliest half goes on (see `Order.late`).
+    Epochs follow one another. Only messages that wait for earlier ones of other slices or keys are in memory, as
+    determined from the indexes. Above two million waiting messages the earliest half is yielded (see `Order.late`).
     """
     for streams in _runs(recording):
         waiting = [_Slice(recording, slice_id, wanted._replace(epoch=epoch)) for slice_id, epoch in streams]
@@ -75,7 +75,7 @@ def in_order_of_time(recording: Recording, wanted: Filter, order: Order) -> Iter
 
 
 def _runs(recording: Recording) -> list[list[tuple[int, int]]]:
-    """(slice, epoch) of everything, in groups of what may have been published at the same time."""
+    """Return groups of (slice, epoch). Members of a group may have been published at the same time."""
     seen: dict[tuple[int, int], int] = {}
     for slice_id in range(len(recording.feed.slices)):
         for segment in _segments(recording, slice_id):
@@ -83,7 +83,7 @@ def _runs(recording: Recording) -> list[list[tuple[int, int]]]:
             for place in numpy.flatnonzero(numpy.diff(entries["epoch"], prepend=~entries["epoch"][:1])).tolist():
                 seen.setdefault((slice_id, int(entries["epoch"][place])), int(entries["min_ts_out"][place]))
     epochs = dict.fromkeys(epoch for (_, epoch), _ in sorted(seen.items(), key=lambda item: (item[1], item[0])))
-    levels: dict[int, int] = {}  # of slices: how many runs each has seen
+    levels: dict[int, int] = {}  # number of epochs so far, by slice
     groups: list[list[tuple[int, int]]] = []
     for epoch in epochs:
         slices = [slice_id for slice_id, other in seen if other == epoch]
@@ -100,18 +100,18 @@ def _segments(recording: Recording, slice_id: int) -> list[Segment]:
 
 
 class _Part(NamedTuple):
-    """Messages of one slice, in its order."""
+    """Messages of one slice, in order."""
 
     columns: NDArray[numpy.int64]
     """int64[_COLUMNS, n]."""
     owners: list[Any]
-    """What keeps unpacked bodies."""
+    """Owners of the decompressed bodies."""
     ranges: list[tuple[SegmentFile, int, int]]
-    """Bytes of segments that can be given back once they are written."""
+    """Bytes of segments to release once they are written."""
 
 
 class _Slice:
-    """One slice's messages of one run, read on demand. `safe`: no message that comes later has an earlier time."""
+    """One slice's messages of one epoch, read on demand. No later message has a time before `safe`."""
 
     def __init__(self, recording: Recording, slice_id: int, wanted: Filter) -> None:
         self._recording = recording
@@ -127,7 +127,7 @@ class _Slice:
         self.parts: list[_Part] = []
 
     def read(self, floor: int, order: Order) -> None:
-        """Read another run; none of its messages goes before `floor`."""
+        """Read another run of records. None of its messages sorts before `floor`."""
         run = next(self._runs, None)
         if run is None:
             self.safe = _NEVER
@@ -152,7 +152,7 @@ class _Slice:
             self.safe = max(self.safe, self._latest.get(b"", -_NEVER))
 
     def take(self, before: int) -> list[_Part]:
-        """Take out what goes before a time; parts that are through are given back by `give_back`."""
+        """Remove and return the messages before a time. The last piece of a part has its `ranges`."""
         taken, kept = [], []
         for part in self.parts:
             goes = part.columns[_PLACE] < before
@@ -167,7 +167,7 @@ class _Slice:
         return taken
 
     def _find_later(self, wanted: Filter) -> dict[SegmentFile, tuple[NDArray[numpy.int64], NDArray[numpy.int64]]]:
-        """By segment: where each index entry ends; int64[entries + 1], the least time from each entry on."""
+        """Return by segment the end of each index entry, and int64[entries + 1], the lowest time from each entry on."""
         found: dict[SegmentFile, tuple[NDArray[numpy.int64], NDArray[numpy.int64]]] = {}
         least = _NEVER
         for segment in reversed(self._segments):
@@ -207,7 +207,7 @@ def _merged(slices: list[_Slice], order: Order) -> Iterator[Messages]:
                 segment.release(start, stop)
         if safe == _NEVER:
             return
-        # What has to wait is looked through again: not at every step.
+        # The waiting messages are scanned again, so not at every step.
         enough = min(_WINDOW_ROWS, max(_PART_ROWS, 2 * (waiting - rows)))
 
 
@@ -231,7 +231,7 @@ def _laid_out(parts: list[NDArray[numpy.int64]], order: Order) -> Iterator[Messa
 
 
 def _ties(places: NDArray[numpy.int64], streams: NDArray[numpy.int64]) -> int:
-    """How many messages have the time of a message of another stream."""
+    """Return how many messages have the same time as a message of another stream."""
     starts = numpy.flatnonzero(numpy.diff(places, prepend=places[:1] - 1))
     sizes = numpy.diff(starts, append=len(places))
     mixed = numpy.minimum.reduceat(streams, starts) != numpy.maximum.reduceat(streams, starts)
@@ -249,10 +249,10 @@ def list_messages(
     columns: NDArray[numpy.int64],
     many: int,
 ) -> tuple[int, int, int]:
-    """Append a checked block's messages to the columns, from place `many` on.
+    """Append a checked block's messages to the columns, from position `many` on.
 
-    `wanted`: how many rows, int32 at `rows`; or -1: all. `latest`: the largest time of their stream so far. Returns how
-    many there are now, the largest time, and how many of the block's were before it.
+    `wanted`: number of rows in the int32 array at `rows`; -1: all. `latest`: highest time of the stream so far. Returns
+    the new number of messages, the new highest time, and how many of the block's messages were before it.
     """
     block = read_header(header)
     fixed = block.flags & FLAG_FIXED != 0
@@ -278,7 +278,7 @@ def list_messages(
 
 @njit(nogil=True, cache=True)
 def gather(addresses: NDArray[numpy.int64], offsets: NDArray[numpy.int64], target: NDArray[numpy.uint8]) -> None:
-    """Copy what lies at each address to its place in `target`."""
+    """Copy the payload at each address to its offset in `target`."""
     place = target.ctypes.data
     for i in range(len(addresses)):
         copy_bytes(place + offsets[i], addresses[i], offsets[i + 1] - offsets[i])

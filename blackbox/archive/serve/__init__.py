@@ -1,8 +1,8 @@
-"""The archive that answers: recorded blocks for who asks, with their original headers; see docs/archive-protocol.md.
+"""The archive server: recorded blocks for readers, with their original headers; see docs/archive-protocol.md.
 
-In: requests for blocks of a slice, from a position or a time on. Out: pieces of them, each for one request.
+In: requests for blocks of a slice, from a position or time on. Out: pieces of them, one for each request.
 
-A request holds all that is needed to answer it, so the server keeps nothing of its readers: `server` owns one ROUTER
-socket and one thread, `pieces` reads days and `piece_reading` one piece, `client` asks and gets what is in `fetched`,
-`protocol` is what they say to each other.
+Each request is self-contained, so the server keeps no state of its readers. `server` owns one ROUTER socket and one
+thread, `pieces` reads days and `piece_reading` one piece, `client` sends requests and passes their blocks on,
+`protocol` has the messages between them.
 """

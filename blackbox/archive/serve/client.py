@@ -1,4 +1,4 @@
-"""Request recorded blocks from archives, one after the other until one answers."""
+"""Request recorded blocks from archives, in turn, until one answers."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class ArchiveClient:
                 self._check(asking.ask(AskAbout())[0], endpoint)
                 asking.is_known = True
             yield asking
-        except GeneratorExit:  # a late answer is not mistaken for that to the next request
+        except GeneratorExit:  # its late answer must not be taken for that to the next request
             self._keep(asking)
             raise
         except BaseException as error:
@@ -184,7 +184,7 @@ class ArchiveClient:
         """Keep a connection for the next request, or close it."""
         self._silent.pop(asking.endpoint, None)
         self._waited.pop(asking.endpoint, None)
-        if self._kept is None or asking.endpoint in self._kept:  # a nested request has returned its own connection
+        if self._kept is None or asking.endpoint in self._kept:  # a nested request has kept its own connection
             asking.close()
         else:
             self._kept[asking.endpoint] = asking

@@ -1,4 +1,4 @@
-"""A connection to one archive: a request, its answer, and the blocks of that, checked."""
+"""A connection to one archive: send a request, receive its answer and check the answer's blocks."""
 
 from __future__ import annotations
 
@@ -32,55 +32,55 @@ from blackbox.transport.curve import ClientKeys, refusal_of, use_keys
 from blackbox.transport.keep_alive import keep_alive
 
 _LOOK_S: Final = 0.05
-"""Between two looks at whether it is over."""
+"""Interval between calls of `is_over`."""
 _MOST_BYTES: Final = 64 << 20
 _IPC: Final = "ipc://"
 _HEAD_FRAMES: Final = 2
 _SHARED_BYTES: Final = 8_192
-"""Frames up to this size may lie in a buffer of libzmq's that others share; one that is kept would keep all of it."""
+"""Frames up to this size may share a libzmq buffer; keeping one would keep the whole buffer."""
 _NEEDS: Final = Needs(descriptors=5)
 
 
 Answered = tuple[Answer, list[bytes | memoryview]]
-"""An answer, and the frames of its blocks."""
+"""An answer and the frames of its blocks."""
 
 
 class Fetched(NamedTuple):
-    """A recorded block, checked, with the header that its publisher gave it."""
+    """A recorded block, checked, with its publisher's header."""
 
     block: Block
     ts_recv: int
-    """When the recorder received it, ns since 1970."""
+    """Time of receipt by the recorder, ns since 1970."""
     first_row: int
-    """Rows before this one were not asked for, or came before."""
+    """Earlier rows were not requested, or came before."""
     stop_row: int
-    """Rows from this one on were not asked for."""
+    """Rows from here on were not requested."""
 
 
 class SilentArchiveError(ArchiveError):
-    """An archive has not answered in time."""
+    """An archive did not answer in time."""
 
 
 class StaleError(Exception):
-    """The archive was started anew: begin again at it."""
+    """The archive was restarted: start again from the last position."""
 
 
 class Connection:
-    """A socket to one archive, for one answer after the other."""
+    """A socket to one archive, used for one request after the other."""
 
     def __init__(self, endpoint: str, timeout: float, keys: ClientKeys | None = None) -> None:
-        """Raises EndpointError when it cannot connect."""
+        """Connect. Raises EndpointError."""
         self.endpoint = endpoint
         self.is_known = False
-        """Whether the archive was seen to be one of the feed."""
+        """True once the archive is known to be one of the feed."""
         self.heard = 0.0
-        """When it has answered last, by `awake_s`; 0: not in this use of it."""
+        """Time of its last answer, by `awake_s`; 0: none in this use."""
         self.is_over: Callable[[], bool] = lambda: False
-        """Whether no answer is waited for any more."""
+        """Returns True if the answer is no longer needed."""
         self.timeout = timeout
-        """How many seconds to wait for an answer."""
+        """Time to wait for an answer, in seconds."""
         self.is_hasty = False
-        """True to fail after a failed attempt to connect, before the timeout."""
+        """True to give up after a failed attempt to connect, before the timeout."""
         self._numbers = itertools.count(1)
         self._number = b""
         self._context = new_context("archive client", _NEEDS)
@@ -104,7 +104,7 @@ class Connection:
         self._context.term()
 
     def is_connected(self) -> bool:
-        """Return True if the archive's host has the connection, though its process may not answer now."""
+        """Return True if the archive's host holds the connection, even if its process does not answer."""
         if self.endpoint.startswith(_IPC):
             return _accepts(self.endpoint.removeprefix(_IPC))
         return any(each.is_answered() for each in self._connections.look())
@@ -115,7 +115,7 @@ class Connection:
         return self.answer()
 
     def send(self, request: Request) -> None:
-        """Send a request. Raises ArchiveError when it is not taken."""
+        """Send a request. Raises ArchiveError if it is not accepted."""
         self._number = next(self._numbers).to_bytes(8, "little")
         try:
             self._socket.send_multipart([self._number, ENCODER.encode(request)], zmq.NOBLOCK)
@@ -123,17 +123,17 @@ class Connection:
             raise ArchiveError(f"{self.endpoint}: took no request") from None
 
     def answer(self) -> Answered:
-        """Return the answer to the last request, and the frames of its blocks, large ones as views on their messages.
+        """Return the answer to the last request, and the frames of its blocks, large ones as views of their messages.
 
-        Raises ArchiveError when none comes in time, or it, or our key, is refused.
+        Raises ArchiveError if none arrives in time, or if the request or our key is rejected.
         """
         until, is_late = awake_s() + self.timeout, False
         while not self.is_over() and not is_late:
             left_s = until - awake_s()
-            is_late = left_s <= 0  # it looks once more: the answer may have come while the process had no turn
+            is_late = left_s <= 0  # poll once more, in case the process was suspended
             if not self._socket.poll(round(1e3 * min(max(0.0, left_s), _LOOK_S))):
                 self._connections.look()
-                # Who hangs up may be about to start again.
+                # A peer that closes the connection may be restarting.
                 certain = self._connections.failures.keys() - {Failure.LEFT}
                 if why := refusal_of(certain, self._keys):
                     raise ArchiveError(f"{self.endpoint}: {why}")
@@ -174,7 +174,7 @@ def _taken(frame: zmq.Frame) -> bytes | memoryview:
 
 
 def in_place(endpoint: str, piece: Piece, frames: list[bytes | memoryview]) -> Iterator[Fetched | Gone]:
-    """Yield the blocks of a piece, checked, and what is missing between them."""
+    """Yield the blocks of a piece, checked, and the gaps between them."""
     gone = iter([*piece.gone, (len(piece.blocks) + 1, None)])
     place, missing = next(gone)
     for number, (ts_recv, first_row) in enumerate([*piece.blocks, (0, 0)]):
@@ -187,7 +187,7 @@ def in_place(endpoint: str, piece: Piece, frames: list[bytes | memoryview]) -> I
 
 
 def block_of(endpoint: str, frames: list[bytes | memoryview], number: int) -> Block:
-    """Return one of the blocks of an answer, checked. Raises ArchiveError."""
+    """Return one block of an answer, checked. Raises ArchiveError."""
     start = FRAMES_OF_BLOCK * number
     try:
         key, header, body = frames[start : start + FRAMES_OF_BLOCK]

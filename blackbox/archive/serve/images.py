@@ -1,4 +1,4 @@
-"""Make images of a feed's slices: the newest message of each topic, or books, as of one position for all of them."""
+"""Make images of a feed's slices: the newest message of each topic, or books, at one position."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from blackbox.feed.rights import Prefixes
 from blackbox.feed.symbol import SymbolRule
 
 MOST_IMAGE_BYTES: Final = 256 << 20
-"""Of one image, and of all but the newest one that are kept; beside the blocks that are made of them."""
+"""Maximum size of an image, and of all kept images but the newest, without the blocks made from them."""
 _SAME_S: Final = 0.1
-"""Who asks within this time after another gets the same image."""
+"""Equal requests within this time get the same image."""
 _KEPT_S: Final = 30.0
-"""An image is kept for so long after it was asked for, for those who fetch the rest of it."""
+"""Time for which an image is kept after its last request, so that readers can fetch the rest."""
 _TURN_S: Final = 0.02
-"""One request has the archive read, or make blocks, for so long; others have their turn between two."""
+"""Maximum time for reading or making blocks for one request, before other requests are served."""
 _READ_BYTES: Final = 4 << 20
 
 _Asked = tuple[int, Snapshot, tuple[bytes, ...], tuple[bytes, ...] | None]
-"""A slice, of what, prefixes, and the rights of who asks."""
+"""Slice, kind, prefixes, and rights of the request."""
 
 
 class _Made(NamedTuple):
@@ -50,16 +50,16 @@ class _Made(NamedTuple):
     asked_at: float
     image: Image
     blocks: list[Block]
-    """Those that were asked for so far."""
+    """Blocks made so far."""
     rest: Iterator[Block]
     size: int
 
 
 class Images:
-    """The images of one feed. From one thread at a time; keeps what is needed of each slice that was asked for."""
+    """The images of one feed, with the state of each requested slice. Not thread-safe."""
 
     def __init__(self, pieces: Pieces) -> None:
-        """Read nothing yet. `pieces`: the days that the archive has."""
+        """Start without images. `pieces`: the days of the archive."""
         self._pieces = pieces
         self._scans: dict[tuple[int, Snapshot], _Scan] = {}
         self._kept: list[_Made] = []
@@ -67,12 +67,12 @@ class Images:
     def answer(
         self, ask: AskImage, rights: Prefixes | None = None, most_bytes: int | None = None
     ) -> tuple[Image, list[Block]]:
-        """Return the next piece of an image, or that there is more to read before.
+        """Return the next piece of an image, or an empty one while more must be read first.
 
-        `rights`, `most_bytes`: as `Pieces.read`.
+        `rights`, `most_bytes`: as in `Pieces.read`.
 
-        Raises ArchiveError naming what of the request cannot be, or an image that is too large; StaleCursorError when
-        the image is kept no more, JournalError when files cannot be read.
+        Raises ArchiveError for an invalid request or an image that is too large; StaleCursorError if the image is no
+        longer kept, JournalError if files cannot be read.
         """
         now, most_bytes = time.monotonic(), PIECE_BYTES if most_bytes is None else min(most_bytes, PIECE_BYTES)
         self._kept = [each for each in self._kept if now - each.asked_at < _KEPT_S]
@@ -83,7 +83,7 @@ class Images:
                 self._kept[place] = made._replace(asked_at=now)
                 return _piece(made, ask.first, most_bytes)
         if ask.image:
-            raise StaleCursorError(f"image was {ask.image}, expected one that this archive has made of late")
+            raise StaleCursorError(f"image was {ask.image}, expected a recent one of this archive")
         scan = self._scan(ask.slice_id, ask.of)
         if not scan.go_on(self._pieces, now + _TURN_S):
             return Image(image=0), []
@@ -93,7 +93,7 @@ class Images:
         return _piece(self._kept[-1], 0, most_bytes)
 
     def _scan(self, slice_id: int, of: Snapshot) -> _Scan:
-        """Return what was read of a slice, as long as the feed is as it was."""
+        """Return the state of a slice, or a new one if the feed has changed."""
         days = self._pieces.list_days()
         if not days:
             raise ArchiveError("there was no recorded day, expected at least one")
@@ -106,12 +106,12 @@ class Images:
 
 
 class _Scan:
-    """What an image of a slice is made of, and up to where its records are read."""
+    """State of an image while a slice's records are read."""
 
     newest: Newest | NewestBooks
 
     def __init__(self, slice_id: int, of: Snapshot, day: Recording) -> None:
-        """Nothing is read yet, of this day and others of a feed like its. Raises ArchiveError: it has no such image."""
+        """Start with this day and others of the same feed. Raises ArchiveError if the slice has no such image."""
         self.slice_id, self._of, self.layout = slice_id, of, _layout(day, of)
         if of == "latest":
             self.newest = Newest(slice_id, day.feed.key_rule, day.feed.max_topics)
@@ -121,12 +121,12 @@ class _Scan:
             except ConfigError as error:
                 raise ArchiveError(str(error)) from error
         self.unreadable = 0
-        """Places of files that could not be read."""
+        """Number of damaged places in the files."""
         self._day, self._made = "", 0
         self._at = Place(0, FILE_HEAD_BYTES)
 
     def go_on(self, pieces: Pieces, until: float) -> bool:
-        """Read on, for as long as it may take; return whether this was all that is there."""
+        """Read on until a time. Return True if everything was read."""
         days = pieces.list_days()
         for name in days[bisect_left(days, self._day) :]:
             day, made = pieces.fresh(name, self.slice_id), pieces.made(name)
@@ -139,7 +139,7 @@ class _Scan:
         return True
 
     def _read(self, day: Recording, until: float) -> bool:
-        """Read on in a day; return whether this was all of it."""
+        """Read on in a day. Return True at its end."""
         for segment in segments_of(day, self.slice_id):
             if segment.number < self._at.segment:
                 continue
@@ -147,7 +147,7 @@ class _Scan:
             entries = segment.entries[bisect(segment.entries["stop"], start) :]
             parts = (entries["stop"] - start) // _READ_BYTES
             for part in numpy.split(entries, numpy.flatnonzero(numpy.diff(parts)) + 1):
-                if len(part):  # at least one in each turn, however slow all is
+                if len(part):  # at least one per turn, even if it takes longer
                     self._take(day, segment, start, int(part["stop"][-1]))
                     start = int(part["stop"][-1])
                     if time.monotonic() > until:
@@ -166,7 +166,7 @@ class _Scan:
 
 
 def _layout(day: Recording, of: Snapshot) -> tuple[int, int, str, SymbolRule | None]:
-    """Return what days have in common that are read together: books also a schema, and what a symbol is."""
+    """Return what days that are read together must share: for books also the schema and the symbol rule."""
     feed = day.feed
     return len(feed.slices), feed.key_rule, *((feed.schema_name, feed.symbol_rule) if of == "books" else ("", None))
 
@@ -178,7 +178,7 @@ def _make(scan: _Scan, asked: _Asked) -> _Made:
     if blocks.size > MOST_IMAGE_BYTES:
         raise ArchiveError(
             f"image of slice {slice_id} had {blocks.size} bytes, expected at most {MOST_IMAGE_BYTES}: "
-            "ask for longer prefixes"
+            "request longer prefixes"
         )
     image = Image(
         image=secrets.randbits(62) + 1,
@@ -193,7 +193,7 @@ def _make(scan: _Scan, asked: _Asked) -> _Made:
 
 
 def _piece(made: _Made, first: int, most_bytes: int) -> tuple[Image, list[Block]]:
-    """Return what follows from a block on, within the bounds of an answer, and of the time to make it."""
+    """Return the blocks from index `first` on, within the limits of an answer's size and time."""
     blocks, size, until = list[Block](), 0, time.monotonic() + _TURN_S
     while len(blocks) < PIECE_BLOCKS and size < most_bytes and (not blocks or time.monotonic() < until):
         place = first + len(blocks)

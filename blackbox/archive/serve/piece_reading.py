@@ -84,7 +84,7 @@ class PieceReading:
         return self._bytes >= self._most_bytes or len(self._blocks) == PIECE_BLOCKS
 
     def note_damage(self, damage: Collection[Damage]) -> None:
-        """Note unreadable places that come next."""
+        """Add the damage that comes next."""
         self._damage += damage
 
     def take(self, segment: Segment, start: int, *, torn: bool) -> int:

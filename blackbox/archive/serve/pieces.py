@@ -111,7 +111,7 @@ class Pieces:
         if cursor is None or (not cursor.day and cursor.archive == self._archive):
             cursor = self._begin(self._days[0]) if self._days else Cursor(self._archive, "", 0, FILE_HEAD_BYTES)
         elif cursor.day not in self._days or cursor.archive != self.made(cursor.day):
-            raise StaleCursorError("cursor was of another archive or day, expected one that this archive has made")
+            raise StaleCursorError("cursor was of another archive or day, expected one of this archive")
         is_done = stop is not None and start >= stop
         if is_done or not cursor.day:
             state: PieceState = "done" if is_done else "later"
@@ -153,7 +153,7 @@ class Pieces:
         days = self.list_days()
         for name in days[bisect(days, cursor.day) :]:
             if segments_of(self.fresh(name, slice_id), slice_id):
-                # A later day has begun, so this one is complete: look at it once more.
+                # A later day has begun, so this one is complete. Read its end again.
                 day = self.fresh(cursor.day, slice_id)
                 if _next(day, slice_id, cursor) is not None:
                     return cursor
@@ -170,7 +170,7 @@ class Pieces:
         settled = self._settled(slice_id, reading.passed.epoch)
         has_next_day = any(segments_of(self.fresh(name, slice_id), slice_id) for name in days[1:])
         if has_next_day or _next(self.fresh(cursor.day, slice_id), slice_id, cursor) is not None:
-            return reading.answer("more", cursor)  # these marks may be of messages that were recorded just now
+            return reading.answer("more", cursor)  # the marks may report messages recorded just now
         if next_epoch:
             reading.end_epoch(run, next_epoch)
             return reading.answer("more", cursor)
@@ -189,9 +189,9 @@ class Pieces:
         reading.end_epoch(run, min(next_epoch, reading.next_epoch) if next_epoch else reading.next_epoch)
 
     def _run_end(self, slice_id: int, last: str, epoch: int) -> tuple[RunEnd, int]:
-        """Return the end of a run and the next known run, 0: none, from the marks of days up to `last`.
+        """Return the end of an epoch and the next known epoch, 0 for none, from the marks of days up to `last`.
 
-        Reads back to the first day that has a mark of an earlier run.
+        Reads back to the first day that has a mark of an earlier epoch.
         """
         run = RunEnd()
         later = [last.epoch for last in self._deleted.slices.get(slice_id, []) if last.epoch > epoch]
@@ -209,7 +209,7 @@ class Pieces:
         return 0 if marks is None else marks.settled(epoch, now_ns)
 
     def _marks_back(self, slice_id: int, last: str) -> Iterator[RunMarks]:
-        """Yield the marks of each day that has marks of a run, from day `last` backwards."""
+        """Yield the marks of each day that has marks of an epoch, from day `last` backwards."""
         for name in reversed(self._days[: bisect(self._days, last)][-_DAYS_OPEN:]):
             if self.made(name):  # 0: deleted in the meantime
                 marks = self._marks_of(name, self.fresh(name, slice_id), slice_id)

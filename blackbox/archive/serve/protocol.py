@@ -31,7 +31,7 @@ class Gone(msgspec.Struct, frozen=True, array_like=True):
     """Requested messages that are not in the archive."""
 
     epoch: Number
-    """The publisher's run."""
+    """The publisher's epoch."""
     first: Number
     """First missing sequence."""
     stop: Number
@@ -53,7 +53,7 @@ class EndOfEpoch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Cursor(msgspec.Struct, frozen=True, array_like=True):
-    """Place up to which an archive has read. Valid only at the archive that made it, until it stops."""
+    """Offset up to which an archive has read. Valid only at the archive that made it, until it stops."""
 
     archive: Number
     """Random number that each archive draws when it starts."""
@@ -184,7 +184,7 @@ class Image(msgspec.Struct, frozen=True, tag_field="is", tag="image", kw_only=Tr
 
 
 class RunAbout(msgspec.Struct, frozen=True, kw_only=True):
-    """End of a run of the publisher, as known from one day of a slice."""
+    """End of an epoch of the publisher, as known from one day of a slice."""
 
     epoch: int
     last_sequence: int
@@ -209,40 +209,40 @@ class SliceAbout(msgspec.Struct, frozen=True, kw_only=True):
 
     messages: int
     epochs: list[int]
-    """The publisher's runs, in the order of their first blocks."""
+    """The publisher's epochs, in the order of their first blocks."""
     first_sequences: list[int]
     """First sequence of each epoch."""
     last_sequences: list[int]
     """Last sequence of each epoch."""
     first_ns: int
-    """The least `ts_recv`, 0: there is no message."""
+    """The lowest `ts_recv`; 0: there is no message."""
     last_ns: int
-    """The largest `ts_recv`."""
+    """The highest `ts_recv`."""
     is_closed: bool
-    """Whether its recorder has closed the journal: nothing follows."""
+    """True if the recorder has closed the journal, so that nothing follows."""
     runs: list[RunAbout]
-    """What is known of the publisher's runs, also of those of which nothing was recorded."""
+    """All epochs of the publisher, even those without recorded messages."""
     outages: list[Outage]
 
 
 class About(msgspec.Struct, frozen=True, tag_field="is", tag="about", kw_only=True):
-    """What an archive holds."""
+    """Contents of an archive."""
 
     version: int = UNSAID
     """Version of the archive's formats."""
     feed: str
     key_rule: int
     schema: dict[str, Any]
-    """Of the day's payloads, as the manifest has it."""
+    """Id of the payloads' schema, from the day's manifest."""
     days: list[str]
     """All days, in order."""
     day: str
-    """The one that `slices` tells of."""
+    """The day that `slices` describes."""
     slices: dict[int, SliceAbout]
     deleted: str
     """All days up to this one were deleted; empty: none."""
     live_epoch: int | None
-    """The publisher's latest run, when a journal of the last day is not closed; else None."""
+    """The publisher's latest epoch, if a journal of the last day is not closed; else None."""
 
 
 class Refusal(msgspec.Struct, frozen=True, tag_field="is", tag="error"):
@@ -250,7 +250,7 @@ class Refusal(msgspec.Struct, frozen=True, tag_field="is", tag="error"):
 
     why: str
     is_stale: bool = False
-    """Whether only its cursor is not of this archive: ask again without it."""
+    """True if the cursor is of another archive: send the request again without it."""
 
 
 class _Opening(msgspec.Struct, tag_field="is", tag="about"):

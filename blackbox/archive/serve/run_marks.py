@@ -1,4 +1,4 @@
-"""Read the marks of a slice in one day: the end of each run of the publisher, and outages of the recorders."""
+"""Read the marks of a slice in one day: the end of each epoch, and outages of the recorders."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Place(NamedTuple):
 
 
 class RunEnd(NamedTuple):
-    """End of a run, as its publisher has reported it."""
+    """End of an epoch, as reported by its publisher."""
 
     heard: int = 0
     """Largest next sequence of any mark."""
@@ -65,12 +65,12 @@ class RunMarks:
         self._until = Place(0, FILE_HEAD_BYTES)
         """Marks before this place have been read."""
         self._ends: dict[int, RunEnd] = {}
-        """End by run, in the order of their first marks."""
+        """End of each epoch, in the order of their first marks."""
         self._latest: dict[int, deque[tuple[int, int]]] = {}
-        """By run, time and sequence of its latest marks, ascending."""
+        """Time and sequence of each epoch's latest marks, ascending."""
         self._ended: set[int] = set()
         self._heard_ns: dict[int, int] = {}
-        """Time of the last mark of each run, by the recorder's clock, ns since 1970."""
+        """Time of the last mark of each epoch, by the recorder's clock, ns since 1970."""
         self._turns: list[_Turn] = []
         self._last_ns = 0
 
@@ -121,11 +121,11 @@ class RunMarks:
 
     @property
     def epochs(self) -> list[int]:
-        """Runs that have marks."""
+        """Epochs that have marks."""
         return list(self._ends)
 
     def end(self, epoch: int) -> RunEnd:
-        """Return the end of a run, as reported by its marks."""
+        """Return the end of an epoch, as reported by its marks."""
         return self._ends.get(epoch, RunEnd())
 
     def settled(self, epoch: int, now_ns: int) -> int:
@@ -133,7 +133,7 @@ class RunMarks:
         return max((number for ts, number in self._latest.get(epoch, ()) if ts <= now_ns - _SETTLED_NS), default=0)
 
     def runs(self, recorded: dict[int, int]) -> list[RunAbout]:
-        """Return a summary of each run, in order. `recorded`: last recorded sequence of each."""
+        """Return a summary of each epoch, in order. `recorded`: last recorded sequence of each."""
         return [
             RunAbout(
                 epoch=epoch,

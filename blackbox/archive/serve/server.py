@@ -1,4 +1,4 @@
-"""Answer who asks for recorded blocks: a ROUTER socket, and one thread that reads for one request after the other."""
+"""Serve recorded blocks: a ROUTER socket, and one thread that answers requests in turn."""
 
 from __future__ import annotations
 
@@ -49,45 +49,45 @@ from blackbox.transport.server_thread import ServerThread, bind, receive
 log = logging.getLogger("blackbox")
 
 QUEUE_PIECES: Final = 2
-"""Answers that may wait for one reader: this bounds what a reader that hangs can hold."""
+"""Maximum number of queued answers per reader. It bounds the memory that a hung reader holds."""
 QUEUE_REQUESTS: Final = 64
-"""Requests of one reader that wait for the archive; more wait on the reader's side."""
+"""Maximum number of queued requests per reader. More wait at the reader."""
 _REQUEST_FRAMES: Final = 3
 _MOST_TAKEN: Final = 256
-"""Requests that are taken between two answers."""
+"""Maximum number of requests received between two answers."""
 _LINGER_MS: Final = 500
 _PATIENCE_S: Final = 10.0
 _WAITS_S: Final = 1.0
-"""A reader that was told to ask later does so within this time."""
+"""Time within which a reader that must wait repeats its request."""
 _GOODBYE_S: Final = 0.5
-"""How long a closing archive still answers readers that wait: they hear that nothing follows."""
+"""Time for which a closing archive still answers waiting readers, so that they learn that nothing follows."""
 _WAIT_TIMES: Final = 9
-"""While the recorder has more to record, the archive waits this many times as long as it took for an answer."""
+"""While the recorder is recording, the archive pauses after each answer for this many times its duration."""
 _MOST_WAIT_S: Final = 0.05
 _LOOK_S: Final = 0.001
 _NEEDS: Final = Needs(descriptors=64)
 
 
 class ArchiveStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What an archive has done so far."""
+    """Counters of an archive."""
 
     answered: int
-    """Requests that were answered."""
+    """Requests answered."""
     refused: int
-    """Requests that were answered with an error."""
+    """Requests answered with an error."""
     dropped: int
-    """Requests that got no answer: they were malformed, or their reader took no more answers or was gone."""
+    """Requests without an answer: malformed, or from a reader that was gone or did not read."""
     disconnected: int
-    """Readers that were disconnected, as they asked and did not read."""
+    """Readers disconnected because they sent requests without reading the answers."""
     refused_peers: int
-    """Connections that were refused for their key (`[security]`)."""
+    """Connections rejected because of their key (`[security]`)."""
 
 
 class ArchiveServer:
-    """Answers for the recordings of one feed, in a thread of its own, from `with` to its end.
+    """Serves the recordings of one feed, in its own thread, as a context manager.
 
-    Whoever can reach an endpoint may read all recordings; where the feed has `[security]`, whoever has an allowed key,
-    and of those topics that it has a right to.
+    Any client that can connect may read all recordings; with `[security]`, only clients with an allowed key, and only
+    the topics of its rights.
     """
 
     def __init__(
@@ -101,14 +101,14 @@ class ArchiveServer:
         """Settings; nothing is opened before `open`.
 
         Args:
-            directory: the feed's, which has a directory for each day.
-            endpoints: where to answer.
-            is_recording: whether a recorder beside it has something to record at this moment. While it has, the archive
-                works a tenth of the time, so that readers cannot hold the recorder up.
-            keeps_for_consumers: whether to note how far named consumers are: what they need is not deleted.
-            feed: the one whose `[security]` says who may ask; None: everybody may.
+            directory: the feed's directory, which has one for each day.
+            endpoints: endpoints to bind.
+            is_recording: returns True while a recorder in this process is appending. The archive then works a tenth of
+                the time, so that readers do not delay the recorder.
+            keeps_for_consumers: True to store positions of named consumers, whose days are not deleted.
+            feed: its `[security]` decides who may read; None: everyone.
 
-        Raises ConfigError for a wrong endpoint.
+        Raises ConfigError for an invalid endpoint.
         """
         self.directory = Path(directory)
         self.endpoints = endpoints
@@ -116,27 +116,27 @@ class ArchiveServer:
         self._gate: Gate | None = None
         self._is_recording, self._keeps_for_consumers = is_recording, keeps_for_consumers
         if not endpoints:
-            raise ConfigError("archives were none, expected at least one endpoint to answer at")
+            raise ConfigError("no archive endpoint was given, expected at least one")
         for endpoint in endpoints:
             check_archive(endpoint)
         self._later_at = -_WAITS_S
-        """When a reader was last told to ask later."""
+        """Time at which a reader was last asked to wait."""
         self._counts = {"answered": 0, "refused": 0, "dropped": 0}
         self._turns = Turns(f"archive {self.directory}")
         self._thread = ServerThread("blackbox-archive", f"archive {self.directory}", self._serve)
 
     def open(self) -> None:
-        """Bind the endpoints and answer. Raises EndpointError when one cannot be bound, ConfigError for a wrong key."""
+        """Bind the endpoints and start the thread. Raises EndpointError or, for an invalid key, ConfigError."""
         warm_up_images()
         self._thread.start()
 
     def close(self) -> None:
-        """Wait for the answer that is being given, unless the disk hangs; then end the thread and its sockets."""
+        """Wait for the current answer, unless the disk hangs, then end the thread and close its sockets."""
         if not self._thread.end(_PATIENCE_S):
             log.error("archive %s is still answering: the disk does not answer", self.directory)
 
     def __enter__(self) -> Self:
-        """As `open`."""
+        """Do `open`."""
         self.open()
         return self
 
@@ -151,7 +151,7 @@ class ArchiveServer:
         return ArchiveStatistics(**self._counts, disconnected=self._turns.disconnected, refused_peers=refused)
 
     def _serve(self) -> None:
-        give_way()  # so does the thread that sends for it, which is started from here
+        give_way()  # also for libzmq's I/O thread, which starts here
         with ExitStack() as stack:
             context = stack.enter_context(new_context("archive", _NEEDS))
             bound = self.endpoints if self._feed is None else [self._feed.bound(each) for each in self.endpoints]
@@ -161,7 +161,7 @@ class ArchiveServer:
                 stack.callback(self._gate.close)
             socket = stack.enter_context(context.socket(zmq.ROUTER))
             socket.setsockopt(zmq.MAXMSGSIZE, MOST_REQUEST_BYTES)
-            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else what a slow reader does not take vanishes uncounted
+            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # otherwise drops are not counted
             socket.sndhwm, socket.rcvhwm = QUEUE_PIECES, QUEUE_REQUESTS
             socket.linger = _LINGER_MS
             keep_alive(socket, must_take=True)
@@ -181,7 +181,7 @@ class ArchiveServer:
                 self._answer_next(socket, reader)
 
     def _take_all(self, socket: zmq.Socket[bytes], frames: list[zmq.Frame]) -> None:
-        """Take the requests that wait at the socket, after a first one if there is one."""
+        """Receive the waiting requests, after a first one if given."""
         dropped = self._turns.sweep()
         for _ in range(_MOST_TAKEN):
             if frames:
@@ -194,7 +194,7 @@ class ArchiveServer:
         self._counts["dropped"] += dropped
 
     def _answer_next(self, socket: zmq.Socket[bytes], reader: _Reader) -> None:
-        """Answer the request whose turn it is, if there is one."""
+        """Answer the next request, if there is one."""
         turn = self._turns.next()
         if turn is not None:
             began = time.monotonic()
@@ -203,13 +203,13 @@ class ArchiveServer:
             self._give_way(time.monotonic() - began)
 
     def _give_way(self, worked_s: float) -> None:
-        """Leave the cores to a recorder that has something to record, for nine times as long as an answer took."""
+        """Pause while the recorder is recording, for nine times the duration of the last answer."""
         until = time.monotonic() + min(_WAIT_TIMES * worked_s, _MOST_WAIT_S)
         while self._is_recording() and time.monotonic() < until:
             time.sleep(_LOOK_S)
 
     def _answer(self, socket: zmq.Socket[bytes], reader: _Reader, request: list[zmq.Frame], most_bytes: int) -> int:
-        """Answer one request: reader, number, request. Return the size of the answer; 0: it was not taken."""
+        """Answer one request: reader, number, request. Return the size of the answer; 0 if it was dropped."""
         what, answer = "answered", []
         try:
             answer = self._answer_to(reader, request[2], most_bytes)
@@ -217,13 +217,11 @@ class ArchiveServer:
             refusal = Refusal(f"request was not understood by an archive of version {VERSION}: {error}")
         except (BlackBoxError, OSError, ValueError) as error:
             refusal = Refusal(str(error), isinstance(error, StaleCursorError))
-        except Exception as error:  # one request must not end the answers to all others
+        except Exception as error:  # other requests must still be answered
             log.exception("archive %s could not answer", self.directory)
             refusal = Refusal(f"the archive failed: {error!r}")
         if not answer:
-            why = refusal.why.replace(
-                f"{self.directory.parent}{os.sep}", ""
-            )  # where the files are is nobody's business
+            why = refusal.why.replace(f"{self.directory.parent}{os.sep}", "")  # without the location of the files
             why = why.encode(errors="backslashreplace").decode()  # a path need not be UTF-8
             what, answer = "refused", [ENCODER.encode(msgspec.structs.replace(refusal, why=why))]
         try:
@@ -236,7 +234,7 @@ class ArchiveServer:
         return sum(map(len, answer))
 
     def _rights_of(self, frame: zmq.Frame) -> tuple[str | None, Prefixes | None]:
-        """Return the name of a sender's key, None without one, and the prefixes that it may ask for, None for all."""
+        """Return the name of the sender's key, None without one, and the prefixes that it may read, None for all."""
         key = key_of(frame) if self._gate is not None else ""
         if self._gate is None or not key:
             return None, None
@@ -271,15 +269,15 @@ class ArchiveServer:
         Raises ArchiveError, PositionError.
         """
         if request.slices and not self._keeps_for_consumers:
-            raise ArchiveError("positions of consumers were sent to an archive that deletes nothing")
+            raise ArchiveError("this archive deletes nothing and stores no positions of consumers")
         if key is not None:
             owner = Owner.of_key(key)
         elif len(request.secret) == SECRET_BYTES:
             owner = Owner.of_secret(request.secret, _host_of(frame))
         else:
             raise PositionError(
-                f"consumer {request.name!r} came without a key and with a secret of {len(request.secret)} bytes, "
-                f"expected {SECRET_BYTES}: another process must not move it"
+                f"consumer {request.name!r} was sent without a key and with a secret of {len(request.secret)} bytes, "
+                f"expected {SECRET_BYTES}, so that no other process can move it"
             )
         if not request.slices:
             reader.consumers.end(owner, request.name)
@@ -289,7 +287,7 @@ class ArchiveServer:
 
 
 class _Reader:
-    """Files of an archive, as its thread reads and writes them."""
+    """Files of an archive, used by its thread."""
 
     def __init__(self, directory: Path) -> None:
         self.pieces = Pieces(directory)
@@ -320,9 +318,9 @@ def archive_of(
     is_recording: Callable[[], bool] = lambda: False,
     keeps_for_consumers: bool = False,
 ) -> ArchiveServer:
-    """Return the archive of a feed's directory, at the feed's first archive, or at the endpoint `serve`.
+    """Return the archive server of a feed's directory, at the feed's first archive or at the endpoint `serve`.
 
-    Raises ConfigError when the feed has none, or the endpoint is malformed.
+    Raises ConfigError if the feed has none, or the endpoint is malformed.
     """
     if not isinstance(serve, str) and not feed.archives:
         raise ConfigError(f"feed {feed.name!r} had no archives, expected endpoints such as tcp://host:5600")

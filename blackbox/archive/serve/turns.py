@@ -1,7 +1,7 @@
-"""Whose request an archive answers next, and how many bytes may be in flight to its readers.
+"""Decide which request an archive answers next, and how many bytes may be in flight to its readers.
 
-A reader that asks one question at a time goes before readers that ask without reading the answers. Its pieces
-grow as it reads; the pieces of others stay small. Readers that take nothing are disconnected.
+A reader with one request at a time goes before readers that send requests without reading the answers. Its pieces grow
+as it reads; the pieces of others stay small. Readers that receive nothing are disconnected.
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ from blackbox.transport.connections import Connection, connection_on
 log = logging.getLogger("blackbox")
 
 MOST_IN_FLIGHT: Final = 64 << 20
-"""Bytes of answers that readers have not taken, over all connections; beyond it pieces are small."""
+"""Bytes of answers not received yet, over all connections. Above this, pieces are small."""
 MOST_WAITING: Final = 64
-"""Requests of one reader that may wait. A reader with more does not read the answers, and is disconnected."""
+"""Maximum number of waiting requests of one reader. A reader with more is disconnected, as it reads no answers."""
 LEAST_PIECE: Final = 32 << 10
-"""Bytes of the first piece of a reader, and of one that does not read."""
+"""Size of a reader's first piece, and of all pieces of one that does not read."""
 STUCK_S: Final = 5.0
-"""A reader that has taken nothing for so long, while an answer waits for it, is disconnected."""
+"""A reader that receives nothing for this time, while an answer waits for it, is disconnected."""
 _STUCK_IN_NEED_S: Final = 0.25
 """The same while too many bytes are in flight."""
 _LOOK_S: Final = 0.01
 _LOOK_LATE_S: Final = 0.1
 _SWEEP_S: Final = 1.0
 _NOTICE_S: Final = 10.0
-"""Least time between two lines in the log."""
+"""Minimum time between two log lines."""
 _LATE_TURNS: Final = 8
 """One turn in this many is for readers that ask without reading."""
 
 
 class Reader:
-    """A connection that has asked something."""
+    """A connection that has sent a request."""
 
     def __init__(self, identity: bytes, connection: Connection | None) -> None:
         self.identity, self.connection = identity, connection
         self.waiting: deque[list[zmq.Frame]] = deque()
         self.piece = LEAST_PIECE
-        """Bytes that its next piece may have."""
+        """Maximum size of its next piece."""
         self.in_flight = 0
-        """Bytes of answers that its host has not acknowledged, as of the last look."""
+        """Bytes of answers that its host has not acknowledged, as of the last `look`."""
         self.is_ended = False
-        """True once it was disconnected: what is left of its requests is dropped."""
+        """True after a disconnect. Its remaining requests are dropped."""
         self.moved_at = self.asked_at = time.monotonic()
-        """Time at which it last took something, and asked something."""
+        """Times at which it last received data, and last sent a request."""
         self._looked_at = 0.0
         self._goal = 0
-        """Bytes that its host has acknowledged once it has taken all."""
+        """Bytes acknowledged by its host once it has received all answers."""
 
     def look(self) -> bool:
-        """Read from the kernel what it has taken; return whether it is connected, as far as that is known."""
+        """Update what its host has acknowledged. Return False if it is known to be disconnected."""
         if self.connection is None:
             return not self.is_ended
         self._looked_at = time.monotonic()
@@ -70,18 +70,18 @@ class Reader:
         return is_on
 
     def look_now(self) -> None:
-        """Have the next `is_busy` ask the kernel: who asks again has usually taken the answer before."""
+        """Make the next `is_busy` query the kernel. A reader with a new request has usually received its answer."""
         self._looked_at = 0.0
 
     def is_busy(self) -> bool:
-        """Return True if it has not taken its answer yet. The kernel is asked every 10 ms, or 100 ms for a late one."""
+        """Return True if its answer is still in flight. Queries the kernel every 10 ms, or 100 ms for a late reader."""
         often_s = _LOOK_LATE_S if len(self.waiting) > 1 else _LOOK_S
         if self.in_flight and time.monotonic() - self._looked_at >= often_s:
             self.look()
         return self.in_flight > 0
 
     def note_sent(self, size: int) -> None:
-        """Note that an answer was handed to libzmq. Only Linux reports how much of it was taken."""
+        """Add an answer passed to libzmq. Only Linux reports how much of it was received."""
         if self.connection is not None and sys.platform == "linux":
             if self.in_flight == 0:
                 self._goal, self.moved_at = self.connection.taken, time.monotonic()
@@ -90,34 +90,34 @@ class Reader:
 
 
 class Turns:
-    """Requests that wait at an archive. Used by its thread."""
+    """Requests waiting at an archive. Used by its thread."""
 
     def __init__(self, what: str) -> None:
-        """`what` serves, for the log."""
+        """`what` names the server in the log."""
         self._what = what
         self._readers: dict[bytes, Reader] = {}
         self._prompt: deque[Reader] = deque()
-        """Readers with one request, in turn."""
+        """Readers with one request, in order."""
         self._late: deque[Reader] = deque()
-        """Readers with several."""
+        """Readers with several requests."""
         self._turn = 0
         self._swept_at = 0.0
         self.disconnected = 0
-        """Readers that were disconnected."""
+        """Number of disconnected readers."""
         self._logged_at = -_NOTICE_S
 
     def take(self, frames: list[zmq.Frame]) -> int:
-        """Take a request: reader, number, request. Return how many requests are dropped for it."""
+        """Add a request: reader, number, request. Return how many requests were dropped."""
         identity = frames[0].bytes
         reader = self._readers.get(identity)
         if reader is None or reader.is_ended:
             connection = _connection_of(frames[-1])
             if reader is not None and (connection is None or not connection.look()):
-                return 1  # it was disconnected, and this came before
+                return 1  # sent before it was disconnected
             reader = self._readers[identity] = Reader(identity, connection)
         reader.asked_at = time.monotonic()
         if len(reader.waiting) >= MOST_WAITING:
-            return 1 + self._end(reader, f"{MOST_WAITING} requests waited, and it read no answer")
+            return 1 + self._end(reader, f"{MOST_WAITING} requests waited and it read no answer")
         reader.waiting.append(frames)
         reader.look_now()
         if len(reader.waiting) == 1:
@@ -127,20 +127,20 @@ class Turns:
         return 0
 
     def wait_s(self) -> float | None:
-        """Return seconds until the next look if no request comes; None: no look is needed."""
+        """Return seconds until the next look if no request arrives; None if none is needed."""
         if not self._readers:
             return None
         return _LOOK_S if self._prompt or self._late else _SWEEP_S
 
     def next(self) -> tuple[Reader, list[zmq.Frame], int] | None:
-        """Return the reader whose turn it is, its request, and the most bytes of a piece; None: none may go now."""
+        """Return the next reader, its request, and the maximum size of its piece; None if none can be answered now."""
         self._turn += 1
         queues = [self._prompt, self._late] if self._turn % _LATE_TURNS else [self._late, self._prompt]
         for queue in queues:
             for _ in range(len(queue)):
                 reader = queue.popleft()
                 if reader.is_ended or not reader.waiting or (queue is self._prompt and len(reader.waiting) > 1):
-                    continue  # it is in the other queue, or in none
+                    continue  # it has moved to the other queue or to none
                 if reader.is_busy():
                     queue.append(reader)
                 elif reader.look():
@@ -160,7 +160,7 @@ class Turns:
         return reader, frames, most
 
     def sweep(self) -> int:
-        """Disconnect readers that take nothing, and forget those that have gone; return how many requests they had."""
+        """Disconnect readers that receive nothing, and remove those that left. Return how many requests they had."""
         now = time.monotonic()
         flying = [each for each in self._readers.values() if each.in_flight]
         is_full = sum(each.in_flight for each in flying) > MOST_IN_FLIGHT
@@ -171,13 +171,13 @@ class Turns:
             if not reader.look() or (reader.is_ended and now - reader.asked_at > STUCK_S):
                 self._forget(reader)
             elif reader.in_flight and now - reader.moved_at > (_STUCK_IN_NEED_S if is_full else STUCK_S):
-                dropped += self._end(reader, f"it has taken nothing for {now - reader.moved_at:.2g} s")
+                dropped += self._end(reader, f"it received nothing for {now - reader.moved_at:.2g} s")
             elif reader.connection is None and not reader.waiting and now - reader.asked_at > STUCK_S:
                 self._forget(reader)
         return dropped
 
     def _end(self, reader: Reader, why: str) -> int:
-        """Disconnect a reader; return how many requests it had."""
+        """Disconnect a reader. Return how many requests it had."""
         dropped = len(reader.waiting)
         reader.waiting.clear()
         if reader.connection is not None and reader.connection.end():
@@ -196,7 +196,7 @@ class Turns:
 
 
 def _connection_of(frame: zmq.Frame) -> Connection | None:
-    """Return the TCP connection on which a frame came; None: it came by ipc, or the connection has ended."""
+    """Return the TCP connection of a frame; None for ipc or if the connection has ended."""
     with suppress(zmq.ZMQError):
         return connection_on(int(frame.get(zmq.SRCFD)))
     return None
