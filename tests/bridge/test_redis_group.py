@@ -159,7 +159,7 @@ def test_a_late_redis_is_waited_for(
     os.kill(server.pid, signal.SIGSTOP)
     try:
         with Hub(feed, tmp_path), RedisGroup(feed, server.url) as bridge:
-            wait_until(lambda: "is away" in caplog.text)
+            wait_until(lambda: "is unreachable" in caplog.text)
             monkeypatch.setattr(redis_connection, "SOCKET_S", 5.0)  # on a busy machine it answers late
             os.kill(server.pid, signal.SIGCONT)
             wait_until(lambda: bridge.statistics()["messages put"] == 10)

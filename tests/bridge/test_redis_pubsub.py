@@ -133,7 +133,7 @@ def test_while_redis_does_not_answer_it_is_waited_for(
         try:
             for number in range(100):
                 publisher.publish(b"A", b"%d" % number)
-            wait_until(lambda: "is away" in caplog.text)
+            wait_until(lambda: "is unreachable" in caplog.text)
         finally:
             os.kill(server.pid, signal.SIGCONT)
         while len(payloads) < 100:

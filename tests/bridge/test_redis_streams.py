@@ -146,7 +146,7 @@ def test_while_redis_does_not_answer_it_is_waited_for(
         try:
             for number in range(1, 100):
                 publisher.publish(b"A", b"%d" % number)
-            wait_until(lambda: "is away" in caplog.text)
+            wait_until(lambda: "is unreachable" in caplog.text)
         finally:
             os.kill(server.pid, signal.SIGCONT)
         wait_until(lambda: bridge.statistics().added + bridge.statistics().known == 100, 60)
@@ -164,7 +164,7 @@ def test_a_bridge_ends_without_redis(
         os.kill(server.pid, signal.SIGSTOP)
         try:
             publisher.publish(b"A", b"0")
-            wait_until(lambda: "is away" in caplog.text)
+            wait_until(lambda: "is unreachable" in caplog.text)
             before = signal.getsignal(signal.SIGINT)
 
             def interrupt() -> None:
@@ -291,7 +291,7 @@ def test_a_late_redis_is_waited_for(
     try:
         with ThreadPoolExecutor(1) as pool, Publisher(feed) as publisher:
             starting = pool.submit(RedisStreams(feed, server.url).start, 60)
-            wait_until(lambda: "is away" in caplog.text)
+            wait_until(lambda: "is unreachable" in caplog.text)
             monkeypatch.setattr(redis_connection, "SOCKET_S", 5.0)  # on a busy machine it answers late
             os.kill(server.pid, signal.SIGCONT)
             with starting.result() as bridge:

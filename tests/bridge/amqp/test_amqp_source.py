@@ -172,7 +172,7 @@ def test_a_killed_rabbitmq_loses_nothing_confirmed_and_is_bound_again(
             if number == 2_000:
                 wait_until(lambda: out.statistics().added > 0)
                 rabbit.kill()
-        wait_until(lambda: caplog.text.count("is away") == 2)
+        wait_until(lambda: caplog.text.count("is unreachable") == 2)
         late = Subscriber(here)
         late.on(b"B.")(got.message)
         with pytest.raises(NotConfirmedError):
@@ -214,7 +214,7 @@ def test_a_late_rabbitmq_is_waited_for(rabbit: RabbitMq, caplog: pytest.LogCaptu
             publisher.publish(b"A", b"x")
             assert got.wait(1)[0].payload == b"x"
         assert inlet.statistics()["times away"] == 1
-    assert caplog.text.count("is away") == 2
+    assert caplog.text.count("is unreachable") == 2
 
 
 def test_an_exchange_of_another_kind_ends_it(rabbit: RabbitMq, channel: amqp.Channel) -> None:
