@@ -287,7 +287,7 @@ BAD_LINES = [
     (b"%d " % RECEIVED, "its frame was '', expected one whole JSON object"),
     (b"%d []" % RECEIVED, r"its frame was '\[\]', expected one whole JSON object"),
     (b"%d %b" % (RECEIVED, TRADE[:-1]), "its frame was '{.*, expected one whole JSON object"),
-    (b"%d {}}" % RECEIVED, "something stands behind its frame, expected a line end: '1723161254087896568 {}}'"),
+    (b"%d {}}" % RECEIVED, "its frame is followed by more text, expected a line end: '1723161254087896568 {}}'"),
     (b'%d {"e":"x}' % RECEIVED, "its frame was"),
     (b'%d {"e":"x\\' % RECEIVED, "its frame was"),  # cut behind a backslash
     (b'%d {"e":}' % RECEIVED, "its frame was"),

@@ -334,7 +334,7 @@ def test_two_symbols_of_one_instrument_are_refused_naming_both(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [(b"E\xff", "it is not UTF-8"), (b"#system", "it stands for the whole market")],
+    [(b"E\xff", "it is not UTF-8"), (b"#system", "it is reserved for the whole market")],
 )
 def test_symbol_that_cannot_be_kept_is_refused_by_name(tmp_path: Path, name: bytes, why: str) -> None:
     source = source_of(tmp_path / "a.dbn", metadata_of(schema=None) + mapping(name) + record())

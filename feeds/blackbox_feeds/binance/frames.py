@@ -1,16 +1,15 @@
-"""The compiled reader of lines of receive time and JSON frame: where they are, when they were, what they are about.
+"""Compiled: read lines of receive time and JSON frame, with their bounds, times and topics.
 
     line = time | space | { ... } | line end
     time = 19 digits of ns; or 16 of us, 13 of ms, 10 of s, perhaps with a fraction
 
-A line of another form is skipped up to the next line feed, and counted. So is a line whose names a topic cannot hold,
-or with a time outside the years 2000 to 2099.
-An empty line is skipped. A byte order mark may stand before any line.
+A malformed line is skipped up to the next line feed, and counted. So is a line with names that cannot be in a topic, or
+with a time outside the years 2000 to 2099. An empty line is skipped. A byte order mark may precede any line.
 
-A frame is walked once, text by text and bracket by bracket. Only these fields are looked at, on the top level and in
-`data`: `stream`, `e`, `s` or `symbol`, `E`, `T`, and those that tell which kind a frame without an `e` is. All but
-the times make up a key, and frames of equal keys have one topic, which Python writes when the key is new. Names are
-texts of JSON: escapes are resolved, so that both spellings of a symbol have one topic.
+A frame is scanned once, text by text and bracket by bracket. Only these fields are read, on the top level and in
+`data`: `stream`, `e`, `s` or `symbol`, `E`, `T`, and those that identify the kind of a frame without an `e`. All but
+the times form a key. Frames with equal keys have one topic, which Python writes when the key is new. Names are JSON
+texts with escapes resolved, so that both spellings of a symbol have one topic.
 """
 
 from __future__ import annotations
@@ -35,25 +34,25 @@ from blackbox_feeds.io.template import TopicForm
 from blackbox_feeds.io.topics import KeyedTopics
 
 MAX_KEYS: Final = 1 << 16
-"""More distinct streams than this are taken for corrupt input."""
+"""More distinct streams than this indicate corrupt input."""
 
 END, FILLED, PARTIAL, BAD_TIME, BAD_FRAME, BAD_END, LONG_KEY, CROWDED, OTHER_TIME = range(9)
-"""END, FILLED, PARTIAL and CROWDED say why the kernel stopped: no more bytes, full columns, an incomplete line, too
-many streams. The others are faults of a line: no receive time, no JSON object, no line end after it, too long names, a
-time outside the years 2000 to 2099."""
+"""END, FILLED, PARTIAL and CROWDED are reasons to stop: no more bytes, full columns, an incomplete line, too many
+streams. The others are faults of a line: no receive time, no JSON object, no line end after it, too long names, a time
+outside the years 2000 to 2099."""
 
 _STREAM, _EVENT, _SYMBOL, _EVENT_TIME, _TIME, _UPDATE_ID, _BID_SIZE, _ASK_SIZE = range(8)
 _DATA, _OTHER = 8, 9
 _FIELDS: Final = 10
 _FIRST_SYMBOL, _SEVERAL, _WITHOUT_TIME, _PLACES = range(OWN, OWN + 4)
-"""Places in the state behind those of lines: the first symbol's hash, 1 if there was another symbol, the count of
-frames without time; and how many places there are."""
+"""Indices in the state after those of lines: the first symbol's hash, 1 if there was another symbol, the count of
+frames without time; and the number of indices."""
 _NAME: Final = Decoder[str]("json", str)
 _KEY_BYTES: Final = 1024
 _MEAN_KEY_BYTES: Final = 64
 _TIME_DIGITS = 19
 _EARLIEST_NS, _LATEST_NS = 946_684_800_000_000_000, 4_102_444_800_000_000_000
-"""2000-01-01 and 2100-01-01 UTC: a time outside is in another unit, or wrong."""
+"""2000-01-01 and 2100-01-01 UTC: a time outside has another unit, or is wrong."""
 _LARGEST = (1 << 63) - 1
 _DEEPEST = 62
 _PRIME = 0x100000001B3
@@ -124,7 +123,7 @@ def _field(data: NDArray[numpy.uint8], start: int, end: int, top: bool) -> int:
 
 @njit(nogil=True, cache=True)
 def _string_end(data: NDArray[numpy.uint8], at: int) -> int:
-    """Where the string that was opened before `at` is closed; -1: a line end comes first; or the end of the data."""
+    """Return where the string opened before `at` ends; -1: a line end comes first; or the end of the data."""
     end = len(data)
     while at < end:
         byte = data[at]
@@ -133,7 +132,7 @@ def _string_end(data: NDArray[numpy.uint8], at: int) -> int:
         if byte < 0x20:
             return -1
         if byte == _BACKSLASH:
-            at += 1  # what it escapes; a line may be cut here, too
+            at += 1  # the escaped byte; a line may be cut here, too
             if at < end and data[at] < 0x20:
                 return -1
         at += 1
@@ -142,7 +141,7 @@ def _string_end(data: NDArray[numpy.uint8], at: int) -> int:
 
 @njit(nogil=True, cache=True)
 def _scalar(data: NDArray[numpy.uint8], at: int) -> tuple[int, int, int, int]:
-    """(start, stop, what follows, END) of the text or word at `at`, a text without its quotes; or why it is none."""
+    """Return (start, stop, next position, END) of the text or word at `at`, without quotes; or a fault."""
     end = len(data)
     if data[at] == _QUOTE:
         stop = _string_end(data, at + 1)
@@ -157,7 +156,7 @@ def _scalar(data: NDArray[numpy.uint8], at: int) -> tuple[int, int, int, int]:
 
 @njit(nogil=True, cache=True)
 def _colon(data: NDArray[numpy.uint8], at: int) -> tuple[int, int]:
-    """Return (what stands behind the colon that comes next, END), or (where none is, why)."""
+    """Return (position after the next colon, END), or (position of the fault, why)."""
     while at < len(data) and data[at] == _SPACE:
         at += 1
     if at >= len(data):
@@ -167,13 +166,13 @@ def _colon(data: NDArray[numpy.uint8], at: int) -> tuple[int, int]:
 
 @njit(nogil=True, cache=True)
 def _scan(data: NDArray[numpy.uint8], at: int, fields: NDArray[numpy.int64]) -> tuple[int, int]:
-    """Walk the JSON object at `at`: (where it ends, END), or (where it is wrong, why).
+    """Scan the JSON object at `at`: return (its end, END), or (position of the fault, why).
 
-    `fields` gets where the values of the known fields start and end: texts without their quotes.
+    `fields` gets the bounds of the values of known fields, without quotes.
     """
     fields[:] = 0
     depth = 0
-    lists = 0  # a bit for each level: whether it is a list
+    lists = 0  # a bit for each level: 1 for a list
     in_data = False
     field = _OTHER
     wants = _START
@@ -257,7 +256,7 @@ def _received_ns(data: NDArray[numpy.uint8], at: int, digits: int) -> tuple[int,
 def _event_ns(data: NDArray[numpy.uint8], fields: NDArray[numpy.int64]) -> int:
     """Return the exchange's time; 0 if the frame has no time, 1 if the time is outside the years 2000 to 2099.
 
-    It is in ms, or in us where that was asked for: its size tells.
+    It is in ms, or in us if the subscription asked for that: the size shows which.
     """
     for field in (_EVENT_TIME, _TIME):
         value = _whole_number(data, fields[field, 0], fields[field, 1])
@@ -271,7 +270,7 @@ def _event_ns(data: NDArray[numpy.uint8], fields: NDArray[numpy.int64]) -> int:
 
 @njit(nogil=True, cache=True)
 def _symbol_hash(data: NDArray[numpy.uint8], fields: NDArray[numpy.int64]) -> int:
-    """Return a number for the symbol that a frame is about, in small letters; 0 when it names none."""
+    """Return a number for a frame's symbol, in lower case; 0 without a symbol."""
     start, end = fields[_STREAM, 0], fields[_STREAM, 1]
     if start == end or data[start] == _BANG:
         start, end = fields[_SYMBOL, 0], fields[_SYMBOL, 1]
@@ -319,7 +318,7 @@ def _write_key(
 
 @njit(nogil=True, cache=True)
 def _line_end(data: NDArray[numpy.uint8], at: int, last: bool) -> tuple[int, int]:
-    """Return (where the next line starts, why none ends at `at`; END when one does)."""
+    """Return (start of the next line, END), or a fault if no line ends at `at`."""
     end = len(data)
     if at < end and data[at] == _CR:
         at += 1
@@ -371,7 +370,7 @@ def read_lines(
     bad: NDArray[numpy.int64],
     columns: Columns,
 ) -> tuple[int, int, int]:
-    """Read lines from `position` on, until the columns are full; `last`: nothing comes after `data`.
+    """Read lines from `position` on, until the columns are full; `last`: nothing follows `data`.
 
     `digits`: those of a receive time. Bad lines are skipped and counted; `bad` gets (number, start, why) of the first.
     Returns (lines, position, why it stopped).
@@ -417,14 +416,14 @@ def read_lines(
 
 
 class _NameError(Exception):
-    """A stream, event or symbol is not usable in a topic. The text says which one, and why."""
+    """A stream, event or symbol that cannot be in a topic. The text names it and the reason."""
 
 
 class FrameReader:
-    """Turn lines into chunks; one object per iteration. Remembers keys and topics from call to call."""
+    """Turns lines into chunks; one object per iteration. Remembers keys and topics between calls."""
 
     position = 0
-    """After `chunks`: where it ended in the data."""
+    """After `chunks`: the position in the data at which it ended."""
     lines = 0
     """Lines that became messages."""
 
@@ -437,11 +436,11 @@ class FrameReader:
         self._state = numpy.zeros(_PLACES, numpy.int64)
         self._wrong: list[str] = []
         self.bad = Losses("bad lines")
-        """Lines that were left out."""
+        """Lines left out."""
 
     @property
     def without_time(self) -> int:
-        """Frames that had no time of the exchange."""
+        """Number of frames without a time of the exchange."""
         return int(self._state[_WITHOUT_TIME])
 
     @property
@@ -450,7 +449,7 @@ class FrameReader:
         return int(self._state[EMPTY])
 
     def skip_damage(self) -> None:
-        """Skip the first piece of the next data: it may be the rest of a line that a damaged part has cut."""
+        """Skip the first piece of the next data: it may be the rest of a line that was damaged."""
         self._state[IS_SKIPPING] = 1
 
     def chunks(self, data: NDArray[numpy.uint8], last: bool) -> Iterator[Chunk]:
@@ -464,7 +463,7 @@ class FrameReader:
             columns = Columns.new()
             bad = numpy.zeros((NAMED, 3), numpy.int64)
             begin, count = self.position, int(self._state[BAD])
-            lines = int(self._state[LINES] - self._state[IS_SKIPPING])  # the rest of a line has its line feed
+            lines = int(self._state[LINES] - self._state[IS_SKIPPING])  # a skipped rest of a line counts a line feed
             n, self.position, why = read_lines(
                 data, begin, last, self._digits, self._topics.keys.at, self._state, bad, columns
             )
@@ -484,7 +483,10 @@ class FrameReader:
             raise SourceError(f"the input has more than {MAX_KEYS} distinct streams: it is corrupt")
 
     def _without_wrong(self, chunk: Chunk, begin: int, lines: int) -> Chunk:
-        """Leave out lines whose names a topic cannot hold. `lines` came before byte `begin` of the data."""
+        """Leave out lines with names that cannot be in a topic.
+
+        `lines`: number of lines before byte `begin` of the data.
+        """
         rows = numpy.flatnonzero(chunk.topic_index < 0)
         for row in rows[:NAMED].tolist():
             line = lines + 1 + int(numpy.count_nonzero(chunk.payloads[begin : chunk.starts[row]] == _LF))
@@ -499,7 +501,7 @@ class FrameReader:
         )
 
     def _topic(self, key: bytes) -> bytes | int:
-        """Return the topic of a key; or, for a name that a topic cannot hold, the inverted place in `_wrong`."""
+        """Return the topic of a key; or the inverted index in `_wrong` if a name cannot be in a topic."""
         try:
             return self._topic_of(*key.split(b"\0"))
         except _NameError as error:
@@ -511,10 +513,10 @@ class FrameReader:
         stream, event, symbol = _name(stream), _name(event), _name(symbol)
         subject, _, name = stream.partition(b"@")
         if subject.startswith(b"!"):
-            # All of a market in one stream: a frame may be about one symbol, or about many.
+            # A stream of a whole market: a frame may concern one symbol, or many.
             subject, name = symbol, subject[1:]
-        # Streams are in small letters, symbols in capitals. Only those of ASCII are made equal: these are the ones
-        # that Binance changes, and no two symbols differ in them alone.
+        # Streams are lower case, symbols upper case. Only ASCII letters are folded: these are the ones that Binance
+        # changes, and no two symbols differ only in them.
         subject = (subject or symbol).lower()
         self._symbol = self._symbol or subject
         name = name.partition(b"@")[0] or event.removesuffix(b"Update")
@@ -523,13 +525,13 @@ class FrameReader:
             subject = subject or (self._symbol if known == _KNOWN else b"") or b"#unknown"
         elif kind == _TICKER:
             name = name or b"bookTicker"
-        if b"." in name:  # a symbol ends at the last one
+        if b"." in name:  # a symbol ends at the last dot
             raise _NameError(f"type was {name.decode()!r}, expected one without '.'")
         return self._form.topic(subject or MARKET_SYMBOL, name or b"other", 0)
 
 
 def _name(text: bytes) -> bytes:
-    """Return a JSON text with its escapes resolved, in UTF-8. Raise `_NameError` if a topic cannot hold it."""
+    """Return a JSON text with its escapes resolved, in UTF-8. Raises `_NameError` if it cannot be in a topic."""
     try:
         name = _NAME.decode(b'"%b"' % text)
         if any(unicodedata.category(character) == "Cc" for character in name):
@@ -541,12 +543,12 @@ def _name(text: bytes) -> bytes:
 
 
 def _complaint(data: NDArray[numpy.uint8], position: int, why: int, digits: int) -> str:
-    """Return what is wrong with the line at `position`."""
+    """Describe what is wrong with the line at `position`."""
     line = data[position : position + _SHOWN_BYTES].tobytes().partition(b"\n")[0].removesuffix(b"\r").decode("latin-1")
     if why == BAD_TIME:
         return _wrong_time(line, digits)
     if why == BAD_END:
-        return f"something stands behind its frame, expected a line end: {line!r}"
+        return f"its frame is followed by more text, expected a line end: {line!r}"
     if why == OTHER_TIME:
         return f"its event time, else its receive time, was outside the years 2000 to 2099 in ms, us or ns: {line!r}"
     if why == LONG_KEY:

@@ -1,8 +1,8 @@
-"""Binance's WebSocket frames, spot and futures, as collectors write them: lines of receive time and JSON frame.
+"""Binance's WebSocket frames, spot and futures, as written by collectors: lines of receive time and JSON frame.
 
     1723161254087896568 {"stream":"btcusdt@trade","data":{"e":"trade","E":1723161255343,"s":"BTCUSDT",...}}
 
-A payload is the whole line, its line end too: the receive time is in it, and nothing gets lost. `split` takes it apart.
+A payload is the whole line with its line end, including the receive time. `split` takes it apart.
 
     Binance("btcusdt_20240808.gz").publish(publisher)
 """
@@ -41,7 +41,7 @@ SCHEMA = Schema(
 )
 """The schema `binance`, number 5: payloads are lines of text, so it has no records.
 
-Futures send fills of the insurance fund and of auto-deleveraging as trades, too: only `X` says so. Spot has no `X`.
+Futures also send fills of the insurance fund and of auto-deleveraging as trades, marked only by `X`. Spot has no `X`.
 """
 
 TimeUnit = Literal["ns", "us", "ms", "s"]
@@ -55,23 +55,22 @@ _TIME_DIGITS: Final[dict[str, int]] = {"ns": 19, "us": 16, "ms": 13, "s": 10}
 class Binance(Source):
     """The frames of one file, in file order.
 
-    `topic` is made from `{symbol}` and `{type}`. Both come from the frame's stream, `btcusdt@depth@100ms` being
-    `btcusdt.depth`; in a frame without one, from its event type and symbol. An order book that was asked for
-    (`lastUpdateId`) has the type `snapshot`; some name no symbol, and have that of the frames before them if those are
-    all of one, else `#unknown`. What is about no symbol at all has the symbol `#system`. Symbols are in UTF-8 with the
-    letters A to Z made small, as in names of streams.
+    `topic` is made from `{symbol}` and `{type}`. Both come from the frame's stream: `btcusdt@depth@100ms` becomes
+    `btcusdt.depth`. A frame without a stream uses its event type and symbol. A requested order book (`lastUpdateId`)
+    has the type `snapshot`. If it names no symbol, it gets that of the earlier frames if they all have the same, else
+    `#unknown`. Frames about no symbol have the symbol `#system`. Symbols are in UTF-8 with the letters A to Z in lower
+    case, as in names of streams.
 
-    `ts_event` is the exchange's event time (`E`, else `T`). Frames without one, or with 0, have the receive time, as
-    spot's `bookTicker` does. The collector's clock is another one than the exchange's, so such a time may stand before
-    that of an earlier frame. `notes` counts them. `time_unit` is the unit of the receive times; those of us, ms and s
-    may have a fraction.
+    `ts_event` is the exchange's event time (`E`, else `T`). Frames without one, or with 0, such as spot's `bookTicker`,
+    get the receive time. The collector's clock differs from the exchange's, so such a time may be before that of an
+    earlier frame. `notes` counts them. `time_unit` is the unit of the receive times; us, ms and s may have a fraction.
 
-    Bad lines are left out: `truncated` names the first ones and counts the others. A line with a time outside the years
-    2000 to 2099 is bad. What a damaged member of a gzip file held is left out, too; reading goes on with the next whole
-    line. Empty lines are left out and counted in `notes`. A byte order mark before a line is no part of it.
+    Bad lines are left out: `truncated` names the first ones and counts the others. A time outside the years 2000 to
+    2099 is bad. The content of a damaged gzip member is left out too; reading continues with the next complete line.
+    Empty lines are left out and counted in `notes`. A byte order mark before a line is dropped.
 
     Raises:
-        ConfigError: a topic or unit that is not one.
+        ConfigError: an invalid topic or unit.
     """
 
     schema = SCHEMA
@@ -121,7 +120,7 @@ class Binance(Source):
 
 
 def split(payload: bytes) -> tuple[int, bytes]:
-    """Return (receive time in ns since 1970-01-01 UTC, JSON frame) of a payload. The digits tell the time's unit."""
+    """Return (receive time in ns since 1970-01-01 UTC, JSON frame) of a payload. The digits give the unit."""
     time, _, frame = payload.partition(b" ")
     whole, _, fraction = time.partition(b".")
     return int((whole + fraction).ljust(_TIME_DIGITS["ns"], b"0")), frame.rstrip(b"\r\n")
@@ -131,7 +130,7 @@ def export_binance(parts: Iterable[Messages]) -> Iterator[NDArray[numpy.uint8]]:
     """Yield the lines of these messages.
 
     Raises:
-        SourceError: a message is empty, which no line is.
+        SourceError: a message is empty.
     """
     open_end = False
     for part in parts:
@@ -141,7 +140,7 @@ def export_binance(parts: Iterable[Messages]) -> Iterator[NDArray[numpy.uint8]]:
             yield numpy.array([_LF], numpy.uint8)
         ends = part.offsets[1:]
         bare = ends[part.payloads[ends - 1] != _LF]
-        # Only the last line of a file may lack its end; another file's lines may follow.
+        # Only the last line of a file may lack its end, and another file's lines may follow.
         inside = bare[bare < ends[-1]]
         yield numpy.insert(part.payloads, inside, _LF) if len(inside) else part.payloads
         open_end = len(inside) < len(bare)

@@ -16,17 +16,17 @@ from blackbox.feed.source import Chunk
 
 
 class _Held(NamedTuple):
-    """Bars that have not ended at the last record."""
+    """Bars that have not ended by the last record."""
 
     rows: Chunk
     ends: NDArray[numpy.int64]
 
 
 def in_order(chunks: Iterator[Chunk], delays_of: Callable[[Chunk], NDArray[numpy.int64] | None]) -> Iterator[Chunk]:
-    """Yield the messages of `chunks`, which has bars at their start, with each bar after what happened before its end.
+    """Yield the messages of `chunks`, in which bars are at their start, with each bar after everything before its end.
 
-    `delays_of` returns by how much the time of each message in the last chunk is later than its place in the file, or
-    None if all are at their place.
+    `delays_of` returns how much later the time of each message in the last chunk is than its position in the file, or
+    None if all are in order.
     """
     held: _Held | None = None
     reached = 0
@@ -75,7 +75,7 @@ def _taken(chunk: Chunk, rows: NDArray[numpy.intp]) -> Chunk:
 
 
 def _copied(chunk: Chunk) -> Chunk:
-    """Return the same messages with payloads of their own."""
+    """Return the same messages with a copy of the payloads."""
     data = chunk.payloads.data
     ends = (chunk.starts + chunk.lengths).tolist()
     content = b"".join([data[start:end] for start, end in zip(chunk.starts.tolist(), ends, strict=True)])

@@ -1,21 +1,19 @@
 """How Databento's MBO records change a book.
 
     A   adds an order; with F_TOB it is the whole side, and without a price the side is empty
-    C   cancels shares of one, M gives it another price and size, R clears the book
+    C   cancels shares of an order, M changes its price and size, R clears the book
     T F N   change nothing: a cancel or a modify comes with each fill
 
-An order that is modified and does not rest is added, as Databento's own example of a book does, and counted. F_LAST
-ends an event, a snapshot too; before it the book is between two states. The first record of a snapshot (F_SNAPSHOT)
-clears the book, also where no R stands in front of it, as in files from before February 2024. Its orders have times of
-their own, older ones: the source gives its records the time of the snapshot (`ts_recv`), so a replay delivers them
-together.
+A modify of an unknown order adds it, as in Databento's own example of a book, and is counted. F_LAST ends an event or a
+snapshot; before it the book is in an intermediate state. The first record of a snapshot (F_SNAPSHOT) clears the book,
+even without a preceding R, as in files from before February 2024. The orders of a snapshot have their own, older times.
+The source uses the time of the snapshot (`ts_recv`) for them, so a replay delivers them together.
 
-F_MAYBE_BAD_BOOK says that messages of the venue are lost. The book is not in sync until the next snapshot or R. On
-records of a snapshot the flag is about the channel before it: the snapshot holds all that rests at its time, so with
-it the book is in sync.
+F_MAYBE_BAD_BOOK means that messages of the venue were lost. The book is out of sync until the next snapshot or R. On
+records of a snapshot the flag concerns the earlier channel: the snapshot is complete, so it brings the book into sync.
 
-Topics name an instrument, not a venue: a file with several venues of one instrument (`publisher_id`) has one book of
-all.
+Topics name an instrument, not a venue: a file with several venues of one instrument (`publisher_id`) has one book for
+all of them.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ _NO_PRICE: Final = (1 << 63) - 1
 _ADD, _CANCEL, _MODIFY, _CLEAR, _TRADE, _FILL, _NONE = (ord(action) for action in "ACMRTFN")
 _BID, _ASK = ord("B"), ord("A")
 _TOP: Final = -1
-"""Reference of the order that stands for a whole side of bids; that of the asks is one less."""
+"""Reference of the order that represents a whole side of bids; that of the asks is one less."""
 
 
 @njit(nogil=True, cache=True)
@@ -96,9 +94,9 @@ def _change(book, data, action, is_top):  # type: ignore[no-untyped-def]
 
 
 def rest(resting: Resting) -> NDArray[numpy.uint8]:
-    """Make an add of each order, with the times of the instrument's last record: see `Rest`.
+    """Make an add for each order, with the times of the instrument's last record: see `Rest`.
 
-    Within a snapshot they are of it, so that what follows does not clear the book.
+    Within a snapshot they are marked as part of it, so that later records do not clear the book.
     """
     orders, schema = resting.orders, SCHEMA if len(resting.last) == _BYTES else SCHEMA_TS_OUT
     is_begun = resting.is_snapshot and len(orders) == 0
@@ -116,4 +114,4 @@ def rest(resting: Resting) -> NDArray[numpy.uint8]:
 
 
 BOOK: Final = BookFeed(chr(_MBO), RTYPE_AT, 9, apply, rest, begins_empty=False)
-"""What is registered as the books of the schemas `dbn` and `dbn_ts_out`."""
+"""The books registered for the schemas `dbn` and `dbn_ts_out`."""

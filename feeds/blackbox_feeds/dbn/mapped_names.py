@@ -47,7 +47,7 @@ _ALWAYS, _NEVER = -(1 << 63), (1 << 63) - 1
 class _Mapping(SharedRecord):
     name = Field()
     start = Field()
-    """When it begins to be in force, and when it ends. Unit: ns since 1970-01-01 UTC."""
+    """Start and end of its validity. Unit: ns since 1970-01-01 UTC."""
     end = Field()
     instrument = Field()
     """The number of the instrument among the mapped ones."""
@@ -62,24 +62,24 @@ _MAPPING_BYTES: Final = _Mapping.dtype.itemsize
 
 
 class MappedAt(NamedTuple):
-    """A `MappedNames` as compiled code takes it."""
+    """A `MappedNames` for compiled code."""
 
     texts: NumberingAt
     instruments: NumberingAt
     mappings: int
     """Address of all mappings. They are numbered from 1."""
     used: int
-    """Address of an int64: how many mappings there are."""
+    """Address of an int64: the number of mappings."""
     of_instrument: int
     """Address of the first mapping of each instrument, int32[MAX_TOPICS]."""
     of_name: int
     """Address of the first mapping of each name, int32[MAX_TOPICS + 1]."""
     key: int
-    """Address of int64[3]: the instrument that is looked up, and the numbers of two names that it has."""
+    """Address of int64[3]: the instrument to look up, and the numbers of two of its names."""
 
 
 class MappedNames:
-    """The names in force. `at` is what compiled code takes; the object must outlive its use."""
+    """The names in force. `at` is for compiled code; the object must outlive its use."""
 
     def __init__(self) -> None:
         self._texts = Numbering(MAX_TOPICS, _SYMBOL_BYTES, fresh_array)
@@ -98,7 +98,7 @@ class MappedNames:
         )
 
     def names(self, number: int) -> tuple[int, list[bytes]]:
-        """Return what a number stands for: an instrument and its two names, or 0 and one name."""
+        """Return the meaning of a number: an instrument and its two names, or 0 and one name."""
         text = self._texts.name(number - 1)
         if b"\0" not in text:
             return 0, [text]
@@ -131,7 +131,7 @@ def _number(mapped: MappedAt, number: int):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def _cut(old, start, end) -> None:  # type: ignore[no-untyped-def]
-    """Let a mapping not be in force from `start` to `end`, nor after it if it began before."""
+    """Suspend a mapping from `start` to `end`, and end it there if it began before."""
     if old.start < end and start < old.end:
         if old.start <= start:
             old.end = start
@@ -141,7 +141,7 @@ def _cut(old, start, end) -> None:  # type: ignore[no-untyped-def]
 
 @njit(nogil=True, cache=True)
 def note_mapping(mapped: MappedAt, data: NDArray[numpy.uint8], start: int, size: int, instrument: int) -> int:
-    """Use the mapping in the record at `start`, of `size` bytes, from here on.
+    """Apply the mapping in the record at `start`, of `size` bytes, from here on.
 
     Returns the number of its name, UNNAMED, or FULL if there is no room.
     """
@@ -207,7 +207,7 @@ def _put(mapped: MappedAt, place: int, name: int, start: int, end: int, is_reque
 
 @njit(nogil=True, cache=True)
 def has_mappings(mapped: MappedAt) -> bool:
-    """Return whether there was a mapping in the stream."""
+    """Return True if the stream had a mapping."""
     return bool(int64s_at(mapped.instruments.used, 1)[0] != 0)
 
 

@@ -1,8 +1,8 @@
 """The metadata at the start of a DBN stream: its version, and the symbols of its instruments.
 
-    DBN 3 | version 1 | length 4 | what `databento_dbn` decodes | records ...
+    DBN 3 | version 1 | length 4 | decoded by `databento_dbn` | records ...
 
-The records are those of `blackbox_feeds.dbn.scan`.
+The records are read by `blackbox_feeds.dbn.scan`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from blackbox_feeds.io.window import FileWindow
 
 _HEAD_BYTES: Final = 8
 _LONGEST: Final = 16 << 20
-"""Longer metadata is taken for damage; a message must hold it."""
+"""Longer metadata counts as damage; it must fit into a message."""
 _ALWAYS, _NEVER = -(1 << 63), (1 << 63) - 1
 
 _KEPT: Final = SAME_IN_ALL_VERSIONS | {"tbbo"}
@@ -29,10 +29,10 @@ Interval = tuple[int, int, bytes]
 
 
 class DbnMetadata:
-    """The metadata at the start of a window, which is moved on until all of it is in view.
+    """The metadata at the start of a window, which slides until all of it is in view.
 
     Raises:
-        SourceError: it is not there, or not whole, or not of a known version.
+        SourceError: it is missing, incomplete, or of an unknown version.
         ConfigError: `databento-dbn` is not installed.
     """
 
@@ -50,7 +50,7 @@ class DbnMetadata:
         self.version: int = self._decoded.version
         """The version of the records in the file."""
         self.schema: str | None = None if self._decoded.schema is None else str(self._decoded.schema)
-        """Databento's schema of the records; None in a stream of several, such as that of a live session."""
+        """Databento's schema of the records; None in a stream of several, such as a live session."""
         self.payload: bytes = content if self.schema in _KEPT or self.version == NEWEST else self._upgraded(content)
         """The message that holds it: its bytes in the file, or of the newest version if records may be upgraded."""
         self.start: int = self._decoded.start if self._decoded.start <= _NEVER else 0
@@ -60,7 +60,7 @@ class DbnMetadata:
         self._intervals = self._by_instrument()
         bounds = {bound for each in self._intervals.values() for start, end, _ in each for bound in (start, end)}
         self.bounds: list[int] = sorted(bounds)
-        """When the symbol of an instrument may change. Unit: ns since 1970-01-01 UTC."""
+        """Times at which the symbol of an instrument may change. Unit: ns since 1970-01-01 UTC."""
 
     def symbol(self, instrument: int, segment: int) -> bytes | None:
         """Return the symbol of an instrument between `bounds[segment - 1]` and `bounds[segment]`, or None.
@@ -111,7 +111,7 @@ def _ns(day: date) -> int:
 
 
 def _size(window: FileWindow) -> int:
-    """Return how many bytes the metadata takes, as its head says."""
+    """Return the size of the metadata from its head."""
     while len(window.data) < _HEAD_BYTES and not window.last:
         window.slide(0)
     head = window.data[:_HEAD_BYTES].tobytes()

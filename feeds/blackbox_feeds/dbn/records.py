@@ -18,11 +18,11 @@ from blackbox.feed.schema import QuoteFields, Schema, TradeFields, optional, pri
 PRICE_SCALE: Final = 1_000_000_000
 """A price field divided by this is in the currency's unit."""
 RTYPE_AT: Final = 1
-"""Where in a record its type is."""
+"""Offset of the type in a record."""
 METADATA: Final = b"DBN"
-"""What a file, and so the payload of its metadata, starts with."""
+"""First bytes of a file, and so of its metadata payload."""
 METADATA_RTYPE: Final = METADATA[RTYPE_AT]
-"""What stands in the metadata where a record has its type; no record has this one."""
+"""The metadata's byte at the offset of a record's type; no record has this type."""
 
 _U4, _I4, _U8 = "<u4", "<i4", "<u8"
 _PRICE = price("<i8", 9, absent=(1 << 63) - 1)
@@ -276,9 +276,9 @@ F_SNAPSHOT: Final = 1 << 5
 F_BAD_TS_RECV: Final = 1 << 3
 """Flag of a record whose `ts_recv` is not exact. In a snapshot it is the time of the snapshot."""
 F_MAYBE_BAD_BOOK: Final = 1 << 2
-"""Flag of a record after messages of the venue that Databento has lost and cannot recover."""
+"""Flag of a record after messages that Databento has lost and cannot recover."""
 TS_OUT_BYTES: Final = 8
-"""What a live session may append to each record: the time at which it was sent."""
+"""Field that a live session may append to each record: the time at which it was sent."""
 
 
 _TRADED: Final = ("action", "T")
@@ -291,7 +291,7 @@ _TRADES: Final = (
     TradeFields("cmbp-1", "price", "size", _TRADED, rank=5),
 )
 _BEST: Final = ("mbp-1", "mbp-10", "cmbp-1", "bbo-1s", "cbbo-1s", "tcbbo", "bbo-1m", "cbbo-1m")
-"""The types that tell the best prices, the most often first."""
+"""The types with the best prices, the most frequent first."""
 _QUOTES: Final = tuple(
     QuoteFields(name, "bid_px_00", "bid_sz_00", "ask_px_00", "ask_sz_00", rank) for rank, name in enumerate(_BEST)
 )

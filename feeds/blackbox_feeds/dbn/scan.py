@@ -1,4 +1,4 @@
-"""The compiled reader of a DBN record stream: the place, time and instrument of each record.
+"""Compiled: read a DBN record stream, with the position, time and instrument of each record.
 
     length 1, in units of 4 bytes | rtype 1 | publisher_id 2 | instrument_id 4 | ts_event 8 | ...
 
@@ -9,14 +9,14 @@ The time of a message is the one at which its content was known:
     trades, MBP, MBO                       ts_event: the venue's time of the event
     records of a snapshot (F_SNAPSHOT)     ts_recv: the time of the snapshot; ts_event is that of an older order
     sampled quotes (BBO, CBBO)             ts_recv: the end of the interval; ts_event is that of the last trade
-    consolidated quotes (CMBP-1, TCBBO)    ts_recv: one venue's event beside quotes of others, which may be later
+    consolidated quotes (CMBP-1, TCBBO)    ts_recv: one venue's event with quotes of others, which may be later
     status, definition, statistics, imbalance
-                                           ts_recv: the venue repeats old ones, with the ts_event of the first time
+                                           ts_recv: the venue repeats old ones, with the first ts_event
     OHLCV                                  ts_event plus the interval: the end of the bar
     mapping, system, error                 ts_event: when the gateway sent it
 
-A record without that time has the other one, or else the time of the record before it. No message has a time before
-that of the first mapping in the stream: what a gateway sends was known no earlier.
+A record without that time has the other one, or else the time of the previous record. No message has a time before that
+of the first mapping in the stream, because the gateway's messages were not known earlier.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ from blackbox_feeds.io.template import TopicForm
 from blackbox_feeds.io.topics import FULL, SYSTEM_SYMBOL, SymbolTopics, TopicsAt, key_number
 
 END, FILLED, CROWDED, PARTIAL, BAD_TYPE, BAD_LENGTH = range(6)
-"""Why the kernel stopped: no more bytes, full columns, too many topics, an incomplete record, an unknown type, a length
-that is not its type's."""
+"""Why the kernel stopped: no more bytes, full columns, too many topics, an incomplete record, an unknown type, a wrong
+length."""
 
 _SOUND: Final = -1
 _INSTRUMENT_AT, _TS_EVENT_AT = 4, 8
@@ -63,9 +63,9 @@ _SEGMENTS: Final = 0x7FFFFF00
 """Mask of the segment of time in a key's tag. An instrument has one symbol in a segment."""
 
 _LENGTH, _RECEIVED_AT, _BY_RECEIPT, _DELAY, _FLAGS_AT, _FLAGS, _IS_OLD = range(7)
-"""Columns of the table of types: the length (0: there is no such type), where `ts_recv` is (or else `ts_event`),
-whether a message has its time, what is added to the time, where the flags are and which of them count, and whether
-records are upgraded."""
+"""Columns of the table of types: the length (0: no such type), the offset of `ts_recv` (or else `ts_event`), 1 if a
+message has its time, the addition to the time, the offset of the flags, the flags that count, and 1 if records are
+upgraded."""
 _COLUMNS: Final = 7
 
 _TIME, _BAD_RECEIPT, _BAD_RECEIPT_IN_SNAPSHOT, _BAD_BOOK, _OLD, _DELAYED, _LIVE_SINCE = range(7)
@@ -84,12 +84,12 @@ _INTERVALS: Final = {
     "ohlcv-1d": _DAY,
     "ohlcv-eod": _DAY,
 }
-"""By type: how long its bars are, in ns. The old type `ohlcv` does not say, and a session is at most a day."""
+"""Length of the bars of each type, in ns. The old type `ohlcv` has none; a session is at most a day."""
 _LATEST: Final = (1 << 63) - 1 - _DAY
 
 
 def _types(metadata: DbnMetadata) -> NDArray[numpy.int64]:
-    """Return int64[256, _COLUMNS]: what the kernel must know of each type in a stream."""
+    """Return int64[256, _COLUMNS]: the kernel's table of types in a stream."""
     table = numpy.zeros((256, _COLUMNS), numpy.int64)
     table[:, _RECEIVED_AT] = _TS_EVENT_AT
     lengths = lengths_of(metadata.version)
@@ -108,7 +108,7 @@ def _types(metadata: DbnMetadata) -> NDArray[numpy.int64]:
 
 @njit(nogil=True, cache=True)
 def _segment(bounds: NDArray[numpy.int64], time: int, near: int) -> int:
-    """Return how many of `bounds` are not after `time`; `near` is a guess."""
+    """Return the number of `bounds` that are not after `time`; `near` is a guess."""
     if (near == 0 or bounds[near - 1] <= time) and (near == len(bounds) or time < bounds[near]):
         return near
     return numpy.searchsorted(bounds, time, "right")
@@ -116,7 +116,7 @@ def _segment(bounds: NDArray[numpy.int64], time: int, near: int) -> int:
 
 @njit(inline="always")
 def _first_known(time: int, other: int, last: int) -> int:
-    """Return the first of these that is a time: an undefined one is below 0."""
+    """Return the first of these that is defined: an undefined time is negative."""
     return time if time > 0 else other if other > 0 else last
 
 
@@ -220,7 +220,7 @@ class _Topics(SymbolTopics):
             return metadata_topic(self._form)
         rtype, segment, instrument = tag & 0xFF, tag >> 8, symbol - _FIRST_INSTRUMENT
         if "symbol" not in self._form.names or instrument == 0:
-            name = MARKET_SYMBOL  # messages of the gateway are about no instrument
+            name = MARKET_SYMBOL  # messages of the gateway concern no instrument
         elif symbol < 0:
             mapped_to, (name, *more) = self._mapped.names(-symbol)
             if more:
@@ -232,7 +232,7 @@ class _Topics(SymbolTopics):
         return self._form.topic(name, self._types.get(rtype, b""), 0)
 
     def _checked(self, name: bytes) -> bytes:
-        """Return the venue's symbol. Raises SourceError if it cannot be kept as it is."""
+        """Return the venue's symbol. Raises SourceError if it cannot be used unchanged."""
         try:
             name.decode()
         except UnicodeDecodeError:
@@ -240,14 +240,14 @@ class _Topics(SymbolTopics):
         if b"\0" in name:
             raise self._refusal(name, "it has a zero byte")
         if name == MARKET_SYMBOL:
-            raise self._refusal(name, "it stands for the whole market")
+            raise self._refusal(name, "it is reserved for the whole market")
         if name in self._numbers:
             raise self._refusal(name, "another instrument without a symbol has this number")
         self._names.add(name)
         return name
 
     def _number(self, name: bytes) -> bytes:
-        """Return what an instrument without a symbol is called. Raises SourceError if it is a symbol of another."""
+        """Return the name of an instrument without a symbol. Raises SourceError if it is another one's symbol."""
         if name in self._names:
             raise self._refusal(name, "another instrument without a symbol has this number")
         self._numbers.add(name)
@@ -266,12 +266,12 @@ def metadata_topic(form: TopicForm) -> bytes:
 
 
 class RecordReader:
-    """Turn records into chunks; one object per iteration. Remembers topics from call to call."""
+    """Turns records into chunks; one object per iteration. Remembers topics between calls."""
 
     position = 0
-    """After `chunks`: where it ended in the data."""
+    """After `chunks`: the position in the data at which it ended."""
     stopped = END
-    """After `chunks`: why."""
+    """After `chunks`: the reason for its end."""
 
     def __init__(self, form: TopicForm, metadata: DbnMetadata) -> None:
         self._metadata = metadata
@@ -319,9 +319,9 @@ class RecordReader:
             raise topics.overflow()
 
     def delays(self, chunk: Chunk) -> NDArray[numpy.int64] | None:
-        """Return by how much the time of each message in the last chunk is after its place in the file, or None.
+        """Return how much later the time of each message in the last chunk is than its position in the file, or None.
 
-        It is None where all are at their place, and in files of bars alone, whose order is that of their ends.
+        It is None if all are in order, and in files with bars only, which are ordered by their ends.
         """
         is_of_bars = self._metadata.schema in _INTERVALS
         return (
@@ -349,7 +349,7 @@ class RecordReader:
         return chunk._replace(payloads=payloads, starts=starts, lengths=lengths)
 
     def notes(self) -> tuple[str, ...]:
-        """Return a line for each flag of data quality that records had."""
+        """Return a line for each flag of data quality that occurred."""
         receipts, in_snapshots, books = self._kept[[_BAD_RECEIPT, _BAD_RECEIPT_IN_SNAPSHOT, _BAD_BOOK]].tolist()
         told = []
         if receipts:
@@ -362,7 +362,7 @@ class RecordReader:
         return tuple(told)
 
     def complaint(self, data: NDArray[numpy.uint8]) -> str | None:
-        """Return what is wrong with the record at `position`; None when nothing is."""
+        """Describe what is wrong with the record at `position`; None if nothing is."""
         if self.stopped not in {BAD_TYPE, BAD_LENGTH}:
             return None
         size, rtype = data[self.position : self.position + 2].tolist()

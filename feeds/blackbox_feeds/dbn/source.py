@@ -35,15 +35,15 @@ _EXPECTED: Final = "a DBN file, plain, zstd or gzip"
 
 
 class Dbn(Source):
-    """The records of one DBN file after its metadata: in file order, but bars at their end.
+    """The records of one DBN file after its metadata: in file order, except bars, which are at their end.
 
     `topic` is made from `{symbol}` and `{type}`. The symbol is that of the instrument's last symbol-mapping record, or
-    else that of the metadata on the day of `ts_recv`, or else the instrument's number. The type is Databento's name
-    of the record's type, such as `mbo`, `mbp-1`, `mbp-10`, `trades`, `tbbo`. `blackbox_feeds.dbn.scan` says which time
+    else that of the metadata on the day of `ts_recv`, or else the instrument's number. The type is Databento's name of
+    the record's type, such as `mbo`, `mbp-1`, `mbp-10`, `trades`, `tbbo`. `blackbox_feeds.dbn.scan` defines which time
     of a record is `ts_event`.
 
     Raises:
-        ConfigError: `topic` is not such a template.
+        ConfigError: `topic` is an invalid template.
     """
 
     def __init__(self, path: str | Path, topic: str = DEFAULT_TOPIC) -> None:
@@ -107,7 +107,7 @@ class Dbn(Source):
 
 
 def _stop_at(window: FileWindow, position: int, complaint: str) -> str:
-    """Return why reading ends at a place where no record is."""
+    """Return why reading ends at a position without a valid record."""
     place = window.start + position
     if not METADATA.startswith(window.data[position : position + len(METADATA)].tobytes()):
         return f"{window.path}: no valid record starts at byte {place}: {complaint}"
@@ -121,13 +121,13 @@ def _stop_at(window: FileWindow, position: int, complaint: str) -> str:
 
 
 class _DbnExporter:
-    """The metadata, then the records."""
+    """Exports the metadata, then the records."""
 
     def __call__(self, parts: Iterable[Messages]) -> Iterator[NDArray[numpy.uint8]]:
-        """The bytes of a DBN file of these messages, of which the first is the metadata.
+        """Yield the bytes of a DBN file of these messages, which must start with the metadata.
 
         Raises:
-            SourceError: the first is not, or other metadata comes later: a file has one.
+            SourceError: the first message is not metadata, or other metadata follows.
         """
         head: bytes | None = None
         for part in parts:
@@ -143,20 +143,20 @@ class _DbnExporter:
             yield from _without(part.payloads, starts, ends, head)
 
     def head_topic(self, template: str) -> bytes:
-        """Return the topic of the metadata where topics are made from `template`."""
+        """Return the topic of the metadata for a template."""
         from blackbox_feeds.dbn.scan import metadata_topic
 
         return metadata_topic(TopicForm(template, locates=True))
 
 
 export_dbn = _DbnExporter()
-"""These records as a DBN file, its metadata in front: what was published, byte for byte, but not packed."""
+"""Export records as an uncompressed DBN file that starts with its metadata, byte for byte as published."""
 
 
 def _without(
     payloads: NDArray[numpy.uint8], starts: NDArray[numpy.int64], ends: NDArray[numpy.int64], head: bytes
 ) -> Iterator[NDArray[numpy.uint8]]:
-    """Yield all payloads but repetitions of `head`. Raises SourceError for other metadata."""
+    """Yield all payloads except repetitions of `head`. Raises SourceError for other metadata."""
     done = 0 if not len(starts) else int(starts[0])
     may_be = numpy.flatnonzero(ends - starts >= len(METADATA))
     for offset, letter in enumerate(METADATA):
@@ -164,7 +164,7 @@ def _without(
     for row in may_be.tolist():
         start, end = int(starts[row]), int(ends[row])
         if payloads[start:end].tobytes() != head:
-            raise SourceError("the metadata of several DBN files was recorded, expected one: record each by itself")
+            raise SourceError("the metadata of several DBN files was recorded, expected one: record each separately")
         yield payloads[done:start]
         done = end
     yield payloads[done : int(ends[-1]) if len(ends) else done]

@@ -1,7 +1,7 @@
-"""How IEX DEEP 1.0 messages change a book: each tells the shares at one price, of nobody knows how many orders.
+"""How IEX DEEP 1.0 messages change a book: each reports the shares at one price, without the number of orders.
 
-A price level update of size 0 removes the level. Bit 0 of its event flags says that the book is as it is after an
-event of the exchange; without it more updates of the event follow, and the book is between two states.
+A price level update of size 0 removes the level. Bit 0 of its event flags marks the end of an event of the exchange;
+without it more updates of the event follow, and the book is in an intermediate state.
 """
 
 from __future__ import annotations
@@ -52,4 +52,4 @@ def rest(resting: Resting) -> NDArray[numpy.uint8]:
 
 
 BOOK: Final = BookFeed("85", 0, 4, apply, rest)
-"""What is registered as the books of the schema `iex_deep10`."""
+"""The books registered for the schema `iex_deep10`."""

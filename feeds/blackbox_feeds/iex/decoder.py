@@ -1,13 +1,12 @@
-"""The compiled decoder of IEX-TP datagrams: messages to topic, time and payload columns.
+"""Compiled: decode IEX-TP datagrams, from messages to topic, time and payload columns.
 
 Source: "IEX Transport Protocol Specification" 1.25. Integers are little-endian.
 
     version 1 | reserved 1 | protocol 2 | channel 4 | session 4 | payload length 2 | count 2 |
     stream offset 8 | first sequence 8 | send time 8 | { length 2 | message } * count
 
-Payloads are not copied. As the specifications of TOPS and DEEP ask, a message of an unknown type is
-skipped, and one that is longer than specified is read as far as it is known; both are counted. So is a
-message whose symbol cannot be one: it is skipped.
+Payloads are not copied. As the specifications of TOPS and DEEP require, a message of an unknown type is skipped, and a
+longer one than specified is cut. Both are counted, and so is a message with an invalid symbol, which is skipped.
 """
 
 from __future__ import annotations
@@ -37,9 +36,8 @@ HEADER_BYTES = 40
 VERSION = 1
 
 END, FILLED, CROWDED, BAD_PAYLOAD, BAD_BLOCK, BAD_LENGTH = range(6)
-"""Why the kernel stopped: no more datagrams, no room for the next one in the columns, too
-many topics, a payload length that is not the datagram's, messages that do not fill the payload, a
-message that is too short for its type."""
+"""Why the kernel stopped: no more datagrams, no room for the next one in the columns, too many topics, a payload length
+that differs from the datagram's, messages that do not fill the payload, a message too short for its type."""
 
 _KNOWN_PROTOCOLS = tuple(PROTOCOLS)
 _SYSTEM_BYTES = tuple(SYSTEM_TYPES.encode())
@@ -95,7 +93,7 @@ def _decode_blocks(
     n: int,
     columns: Columns,
 ) -> tuple[int, int, int]:
-    """Decode `take` message blocks that are known to be whole.
+    """Decode `take` message blocks that are known to be complete.
 
     Returns (n, position, why it stopped).
     """
@@ -173,21 +171,20 @@ def decode_datagrams(
 
 
 class Stop(NamedTuple):
-    """Where decoding ended before the end of its datagrams, and why."""
+    """Position at which decoding ended early, and the reason."""
 
     position: int
     why: int
 
 
 class DatagramDecoder:
-    """Turn the IEX-TP datagrams of one protocol into chunks; one object per iteration.
+    """Turns the IEX-TP datagrams of one protocol into chunks; one object per iteration.
 
-    Remembers topics and sequence from call to call. Adds to `input_counts`, which is one of
-    `blackbox_feeds.io.statistics`.
+    Remembers topics and sequence between calls. Adds to `input_counts`, an array of `blackbox_feeds.io.statistics`.
     """
 
     stop: Stop | None = None
-    """After `chunks`: None when all datagrams were used up, else where it ended and why."""
+    """After `chunks`: None if all datagrams were decoded, else the position and the reason."""
 
     def __init__(
         self,
@@ -205,7 +202,7 @@ class DatagramDecoder:
             self._sizes[ord(kind)] = dtype.itemsize
 
     def chunks(self, datagrams: Datagrams) -> Iterator[Chunk]:
-        """Yield the messages of the datagrams, and what is missing between them."""
+        """Yield the messages of the datagrams, and the gaps between them."""
         topics, sequence = self._topics, self._sequence
         self.stop = None
         row, position, why = 0, 0, FILLED
@@ -235,7 +232,7 @@ class DatagramDecoder:
 
 
 def describe(stop: Stop, datagrams: Datagrams, schema: Schema, path: str) -> str:
-    """Return one sentence on a datagram or message that is not valid."""
+    """Describe an invalid datagram or message."""
     data = datagrams.data
     at = stop.position
     if stop.why == BAD_LENGTH:

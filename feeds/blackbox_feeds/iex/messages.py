@@ -1,7 +1,7 @@
 """Every message of IEX TOPS 1.6 and IEX DEEP 1.0 as a numpy structured dtype.
 
 Sources: "Investors Exchange TOPS Specification" 1.66 and "Investors Exchange DEEP Specification"
-1.08, both of which keep the wire versions 1.6 and 1.0. All integers are little-endian. Field names
+1.08, which keep the wire versions 1.6 and 1.0. All integers are little-endian. Field names
 are those of the specifications in snake_case. A price is a signed integer with 4 implied decimal
 places; `timestamp` is ns since 1970-01-01 UTC.
 """

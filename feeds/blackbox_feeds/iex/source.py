@@ -1,7 +1,6 @@
 """IEX TOPS 1.6 and DEEP 1.0: packet captures of IEX-TP, as IEX publishes them for past days.
 
-pcap or pcapng, plain or gzip: the bytes tell, whatever the name says. Which of the two feeds it is
-stands in the IEX-TP header of each datagram.
+pcap or pcapng, plain or gzip, detected by content, not by name. The IEX-TP header of each datagram identifies the feed.
 
     Iex("data_feeds_20180127_IEXTP1_DEEP1.0.pcap.gz").publish(publisher)
 """
@@ -34,19 +33,19 @@ _EXPECTED = "a pcap or pcapng capture of IEX TOPS 1.6 or DEEP 1.0, plain or gzip
 
 
 class Iex(Source):
-    """The messages of one capture of an IEX feed, in the order in which they were captured.
+    """The messages of one capture of an IEX feed, in captured order.
 
-    `topic` is made from `{symbol}` and `{type}`; the system event message (type S), which has no
-    symbol, has the symbol `#system`. `port` keeps only datagrams to that UDP port.
+    `topic` is made from `{symbol}` and `{type}`. The system event message (type S), which has no symbol, has the symbol
+    `#system`. `port` selects datagrams to that UDP port.
 
-    The feed is that of the first TOPS 1.6 or DEEP 1.0 datagram; others are skipped and counted.
-    Messages whose sequence number has been seen are skipped, unless the sequence starts again, as
-    a later send time tells. Messages that fill a gap late are delivered where they come. Numbers that are still
-    missing at the end of a chunk are a gap. A message of an unknown type, or whose symbol is not printable ASCII, is
-    skipped, and one that is longer than specified is cut; `notes` count them. Times are UTC in the messages themselves.
+    The feed is that of the first TOPS 1.6 or DEEP 1.0 datagram; others are skipped and counted. Messages with a known
+    sequence number are skipped, unless the sequence starts again, which a later send time shows. Messages that fill a
+    gap late are delivered where they occur. Numbers still missing at the end of a chunk are a gap. A message of an
+    unknown type, or with a symbol that is not printable ASCII, is skipped, and a longer one than specified is cut;
+    `notes` count them. Times in the messages are UTC.
 
     Raises:
-        ConfigError: a topic or port that is not one.
+        ConfigError: an invalid topic or port.
     """
 
     def __init__(self, path: str | Path, topic: str = DEFAULT_TOPIC, port: int | None = None) -> None:
@@ -62,10 +61,10 @@ class Iex(Source):
 
     @property
     def schema(self) -> Schema:
-        """`TOPS16` or `DEEP10`, as the first datagram of the capture says.
+        """`TOPS16` or `DEEP10`, from the first datagram of the capture.
 
         Raises:
-            SourceError: the file cannot be read, or holds neither.
+            SourceError: the file cannot be read, or has neither.
         """
         protocol, stopped = self._protocol
         if protocol < 0:
@@ -73,11 +72,11 @@ class Iex(Source):
         return PROTOCOLS[protocol]
 
     def statistics(self) -> InputStatistics:
-        """Return what the iteration has met besides messages, so far."""
+        """Return counts of other things than messages, so far."""
         return snapshot(self._counts)
 
     def follow(self, before: Source) -> bool:
-        """Go on where an earlier capture of the same feed ended; see `Source.follow`."""
+        """Continue where an earlier capture of the same feed ended; see `Source.follow`."""
         self._begin = None
         if isinstance(before, Iex) and before._protocol[0] == self._protocol[0]:
             self._begin = before._sequence
@@ -110,7 +109,7 @@ class Iex(Source):
 
     @cached_property
     def _protocol(self) -> tuple[int, str | None]:
-        """(the feed's protocol id or -1, why the capture ended too early before there was one)."""
+        """Return (the feed's protocol id or -1, why the capture ended before one was found)."""
         from blackbox_feeds.iex.decoder import find_protocol
         from blackbox_feeds.io.pcap import Capture
 
@@ -129,7 +128,7 @@ class Iex(Source):
 
 
 def export_iex(parts: Iterable[Messages]) -> Iterator[NDArray[numpy.uint8]]:
-    """These messages as the message blocks of IEX-TP: each behind its length, little-endian; without any header."""
+    """Yield these messages as IEX-TP message blocks: each after its little-endian length, without headers."""
     from blackbox_feeds.io.length_prefixed import length_prefixed
 
     return length_prefixed(parts, big_endian=False)

@@ -1,1 +1,1 @@
-"""What several formats share: windows on files, packet captures, sequence numbers, dates, topics by template."""
+"""Shared by several formats: windows on files, packet captures, sequence numbers, dates, topics by template."""

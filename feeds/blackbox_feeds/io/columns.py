@@ -1,4 +1,4 @@
-"""The columns that a decoder fills, a row a message, and the chunk that is made of them."""
+"""The columns that a decoder fills, one row per message, and the chunk made of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from blackbox.feed.source import Chunk
 from blackbox.native.jit import njit
 
 CHUNK_MESSAGES = 131_072
-"""Messages of a chunk, at most."""
+"""Most messages of a chunk."""
 
 
 class Columns(NamedTuple):
@@ -39,14 +39,14 @@ class Columns(NamedTuple):
         data: NDArray[numpy.uint8],
         gaps: tuple[tuple[int, int], ...] = (),
     ) -> Chunk:
-        """Return the first `count` messages, whose payloads lie in `data`; `gaps` as in `Chunk`."""
+        """Return the first `count` messages, with payloads in `data`; `gaps` as in `Chunk`."""
         n = slice(count)
         return Chunk(topics, self.topic_index[n], self.ts_event[n], data, self.starts[n], self.lengths[n], gaps)
 
 
 @njit(inline="always")
 def put_row(columns: Columns, row: int, topic: int, ts_event: int, start: int, length: int) -> None:
-    """Write a message: the number of its topic, when it happened, and where its payload is."""
+    """Write a message: its topic number, time, and payload bounds."""
     columns.topic_index[row] = topic
     columns.ts_event[row] = ts_event
     columns.starts[row] = start

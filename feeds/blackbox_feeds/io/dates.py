@@ -20,13 +20,13 @@ _SIX_DIGITS = re.compile(r"(?<![A-Za-z0-9])S(\d{6})(?!\d)")
 
 
 def trading_day(day: str | date | None, path: str | Path) -> date:
-    """Return the day given, or else the one that the file's name tells.
+    """Return the given day, or else the one in the file's name.
 
-    Names such as `12302019.NASDAQ_ITCH50.gz`, `20191230.itch`, `2019-12-30.bin` and
-    `S123019-v50.txt.gz` tell it.
+    It is found in names such as `12302019.NASDAQ_ITCH50.gz`, `20191230.itch`, `2019-12-30.bin` and
+    `S123019-v50.txt.gz`.
 
     Raises:
-        ConfigError: `day` is not a date, or it is None and the name does not tell one.
+        ConfigError: `day` is not a date, or it is None and the name has no unique date.
     """
     if day is None:
         found = _days_of_name(Path(path).name)
@@ -70,20 +70,20 @@ def midnight_ns(day: date) -> int:
 
 
 class LocalDay(NamedTuple):
-    """What turns a day's time on the wall in New York into UTC, both of them in ns."""
+    """Conversion of a day's local time in New York to UTC, both in ns."""
 
     midnight_ns: int
     """Its midnight, since 1970-01-01 UTC."""
     change_ns: int
-    """The time on the wall from which on the clock has been changed; a whole day when it is not."""
+    """Local time from which on the clocks are changed; a whole day if they are not."""
     shift_ns: int
-    """What to add from then on."""
+    """Added from then on."""
 
 
 def local_day(day: date) -> LocalDay:
-    """Return the clock on the wall in New York on `day`.
+    """Return the conversion for `day` in New York.
 
-    An hour that it shows twice is the first of the two, and one that it leaves out is counted from midnight.
+    An hour that the clocks show twice is the first of the two; one that they skip is counted from midnight.
     """
     zone = zone_of(NEW_YORK)
     offsets = [datetime(day.year, day.month, day.day, hour, tzinfo=zone).utcoffset() for hour in range(24)]

@@ -1,8 +1,7 @@
-"""Integers in a byte array at any offset, for compiled code: one load or store each.
+"""Integers at any offset of a byte array, for compiled code: one load or store each.
 
-Aligned or not. There is no bounds check: the caller compares offset and length first. What is
-loaded is an int64; 16 and 32 bits are zero-extended, 64 bits keep their pattern. What is stored is
-cut to its width.
+Offsets need no alignment and are not checked: the caller compares offset and length first. Loads return int64; 16 and
+32 bits are zero-extended, 64 bits keep their pattern. Stores cut the value to its width.
 """
 
 from __future__ import annotations

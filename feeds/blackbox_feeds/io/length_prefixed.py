@@ -1,4 +1,4 @@
-"""Messages that each stand behind their length, in two bytes: lay them out, or step over them."""
+"""Messages with a two-byte length prefix: write them, or skip them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LONGEST = 0xFFFF
 
 
 def length_prefixed(parts: Iterable[Messages], big_endian: bool) -> Iterator[NDArray[numpy.uint8]]:
-    """Yield the bytes of messages that each stand behind their length.
+    """Yield the bytes of messages, each after its length.
 
     Raises:
         SourceError: a message is longer than 65,535 bytes.
@@ -37,7 +37,7 @@ def length_prefixed(parts: Iterable[Messages], big_endian: bool) -> Iterator[NDA
 
 @njit(nogil=True, cache=True)
 def skip_messages(data: NDArray[numpy.uint8], position: int, end: int, count: int, big_endian: bool) -> int:
-    """Return where `count` messages from `position` on end, or -1 if that is after `end`."""
+    """Return the end of `count` messages from `position` on, or -1 if that is after `end`."""
     for _ in range(count):
         if position + 2 > end:
             return -1

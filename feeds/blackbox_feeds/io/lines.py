@@ -1,4 +1,4 @@
-"""Lines of text files in compiled code: what to skip between them, and what was lost."""
+"""Compiled: skip text between lines of text files; and report losses."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from blackbox.native.jit import njit
 from blackbox_feeds.io.losses import Losses
 
 LINES, EMPTY, BAD, IS_SKIPPING, OWN = range(5)
-"""Places in a reader's state: counts of lines, of empty and of bad lines; 1 if the rest of a line that is left out is
-still to be skipped. The reader's own places begin at `OWN`."""
+"""Indices in a reader's state: counts of lines, of empty and of bad lines; 1 while the rest of a skipped line is
+expected. The reader's own indices begin at `OWN`."""
 
 _CR, _LF = b"\r\n"
 _BOM_0, _BOM_1, _BOM_2 = b"\xef\xbb\xbf"
@@ -30,7 +30,7 @@ def next_line(data: NDArray[numpy.uint8], at: int) -> int:
 
 @njit(nogil=True, cache=True)
 def skip_line(data: NDArray[numpy.uint8], at: int, state: NDArray[numpy.int64]) -> int:
-    """Skip the line at `at`, or what is in view of it. Return where that ends."""
+    """Skip the line at `at`, or its visible part. Return the end."""
     behind = next_line(data, at)
     state[IS_SKIPPING] = behind < 0
     return len(data) if behind < 0 else behind
@@ -38,9 +38,9 @@ def skip_line(data: NDArray[numpy.uint8], at: int, state: NDArray[numpy.int64]) 
 
 @njit(nogil=True, cache=True)
 def skip_filler(data: NDArray[numpy.uint8], at: int, state: NDArray[numpy.int64]) -> int:
-    """Skip the rest of a line that is left out, a byte order mark or an empty line. Return where that ends.
+    """Skip the rest of a skipped line, a byte order mark or an empty line. Return the end.
 
-    Returns `at` if none of them is there.
+    Returns `at` if there is none of them.
     """
     end = len(data)
     if state[IS_SKIPPING]:
@@ -57,7 +57,7 @@ def skip_filler(data: NDArray[numpy.uint8], at: int, state: NDArray[numpy.int64]
 
 @njit(nogil=True, cache=True)
 def is_cut_filler(data: NDArray[numpy.uint8], at: int) -> bool:
-    """Return whether the data ends within what may be a byte order mark or the end of an empty line."""
+    """Return True if the data ends within what may be a byte order mark or the end of an empty line."""
     left = len(data) - at
     if data[at] == _BOM_0:
         return left == 1 or (left == 2 and data[at + 1] == _BOM_1)
@@ -65,7 +65,7 @@ def is_cut_filler(data: NDArray[numpy.uint8], at: int) -> bool:
 
 
 def losses(file: object, noun: str, good: int, bad: Losses, ends: Losses) -> Iterator[str]:
-    """Yield what a file lost, a sentence each: bad lines, damaged places. `noun` is what its lines are called."""
+    """Describe a file's losses, one sentence each: bad lines, damaged places. `noun` is the name of its lines."""
     if bad.count and good:
         yield f"{file}: {bad.count:,} of {good + bad.count:,} {noun} were bad and left out: {bad}"
     elif bad.count:

@@ -1,18 +1,18 @@
-"""Losses of an input: the first few in words, the others counted."""
+"""Losses of an input: the first few described, the others counted."""
 
 from __future__ import annotations
 
 from typing import Final
 
 NAMED: Final = 3
-"""Losses named in words."""
+"""Most losses described."""
 
 
 class Losses:
     """Losses of one kind, such as bad lines."""
 
     def __init__(self, many: str) -> None:
-        """`many`: what several are called, such as "bad lines"."""
+        """`many`: the plural of the losses, such as "bad lines"."""
         self._many = many
         self._named: list[str] = []
         self.count = 0
@@ -25,7 +25,7 @@ class Losses:
 
     @property
     def first(self) -> str:
-        """The first loss that was named."""
+        """The first loss described."""
         return self._named[0]
 
     def __str__(self) -> str:

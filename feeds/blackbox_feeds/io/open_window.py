@@ -1,4 +1,4 @@
-"""Open a file of any packing: plain, gzip or zstd, known by its first bytes."""
+"""Open a plain, gzip or zstd file, detected by its first bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _SKIPPABLE_KIND = 0x5
 _SKIPPABLE_MAGIC = b"\x2a\x4d\x18"
-"""A skippable frame starts with one byte of 0x50 to 0x5f and these three. `pzstd` puts one in front of each frame."""
+"""A skippable frame starts with a byte of 0x50 to 0x5f and these three. `pzstd` puts one before each frame."""
 
 
 def open_window(
@@ -27,7 +27,7 @@ def open_window(
     """
     name = str(path)
     try:
-        if Path(path).is_fifo():  # opening one waits for its writer
+        if Path(path).is_fifo():  # opening a pipe would wait for its writer
             raise OSError("it is a pipe")
         with ExitStack() as stack:
             file = stack.enter_context(Path(path).open("rb"))

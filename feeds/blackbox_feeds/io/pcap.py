@@ -57,30 +57,30 @@ class Datagrams(NamedTuple):
     data: NDArray[numpy.uint8]
     """The bytes that hold the payloads, read-only."""
     offset: int
-    """Where in the (decompressed) file `data` starts. Unit: bytes."""
+    """Offset of `data` in the (decompressed) file. Unit: bytes."""
     starts: NDArray[numpy.int64]
-    """(n,) where each UDP payload starts in `data`."""
+    """(n,) offset of each UDP payload in `data`."""
     lengths: NDArray[numpy.int32]
     """(n,) the length of each UDP payload. Unit: bytes."""
     capture_ns: NDArray[numpy.int64]
-    """(n,) when it was captured, ns since 1970-01-01 UTC; 0 where the capture does not say."""
+    """(n,) capture time, ns since 1970-01-01 UTC; 0 if unknown."""
 
 
 def is_capture(data: NDArray[numpy.uint8]) -> bool:
-    """Return whether a file that starts with `data` is a pcap or pcapng capture, by its first 4 bytes."""
+    """Return True if a file that starts with `data` is a pcap or pcapng capture."""
     magic = data[:4].tobytes()
     return magic in _CLASSIC or magic == _PCAPNG
 
 
 class Capture:
-    """The UDP datagrams of one capture file, in the order in which they were captured.
+    """The UDP datagrams of one capture file, in captured order.
 
-    Reads through a `FileWindow`, which the caller opens and closes. `port` keeps only datagrams to
-    that UDP port. `counts` (see `blackbox_feeds.io.statistics`) is added to.
+    Reads through a `FileWindow`, which the caller opens and closes. `port` selects datagrams to that UDP port. Adds to
+    `counts` (see `blackbox_feeds.io.statistics`).
     """
 
     stopped: str | None = None
-    """After an iteration: None, or one sentence on where and why the capture ended too early."""
+    """After an iteration: None, or one sentence on where and why the capture ended early."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Capture:
         """Yield the datagrams, up to some ten thousand at a time. Iterate once.
 
         Raises:
-            SourceError: the file is not a capture, or of a link type that is not read.
+            SourceError: the file is not a capture, or has an unsupported link type.
         """
         window = self._window
         while len(window.data) < _FILE_HEADER_BYTES and not window.last:

@@ -1,7 +1,7 @@
-"""The compiled part of `blackbox_feeds.io.pcap`: walk records or blocks, find the UDP datagram in each.
+"""The compiled part of `blackbox_feeds.io.pcap`: walk records or blocks, and find the UDP datagram in each.
 
-Both scans write what they find into three columns and stop when those are full, when the bytes at
-hand end, or at a record that cannot be one. Nothing is read outside `data`.
+Both scans write to three columns, and stop when these are full, when the bytes end, or at an invalid record. Nothing is
+read outside `data`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from blackbox_feeds.io.statistics import (
 )
 
 FILLED, MORE, BAD = range(3)
-"""Why a scan stopped: the columns are full, `data` ends, or what stands there is not valid."""
+"""Why a scan stopped: the columns are full, `data` ends, or the next bytes are invalid."""
 
 MAX_PACKET_BYTES = 262_144
 """libpcap's own limit for the captured bytes of one packet."""
 MAX_BLOCK_BYTES = 16 << 20
-"""A pcapng block that claims to be longer is taken for corrupt."""
+"""A longer pcapng block counts as corrupt."""
 MAX_INTERFACES = 256
-"""Interfaces described in one section of a pcapng file."""
+"""Most interfaces described in one section of a pcapng file."""
 
 LINKS: Final = {
     1: "Ethernet",
@@ -45,12 +45,12 @@ LINKS: Final = {
     113: "Linux cooked",
     276: "Linux cooked v2",
 }
-"""Link types that are read."""
+"""Supported link types."""
 _ETHERNET, _LOOPBACK, _COOKED, _COOKED_2 = 1, 0, 113, 276
 _RAW_IP = (12, 14, 101, 228)
 _LINKS_READ = tuple(LINKS)
 _NO_ETHERTYPE = (770, 803, 824)
-"""ARPHRD values (frame relay, radiotap, netlink) of cooked packets whose protocol type is no Ethernet type."""
+"""ARPHRD values (frame relay, radiotap, netlink) of cooked packets without an Ethernet protocol type."""
 _INET = 2
 """AF_INET of every system, in its own byte order."""
 _IPV4 = 0x0800
@@ -94,7 +94,7 @@ def word_32(data: NDArray[numpy.uint8], position: int, swapped: int) -> int:
 
 @njit(nogil=True, cache=True)
 def _ethertype(data: NDArray[numpy.uint8], link: int, start: int, end: int) -> tuple[int, int]:
-    """Return the Ethernet type of a packet's payload, and where that begins; -1: it has none, or is too short."""
+    """Return the Ethernet type of a packet's payload, and its offset; -1: it has none, or is too short."""
     if link in _RAW_IP:
         return _IPV4, start
     if link == _ETHERNET:
@@ -130,10 +130,10 @@ def _ipv4_start(data: NDArray[numpy.uint8], link: int, start: int, end: int) -> 
 def find_datagram(
     data: NDArray[numpy.uint8], link: int, start: int, end: int, cut: bool, port: int
 ) -> tuple[int, int, int]:
-    """Return the UDP datagram of the packet of a link type in `data[start:end]`.
+    """Return the UDP datagram in the packet `data[start:end]` of a link type.
 
-    `cut`: the capture kept less than the whole frame; `port`: the destination wanted, -1 for any.
-    Returns (what to count it as, where its payload starts, the payload's length).
+    `cut`: the capture has only part of the frame; `port`: destination to select, -1 for any. Returns (index of the
+    count, offset of the payload, its length).
     """
     ip = _ipv4_start(data, link, start, end)
     if ip < 0 or ip + 20 > end or data[ip] >> 4 != 4 or data[ip + 9] != _UDP:
@@ -155,7 +155,7 @@ def find_datagram(
 
 
 class DatagramColumns(NamedTuple):
-    """Room for the datagrams that a scan finds."""
+    """Columns for the datagrams found by a scan."""
 
     starts: NDArray[numpy.int64]
     lengths: NDArray[numpy.int32]
@@ -243,7 +243,7 @@ def _block_bytes(data: NDArray[numpy.uint8], position: int, state: NDArray[numpy
 
 @njit(nogil=True, cache=True)
 def _add_interface(data: NDArray[numpy.uint8], position: int, length: int, state: NDArray[numpy.int64]) -> bool:
-    """Note an interface description block; False if there is no room, or it is too short."""
+    """Record an interface description block. Return False if there is no room, or it is too short."""
     if length < 20 or state[INTERFACES] == MAX_INTERFACES:
         return False
     swapped = state[SWAPPED]

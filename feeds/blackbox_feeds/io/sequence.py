@@ -1,12 +1,12 @@
-"""Sequence numbers of a captured feed: gaps, duplicates and late messages, in compiled code.
+"""Compiled: sequence numbers of a captured feed, with gaps, duplicates and late messages.
 
-A capture may hold two lines of one feed, or lack packets. A gap is reported where its numbers were jumped over, at
-the end of a chunk. Packets in another order fill their gap if they come before that.
+A capture may have two lines of one feed, or lack packets. A gap is reported at its position, at the end of a chunk.
+Reordered packets fill their gap if they arrive before that.
 
-Each session has its own numbers, from 1 on. Sessions may come in turns: one that comes again goes on where it was.
+Each session has its own numbers, from 1 on. Sessions may alternate: a session that returns continues where it was.
 
-A second input may go on where the first input ended, as the next of several captures does. An input that begins where
-the first input began, or earlier, is a repetition: its numbers start again.
+A second input may continue where the first ended, as the next of several captures does. An input that begins at or
+before the start of the first is a repetition: its numbers start again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from blackbox.native.records import Field, Fields, SharedRecord, record_at
 from blackbox_feeds.io.statistics import DUPLICATES, EARLIER, GAPS, LATE, MISSING, RESETS, SESSIONS, TOO_LATE
 
 RANGES: Final = 1024
-"""Ranges of missing numbers that late messages can still fill; of more, the lowest are given up."""
+"""Open ranges of missing numbers that late messages can fill; beyond that, the lowest are closed."""
 SESSIONS_KEPT: Final = 16
-"""Sessions that can come again."""
+"""Sessions that can return."""
 MOST_MISSING: Final = 1 << 32
-"""More than this in one gap is no loss: the sequence starts again."""
+"""A larger jump is not a loss: the sequence starts again."""
 _REPORTED: Final = -1
 (
     _KEPT_SESSION,
@@ -39,7 +39,7 @@ _REPORTED: Final = -1
     _KEPT_RANGES,
 ) = range(8)
 _KEPT_RANGE: Final = 8
-"""Words of a session that is kept: one of each of these, then three of each open range."""
+"""Words of a stored session: one of each of these, then three per open range."""
 _KEPT_WORDS: Final = _KEPT_RANGE + 3 * RANGES
 
 
@@ -49,26 +49,26 @@ class _SequenceState(SharedRecord):
     sessions = Field()
     """Sessions so far."""
     place = Field()
-    """Which place in `kept` the current session has."""
+    """Index of the current session in `kept`."""
     kept = Fields(SESSIONS_KEPT * _KEPT_WORDS)
-    """The latest sessions, as they were left."""
+    """The latest sessions, in their last state."""
     reports = Field()
-    """How often gaps were reported."""
+    """Number of gap reports."""
     follows = Field()
-    """1: the input goes on where another one ended, and nothing of it has come yet."""
+    """1: the input continues another one, and nothing of it was read yet."""
     began = Field()
     """The first sequence number of the session in the input."""
     expected = Field()
     """The next sequence number."""
     session = Field()
-    """With `channel`: which session it is."""
+    """With `channel`: identifies the session."""
     channel = Field()
     send_time = Field()
-    """The latest so far."""
+    """The latest send time so far."""
     ranges = Field()
-    """Ranges of missing numbers that are open, in order."""
+    """Open ranges of missing numbers, in order."""
     given_up = Field()
-    """Numbers below this one may be missing or not: their ranges were given up."""
+    """Numbers below this one are unknown: their ranges were closed."""
     first = Fields(RANGES)
     """First number of each range."""
     end = Fields(RANGES)
@@ -80,19 +80,19 @@ class _SequenceState(SharedRecord):
     room = Field()
     """Gaps for which there is room."""
     rows = Field()
-    """Address of int64[room]: the row before which each gap is."""
+    """Address of int64[room]: the row after each gap."""
     counts = Field()
-    """Address of int64[room]: messages that are missing in each."""
+    """Address of int64[room]: messages missing in each gap."""
 
 
 _state_at = record_at(_SequenceState)
 
 
 class Sequence:
-    """Follow the sequence numbers of a feed. Compiled code takes the `address`; the object must outlive its use."""
+    """Follows the sequence numbers of a feed. Compiled code takes the `address`; the object must outlive its use."""
 
     def __init__(self, before: Sequence | None = None) -> None:
-        """Start before the first datagram, of all or of those that follow the ones that `before` has seen."""
+        """Start before the first datagram, or continue after those that `before` has seen."""
         self._state: _SequenceState = _SequenceState(None if before is None else numpy.array(before._state.words))
         self._rows = self._counts = numpy.zeros(0, numpy.int64)
         self._state.room = self._state.rows = self._state.counts = 0
@@ -106,7 +106,7 @@ class Sequence:
         return self._state.address
 
     def make_room(self, datagrams: int) -> None:
-        """Have room for the gaps before this many datagrams."""
+        """Make room for the gaps before this many datagrams."""
         if datagrams > len(self._rows):
             self._rows, self._counts = (numpy.zeros(datagrams + 1, numpy.int64) for _ in range(2))
             self._state.room = datagrams + 1
@@ -123,7 +123,7 @@ class Sequence:
 
 @njit(nogil=True, cache=True)
 def forget_gaps(sequence: int) -> None:
-    """Take all gaps as reported."""
+    """Mark all gaps as reported."""
     seen = _state_at(sequence)
     seen.gaps = 0
     seen.reports += 1
@@ -142,7 +142,7 @@ def _expect(sequence: int, first: int) -> None:
 
 @njit(nogil=True, cache=True)
 def _add_gap(sequence: int, row: int, missing: int) -> int:
-    """Add a gap to those to report; return its number."""
+    """Add a gap to report; return its number."""
     seen = _state_at(sequence)
     gap = seen.gaps
     int64s_at(seen.rows, seen.room)[gap] = row
@@ -153,7 +153,7 @@ def _add_gap(sequence: int, row: int, missing: int) -> int:
 
 @njit(nogil=True, cache=True)
 def _leave_session(sequence: int) -> None:
-    """Keep the current session as it is now."""
+    """Store the current session."""
     seen = _state_at(sequence)
     at = seen.place * _KEPT_WORDS
     seen.kept[at + _KEPT_SESSION], seen.kept[at + _KEPT_CHANNEL] = seen.session, seen.channel
@@ -169,7 +169,7 @@ def _leave_session(sequence: int) -> None:
 
 @njit(nogil=True, cache=True)
 def _return_to_session(sequence: int, session: int, channel: int) -> bool:
-    """Go on with a session where it was left; False if it is not known."""
+    """Continue a stored session. Return False if it is unknown."""
     seen = _state_at(sequence)
     for kept in range(min(seen.sessions, SESSIONS_KEPT)):
         at = kept * _KEPT_WORDS
@@ -196,11 +196,11 @@ def enter_session(
     channel: int,
     first: int,
 ) -> None:
-    """Take a datagram that starts at sequence `first`, of any session.
+    """Process a datagram that starts at sequence `first`, of any session.
 
-    The numbers of a session begin at 1. What the input lacks before its first datagram is reported before row 0. What
-    it lacks before the first datagram of a later session is left to `notice_gap`, unless there were so many sessions
-    that this one may be known.
+    The numbers of a session begin at 1. Messages missing before the input's first datagram are reported before row 0.
+    Those before the first datagram of a later session are left to `notice_gap`, unless so many sessions were seen that
+    this one may be a forgotten one.
     """
     seen = _state_at(sequence)
     follows = seen.follows != 0
@@ -228,10 +228,10 @@ def enter_session(
 
 @njit(nogil=True, cache=True)
 def notice_reset(sequence: int, counts: NDArray[numpy.int64], first: int, send_time: int) -> None:
-    """Take a datagram sent at `send_time` that starts at sequence `first`, and see whether the sequence starts again.
+    """Check if the sequence starts again with a datagram sent at `send_time` that starts at sequence `first`.
 
-    A second copy of a datagram, and one that is late, were sent earlier than the latest one seen.
-    One that starts lower but was sent later starts the sequence again.
+    Copies and late datagrams were sent earlier than the latest one seen. A datagram that starts lower but was sent
+    later starts the sequence again.
     """
     seen = _state_at(sequence)
     if send_time > seen.send_time:
@@ -243,7 +243,7 @@ def notice_reset(sequence: int, counts: NDArray[numpy.int64], first: int, send_t
 
 @njit(nogil=True, cache=True)
 def _insert(sequence: int, place: int, first: int, end: int, gap: int) -> None:
-    """Put a range at a place; the ranges from there on move up. The lowest is given up where there is no room."""
+    """Insert a range; later ranges move up. Without room, the lowest range is dropped."""
     seen = _state_at(sequence)
     if seen.ranges == RANGES:
         seen.given_up = seen.end[0]
@@ -273,7 +273,7 @@ def _remove(sequence: int, place: int) -> None:
 
 @njit(nogil=True, cache=True)
 def notice_gap(sequence: int, counts: NDArray[numpy.int64], first: int, row: int) -> None:
-    """Take a datagram that starts at sequence `first`, before row number `row`: numbers jumped over are missing."""
+    """Process a datagram that starts at `first`, before row number `row`: skipped numbers are missing."""
     seen = _state_at(sequence)
     missing = first - seen.expected
     if missing <= 0:
@@ -304,7 +304,7 @@ def _range_of(sequence: int, number: int) -> int:
 
 @njit(nogil=True, cache=True)
 def _skip(sequence: int, counts: NDArray[numpy.int64], number: int, end: int) -> None:
-    """Count messages that are skipped: they came before, or nothing is known of them any more."""
+    """Count skipped messages: known ones, and those too late to decide."""
     unsure = max(0, min(end, _state_at(sequence).given_up) - number)
     counts[TOO_LATE] += unsure
     counts[DUPLICATES] += end - number - unsure
@@ -312,10 +312,10 @@ def _skip(sequence: int, counts: NDArray[numpy.int64], number: int, end: int) ->
 
 @njit(nogil=True, cache=True)
 def next_run(sequence: int, counts: NDArray[numpy.int64], first: int, count: int, done: int) -> tuple[int, int]:
-    """Return where the next run of new messages is in a datagram of `count` messages, from message `done` on.
+    """Return the next run of new messages in a datagram of `count` messages, from message `done` on.
 
-    The datagram starts at sequence `first`; `notice_gap` has seen it. Returns how many to skip, and how many to take
-    after those: 0 if no new ones are left.
+    The datagram starts at sequence `first`; `notice_gap` has processed it. Returns the numbers of messages to skip and
+    then to take: 0 if no new ones are left.
     """
     seen = _state_at(sequence)
     number, end = first + done, first + count

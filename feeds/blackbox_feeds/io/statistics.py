@@ -1,4 +1,4 @@
-"""Counts of everything in an input besides its messages, made by the decoders and reported after an iteration."""
+"""Counts of everything in an input except its messages, made by the decoders and reported after an iteration."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class InputStatistics:
     malformed: int = 0
     """Packets skipped: the lengths in their headers contradict each other."""
     other_port: int = 0
-    """Datagrams skipped: sent to another UDP port than the one asked for."""
+    """Datagrams skipped: sent to another UDP port."""
     fragments: int = 0
     """Packets skipped: fragments of an IP datagram."""
     cut: int = 0
     """Datagrams skipped: the capture kept only their first bytes."""
     foreign: int = 0
-    """Datagrams skipped: of another protocol than this feed's."""
+    """Datagrams skipped: of another protocol."""
     sessions: int = 0
     """Sessions of the feed."""
     earlier: int = 0
@@ -38,28 +38,28 @@ class InputStatistics:
     resets: int = 0
     """Times that the sequence started again inside one session."""
     gaps: int = 0
-    """Times that sequence numbers were jumped over."""
+    """Number of jumps in the sequence numbers."""
     missing: int = 0
-    """Messages that gaps jumped over and that never came."""
+    """Messages missing in gaps."""
     late: int = 0
-    """Messages that came after a gap had jumped over them; they are delivered where they came."""
+    """Messages that arrived after their gap; they are delivered where they occur."""
     duplicates: int = 0
-    """Messages skipped: their sequence numbers had been seen, e.g. on the other line."""
+    """Messages skipped: their sequence numbers were known, e.g. from the other line."""
     too_late: int = 0
-    """Messages skipped: so late that whether they had been seen is not known any more."""
+    """Messages skipped: too late to know if they were duplicates."""
     unknown: int = 0
     """Messages skipped: of a type that is not in the specification."""
     extended: int = 0
-    """Messages that were longer than specified; what they had more is left out."""
+    """Messages longer than specified, which were cut."""
     no_symbol: int = 0
     """Messages skipped: the symbol is not printable ASCII, or begins with `#`."""
     unknown_types: tuple[tuple[str, int], ...] = field(default=(), kw_only=True)
-    """Each unknown type, and its messages; type "" is that of messages without a byte."""
+    """Each unknown type, and its number of messages; type "" for empty messages."""
     first_no_symbol: bytes = field(default=b"", kw_only=True)
     """The symbol of the first message that `no_symbol` counts."""
 
     def notes(self) -> tuple[str, ...]:
-        """Return a line for each thing that cost messages, or may have."""
+        """Return a line for each cause of possible loss."""
         types = ", ".join(f"{kind!r} {count:,}" for kind, count in self.unknown_types)
         told = (
             ("packets skipped because their link type is not read", self.other_link),
@@ -109,17 +109,17 @@ class InputStatistics:
 FIRST_NO_SYMBOL: Final = NO_SYMBOL + 1
 """The eight bytes of the first symbol that was rejected."""
 UNKNOWN_TYPES: Final = FIRST_NO_SYMBOL + 1
-"""From here on: the messages of each unknown type byte, then those without a byte."""
+"""From here on: the messages of each unknown type byte, then empty ones."""
 NO_TYPE: Final = 256
 
 
 def new_counts() -> NDArray[numpy.int64]:
-    """Return the array that decoders count into."""
+    """Return the array for the decoders' counts."""
     return numpy.zeros(UNKNOWN_TYPES + NO_TYPE + 1, numpy.int64)
 
 
 def snapshot(counts: NDArray[numpy.int64]) -> InputStatistics:
-    """Return what has been counted so far."""
+    """Return the counts so far."""
     of_type = counts[UNKNOWN_TYPES:]
     types = tuple((chr(kind) if kind < NO_TYPE else "", int(of_type[kind])) for kind in numpy.flatnonzero(of_type))
     symbol = counts[FIRST_NO_SYMBOL : FIRST_NO_SYMBOL + 1].astype("<i8").tobytes() if counts[NO_SYMBOL] else b""

@@ -1,4 +1,4 @@
-"""Settings that the feeds share: the topic template, and the UDP port of a capture."""
+"""Settings shared by feeds: the topic template, and the UDP port of a capture."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DEFAULT_TOPIC = "{symbol}.{type}"
 
 
 def check_port(port: int | None) -> int | None:
-    """`port` itself, if it is a UDP port or None.
+    """Return `port` if it is a UDP port or None.
 
     Raises:
         ConfigError: it is neither.
@@ -22,12 +22,12 @@ def check_port(port: int | None) -> int | None:
 
 
 class TopicForm:
-    """A topic template such as "{symbol}.{type}": checked, and ready to write topics.
+    """A checked topic template such as "{symbol}.{type}".
 
-    `locates`: whether the format has a `{locate}`.
+    `locates`: True if the format has a `{locate}`.
 
     Raises:
-        ConfigError: the template is empty, malformed, or has a field there is not.
+        ConfigError: the template is empty, malformed, or has an unknown field.
     """
 
     def __init__(self, template: str, locates: bool) -> None:
@@ -42,7 +42,7 @@ class TopicForm:
         form = []
         order = []
         self.pieces: list[tuple[bytes, str | None]] = []
-        """Fixed text, and the name of the field behind it, if there is one."""
+        """Fixed texts, each with the name of the field after it, if any."""
         for text, name, spec, conversion in parsed:
             self.pieces.append((text.encode(), name))
             form.append(text.replace("%", "%%"))

@@ -1,4 +1,4 @@
-"""Write topics from a template in compiled code: many new keys in one call."""
+"""Compiled: write topics from a template, for many new keys in one call."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from blackbox.native.name_table import NumberingAt, number_of
 from blackbox_feeds.io.template import TopicForm
 
 SYSTEM_SYMBOL: Final = 1
-"""The key's symbol of a message about the whole market; its topic has `MARKET_SYMBOL` for a symbol."""
+"""The key's symbol of a message about the whole market; `MARKET_SYMBOL` in its topic."""
 _FIELDS: Final = ("symbol", "type", "locate")
 _NO_FIELD, _SYMBOL, _TYPE, _LOCATE = -1, 0, 1, 2
 _FIELD_BYTES: Final = 32
-"""More than any field takes up."""
+"""More bytes than any field has."""
 _MARKET: Final = numpy.frombuffer(MARKET_SYMBOL, numpy.uint8)
 _HASH, _ZERO, _SPACE, _LAST = ord("#"), ord("0"), ord(" "), ord("~")
 _HIGH_BITS: Final = numpy.uint64(0x8080808080808080)
@@ -27,15 +27,15 @@ _ONES: Final = numpy.uint64(0x0101010101010101)
 
 
 class CompiledForm(NamedTuple):
-    """A `TopicForm` as compiled code takes it: fixed texts, each with the field behind it."""
+    """A `TopicForm` for compiled code: fixed texts, each with the field after it."""
 
     text: NDArray[numpy.uint8]
     ends: NDArray[numpy.int64]
     """int64[n + 1]: fixed text i is `text[ends[i]:ends[i + 1]]`."""
     fields: NDArray[numpy.int32]
-    """int32[n]: what stands behind it; _NO_FIELD: nothing."""
+    """int32[n]: the field after each text; _NO_FIELD: none."""
     scratch: NDArray[numpy.uint8]
-    """Where a topic is put together; none is longer."""
+    """Buffer for a topic, of the longest size."""
 
     @classmethod
     def of(cls, form: TopicForm) -> Self:
@@ -50,9 +50,9 @@ class CompiledForm(NamedTuple):
 
 @njit(nogil=True, cache=True)
 def is_symbol(symbol: int) -> bool:
-    """Return whether eight bytes can be a symbol: printable ASCII, padded with blanks or zeros, perhaps empty.
+    """Return True if eight bytes are a valid symbol: printable ASCII, padded with blanks or zeros, perhaps empty.
 
-    A symbol does not begin with `#`: topics use that for messages without one.
+    A symbol must not begin with `#`, which marks topics of messages without one.
     """
     word = numpy.uint64(symbol)
     first = numpy.int64(symbol) & 0xFF
@@ -70,7 +70,7 @@ def is_symbol(symbol: int) -> bool:
 
 @njit(nogil=True, cache=True)
 def _put_decimal(target: NDArray[numpy.uint8], at: int, value: int) -> int:
-    """Write a number of 0 or more; return where it ends."""
+    """Write a number of 0 or more; return the end."""
     end = at + 1
     rest = value // 10
     while rest > 0:
@@ -84,7 +84,7 @@ def _put_decimal(target: NDArray[numpy.uint8], at: int, value: int) -> int:
 
 @njit(nogil=True, cache=True)
 def _put_symbol(target: NDArray[numpy.uint8], at: int, symbol: int, locate: int) -> int:
-    """Write a symbol, padded with blanks or zeros; where it is empty, `#` and the locate. Return where it ends."""
+    """Write a symbol, padded with blanks or zeros; if it is empty, `#` and the locate. Return the end."""
     if symbol == SYSTEM_SYMBOL:
         for place in range(len(_MARKET)):
             target[at + place] = _MARKET[place]
@@ -103,9 +103,9 @@ def _put_symbol(target: NDArray[numpy.uint8], at: int, symbol: int, locate: int)
 
 @njit(nogil=True, cache=True)
 def write_topics(keys: int, form: CompiledForm, topics: NumberingAt, places: NDArray[numpy.int32]) -> None:
-    """Write the topics of keys, int64[n, 2] at an address: symbol, and type | locate << 8; and number them.
+    """Write and number the topics of keys, int64[n, 2] at an address: symbol, and type | locate << 8.
 
-    `places` gets the number of each one's topic.
+    `places` gets the number of each key's topic.
     """
     words = int64s_at(keys, 2 * len(places))
     for number in range(len(places)):

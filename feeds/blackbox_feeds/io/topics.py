@@ -1,8 +1,7 @@
 """Topics from a template, made once per distinct topic and looked up in compiled code per message.
 
-A message's key is its symbol (eight bytes as an integer; 0 when unknown) and a tag (type and
-locate). Compiled code numbers the keys as they come; the topics of new keys are written when the
-chunk is done.
+A message's key is its symbol (eight bytes as an integer; 0 if unknown) and a tag (type and locate). Compiled code
+numbers new keys as they come; their topics are written at the end of the chunk.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ from blackbox_feeds.io.topic_text import SYSTEM_SYMBOL, CompiledForm, write_topi
 __all__ = ["FULL", "SYSTEM_SYMBOL", "KeyedTopics", "SymbolTopics", "TopicTable", "TopicsAt", "key_number"]
 
 MAX_TOPICS = 1 << 20
-"""More distinct keys than this are taken for corrupt input."""
+"""More distinct keys than this indicate corrupt input."""
 
 _KEY = Struct("<qq")
 
 
 class TopicsAt(NamedTuple):
-    """A `TopicTable` as compiled code takes it."""
+    """A `TopicTable` for compiled code."""
 
     keys: NumberingAt
     key: int
-    """Address of two int64, in which a key is put together."""
+    """Address of two int64, a buffer for a key."""
     symbol_mask: int
     known_mask: int
-    """Which bits of the tag tell topics apart."""
+    """The bits of the tag that distinguish topics."""
     unknown_mask: int
     """The same for a message without a symbol."""
 
@@ -52,7 +51,7 @@ def key_number(topics: TopicsAt, symbol: int, tag: int) -> int:
 
 
 class KeyedTopics:
-    """Topics by the numbers of keys, which compiled code gives out by `number_of`."""
+    """Topics by the numbers of keys, which compiled code assigns by `number_of`."""
 
     def __init__(self, most_keys: int, mean_key_bytes: int, topic_of: Callable[[bytes], bytes | int]) -> None:
         """Take up to `most_keys` distinct keys; `topic_of` writes the topic of one, or returns a number below 0."""
@@ -64,10 +63,10 @@ class KeyedTopics:
         self._place_of_key = numpy.empty(0, numpy.int32)
 
     def settle(self, topic_index: NDArray[numpy.int32]) -> None:
-        """Write the topics of new keys, and turn `topic_index`, numbers of keys, into places in `topics`.
+        """Write the topics of new keys, and convert `topic_index` from numbers of keys to indices in `topics`.
 
-        A key without a topic gets the number that `topic_of` returned. Two keys may have one topic, e.g. when their
-        symbols differ in padding alone.
+        A key without a topic gets the number that `topic_of` returned. Two keys may have one topic, e.g. if their
+        symbols differ only in padding.
         """
         known = len(self._place_of_key)
         if len(self.keys) > known:
@@ -76,7 +75,7 @@ class KeyedTopics:
             topic_index[:] = self._place_of_key[topic_index]
 
     def _write_topics(self, known: int) -> NDArray[numpy.int32]:
-        """Write the topics of the keys from number `known` on; return their places."""
+        """Write the topics of the keys from number `known` on; return their indices."""
         new = self.keys.names(known)
         topics = map(self._topic_of, new)
         places = [
@@ -89,15 +88,15 @@ class KeyedTopics:
 
 
 class SymbolTopics(KeyedTopics):
-    """Topics by symbol and tag. `at` is what compiled code takes."""
+    """Topics by symbol and tag. `at` is for compiled code."""
 
     def __init__(self, form: TopicForm, topic_of: Callable[[int, int], bytes]) -> None:
-        """Tell topics apart by what the template shows; `topic_of` writes the topic of a symbol and a tag."""
+        """Distinguish topics by the fields of the template; `topic_of` writes the topic of a symbol and a tag."""
         super().__init__(MAX_TOPICS, _KEY.size, lambda key: topic_of(*_KEY.unpack(key)))
         symbol_mask = -1 if "symbol" in form.names else 0
         locate_mask = 0xFFFF00
         known = (0xFF if "type" in form.names else 0) | (locate_mask if "locate" in form.names else 0)
-        # An unknown symbol is written as its locate, so that tells such topics apart.
+        # An unknown symbol is written as its locate, which distinguishes such topics.
         unknown = known | (locate_mask if symbol_mask else 0)
         self._key = numpy.zeros(2, numpy.int64)
         self.at = TopicsAt(self.keys.at, self._key.ctypes.data, symbol_mask, known, unknown)
@@ -115,7 +114,7 @@ class TopicTable(SymbolTopics):
     """Topics by symbol, type and locate, written in compiled code."""
 
     def __init__(self, form: TopicForm) -> None:
-        """As the template says."""
+        """Use the topics of a template."""
         super().__init__(form, lambda *_: b"")
         self._compiled = CompiledForm.of(form)
         self._texts = Numbering(MAX_TOPICS, len(self._compiled.scratch))

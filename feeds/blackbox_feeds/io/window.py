@@ -1,10 +1,10 @@
-"""A file's bytes in bounded memory: mapped when plain, unpacked piece by piece when gzip or zstd.
+"""A file's bytes in bounded memory: mapped if plain, decompressed piece by piece if gzip or zstd.
 
     plain:  data = the whole file, mapped; nothing is ever copied
-    packed: data = [ rest of the last window | newly unpacked bytes ], a new buffer each time,
-            so that whoever still holds the old one may keep it
+    packed: data = [ rest of the last window | newly decompressed bytes ], a new buffer each time,
+            so that old arrays stay valid
 
-Which of them it is shows in the first bytes, not in the name.
+The first bytes decide which it is, not the name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy
 from numpy.typing import NDArray
 
 WINDOW_BYTES = 4 << 20
-"""How much of a packed file is held unpacked at a time. Unit: bytes."""
+"""Decompressed bytes of a file held at a time. Unit: bytes."""
 _PIECE_BYTES = 1 << 16
 _RELEASE_BYTES = 32 << 20
 _GZIP_HEADER = b"\x1f\x8b\x08"
@@ -28,39 +28,40 @@ _SEARCHED_BYTES = 1 << 20
 
 
 class FileWindow(ABC):
-    """A view of consecutive bytes of a file that moves on towards its end.
+    """A view of consecutive bytes of a file that moves towards its end.
 
-    Use it in a `with` statement; `open_window` makes one. Arrays taken from `data` stay valid after
-    the window has moved or closed.
+    Use it in a `with` statement; `open_window` makes one. Arrays taken from `data` stay valid after the window has
+    moved or closed.
     """
 
     path: str
     data: NDArray[numpy.uint8]
     """The bytes in view, read-only."""
     start: int
-    """Where in the file (after decompression) `data` starts. Unit: bytes."""
+    """Offset of `data` in the decompressed file. Unit: bytes."""
     last: bool
-    """True when nothing comes after `data`."""
+    """True if nothing follows `data`."""
     fault: str | None = None
-    """What was wrong with the compressed form, when that ended the file early."""
+    """Fault of the compressed data, if that ended the file early."""
 
     @abstractmethod
     def slide(self, consumed: int) -> None:
-        """Drop the first `consumed` bytes from view and fill up behind the rest.
+        """Drop the first `consumed` bytes from view and refill after the rest.
 
-        With nothing consumed of a full window the window grows. Only while `last` is false.
+        If nothing of a full window was consumed, the window grows. Only while `last` is False.
         """
 
     def skip_damage(self) -> str | None:
-        """Show the bytes that follow a damaged part. Return their place, in words, or None if nothing after it unpacks.
+        """Show the bytes after a damaged part.
 
-        Only when `last` is true and there is a `fault`. An unknown number of bytes is missing before `data`: the
-        reader drops what it has not used, and what it finds now may begin in the middle of a message.
+        Return a description of their position, or None if nothing more decompresses. Only if `last` is True and there
+        is a `fault`. An unknown number of bytes is missing before `data`: the reader drops unused bytes, and the new
+        ones may begin in the middle of a message.
         """
         return None
 
     def release(self, consumed: int) -> None:  # noqa: B027 - nothing to do unless mapped
-        """The first `consumed` bytes of `data` have been used: they need not stay in memory."""
+        """Mark the first `consumed` bytes of `data` as used: they need not stay in memory."""
 
     @abstractmethod
     def close(self) -> None:
@@ -78,9 +79,9 @@ class FileWindow(ABC):
         self.close()
 
     def ending(self, position: int, noun: str) -> str | None:
-        """Return why the input ended at `position` in `data`, where a `noun` was to start.
+        """Return why the input ended at `position` in `data`, where a `noun` was expected.
 
-        None when it ended there in good order, else one sentence.
+        None if it ended properly, else one sentence.
         """
         fault = f" ({self.fault})" if self.fault else ""
         end = self.start + len(self.data)
@@ -105,24 +106,23 @@ class MappedWindow(FileWindow):
         if self._map is not None:
             self._map.madvise(mmap.MADV_SEQUENTIAL)
 
-    def slide(self, consumed: int) -> None:  # noqa: D102 - as FileWindow says
+    def slide(self, consumed: int) -> None:  # noqa: D102 - see FileWindow
         raise AssertionError(f"{self.path}: slid by {consumed}, but all of it is in view")
 
-    def release(self, consumed: int) -> None:  # noqa: D102 - as FileWindow says
-        # Pages of the file that this process has touched count as its memory until they are given
-        # back; touched again they come from the file again.
+    def release(self, consumed: int) -> None:  # noqa: D102 - see FileWindow
+        # Touched pages of the file count as this process's memory until they are released; later they are read again.
         done = consumed - consumed % _RELEASE_BYTES
         if self._map is not None and done > self._released:
             self._map.madvise(mmap.MADV_DONTNEED, self._released, done - self._released)
             self._released = done
 
-    def close(self) -> None:  # noqa: D102 - as FileWindow says
-        # Chunks may still be held: the map goes when the last array on it does.
+    def close(self) -> None:  # noqa: D102 - see FileWindow
+        # Chunks may still be held: the map is freed with the last array on it.
         self._map = None
 
 
 class PackedWindow(FileWindow):
-    """A window that a subclass fills by unpacking; it calls `slide(0)` once it is ready to."""
+    """A window that a subclass fills by decompressing; it calls `slide(0)` when ready."""
 
     def __init__(self, path: str, window_bytes: int) -> None:
         self.path = path
@@ -154,7 +154,7 @@ class PackedWindow(FileWindow):
         """Return up to `room` more bytes, perhaps none yet; calls `_stop` at the end."""
 
     def _go_on(self, damaged: int, found: int) -> str:
-        """Show what unpacks from packed byte `found` on, after damage at another; return their places in words."""
+        """Show what decompresses from packed byte `found` on, after damage at another; describe both positions."""
         self.start += len(self.data)
         self.data = self.data[:0]
         self.last, self.fault = False, None
@@ -169,7 +169,7 @@ class PackedWindow(FileWindow):
 class InflatingWindow(PackedWindow):
     """The bytes of a gzip file, inflated piece by piece.
 
-    A member that is cut ends where the next one begins. What follows its last whole byte would inflate to noise.
+    A cut member ends where the next one begins: bytes after its last complete one would inflate to noise.
     """
 
     def __init__(self, path: str, file: BinaryIO, window_bytes: int) -> None:
@@ -180,7 +180,7 @@ class InflatingWindow(PackedWindow):
         self.slide(0)
 
     def skip_damage(self) -> str | None:
-        """As `FileWindow.skip_damage`: the next member that inflates."""
+        """Skip damage as `FileWindow.skip_damage`, to the next member that inflates."""
         damaged = self._at
         found = self._next_header(damaged)
         if found is None:
@@ -194,7 +194,7 @@ class InflatingWindow(PackedWindow):
         self._pending = b""
         self._step = _PIECE_BYTES
         self._member_began = False
-        self._is_whole = False  # known to come to its end
+        self._is_whole = False  # True once its end is certain
 
     def _unpack(self, room: int) -> bytes:
         if self._inflater.eof:
@@ -207,7 +207,7 @@ class InflatingWindow(PackedWindow):
         try:
             inflated = self._inflater.decompress(piece, room)
         except zlib.error as error:
-            # zlib keeps what it inflated before the damage to itself: try again in smaller steps.
+            # zlib keeps what it inflated before the damage: try again in smaller steps.
             if len(piece) > 1:
                 self._inflater, self._step = before, len(piece) // 2
             else:
@@ -230,7 +230,7 @@ class InflatingWindow(PackedWindow):
                 return
 
     def _read(self) -> bytes:
-        """Return the next packed bytes: up to the next header of a member, so that each header is looked at first."""
+        """Return the next packed bytes, up to the next header of a member, so that each header is checked first."""
         piece = self._peek(_PIECE_BYTES + len(_GZIP_HEADER) - 1)
         if self._member_began and piece.startswith(_GZIP_HEADER) and self._is_cut():
             return b""
@@ -238,9 +238,9 @@ class InflatingWindow(PackedWindow):
         return piece[: header if header > 0 else _PIECE_BYTES]
 
     def _is_cut(self) -> bool:
-        """True if the member ends here without its end: another one begins here, and this one never comes to its end.
+        """True if the member ends here prematurely: another one begins here, and this one never reaches its end.
 
-        Only the checksum tells: noise, too, may inflate for long without an error.
+        Only the checksum decides: noise may inflate for long without an error.
         """
         if self._is_whole or not _inflates(zlib.decompressobj(31), self._peek(_PIECE_BYTES)):
             return False
@@ -270,12 +270,12 @@ class InflatingWindow(PackedWindow):
     def _peek(self, size: int) -> bytes:
         return os.pread(self._file.fileno(), size, self._at)
 
-    def close(self) -> None:  # noqa: D102 - as FileWindow says
+    def close(self) -> None:  # noqa: D102 - see FileWindow
         self._file.close()
 
 
 def _inflates(inflater: Any, packed: bytes) -> bool:
-    """True if these packed bytes inflate without an error, to their end or that of a member."""
+    """Return True if these packed bytes inflate without an error, to their end or that of a member."""
     try:
         while packed and not inflater.eof:
             inflater.decompress(packed, _SEARCHED_BYTES)

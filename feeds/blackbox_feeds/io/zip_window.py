@@ -11,14 +11,14 @@ from blackbox.errors import SourceError
 from blackbox_feeds.io.window import PackedWindow
 
 _PIECE_BYTES: Final = 1 << 14
-"""Little at a time: a piece that turns out to be damaged is lost as a whole."""
+"""A small size, because a damaged piece is lost as a whole."""
 
 
 class ZipWindow(PackedWindow):
     """The bytes of one member of a zip archive.
 
     Raises:
-        SourceError: there is no such archive or member, or it cannot be read.
+        SourceError: the archive or member does not exist or cannot be read.
     """
 
     def __init__(self, path: Path, member: str, window_bytes: int) -> None:
@@ -52,10 +52,10 @@ def open_archive(path: Path) -> zipfile.ZipFile:
     """Open a zip archive for reading.
 
     Raises:
-        SourceError: it cannot be opened, or is no zip archive, e.g. as its end is missing.
+        SourceError: it cannot be opened, or is not a complete zip archive.
     """
     try:
-        if path.is_fifo():  # opening one waits for its writer
+        if path.is_fifo():  # opening a pipe would wait for its writer
             raise OSError("it is a pipe")
         return zipfile.ZipFile(path)
     except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:

@@ -14,7 +14,7 @@ from blackbox.errors import ConfigError
 from blackbox_feeds.io.window import PackedWindow
 
 _PIECE_BYTES = 1 << 12
-"""Packed bytes unpacked at a time. Few: the library sets no bound, and 4 of them may unpack to 128 KiB."""
+"""Packed bytes per call. Few: the library has no limit, and 4 of them may decompress to 128 KiB."""
 _MAGIC = b"\x28\xb5\x2f\xfd"
 _SKIPPABLE = b"\x2a\x4d\x18"
 """The magic number of a skippable frame, without its first byte, which may vary."""
@@ -27,7 +27,7 @@ _SEARCHED_BYTES = 1 << 20
 class ZstdWindow(PackedWindow):
     """The bytes of one zstd file: all its frames, without the skippable ones.
 
-    A frame that is cut ends where the next one begins.
+    A cut frame ends where the next one begins.
 
     Raises:
         ConfigError: `zstandard` is not installed.
@@ -46,11 +46,9 @@ class ZstdWindow(PackedWindow):
         self.slide(0)
 
     def skip_damage(self) -> str | None:
-        """As `FileWindow.skip_damage`: the next frame that unpacks."""
+        """Skip damage as `FileWindow.skip_damage`, to the next frame that decompresses."""
         damaged = self._at
-        found = self._next_frame(
-            self._frame_start + 1
-        )  # blocks of a frame that is cut may reach far into the next ones
+        found = self._next_frame(self._frame_start + 1)  # blocks of a cut frame may reach far into the next ones
         if found is None:
             return None
         self._at = found
@@ -61,7 +59,7 @@ class ZstdWindow(PackedWindow):
         self._frame = self._library.ZstdDecompressor().decompressobj()
         self._frame_start = self._at
         self._frame_bytes = 0
-        self._is_whole = False  # known to come to its end
+        self._is_whole = False  # True once its end is certain
         self._unpacked = memoryview(b"")
         self._damage: str | None = None
 
@@ -76,7 +74,7 @@ class ZstdWindow(PackedWindow):
             self._stop(self._damage)
             return
         if self._frame.eof:
-            self._begin_frame()  # another one may follow in the same file
+            self._begin_frame()  # another frame may follow in the same file
         piece = self._next_piece()
         if not piece:
             has_begun = self._at > self._frame_start
@@ -93,7 +91,7 @@ class ZstdWindow(PackedWindow):
         self._at += len(piece) - len(self._frame.unused_data)
 
     def _next_piece(self) -> bytes:
-        """Return the next packed bytes: up to the next magic number, so that each is looked at first."""
+        """Return the next packed bytes, up to the next magic number, so that each is checked first."""
         piece = self._peek(_PIECE_BYTES + len(_MAGIC) - 1, self._at)
         if self._at > self._frame_start and piece.startswith(_MAGIC) and self._is_cut():
             return b""
@@ -101,9 +99,9 @@ class ZstdWindow(PackedWindow):
         return piece[: magic if magic > 0 else _PIECE_BYTES]
 
     def _is_cut(self) -> bool:
-        """True if the frame ends here without its end: another one begins here, and the blocks do not lead to an end.
+        """True if the frame ends here prematurely: another one begins here, and the blocks do not lead to an end.
 
-        Without this the first bytes of the next frame would be unpacked as those of a block.
+        Without this check the first bytes of the next frame would be decompressed as a block.
         """
         if self._is_whole or not self._begins_frame(self._at):
             return False
@@ -111,7 +109,7 @@ class ZstdWindow(PackedWindow):
         return not self._is_whole
 
     def _begins_frame(self, at: int) -> bool:
-        """True if a frame begins here whose first blocks unpack, up to the next magic number: it may be cut there."""
+        """Return True if a frame begins here whose first blocks decompress, up to the next magic number."""
         piece = self._peek(2 * _LONGEST_BLOCK, at)
         magic = piece.find(_MAGIC, 1)
         try:
@@ -121,7 +119,7 @@ class ZstdWindow(PackedWindow):
         return True
 
     def _next_frame(self, at: int) -> int | None:
-        """Return where the next frame begins that unpacks, from packed byte `at` on."""
+        """Return where the next frame that decompresses begins, from packed byte `at` on."""
         while piece := self._peek(_SEARCHED_BYTES, at):
             magic = piece.find(_MAGIC)
             if magic < 0:
@@ -154,10 +152,10 @@ class ZstdWindow(PackedWindow):
         return at if is_end else None
 
     def _before_damage(self, end: int) -> bytes:
-        """Return the rest of a damaged frame up to the first byte that cannot be unpacked, after which `_at` is.
+        """Return the rest of a damaged frame up to the first byte that cannot be decompressed; `_at` is after it.
 
-        A call that fails, with the bytes before `end`, returns nothing of what it has unpacked. So the frame is
-        unpacked again, its end byte by byte.
+        A failing call returns none of the bytes before `end` that it has decompressed. So the frame is decompressed
+        again, its end byte by byte.
         """
         done, rest = 0, bytearray()
         frame = self._library.ZstdDecompressor().decompressobj()

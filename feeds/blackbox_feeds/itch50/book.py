@@ -1,7 +1,7 @@
 """How ITCH 5.0 messages change a book.
 
-A, F add an order; E, C and X take shares from one; D removes one; U replaces one. All else leaves the book as it is:
-trades of hidden orders (P) and crosses (Q) were never in it. Each message is an event of its own.
+A, F add an order; E, C and X take shares from one; D removes one; U replaces one. Other types do not change it: hidden
+orders (P) and crosses (Q) are not in the book. Each message is a separate event.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _sizes() -> NDArray[numpy.int64]:
 
 
 _SIZES = _sizes()
-"""By type: bytes; 0 of those that leave the book as it is."""
+"""Message size by type; 0 for types that do not change a book."""
 _REFERENCE: Final = SCHEMA.offset("A", "order_reference_number")
 _SIDE: Final = SCHEMA.offset("A", "buy_sell_indicator")
 _SHARES: Final = SCHEMA.offset("A", "shares")
@@ -81,4 +81,4 @@ def rest(resting: Resting) -> NDArray[numpy.uint8]:
 
 
 BOOK: Final = BookFeed(_TYPES, 0, 4, apply, rest)
-"""What is registered as the books of the schema `itch50`."""
+"""The books registered for the schema `itch50`."""

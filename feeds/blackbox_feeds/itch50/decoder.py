@@ -1,14 +1,14 @@
-"""The compiled ITCH 5.0 decoder: length-prefixed messages to topic, time and payload columns.
+"""Compiled: decode ITCH 5.0, from length-prefixed messages to topic, time and payload columns.
 
     ... | length 2 | message | length 2 | message | ...        lengths are big-endian
 
-The bytes come as spans, each a run of whole frames: a plain file is one span, a MoldUDP64 datagram
-another. Payloads are not copied. A stock is known by its locate: each message that carries a stock
-teaches it, so that one without can be given its symbol.
+The bytes come in spans, each a run of complete frames: a plain file is one span, a MoldUDP64 datagram another. Payloads
+are not copied. A stock is identified by its locate. Each message with a stock defines it for later messages without
+one.
 
-A message of an unknown type is skipped, and one that is longer than specified is cut; both are counted. In a plain file
-a wrong length could be taken for either, so a frame that is known and whole must follow, or the end of the input. The
-lengths in a datagram have been checked before, so there only a message too short for its type is wrong.
+A message of an unknown type is skipped, and a longer one than specified is cut; both are counted. In a plain file a
+wrong length could look like either, so a known and complete frame must follow, or the end of the input. The lengths in
+a datagram have been checked before, so there only a message too short for its type is wrong.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from blackbox_feeds.itch50.messages import SCHEMA, SYSTEM_TYPES
 from blackbox_feeds.itch50.moldudp64 import Spans
 
 END, FILLED, CROWDED, PARTIAL, END_MARK, BAD_TYPE, BAD_LENGTH = range(7)
-"""Why the kernel stopped: no more spans, full columns, too many topics, a frame that its span
-does not hold whole, a length of 0, an unknown type or an unexpected length that no known frame follows."""
+"""Why the kernel stopped: no more spans, full columns, too many topics, an incomplete frame in a span, a length of 0,
+an unknown type or unexpected length without a known frame after it."""
 
 _REJECTED = -2
-"""In place of a key's number: the message has no symbol that can be kept."""
+"""Used as a key's number: the symbol is invalid."""
 
 _BLANK_STOCK = 0x2020202020202020
 _TIMESTAMP_MASK = (1 << 48) - 1
@@ -45,11 +45,10 @@ _SHORTEST_FRAME = 14
 _LOCATES = 1 << 16
 
 _NO_STOCK = 3
-"""Where the eight bytes in place of a stock are read from a message that has none: anywhere."""
+"""Offset of the eight bytes read as stock from a message without one: arbitrary."""
 
-# What is known of a locate is one row of 32 words: its stock (two words), then for each message
-# type the topic's number plus one, 0 when not known yet. The types that make up nearly all of a day
-# share the first of the row's two cache lines.
+# The state of a locate is one row of 32 words: its stock (two words), then for each message type the topic's number
+# plus one, 0 if unknown. The types that make up nearly all of a day share the first of the row's two cache lines.
 _ROW_WORDS = 32
 _ROW_BYTES = 4 * _ROW_WORDS
 _FIRST_COLUMN = 2
@@ -57,7 +56,7 @@ _COMMON_TYPES = "ADUEFXPCIQLRHY"
 
 
 def _layout() -> NDArray[numpy.int64]:
-    """By type byte: length (-1: no such type), offset of the stock, whether it has one, column."""
+    """Return by type byte: length (-1: unknown type), offset of the stock, 1 if it has one, column."""
     layout = numpy.full((256, 4), -1, numpy.int64)
     others = [kind for kind in SCHEMA.records if kind not in _COMMON_TYPES]
     for place, kind in enumerate([*_COMMON_TYPES, *others]):
@@ -71,25 +70,25 @@ def _layout() -> NDArray[numpy.int64]:
 _LAYOUT = _layout()
 _SIZE, _STOCK, _HAS_STOCK, _COLUMN = range(4)
 _FRAMES_AHEAD = 8
-"""So many frames before it is needed, what is known of a locate is brought into the cache."""
+"""Number of frames by which the state of a locate is prefetched into the cache."""
 _SYSTEM_BYTES = tuple(SYSTEM_TYPES.encode())
 
 
 _MOST_UNKNOWN = 64
-"""Unknown frames in a row; more are taken for damage."""
+"""Most consecutive unknown frames; more count as damage."""
 
 
 @njit(nogil=True, cache=True)
 def _may_be(size: int, kind: int) -> bool:
-    """Return whether a frame may be of a type that came later, or of a known type that has grown."""
+    """Return True if a frame may be of a later type, or of a known type that was extended."""
     return 0x21 <= kind <= 0x7E and size >= max(_LAYOUT[kind, _SIZE], _SHORTEST_FRAME - 2)
 
 
 @njit(nogil=True, cache=True)
 def _judge(data: NDArray[numpy.uint8], position: int, end: int, is_all: bool) -> int:
-    """Return why the frame at `position` is not as specified; END: it is unknown or longer, and may be.
+    """Return why the frame at `position` does not match the specification; END: it may be of a newer version.
 
-    `is_all`: nothing comes after `end`.
+    `is_all`: nothing follows `end`.
     """
     if position + 2 <= end and big_16(data, position) == 0:
         return END_MARK
@@ -115,7 +114,7 @@ def _judge(data: NDArray[numpy.uint8], position: int, end: int, is_all: bool) ->
 
 @njit(nogil=True, cache=True)
 def _judge_whole(data: NDArray[numpy.uint8], position: int) -> int:
-    """Do as `_judge` for a frame that is known to be whole: only one too short for its type is wrong."""
+    """Do as `_judge` for a complete frame: only one too short for its type is wrong."""
     size = big_16(data, position)
     return BAD_LENGTH if size > 0 and size < _LAYOUT[data[position + 2], _SIZE] else END
 
@@ -156,7 +155,7 @@ def _learn(
 
 @njit(inline="always")
 def _look_ahead(data: NDArray[numpy.uint8], ahead: int, end: int, rows_at: int) -> int:
-    """Have what is known of the locate of the frame at `ahead` brought into the cache; return where the next begins."""
+    """Prefetch the state of the locate of the frame at `ahead`; return where the next frame begins."""
     if ahead + _SHORTEST_FRAME > end:
         return end
     prefetch(rows_at + _ROW_BYTES * big_16(data, ahead + 3))
@@ -182,10 +181,9 @@ def decode_frames(
 ) -> tuple[int, int, int, int]:
     """Decode from `position` in span number `span` on, until the columns are full.
 
-    `rows` and `stocks` are two views of what is known of each locate. `is_all`: nothing comes after the last span.
-    `is_framed`: spans are known to hold whole frames.
-    Sets in `span_rows`, of each span that begins, the row of its first message. Returns (messages, span,
-    position, why it stopped). Nothing is read outside the spans.
+    `rows` and `stocks` are two views of the states of locates. `is_all`: nothing follows the last span. `is_framed`:
+    spans are known to hold complete frames. Sets in `span_rows`, for each span that begins, the row of its first
+    message. Returns (messages, span, position, why it stopped). Nothing is read outside the spans.
     """
     n = 0
     rows_at = rows.ctypes.data
@@ -198,8 +196,8 @@ def decode_frames(
             is_full = n == len(columns.starts)
             if is_full or (position + _SHORTEST_FRAME > end and not is_framed):
                 return n, span, position, FILLED if is_full else _judge(data, position, end, is_all)
-            # The place of the next frame hangs on this length alone, so that the processor can run
-            # ahead of everything else that is looked up here.
+            # The next frame's position depends on this length alone, so that the processor can run ahead of the other
+            # lookups.
             size = big_16(data, position)
             start = position + 2
             layout = _LAYOUT[data[min(start, end - 1)]]  # the last message of a datagram may be empty
@@ -235,23 +233,23 @@ def decode_frames(
 
 
 class Stop(NamedTuple):
-    """Where decoding ended before the end of its spans, and why."""
+    """Position at which decoding ended early, and the reason."""
 
     position: int
     why: int
 
 
 class FrameDecoder:
-    """Turn spans of length-prefixed ITCH messages into chunks; one object per iteration.
+    """Turns spans of length-prefixed ITCH messages into chunks; one object per iteration.
 
-    Remembers topics and the stocks of locates from call to call.
+    Remembers topics and the stocks of locates between calls.
     """
 
     stop: Stop | None = None
-    """After `chunks`: None when all spans were used up, else where it ended and why."""
+    """After `chunks`: None if all spans were decoded, else the position and the reason."""
 
     def __init__(self, form: TopicForm, midnight_ns: int, counts: NDArray[numpy.int64]) -> None:
-        """`counts` (see `blackbox_feeds.io.statistics`) is added to."""
+        """Adds to `counts` (see `blackbox_feeds.io.statistics`)."""
         self._topics = TopicTable(form)
         self._counts = counts
         self._midnight_ns = midnight_ns
@@ -261,9 +259,9 @@ class FrameDecoder:
     def chunks(
         self, data: NDArray[numpy.uint8], spans: Spans, *, is_all: bool = True, is_framed: bool = False
     ) -> Iterator[Chunk]:
-        """Yield the messages of the spans, and what is missing between them.
+        """Yield the messages of the spans, and the gaps between them.
 
-        `is_all`: nothing comes after the last span. `is_framed`: spans are known to hold whole frames.
+        `is_all`: nothing follows the last span. `is_framed`: spans are known to hold complete frames.
         """
         topics, starts, gaps = self._topics, spans.starts, list(spans.gaps)
         self.stop = None
@@ -301,7 +299,7 @@ class FrameDecoder:
 
 
 def describe(stop: Stop, data: NDArray[numpy.uint8], path: str, offset: int) -> str:
-    """Return one sentence on a frame that is not valid; `offset`: where in the file `data` starts."""
+    """Describe an invalid frame; `offset`: offset of `data` in the file."""
     where = f"{path}: no valid message starts at byte {offset + stop.position}"
     if stop.why == END_MARK:
         return f"{where}: its length was 0, expected {_SHORTEST_FRAME - 2} or more"

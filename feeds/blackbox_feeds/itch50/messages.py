@@ -176,7 +176,7 @@ SCHEMA = Schema(
 """The schema `itch50`, number 1."""
 
 SYSTEM_TYPES = "SVW"
-"""The message types that are about the whole market and carry no stock."""
+"""The message types about the whole market, without a stock."""
 
 
 def timestamps_ns(records: NDArray[Any]) -> NDArray[numpy.int64]:

@@ -1,11 +1,11 @@
-"""MoldUDP64: the datagrams that carry ITCH, each some consecutive messages of one session.
+"""MoldUDP64: datagrams with consecutive ITCH messages of one session.
 
 Source: "MoldUDP64 Protocol Specification" 1.00. Integers are big-endian.
 
     session 10 | sequence 8 | count 2 | { length 2 | message } * count
 
-`count` 0 is a heartbeat and 0xFFFF the end of the session; both have the sequence number that comes
-next, so a loss just before them shows.
+`count` 0 is a heartbeat and 0xFFFF the end of the session. Both have the next sequence number, so a loss just before
+them is detected.
 """
 
 from __future__ import annotations
@@ -71,27 +71,27 @@ class Spans(NamedTuple):
     starts: NDArray[numpy.int64]
     ends: NDArray[numpy.int64]
     gaps: tuple[tuple[int, int], ...]
-    """(span, count): `count` messages are missing before a span; its number is that of all spans if none follows."""
+    """(span, count): `count` messages are missing before a span; the number of spans if none follows."""
 
 
 class MoldUdp64:
-    """Follow the sequence of MoldUDP64 datagrams and find the new messages in each.
+    """Follows the sequence of MoldUDP64 datagrams and finds the new messages in each.
 
-    `counts` (see `blackbox_feeds.io.statistics`) is added to. One object per iteration.
+    Adds to `counts` (see `blackbox_feeds.io.statistics`). One object per iteration.
     """
 
     stopped: str | None = None
-    """None, or what was wrong with the datagram after the last span."""
+    """None, or the fault of the datagram after the last span."""
 
     def __init__(self, counts: NDArray[numpy.int64], sequence: Sequence) -> None:
         self._counts = counts
         self._sequence = sequence
 
     def spans(self, datagrams: Datagrams) -> Spans:
-        """Return where in `datagrams.data` runs of new message blocks are, and what is missing before them."""
+        """Return the runs of new message blocks in `datagrams.data`, and the gaps before them."""
         room = len(datagrams.starts)
         self._sequence.make_room(room)
-        # Each datagram adds two runs and one range at most; each further run closes a range.
+        # Each datagram adds at most two runs and one range; each further run closes a range.
         starts, ends = (numpy.empty(3 * room + RANGES, numpy.int64) for _ in range(2))
         found, row, why = _find_spans(
             datagrams.data,

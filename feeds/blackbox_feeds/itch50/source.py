@@ -1,7 +1,7 @@
 """NASDAQ TotalView-ITCH 5.0: plain or gzip files of messages, or MoldUDP64 in packet captures.
 
-What a file is shows in its bytes: a capture starts with the magic number of pcap or pcapng, and
-anything else is read as messages that each stand behind a big-endian 2-byte length.
+Files are detected by content: a capture starts with the magic number of pcap or pcapng; anything else is read as
+messages with a big-endian 2-byte length prefix.
 
     Itch50("12302019.NASDAQ_ITCH50.gz").publish(publisher)
 """
@@ -39,21 +39,20 @@ _MAGIC_BYTES = 4
 class Itch50(Source):
     """The messages of one ITCH 5.0 file, in file order.
 
-    `date` is the trading day in New York, from which the times in the file count; without it the
-    file name must tell it. `topic` is made from `{symbol}`, `{type}` and `{locate}`. The symbol is
-    that of the message's locate, as learned from earlier messages that carry a stock; until one
-    does it is `#` and the locate, e.g. `#13`. The messages about the whole market (types S, V, W)
-    have the symbol `#system`. `port` keeps only datagrams to that UDP port of a capture.
+    `date` is the trading day in New York, from which the times in the file count; by default it is taken from the file
+    name. `topic` is made from `{symbol}`, `{type}` and `{locate}`. The symbol is that of the message's locate, from
+    earlier messages with a stock; until then it is `#` and the locate, e.g. `#13`. The messages about the whole market
+    (types S, V, W) have the symbol `#system`. `port` selects datagrams to that UDP port of a capture.
 
-    Payloads of a plain file are not copied: they stay in the memory-mapped file. In a capture,
-    messages whose MoldUDP64 sequence number has been seen are skipped, so two lines in one capture
-    are one stream; messages that fill a gap late are delivered where they come. Numbers that are still
-    missing after some ten thousand datagrams are a gap. A message of an unknown type is skipped, one that
-    is longer than specified is cut, and one whose symbol is not printable ASCII is skipped; `notes` count them.
+    Payloads of a plain file are not copied: they stay in the memory-mapped file. In a capture, messages with a known
+    MoldUDP64 sequence number are skipped, so two lines in one capture are one stream; messages that fill a gap late are
+    delivered where they occur. Numbers still missing after some ten thousand datagrams are a gap. A message of an
+    unknown type is skipped, a longer one than specified is cut, and one with a symbol that is not printable ASCII is
+    skipped; `notes` count them.
 
     Raises:
-        ConfigError: no date, or a date, topic or port that is not one.
-        SourceError: no date, and no file that can be read.
+        ConfigError: no date, or an invalid date, topic or port.
+        SourceError: no date, and the file cannot be read.
     """
 
     schema = SCHEMA
@@ -70,7 +69,7 @@ class Itch50(Source):
         try:
             self.date = trading_day(date, path)
         except ConfigError:
-            open_window(self.path, expected=_EXPECTED).close()  # a wrong path tells no date either, and is the cause
+            open_window(self.path, expected=_EXPECTED).close()  # a wrong path also has no date: report the path
             raise
         self._form = TopicForm(topic, locates=True)
         self._port = check_port(port)
@@ -82,11 +81,11 @@ class Itch50(Source):
         return f"<Itch50 {self.path} {self.date}>"
 
     def statistics(self) -> InputStatistics:
-        """Return what the iteration has met besides messages, so far."""
+        """Return counts of other things than messages, so far."""
         return snapshot(self._counts)
 
     def follow(self, before: Source) -> bool:
-        """Go on where an earlier capture ended; see `Source.follow`."""
+        """Continue where an earlier capture ended; see `Source.follow`."""
         self._begin = before._sequence if isinstance(before, Itch50) else None
         return self._begin is not None
 
@@ -119,7 +118,7 @@ class Itch50(Source):
             if stop is not None:
                 position = stop.position
                 if stop.why == END_MARK and position + 2 == end:
-                    # A file may close a session with a length of 0, as BinaryFILE has it.
+                    # A file may close a session with a length of 0, as in BinaryFILE.
                     position = end if window.last else position
                 elif stop.why != PARTIAL:
                     self.truncated = describe(stop, window.data, window.path, window.start)
@@ -153,7 +152,7 @@ class Itch50(Source):
 
 
 def export_itch50(parts: Iterable[Messages]) -> Iterator[NDArray[numpy.uint8]]:
-    """Yield the bytes of a file of these messages, as `Itch50` reads it: each behind its length, big-endian."""
+    """Yield the bytes of a file of these messages, as `Itch50` reads it: each after its big-endian length."""
     from blackbox_feeds.io.length_prefixed import length_prefixed
 
     return length_prefixed(parts, big_endian=True)

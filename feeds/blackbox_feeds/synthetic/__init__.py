@@ -1,6 +1,6 @@
-"""A made-up NASDAQ session of any size, as valid ITCH 5.0 bytes, the same for the same seed.
+"""A generated NASDAQ session of any size, as valid ITCH 5.0 bytes, the same for the same seed.
 
-Read: nothing. Rates, symbols and prices are drawn, so that tests and demos need no file.
+Read: nothing. Rates, symbols and prices are random, so that tests and demos need no file.
 """
 
 from blackbox_feeds.synthetic.source import Synthetic

@@ -1,12 +1,11 @@
-"""The order books of a synthetic session, just enough of them to write messages that make sense.
+"""The order books of a synthetic session, as far as needed to write consistent messages.
 
-Each symbol has up to 64 resting orders and a price level, the middle: bids rest at or below it,
-asks above it, so the book is never crossed. The level walks: it moves a tick when no order is in
-its way, else that order is executed. Prices are in ticks of one cent.
+Each symbol has up to 64 resting orders and a price level, the middle: bids are at or below it, asks above it, so the
+book is never crossed. The level moves a tick at a time; an order in its way is executed instead. Prices are in ticks of
+one cent.
 
-Orders are those of `blackbox.book.orders`, but stand one behind the other, not by reference: the
-writer picks one by its place, at random. A book is one row of int64, so that what belongs to a
-symbol lies together in memory:
+Orders are those of `blackbox.book.orders`, but in an array instead of a table by reference: the writer picks one by a
+random index. A book is one row of int64, so that everything about a symbol is close in memory:
 
     SymbolBook | Order * 64
 """
@@ -30,14 +29,14 @@ _TURN = 16
 
 
 class SymbolBook(SharedRecord):
-    """What stands before the orders of a symbol."""
+    """The data before the orders of a symbol."""
 
     live = Field()
-    """Orders that rest."""
+    """Resting orders."""
     middle = Field()
     """The best price that a bid may have. Unit: ticks."""
     drift = Field()
-    """By how many ticks the level moves next."""
+    """Ticks by which the level moves next."""
     name = Field()
     """Eight ASCII bytes as an integer."""
     locate = Field()
@@ -65,20 +64,20 @@ def new_books(
     for words, name, locate in zip(books, names.tolist(), locates.tolist(), strict=True):
         book = SymbolBook(words[: _HEAD_BYTES // 8])
         book.name, book.locate, book.drift = name, locate, 1
-        # The lesser of two draws: more cheap stocks than dear ones.
+        # The lesser of two draws: more cheap stocks than expensive ones.
         book.middle = 500 + min(below(random, 60_000), below(random, 60_000))
     return books
 
 
 @njit(inline="always")
 def order_in(book: int, place: int) -> Order:
-    """Return the order at a place of the book at an address."""
+    """Return the order at an index of the book at an address."""
     return order_at(book + _HEAD_BYTES + ORDER_BYTES * place)
 
 
 @inner
 def remove_order(book: int, place: int) -> None:
-    """Remove an order; the last one takes its place."""
+    """Remove an order; the last one takes its index."""
     head = symbol_book_at(book)
     head.live -= 1
     orders = book + _HEAD_BYTES
@@ -95,7 +94,7 @@ def some_shares(random: NDArray[numpy.uint64]) -> int:
 
 @inner
 def some_price(book: int, side: int, random: NDArray[numpy.uint64]) -> int:
-    """Return a price at which a new order may rest."""
+    """Return a valid price for a new order."""
     away = min(below(random, 12), below(random, 12))
     middle = symbol_book_at(book).middle
     return middle - away if side == BUY else middle + 1 + away
@@ -103,7 +102,7 @@ def some_price(book: int, side: int, random: NDArray[numpy.uint64]) -> int:
 
 @inner
 def best_order(book: int, side: int) -> int:
-    """Return the place of the best, and then oldest, order of a side, or -1."""
+    """Return the index of the best, and then oldest, order of a side, or -1."""
     best = -1
     for place in range(symbol_book_at(book).live):
         order = order_in(book, place)
@@ -122,7 +121,7 @@ def best_order(book: int, side: int) -> int:
 
 @inner
 def walk(book: int, random: NDArray[numpy.uint64]) -> int:
-    """Move the level by a tick; return the place of the order that is in the way, or -1."""
+    """Move the level by a tick; return the index of the order in its way, or -1."""
     head = symbol_book_at(book)
     if below(random, _TURN) == 0:
         head.drift = -head.drift

@@ -31,12 +31,12 @@ _SHORT_NAMES = 1_500
 
 
 def _names() -> Iterator[str]:
-    """Tickers, the busiest first: some that everyone knows, then made-up ones."""
+    """Yield tickers, the busiest first: well-known ones, then made-up ones."""
     yield from _BUSIEST
     step = 0
     while True:
         letters = 3 if step < _SHORT_NAMES else 4
-        # 7919 is coprime to 26, so no two steps make one name.
+        # 7919 is coprime to 26, so all names differ.
         code = (step * 7919 + 1234) % _LETTERS**letters
         name = "".join(chr(65 + code // _LETTERS**place % _LETTERS) for place in range(letters))
         if name not in _BUSIEST:
@@ -45,7 +45,7 @@ def _names() -> Iterator[str]:
 
 
 def ticker_names(count: int) -> list[str]:
-    """`count` distinct tickers of one to four letters, the busiest first; up to 65,535."""
+    """Return `count` distinct tickers of one to four letters, the busiest first; up to 65,535."""
     names = _names()
     return [next(names) for _ in range(count)]
 
@@ -59,7 +59,7 @@ def locate_order(names: list[str]) -> NDArray[numpy.int64]:
 
 @njit(nogil=True, cache=True)
 def zipf_tables(count: int) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
-    """Vose's alias tables for drawing symbol k with weight 1 / (k + 3).
+    """Return Vose's alias tables for drawing symbol k with weight 1 / (k + 3).
 
     Draw a row, and 32 random bits: below `keep[row]` it is the row itself, else `alias[row]`.
     """
@@ -97,10 +97,10 @@ def zipf_tables(count: int) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]
 
 @njit(nogil=True, cache=True)
 def messages_before(random: NDArray[numpy.uint64], messages: int) -> NDArray[numpy.int64]:
-    """Return how many of `messages` come before each second of the session, and before its end.
+    """Return the number of `messages` before each second of the session, and before its end.
 
-    The rate is high at the open and the close and low at noon, uneven from second to second, and in
-    some seconds exactly `BURST_FACTOR` times the mean.
+    The rate is high at the open and the close and low at noon, uneven from second to second, and in some seconds
+    exactly `BURST_FACTOR` times the mean.
     """
     weights = numpy.empty(SESSION_SECONDS)
     burst = numpy.zeros(SESSION_SECONDS, numpy.bool_)
@@ -115,7 +115,7 @@ def messages_before(random: NDArray[numpy.uint64], messages: int) -> NDArray[num
             shape = 0.6 + 2.0 * side * side * side * side
             weights[second] = shape * (0.7 + 0.6 * fraction(random))
             usual += weights[second]
-    # The bursts are part of the mean of which each is a multiple.
+    # The mean includes the bursts, and each burst is a multiple of the mean.
     peak = BURST_FACTOR * usual / (SESSION_SECONDS - BURST_FACTOR * bursts)
     before = numpy.empty(SESSION_SECONDS + 1, numpy.int64)
     total = usual + bursts * peak
@@ -142,7 +142,7 @@ def time_of(
     random: NDArray[numpy.uint64],
     index: int,
 ) -> int:
-    """When message `index` happens: one in each of the equal parts of its second.
+    """Return the time of message `index`: one in each of the equal parts of its second.
 
     `clock` holds the second of the last one; indices must not go back. Unit: ns since midnight.
     """

@@ -1,8 +1,8 @@
-"""Random numbers for `blackbox_feeds.synthetic.source`: splitmix64, so that a seed means the same bytes for ever.
+"""Random numbers for `blackbox_feeds.synthetic.source`: splitmix64, so that a seed always gives the same bytes.
 
-Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014). The state is
-one uint64 in an array. Only integer arithmetic and IEEE +, -, *, / are used anywhere in the
-generator, and no library's random stream, so machines and versions agree.
+Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014). The state is one uint64 in an
+array. The generator uses only integer arithmetic, IEEE +, -, *, /, and no library's random stream, so machines and
+versions agree.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def draw(random: NDArray[numpy.uint64]) -> int:
     return bits ^ (bits >> numpy.uint64(31))
 
 
-# One signature, or every constant limit would be compiled for by itself.
+# One signature, or it would be compiled separately for every constant limit.
 @njit("int64(uint64[::1], int64)", nogil=True, cache=True)
 def below(random: NDArray[numpy.uint64], limit: int) -> int:
     """Return a random int64 from 0 to `limit` - 1; `limit` up to 2**31."""

@@ -1,6 +1,6 @@
-"""The compiled writer of a synthetic session: ITCH 5.0 frames, message by message.
+"""Compiled: write a synthetic session as ITCH 5.0 frames, message by message.
 
-The numbers is in arrays, so the bytes do not depend on how many messages are asked for at a time.
+The numbers are in arrays, so the bytes do not depend on the number of messages written at a time.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ _ATTRIBUTIONS = numpy.frombuffer(b"NITEGSCOJPMSVIRT", ">u4").astype(numpy.int64)
 _HEAD = 13
 """Bytes of a frame before the fields of its type: its length and the message's common head."""
 
-# How many of 1,024 messages are of a kind, cumulated. The rest are trades.
+# Messages of each kind per 1,024, cumulated. The rest are trades.
 _ADD, _ADD_ATTRIBUTED, _DELETE, _REPLACE = 430, 442, 848, 928
 _EXECUTE, _EXECUTE_AT_PRICE, _CANCEL = 986, 990, 1_006
 
 
 class Session(NamedTuple):
-    """What is being written, and what it depends on."""
+    """The output, and the state it depends on."""
 
     out: NDArray[numpy.uint8]
     random: NDArray[numpy.uint64]
@@ -65,7 +65,7 @@ class Session(NamedTuple):
     """Address of the `Numbers`."""
 
 
-# One signature, or every constant that it is called with would be compiled for by itself.
+# One signature, or it would be compiled separately for every constant argument.
 @njit("int64(uint8[::1], int64, int64, int64, int64, int64)", nogil=True, cache=True)
 def _head(out: NDArray[numpy.uint8], at: int, kind: int, size: int, locate: int, ns: int) -> int:
     """Write length, type, locate, tracking number and time; return where the frame ends."""
@@ -235,7 +235,7 @@ def _change(session: Session, at: int, book: int, ns: int, roll: int) -> int:
 
 @njit(nogil=True, cache=True)
 def _body(session: Session, at: int, book: int, ns: int) -> int:
-    """Write whatever message comes next for one symbol."""
+    """Write the next message for one symbol."""
     roll = below(session.random, 1_024)
     if below(session.random, _WALK_EVERY) == 0:
         blocking = walk(book, session.random)

@@ -1,8 +1,8 @@
-"""Tape records back to their rows: a zip archive of CSV files, one for each symbol, day and kind.
+"""Tape records back to rows: a zip archive of CSV files, one for each symbol, day and kind.
 
     part of messages ──► member of each ──► text, member by member ──► temporary file ──► archive, members by name
 
-The rows of a member come bit by bit, and an archive wants them in one piece: so their text waits in a file on the disk.
+The rows of a member come in pieces, but an archive needs them together, so the text is collected in a file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES: Final = 1 << 20
 _LONGEST_ROW: Final = 128
-"""More than any row takes: 8 columns, of 20 bytes at most."""
+"""Upper bound for the size of a row: 8 columns of at most 20 bytes."""
 _MOST_MEMBERS: Final = 1 << 17
 _COMMA, _CR, _LF, _ZERO, _MINUS = (ord(sign) for sign in ",\r\n0-")
 _TRADE, _QUOTE = (ord(kind) for kind in TYPES.values())
@@ -39,7 +39,7 @@ _DATE_AT = 8
 _LINE_END_AT = 3
 _SYMBOL_BYTES, _DATE_BYTES = 12, 4
 _KEY_BYTES = 1 + _SYMBOL_BYTES + _DATE_BYTES
-"""What tells a member from others: the type, the symbol and the date."""
+"""Key of a member: type, symbol and date."""
 _NOT_ONE, _CROWDED = -1, -2
 _NOTHING, _TEN = numpy.uint64(0), numpy.uint64(10)
 
@@ -118,9 +118,9 @@ def _write(
     text: NDArray[numpy.uint8],
     ends: NDArray[numpy.int64],
 ) -> None:
-    """Write the rows in `order`, which is by member; `ends[member]` becomes where its text ends, 0 if it has none.
+    """Write the rows in `order`, sorted by member. `ends[member]` becomes the end of its text, 0 if it has none.
 
-    `open_ends`: of each member, whether its last row so far has no line end: one more needs one between them.
+    `open_ends`: for each member, True if its last row so far has no line end and needs one before the next row.
     """
     at = 0
     for row in order:
@@ -142,7 +142,7 @@ def _write(
 
 
 class _Spool:
-    """The text of all members, in one temporary file, and where in it each one's pieces are."""
+    """The text of all members in one temporary file, with the pieces of each."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -150,10 +150,10 @@ class _Spool:
         self._open_ends = numpy.zeros(0, numpy.bool_)
         self.names: list[str] = []
         self.pieces: list[list[tuple[int, int]]] = []
-        """Of each member: (where a piece starts, its length)."""
+        """(start, length) of each piece, by member."""
 
     def add(self, part: Messages) -> None:
-        """Write the rows of some messages. Raises SourceError when one is no record of tape."""
+        """Write the rows of some messages. Raises SourceError if one is not a tape record."""
         members = self._members_of(part)
         order = numpy.argsort(members, kind="stable")
         text = numpy.empty(len(members) * _LONGEST_ROW, numpy.uint8)
@@ -190,7 +190,7 @@ class _Spool:
         return members
 
     def _learn(self, part: Messages, members: NDArray[numpy.int32]) -> None:
-        """Name the members that are new."""
+        """Name the new members."""
         first = len(self.names)
         for member in range(first, len(self._known)):
             row = int(numpy.argmax(members == member))
@@ -201,10 +201,10 @@ class _Spool:
 
 
 def archive_of(parts: Iterable[Messages]) -> Iterator[NDArray[numpy.uint8]]:
-    """Yield the bytes of a zip archive that holds the rows of these messages.
+    """Yield the bytes of a zip archive with the rows of these messages.
 
     Raises:
-        SourceError: a message is no record of tape.
+        SourceError: a message is not a tape record.
     """
     with tempfile.TemporaryFile() as file:
         spool = _Spool(file)
@@ -224,7 +224,7 @@ def archive_of(parts: Iterable[Messages]) -> Iterator[NDArray[numpy.uint8]]:
 
 
 class _Sink:
-    """A file that cannot be sought in: what was written to it can be taken."""
+    """A file without seeking, from which written data can be taken."""
 
     def __init__(self) -> None:
         self._written: list[bytes] = []
@@ -243,7 +243,7 @@ class _Sink:
 
 
 def _name(payload: bytes) -> str:
-    """Return what Lean calls the file that holds a record's row."""
+    """Return Lean's name of the file with a record's row."""
     record = numpy.frombuffer(payload, SCHEMA.records[chr(payload[0])], 1)[0]
     kind = {type_: kind for kind, type_ in TYPES.items()}[record["type"].decode()]
     day, symbol = int(record["date"]), record["symbol"].decode("latin-1").lower()

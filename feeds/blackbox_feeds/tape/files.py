@@ -1,10 +1,10 @@
-"""Files of tape rows: their symbol, day and kind, which only their names tell, and where such files are.
+"""Files of tape rows. Only their names contain symbol, day and kind.
 
     bac_20131007_quote.zip            symbol, day, kind
-    bac/20131007_quote.zip            the same, the symbol being the directory, as in Lean's data folder
-    20131007_bac_Quote_Tick.csv       what is in either
+    bac/20131007_quote.zip            the same, with the symbol as directory, as in Lean's data folder
+    20131007_bac_Quote_Tick.csv       inside either
 
-Inside an archive, and for plain, gzip and zstd files, any of these names may stand.
+Members of archives, and plain, gzip and zstd files, may have any of these names.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TapeFile(NamedTuple):
     """In capitals."""
     date: date
     kind: str
-    """What topics call it: `trade` or `quote`."""
+    """Name in topics: `trade` or `quote`."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.member}" if self.member else f"{self.path}"
@@ -50,28 +50,28 @@ class TapeFile(NamedTuple):
         return TYPES[self.kind]
 
     def open(self, window_bytes: int) -> FileWindow:
-        """Open it. Raises SourceError when it cannot be read."""
+        """Open it. Raises SourceError if it cannot be read."""
         if self.member is not None:
             return ZipWindow(self.path, self.member, window_bytes)
         return open_window(self.path, window_bytes, expected=EXPECTED)
 
 
 class Found(NamedTuple):
-    """What there is."""
+    """The files found."""
 
     files: list[TapeFile]
-    """By day, then the kind that comes first, then symbol: however they were given."""
+    """Sorted by day, then kind (the preferred one first), then symbol."""
     unnamed: int
-    """Files of directories, and members of archives, whose names tell no symbol, day and kind: they are left out."""
+    """Files of directories and members of archives left out because their names lack symbol, day or kind."""
 
 
 def find(paths: Iterable[Path], day: date | None, first: str) -> Found:
-    """Return the files at these paths, archives and directories opened up; of `day` alone, if it is given.
+    """Return the files at these paths, with archives and directories expanded; only those of `day`, if given.
 
-    `first`: the kind that stands before the other one of its day.
+    `first`: the kind that comes before the other one of its day.
 
     Raises:
-        SourceError: one cannot be read, tells no symbol, day and kind, or there is none.
+        SourceError: one cannot be read, its name lacks symbol, day or kind, or there are none.
     """
     files: list[TapeFile] = []
     unnamed = 0
@@ -99,7 +99,7 @@ def _files_of(path: Path) -> Iterator[Path]:
 
 
 def _inside(path: Path, told: bool) -> tuple[list[TapeFile], int]:
-    """The files of one path and how many were left out. `told`: it was named by the caller, so it must be one."""
+    """Return the files of one path and the number left out. `told`: named by the caller, so it must be valid."""
     named = _match(path.name)
     if named is None and not told:
         return [], 1

@@ -1,7 +1,7 @@
-"""A row of a consolidated-tape CSV as a fixed binary record, from which the very row can be written again.
+"""A row of a consolidated-tape CSV as a fixed binary record, from which the identical row can be written.
 
 Source: the README of QuantConnect/Lean's `Data/equity`, ticks. A price is an integer with 4 implied decimal places; a
-quote's price of 0 means that the row says nothing about that side. Prices may be below 0.
+quote's price of 0 means that the row has no data for that side. Prices may be negative.
 
      0 type 1 | exchange 1 | suspicious 1 | line_end 1 | time_ms 4 | date 4 | condition 8 |
     20 T: size 4     | price 8     | symbol 12                                              44 bytes
@@ -21,18 +21,18 @@ PRICE_SCALE: Final = 10_000
 SYMBOL_BYTES: Final = 12
 """The longest symbol."""
 NO_LINE_END, LF, CR_LF = range(3)
-"""`line_end`: what stands behind the row."""
+"""`line_end`: how the row ends."""
 TYPES: Final = {"trade": "T", "quote": "Q"}
-"""What the names of files and topics call a record, and its type."""
+"""Names of a record in files and topics, with its type."""
 
 _HEAD = (
     ("type", "S1"),
     ("exchange", "S1"),
     ("suspicious", "u1"),
     ("line_end", "u1"),
-    ("time_ms", "<u4"),  # since midnight in New York, by the clock on the wall
-    ("date", "<u4"),  # there: year * 10,000 + month * 100 + day
-    ("condition", "S8"),  # flags as the row has them, hexadecimal
+    ("time_ms", "<u4"),  # since midnight in New York, local time
+    ("date", "<u4"),  # local date: year * 10,000 + month * 100 + day
+    ("condition", "S8"),  # flags as in the row, hexadecimal
 )
 _PRICE = price("<i8", 4)
 _SIDE = price("<i8", 4, absent=0)
@@ -63,19 +63,19 @@ COLUMNS: Final = {
     "T": ("time_ms", "price", "size", "exchange", "condition", "suspicious"),
     "Q": ("time_ms", "bid_price", "bid_size", "ask_price", "ask_size", "exchange", "condition", "suspicious"),
 }
-"""The columns of a row, in order, by the fields that hold them."""
+"""The columns of a row, in order, by field name."""
 
 NUMBER, SIGNED, TEXT = range(3)
-"""What a column holds."""
+"""Kinds of columns."""
 LARGEST: Final = {"time_ms": 86_399_999, "suspicious": 1}
-"""The largest number of a column; of others what the field holds, but 10 ** 18 - 1 at most."""
+"""Largest number of a column; by default the limit of the field, at most 10 ** 18 - 1."""
 
 
 def layout(kind: str) -> numpy.ndarray[Any, numpy.dtype[numpy.int64]]:
-    """int64[columns, 4]: of each column of a row its kind, its field's offset and bytes, its largest.
+    """Return int64[columns, 4]: for each column of a row its kind, its field's offset and size, and its largest value.
 
-    The kinds are NUMBER, SIGNED and TEXT. The largest of a text is its length; a SIGNED one has its largest on both
-    sides of 0.
+    The kinds are NUMBER, SIGNED and TEXT. The largest of a text is its length; that of SIGNED applies on both sides of
+    0.
     """
     dtype: Any = SCHEMA.records[kind]
     rows = []

@@ -1,4 +1,4 @@
-"""The compiled reader of tape rows: text to records, times and places, file by file.
+"""Compiled: read tape rows file by file, from text to records, times and positions.
 
 A bad row is skipped up to the next line feed, and counted. An empty line is skipped, and so is a byte order mark before
 a row.
@@ -25,7 +25,7 @@ END, FILLED, PARTIAL, MALFORMED = range(4)
 """Why the kernel stopped: no more bytes, full columns, an incomplete row. MALFORMED: a bad row."""
 
 _ROW_BYTES: Final = 24
-"""Room is made for rows of so many bytes; when they are shorter, a window takes two calls."""
+"""Assumed size of a row when making room; for shorter rows, a window takes two calls."""
 _SHOWN_BYTES: Final = 120
 _COMMA, _CR, _LF, _ZERO, _NINE, _MINUS = (ord(sign) for sign in ",\r\n09-")
 _MOST_DIGITS = 18
@@ -37,7 +37,7 @@ _LINE_END_AT = 3
 
 @njit(nogil=True, cache=True)
 def _number(data: NDArray[numpy.uint8], at: int, largest: int) -> tuple[int, int]:
-    """Return (the number that starts at `at`, or -1, where it ends): digits, of which a 0 leads none."""
+    """Return (the number at `at`, or -1, and its end): digits without a leading 0."""
     start = at
     value = 0
     while at < len(data) and _ZERO <= data[at] <= _NINE and at - start <= _MOST_DIGITS:
@@ -50,7 +50,7 @@ def _number(data: NDArray[numpy.uint8], at: int, largest: int) -> tuple[int, int
 
 @njit(nogil=True, cache=True)
 def _text(data: NDArray[numpy.uint8], at: int, longest: int) -> int:
-    """Return where the text that starts at `at` ends, or -1."""
+    """Return the end of the text that starts at `at`, or -1."""
     start = at
     while at < len(data) and data[at] != _COMMA and data[at] > 0x20 and data[at] < 0x7F:
         at += 1
@@ -67,7 +67,7 @@ def _columns(
     records: NDArray[numpy.uint8],
     target: int,
 ) -> tuple[int, int]:
-    """Read a row's columns into the record at `target`: (where they end, why they do; END when all were there)."""
+    """Read a row's columns into the record at `target`: return (their end, END), or a fault."""
     end = len(data)
     for column in range(len(layout)):
         if column > 0:
@@ -102,7 +102,7 @@ def _columns(
 
 @njit(nogil=True, cache=True)
 def _line_end(data: NDArray[numpy.uint8], at: int, last: bool) -> tuple[int, int, int]:
-    """Return (where the next row starts, why the row does not end at `at`; END when it does, `line_end`)."""
+    """Return (start of the next row, END, `line_end`), or a fault if the row does not end at `at`."""
     end = len(data)
     if at == end:
         return at, END if last else PARTIAL, NO_LINE_END
@@ -129,11 +129,11 @@ def _good_rows(
     ts_event: NDArray[numpy.int64],
     places: NDArray[numpy.int64],
 ) -> tuple[int, int, int]:
-    """Read as `read_rows`, up to the first row that is not a good one."""
+    """Read as `read_rows`, up to the first bad row."""
     midnight_ns, change_ns, shift_ns = day
     size = len(template)
     latest = state[_LATEST]
-    n, why = 0, END  # n from 0 on: no index can be below 0, and none is checked for that
+    n, why = 0, END  # starting n at 0 shows that no index is negative, which saves checks
     while position < len(data):
         if n == len(ts_event):
             why = FILLED
@@ -178,11 +178,11 @@ def read_rows(
     ts_event: NDArray[numpy.int64],
     places: NDArray[numpy.int64],
 ) -> tuple[int, int, int]:
-    """Read rows from `position` on, until the columns are full; `last`: nothing comes after `data`.
+    """Read rows from `position` on, until the columns are full; `last`: nothing follows `data`.
 
-    `template` is a record of what all rows share. Bad rows are skipped and counted in `state`; `bad` gets (number,
-    start) of the first. `places` gets, for each row, the largest time up to it. Returns (rows, position, why it
-    stopped).
+    `template` is a record with the common fields of all rows. Bad rows are skipped and counted in `state`; `bad` gets
+    (number, start) of the first. `places` gets, for each row, the largest time up to it. Returns (rows, position, why
+    it stopped).
     """
     n = found = 0
     while position < len(data):
@@ -224,17 +224,17 @@ def read_rows(
 
 
 class RowReader:
-    """The rows of one file, read on demand: `ts_event`, `places` and `records` hold those that were read last.
+    """The rows of one file, read on demand: `ts_event`, `places` and `records` hold those read last.
 
-    A row's place is the largest time up to it: rows stay in the order of their file.
+    A row's position is the largest time up to it: rows stay in file order.
     """
 
     done = False
-    """Whether all rows have been read."""
+    """True if all rows have been read."""
 
     def __init__(self, file: TapeFile, topic: int, window_bytes: int) -> None:
         self.topic = topic
-        """The number of the rows' topic."""
+        """Topic number of the rows."""
         self._file = file
         self._window: FileWindow = file.open(window_bytes)
         self._position = 0
@@ -257,7 +257,7 @@ class RowReader:
 
     @property
     def late(self) -> int:
-        """How many rows had a time before that of an earlier one."""
+        """Number of rows with a time before that of an earlier one."""
         return int(self._state[_LATE])
 
     @property
@@ -308,7 +308,7 @@ class RowReader:
         self._window.close()
 
     def drop(self, many: int) -> None:
-        """Drop the first `many` rows: they have been used."""
+        """Drop the first `many` rows, which have been used."""
         self._take(self.ts_event[many:], self.places[many:], self.records[many * self.record_bytes :])
 
     def _take(
@@ -330,7 +330,7 @@ class RowReader:
             if goes_on is None:
                 self.done = True
             else:
-                # The rest of a row may look like one: the first piece is left out.
+                # The rest of a row may look like a row: skip the first piece.
                 self._state[IS_SKIPPING] = 1
                 self._position = 0
         else:
@@ -339,7 +339,7 @@ class RowReader:
 
 
 def _complaint(data: NDArray[numpy.uint8], kind: str) -> str:
-    """Return what is wrong with the row at the start of `data`."""
+    """Describe what is wrong with the row at the start of `data`."""
     line = data[: _SHOWN_BYTES + 1].tobytes().partition(b"\n")[0].removesuffix(b"\r")
     names = COLUMNS[kind]
     columns = line.split(b",")
@@ -352,7 +352,7 @@ def _complaint(data: NDArray[numpy.uint8], kind: str) -> str:
             return f"{name} was {_shown(text)}, expected at most {largest} printable characters"
     if len(columns) != len(names):
         return f"the row had {len(columns)} columns ({_shown(line)}), expected {len(names)}: {', '.join(names)}"
-    return f"the row was {_shown(line)}, expected a line feed, or a carriage return and one, behind it"
+    return f"the row was {_shown(line)}, expected a line feed, or a carriage return and a line feed, after it"
 
 
 def _shown(text: bytes) -> str:

@@ -1,9 +1,9 @@
-"""Trades and quotes of the consolidated tape, as QuantConnect's Lean keeps them: CSV in zip archives.
+"""Trades and quotes of the consolidated tape, as stored by QuantConnect's Lean: CSV in zip archives.
 
     trades: ms since midnight, price * 10,000, size, exchange, condition, suspicious
     quotes: ms since midnight, bid * 10,000, bid size, ask * 10,000, ask size, exchange, condition, suspicious
 
-Payloads are records of fixed size that hold all of a row, so that the very rows can be written again.
+Payloads are records of fixed size with everything in a row, so that identical rows can be written again.
 
     Tape("equity/usa/tick", date="2013-10-07").publish(publisher)
 """
@@ -34,27 +34,26 @@ if TYPE_CHECKING:
 __all__ = ["PRICE_SCALE", "SCHEMA", "Tape", "export_tape"]
 
 _DAY_BYTES: Final = 8 << 20
-"""How much text of all files of a day is held at a time. Unit: bytes."""
+"""Text of all files of a day held at a time. Unit: bytes."""
 _LEAST_BYTES: Final = 64 << 10
 
 
 class Tape(Source):
-    """The rows of one file, of several, or of all files in a directory, in the order of their times.
+    """The rows of one file, of several, or of all files in a directory, in order of their times.
 
-    At equal times, quotes come before trades, then symbols in alphabetical order; the rows of a file stay in its order.
-    The tape does not say which of a millisecond came first. `first="trade"` lets the trades come first. A row whose
-    time is before that of an earlier one of its file stays behind that one.
+    At equal times, quotes come before trades, then symbols in alphabetical order; the rows of a file keep their order.
+    The tape does not have the order within a millisecond. With `first="trade"` trades come first. A row whose time is
+    before that of an earlier one of its file stays after that one.
 
-    A file's symbol, day and kind are in its name, see `blackbox_feeds.tape.files`. Times are those of the clock on the
-    wall in New York. `date` takes the files of that day alone. `topic` is made from `{symbol}` and `{type}`, which is
-    `trade` or `quote`.
+    A file's symbol, day and kind are in its name, see `blackbox_feeds.tape.files`. Times are local times in New York.
+    `date` selects the files of that day. `topic` is made from `{symbol}` and `{type}`, which is `trade` or `quote`.
 
-    Bad rows are left out, and so is what a damaged member of a gzip file held: `truncated` names the first ones of each
-    file and counts the others. After such damage the next whole row is read. Empty lines are left out and counted in
+    Bad rows are left out, and so is the content of a damaged gzip member: `truncated` names the first ones of each file
+    and counts the others. Reading continues with the next complete row. Empty lines are left out and counted in
     `notes`.
 
     Raises:
-        ConfigError: a date, topic or kind that is not one.
+        ConfigError: an invalid date, topic or kind.
     """
 
     schema = SCHEMA
@@ -85,10 +84,10 @@ class Tape(Source):
         return [Tape(self.paths, day, self._topic, self._first) for day in days]
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yield the rows, a hundred thousand or so at a time.
+        """Yield the rows, about a hundred thousand at a time.
 
         Raises:
-            SourceError: a file cannot be opened, or its name does not tell what is in it.
+            SourceError: a file cannot be opened, or its name lacks symbol, day or kind.
         """
         from blackbox_feeds.tape.files import find
 
@@ -140,9 +139,9 @@ _Rows = tuple[
 
 
 def _in_order(readers: list[RowReader]) -> Iterator[_Rows]:
-    """Yield the rows of all files by place, equal ones by file: the columns of chunks, but for their topics.
+    """Yield the rows of all files by position, equal ones by file: the columns of chunks, except topics.
 
-    Each time the rows up to the earliest of the files' last read rows: nothing that is still unread comes before it.
+    Each step yields the rows up to the earliest of the files' last read rows, because no unread row can precede it.
     """
     while True:
         for reader in readers:
@@ -162,7 +161,7 @@ def _in_order(readers: list[RowReader]) -> Iterator[_Rows]:
 
 
 def _before(places: NDArray[numpy.int64], number: int, bound: tuple[int, int]) -> int:
-    """Return how many rows of file `number` go before whatever comes after the bound (place, file)."""
+    """Return the number of rows of file `number` that precede everything after the bound (place, file)."""
     place, file = bound
     return int(numpy.searchsorted(places, place, side="right" if number <= file else "left"))
 
@@ -183,7 +182,7 @@ def _merged(taken: list[tuple[RowReader, int]]) -> _Rows:
 
 
 def export_tape(parts: Iterable[Messages]) -> Iterator[NDArray[numpy.uint8]]:
-    """These rows as a zip archive of CSV files, one for each symbol, day and kind, as Lean names and writes them."""
+    """Yield these rows as a zip archive of CSV files, one per symbol, day and kind, named and written as by Lean."""
     from blackbox_feeds.tape.archive import archive_of
 
     return archive_of(parts)
