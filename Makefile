@@ -1,20 +1,20 @@
-# Everything runs in its own virtual environment: only python3 (3.11 or newer), pip and make are
-# needed. `make help` lists the commands.
+# Needs only python3 (3.11 or newer), pip and make; everything else is installed in a virtual
+# environment. `make help` lists the commands.
 
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin
-# Rivals ask for versions of their own, which the tests should not get.
+# Separate environment: the rivals' dependencies must not affect the tests.
 BENCH := .venv-bench
 INSTALL := .venv-install-$(notdir $(PYTHON))
 
 REPORT ?= blackbox-report.html
-NO_SPARK := Spark could not be installed: the demo ends without its analysis and its page
+NO_SPARK := Spark could not be installed: the demo skips the analysis and the report
 
-# Without bytecode each of the hundreds of processes that the tests start compiles all sources again.
+# Tests start hundreds of processes, which all use the cached bytecode.
 export PYTHONDONTWRITEBYTECODE :=
 
-# An environment of another Python than the one asked for is made again.
+# Recreate environments of another Python version than requested.
 ifneq ($(origin PYTHON),file)
 VERSION_OF = $(shell $(1) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 ASKED := $(call VERSION_OF,$(PYTHON))
@@ -36,7 +36,7 @@ demo: $(VENV)/.ready-demo  ## a day live, recorded, replayed and analysed [SOURC
 test: $(VENV)/.ready-test  ## check style and types, run the tests
 	$(RUN)/ruff check
 	$(RUN)/ruff format --check
-	@# Types beside the tests, whose processes often wait. Collected once before, so that not each of them compiles all tests.
+	@# mypy runs while tests wait for processes. Collecting once first compiles all tests for every worker.
 	$(RUN)/mypy & types=$$!; $(RUN)/python -m pytest -qq --collect-only -m "not long" >/dev/null; \
 	$(RUN)/python -m pytest -q -n 5 -m "not long"; tests=$$?; wait $$types && exit $$tests
 
@@ -47,45 +47,45 @@ test-install:  ## install from the clone into a new environment; publish, subscr
 	cd / && "$(CURDIR)/$(INSTALL)/bin/python" "$(CURDIR)/tests/installed.py"
 	rm -rf $(INSTALL)
 
-test-long: $(VENV)/.ready-long  ## run what `make test` leaves out as it takes long: clusters, browsers, twins, further examples
+test-long: $(VENV)/.ready-long  ## run the slow tests that `make test` leaves out: clusters, browsers, variants, more examples
 	$(RUN)/python -m pytest -q -m long
 	BLACKBOX_ALL_EXAMPLES=1 $(RUN)/python -m pytest -q -m "hypothesis and not long"
 
 servers:  ## unpack the distribution's RabbitMQ, Chromium and sshd into .servers (apt, 180 MB), for the tests of bridges and sites
 	@tests/bridge/fetch_servers.sh .servers
 
-layout: $(VENV)/.ready-test  ## write what follows from blackbox/block/layout.py: Java, C, Node, docs, golden files
+layout: $(VENV)/.ready-test  ## generate files from blackbox/block/layout.py: Java, C, Node, docs, golden files
 	@$(RUN)/python -m tests.write_layout
 
-torture: $(VENV)/.ready-test  ## attack it: kills, hostile peers, damaged files; tell what broke [SECONDS=60 SEED=n ONLY=name]
+torture: $(VENV)/.ready-test  ## attack it: kills, hostile peers, damaged files; report failures [SECONDS=60 SEED=n ONLY=name]
 	$(RUN)/python -m tests.torture --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
 
-simulate: $(VENV)/.ready-test  ## run recovery in virtual time, with faults; print what the model forbids [SECONDS=60 SEED=n: only that schedule]
+simulate: $(VENV)/.ready-test  ## run recovery in virtual time with faults; print violations of the model [SECONDS=60 SEED=n: only that schedule]
 	$(RUN)/python -m tests.simulation $(if $(SEED),--seed $(SEED)) $(if $(SECONDS),--seconds $(SECONDS))
 
-# The whole run and each ONLY have a file of their own. It takes its place when the run is over, or ended early.
+# The whole run and each ONLY have their own file, replaced when the run ends, even early.
 nothing :=
 space := $(nothing) $(nothing)
 FILE ?= .benchmarks/$(if $(ONLY),only-$(subst /,_,$(subst $(space),_,$(strip $(ONLY)))),latest).json
-bench: $(BENCH)/.ready-bench  ## every figure beside its rivals, three quarters of an hour, into .benchmarks/ [ONLY=name]
+bench: $(BENCH)/.ready-bench  ## compare every figure with its rivals, in 45 minutes, into .benchmarks/ [ONLY=name]
 	@mkdir -p .benchmarks
 	@rm -f .benchmarks/running.json .benchmarks/partial.json
 	@trap : INT; $(BENCH)/bin/python -m pytest bench -q -s -o python_files="bench_*.py" -o timeout=300 -o tmp_path_retention_count=0 -W ignore::pytest_benchmark.logger.PytestBenchmarkWarning --benchmark-quiet --benchmark-json=.benchmarks/running.json $(if $(ONLY),-k "$(ONLY)"); \
-	    status=$$?; [ $$status != 5 ] || echo "ONLY was '$(ONLY)', which no benchmark is called; expected (part of) a name, or names joined by or: $$(cd bench && echo bench_*.py)" >&2; \
+	    status=$$?; [ $$status != 5 ] || echo "ONLY='$(ONLY)' matches no benchmark; use (part of) a name, or names joined by or: $$(cd bench && echo bench_*.py)" >&2; \
 	    cd .benchmarks; for kept in running.json partial.json; do \
-	        if [ -s $$kept ]; then mv $$kept "$(notdir $(FILE))"; echo "kept in $(FILE), of $$kept"; break; fi; \
+	        if [ -s $$kept ]; then mv $$kept "$(notdir $(FILE))"; echo "saved $$kept as $(FILE)"; break; fi; \
 	    done; rm -f partial.json; exit $$status
 
-report: $(BENCH)/.ready-bench  ## docs/performance.md, all tables and charts, from the last whole run [FILE=run.json: a page beside it]
+report: $(BENCH)/.ready-bench  ## write docs/performance.md, all tables and charts, from the last whole run [FILE=run.json: a page next to it]
 	@$(BENCH)/bin/python -m bench.report.page "$(FILE)" $(if $(filter %/latest.json,$(FILE)),docs/performance.md,"$(FILE:.json=.md)")
 
-scaling: $(BENCH)/.ready-bench  ## docs/scaling.md: a million subscribers, simulated with what a relay is measured to cost; five minutes
+scaling: $(BENCH)/.ready-bench  ## write docs/scaling.md: simulate a million subscribers with the measured costs of a relay; five minutes
 	$(BENCH)/bin/python -m bench.scaling.page docs/scaling.md
 
-bench-check: $(VENV)/.ready-check  ## which step of the hot path moved since bench/baseline.json [WRITE=1]
+bench-check: $(VENV)/.ready-check  ## compare each step of the hot path with bench/baseline.json [WRITE=1]
 	$(RUN)/python -m bench.check $(if $(WRITE),--write)
 
-profile: $(BENCH)/.ready-bench  ## a flame graph of the hot path, and where each nanosecond goes: docs/profile.md
+profile: $(BENCH)/.ready-bench  ## write docs/profile.md: a flame graph and the time of each step of the hot path
 	$(BENCH)/bin/python -m bench.hot_path.profile docs/profile.md
 
 clean:  ## remove the virtual environments, servers and all caches
@@ -93,31 +93,31 @@ clean:  ## remove the virtual environments, servers and all caches
 	find blackbox feeds tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.ready-demo: EXTRA :=
-# 500 MB to download: a demo without its last part is better than none.
+# 500 MB to download; without it the demo skips its last part.
 $(VENV)/.ready-demo: WISH := [spark]
 $(VENV)/.ready-test: EXTRA := [dev]
 $(VENV)/.ready-long: EXTRA := [dev]
-# Where there is no browser to be had, the tests of pages say so and skip.
+# Without a browser, the tests of pages skip.
 $(VENV)/.ready-long: WISH := [browser]
 $(BENCH)/.ready-bench: EXTRA := [bench]
-# One by one: a rival that cannot be had here is skipped, and the report says so.
+# Installed one by one: an unavailable rival is skipped and listed in the report.
 $(BENCH)/.ready-bench: WISHES := rivals
 $(VENV)/.ready-check: EXTRA :=
 
-# One stamp for each set of packages: made once, and again when pyproject.toml changes.
+# One stamp per set of packages, remade when pyproject.toml changes.
 .SECONDEXPANSION:
 $(VENV)/.ready-demo $(VENV)/.ready-test $(VENV)/.ready-long $(VENV)/.ready-check $(BENCH)/.ready-bench: pyproject.toml | $$(@D)/bin/python
 	$(@D)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check --editable ".$(EXTRA)"
-	$(if $(WISH),$(@D)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check --editable ".$(WISH)" || echo "$(WISH) could not be installed: what needs it is left out")
+	$(if $(WISH),$(@D)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check --editable ".$(WISH)" || echo "$(WISH) could not be installed: skipping what needs it")
 	$(if $(WISHES),$(@D)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(WISHES)"], sep="\n")' | while read -r wish; do \
-	    $(@D)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check "$$wish" </dev/null || echo "$$wish could not be installed: what needs it is left out"; \
+	    $(@D)/bin/python -m pip install --no-compile --quiet --disable-pip-version-check "$$wish" </dev/null || echo "$$wish could not be installed: skipping what needs it"; \
 	done)
 	@touch $@
 
-# Some systems ship Python without ensurepip; their own pip can then fill the environment.
+# Some systems ship Python without ensurepip; then the system's pip installs pip into the environment.
 $(VENV)/bin/python $(BENCH)/bin/python:
-	@command -v "$(PYTHON)" >/dev/null || { echo "$(PYTHON) was not found, expected Python 3.11 or newer; set PYTHON=..." >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit("%s is Python %d.%d, expected 3.11 or newer; set PYTHON=..." % ((sys.executable,) + tuple(sys.version_info[:2])) if sys.version_info < (3, 11) else 0)'
+	@command -v "$(PYTHON)" >/dev/null || { echo "$(PYTHON) was not found: set PYTHON=... to Python 3.11 or newer" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit("%s is Python %d.%d: set PYTHON=... to 3.11 or newer" % ((sys.executable,) + tuple(sys.version_info[:2])) if sys.version_info < (3, 11) else 0)'
 	@$(PYTHON) -m venv $(@D:/bin=) >/dev/null 2>&1 || { \
 	    $(PYTHON) -m venv --clear --without-pip $(@D:/bin=) && \
 	    $(PYTHON) -m pip --python $@ install --quiet --disable-pip-version-check pip; \

@@ -1,4 +1,4 @@
-"""How do I publish a format of my own, with typed records at the other end?"""
+"""How do I publish my own format and receive typed records?"""
 
 from collections.abc import Iterator
 
@@ -12,12 +12,12 @@ SCHEMA = Schema("ticks", schema_id=1_000, records={"t": TICK})
 
 
 class Ticks(Source):
-    """Made-up ticks. A real source would read a file; register it in the entry-point group `blackbox.feeds`."""
+    """Synthetic ticks. A real source would read a file; register it in the entry-point group `blackbox.feeds`."""
 
     schema = SCHEMA
 
     def chunks(self) -> Iterator[Chunk]:
-        """One chunk of 10,000 messages of two topics."""
+        """Yield one chunk of 10,000 messages with two topics."""
         number = numpy.arange(10_000)
         records = numpy.zeros(len(number), TICK)
         records["type"], records["price"], records["size"] = b"t", 100 + number % 7, 1 + number % 3

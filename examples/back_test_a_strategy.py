@@ -1,4 +1,4 @@
-"""How do I test a strategy on a recorded day, with the same result each time?"""
+"""How do I back-test a strategy on a recorded day with reproducible results?"""
 
 import tempfile
 
@@ -8,7 +8,7 @@ from blackbox import Batch, Feed, Publisher, Recorder, Recording, Subscriber
 
 
 class BuyBelowVwap:
-    """Holds a share while AAPL trades 0.1 % or more below the VWAP of the day so far; prices are 1/10,000 dollars."""
+    """Holds a share while AAPL trades at least 0.1 % below the day's VWAP; prices are in 1/10,000 dollars."""
 
     def __init__(self) -> None:
         self.value = self.shares = self.cash = self.trades = self.position = self.last = 0
@@ -24,7 +24,7 @@ class BuyBelowVwap:
 
     @property
     def profit(self) -> float:
-        """Dollars, with what is held at the last price."""
+        """Profit in dollars, with the position valued at the last price."""
         return (self.cash + self.position * self.last) / 10_000
 
 
@@ -38,13 +38,13 @@ def back_test(recording: Recording) -> BuyBelowVwap:
         for price, shares in zip(records["price"].tolist(), records["shares"].tolist(), strict=True):
             strategy.see(price, shares)
 
-    subscriber.replay(recording)  # in this thread, in the order of the market; start=, stop= for a part
+    subscriber.replay(recording)  # in this thread, in time order; start=, stop= select a part
     return strategy
 
 
 feed = Feed.local("session", schema="itch50")
 with tempfile.TemporaryDirectory() as directory:
-    recorder = Recorder(feed, directory)  # instead of a day that was recorded before
+    recorder = Recorder(feed, directory)  # stands in for a day recorded earlier
     with Publisher(feed, when_full="wait") as publisher:
         recorder.start()
         Synthetic(500_000, symbols=50).publish(publisher)

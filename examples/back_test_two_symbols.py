@@ -1,4 +1,4 @@
-"""How do I back-test a strategy over two symbols, and get the same trades from a feed?"""
+"""How do I back-test a strategy on two symbols and get the same trades from a live feed?"""
 
 import tempfile
 from threading import Thread
@@ -9,14 +9,14 @@ from blackbox import Feed, Message, Publisher, Recorder, Recording, Replay, Subs
 
 
 class Pair:
-    """Sells MSFT and buys AAPL when their ratio is 0.1 % above its mean so far, and the other way round."""
+    """Sells MSFT and buys AAPL when their ratio is 0.1 % above its running mean; reverses 0.1 % below."""
 
     def __init__(self, subscriber: Subscriber) -> None:
         self.last: dict[str, int] = {}
         self.mean = 0.0
         self.seen = 0
         self.trades: list[tuple[int, bool]] = []
-        # Each message reaches both before the next one does; live, the group keeps them on one worker of the slice.
+        # The group runs both callbacks on one worker, so that messages keep their order across symbols.
         subscriber.on(b"AAPL.P", group="pair")(lambda message: self.see("AAPL", message))
         subscriber.on(b"MSFT.P", group="pair")(lambda message: self.see("MSFT", message))
 
@@ -34,7 +34,7 @@ class Pair:
 
 
 def live(feed: Feed, recording: Recording) -> Pair:
-    """Over a socket, as a feed sends it."""
+    """Publish the recording over a socket and run the strategy on it."""
     subscriber = Subscriber(feed)
     pair = Pair(subscriber)
     with Publisher(feed, when_full="wait") as publisher:
@@ -46,9 +46,9 @@ def live(feed: Feed, recording: Recording) -> Pair:
     return pair
 
 
-feed = Feed.local("session", slices=1, schema="itch50")  # symbols of several slices come in no order between them
+feed = Feed.local("session", slices=1, schema="itch50")  # several slices have no common order
 with tempfile.TemporaryDirectory() as directory:
-    recorder = Recorder(feed, directory)  # instead of a day that was recorded before
+    recorder = Recorder(feed, directory)  # stands in for a day recorded earlier
     with Publisher(feed, when_full="wait") as publisher:
         recorder.start()
         Synthetic(500_000, symbols=50).publish(publisher)

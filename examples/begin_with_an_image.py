@@ -1,4 +1,4 @@
-"""How do I begin with the newest message of every topic, and keep a table of them?"""
+"""How do I start with the newest message of every topic and keep a table of them?"""
 
 import tempfile
 import time
@@ -9,7 +9,7 @@ from blackbox import Batch, Feed, Publisher, Recorder, Subscriber
 
 
 def main() -> None:
-    """Publish prices for a while before anybody listens; then keep them current."""
+    """Publish prices before anyone subscribes; then start a subscriber and update a price."""
     with tempfile.TemporaryDirectory() as directory:
         feed = msgspec.structs.replace(Feed.local("prices", slices=1), archives=(f"ipc://{directory}/archive",))
         with Publisher(feed) as publisher, Recorder(feed, directory, serve=True):

@@ -1,4 +1,4 @@
-"""How do I subscribe to more, or less, while messages keep coming?"""
+"""How do I add and remove subscriptions while messages arrive?"""
 
 import threading
 
@@ -17,7 +17,7 @@ def apple(message: Message) -> None:
 
 
 def microsoft(message: Message) -> None:
-    """As `apple`, to be added later."""
+    """Do the same as `apple`; added later."""
     apple(message)
 
 
@@ -27,12 +27,12 @@ with Publisher(feed) as publisher:
     arrived.acquire()
 
     subscriber.on(b"MSFT.")(microsoft)
-    subscriber.wait_confirmed()  # the publisher has it: nothing after this is missed
+    subscriber.wait_confirmed()  # the publisher has it: no later message is missed
     publisher.publish(b"MSFT.trade", b"second")
     arrived.acquire()
 
-    subscriber.remove(apple)  # no call of it begins after this
-    publisher.publish(b"AAPL.trade", b"nobody gets this")
+    subscriber.remove(apple)  # it is not called after this
+    publisher.publish(b"AAPL.trade", b"not delivered")
     publisher.publish(b"MSFT.trade", b"third")
 
 subscriber.run(until_end=True)

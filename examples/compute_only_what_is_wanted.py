@@ -1,11 +1,11 @@
-"""How do I compute only what somebody wants, here or behind relays?"""
+"""How do I compute only values with subscribers, including subscribers of relays?"""
 
 import threading
 
 from blackbox import Feed, Message, Publisher, Relay, Subscriber
 
-source = Feed.local("greeks", slices=1)  # in real life Feed.load("greeks.toml")
-desk = Feed.local("greeks", slices=1)  # the same feed behind a relay
+source = Feed.local("greeks", slices=1)  # in production Feed.load("greeks.toml")
+desk = Feed.local("greeks", slices=1)  # the same feed through a relay
 computed: list[bytes] = []
 got = threading.Event()
 
@@ -14,7 +14,7 @@ subscriber = Subscriber(desk)
 
 @subscriber.on(b"AAPL.delta")
 def delta(message: Message) -> None:
-    """Print what was computed for this subscriber alone."""
+    """Print a value computed for this subscriber."""
     print(f"{message.topic.decode()} {message.payload.decode()}")
     got.set()
 
@@ -23,16 +23,16 @@ with Publisher(source) as publisher, Relay(source, desk):
 
     @publisher.on_demand
     def change(prefix: bytes, is_wanted: bool) -> None:
-        """Begin what takes long: who wants it is confirmed once this has returned."""
-        print(f"{prefix.decode()} is wanted{'' if is_wanted else ' no more'}")
+        """Start slow work here: the subscription is confirmed when this returns."""
+        print(f"{prefix.decode()} is {'' if is_wanted else 'no longer '}wanted")
 
     def compute(topic: bytes) -> None:
-        """Publish a value, if it is worth computing."""
+        """Compute and publish a value if it has subscribers."""
         if publisher.wants(topic):
             computed.append(topic)
             publisher.publish(topic, b"0.52")
 
-    compute(b"AAPL.delta")  # nobody is here yet
+    compute(b"AAPL.delta")  # no subscriber yet
     subscriber.start()
     for name in (b"AAPL.delta", b"AAPL.vega", b"MSFT.delta"):
         compute(name)

@@ -1,4 +1,4 @@
-"""How do I do something for every message at tens of millions a second?"""
+"""How do I process every message at tens of millions per second?"""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ subscriber = Subscriber(feed)
 
 
 @subscriber.on_compiled(b"", state=numpy.zeros(256, numpy.int64))
-def by_type(batch: Any, state: Any) -> None:  # numba compiles it; it runs without the GIL, one state for each slice
+def by_type(batch: Any, state: Any) -> None:  # compiled by numba, runs without the GIL, one state per slice
     for row in batch.rows:
         start = batch.offsets[row] if batch.stride < 0 else row * batch.stride
         state[batch.payloads[start]] += 1

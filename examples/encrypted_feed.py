@@ -1,4 +1,4 @@
-"""How do I encrypt a feed, and say who may read what of it?"""
+"""How do I encrypt a feed and restrict who may read which topics?"""
 
 import logging
 import shutil
@@ -10,7 +10,7 @@ from pathlib import Path
 from blackbox import Feed, Message, Publisher, Subscriber
 from blackbox.errors import NotConfirmedError, RightsError
 
-logging.disable()  # the publisher also says in its log whom it refuses
+logging.disable()  # the publisher also logs rejected peers
 
 place = Path(tempfile.mkdtemp())
 for name in ("exchange", "desk", "stranger"):  # at a shell: blackbox keys new NAME; each on its own host
@@ -18,23 +18,25 @@ for name in ("exchange", "desk", "stranger"):  # at a shell: blackbox keys new N
     subprocess.run([sys.executable, *new], check=True, capture_output=True)
 
 (place / "allowed").mkdir()
-shutil.copy(place / "keys" / "desk.key", place / "allowed")  # public keys: these may connect
-(place / "allowed" / "rights.toml").write_text('desk = ["AAPL."]')  # what each may read; without the file, all
+shutil.copy(place / "keys" / "desk.key", place / "allowed")  # public keys of the peers that may connect
+(place / "allowed" / "rights.toml").write_text(
+    'desk = ["AAPL."]'
+)  # prefixes that each may read; without this file, everything
 
 (endpoint,) = Feed.local("quotes", slices=1).slices[0].endpoints
 
 
 def feed_of(me: str) -> Feed:
-    """Write the feed file of one side, and load it."""
+    """Write and load the feed file of one side."""
     path = place / f"{me}.toml"
     path.write_text(f"""
         name = "quotes"
-        key_bytes = 8   # rights go as far as ZeroMQ filters: by the first bytes of topics
+        key_bytes = 8   # rights apply to ZeroMQ's filters, the first bytes of topics
 
         [security]
-        key = "keys/{me}.key_secret"          # of this side; the other paths are of public keys
-        server_keys = ["keys/exchange.key"]   # whom subscribers connect to
-        allowed_keys = "allowed"              # whom the publisher lets in
+        key = "keys/{me}.key_secret"          # this side's secret key; the other paths are public keys
+        server_keys = ["keys/exchange.key"]   # publishers that subscribers accept
+        allowed_keys = "allowed"              # peers that the publisher accepts
 
         [[slices]]
         endpoints = ["{endpoint}"]
@@ -48,14 +50,14 @@ greedy = Subscriber(feed_of("desk"))
 
 @desk.on(b"AAPL.")
 def apple(message: Message) -> None:
-    """Print what only the desk and the exchange can read."""
+    """Print a message that only the desk and the exchange can read."""
     print(f"desk: {message.topic.decode()} {message.payload.decode()}")
 
 
 @greedy.on(b"MSFT.")
 @stranger.on(b"")
 def everything(message: Message) -> None:
-    """Never called."""
+    """Is never called."""
     print(f"not for them: {message.topic.decode()}")
 
 

@@ -1,4 +1,4 @@
-"""How do I send a feed on to WebSocket clients, each the topics that it asks for? Needs uvloop and websockets."""
+"""How do I forward the topics that each WebSocket client requests? Needs uvloop and websockets."""
 
 import asyncio
 
@@ -8,12 +8,12 @@ from websockets.asyncio.server import ServerConnection, serve
 
 from blackbox import Feed, Publisher, Subscriber
 
-feed = Feed.local("fan-out", slices=1)  # topics of two slices may overtake each other
+feed = Feed.local("fan-out", slices=1)  # with several slices, order holds only within a slice
 subscriber = Subscriber(feed)
 
 
 async def send_on(client: ServerConnection) -> None:
-    """Serve one client: ws://HOST:PORT/AAPL. gets the topics that start with `AAPL.`; a slow one misses the oldest."""
+    """Serve one client. ws://HOST:PORT/AAPL. receives topics that start with `AAPL.`; a slow one loses the oldest."""
     assert client.request is not None
     prefix = client.request.path[1:].encode()
     with subscriber.stream(prefix, limit=1_000, when_full="drop_oldest") as stream:
@@ -26,7 +26,7 @@ async def send_on(client: ServerConnection) -> None:
 
 
 async def listen(url: str, messages: int) -> list[str]:
-    """Be a client: return the first messages."""
+    """Connect as a client; return the first `messages` messages."""
     async with connect(url) as server:
         assert await server.recv() == "ready"
         ready.release()

@@ -1,4 +1,4 @@
-"""How do I hear that a callback is too slow, before messages are lost?"""
+"""How do I get an alert that a callback is too slow, before messages are lost?"""
 
 import threading
 
@@ -8,7 +8,7 @@ feed = Feed.local("busy")
 released = threading.Event()
 
 
-def alert(text: str) -> None:  # called before the policy acts; or give an endpoint to send it to: console="tcp://..."
+def alert(text: str) -> None:  # called before the policy acts; or send it to an endpoint: console="tcp://..."
     print(f"alert: {text}")
     released.set()
 
@@ -18,7 +18,7 @@ subscriber = Subscriber(feed, slow=SlowPolicy("raise", max_lag=0.05, on_alert=al
 
 @subscriber.on(b"")
 def slow(_message: Message) -> None:
-    released.wait()  # takes longer than the 50 ms that the subscriber may lag
+    released.wait()  # longer than the maximum lag of 50 ms
 
 
 with Publisher(feed) as publisher:

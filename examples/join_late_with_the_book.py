@@ -1,4 +1,4 @@
-"""How do I join late, and have full order books at once?"""
+"""How do I join late and start with full order books?"""
 
 import tempfile
 from typing import Any
@@ -10,7 +10,7 @@ from blackbox import Feed, Publisher, Recorder, Subscriber
 
 
 def main() -> None:
-    """Publish half of a made-up session to one subscriber, begin another one, go on, and compare their books."""
+    """Publish half of a synthetic session, start a second subscriber, publish more, compare their books."""
     chunks = Synthetic(500_000, symbols=5).chunks()
 
     def publish(count: int) -> None:

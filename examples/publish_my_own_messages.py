@@ -1,4 +1,4 @@
-"""How do I publish messages of my own, and get every one of them?"""
+"""How do I publish my own messages and receive every one of them?"""
 
 from blackbox import Feed, Message, Publisher, Subscriber
 
@@ -12,9 +12,9 @@ def quote(message: Message) -> None:
 
 
 with Publisher(feed) as publisher:
-    subscriber.start()  # returns when the publisher has confirmed: nothing after this is missed
+    subscriber.start()  # returns when the publisher has confirmed: no later message is missed
     publisher.publish(b"AAPL.bid", b"189.98", ts_event=1_700_000_000_000_000_000)
     publisher.publish(b"AAPL.ask", b"190.02", ts_event=1_700_000_000_000_000_500)
-    publisher.publish(b"MSFT.bid", b"370.10")  # nobody asked for it
+    publisher.publish(b"MSFT.bid", b"370.10")  # no subscriber
 
-subscriber.run(until_end=True)  # until every publisher has closed and all it sent was delivered
+subscriber.run(until_end=True)  # until every publisher has closed and all messages are delivered

@@ -1,4 +1,4 @@
-"""How do I go on publishing when my publisher is killed, with no message missed and no number used twice?"""
+"""How do I resume publishing after a crash without losing or renumbering messages?"""
 
 import signal
 import subprocess
@@ -15,17 +15,17 @@ COUNT = 3_000
 
 
 def publish(feed: Feed, directory: str) -> None:
-    """Count from where the publisher before was, whether it was killed or not yet there."""
+    """Count from the position of the previous publisher, if there was one."""
     with Publisher(feed, outbox=Outbox(directory, serve=True)) as publisher:
         publisher.wait_for_subscribers(timeout=60)
-        publisher.flush()  # what is sent again
+        publisher.flush()  # unconfirmed messages, sent again
         for number in range(publisher.published_count(), COUNT):
             publisher.publish(b"COUNT", b"%d" % number)
             time.sleep(0.0005)
 
 
 def main() -> None:
-    """Kill a publisher twice, and hear all that it has counted."""
+    """Kill a publisher twice and check that every number arrives."""
     with tempfile.TemporaryDirectory() as directory:
         feed = msgspec.structs.replace(Feed.local("counter", slices=1), archives=(f"ipc://{directory}/archive",))
         command = [sys.executable, __file__, msgspec.json.encode(feed).decode(), directory]

@@ -1,4 +1,4 @@
-"""How do I get all trades of some symbols as typed columns?"""
+"""How do I read the trades of some symbols as typed columns?"""
 
 import numpy
 from blackbox_feeds.synthetic import Synthetic

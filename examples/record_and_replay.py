@@ -1,4 +1,4 @@
-"""How do I record a feed, and play the recording to the same callbacks later?"""
+"""How do I record a feed and replay it to the same callbacks later?"""
 
 import tempfile
 
@@ -10,7 +10,7 @@ feed = Feed.local("session", schema="itch50")
 
 
 def count_apple(subscriber: Subscriber) -> dict[bytes, int]:
-    """Messages of AAPL by topic, counted as they come."""
+    """Register a callback that counts messages of AAPL by topic; return the counts."""
     counts: dict[bytes, int] = {}
 
     @subscriber.on(b"AAPL.")
@@ -23,7 +23,7 @@ def count_apple(subscriber: Subscriber) -> dict[bytes, int]:
 with tempfile.TemporaryDirectory() as directory:
     live = Subscriber(feed)
     counts_live = count_apple(live)
-    recorder = Recorder(feed, directory)  # a second subscriber, usually in a process of its own: `blackbox record`
+    recorder = Recorder(feed, directory)  # a second subscriber, usually its own process: `blackbox record`
     with Publisher(feed, when_full="wait") as publisher:
         live.start()
         recorder.start()
@@ -35,14 +35,14 @@ with tempfile.TemporaryDirectory() as directory:
     (day,) = recorder.directory.glob("*-*-*")  # <directory>/<feed>/<session date>
     recording = Recording.open(day)
 
-    wire = Subscriber(feed)  # on the wire: this subscriber cannot tell it from a live feed
+    wire = Subscriber(feed)  # on the wire, as from a live feed
     counts_on_the_wire = count_apple(wire)
     with Publisher(feed, when_full="wait") as publisher:
         wire.start()
-        Replay(recording).publish(publisher)  # speed=10.0: ten times as fast as it happened
+        Replay(recording).publish(publisher)  # speed=10.0: ten times as fast as recorded
     wire.run(until_end=True)
 
-    here = Subscriber(feed)  # in this process, without sockets: the same batches, run after run
+    here = Subscriber(feed)  # in this process, without sockets: the same batches every time
     counts_here = count_apple(here)
     here.replay(recording)
 

@@ -1,4 +1,4 @@
-"""How do I replay two feeds with different messages in one order?"""
+"""How do I replay two feeds with different message types in one time order?"""
 
 import tempfile
 
@@ -10,7 +10,7 @@ TRADE = Schema("trade", 1_000, {"t": numpy.dtype([("type", "S1"), ("price", "<f8
 SIGNAL = Schema("signal", 1_001, {"s": numpy.dtype([("type", "S1"), ("score", "<f8")])})
 SECONDS = 1_735_828_200_000_000_000 + 1_000_000_000 * numpy.arange(6)
 
-subscriber = Subscriber(Feed.local("strategy"))  # a feed that may have any topic
+subscriber = Subscriber(Feed.local("strategy"))  # a feed that accepts any topic
 scores = [0.0]
 
 

@@ -1,4 +1,4 @@
-"""How do I hand what I receive to Arrow, pandas or Polars? With the extra `arrow`: pip install '.[arrow]'."""
+"""How do I pass batches to Arrow, pandas or Polars? Needs the extra `arrow`: pip install '.[arrow]'."""
 
 import pyarrow
 from blackbox_feeds.synthetic import Synthetic
@@ -12,7 +12,7 @@ batches: list[pyarrow.RecordBatch] = []
 
 @subscriber.on_batch(b"")
 def keep(batch: Batch) -> None:
-    batches.append(batch.to_arrow())  # the received bytes themselves, not a copy
+    batches.append(batch.to_arrow())  # zero-copy
 
 
 with Publisher(feed, when_full="wait") as publisher:

@@ -1,4 +1,4 @@
-"""How do I share a table that many write, so that nobody overwrites what he has not seen?"""
+"""How do I share a table between writers without overwriting values they have not seen?"""
 
 import tempfile
 import threading
@@ -11,7 +11,7 @@ from blackbox.errors import ConflictError
 
 
 def main() -> None:
-    """Two desks write the limits of symbols through a hub, and see the same."""
+    """Let two desks write the limits of symbols through a hub and compare their tables."""
     with tempfile.TemporaryDirectory() as directory:
         feed = msgspec.structs.replace(
             Feed.local("limits", slices=1),
@@ -29,9 +29,9 @@ def main() -> None:
             first.wait_synced()
             second.wait_synced()
 
-            place = first.put(b"limits.AAPL", b"100", if_at=NOWHERE)  # only if there is none
+            place = first.put(b"limits.AAPL", b"100", if_at=NOWHERE)  # only if there is no value
             first.put(b"limits.MSFT", b"50")
-            first.put(b"alive", b"desk-1", ttl=0.2)  # deleted by the hub, unless it is put anew
+            first.put(b"alive", b"desk-1", ttl=0.2)  # deleted by the hub unless renewed
             first.put(b"limits.AAPL", b"120", if_at=place)
             try:
                 second.put(b"limits.AAPL", b"110", if_at=place)

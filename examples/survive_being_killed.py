@@ -1,4 +1,4 @@
-"""How do I go on where I was when my strategy is killed, with nothing twice and nothing missing?"""
+"""How do I resume a killed strategy exactly once, without lost or repeated messages?"""
 
 import random
 import signal
@@ -20,7 +20,7 @@ KILLS = int(sys.argv[1]) if len(sys.argv) == 2 else 3
 
 
 def strategy(feed: Feed, path: Path) -> None:
-    """Add up the shares traded in each symbol. State and positions are one transaction: both are kept, or none is."""
+    """Sum the shares traded by symbol. One transaction saves both state and positions."""
     database = sqlite3.connect(path, isolation_level=None)
     database.execute("CREATE TABLE IF NOT EXISTS volumes (symbol PRIMARY KEY, shares INTEGER)")
     database.execute("CREATE TABLE IF NOT EXISTS positions (slice PRIMARY KEY, epoch INTEGER, sequence INTEGER)")
@@ -33,12 +33,12 @@ def strategy(feed: Feed, path: Path) -> None:
     def trade(symbol: bytes, shares: int) -> None:
         volumes[symbol.decode()] += shares
 
-    subscriber.start(since=since or 0, timeout=30)  # 0: from the first message that was recorded
+    subscriber.start(since=since or 0, timeout=30)  # 0: from the first recorded message
     is_over = False
     while not is_over:
         time.sleep(0.01)
         is_over = subscriber.is_finished
-        with subscriber.checkpoint() as positions:  # no callback runs in here
+        with subscriber.checkpoint() as positions:  # no callback runs in this block
             database.execute("BEGIN")
             database.executemany("REPLACE INTO volumes VALUES (?, ?)", volumes.items())
             database.executemany("REPLACE INTO positions VALUES (?, ?, ?)", [(n, *p) for n, p in positions.items()])
@@ -47,18 +47,18 @@ def strategy(feed: Feed, path: Path) -> None:
 
 
 def run_strategy(feed: Feed, path: Path) -> "subprocess.Popen[bytes]":
-    """In a process of its own, which can be killed."""
+    """Start the strategy in its own process, which can be killed."""
     return subprocess.Popen([sys.executable, __file__, msgspec.json.encode(feed).decode(), str(path)])
 
 
 def result_of(path: Path) -> list[tuple[str, int]]:
-    """Return what a strategy kept."""
+    """Return the volumes that a strategy saved."""
     with closing(sqlite3.connect(path)) as database:
         return database.execute("SELECT * FROM volumes ORDER BY symbol").fetchall()
 
 
 def main() -> None:
-    """Kill a strategy again and again, and compare it with one that is left alone."""
+    """Kill a strategy repeatedly and compare its result with an undisturbed one."""
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place)
         feed = Feed.local("session", slices=2, schema="itch50")
@@ -74,7 +74,7 @@ def main() -> None:
                     time.sleep(0.01)
                 killed.send_signal(signal.SIGKILL)
                 killed.wait()
-            while publisher.statistics().subscribers > 2:  # until the killed one is seen to be gone
+            while publisher.statistics().subscribers > 2:  # until the killed one is detected
                 time.sleep(0.01)
             last = run_strategy(feed, directory / "killed.db")
             publisher.wait_for_subscribers(count=3, timeout=30)  # both strategies and the recorder

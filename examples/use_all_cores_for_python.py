@@ -1,4 +1,4 @@
-"""How do I run plain Python callbacks on more than one core?"""
+"""How do I run Python callbacks on several cores?"""
 
 import os
 
@@ -7,14 +7,14 @@ from blackbox_feeds.synthetic import Synthetic
 from blackbox import Batch, Feed, Publisher, Subscriber
 
 feed = Feed.local("session", slices=2, schema="itch50")
-subscriber = Subscriber(feed, processes=True)  # one process for each slice, started and stopped with the subscriber
+subscriber = Subscriber(feed, processes=True)  # one process per slice, started and stopped with the subscriber
 
 
 @subscriber.on_batch(b"")
 def where(batch: Batch) -> None:
-    # What a callback changes stays in its own process: send results on, or keep them in a compiled callback's state.
+    # Changes made by a callback stay in its process: send results elsewhere, or use a compiled callback's state.
     if batch.sequence[0] == 0:
-        print(f"slice {batch.block.slice_id}: in a process of its own: {os.getpid() != main_process}", flush=True)
+        print(f"slice {batch.block.slice_id}: in its own process: {os.getpid() != main_process}", flush=True)
 
 
 main_process = os.getpid()

@@ -1,4 +1,4 @@
-"""How do I watch the order books of many symbols in a back-test?"""
+"""How do I follow the order books of many symbols in a back-test?"""
 
 import tempfile
 
@@ -8,7 +8,7 @@ from blackbox import Feed, Message, Publisher, Recorder, Recording, Subscriber
 
 feed = Feed.local("session", slices=2, schema="itch50")
 with tempfile.TemporaryDirectory() as directory:
-    recorder = Recorder(feed, directory)  # instead of a day that was recorded before
+    recorder = Recorder(feed, directory)  # stands in for a day recorded earlier
     with Publisher(feed, when_full="wait") as publisher:
         recorder.start()
         Synthetic(100_000, symbols=50).publish(publisher)
@@ -16,12 +16,12 @@ with tempfile.TemporaryDirectory() as directory:
     (day,) = recorder.directory.glob("*-*-*")
 
     subscriber = Subscriber(feed)
-    book = subscriber.book(b"")  # before the callbacks that read it
+    book = subscriber.book(b"")  # register it before the callbacks that read it
     away: list[float] = []
 
     @subscriber.on(b"AAPL.P")
     def trade(message: Message) -> None:
-        bid, ask = book.best(b"AAPL")  # as it was at this trade
+        bid, ask = book.best(b"AAPL")  # the book at this trade
         if bid is not None and ask is not None:
             away.append(abs(message.record.price - (bid.price + ask.price) / 2))
 

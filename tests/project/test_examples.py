@@ -55,7 +55,7 @@ SAYS = {
     "publish_through_a_crash": ["heard 3000 in order, each once: True"],
     "survive_being_killed": ["the same: True"],
     "watch_a_book": ["trades of AAPL, 0.0084 from the middle", "never crossed: True"],
-    "use_all_cores_for_python": ["slice 0: in a process of its own: True", "delivered: 100000"],
+    "use_all_cores_for_python": ["slice 0: in its own process: True", "delivered: 100000"],
 }
 
 TWINS = (
