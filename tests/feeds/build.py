@@ -1,4 +1,4 @@
-"""Files that the tests make themselves, byte by byte with `struct`, from the specifications."""
+"""Files made by the tests, byte by byte with `struct`, from the specifications."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOPS, DEEP = 0x8003, 0x8004
 
 
 def messages_of(source: Source) -> list[Message]:
-    """Every message of a source, one by one."""
+    """Return every message of a source, one by one."""
     return [message for chunk in source.chunks() for message in messages_in(chunk)]
 
 
@@ -45,7 +45,7 @@ def messages_in(chunk: Chunk) -> Iterable[Message]:
 
 
 def itch(kind: str, locate: int = 1, ns: int = 0, stock: str = "AAPL", fill: bytes = b"\x11") -> bytes:
-    """One ITCH message; what has no argument is filled up with `fill`."""
+    """Return one ITCH message; fields without an argument are filled with `fill`."""
     head = struct.pack(">cHH", kind.encode(), locate, 0) + ns.to_bytes(6, "big")
     size = ITCH_LENGTHS[kind]
     body = bytearray(head + (fill * size)[: size - len(head)])
@@ -56,7 +56,7 @@ def itch(kind: str, locate: int = 1, ns: int = 0, stock: str = "AAPL", fill: byt
 
 
 def framed(messages: Iterable[bytes]) -> bytes:
-    """Each message behind its big-endian length."""
+    """Return each message after its big-endian length."""
     return b"".join(struct.pack(">H", len(message)) + message for message in messages)
 
 
@@ -66,13 +66,13 @@ def mold(
     session: bytes = b"0000000001",
     count: int | None = None,
 ) -> bytes:
-    """A MoldUDP64 datagram."""
+    """Return a MoldUDP64 datagram."""
     number = len(messages) if count is None else count
     return session + struct.pack(">QH", sequence, number) + framed(messages)
 
 
 def iex(kind: str, ns: int = 0, symbol: str = "AAPL", extra: bytes = b"") -> bytes:
-    """One IEX message."""
+    """Return one IEX message."""
     head = struct.pack("<ccq", kind.encode(), b"x", ns)
     if kind != "S":
         head += symbol.ljust(8).encode("latin-1")
@@ -88,7 +88,7 @@ def iex_tp(
     payload_bytes: int | None = None,
     count: int | None = None,
 ) -> bytes:
-    """An IEX-TP datagram."""
+    """Return an IEX-TP datagram."""
     blocks = b"".join(struct.pack("<H", len(message)) + message for message in messages)
     size = len(blocks) if payload_bytes is None else payload_bytes
     number = len(messages) if count is None else count
@@ -96,7 +96,7 @@ def iex_tp(
 
 
 def iex_expected(messages: Sequence[bytes]) -> list[Message]:
-    """What IEX messages are, by `struct`."""
+    """Return IEX messages decoded by `struct`."""
     found = []
     for payload in messages:
         kind = payload[:1].decode()
@@ -115,7 +115,7 @@ def ethernet(
     protocol: int = 17,
     padding: bytes = b"",
 ) -> bytes:
-    """An Ethernet frame with one UDP datagram over IPv4."""
+    """Return an Ethernet frame with one UDP datagram over IPv4."""
     udp = struct.pack(">HHHH", 40000, port, 8 + len(payload), 0) + payload
     ip = struct.pack(
         ">BBHHHBBH4s4s",
@@ -135,7 +135,7 @@ def ethernet(
 
 
 def linked(frame: bytes, link: int) -> bytes:
-    """An Ethernet frame as it is captured with another link type: the header is another, the rest the same."""
+    """Convert an Ethernet frame to another link type: the header differs, the rest is the same."""
     kind, payload = frame[12:14], frame[14:]
     address = b"\1\2\3\4\5\6\0\0"
     headers = {
@@ -160,7 +160,7 @@ def pcap(
     first_second: int = 1_577_716_200,
     link: int = 1,
 ) -> bytes:
-    """A classic pcap file; packet k was captured 7 * k time units after `first_second`."""
+    """Return a classic pcap file; packet k was captured 7 * k time units after `first_second`."""
     magic = 0xA1B23C4D if nanoseconds else 0xA1B2C3D4
     out = [struct.pack(order + "IHHiIII", magic, 2, 4, 0, 0, snap_bytes, link)]
     for number, packet in enumerate(packets):
@@ -170,7 +170,7 @@ def pcap(
 
 
 def block(kind: int, body: bytes, order: str = "<") -> bytes:
-    """A pcapng block."""
+    """Return a pcapng block."""
     body += b"\0" * (-len(body) % 4)
     size = 12 + len(body)
     return struct.pack(order + "II", kind, size) + body + struct.pack(order + "I", size)
@@ -190,6 +190,6 @@ def enhanced(packet: bytes, ticks: int = 0, number: int = 0, order: str = "<") -
 
 
 def pcapng(packets: Iterable[bytes], order: str = "<") -> bytes:
-    """A pcapng file of one section and one interface with times in microseconds."""
+    """Return a pcapng file of one section and one interface with times in microseconds."""
     blocks = [enhanced(packet, 7 * number, order=order) for number, packet in enumerate(packets)]
     return section(order) + interface(order) + b"".join(blocks)

@@ -1,4 +1,4 @@
-"""The right messages of a DBN stream, by Databento's own decoder and plain rules: topic, time, payload, fields."""
+"""The expected messages of a DBN stream, from Databento's own decoder and plain rules: topic, time, payload, fields."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ RECEIVED: Final = {
     **dict.fromkeys((0xC3, 0xC4, 0xB1, 0xC0, 0xC1, 0xC2), 32),
     **dict.fromkeys((0x12, 0x13, 0x14, 0x18), 16),
 }
-"""Offset of `ts_recv` in the types that are known from then on."""
+"""Offset of `ts_recv` in the types that are known from that time on."""
 FLAGS: Final = {0x00: 30, 0x01: 30, 0x0A: 30, 0xA0: 36}
 SNAPSHOT: Final = 1 << 5
 
 
 def known_at(payload: bytes) -> int | None:
-    """Return when the content of a record was known; None if it does not say. Unit: ns since 1970-01-01 UTC."""
+    """Return when the content of a record was known, ns since 1970-01-01 UTC; None if it has no time."""
     rtype = payload[1]
     (happened,) = struct.unpack_from("<Q", payload, 8)
     if rtype in BARS:

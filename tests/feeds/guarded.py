@@ -1,4 +1,4 @@
-"""Run damaged input through the decoders in memory that ends at a page nobody may touch.
+"""Run damaged input through the decoders in memory that ends at an inaccessible page.
 
     python -m tests.feeds.guarded
 
@@ -56,7 +56,7 @@ CUTS = examples(240)
 
 
 class GuardedWindow(FileWindow):
-    """A whole file in memory, its last byte right before a page without access."""
+    """A whole file in memory, with its last byte just before a page without access."""
 
     made = 0
 
@@ -85,7 +85,7 @@ class GuardedWindow(FileWindow):
 
 
 def damaged(content: bytes) -> Iterator[bytes]:
-    """Cut at many places, and with flipped bits."""
+    """Yield the input cut at many places, and with flipped bits."""
     chance = random.Random(9)
     for _ in range(CUTS):
         yield content[: chance.randrange(4, len(content) + 1)]

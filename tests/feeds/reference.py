@@ -1,4 +1,4 @@
-"""A slow and obvious decoder of framed ITCH, to hold the compiled one against."""
+"""A slow and obvious decoder of framed ITCH, to compare the compiled one with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.feeds.build import ITCH_LENGTHS, ITCH_STOCK_AT, Message
 
 
 def decode_itch(data: bytes, day: str, template: str) -> tuple[list[Message], int]:
-    """The messages at the start of `data` that are valid and whole, and where the last one ends."""
+    """Return the valid and complete messages at the start of `data`, and where the last one ends."""
     midnight = midnight_ns(trading_day(day, ""))
     stocks: dict[int, str] = {}
     messages = []

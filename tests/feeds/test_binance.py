@@ -1,4 +1,4 @@
-"""Binance frames: real files against the json module, every kind of frame, damage, and back to the very file."""
+"""Binance frames: real files compared with the json module, every kind of frame, damage, and exact export."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def file_of(shared_data: Path, name: str) -> Path:
 
 
 def reference(line: bytes, symbols: set[str]) -> Message:
-    """What a line of the real files is, by `json`. `symbols`: those of the lines so far."""
+    """Return a line of the real files as parsed by `json`. `symbols`: those of the lines so far."""
     text, frame = line.split(b" ", 1)
     document = json.loads(frame)
     data = document.get("data", document)
@@ -189,7 +189,7 @@ def test_every_kind_of_frame(tmp_path: Path, frame: bytes, topic: str, ts_event:
     assert source.truncated is None
 
 
-def test_a_snapshot_without_a_symbol_has_the_only_one_there_was(tmp_path: Path) -> None:
+def test_a_snapshot_without_a_symbol_gets_the_only_earlier_one(tmp_path: Path) -> None:
     snapshot, other = b'{"lastUpdateId":1}', TRADE.replace(b"btcusdt", b"ethusdt").replace(b"BTC", b"ETH")
     bare = b'{"u":4,"s":"BTCUSDT","b":"2","B":"3","a":"2","A":"4"}'
     found, _ = read(tmp_path, lines_of(snapshot, TRADE, snapshot, bare, snapshot, other, snapshot))
@@ -213,7 +213,7 @@ def test_topic_template(tmp_path: Path) -> None:
     assert Binance("frames").schema is SCHEMA
 
 
-def test_more_streams_than_can_be_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_streams_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blackbox_feeds.binance.frames, "MAX_KEYS", 16)
     streams = [b'{"stream":"s%d@trade"}' % number for number in range(17)]
     assert len(read(tmp_path, lines_of(*streams[:16]))[0]) == 16
@@ -250,7 +250,7 @@ def test_a_published_file_comes_out_byte_for_byte(shared_data: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
-def test_line_ends_come_out_as_they_went_in(tmp_path: Path, end: bytes) -> None:
+def test_line_ends_are_preserved(tmp_path: Path, end: bytes) -> None:
     path = tmp_path / "frames.txt"
     text = lines_of(TRADE, b'{"e":"x"}').rstrip().replace(b"\n", end or b"\n") + end
     path.write_bytes(text)
@@ -262,7 +262,7 @@ def test_line_ends_come_out_as_they_went_in(tmp_path: Path, end: bytes) -> None:
     assert (tmp_path / "twice.txt").read_bytes() == text + (b"" if end else b"\n") + text
 
 
-def test_lines_without_an_end_do_not_run_together() -> None:
+def test_lines_without_an_end_are_not_joined() -> None:
     def part(*lines: bytes) -> Messages:
         sizes = [0, *(len(line) for line in lines)]
         data = numpy.frombuffer(b"".join(lines), numpy.uint8)
@@ -349,7 +349,7 @@ def test_the_first_bad_lines_are_named_and_the_others_counted(tmp_path: Path) ->
         assert lines[int(number) - 1] != b"%d {}" % RECEIVED
 
 
-def test_a_line_with_its_time_in_seconds_makes_no_day_of_1970(tmp_path: Path) -> None:
+def test_a_time_in_seconds_does_not_become_a_day_of_1970(tmp_path: Path) -> None:
     path = tmp_path / "frames"
     path.write_bytes(lines_of(TRADE, TRADE.replace(b"1723161255343", b"1723161255"), TRADE))
     source = Binance(path)
@@ -359,7 +359,7 @@ def test_a_line_with_its_time_in_seconds_makes_no_day_of_1970(tmp_path: Path) ->
     assert "1 of 3 lines were bad and left out: line 2: its event time" in source.truncated
 
 
-def test_a_file_of_bad_lines_alone_is_one_error(tmp_path: Path) -> None:
+def test_a_file_of_only_bad_lines_is_one_error(tmp_path: Path) -> None:
     path = tmp_path / "frames"
     path.write_bytes(b"hello\nworld\n")
     with pytest.raises(SourceError, match="has no message: .*none of its 2 lines is valid: line 1: its start was 'hel"):
@@ -388,7 +388,7 @@ def test_bad_lines_without_an_end_are_skipped_in_bounded_memory(
     assert len(opened[0].data) <= 8_192
 
 
-def test_a_wrong_name_behind_a_long_bad_line_has_its_own_line_number(
+def test_a_wrong_name_after_a_long_bad_line_has_its_own_line_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = blackbox_feeds.io.open_window.open_window
@@ -481,7 +481,7 @@ def test_every_message_of_every_case_agrees_with_json(shared_data: Path, name: s
     assert (source.truncated is not None) == (name == "one_cut_line_in_the_middle")
 
 
-def test_two_symbols_of_chinese_characters_are_two(shared_data: Path, tmp_path: Path) -> None:
+def test_two_symbols_of_chinese_characters_stay_distinct(shared_data: Path, tmp_path: Path) -> None:
     source = Binance(case(shared_data, "two_symbols_of_chinese_characters"))
     (day,) = import_days(feed_of("binance"), tmp_path, [source])
     recording = Recording.open(day.path)
@@ -518,7 +518,7 @@ NAMES = st.text(
 def test_symbol_to_topic_to_symbol_is_the_identity(
     tmp_path_factory: pytest.TempPathFactory, names: list[str], ascii_only: bool
 ) -> None:
-    """Small letters of ASCII apart, which Binance itself writes both ways."""
+    """Except for lower-case ASCII letters: Binance uses both forms."""
     spelt = [json.dumps({"stream": f"{name}@trade"}, ensure_ascii=ascii_only).encode() for name in names]
     bare = [json.dumps({"e": "trade", "s": name}, ensure_ascii=ascii_only).encode() for name in names]
     path = tmp_path_factory.getbasetemp() / "names"
@@ -528,7 +528,7 @@ def test_symbol_to_topic_to_symbol_is_the_identity(
     assert len(set(topics)) == len(names)
 
 
-def test_trades_and_quotes_as_binance_declares_them() -> None:
+def test_trades_and_quotes_follow_binances_documentation() -> None:
     assert SCHEMA.trades == (
         TradeFields("trade", "p", "q", only=("X", "MARKET"), id="t"),
         TradeFields("aggTrade", "p", "q", rank=1, id="a"),
@@ -536,7 +536,7 @@ def test_trades_and_quotes_as_binance_declares_them() -> None:
     assert SCHEMA.quotes == (QuoteFields("bookTicker", "b", "B", "a", "A", absent=0),)
 
 
-def test_a_cut_gzip_file_is_told(shared_data: Path, tmp_path: Path) -> None:
+def test_a_cut_gzip_file_is_reported(shared_data: Path, tmp_path: Path) -> None:
     packed = file_of(shared_data, "spot_ethusdt").read_bytes()
     path = tmp_path / "frames.gz"
     path.write_bytes(packed[: len(packed) // 2])
@@ -548,14 +548,14 @@ def test_a_cut_gzip_file_is_told(shared_data: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("window_bytes", [700, 4 << 20])
-def test_after_a_damaged_member_the_piece_up_to_the_next_line_end_is_no_line(
+def test_after_a_damaged_member_the_partial_line_is_skipped(
     tmp_path: Path, seed: int, window_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = blackbox_feeds.io.open_window.open_window
     monkeypatch.setattr("blackbox_feeds.binance.source.open_window", lambda path, expected: real(path, window_bytes))
     chance = random.Random(seed)
     lines = [lines_of(TRADE.replace(b"1.5", b"%d.5" % chance.randrange(10**6))) for _ in range(3_000)]
-    # Members end in the middle of a line, too.
+    # Members may end within a line.
     text, first = b"".join(lines), len(b"".join(lines[:1_000]))
     second = len(b"".join(lines[:2_000])) + chance.choice([0, 30])
     members = [gzip.compress(part) for part in (text[:first], text[first:second], text[second:])]
@@ -577,7 +577,7 @@ def test_after_a_damaged_member_the_piece_up_to_the_next_line_end_is_no_line(
     assert "left out" not in source.truncated, "the first piece is no bad line"
 
 
-def test_what_is_no_such_file_is_one_clear_error(tmp_path: Path) -> None:
+def test_a_file_of_another_format_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="none: cannot be read: No such file .* expected lines of receive time and"):
         messages_of(Binance(tmp_path / "none"))
 
@@ -632,7 +632,7 @@ def time_of(frame: dict[str, Any]) -> int | None:
 @example([{"e": "\x1f"}], False, 0)
 @example([{"e": "\x1f"}, {"s": "A", "data": {"symbol": "\x85"}}, {"data": {"stream": "\0"}}], True, 0)
 @given(st.lists(FRAMES, min_size=1, max_size=6), st.booleans(), st.integers(0, 2**32))
-def test_any_json_is_read_whole_and_damage_never_crashes(
+def test_any_json_is_read_completely_and_damage_never_crashes(
     tmp_path_factory: pytest.TempPathFactory, frames: list[dict[str, Any]], compact: bool, seed: int
 ) -> None:
     separators = (",", ":") if compact else (", ", ": ")

@@ -21,7 +21,7 @@ from blackbox.feed.source import Source
 from blackbox.feed.symbol import SymbolRule
 from tests.feeds.build import framed, itch
 
-# By type: the fields after type, locate, tracking number and 6-byte time, as the specification prints them.
+# By type: the fields after type, locate, tracking number and 6-byte time, as in the specification.
 ITCH = {
     "S": "c", "R": "8sccIcc2scccccIc", "H": "8scc4s", "Y": "8sc", "L": "4s8sccc", "V": "QQQ", "W": "c",
     "K": "8sIcI", "J": "8sIIII", "h": "8scc", "A": "QcI8sI", "F": "QcI8sI4s", "E": "QIQ", "C": "QIQcI",
@@ -41,13 +41,13 @@ Row = tuple[Any, ...]
 
 
 class Read(NamedTuple):
-    """The messages of an input, in order."""
+    """Messages of an input, in order."""
 
     topics: list[str]
     times: list[int]
     """ns since 1970, UTC."""
     rows: dict[str, list[Row]]
-    """By type: the fields of each message."""
+    """Fields of each message, by type."""
     types: str
 
 
@@ -78,7 +78,7 @@ def read_itch(data: bytes, date: str) -> Read:
 
 
 def packets_of(data: bytes) -> Iterator[bytes]:
-    """The UDP payloads of a classic little-endian pcap file of Ethernet, IPv4 and UDP without options."""
+    """Yield the UDP payloads of a classic little-endian pcap file of Ethernet, IPv4 and UDP without options."""
     at = 24
     while at + 16 <= len(data):
         captured, original = struct.unpack_from("<II", data, at + 8)
@@ -114,7 +114,7 @@ def read_iex(data: bytes) -> Read:
 
 
 def check(source: Source, schema: Schema, read: Read) -> None:
-    """Compare all that a source delivers with what was read independently."""
+    """Compare everything that a source delivers with an independent decoder."""
     topics: list[str] = []
     times: list[int] = []
     kinds = []

@@ -1,4 +1,4 @@
-"""DBN: real files and made ones against Databento's own decoder, record by record, and back to the very stream."""
+"""DBN: real and generated files compared with Databento's own decoder, record by record, and exact export."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def unpacked(path: Path) -> bytes:
 
 
 def decoded(stream: bytes) -> tuple[Any, list[Any]]:
-    """The metadata and the records, by Databento's own decoder."""
+    """Return the metadata and the records, by Databento's own decoder."""
     decoder = databento_dbn.DBNDecoder(upgrade_policy=AS_IS)
     decoder.write(stream)
     metadata, *records = decoder.decode()
@@ -132,7 +132,7 @@ def source_of(path: Path, stream: bytes, **options: Any) -> Dbn:
 
 
 def _time_of(record: Any) -> int:
-    """Records of a snapshot have the time of the snapshot: their own is that of an older order."""
+    """Records of a snapshot have the time of the snapshot; their own is that of an older order."""
     return int(record.ts_recv if int(record.flags) & 1 << 5 else record.ts_event)
 
 
@@ -235,7 +235,7 @@ def test_topics_follow_the_metadata(tmp_path: Path) -> None:
         assert ({topic for topic, *_ in found}, len(found)) == (topics, 2)
 
 
-def test_ids_that_were_asked_for_get_the_symbols_that_were_delivered(tmp_path: Path) -> None:
+def test_requested_ids_get_the_delivered_symbols(tmp_path: Path) -> None:
     head = metadata_of(
         mappings={"7": [(date(2024, 1, 1), date(2024, 1, 2), "ESH4")]},
         stype_in=databento_dbn.SType.INSTRUMENT_ID,
@@ -245,7 +245,7 @@ def test_ids_that_were_asked_for_get_the_symbols_that_were_delivered(tmp_path: P
     assert [topic for topic, *_ in messages_of(source)[1:]] == [b"ESH4.mbo", b"8.mbo"]
 
 
-def test_a_mapping_may_go_on_for_ever(tmp_path: Path) -> None:
+def test_a_mapping_may_have_no_end(tmp_path: Path) -> None:
     head = metadata_of(mappings={"ESH4": [(date(1600, 1, 1), date(9999, 12, 31), "7")]})
     source = source_of(tmp_path / "a.dbn", head + record())
     assert messages_of(source)[1][0] == b"ESH4.mbo"
@@ -309,7 +309,7 @@ def test_a_published_file_comes_out_byte_for_byte(shared_data: Path, tmp_path: P
     assert len(batch.indices("mbo")) == len(batch)
 
 
-def test_records_of_several_slices_come_out_behind_their_metadata(shared_data: Path, tmp_path: Path) -> None:
+def test_records_of_several_slices_are_exported_after_their_metadata(shared_data: Path, tmp_path: Path) -> None:
     days = date(2024, 1, 1), date(2024, 1, 3)
     head = metadata_of(mappings={f"S{number}": [(*days, str(number))] for number in range(1, 40)})
     records = [record(instrument=1 + k % 39, ts_event=START - 10**12 + k) for k in range(2_000)]
@@ -346,7 +346,7 @@ def part_of(*payloads: bytes) -> Messages:
     return Messages(numpy.frombuffer(b"".join(payloads), numpy.uint8), offsets, numpy.zeros(len(payloads), "i8"))
 
 
-def test_metadata_wherever_it_stands() -> None:
+def test_metadata_at_any_position() -> None:
     head, one, two = metadata_of(), record(), record(instrument=8)
 
     def exported(*parts: Messages) -> bytes:
@@ -391,7 +391,7 @@ def test_a_recording_without_metadata_is_not_exported(shared_data: Path, tmp_pat
         (record(ts_out=5), "its length was 64, expected 56 for mbo"),
     ],
 )
-def test_a_bad_record_stops_and_says_where(tmp_path: Path, bad: bytes, words: str) -> None:
+def test_a_bad_record_stops_and_its_position_is_reported(tmp_path: Path, bad: bytes, words: str) -> None:
     head = metadata_of()
     for pack in (bytes, gzip.compress):
         path = tmp_path / "a.dbn"
@@ -404,7 +404,7 @@ def test_a_bad_record_stops_and_says_where(tmp_path: Path, bad: bytes, words: st
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard.compress])
 @pytest.mark.parametrize("many", [1, 100_000])
-def test_joined_streams_end_at_the_second_and_say_what_is_left(
+def test_joined_streams_end_at_the_second_and_the_rest_is_reported(
     tmp_path: Path, pack: Callable[[bytes], bytes], many: int
 ) -> None:
     stream = metadata_of() + record() * many
@@ -435,7 +435,7 @@ def test_truncated_at_every_byte(tmp_path: Path) -> None:
             assert f"input ended at byte {size} inside the record that starts at byte" in source.truncated
 
 
-def test_a_cut_or_corrupt_zst_file_is_told(shared_data: Path, tmp_path: Path) -> None:
+def test_a_cut_or_corrupt_zst_file_is_reported(shared_data: Path, tmp_path: Path) -> None:
     packed = (shared_data / "dbn/esh4-glbx-mdp3-20231225.mbo.dbn.zst").read_bytes()
     path = tmp_path / "a.dbn.zst"
     source = source_of(path, packed[: len(packed) // 2])
@@ -462,13 +462,13 @@ def test_a_cut_or_corrupt_zst_file_is_told(shared_data: Path, tmp_path: Path) ->
         (b"DBN\x01\xa4\0\0\0" + b"\xff" * 164, "its DBN metadata cannot be decoded: "),
     ],
 )
-def test_what_is_no_dbn_is_one_clear_error(tmp_path: Path, stream: bytes, words: str) -> None:
+def test_a_file_of_another_format_is_one_clear_error(tmp_path: Path, stream: bytes, words: str) -> None:
     for ask in (messages_of, lambda source: source.schema):
         with pytest.raises(SourceError, match=words):
             ask(source_of(tmp_path / "a.dbn", stream))
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="none: cannot be read: No such file or directory, expected a DBN file"):
         messages_of(Dbn(tmp_path / "none"))
     with pytest.raises(ConfigError, match=r"expected text with \{symbol\}, \{type\}$"):
@@ -487,10 +487,10 @@ def test_bit_flips_never_crash(tmp_path: Path) -> None:
         found = messages_of(source_of(tmp_path / "a.dbn", bytes(flipped)))
         assert 1 <= len(found) <= 7
         kept = b"".join(payload for *_, payload in found)
-        assert sorted(kept) == sorted(flipped[: len(kept)])  # a record that has become a bar comes later
+        assert sorted(kept) == sorted(flipped[: len(kept)])  # a record that became a bar is delivered later
 
 
-def test_without_databentos_library_it_says_what_to_install(shared_data: Path) -> None:
+def test_a_missing_databento_library_is_named(shared_data: Path) -> None:
     path = shared_data / "dbn/futures_trades_2024-07-01T23-58.dbn.zst"
     script = (
         "import sys; sys.modules['databento_dbn'] = None\n"

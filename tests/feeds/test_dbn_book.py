@@ -1,4 +1,4 @@
-"""Books from Databento's MBO records against plain Python: of real days, and of any records."""
+"""Books from Databento's MBO records compared with plain Python, for real days and for any records."""
 
 from __future__ import annotations
 
@@ -162,19 +162,19 @@ def test_two_real_days_in_a_row(shared_data: Path) -> None:
 
 
 def _plain(record: numpy.void) -> tuple[str, str, int, int, int, int]:
-    """The fields of a record, without the end of its event: what is best is not asked for after each."""
+    """Return the fields of a record without F_LAST: the best prices are not compared after each record."""
     order, price, size, flags = (int(record[name]) for name in ("order_id", "price", "size", "flags"))
     kept = flags if flags & SNAPSHOT else flags & ~LAST
     return bytes(record["action"]).decode(), bytes(record["side"]).decode(), order, price, size, kept
 
 
-def test_snapshot_replaces_what_rested_also_without_a_clear() -> None:
+def test_a_snapshot_replaces_the_book_even_without_a_clear() -> None:
     payloads = [mbo("A", order=1), mbo("A", order=2, flags=SNAPSHOT), mbo("A", order=3, flags=SNAPSHOT | LAST)]
     assert levels(applied(BOOK, payloads)[0], BUY, 9) == [Level(100, 2, 2)]
     assert levels(applied(BOOK, [*payloads[:2], payloads[0], payloads[2]])[0], BUY, 9) == [Level(100, 1, 1)]
 
 
-def test_orders_of_a_snapshot_are_gone_that_the_next_one_behind_it_lacks() -> None:
+def test_a_following_snapshot_replaces_the_orders_of_the_first() -> None:
     first = [mbo("A", order=1, flags=SNAPSHOT), mbo("A", order=2, flags=SNAPSHOT | LAST)]
     second = [mbo("A", order=2, flags=SNAPSHOT), mbo("A", order=3, flags=SNAPSHOT)]
     book, _ = applied(BOOK, [*first, *second])
@@ -182,7 +182,7 @@ def test_orders_of_a_snapshot_are_gone_that_the_next_one_behind_it_lacks() -> No
     assert counters(book)["duplicate"] == 0
 
 
-def test_book_is_between_two_states_until_the_last_record_of_an_event() -> None:
+def test_a_book_is_intermediate_until_the_last_record_of_an_event() -> None:
     payloads = [mbo("A", "B", 1, 100), mbo("A", "A", 2, 101), mbo("A", "B", 3, 101, flags=0), mbo("C", "A", 2, 101)]
     book, changes = applied(BOOK, payloads)
     assert (counters(book)["locked"], changes) == (0, 3)
@@ -203,7 +203,7 @@ def test_top_of_book_feed_replaces_a_side() -> None:
     assert levels(applied(BOOK, payloads)[0], BUY, 9) == []
 
 
-def test_book_is_not_in_sync_after_lost_messages_of_the_venue_until_a_clear_or_snapshot() -> None:
+def test_a_book_is_out_of_sync_after_lost_messages_until_a_clear_or_snapshot() -> None:
     bad = mbo("A", order=2, flags=LAST | MAYBE_BAD_BOOK)
 
     def unsynced(*payloads: bytes) -> tuple[int, int]:
@@ -221,6 +221,6 @@ def test_book_is_not_in_sync_after_lost_messages_of_the_venue_until_a_clear_or_s
     assert unsynced(bad, mbo("R"), bad) == (1, 2)
 
 
-def test_books_are_registered_with_and_without_the_time_of_sending() -> None:
+def test_books_are_registered_for_both_schemas() -> None:
     assert load_book_feed("dbn") is load_book_feed("dbn_ts_out") is BOOK
     assert SCHEMA_TS_OUT.dtype("mbo").itemsize == 64

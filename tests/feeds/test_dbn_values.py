@@ -1,4 +1,4 @@
-"""DBN values against Databento's own decoder: every field of every message of the shared files and of made streams."""
+"""DBN values compared with Databento's own decoder: every field of all messages of shared and generated files."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ def test_live_capture_has_the_day_of_its_first_record(shared: Path) -> None:
     head, first, *_ = messages_of(source)
     assert head[1] == first[1]
     assert source.date is None
-    # A gateway repeats records of the days before: they were received with the first one.
+    # A gateway repeats records of earlier days: they were received with the first one.
     days = {datetime.fromtimestamp(time // SECOND, UTC).date() for _, time, _ in messages_of(source)}
     assert days == {date(2023, 11, 21)}
 
 
 @pytest.mark.parametrize("rtype", sorted({*EVENTS, *RECEIVED}))
-def test_time_of_a_record_that_has_two(tmp_path: Path, rtype: int) -> None:
+def test_the_time_of_a_record_with_two_times(tmp_path: Path, rtype: int) -> None:
     old = record(rtype, ts_event=START - 5 * DAY_NS, ts_recv=START)
     (_, (_, time, payload)) = messages_of(source_of(tmp_path / "a.dbn", metadata_of(schema=None) + quiet(old)))
     assert time == (START if rtype in RECEIVED else START - 5 * DAY_NS) == known_at(payload)
@@ -166,7 +166,7 @@ def test_bars_in_a_merged_file_come_after_the_trades_of_their_interval(
 
 
 @pytest.mark.parametrize("slices", [1, 3])
-def test_replay_of_trades_and_bars_shows_no_bar_before_its_end(tmp_path: Path, slices: int) -> None:
+def test_a_replay_shows_no_bar_before_its_end(tmp_path: Path, slices: int) -> None:
     stream = metadata_of(schema=None) + b"".join(merged(7_200))
     recording = recorded(tmp_path, lambda: source_of(tmp_path / "a.dbn", stream), slices=slices)
     bars = trades = 0
@@ -192,7 +192,7 @@ def replayed_in_time(recording: Recording) -> list[bytes]:
     return [payload for _, payload in seen]
 
 
-def test_replay_of_a_live_capture_shows_nothing_before_it_was_known(shared: Path, tmp_path: Path) -> None:
+def test_a_replay_of_a_live_capture_shows_nothing_before_it_was_known(shared: Path, tmp_path: Path) -> None:
     recording = recorded(tmp_path, lambda: Dbn(shared / "cases/dbn/live_capture.dbn.zst"), slices=1)
     assert len(replayed_in_time(recording)) == 47
 
@@ -263,7 +263,7 @@ def test_name_is_the_one_in_force_at_the_place_of_the_record(
 
 
 def names_of(path: Path, *records: bytes) -> list[str]:
-    """Return the symbols of a stream's records that are no mappings."""
+    """Return the symbols of a stream's records except mappings."""
     source = source_of(path / "a.dbn", metadata_of(schema=None) + b"".join(records))
     return [
         name for name, _, kind in (topic.rpartition(".") for topic in topics_of(source)) if kind != "symbol-mapping"
@@ -336,7 +336,7 @@ def test_two_symbols_of_one_instrument_are_refused_naming_both(tmp_path: Path) -
     ("name", "why"),
     [(b"E\xff", "it is not UTF-8"), (b"#system", "it is reserved for the whole market")],
 )
-def test_symbol_that_cannot_be_kept_is_refused_by_name(tmp_path: Path, name: bytes, why: str) -> None:
+def test_an_unusable_symbol_is_refused_by_name(tmp_path: Path, name: bytes, why: str) -> None:
     source = source_of(tmp_path / "a.dbn", metadata_of(schema=None) + mapping(name) + record())
     with pytest.raises(
         SourceError, match=f"a.dbn: the symbol {name!r} cannot be that of a topic: {why}".replace("\\", ".")
@@ -344,7 +344,7 @@ def test_symbol_that_cannot_be_kept_is_refused_by_name(tmp_path: Path, name: byt
         messages_of(source)
 
 
-def test_number_of_an_instrument_without_a_symbol_is_no_symbol_of_another(tmp_path: Path) -> None:
+def test_an_instrument_number_must_not_equal_another_symbol(tmp_path: Path) -> None:
     mappings = {"118": [(date(2024, 1, 1), date(2024, 1, 3), "7")]}
     for records in (record() + record(instrument=118), record(instrument=118) + record()):
         source = source_of(tmp_path / "a.dbn", metadata_of(mappings=mappings) + records)
@@ -362,7 +362,7 @@ symbols = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs
 @example("ESM4 P5230", "币安人生")
 def test_symbol_to_topic_to_symbol_is_the_identity(tmp_path: Path, first: str, second: str) -> None:
     days = date(2024, 1, 1), date(2024, 1, 3)
-    # Databento's own encoder takes ASCII alone, its decoder also UTF-8.
+    # Databento's own encoder accepts only ASCII, its decoder also UTF-8.
     stand_in = "X" * len(first.encode())
     head = metadata_of(schema=None, symbols=[], mappings={stand_in: [(*days, "9")]})
     head = head.replace(stand_in.encode().ljust(71, b"\0"), first.encode().ljust(71, b"\0"))
@@ -489,7 +489,7 @@ def any_records(draw: Callable[..., Any], version: int) -> bytes:
 
 @settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_any_stream_is_what_databentos_decoder_says(tmp_path: Path, data: st.DataObject) -> None:
+def test_any_stream_agrees_with_databentos_decoder(tmp_path: Path, data: st.DataObject) -> None:
     version = data.draw(st.sampled_from([1, 2, 3]))
     records = data.draw(st.lists(any_records(version), max_size=30))
     days = date(2023, 12, 30), date(2024, 1, 2)

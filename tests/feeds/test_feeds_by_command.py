@@ -1,4 +1,4 @@
-"""Each feed by the commands alone: recorded while it is published, looked at, and exported as the file it came from."""
+"""Each feed by commands alone: recorded while it is published, inspected, and exported as the original file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def unpacked(path: Path) -> bytes:
 
 
 def run(tmp_path: Path, name: str, source: str) -> Path:
-    """Publish a source to a recorder, on free ports but else as the config says; returns the recorded day."""
+    """Publish a source to a recorder, with free ports but otherwise as configured; return the recorded day."""
     config = Feed.load(CONFIGS / f"{name}.toml")
     local = Feed.local(name, len(config.slices))
     feed = msgspec.structs.replace(local, schema=config.schema, heartbeat_ns=50_000_000)
@@ -66,7 +66,7 @@ def run(tmp_path: Path, name: str, source: str) -> Path:
         ),
     ]),
 )  # fmt: skip
-def test_a_file_comes_out_as_it_went_in(
+def test_an_exported_file_equals_the_original(
     shared_data: Path,
     tmp_path: Path,
     name: str,

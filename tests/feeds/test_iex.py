@@ -1,4 +1,4 @@
-"""IEX captures: both feeds, all types, sequence resets, and what the specification lets grow."""
+"""IEX captures: both feeds, all types, sequence resets, and allowed extensions of the specification."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_real_capture_has_its_counts_by_type(
     assert len({topic[:-2] for topic in topics} - {b"#system"}) == symbols
 
 
-def test_real_capture_says_that_it_is_cut_off_and_restarts(shared_data: Path) -> None:
+def test_a_real_capture_reports_its_cut_end_and_restart(shared_data: Path) -> None:
     path = shared_data / "iex/goiex_DEEP10.pcap.gz"
     source = Iex(path)
     assert sum(len(chunk.starts) for chunk in source.chunks()) == 391_999
@@ -147,7 +147,7 @@ def test_every_type_reads_back(
     assert source.notes == ()
 
 
-def test_unknown_types_and_longer_messages_are_what_the_specification_foresees(
+def test_unknown_types_and_longer_messages_follow_the_specification(
     tmp_path: Path,
 ) -> None:
     messages = [iex("T"), b"Z" + b"\0" * 30, b"", iex("H", extra=b"new field"), iex("E")]
@@ -160,7 +160,7 @@ def test_unknown_types_and_longer_messages_are_what_the_specification_foresees(
     )
 
 
-def test_symbols_that_cannot_be_kept_are_rejected_and_counted(tmp_path: Path) -> None:
+def test_unusable_symbols_are_rejected_and_counted(tmp_path: Path) -> None:
     messages = [iex("T", symbol=symbol) for symbol in ("A", "A\xff", "A B", "#1", "\x7f", "")]
     source = source_of(tmp_path / "capture", [iex_tp(1, messages)])
     assert [topic for topic, _, _ in messages_of(source)] == [b"A.T", b"A B.T", b"#0.T"]
@@ -186,7 +186,7 @@ def test_a_type_of_the_other_feed_is_unknown(tmp_path: Path) -> None:
     assert source.statistics().unknown == 1
 
 
-def test_other_traffic_is_skipped_and_told(tmp_path: Path) -> None:
+def test_other_traffic_is_skipped_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "capture"
     datagrams = [
         b"x",

@@ -1,4 +1,4 @@
-"""Books from IEX DEEP messages against plain Python: of a real day, and of any messages."""
+"""Books from IEX DEEP messages compared with plain Python, for a real day and for any messages."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_any_messages(payloads: list[bytes]) -> None:
 
 
 def test_levels_of_a_real_day_equal_a_plain_loops(shared_data: Path) -> None:
-    """Each symbol's. The prices are those of a test environment; there is no TOPS file of that day beside it."""
+    """For each symbol. The prices are those of a test environment; no TOPS file of that day exists for comparison."""
     payloads: dict[bytes, list[bytes]] = defaultdict(list)
     for topic, _, payload in messages_of(Iex(shared_data / "iex" / "goiex_DEEP10.pcap.gz")):
         if payload[:1] in (b"8", b"5"):
@@ -94,8 +94,8 @@ def test_levels_of_a_real_day_equal_a_plain_loops(shared_data: Path) -> None:
     assert sum(each.changes for each in slow) > 1_000
 
 
-def test_book_is_between_two_states_until_its_event_is_complete() -> None:
-    """A bid moves above the ask before the ask is told to be gone: the book was never crossed."""
+def test_a_book_is_intermediate_until_its_event_is_complete() -> None:
+    """A bid moves above the ask before the ask is removed: the book was never crossed."""
     payloads = [update("8", 1, 5, 100), update("5", 1, 5, 101), update("8", 0, 5, 101), update("5", 1, 0, 101)]
     book, changes = applied(BOOK, payloads)
     assert counters(book)["crossed"] == counters(book)["locked"] == 0

@@ -1,4 +1,4 @@
-"""IEX captures that end too early, are corrupt, or are something else: the place is told."""
+"""IEX captures that are truncated, corrupt, or of another format: the position is reported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def source_of(path: Path, datagrams: Sequence[bytes]) -> Iex:
     return Iex(path)
 
 
-def test_a_message_too_short_for_its_type_stops_and_says_where(tmp_path: Path) -> None:
+def test_a_message_too_short_for_its_type_stops_and_is_located(tmp_path: Path) -> None:
     path = tmp_path / "capture"
     source = source_of(path, [iex_tp(1, [iex("T"), iex("H")[:-1], iex("E")])])
     assert messages_of(source) == iex_expected([iex("T")])
@@ -43,7 +43,7 @@ def test_a_message_too_short_for_its_type_stops_and_says_where(tmp_path: Path) -
         (iex_tp(2, [iex("T")], count=0), "its 0 messages do not fill its payload of 40 bytes"),
     ],
 )
-def test_a_datagram_that_contradicts_itself_stops_and_says_where(tmp_path: Path, bad: bytes, words: str) -> None:
+def test_an_inconsistent_datagram_stops_and_is_located(tmp_path: Path, bad: bytes, words: str) -> None:
     path = tmp_path / "capture"
     good = iex_tp(1, [iex("E")])
     source = source_of(path, [good, bad, good])
@@ -54,7 +54,7 @@ def test_a_datagram_that_contradicts_itself_stops_and_says_where(tmp_path: Path,
     )
 
 
-def test_no_iex_tp_is_one_clear_error(tmp_path: Path) -> None:
+def test_a_capture_without_iex_tp_is_one_clear_error(tmp_path: Path) -> None:
     source = source_of(tmp_path / "capture", [b"x" * 60])
     with pytest.raises(SourceError, match="no IEX-TP datagram was found"):
         messages_of(source)
@@ -86,7 +86,7 @@ def test_truncated_at_every_byte(tmp_path: Path, make: Any, packed: bool) -> Non
     packets = [ethernet(datagram) for datagram in datagrams]
     whole = make(packets)
     ends = {len(make(packets[:k])): k for k in range(7)}
-    # A capture that ends in good order before its first datagram: nothing tells its feed.
+    # A capture that ends properly before its first datagram does not identify its feed.
     empty = {24} if make is pcap else {28, len(make([]))}
     count = 0
     for size in range(len(whole) + 1):

@@ -1,4 +1,4 @@
-"""Plain and gzip ITCH files: topics, times, payloads, and where a bad file stops."""
+"""Plain and gzip ITCH files: topics, times, payloads, and the position of damage."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_payload_column_becomes_records(tmp_path: Path) -> None:
     assert records["stock_locate"].tolist() == [1] * 5
 
 
-def test_gzip_is_found_by_its_bytes(small_file: Path, tmp_path: Path) -> None:
+def test_gzip_is_detected_by_its_bytes(small_file: Path, tmp_path: Path) -> None:
     packed = tmp_path / "20191230.not_said"
     packed.write_bytes(gzip.compress(small_file.read_bytes()))
     assert messages_of(Itch50(packed)) == messages_of(Itch50(small_file))
@@ -126,12 +126,12 @@ def test_chunks_stay_valid_and_topics_only_grow(small_file: Path, monkeypatch: p
     assert messages_of(Itch50(small_file)) == expected
 
 
-def test_iterating_again_starts_again(small_file: Path) -> None:
+def test_a_second_iteration_starts_again(small_file: Path) -> None:
     source = Itch50(small_file)
     assert messages_of(source) == messages_of(source)
 
 
-def test_symbols_are_learned_and_learned_anew(tmp_path: Path) -> None:
+def test_symbols_are_learned_and_updated(tmp_path: Path) -> None:
     path = tmp_path / "day.itch"
     path.write_bytes(
         framed(
@@ -188,7 +188,7 @@ def test_symbols_that_differ_in_padding_are_one_topic(tmp_path: Path, monkeypatc
         assert len(set(chunks[-1].topics)) == len(chunks[-1].topics) == 5
 
 
-def test_symbols_that_cannot_be_kept_are_rejected_and_counted(tmp_path: Path) -> None:
+def test_unusable_symbols_are_rejected_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "day.itch"
     bad = ["\0A\xff B", "AAPL\x7f", "#9", "A\0B", "\xe9"]
     good = [itch("A", 9, stock="\0" * 8), itch("A", 8, stock="A B C"), itch("A", 7, stock=" A")]
@@ -207,7 +207,7 @@ def test_more_topics_than_the_first_table_holds(tmp_path: Path, monkeypatch: pyt
     assert chunk.topics == tuple(b"S%d.R" % locate for locate in range(count))
 
 
-def test_more_topics_than_there_can_be_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_topics_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "day.itch"
     path.write_bytes(framed(itch("R", stock=f"S{k}") for k in range(100)))
     monkeypatch.setattr(blackbox_feeds.io.topics, "MAX_TOPICS", 64)

@@ -1,4 +1,4 @@
-"""Books from ITCH messages: of real files, against plain Python, and of bad ones."""
+"""Books from ITCH messages of real files compared with plain Python, and from bad messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Slow = dict[int, tuple[bytes, int, int]]
 
 
 def slow_book(payloads: list[bytes]) -> tuple[Slow, list[tuple[Any, ...]]]:
-    """Orders that rest at the end, and the best levels after each change of them; every reference must resolve."""
+    """Return the orders that rest at the end, and the best levels after each change; every reference must resolve."""
     orders: Slow = {}
     changes: list[tuple[Any, ...]] = [((), ())]
     for payload in payloads:
@@ -34,7 +34,7 @@ def slow_book(payloads: list[bytes]) -> tuple[Slow, list[tuple[Any, ...]]]:
 
 
 def apply_slowly(orders: Slow, payload: bytes) -> bool:
-    """Apply one message to the resting orders; return whether it is about an order."""
+    """Apply one message to the resting orders; return True if it concerns an order."""
     kind = payload[:1]
     if kind in b"AF":
         reference, side, many = struct.unpack_from(">QcI", payload, 11)
@@ -96,7 +96,7 @@ def test_every_reference_of_a_real_file_resolves(apple: list[bytes]) -> None:
     }
 
 
-def test_file_that_begins_in_the_day_has_unknown_references(shared_data: Path) -> None:
+def test_a_file_that_begins_during_the_day_has_unknown_references(shared_data: Path) -> None:
     source = Itch50(shared_data / "itch50" / "jamison_12302019_SNIPPET.NASDAQ_ITCH50", "2019-12-30")
     payloads = [payload for _, _, payload in messages_of(source)]
     known: set[bytes] = set()
@@ -134,8 +134,8 @@ def test_book_grows_in_the_middle_of_a_batch() -> None:
     assert counters(book)["crossed"] > 0
 
 
-def test_books_of_a_whole_made_up_session() -> None:
-    """Its references all resolve and no book is ever crossed."""
+def test_books_of_a_whole_synthetic_session() -> None:
+    """All references resolve and no book is ever crossed."""
     source = Synthetic(60_000, symbols=40)
     payloads: dict[bytes, list[bytes]] = {}
     for topic, _, payload in messages_of(source):

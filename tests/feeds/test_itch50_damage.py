@@ -1,4 +1,4 @@
-"""ITCH files that end too early or are corrupt: what comes before is whole, and the place is told."""
+"""Truncated or corrupt ITCH files: earlier messages are complete, and the position is reported."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_unknown_and_longer_messages_at_the_edge_of_a_window(
 
 
 @pytest.mark.parametrize("bad", [b"\xff" * 19, b"z", b"z" * 11, EVERY_TYPE[2][:-1]])
-def test_what_cannot_be_an_unknown_type_is_damage(tmp_path: Path, bad: bytes) -> None:
+def test_an_impossible_type_is_damage(tmp_path: Path, bad: bytes) -> None:
     path = tmp_path / "day.itch"
     path.write_bytes(framed([EVERY_TYPE[0], bad, EVERY_TYPE[1]]))
     source = Itch50(path, DAY)
@@ -96,10 +96,10 @@ def test_what_cannot_be_an_unknown_type_is_damage(tmp_path: Path, bad: bytes) ->
     assert source.truncated.startswith(f"{path}: no valid message starts at byte 14: its ")
 
 
-def test_a_wrong_length_is_no_unknown_or_longer_message(tmp_path: Path) -> None:
+def test_a_wrong_length_is_not_taken_for_an_unknown_or_longer_message(tmp_path: Path) -> None:
     path = tmp_path / "day.itch"
     data = bytearray(framed(EVERY_TYPE))
-    data[1] += 5  # the second frame stands elsewhere than this length says
+    data[1] += 5  # the second frame is not where this length says
     path.write_bytes(data)
     source = Itch50(path, DAY)
     assert messages_of(source) == []
@@ -109,7 +109,7 @@ def test_a_wrong_length_is_no_unknown_or_longer_message(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_of_another_format_says_what_was_expected(tmp_path: Path) -> None:
+def test_a_file_of_another_format_is_one_clear_error(tmp_path: Path) -> None:
     path = tmp_path / "day.dbn"
     path.write_bytes(b"DBN\x01" + bytes(60))
     source = Itch50(path, DAY)
@@ -122,7 +122,7 @@ def test_a_file_of_another_format_says_what_was_expected(tmp_path: Path) -> None
     )
 
 
-def test_wrong_length_stops_and_says_where(tmp_path: Path) -> None:
+def test_a_wrong_length_stops_and_is_located(tmp_path: Path) -> None:
     path = tmp_path / "day.itch"
     path.write_bytes(framed([EVERY_TYPE[0], itch("A")[:-1], EVERY_TYPE[1]]))
     source = Itch50(path, DAY)

@@ -1,4 +1,4 @@
-"""The record layouts of ITCH 5.0 against the specification's own table of lengths and offsets."""
+"""The record layouts of ITCH 5.0 compared with the specification's own table of lengths and offsets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_record_sizes_are_the_message_lengths() -> None:
     assert {kind: dtype.itemsize for kind, dtype in SCHEMA.records.items()} == ITCH_LENGTHS
 
 
-def test_stock_stands_where_the_specification_says() -> None:
+def test_the_stock_has_the_offset_of_the_specification() -> None:
     offsets = {
         kind: dtype.fields["stock"][1]
         for kind, dtype in SCHEMA.records.items()

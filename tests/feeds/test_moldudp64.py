@@ -1,4 +1,4 @@
-"""ITCH in MoldUDP64 in captures: every framing gives the messages, and losses are told."""
+"""ITCH in MoldUDP64 captures: every framing yields the messages, and losses are reported."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EXPECTED = decode_itch(framed(MESSAGES), DAY, "{symbol}.{type}")[0]
 
 
 def datagrams_of(messages: Sequence[bytes], sizes: Sequence[int]) -> list[bytes]:
-    """The messages in datagrams of the given sizes."""
+    """Return the messages in datagrams of the given sizes."""
     out, at = [], 0
     for size in sizes:
         out.append(mold(1 + at, messages[at : at + size]))
@@ -85,21 +85,21 @@ def test_end_of_session_and_next_session(tmp_path: Path) -> None:
     assert source.notes == ()
 
 
-def test_duplicates_are_skipped_and_told(tmp_path: Path) -> None:
+def test_duplicates_are_skipped_and_counted(tmp_path: Path) -> None:
     twice = [datagram for datagram in DATAGRAMS for _ in range(2)]
     source = source_of(tmp_path / "capture", twice)
     assert messages_of(source) == EXPECTED
     assert source.notes == ("messages skipped because they had come before: 23",)
 
 
-def test_a_datagram_that_overlaps_gives_its_new_messages(tmp_path: Path) -> None:
+def test_an_overlapping_datagram_yields_its_new_messages(tmp_path: Path) -> None:
     overlapping = [mold(1, MESSAGES[:10]), mold(4, MESSAGES[3:20]), mold(20, MESSAGES[19:])]
     source = source_of(tmp_path / "capture", overlapping)
     assert messages_of(source) == EXPECTED
     assert source.statistics().duplicates == 8
 
 
-def test_a_gap_is_told(tmp_path: Path) -> None:
+def test_a_gap_is_reported(tmp_path: Path) -> None:
     source = source_of(tmp_path / "capture", DATAGRAMS[:3] + DATAGRAMS[4:])
     found = [payload for _, _, payload in messages_of(source)]
     assert found == MESSAGES[:4] + MESSAGES[11:]
@@ -132,7 +132,7 @@ def test_only_the_port_asked_for(tmp_path: Path) -> None:
         Itch50(path, DAY, port=65536)
 
 
-def test_messages_that_do_not_fit_stop_and_say_where(tmp_path: Path) -> None:
+def test_messages_that_do_not_fit_stop_and_are_located(tmp_path: Path) -> None:
     path = tmp_path / "capture"
     source = source_of(path, [DATAGRAMS[0], mold(2, MESSAGES[1:3], count=3), DATAGRAMS[3]])
     assert messages_of(source) == EXPECTED[:1]
@@ -140,9 +140,7 @@ def test_messages_that_do_not_fit_stop_and_say_where(tmp_path: Path) -> None:
     assert "its 3 messages do not fit into its" in source.truncated
 
 
-def test_gaps_stand_where_the_numbers_jump_in_chunks_of_any_size(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gaps_are_where_the_numbers_jump_in_chunks_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = source_of(tmp_path / "capture", [*DATAGRAMS[:1], *DATAGRAMS[3:4], DATAGRAMS[6], mold(30, [])])
     for size in (100, 4, 1):
         monkeypatch.setattr(blackbox_feeds.io.columns, "CHUNK_MESSAGES", size)
@@ -154,7 +152,7 @@ def test_gaps_stand_where_the_numbers_jump_in_chunks_of_any_size(
         assert found == [MESSAGES[0], 3, *MESSAGES[4:11], 2, *MESSAGES[13:], 6]
 
 
-def test_a_capture_that_begins_late_says_what_came_before(tmp_path: Path) -> None:
+def test_a_capture_that_begins_late_reports_earlier_messages(tmp_path: Path) -> None:
     source = source_of(tmp_path / "capture", DATAGRAMS[3:])
     assert [chunk.gaps for chunk in source.chunks()] == [((0, 4),)]
     assert source.notes == ("messages sent before the first one of the input: 4",)
@@ -175,7 +173,7 @@ def test_unknown_and_longer_messages_are_skipped_and_cut(tmp_path: Path) -> None
 def test_lost_doubled_and_reordered_packets_against_a_list(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Every message that came is delivered once, in the order of its first arrival; what never came is a gap."""
+    """Every received message is delivered once, in order of first arrival; missing ones are gaps."""
     sizes = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=12))
     many = sum(sizes)
     messages = [itch("D", locate=1, ns=number) for number in range(many)]
@@ -232,7 +230,7 @@ def test_an_empty_stock_does_not_make_its_locate_forget_its_symbol(tmp_path: Pat
     assert [topic for topic, _, _ in messages_of(source)] == [b"KNOWN.A", b"KNOWN.A", b"KNOWN.D"]
 
 
-def test_two_sessions_in_turns_and_one_that_begins_late(tmp_path: Path) -> None:
+def test_two_alternating_sessions_and_one_that_begins_late(tmp_path: Path) -> None:
     orders = [itch("A", ns=number) for number in range(12)]
     turns = [
         mold(1_000 * line + 1 + number, [orders[2 * number + line]], session=b"%010d" % line)
@@ -246,7 +244,7 @@ def test_two_sessions_in_turns_and_one_that_begins_late(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [b"S", itch("A")[:-1], itch("D")[:3]])
-def test_a_bad_message_stops_and_says_where(tmp_path: Path, bad: bytes) -> None:
+def test_a_bad_message_stops_and_is_located(tmp_path: Path, bad: bytes) -> None:
     source = source_of(tmp_path / "capture", [DATAGRAMS[0], mold(2, [MESSAGES[1], bad])])
     assert messages_of(source) == EXPECTED[:2]
     assert source.truncated is not None
@@ -261,7 +259,7 @@ def test_truncated_at_every_byte(tmp_path: Path, make: Any) -> None:
         len(make([ethernet(datagram) for datagram in DATAGRAMS[:k]])): sum(SIZES[:k]) for k in range(len(SIZES) + 1)
     }
     count = 0
-    # Below four bytes it is not yet a capture.
+    # Below four bytes it is not recognized as a capture.
     for size in range(4, len(whole) + 1):
         count = ends.get(size, count)
         path.write_bytes(whole[:size])

@@ -1,4 +1,4 @@
-"""The capture reader against files made here, and against dpkt."""
+"""The capture reader compared with generated files and with dpkt."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECOND = 1_577_716_200
 
 
 def read(path: Path, port: int | None = None, window_bytes: int = 1 << 20) -> Found:
-    """All payloads, capture times, why it stopped, and the counts."""
+    """Return all payloads, capture times, why it stopped, and the counts."""
     payloads, times = [], []
     with open_window(path, window_bytes) as window:
         capture = Capture(window, port)
@@ -59,7 +59,7 @@ def test_real_capture_agrees_with_dpkt(shared_data: Path, name: str) -> None:
     path = shared_data / "iex" / name
     packed = path.read_bytes()
     data = gzip.decompress(packed)
-    # dpkt takes a last record that is cut off for a whole one: compare what comes before it.
+    # dpkt accepts a last record that is cut off: compare the records before it.
     data = data[: 24 + (1 << 20)]
     expected, times = read_with_dpkt(data)
     payloads, capture_ns, _, _ = read(path)
@@ -68,7 +68,7 @@ def test_real_capture_agrees_with_dpkt(shared_data: Path, name: str) -> None:
     assert [time // 1_000 for time in capture_ns[:count]] == [round(time * 1e6) for time in times[:count]]
 
 
-def test_real_capture_that_is_cut_off_says_where(shared_data: Path) -> None:
+def test_a_cut_real_capture_is_located(shared_data: Path) -> None:
     path = shared_data / "iex/goiex_DEEP10.pcap.gz"
     payloads, _, stopped, counts = read(path)
     assert len(payloads) == 121_314
@@ -223,7 +223,7 @@ def test_simple_packets_are_cut_at_the_snap_length(tmp_path: Path) -> None:
     assert read_bytes(tmp_path, data)[3] == InputStatistics(packets=1, cut=1)
 
 
-def test_what_is_not_a_whole_udp_datagram_is_skipped_and_counted(tmp_path: Path) -> None:
+def test_packets_without_a_complete_udp_datagram_are_skipped_and_counted(tmp_path: Path) -> None:
     good = ethernet(b"good")
     lying = bytearray(good)
     lying[38:40] = struct.pack(">H", 60_000)  # the UDP length
@@ -308,7 +308,7 @@ def test_bit_flips_never_crash(tmp_path: Path, make: Any) -> None:
         assert counts.datagrams == len(payloads) <= counts.packets <= 20
 
 
-def test_a_record_that_cannot_be_one_stops_and_says_where(tmp_path: Path) -> None:
+def test_an_invalid_record_stops_and_is_located(tmp_path: Path) -> None:
     data = pcap([ethernet(b"x")]) + struct.pack("<IIII", 0, 0, 1 << 20, 1 << 20) + b"\0" * 100
     payloads, _, stopped, _ = read_bytes(tmp_path, data)
     assert payloads == [b"x"]
@@ -333,7 +333,7 @@ def test_a_record_that_cannot_be_one_stops_and_says_where(tmp_path: Path) -> Non
         block(3, b""),
     ],
 )
-def test_a_block_that_cannot_be_one_stops_and_says_where(tmp_path: Path, bad: bytes) -> None:
+def test_an_invalid_block_stops_and_is_located(tmp_path: Path, bad: bytes) -> None:
     good = pcapng([ethernet(b"x")])
     payloads, _, stopped, _ = read_bytes(tmp_path, good + bad)
     assert payloads == [b"x"]
@@ -341,7 +341,7 @@ def test_a_block_that_cannot_be_one_stops_and_says_where(tmp_path: Path, bad: by
     assert f"no valid pcapng block starts at byte {len(good)}: its type was" in stopped
 
 
-def test_more_interfaces_than_there_can_be(tmp_path: Path) -> None:
+def test_too_many_interfaces_are_an_error(tmp_path: Path) -> None:
     _, _, stopped, _ = read_bytes(tmp_path, section() + interface() * 257)
     assert stopped is not None
     assert "no valid pcapng block starts at byte" in stopped

@@ -1,4 +1,4 @@
-"""Sequence tracking against a reference that remembers every number."""
+"""Sequence tracking compared with a reference that stores every number."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def fresh(room: int = 1_000) -> tuple[Sequence, Any]:
 
 
 def runs_of(sequence: Sequence, counts: Any, first: int, count: int, row: int = 0) -> list[int]:
-    """The numbers of a datagram that are taken."""
+    """Return the numbers of a datagram that are accepted."""
     notice_gap(sequence.address, counts, first, row)
     taken: list[int] = []
     done = 0
@@ -41,7 +41,7 @@ def runs_of(sequence: Sequence, counts: Any, first: int, count: int, row: int = 
 
 @settings(max_examples=examples(300))
 @given(DATAGRAMS, st.integers(1, 20))
-def test_every_message_is_taken_once_and_what_never_came_is_reported(
+def test_every_message_is_taken_once_and_missing_ones_are_reported(
     datagrams: list[tuple[int, int]], chunk: int
 ) -> None:
     sequence, counts = fresh()
@@ -111,7 +111,7 @@ def test_a_heartbeat_shows_a_loss_before_it() -> None:
     assert sequence.report() == ()
 
 
-def test_a_later_session_that_does_not_begin_at_1_has_a_gap_in_its_place() -> None:
+def test_a_later_session_that_does_not_begin_at_1_has_a_gap_at_its_start() -> None:
     sequence, counts = fresh()
     for row, (session, first) in enumerate(((1, 1), (2, 1), (3, 500))):
         enter_session(sequence.address, counts, session, 0, first)
@@ -120,7 +120,7 @@ def test_a_later_session_that_does_not_begin_at_1_has_a_gap_in_its_place() -> No
     assert sequence.report() == ((2, 499),)
 
 
-def test_sessions_that_come_in_turns_go_on_where_they_were() -> None:
+def test_alternating_sessions_continue_where_they_were() -> None:
     sequence, counts = fresh()
     for number in range(5):
         for session, first in ((1, 1_000 + number), (2, 1 + number)):
@@ -131,7 +131,7 @@ def test_sessions_that_come_in_turns_go_on_where_they_were() -> None:
 
 
 @pytest.mark.parametrize("is_reported", [False, True])
-def test_a_session_that_comes_again_knows_its_gaps_and_duplicates(is_reported: bool) -> None:
+def test_a_returning_session_keeps_its_gaps_and_duplicates(is_reported: bool) -> None:
     sequence, counts = fresh()
     reported: list[tuple[int, int]] = []
     for session, first, taken in ((1, 1, 1), (1, 5, 1), (2, 1, 1), (1, 3, 1), (2, 1, 0), (1, 5, 0), (1, 6, 1)):
@@ -143,7 +143,7 @@ def test_a_session_that_comes_again_knows_its_gaps_and_duplicates(is_reported: b
     assert reported == [(0, 3 if is_reported else 2)]
 
 
-def test_of_more_sessions_than_are_kept_no_gap_is_made_up() -> None:
+def test_forgotten_sessions_cause_no_false_gap() -> None:
     sequence, counts = fresh()
     many = sequences.SESSIONS_KEPT + 2
     for first in (1, 2):
@@ -154,7 +154,7 @@ def test_of_more_sessions_than_are_kept_no_gap_is_made_up() -> None:
     assert sequence.report() == ()
 
 
-def test_what_was_sent_before_the_input_began_is_reported_before_its_first_row() -> None:
+def test_messages_before_the_input_are_reported_before_its_first_row() -> None:
     sequence, counts = fresh()
     enter_session(sequence.address, counts, 1, 0, 100)
     assert runs_of(sequence, counts, 100, 2) == [100, 101]
@@ -173,7 +173,7 @@ def test_a_sequence_that_starts_again_is_not_a_duplicate_but_an_old_copy_is() ->
     assert snapshot(counts) == InputStatistics(sessions=1, resets=1, duplicates=6)
 
 
-def test_more_open_gaps_than_are_remembered_lose_no_count() -> None:
+def test_too_many_open_gaps_are_still_counted() -> None:
     sequence, counts = fresh(2_000)
     many = sequences.RANGES + 36
     enter_session(sequence.address, counts, 1, 0, 1)
@@ -186,7 +186,7 @@ def test_more_open_gaps_than_are_remembered_lose_no_count() -> None:
     assert sequence.report() == tuple((1 + number, 2) for number in range(35))
 
 
-def test_a_number_that_cannot_be_is_no_gap() -> None:
+def test_an_impossible_number_is_not_a_gap() -> None:
     sequence, counts = fresh()
     enter_session(sequence.address, counts, 1, 0, 1)
     runs_of(sequence, counts, 1, 1)

@@ -1,4 +1,4 @@
-"""The synthetic session: exact, repeatable, and sound to an independent reader."""
+"""The synthetic session is exact, repeatable, and valid for an independent reader."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def payloads_of(data: bytes) -> list[bytes]:
 
 
 class Market:
-    """Every order of a session, in Python, refusing whatever cannot be."""
+    """Every order of a session, in plain Python; rejects anything inconsistent."""
 
     def __init__(self) -> None:
         self.names: dict[int, bytes] = {}
@@ -166,7 +166,7 @@ def test_an_independent_reader_finds_nothing_wrong(symbols: int) -> None:
 
 
 @pytest.mark.parametrize("messages", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 25, 26, 27, 100, 1_000, 131_071, 131_073])
-def test_exactly_as_many_messages_as_asked(messages: int) -> None:
+def test_a_session_has_exactly_the_requested_messages(messages: int) -> None:
     source = Synthetic(messages)
     assert source.total == messages
     found = messages_of(source)
@@ -181,7 +181,7 @@ def test_exactly_as_many_messages_as_asked(messages: int) -> None:
         assert found[0][0] == b"#system.S"
 
 
-def test_the_same_seed_gives_the_same_bytes_however_they_are_asked_for() -> None:
+def test_the_same_seed_gives_the_same_bytes_for_any_window() -> None:
     whole = session_bytes(Synthetic(30_000))
     assert session_bytes(Synthetic(30_000), messages=777) == whole
     assert session_bytes(Synthetic(30_000), messages=30_000) == whole
@@ -291,7 +291,7 @@ def test_from_spec() -> None:
         Synthetic.from_spec("1", speed=3)
 
 
-def test_as_many_symbols_as_there_are_locates() -> None:
+def test_a_session_may_use_all_locates() -> None:
     source = Synthetic(20 * 65_535 + 6, symbols=65_535)
     assert source.symbols == 65_535
     (first, *_) = source.windows()

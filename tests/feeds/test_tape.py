@@ -1,4 +1,4 @@
-"""Tape rows: real files against the csv module and pandas, merged, and written back byte for byte."""
+"""Tape rows: real files compared with the csv module and pandas, merged, and exported byte for byte."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.examples import first_of
 from tests.feeds.build import Message, messages_of
 from tests.recorded import recorded
 
-# As the data's own README has them, which counts line feeds: no file ends with one, so each has a row more.
+# As in the data's own README, which counts line feeds: no file ends with one, so each has one more row.
 LINE_FEEDS = {
     ("ibm", "quote"): (109_066, 125_749, 135_491),
     ("bac", "trade"): (88_171, 125_871, 122_831),
@@ -48,7 +48,7 @@ NAMES = {
 
 
 def text_of(path: Path) -> bytes:
-    """What is in an archive of one member."""
+    """Return the content of an archive of one member."""
     with zipfile.ZipFile(path) as archive:
         (name,) = archive.namelist()
         return archive.read(name)
@@ -61,21 +61,21 @@ def write_zip(path: Path, text: bytes, member: str | None = None) -> Path:
 
 
 def ts_event_of(day: str, milliseconds: int) -> int:
-    """By the clock on the wall, one time at a time."""
+    """Convert local times one by one."""
     wall = datetime.strptime(day, "%Y%m%d").replace(tzinfo=UTC) + timedelta(milliseconds=milliseconds)
     local = wall.replace(tzinfo=NEW_YORK)
     return round((local - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(microseconds=1)) * 1_000
 
 
 def rows_of(records: Any) -> Iterator[list[str]]:
-    """Typed records as the texts of a CSV."""
+    """Return typed records as the texts of a CSV."""
     (kind,) = {each.decode() for each in numpy.unique(records["type"])}
     for record in records[list(COLUMNS[kind])].tolist():
         yield [value.decode() if isinstance(value, bytes) else str(value) for value in record]
 
 
 def records_of(source: Tape, topic: bytes) -> Any:
-    """All records of a topic."""
+    """Return all records of a topic."""
     kind = topic.rpartition(b".")[2].decode()
     dtype = SCHEMA.dtype({"trade": "T", "quote": "Q"}[kind])
     parts = []
@@ -87,7 +87,7 @@ def records_of(source: Tape, topic: bytes) -> Any:
     return numpy.concatenate(parts)
 
 
-def test_all_files_have_their_counts_and_stand_in_order_of_time(shared_data: Path) -> None:
+def test_all_files_have_their_counts_and_are_in_order_of_time(shared_data: Path) -> None:
     source = Tape(shared_data / "lean")
     counts: dict[tuple[str, int], int] = {}
     first = last = ts_event_of(DAYS[0], 0)
@@ -164,7 +164,7 @@ def test_record_layouts_and_arrow() -> None:
     assert PRICE_SCALE == 10**4
 
 
-# Made up: names, times, merging
+# Generated: names, times, merging
 
 TRADES = b"34200000,139400,500,P,20002020,0\n34200001,139500,5,Q,,1"
 QUOTES = b"34200000,0,0,139500,20000,P,1,0\n34200001,139400,700,0,0,,800,0\n34200002,1,2,3,4,Z,8,1\n"
@@ -215,14 +215,14 @@ def test_names_and_packings(tmp_path: Path, name: str, member: str | None) -> No
         ("20131103", (0, 3_600_000, 7_199_999, 7_200_000, 34_200_000, 86_399_999)),  # 02:00 is 01:00
     ],
 )
-def test_times_are_those_on_the_wall_in_new_york(tmp_path: Path, day: str, times: tuple[int, ...]) -> None:
+def test_times_are_local_times_in_new_york(tmp_path: Path, day: str, times: tuple[int, ...]) -> None:
     path = tmp_path / f"spy_{day}_trade.csv"
     path.write_text("\n".join(f"{time},1,1,P,0,0" for time in times))
     assert [ts_event for _, ts_event, _ in messages_of(Tape(path))] == [ts_event_of(day, time) for time in times]
 
 
 def merged(files: Iterable[tuple[bytes, str, list[int]]], first: str) -> list[tuple[bytes, int]]:
-    """(topic, time in ms) of rows of files given as (topic, day, times): sorted by day, place, kind and symbol."""
+    """Return (topic, time in ms) of rows of files given as (topic, day, times), in the expected order."""
     rows = []
     for topic, day, times in files:
         place = 0
@@ -234,7 +234,7 @@ def merged(files: Iterable[tuple[bytes, str, list[int]]], first: str) -> list[tu
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("first", ["quote", "trade"])
-def test_files_merge_by_time_and_ties_by_kind_and_symbol_however_they_are_given(
+def test_files_merge_by_time_then_kind_and_symbol_in_any_given_order(
     tmp_path: Path, seed: int, first: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(seed)
@@ -264,7 +264,7 @@ def test_files_merge_by_time_and_ties_by_kind_and_symbol_however_they_are_given(
         assert source.notes == ((f"rows with a time before that of an earlier row of their file: {late}",) * bool(late))
 
 
-def test_a_directory_is_read_by_name_and_what_has_another_name_is_told(tmp_path: Path) -> None:
+def test_a_directory_is_read_by_name_and_other_files_are_counted(tmp_path: Path) -> None:
     for symbol in ("zz", "aa"):
         (tmp_path / symbol).mkdir()
         write_zip(tmp_path / symbol / "20131007_trade.zip", TRADES, f"20131007_{symbol}_Trade_Tick.csv")
@@ -300,7 +300,7 @@ def members_of(path: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("slices", [1, 3])
-def test_published_files_come_out_byte_for_byte(shared_data: Path, tmp_path: Path, slices: int) -> None:
+def test_published_files_are_exported_byte_for_byte(shared_data: Path, tmp_path: Path, slices: int) -> None:
     names = ["ibm_20131007_quote.zip", "ibm_20131007_trade.zip", "bac_20131007_trade.zip"]
     paths = [shared_data / "lean" / name for name in names]
     recording = recorded(tmp_path, lambda: Tape(paths), slices=slices)
@@ -314,7 +314,7 @@ def test_published_files_come_out_byte_for_byte(shared_data: Path, tmp_path: Pat
     assert done.messages == sum(text.count(b"\n") + 1 for text in expected.values())
     assert export(recording, tmp_path / "again.zip") == done
     assert (tmp_path / "again.zip").read_bytes() == (tmp_path / "day.zip").read_bytes()
-    # What was written is read again.
+    # Read the exported files again.
     assert topics_and_payloads(Tape(tmp_path / "day.zip")) == topics_and_payloads(Tape(sorted(paths)))
 
 
@@ -337,7 +337,7 @@ def topics_and_payloads(source: Tape) -> dict[bytes, bytes]:
         b"86399999,999999999999999999,4294967295,~,~~~~~~~~,1\n",
     ],
 )
-def test_line_ends_and_extremes_come_out_byte_for_byte(tmp_path: Path, text: bytes) -> None:
+def test_line_ends_and_extremes_are_exported_byte_for_byte(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "brk.a_20131007_trade.csv"
     path.write_bytes(text)
     source = Tape(path)
@@ -349,7 +349,7 @@ def test_line_ends_and_extremes_come_out_byte_for_byte(tmp_path: Path, text: byt
 
 @pytest.mark.parametrize("window_bytes", [1, 7, 1 << 16])
 def test_prices_at_or_below_zero_are_prices(tmp_path: Path, window_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All but a side of a quote with price 0, which says nothing about that side."""
+    """Except a quote's price of 0, which means no data for that side."""
     monkeypatch.setattr(blackbox_feeds.tape.source, "_LEAST_BYTES", window_bytes)
     monkeypatch.setattr(blackbox_feeds.tape.source, "_DAY_BYTES", window_bytes)
     texts = {
@@ -372,7 +372,7 @@ def test_prices_at_or_below_zero_are_prices(tmp_path: Path, window_bytes: int, m
     assert members_of(tmp_path / "day.zip") == texts
 
 
-def test_rows_published_twice_do_not_run_together(tmp_path: Path) -> None:
+def test_rows_published_twice_are_not_joined(tmp_path: Path) -> None:
     path = tmp_path / "bac_20131007_trade.csv"
     path.write_bytes(TRADES)
     recording = recorded(tmp_path, lambda: Tape(path), slices=1, runs=2)
@@ -460,7 +460,7 @@ def test_empty_rows_and_byte_order_marks_are_left_out(
 def test_after_a_damaged_member_the_next_whole_row_is_read(
     tmp_path: Path, window_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first piece of a member may look like a row when the start of its time is missing."""
+    """The first piece of a member may look like a row if the start of its time is missing."""
     monkeypatch.setattr(blackbox_feeds.tape.source, "_LEAST_BYTES", window_bytes)
     monkeypatch.setattr(blackbox_feeds.tape.source, "_DAY_BYTES", window_bytes)
     rows = [b"%d,%d,1,P,0,0\n" % (34_200_000 + number, number + 1) for number in range(3_000)]
@@ -502,7 +502,7 @@ def test_rows_and_bad_rows_at_the_edge_of_a_window(
     assert "line 4: suspicious was '9'" in source.truncated
 
 
-def test_a_file_that_ends_early_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_truncated_file_is_reported_and_the_others_continue(tmp_path: Path) -> None:
     cut = tmp_path / "aa_20131007_trade.csv.gz"
     text = b"\n".join(b"%d,1,1,P,0,0" % time for time in range(20_000))
     cut.write_bytes(gzip.compress(text)[:-2_000])
@@ -522,7 +522,7 @@ def test_a_file_that_ends_early_is_told_and_the_others_go_on(tmp_path: Path) -> 
     assert second.startswith(f"{bad}: 1 of 2 rows were bad and left out: line 2: time_ms was 'rubbish'")
 
 
-def test_a_cut_or_damaged_archive_is_told(shared_data: Path, tmp_path: Path) -> None:
+def test_a_cut_or_damaged_archive_is_reported(shared_data: Path, tmp_path: Path) -> None:
     whole = (shared_data / "lean/ibm_20131007_trade.zip").read_bytes()
     path = tmp_path / "ibm_20131007_trade.zip"
     path.write_bytes(whole[: len(whole) // 2])
@@ -545,14 +545,14 @@ def test_a_cut_or_damaged_archive_is_told(shared_data: Path, tmp_path: Path) -> 
         ("abcdefghijklm_20131007_trade.csv", "the symbol in the file name was 'abcdefghijklm', expected at most 12"),
     ],
 )
-def test_a_name_that_tells_too_little_is_refused(tmp_path: Path, name: str, words: str) -> None:
+def test_an_incomplete_name_is_refused(tmp_path: Path, name: str, words: str) -> None:
     path = tmp_path / name
     path.write_bytes(TRADES)
     with pytest.raises(SourceError, match=words):
         messages_of(Tape(path))
 
 
-def test_what_is_no_tape_file_is_one_clear_error(tmp_path: Path) -> None:
+def test_a_file_of_another_format_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="none: cannot be read: No such file or directory, expected a CSV of tape"):
         messages_of(Tape(tmp_path / "none"))
     with pytest.raises(SourceError, match=r"no file in it is named as one of tape rows, e\.g\. bac_20131007_quote"):

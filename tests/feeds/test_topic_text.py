@@ -1,4 +1,4 @@
-"""Topics written in compiled code: those that the template gives, text by text."""
+"""Topics written in compiled code equal those of the template."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ TEMPLATES = st.lists(st.sampled_from(["{symbol}", "{type}", "{locate}", ".", "%"
 
 
 def expected(form: TopicForm, symbol: int, kind: int, locate: int) -> bytes:
-    """The topic of a message, in plain Python."""
+    """Return the topic of a message, in plain Python."""
     text = symbol.to_bytes(8, "little", signed=True).rstrip(b" \0")
     if symbol and "locate" not in form.names:
-        locate = 0  # a key has only what tells its topic from others
+        locate = 0  # a key has only the fields that distinguish topics
     name = MARKET_SYMBOL if symbol == SYSTEM_SYMBOL else text or b"#%d" % locate
     return form.topic(name, bytes([kind]), locate)
 
 
 @given(TEMPLATES.map("".join), st.lists(KEYS, min_size=1, max_size=3))
-def test_topics_are_what_the_template_gives(template: str, chunks: list[list[tuple[int, int, int]]]) -> None:
+def test_topics_follow_the_template(template: str, chunks: list[list[tuple[int, int, int]]]) -> None:
     form = TopicForm(template, locates=True)
     table = TopicTable(form)
     before: tuple[bytes, ...] = ()

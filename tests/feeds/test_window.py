@@ -22,7 +22,7 @@ from blackbox.errors import SourceError
 
 
 def read_all(window: FileWindow, step: int = 10**9) -> bytes:
-    """Everything, consumed `step` bytes at a time; checks that the window stays where it says."""
+    """Read everything, `step` bytes at a time; check the reported offsets."""
     out = bytearray()
     with window:
         while True:
@@ -74,7 +74,7 @@ def test_plain_file_is_mapped_whole_and_outlives_the_window(tmp_path: Path, text
     assert data.tobytes() == text
 
 
-def test_pages_given_back_read_the_same(tmp_path: Path) -> None:
+def test_released_pages_read_the_same(tmp_path: Path) -> None:
     path = tmp_path / "large"
     text = bytes(range(256)) * (40 << 12)
     path.write_bytes(text)
@@ -91,7 +91,7 @@ def test_gzip_members_and_padding(tmp_path: Path) -> None:
     assert window.fault is None
 
 
-def test_what_follows_gzip_data_is_told(tmp_path: Path) -> None:
+def test_data_after_gzip_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "trailing"
     path.write_bytes(gzip.compress(b"one") + b"rubbish")
     window = open_window(path)
@@ -101,7 +101,7 @@ def test_what_follows_gzip_data_is_told(tmp_path: Path) -> None:
 
 
 def pieces_of(window: FileWindow) -> tuple[list[bytes], list[str], list[str | None]]:
-    """The data between damaged places, what was wrong there, and where it goes on."""
+    """Return the data between damaged places, the faults, and the positions where reading continues."""
     pieces: list[bytes] = []
     faults: list[str] = []
     behind: list[str | None] = []
@@ -143,8 +143,8 @@ def test_a_cut_member_ends_where_the_next_begins_and_that_one_is_read(tmp_path: 
 
 @pytest.mark.parametrize("level", [1, 6, 9])
 @pytest.mark.parametrize("seed", range(8))
-def test_noise_behind_a_cut_never_hides_the_next_member(tmp_path: Path, level: int, seed: int) -> None:
-    """What follows a cut in short lines of JSON often inflates for long without an error."""
+def test_noise_after_a_cut_never_hides_the_next_member(tmp_path: Path, level: int, seed: int) -> None:
+    """Noise after a cut in short JSON lines often inflates for long without an error."""
     chance = random.Random(seed)
     parts = [
         b"".join(
@@ -176,7 +176,7 @@ def test_after_a_damaged_member_the_next_one_is_read(tmp_path: Path, text: bytes
     assert behind[-1] is not None
 
 
-def test_gzip_inside_of_gzip_is_no_cut(tmp_path: Path, text: bytes) -> None:
+def test_gzip_inside_of_gzip_is_not_a_cut(tmp_path: Path, text: bytes) -> None:
     inner = gzip.compress(random.Random(4).randbytes(200_000)) * 2
     path = tmp_path / "text"
     for level in (0, 6):
@@ -184,7 +184,7 @@ def test_gzip_inside_of_gzip_is_no_cut(tmp_path: Path, text: bytes) -> None:
         assert pieces_of(open_window(path, 30_000)) == ([text + inner + text], [], [])
 
 
-def test_bad_checksum_is_told_after_all_data(tmp_path: Path, text: bytes) -> None:
+def test_a_bad_checksum_is_reported_after_all_data(tmp_path: Path, text: bytes) -> None:
     packed = bytearray(gzip.compress(text))
     packed[-6] ^= 1
     path = tmp_path / "text"
@@ -207,7 +207,7 @@ def test_corrupt_gzip_gives_what_comes_before_the_damage(tmp_path: Path, text: b
         window = open_window(path, 7_000)
         found = read_all(window)
         assert window.fault is not None
-        # As far as a decompressor gets that is fed byte by byte.
+        # As far as a decompressor gets with single bytes.
         inflater, expected = zlib.decompressobj(31), b""
         try:
             for byte in damaged:
@@ -272,7 +272,7 @@ def test_damaged_zstd_frame_gives_all_that_can_be_unpacked(tmp_path: Path, text:
         assert window.fault.startswith(f"zstd data is corrupt after packed byte {checksum_at}: ")
 
 
-def test_a_cut_zstd_file_is_told_wherever_it_is_cut(tmp_path: Path, text: bytes) -> None:
+def test_a_cut_zstd_file_is_reported_for_any_cut(tmp_path: Path, text: bytes) -> None:
     packed = zstandard.ZstdCompressor(write_checksum=True).compress(text)
     path = tmp_path / "text"
     chance = random.Random(3)
@@ -285,7 +285,7 @@ def test_a_cut_zstd_file_is_told_wherever_it_is_cut(tmp_path: Path, text: bytes)
 
 @pytest.mark.parametrize("seed", range(16))
 def test_after_cut_or_damaged_zstd_frames_the_next_one_is_read(tmp_path: Path, text: bytes, seed: int) -> None:
-    """Frames 2 and 3 of 5 are cut or damaged. Parts of noise are in blocks that are not packed."""
+    """Frames 2 and 3 of 5 are cut or damaged. Parts of noise are in uncompressed blocks."""
     chance = random.Random(seed)
     noise = chance.randbytes(300_000)
     parts = [text, *chance.choice([(text[: len(text) // 2], text), (noise, noise)]), text[:1_000], noise]
@@ -327,14 +327,14 @@ def test_a_cut_zstd_frame_ends_where_the_next_begins(tmp_path: Path, text: bytes
     assert behind == [f"reading goes on at compressed byte {at}, after 0 bytes that do not unpack" for at in places]
 
 
-def test_zstd_inside_of_zstd_is_no_cut(tmp_path: Path, text: bytes) -> None:
+def test_zstd_inside_of_zstd_is_not_a_cut(tmp_path: Path, text: bytes) -> None:
     inner = zstandard.compress(random.Random(4).randbytes(200_000)) * 2
     path = tmp_path / "text"
     path.write_bytes(zstandard.compress(inner + text + inner, 1))
     assert pieces_of(open_window(path, 30_000)) == ([inner + text + inner], [], [])
 
 
-def test_corrupt_zstd_and_what_follows_it_are_told(tmp_path: Path, text: bytes) -> None:
+def test_corrupt_zstd_and_data_after_it_are_reported(tmp_path: Path, text: bytes) -> None:
     packed = bytearray(zstandard.ZstdCompressor(write_checksum=True).compress(text))
     path = tmp_path / "text"
     packed[len(packed) // 2] ^= 0xFF
@@ -350,7 +350,7 @@ def test_corrupt_zstd_and_what_follows_it_are_told(tmp_path: Path, text: bytes) 
     assert "zstd data is corrupt" in window.fault
 
 
-def test_damage_to_a_zip_archive_is_told(tmp_path: Path, text: bytes) -> None:
+def test_damage_to_a_zip_archive_is_reported(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "text.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("text", text)
@@ -380,7 +380,7 @@ def test_a_missing_file_is_a_source_error(tmp_path: Path) -> None:
         open_window(tmp_path / "none")
 
 
-def test_a_pipe_is_refused_before_it_is_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(SourceError, match=r"pipe: cannot be read: it is a pipe, expected a file, plain or packed"):
         open_window(tmp_path / "pipe")
