@@ -42,7 +42,7 @@ MOST_AT_ONCE: Final = 1_000
 Done = TypeVar("Done")
 
 
-class Away(Exception):  # noqa: N818  # noqa: N818  # callers retry
+class Away(Exception):  # noqa: N818  # callers retry
     """The other system does not answer now; the text says why."""
 
 

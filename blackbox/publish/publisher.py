@@ -121,7 +121,7 @@ def _bytes_of(payload: object) -> bytes:
     if isinstance(payload, bytes):
         return payload
     try:
-        return memoryview(payload).tobytes()  # type: ignore[arg-type]  # type: ignore[arg-type]
+        return memoryview(payload).tobytes()  # type: ignore[arg-type]
     except TypeError:
         raise TypeError(f"payload was {payload!r:.80}, expected bytes or another buffer of bytes") from None
 

@@ -61,7 +61,7 @@ def test_trades_and_quotes_of_a_real_day(
     tolerance: int | None,
     exact: bool,
 ) -> None:
-    """Times are whole milliseconds, so many are equal: the last quote of each is used."""
+    """Times are whole milliseconds and often equal: the last quote of each is used."""
     trades, quotes = days
     found = from_spark(asof_join(*frames, tolerance=tolerance, exact=exact), "symbol", "sequence")
     right = quotes.sort("ts_event", "slice", "sequence").select(

@@ -68,7 +68,7 @@ def blocks_that_fit(key_bytes: int) -> int:
 
 @contextmanager
 def beside_a_full_queue(key_bytes: int = 0) -> Iterator[tuple[Feed, Publisher, zmq.Socket[bytes], int]]:
-    """Yield a feed, its publisher, a peer whose queue is full, and the number of blocks in it."""
+    """Yield a feed, its publisher, a peer with a full queue, and the number of blocks in that queue."""
     many, feed = blocks_that_fit(key_bytes), feed_of(key_bytes)
     with publishing(feed) as publisher, peer(feed, publisher) as sub:
         for _ in range(many):

@@ -39,7 +39,7 @@ _START_NS: Final = 1_767_571_200_000_000_000
 _DATE: Final = "2026-01-05"
 
 
-class Compiled(Listener):  # type: ignore[misc]  # type: ignore[misc]  # numba has no types
+class Compiled(Listener):  # type: ignore[misc]  # numba has no types
     """Counts compiled and cached kernels, and calls `show` with the name of each as it begins."""
 
     def __init__(self, show: Callable[[str], object]) -> None:
