@@ -199,7 +199,7 @@ class Subscriber(Registration):
             self._share.start(timeout, begin)
             if self._consumer is not None:
                 self._consumer.keep_beginning(self._supervisor.first_positions(), begin)
-                self._consumer.keep_by_itself(self._share.checkpoint)
+                self._consumer.keep_by_itself(self._share.checkpoint, self._wanted_prefixes)
         except BaseException:
             self._leave()
             raise
@@ -215,9 +215,8 @@ class Subscriber(Registration):
             raise ConfigError(f"snapshot was {snapshot!r} with the policy 'conflate', which delivers out of order")
         if self._tables and snapshot != "latest":
             raise ConfigError(f"snapshot was {snapshot!r} with a table, expected 'latest'")
-        prefixes = [start for callback in self._callbacks for start, _ in callback.starts]
         answer_s = _ARCHIVES_S if timeout is None else timeout
-        begin = beginning_of(self.feed, self._client, beginning, answer_s, prefixes)
+        begin = beginning_of(self.feed, self._client, beginning, answer_s, self._wanted_prefixes())
         if snapshot == "books":
             self._expect_books(begin)
         for table in self._tables:
@@ -225,6 +224,10 @@ class Subscriber(Registration):
                 {slice_id: begin(slice_id) for slice_id in self.feed.slices_for(table.prefix)} if begin else {}
             )
         return begin
+
+    def _wanted_prefixes(self) -> list[bytes]:
+        """Return what topics of callbacks start with."""
+        return [start for callback in self._callbacks for start, _ in callback.starts]
 
     def _expect_books(self, begin: Callable[[int], Since | None] | None) -> None:
         """Prepare books for a snapshot. Books that the archives cannot vouch for are out of sync from the beginning."""

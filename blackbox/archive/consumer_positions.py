@@ -61,6 +61,8 @@ class Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """Losses that stopped the consumer, by slice. It does not start until it is released."""
     accepted: dict[Number, Position] = {}
     """Positions by slice up to which losses were released. These losses do not stop the consumer again."""
+    prefixes: tuple[bytes, ...] = ()
+    """Prefixes of the consumer's topics, in files of an archive. Empty: not known, it may want any topic."""
 
     def released(self) -> dict[Number, Position]:
         """Return `accepted` after a release of the held losses."""
@@ -146,9 +148,11 @@ class PositionFile:
         positions: Mapping[int, Position],
         held: Mapping[int, Held] = MappingProxyType({}),
         accepted: Mapping[int, Position] = MappingProxyType({}),
+        prefixes: tuple[bytes, ...] = (),
     ) -> None:
         """Replace the stored positions, durably. If it raises PositionError, the old file remains."""
-        kept = Kept(VERSION, feed, time.time_ns(), dict(sorted(positions.items())), dict(held), dict(accepted))
+        slices = dict(sorted(positions.items()))
+        kept = Kept(VERSION, feed, time.time_ns(), slices, dict(held), dict(accepted), prefixes)
         try:
             replace_file(self.path, self.path.with_suffix(".new"), msgspec.json.encode(kept) + b"\n")
         except OSError as error:

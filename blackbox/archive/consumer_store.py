@@ -54,8 +54,13 @@ class ConsumerStore:
         self._new = Counter[str]()
         """Names added, by host without a key."""
 
-    def note(self, owner: Owner, name: str, positions: Mapping[int, Position]) -> None:
-        """Store the positions of a consumer, durably. Raises PositionError, or ConfigError for an invalid name."""
+    def note(
+        self, owner: Owner, name: str, positions: Mapping[int, Position], prefixes: tuple[bytes, ...] = ()
+    ) -> None:
+        """Store the positions of a consumer and the prefixes of its topics, durably.
+
+        Raises PositionError, or ConfigError for an invalid name.
+        """
         file = PositionFile(self._place / owner.directory, name)
         is_new = not file.path.exists()
         if is_new:
@@ -67,8 +72,8 @@ class ConsumerStore:
         file.own(0.0)
         try:
             kept = file.read()
-            if kept is None or kept.slices != dict(positions):
-                file.keep(self._feed, positions)
+            if kept is None or (kept.slices, kept.prefixes) != (dict(positions), prefixes):
+                file.keep(self._feed, positions, prefixes=prefixes)
         finally:
             file.close()
         if is_new and owner.host is not None:

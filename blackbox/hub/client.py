@@ -26,7 +26,6 @@ from blackbox.feed.prefixes import Prefixes
 from blackbox.feed.schema import load_schema
 from blackbox.hub.arrivals import Arrivals
 from blackbox.hub.condition_columns import INT64, as_if_at, as_place, as_revision, as_ttl_ns, error_of
-from blackbox.hub.ended_subscriptions import EndedSubscriptions
 from blackbox.hub.inbox import Inbox, Subscription, check_client_name, not_subscribed, subscriptions_of
 from blackbox.hub.protocol import (
     MOST_BYTES,
@@ -43,6 +42,7 @@ from blackbox.hub.protocol import (
 )
 from blackbox.hub.sender import Columns, Sender
 from blackbox.hub.settings import feed_of_hub
+from blackbox.hub.subscription_reports import SubscriptionReports
 from blackbox.native.waits import is_done_in
 
 
@@ -105,7 +105,7 @@ class HubClient:
         self._arrivals = Arrivals()
         self._looks = 0
         """Number of times that several subscriptions were looked at: each time another one is the first."""
-        self._ended = None if directory is None else EndedSubscriptions(self.feed, directory, self.name)
+        self._reports = None if directory is None else SubscriptionReports(self.feed, directory, self.name)
         self._sender = Sender(self.feed, self.name, synced=acknowledged == "synced", most=in_flight)
         self._is_started = False
 
@@ -115,8 +115,8 @@ class HubClient:
             for each in subscriptions_of(self._directory, self.name) if self._directory is not None else ():
                 self._inboxes[each] = self._new_inbox(each)
             self._sender.start()
-            if self._ended is not None:
-                self._ended.report()
+            if self._reports is not None:
+                self._reports.report(self._inboxes)
             self._is_started = True
         return self
 
@@ -133,8 +133,8 @@ class HubClient:
         for inbox in self._inboxes.values():
             inbox.end()
         self._sender.close()
-        if self._ended is not None:
-            self._ended.close()
+        if self._reports is not None:
+            self._reports.close()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -398,6 +398,8 @@ class HubClient:
                 inbox = self._new_inbox(each)
                 inbox.subscribe(self._ask(timeout, choice.prefix))
                 self._inboxes[each] = inbox
+                if self._reports is not None:
+                    self._reports.report([each])
 
     def unsubscribe(self, prefix: Prefixes | None = None, *, symbols: Iterable[str | bytes] | None = None) -> None:
         """End subscriptions, and forget where they were: the hub keeps no days for them any more.
@@ -408,8 +410,8 @@ class HubClient:
         for inbox in self._chosen(prefix, symbols):
             inbox.unsubscribe()
             del self._inboxes[inbox.subscription]
-        if self._ended is not None:
-            self._ended.report()
+        if self._reports is not None:
+            self._reports.report()
 
     @property
     def subscriptions(self) -> list[Subscription]:

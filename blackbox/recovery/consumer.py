@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
@@ -79,6 +79,7 @@ class Consumer:
         self._ends, self._storing = threading.Lock(), threading.Lock()
         self._threads: list[threading.Thread] = []
         self._archives = archives
+        self._wanted: Callable[[], Sequence[bytes]] = tuple
         self._progress = Progress(feed.name, len(feed.slices), file.path)
 
     def begin(self, beginning: Beginning) -> Beginning:
@@ -103,8 +104,12 @@ class Consumer:
                 self._file.close()
             raise
 
-    def keep_by_itself(self, checkpoint: Checkpoint) -> None:
-        """Start the thread that reports positions to archives, and with an interval the thread that stores them."""
+    def keep_by_itself(self, checkpoint: Checkpoint, wanted: Callable[[], Sequence[bytes]]) -> None:
+        """Start the thread that reports positions to archives, and with an interval the thread that stores them.
+
+        `wanted` returns prefixes of the consumer's topics as they are now.
+        """
+        self._wanted = wanted
         with self._guard:
             if self._over.is_set():
                 return
@@ -203,7 +208,7 @@ class Consumer:
     def _tell_now(self) -> None:
         if positions := self._progress.unreported:
             try:
-                self._archives.tell(self._file.name, positions, secret_of(self._file.directory))
+                self._archives.tell(self._file.name, positions, secret_of(self._file.directory), self._wanted())
                 self._progress.note_reported(positions)
             except BlackBoxError as error:
                 log.info("%s", error)  # archives keep days too long; without any report they may delete needed ones

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
@@ -100,10 +100,10 @@ class Archive:
         """First recorded message."""
         self.is_up = True
 
-    def tell(self, name: str, positions: Mapping[int, Position], secret: bytes) -> None:
+    def tell(self, name: str, positions: Mapping[int, Position], secret: bytes, prefixes: Sequence[bytes] = ()) -> None:
         if not self.is_up:
             raise PositionError("the archive is down")
-        ConsumerStore(self.place).note(Owner.of_secret(secret, ""), name, positions)
+        ConsumerStore(self.place).note(Owner.of_secret(secret, ""), name, positions, tuple(prefixes))
 
     def delete(self) -> None:
         found = owned_consumers(self.place / CONSUMERS) if (self.place / CONSUMERS).is_dir() else {}

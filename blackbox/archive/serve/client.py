@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple, TypeVar
 
@@ -529,15 +529,18 @@ class ArchiveClient:
             if (passed := cursor.pass_gone()) is not None:
                 yield passed
 
-    def tell(self, name: str, positions: Mapping[int, Position], secret: bytes = b"") -> None:
+    def tell(
+        self, name: str, positions: Mapping[int, Position], secret: bytes = b"", prefixes: Sequence[bytes] = ()
+    ) -> None:
         """Report the positions of a named consumer to all archives, which keep the days that it still needs.
 
-        No positions: the consumer has ended.
+        No positions: the consumer has ended. `prefixes`: of its topics; none: not known.
 
         `secret`: 32 bytes that prove ownership of the name; not needed if the feed has keys. Raises ArchiveError with
         the failure of each archive that did not store the positions.
         """
-        told = TellConsumer(name=name, secret=secret, slices=dict(positions))
+        wanted = tuple(prefixes) if len(prefixes) <= MOST_PREFIXES else (b"",)
+        told = TellConsumer(name=name, secret=secret, slices=dict(positions), prefixes=wanted)
         failures: list[str] = []
         for endpoint in self._order:
             try:

@@ -131,6 +131,8 @@ class TellConsumer(Request, frozen=True, tag="consumer", kw_only=True, omit_defa
     """Proof that the name is the sender's, where its connection has no key: 32 bytes. Ignored where it has one."""
     slices: Annotated[dict[Number, Position], msgspec.Meta(max_length=65_536)] = {}
     """By slice. Empty: the consumer has ended, and the archive deletes its positions."""
+    prefixes: Annotated[tuple[bytes, ...], msgspec.Meta(max_length=MOST_PREFIXES)] = ()
+    """The consumer's topics begin with one of these. Empty: not known."""
 
 
 class Noted(msgspec.Struct, frozen=True, tag_field="is", tag="noted"):

@@ -34,7 +34,7 @@ from blackbox.archive.serve.protocol import (
 from blackbox.archive.serve.turns import Turns
 from blackbox.block.layout import VERSION
 from blackbox.documents import DecodeError
-from blackbox.errors import ArchiveError, BlackBoxError, ConfigError, PositionError, RightsError
+from blackbox.errors import BlackBoxError, ConfigError, PositionError, RightsError
 from blackbox.feed.endpoint import check_archive
 from blackbox.feed.feed import Feed
 from blackbox.feed.rights import Prefixes
@@ -266,10 +266,10 @@ class ArchiveServer:
     def _note_consumer(self, reader: _Reader, request: TellConsumer, key: str | None, frame: zmq.Frame) -> None:
         """Store or delete the positions of a consumer of a key, or else of a secret.
 
-        Raises ArchiveError, PositionError.
+        Raises PositionError.
         """
         if request.slices and not self._keeps_for_consumers:
-            raise ArchiveError("this archive deletes nothing and stores no positions of consumers")
+            return  # it deletes nothing
         if key is not None:
             owner = Owner.of_key(key)
         elif len(request.secret) == SECRET_BYTES:
@@ -283,7 +283,7 @@ class ArchiveServer:
             reader.consumers.end(owner, request.name)
             return
         reader.pieces.check_positions(request.slices)
-        reader.consumers.note(owner, request.name, request.slices)
+        reader.consumers.note(owner, request.name, request.slices, request.prefixes)
 
 
 class _Reader:

@@ -1,10 +1,11 @@
-"""Report ended subscriptions to the hub's archive, which then keeps no days for them."""
+"""Report to the hub's archive which subscriptions have begun or ended: it keeps messages for them, or no longer."""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
+from collections.abc import Iterable
 from typing import Final
 
 from blackbox.archive.consumer_positions import PositionFile, consumers, secret_of
@@ -21,23 +22,31 @@ _AGAIN_S: Final = 5.0
 _ANSWER_S: Final = 1.0
 
 
-class EndedSubscriptions:
-    """Subscriptions of a client that ended and are not reported to archives yet.
+class SubscriptionReports:
+    """Subscriptions of a client that began or ended and are not reported to archives yet.
 
-    In: notes in the client's directory, see `PositionFile.end`. Out: reports to all archives, repeated until each has
-    answered; then the note is deleted. A thread of its own from the first `report` on, as archives may be away.
+    In: what `report` is given, and notes in the client's directory of subscriptions that ended, see `PositionFile.end`.
+    Out: reports to all archives, repeated until each has answered; then the note is deleted. A thread of its own from
+    the first report on, as archives may be away.
     """
 
     def __init__(self, feed: Feed, directory: str | os.PathLike[str], client: str) -> None:
         self._archives = ArchiveClient(feed, timeout=_ANSWER_S)
-        self._directory, self._client = directory, client
+        self._feed, self._directory, self._client = feed, directory, client
+        self._begun: dict[str, list[bytes]] = {}
+        """By name of consumer, what the topics of a subscription start with."""
         self._wake = threading.Event()
         self._is_closed = False
         self._thread: threading.Thread | None = None
 
-    def report(self) -> None:
-        """Report what is not reported yet, now and until it is. Raises PositionError. Not for two threads at once."""
-        if not self._notes():
+    def report(self, begun: Iterable[Subscription] = ()) -> None:
+        """Report what is not reported yet, now and until it is. Raises PositionError. Not for two threads at once.
+
+        `begun`: subscriptions of which archives may not know. Their readers report positions by themselves.
+        """
+        for each in begun:
+            self._begun[each.consumer(self._client)] = [start for start, _ in each.choice(self._feed).starts]
+        if not self._begun and not self._notes():
             return
         self._wake.set()
         if self._thread is None:
@@ -65,7 +74,7 @@ class EndedSubscriptions:
         """Report each note; return True if none is left. Once closed, a failure ends it: each report may take long."""
         is_all = True
         try:
-            for file in self._notes():
+            for file in [*self._notes(), *(PositionFile(self._directory, name) for name in list(self._begun))]:
                 is_all &= self._report(file)
                 if self._is_closed and not is_all:
                     break
@@ -76,17 +85,25 @@ class EndedSubscriptions:
 
     def _report(self, file: PositionFile) -> bool:
         try:
-            file.own(0.0)  # until the archives have answered: a new subscription of this name comes after it
-            try:
-                if file.has_ended:
-                    self._archives.tell(file.name, {}, secret_of(self._directory))
-                    file.forget()
-            finally:
-                file.close()
+            secret = secret_of(self._directory)
+            if (kept := file.read()) is not None:
+                self._archives.tell(file.name, kept.slices, secret, self._begun.get(file.name, ()))
+            else:
+                self._report_end(file, secret)
+            self._begun.pop(file.name, None)
         except BlackBoxError as error:
             log.info("%s", error)
             return False
         return True
+
+    def _report_end(self, file: PositionFile, secret: bytes) -> None:
+        file.own(0.0)  # until the archives have answered: a new subscription of this name comes after it
+        try:
+            if file.has_ended:
+                self._archives.tell(file.name, {}, secret)
+                file.forget()
+        finally:
+            file.close()
 
     def _notes(self) -> list[PositionFile]:
         found = consumers(self._directory)
