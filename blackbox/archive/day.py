@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import datetime
+import errno
 import os
 import re
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import msgspec
 import numpy
@@ -23,6 +25,9 @@ from blackbox.native.xxh3 import xxh3
 from blackbox.regular_file import read_regular
 from blackbox.timestamps import date_of, ns_on
 
+_AT_CWD: Final = -100
+_EXCHANGE: Final = 2
+"""Of `renameat2`."""
 MANIFEST = "manifest.json"
 MOST_JSON_BYTES = 16 << 20
 """Maximum size of a manifest or `closed.json`."""
@@ -262,6 +267,17 @@ def replace_file(path: Path, fresh: Path, data: bytes, *, is_durable: bool = Tru
     fresh.replace(path)
     if is_durable:
         sync_directory(path.parent)
+
+
+def exchange_directories(one: Path, other: Path) -> None:
+    """Have two directories swap their names, both at once. Raises OSError, also where the system cannot."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), str(one))
+    if rename(_AT_CWD, os.fsencode(one), _AT_CWD, os.fsencode(other), _EXCHANGE):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(one))
+    for each in (one.parent, other.parent):
+        sync_directory(each)
 
 
 def make_directory(path: Path) -> None:

@@ -109,7 +109,9 @@ class Journals:
         self._fsync: Literal["never", "interval", "block"] = fsync
         self._segment_bytes, self._is_outbox = segment_bytes, is_outbox
         self._compression = compression
-        self._deleter = Deleter(self.directory, feed, retention, self._first_kept) if retention.is_bound else None
+        self._deleter = (
+            Deleter(self.directory, feed, retention, self._first_kept, compression) if retention.is_bound else None
+        )
         self._archive = (
             archive_of(self.directory, feed, serve, self._is_recording, retention.is_bound) if serve else None
         )

@@ -55,7 +55,7 @@ class Mapping:
         fd, self.size = open_regular(path)
         try:
             self.address = 0
-            self._path = path
+            self._path, self._file = path, os.fstat(fd)
             self._pages: LostPages | None = None
             if self.size:
                 self.address = self._map_aligned(path, fd)
@@ -82,11 +82,11 @@ class Mapping:
     def lost(self) -> str:
         """Return what was lost of the file since it was mapped, as far as detected; empty if nothing."""
         try:
-            now = self._path.stat().st_size
+            now = self._path.stat()
         except OSError:
-            now = self.size  # a deleted file is still mapped
-        if now < self.size:
-            return f"the file shrank to {now} bytes while it was read"
+            now = self._file  # a deleted file is still mapped, and one that was replaced
+        if os.path.samestat(now, self._file) and now.st_size < self.size:
+            return f"the file shrank to {now.st_size} bytes while it was read"
         pages = self._pages.count if self._pages is not None else 0
         return f"{pages} pages were lost while they were read" if pages else ""
 

@@ -1,7 +1,8 @@
 """Delete recorded days beyond the retention: oldest first, whole days, never the newest.
 
-In: a feed's directory, with the stored positions of named consumers. Out: `deleted.json`, which lists what was deleted.
-It has its own thread, because deleting large files takes time.
+In: a feed's directory, with the stored positions of named consumers. Out: `deleted.json`, which lists what was deleted,
+and `dropped.json`, which lists messages that were dropped from days that stay. It has its own thread, because this
+takes time.
 """
 
 from __future__ import annotations
@@ -12,14 +13,25 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from blackbox.archive.consumer_positions import owned_consumers
+from blackbox.archive.codec import Compression
+from blackbox.archive.consumer_positions import Kept, owned_consumers
 from blackbox.archive.consumer_store import CONSUMERS
-from blackbox.archive.day import make_directory, recorded_days, replace_file, session_date, sync_directory
+from blackbox.archive.day import (
+    exchange_directories,
+    make_directory,
+    recorded_days,
+    replace_file,
+    session_date,
+    sync_directory,
+)
+from blackbox.archive.drop import Dropper
+from blackbox.archive.dropped import Dropped
 from blackbox.archive.recording import Recording
 from blackbox.arguments import check_integers
 from blackbox.block.position import Number, Position
@@ -54,9 +66,15 @@ class Retention(msgspec.Struct, frozen=True):
     most_days: int | None = None
     """Older days are deleted, even if a consumer needs them."""
     most_bytes: int | None = None
+    messages_per_topic: int | None = None
+    """Number of newest messages kept of each topic. Older ones are dropped from days that are over."""
+    only_wanted: bool = False
+    """True if messages of topics that no named consumer wants are dropped from days that are over."""
 
     def check(self) -> None:
         """Raise ValueError for an invalid limit, ConfigError for one without effect."""
+        if self.messages_per_topic is not None:
+            check_integers(("messages_per_topic", self.messages_per_topic, 1, 1 << 62))
         for name, least, most in (("days", self.days, self.most_days), ("bytes", self.bytes, self.most_bytes)):
             for what, bound in ((name, least), (f"most_{name}", most)):
                 if bound is not None:
@@ -67,7 +85,12 @@ class Retention(msgspec.Struct, frozen=True):
     @property
     def is_bound(self) -> bool:
         """True if there is any limit."""
-        return any(bound is not None for bound in (self.days, self.bytes, self.most_days, self.most_bytes))
+        return self.drops or any(each is not None for each in (self.days, self.bytes, self.most_days, self.most_bytes))
+
+    @property
+    def drops(self) -> bool:
+        """True if messages may be dropped from days that are kept."""
+        return self.only_wanted or self.messages_per_topic is not None
 
 
 EVERYTHING: Final = Retention()
@@ -99,10 +122,16 @@ class Deleter:
     """Deletes days of one feed beyond the retention, in a thread, from `open` to `close`."""
 
     def __init__(
-        self, directory: Path, feed: Feed, keep: Retention, first_kept: Callable[[], Path | None] = lambda: None
+        self,
+        directory: Path,
+        feed: Feed,
+        keep: Retention,
+        first_kept: Callable[[], Path | None] = lambda: None,
+        compression: Compression = "none",
     ) -> None:
-        """`first_kept` returns the first day that must not be deleted now; None: any may be deleted."""
+        """`first_kept` returns the first day that must not be changed now; None: any may be changed."""
         self._directory, self._feed, self._keep, self._first_kept = directory, feed, keep, first_kept
+        self._compression: Compression = compression
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="blackbox-retention", daemon=True)
 
@@ -133,14 +162,39 @@ class Deleter:
             if not is_over and not is_too_much:
                 break
             ends = ends_of(day)
-            needing = [name for name, positions in self._consumers().items() if needs(positions, ends)]
+            needing = [name for name, each in self._consumers().items() if needs(each.slices, ends)]
             if needing and not is_too_much:
                 break
             if needing:
                 log.warning("deleting %s, which consumers still need: %s", day, ", ".join(needing))
             self._delete(day, ends)
             gone.append(day.name)
+        if self._keep.drops:
+            self._drop(days[len(gone) :], kept)
         return gone
+
+    def _drop(self, days: list[Path], kept: Path | None) -> None:
+        """Drop messages from days that are over, once for each new one of these."""
+        over = [day for day in days[:-1] if kept is None or day < kept]
+        was, rule = Dropped.read(self._directory), (self._keep.messages_per_topic, self._keep.only_wanted)
+        if not over or (was.through, was.rule) == (over[-1].name, rule):
+            return
+        dropper = Dropper(rule[0], self._wanted() if rule[1] else (b"",))
+        for day in reversed(days[len(over) :]):
+            dropper.count(day)
+        for day in reversed(over):
+            fresh = self._directory / _GOING / day.name
+            if dropped := dropper.rewrite(day, fresh, self._compression):
+                was = was.joined(dropped, Deleted.read(self._directory).slices)
+                was.write(self._directory)  # first: after a kill in between nothing is missing that is not noted
+                exchange_directories(day, fresh)
+            self._clear()
+        msgspec.structs.replace(was, through=over[-1].name, rule=rule).write(self._directory)
+
+    def _wanted(self) -> tuple[bytes, ...]:
+        """Return prefixes of the topics that consumers want."""
+        wanted = [each.prefixes or (b"",) for each in self._consumers().values()]
+        return tuple(dict.fromkeys(chain.from_iterable(wanted)))
 
     def _run(self) -> None:
         while True:
@@ -162,10 +216,10 @@ class Deleter:
             return 1
         return (session_date(self._feed, time.time_ns()) - date).days + 1
 
-    def _consumers(self) -> dict[str, Mapping[int, Position]]:
+    def _consumers(self) -> dict[str, Kept]:
         place = self._directory / CONSUMERS
         found = [(name, file.read()) for name, file in owned_consumers(place).items()] if place.is_dir() else []
-        return {name: kept.slices for name, kept in found if kept is not None}
+        return {name: kept for name, kept in found if kept is not None}
 
     def _delete(self, day: Path, ends: Mapping[int, list[Position]]) -> None:
         """Store what is deleted, then delete it. After a kill in between, the next run deletes it."""

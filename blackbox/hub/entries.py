@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy
 
+from blackbox.archive.dropped import Dropped
 from blackbox.archive.format import (
     FILE_HEAD_BYTES,
     MARK_MAGIC,
@@ -86,6 +87,9 @@ class Entries:
     def __init__(self, directory: Path, feed: Feed, first: int) -> None:
         """Find turn `first` and later turns. Raises TooFarBehindError if turn `first` is missing."""
         history = History(directory, feed)
+        self._dropped_through = Dropped.read(directory).through
+        self._lacks_messages = False
+        """True if the next entry is of a day from which messages were dropped."""
         self._parts = [history.parts_from(slice_id, first) for slice_id in range(len(feed.slices))]
         noted = heapq.merge(*(self._noted(slice_id, first) for slice_id in range(len(feed.slices))))
         self._groups = groupby(noted, lambda each: (each.number, each.is_snapshot))
@@ -94,9 +98,14 @@ class Entries:
             raise TooFarBehindError(f"journals of {directory} had no turn {first}, expected all from there on")
 
     def take(self, most_bytes: int) -> list[Entry]:
-        """Return the next entries, at least one and at most `most_bytes` bytes; an empty list at the end."""
+        """Return the next entries, at least one and at most `most_bytes` bytes; an empty list at the end.
+
+        With 0 bytes, the one entry may lack messages. Raises TooFarBehindError if another one would.
+        """
         found: list[Entry] = []
         while self._next is not None and (most_bytes > 0 or not found):
+            if self._lacks_messages and most_bytes:
+                raise TooFarBehindError(f"turn {self._next.number} is of a day from which messages were dropped")
             found.append(self._next)
             for part in self._next.parts:
                 most_bytes -= len(part.note) + sum(len(head) + len(body) for head, body in part.blocks)
@@ -113,7 +122,10 @@ class Entries:
     def _read(self) -> Entry | None:
         for (number, is_snapshot), notes in self._groups:
             parts, epoch = list[Part](), 0
+            self._lacks_messages = False
             for each in notes:
+                day = self._parts[each.slice_id][each.at].segment.path.parts[-3]
+                self._lacks_messages |= day <= self._dropped_through
                 blocks = list(_blocks_after(self._parts[each.slice_id][each.at :], each.place))
                 text = self._parts[each.slice_id][each.at].notes.text(each.place)
                 headers = [Block(b"", head, numpy.empty(0, numpy.uint8)) for head, _ in blocks]

@@ -59,7 +59,7 @@ class HubSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     retention: Retention = EVERYTHING
     """How many of the feed's days are kept: `days`, `bytes`, and what durable clients that still need more may hold
-    back, `most_days`, `most_bytes`. Default: all."""
+    back, `most_days`, `most_bytes`; `messages_per_topic` and `only_wanted` drop messages from these. Default: all."""
 
     peers: tuple[PeerSettings, ...] = ()
     """Hubs of other sites. Default: none."""

@@ -84,6 +84,15 @@ class Since(NamedTuple):
     """True if its books may lack orders."""
 
 
+class Wanted(NamedTuple):
+    """Prefixes that a slice reads from archives."""
+
+    keys: Collection[bytes]
+    """Prefixes of keys: all blocks of these are read."""
+    topics: Collection[bytes] = (b"",)
+    """Prefixes of topics: only messages of these are missed."""
+
+
 class Archives(Protocol):
     """Source of recorded blocks."""
 
@@ -97,13 +106,13 @@ class Archives(Protocol):
         self,
         slice_id: int,
         start: Position | int,
-        prefixes: Collection[bytes],
+        wanted: Wanted,
         wait_s: float,
         is_over: Callable[[], bool],
         *,
         patience_s: float,
     ) -> Iterator[Block | Passed | Gone | Told]:
-        """Yield blocks of a slice in order from a position or time on, of keys with some prefixes.
+        """Yield blocks of a slice in order from a position or time on, of wanted keys.
 
         Yield progress, missing ranges and ends of epochs between them. End when `is_over`. Raises BlackBoxError if no
         archive answers for `patience_s`.
@@ -123,19 +132,19 @@ class CatchUp:
         wait_ns: int,
         state: OrderState,
         since: Since | None,
-        prefixes: Callable[[], Collection[bytes]],
+        wanted: Callable[[], Wanted],
         context: zmq.Context[zmq.Socket[bytes]],
         wake: Callable[[], None],
         threads: Sequence[threading.Thread],
         is_confirmed: Callable[[], bool],
         report: Callable[[SubscriberError], None],
     ) -> None:
-        """Create it. `since`: start in the past. `prefixes` returns the prefixes of wanted keys.
+        """Create it. `since`: start in the past. `wanted` returns what it wants at present.
 
         `threads` deliver the blocks. `is_confirmed` returns True if a publisher has confirmed the filters.
         """
         self._slice_id, self._archives, self._wake = slice_id, archives, wake
-        self._state, self._since, self._prefixes, self._report = state, since, prefixes, report
+        self._state, self._since, self._wanted, self._report = state, since, wanted, report
         self._is_confirmed = is_confirmed
         self._wait_s, self._threads = wait_ns / 1e9, threads
         self._pipe = Pipe()
@@ -251,7 +260,7 @@ class CatchUp:
             return self._is_over(request)
 
         for found in self._archives.read(
-            self._slice_id, start, self._prefixes(), self._wait_s, is_over, patience_s=patience_s
+            self._slice_id, start, self._wanted(), self._wait_s, is_over, patience_s=patience_s
         ):
             self._state.answers = Answers.SOME
             if isinstance(found, Block):

@@ -33,7 +33,7 @@ from blackbox.native.memory import shared_array
 from blackbox.native.name_table import HINT_WORDS, Numbering
 from blackbox.subscribe import state as codes
 from blackbox.subscribe.callbacks import IN_SLICE, Callback
-from blackbox.subscribe.catching_up import Archives, CatchUp, Since
+from blackbox.subscribe.catching_up import Archives, CatchUp, Since, Wanted
 from blackbox.subscribe.checkpoint import Checkpoint
 from blackbox.subscribe.clocks import ClockState
 from blackbox.subscribe.conflation import NO_CONFLATION, Conflation
@@ -131,7 +131,7 @@ class SliceThread:
         self._commands: deque[Callable[[], None]] = deque()
         self._checkpoints: deque[Checkpoint] = deque()
         """Checkpoints that wait until the position is exact."""
-        self._newest, self._filters = table.version, table.upstream
+        self._newest, self._filters, self._wanted = table.version, table.upstream, table.wanted
         self._timers = [timer for worker in table.workers for timer in worker.timers]
         self._wake_pipe = Pipe()
         lines = len(self.feed_slice.lines)
@@ -231,7 +231,7 @@ class SliceThread:
 
     def set_table(self, table: Table) -> None:
         """Put a new version in force, filters and all; it is then confirmed anew."""
-        self._newest, self._filters = table.version, table.upstream
+        self._newest, self._filters, self._wanted = table.version, table.upstream, table.wanted
         self._command(lambda: self._switch(table))
 
     def note_first_position(self) -> None:
@@ -485,7 +485,7 @@ class SliceThread:
                 self.options.repair_wait_ns,
                 self.order.state,
                 self._since,
-                lambda: self._filters,
+                lambda: Wanted(self._filters, self._wanted),
                 context,
                 self._wake_pipe.poke,
                 self.threads,

@@ -19,13 +19,15 @@ from blackbox.block.block import Block
 from blackbox.block.block_handler import BLOCK
 from blackbox.block.position import Position
 from blackbox.native.awake_clock import awake_s
-from blackbox.subscribe.catching_up import Gone, Passed, Told
+from blackbox.subscribe.catching_up import Gone, Passed, Told, Wanted
 from tests.archive.archives import free_endpoint
 from tests.archive.written_journals import Journal
 from tests.examples import examples
 from tests.journals import Day, feed_of
 
 SECOND = 10**9
+
+ALL = Wanted([b""])
 
 
 class Sent(NamedTuple):
@@ -102,7 +104,7 @@ def test_two_archives_are_read_as_one(sent: list[Sent], key_bytes: int, prefix: 
             stack.enter_context(ArchiveServer(place, (endpoint,)))
         found, told, at, until = list[tuple[str, int, int]](), list[int](), Position(1, start), awake_s() + 20
         client = stack.enter_context(ArchiveClient(feed).kept())
-        for part in client.read(0, at, [wanted], 5.0, lambda: awake_s() > until, patience_s=10.0):
+        for part in client.read(0, at, Wanted([wanted]), 5.0, lambda: awake_s() > until, patience_s=10.0):
             if isinstance(part, Block):
                 found += [("came", part.epoch, n) for n in part.sequences.tolist() if (part.epoch, n) >= (1, start)]
                 at = max(at, Position(part.epoch, part.number_of(-1) + 1))
@@ -136,7 +138,7 @@ def test_reading_from_a_time_starts_at_the_first_block_received_then(tmp_path: P
         for start_ns, first in ((0, 0), (3 * SECOND, 4), (3 * SECOND + 1, 6), (99 * SECOND, 10)):
             reading = cast(
                 Generator[object],
-                ArchiveClient(feed).read(0, start_ns, [b""], 1.0, lambda: awake_s() > until, patience_s=1.0),
+                ArchiveClient(feed).read(0, start_ns, ALL, 1.0, lambda: awake_s() > until, patience_s=1.0),
             )
             assert next(reading) == Passed(Position(7, first))
             reading.close()
@@ -163,7 +165,7 @@ def test_reading_from_a_time_starts_at_the_first_block_of_any_archive(
             journal.writer.close()
             stack.enter_context(ArchiveServer(place, (endpoint,)))
         until = awake_s() + 20
-        reading = ArchiveClient(feed).read(0, start * SECOND, [b""], 1.0, lambda: awake_s() > until, patience_s=1.0)
+        reading = ArchiveClient(feed).read(0, start * SECOND, ALL, 1.0, lambda: awake_s() > until, patience_s=1.0)
         assert next(reading) == Passed(Position(7 if found else 0, expected))
         cast(Generator[object], reading).close()
 
@@ -177,7 +179,7 @@ def test_an_archive_that_does_not_answer_is_left_out_of_a_start_with_a_warning(
         put(journal, b"A", 0, 1, number, epoch=7, sequence=number)
     journal.writer.close()
     with ArchiveServer(tmp_path / feed.name, feed.archives[1:]):
-        reading = ArchiveClient(feed, timeout=0.2).read(0, 3 * SECOND, [b""], 1.0, lambda: False, patience_s=60.0)
+        reading = ArchiveClient(feed, timeout=0.2).read(0, 3 * SECOND, ALL, 1.0, lambda: False, patience_s=60.0)
         assert next(reading) == Passed(Position(7, 3))
         cast(Generator[object], reading).close()
     warnings = [each.message for each in caplog.records if "starts without" in each.message]
@@ -196,7 +198,8 @@ def test_an_empty_slice_starts_before_its_first_run(tmp_path: Path) -> None:
     until = awake_s() + 20
     with ArchiveServer(tmp_path / feed.name, feed.archives):
         reading = cast(
-            Generator[object], ArchiveClient(feed).read(0, 0, [b""], 1.0, lambda: awake_s() > until, patience_s=1.0)
+            Generator[object],
+            ArchiveClient(feed).read(0, 0, ALL, 1.0, lambda: awake_s() > until, patience_s=1.0),
         )
         assert next(reading) == Passed(Position(0, 0), False)
         reading.close()

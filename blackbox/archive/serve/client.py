@@ -46,7 +46,7 @@ from blackbox.feed.key_rule import rule_text
 from blackbox.feed.prefixes import Prefixes, common_prefix, covering
 from blackbox.native.awake_clock import awake_s, spread
 from blackbox.subscribe.catching_up import Gone as GoneTo
-from blackbox.subscribe.catching_up import Passed, Told
+from blackbox.subscribe.catching_up import Passed, Told, Wanted
 from blackbox.transport.curve import keys_of_archive
 
 log = logging.getLogger("blackbox")
@@ -369,13 +369,13 @@ class ArchiveClient:
         self,
         slice_id: int,
         start: Position | int,
-        prefixes: Collection[bytes],
+        wanted: Wanted,
         wait_s: float,
         is_over: Callable[[], bool],
         *,
         patience_s: float,
     ) -> Iterator[Block | Passed | GoneTo | Told]:
-        """Yield blocks of a slice in order from a position or time on, of keys with some prefixes; see `Archives`.
+        """Yield blocks of a slice in order from a position or time on, of wanted keys; see `Archives`.
 
         Messages that one archive lacks are requested from the others. Messages that all lack are waited for, up to
         `wait_s` after the last progress or after an archive stopped answering. End when `is_over`. Raises ArchiveError
@@ -384,26 +384,35 @@ class ArchiveClient:
         if not isinstance(start, Position):
             start = self._position_at(slice_id, start, is_over, patience_s)
             yield Passed(start)
-        keys = covering(prefixes)
+        keys = covering(wanted.keys)
         ask = AskBlocks(
             slice_id=slice_id,
             prefixes=keys if len(keys) <= MOST_PREFIXES else (common_prefix(keys),),
             of_keys=True,
+            topics=tuple(sorted(wanted.topics)) if 0 < len(wanted.topics) <= MOST_PREFIXES else (b"",),
             # The publisher refuses topics without a right as well, and the subscriber reports them.
             may_narrow=True,
             start=start,
         )
+        at = start
         for found in self._read(ask, wait_s, is_over, patience_s):
             if isinstance(found, Fetched):
-                if found.block.key.startswith(keys):
-                    yield found.block
+                block = found.block
+                first = Position(block.epoch, block.number_of(found.first_row))
+                if keys == (b"",) and at.epoch == first.epoch and at < first:
+                    yield Passed(first)  # what was dropped before it is not wanted
+                at = Position(block.epoch, block.number_of(-1) + 1)
+                if block.key.startswith(keys):
+                    yield block
             elif isinstance(found, EndOfEpoch):
                 ends = {key: End(*end) for key, end in found.ends.items() if key.startswith(keys)}
                 yield Told(found.epoch, found.following, ends)
             elif isinstance(found, Passed):
+                at = found.position
                 yield found
             elif found.first < found.stop:
-                yield GoneTo(Position(found.epoch, found.stop))
+                at = Position(found.epoch, found.stop)
+                yield GoneTo(at)
 
     def _position_at(
         self, slice_id: int, start_ns: int, is_over: Callable[[], bool] | None, patience_s: float

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy
 from numpy.typing import NDArray
 
+from blackbox.archive.dropped import DroppedMessages
 from blackbox.archive.filter import Filter
 from blackbox.archive.format import OFFSET_BLOCK_HEADER, record_bytes
 from blackbox.archive.reader import Recorded, Span, blocks_of, read_spans
@@ -31,6 +32,7 @@ EVERYTHING: Final = 1 << 62
 """Larger than every sequence and offset."""
 _NOT_RECORDED: Final = "not recorded"
 _DELETED: Final = "deleted"
+_DROPPED: Final = "dropped"
 
 
 class Read(NamedTuple):
@@ -52,15 +54,16 @@ class PieceReading:
         ask: AskBlocks,
         key_rule: int,
         deleted: Collection[Position],
+        dropped: DroppedMessages,
         rights: Prefixes | None = None,
         most_bytes: int | None = None,
     ) -> None:
-        """`deleted`: last position of each epoch in the deleted days.
+        """`deleted`: last position of each epoch in the deleted days. `dropped`: from days that are kept.
 
         `rights`, `most_bytes`: see `Pieces.read`.
         """
         self._rights, self._most_bytes = rights, PIECE_BYTES if most_bytes is None else min(most_bytes, PIECE_BYTES)
-        self._ask, self._key_rule, self._deleted = ask, key_rule, deleted
+        self._ask, self._key_rule, self._deleted, self._dropped = ask, key_rule, deleted, dropped
         self._prefixes = ask.prefixes
         self._keys = ask.prefixes if ask.of_keys else tuple(start_of_keys(key_rule, prefix) for prefix in ask.prefixes)
         self.passed, self.is_done, self.next_epoch = ask.start, False, 0
@@ -225,11 +228,17 @@ class PieceReading:
         return before
 
     def _miss(self, stop: int, damage: Collection[Damage]) -> None:
-        """Report a gap from `passed` to a sequence, caused by damage, deletion or an outage of the recorder."""
+        """Report a gap from `passed` to a sequence, unless only unwanted messages were dropped there."""
         epoch, first = self.passed
-        is_deleted = any(epoch == last.epoch and stop - 1 <= last.sequence for last in self._deleted)
-        why = "; ".join(sorted({_words(each) for each in damage})) or (_DELETED if is_deleted else _NOT_RECORDED)
-        self._gone.append((len(self._blocks), Gone(epoch, first, stop, why)))
+        why = "; ".join(sorted({_words(each) for each in damage}))
+        if not why:
+            deleted = max((last.sequence for last in self._deleted if epoch == last.epoch), default=-1)
+            why = _DELETED if stop - 1 <= deleted else _NOT_RECORDED
+            if first > deleted and self._dropped.were_dropped(self._ask.slice_id, self.passed, stop):
+                topics = self._ask.topics if self._ask.of_keys else self._prefixes
+                why = _DROPPED if self._dropped.has(self._ask.slice_id, self.passed, topics) else ""
+        if why:
+            self._gone.append((len(self._blocks), Gone(epoch, first, stop, why)))
         self.passed = Position(epoch, stop)
 
     def note_heard(self, following: int) -> None:

@@ -13,6 +13,7 @@ import msgspec
 import numpy
 
 from blackbox.archive.day import MANIFEST, recorded_days, segment_path
+from blackbox.archive.dropped import DroppedMessages
 from blackbox.archive.format import FILE_HEAD_BYTES
 from blackbox.archive.marks import SegmentEnd, Totals, end_of
 from blackbox.archive.reader import Span, blocks_of, read_spans
@@ -57,6 +58,7 @@ class Pieces:
         """`directory`: directory of the feed, with one subdirectory for each day."""
         self._directory = directory
         self._archive = secrets.randbits(63)
+        self._dropped = DroppedMessages(directory)
         self._open: dict[str, tuple[int, Recording]] = {}
         self._days: list[str] = []
         """Days as of the last `list_days`."""
@@ -119,7 +121,7 @@ class Pieces:
         if (cursor.segment, cursor.offset) == (0, FILE_HEAD_BYTES):
             cursor = self._begin(self._first_wanted(cursor.day, ask.slice_id, start))
         deleted = self._deleted.slices.get(ask.slice_id, [])
-        reading = PieceReading(ask, self.known(cursor.day).feed.key_rule, deleted, rights, most_bytes)
+        reading = PieceReading(ask, self.known(cursor.day).feed.key_rule, deleted, self._dropped, rights, most_bytes)
         for _ in range(_PASSED_SEGMENTS):
             found = self._next(ask.slice_id, cursor, reading)
             if found is None:

@@ -84,6 +84,8 @@ class AskBlocks(Request, frozen=True, tag="blocks", kw_only=True, omit_defaults=
     """Prefixes of wanted topics."""
     of_keys: bool = False
     """True if they are prefixes of wanted keys."""
+    topics: _Prefixes = (b"",)
+    """With `of_keys`: messages that were dropped of topics without one of these prefixes are not reported as gone."""
     start: Position
     """First wanted position; in later requests, `passed` of the previous piece."""
     stop: Position | None = None

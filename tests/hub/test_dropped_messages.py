@@ -1,0 +1,247 @@
+"""Messages that a hub drops from days that are over: bounds of each topic, and topics that no durable client wants."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy
+import pytest
+
+from blackbox import Feed, Hub, HubClient, Message, Recording, Subscriber
+from blackbox.archive import retention
+from blackbox.archive.consumer_positions import PositionFile
+from blackbox.archive.day import exchange_directories
+from blackbox.archive.drop import Dropper
+from blackbox.archive.dropped import Dropped
+from blackbox.archive.retention import Retention
+from blackbox.block.position import Position
+from blackbox.hub.entries import Entries, TooFarBehindError
+from blackbox.hub.inbox import Subscription
+from blackbox.testing import wait_until
+from tests.archive.test_retention import move_today
+from tests.hub.hubs import hub_feed, leave
+from tests.hub.test_retention import held
+
+COUNT = 10
+
+
+def put_old(feed: Feed, place: Path, topics: tuple[bytes, ...], ago: int) -> tuple[Path, int]:
+    """Put messages of each topic in turn, as a day that is over; return it and its epoch."""
+    with Hub(feed, place / "hub") as hub, HubClient(feed) as client:
+        for number in range(COUNT):
+            for topic in topics:
+                client.put(topic, b"%d" % number)
+        epoch = hub.epoch
+    return move_today(place / "hub", feed, ago), epoch
+
+
+def kept(day: Path) -> dict[bytes, list[int]]:
+    """Return the messages of each topic in a day, which is whole but for gaps."""
+    found: dict[bytes, list[int]] = {}
+    recording = Recording.open(day)
+    assert recording.examine().damage == []
+    for batch in recording.batches():
+        for message in batch:
+            found.setdefault(message.topic, []).append(int(message.payload))
+    return found
+
+
+@contextmanager
+def dropping(feed: Feed, place: Path, last: Path, **bounds: object) -> Iterator[Hub]:
+    """Run a hub that has dropped what it does not keep of days up to the last one that is over."""
+    with Hub(feed, place / "hub", retention=Retention(**bounds)) as hub:  # type: ignore[arg-type]
+        wait_until(lambda: Dropped.read(place / "hub" / feed.name).through == last.name, 60)
+        yield hub
+
+
+def begin_at(place: Path, feed: Feed, prefix: bytes, position: Position) -> None:
+    """Have a durable client's subscription begin at a position."""
+    (place / "reader").mkdir()
+    PositionFile(place / "reader", Subscription("prefix", prefix).consumer("reader")).keep(feed.name, {0: position})
+
+
+def read(feed: Feed, place: Path, prefix: bytes, epoch: int) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return what a client gets from the beginning of an epoch on, up to -1, and the gaps, as sequence and count."""
+    got, gaps, done = list[int](), list[tuple[int, int]](), threading.Event()
+    subscriber = Subscriber(feed, on_gap="repair", repair_wait=60)
+    subscriber.on_gap(prefix)(lambda gap: gaps.append((gap.sequence, gap.count)))
+
+    @subscriber.on(prefix)
+    def note(message: Message) -> None:
+        got.append(int(message.payload or b""))
+        if got[-1] < 0:
+            done.set()
+
+    subscriber.start(since={0: Position(epoch, 0)})
+    assert done.wait(60)
+    subscriber.stop()
+    return got[:-1], gaps
+
+
+@pytest.mark.parametrize("key_bytes", [0, 1])
+def test_only_the_newest_messages_of_each_topic_stay(tmp_path: Path, key_bytes: int) -> None:
+    feed = hub_feed(slices=1, key_bytes=key_bytes)
+    older, epoch = put_old(feed, tmp_path, (b"A", b"B"), 6)
+    newer, _ = put_old(feed, tmp_path, (b"A", b"C"), 5)
+    with dropping(feed, tmp_path, newer, messages_per_topic=COUNT + 3), HubClient(feed) as client:
+        client.put(b"A", b"-1")
+        client.put(b"B", b"-1")
+        assert read(feed, tmp_path, b"B", epoch) == (list(range(COUNT)), [])
+        got, gaps = read(feed, tmp_path, b"A", epoch)
+        assert got == [*range(COUNT - 3, COUNT), *range(COUNT)]
+        assert sum(count for _, count in gaps) == COUNT - 3
+    assert kept(newer) == {b"A": list(range(COUNT)), b"C": list(range(COUNT))}
+    assert kept(older) == {b"A": list(range(COUNT - 3, COUNT)), b"B": list(range(COUNT))}
+
+
+def test_topics_that_no_durable_client_wants_are_dropped(tmp_path: Path) -> None:
+    """But for the last message of a file, which says where it ended."""
+    feed = hub_feed(slices=1)
+    with (
+        Hub(feed, tmp_path / "hub", retention=Retention(only_wanted=True)),
+        HubClient(feed, "reader", tmp_path / "reader") as client,
+    ):
+        client.subscribe([b"A", b"S."])
+        client.subscribe(symbols=["T"])
+        client.put(b"A", b"0")
+        wait_until(lambda: len(held(feed, tmp_path)) == 3, 60)
+    move_today(tmp_path / "hub", feed, 7)
+    day, epoch = put_old(feed, tmp_path, (b"A", b"B", b"S.x", b"T.x", b"U.x", b"C"), 5)
+    with dropping(feed, tmp_path, day, only_wanted=True), HubClient(feed, "reader", tmp_path / "reader") as client:
+        client.put(b"A", b"-1")
+        client.put(b"B", b"-1")
+        assert read(feed, tmp_path, b"A", epoch) == (list(range(COUNT)), [])
+        got, gaps = read(feed, tmp_path, b"B", epoch)
+        assert got == []
+        assert sum(count for _, count in gaps) == COUNT * 3 - 2, "what was dropped up to the last one of them"
+        assert [int(client.get(b"A", 60).payload) for _ in range(COUNT + 2)] == [0, *range(COUNT), -1]
+    numbers = list(range(COUNT))
+    assert kept(day) == {b"A": numbers, b"S.x": numbers, b"T.x": numbers, b"C": numbers[-1:]}
+
+
+def test_a_durable_client_hears_of_messages_that_were_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    feed = hub_feed(slices=1)
+    day, epoch = put_old(feed, tmp_path, (b"A",), 5)
+    begin_at(tmp_path, feed, b"A", Position(epoch, 2))
+    with (
+        dropping(feed, tmp_path, day, messages_per_topic=3),
+        HubClient(feed, "reader", tmp_path / "reader") as client,
+    ):
+        assert [int(client.get(b"A", 60).payload) for _ in range(3)] == [7, 8, 9]
+        client.commit()
+    assert "subscription of prefix b'A' has lost 5 messages of slice 0" in caplog.text
+
+
+def test_a_subscription_is_known_to_the_hub_before_anything_is_got(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1)
+    with Hub(feed, tmp_path / "hub", retention=Retention(only_wanted=True)):
+        with HubClient(feed) as other:
+            other.put(b"A.x", b"")
+        with HubClient(feed, "desk", tmp_path / "desk") as client:
+            client.subscribe("A.")
+            wait_until(lambda: held(feed, tmp_path) == ["desk_A."], 60)
+
+
+def test_a_day_stays_as_it_was_until_all_of_the_new_one_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = hub_feed(slices=1)
+    day, epoch = put_old(feed, tmp_path, (b"A",), 5)
+    tries = []
+
+    def fails(one: Path, other: Path) -> None:
+        tries.append(other)
+        raise OSError("as if it was killed here")
+
+    monkeypatch.setattr(retention, "exchange_directories", fails)
+    monkeypatch.setattr(retention, "_LOOK_S", 0.01)
+    with Hub(feed, tmp_path / "hub", retention=Retention(messages_per_topic=3)), HubClient(feed) as client:
+        client.put(b"A", b"-1")
+        wait_until(lambda: len(tries) > 1, 60)
+        assert read(feed, tmp_path, b"A", epoch) == (list(range(COUNT)), [])
+        assert kept(day) == {b"A": list(range(COUNT))}
+        monkeypatch.setattr(retention, "exchange_directories", exchange_directories)
+        wait_until(lambda: kept(day) == {b"A": [8, 9]}, 60)
+
+
+def test_a_killed_hub_knows_the_puts_whose_messages_were_dropped(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1)
+    with Hub(feed, tmp_path / "killed"), HubClient(feed, "desk") as client:
+        places = [client.put(b"A", b"%d" % number, id=b"%d" % number) for number in range(COUNT)]
+        leave(tmp_path / "killed", tmp_path / "hub", {})
+    day = move_today(tmp_path / "hub", feed, 5)
+    with dropping(feed, tmp_path, day, only_wanted=True):
+        assert kept(day) == {b"A": [COUNT - 1]}
+    with Hub(feed, tmp_path / "hub"), HubClient(feed, "desk") as client:
+        assert client.published_count() == COUNT
+        assert [client.put(b"A", b"", id=b"%d" % number) for number in range(COUNT)] == places
+        assert client.put(b"A", b"next") > places[-1]
+
+
+def test_the_other_hub_of_a_pair_is_given_no_turn_without_its_messages(tmp_path: Path) -> None:
+    feed = hub_feed(slices=1)
+    day, _ = put_old(feed, tmp_path, (b"A",), 5)
+    with dropping(feed, tmp_path, day, messages_per_topic=3), HubClient(feed) as client:
+        client.put(b"A", b"10")
+    days = tmp_path / "hub" / feed.name
+    with pytest.raises(TooFarBehindError, match="turn 1 is of a day from which messages were dropped"):
+        Entries(days, feed, 1).take(1 << 20)
+    entries = Entries(days, feed, COUNT + 1)
+    (last,) = entries.take(0)
+    assert last.number == COUNT + 1, "of the client's begin and its puts"
+    assert [len(part.blocks) for each in entries.take(1 << 20) for part in each.parts if not each.is_snapshot] == [0, 1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_dropped_is_what_a_plain_list_would_drop(tmp_path: Path, seed: int) -> None:
+    """Blocks of many messages, of several sizes, some without a value, in two slices and many files."""
+    random = Random(seed)
+    feed = hub_feed(slices=2, key_bytes=random.choice([0, 1]))
+    names = [b"A.x", b"A.y", b"B.x", b"C.x", b"D.x"]
+    days = list[Path]()
+    for ago in (3, 2):
+        for _ in range(2):
+            with Hub(feed, tmp_path / "hub"), HubClient(feed) as client:
+                for _ in range(4):
+                    index = [random.randrange(len(names)) for _ in range(random.choice([1, 30]))]
+                    sizes = [random.choice([0, 3, 8]) for _ in index]
+                    offsets = numpy.concatenate([[0], numpy.cumsum(sizes)])
+                    client.put_many(names, index, random.randbytes(sum(sizes)), offsets=offsets)
+                client.put(random.choice(names), None)
+        days.append(move_today(tmp_path / "hub", feed, ago))
+
+    def messages(day: Path) -> list[tuple[Any, ...]]:
+        found = [message for batch in Recording.open(day).batches() for message in batch]
+        return sorted((m.slice_id, m.epoch, m.sequence, m.topic, m.payload, m.ts_event) for m in found)
+
+    per_topic, wanted = random.choice([None, 1, 7, 30]), random.choice([(b"",), (b"A.", b"C"), ()])
+    dropper, left = Dropper(per_topic, wanted), dict.fromkeys(names, 1 << 30 if per_topic is None else per_topic)
+    for day in reversed(days):
+        before, expected, lost = messages(day), list[tuple[Any, ...]](), dict[Any, tuple[int, int]]()
+        stays = set({(m[0], m[1], feed.key_of(m[3])): m[:3] for m in before}.values())  # each run is a file
+        for message in reversed(before):
+            topic = message[3]
+            left[topic] -= 1
+            if (left[topic] >= 0 and topic.startswith(wanted)) or message[:3] in stays:
+                expected.append(message)
+            else:
+                lost.setdefault((message[0], topic), message[1:3])
+        fresh = tmp_path / "fresh" / day.name
+        found = dropper.rewrite(day, fresh, "none")
+        assert messages(fresh if found else day) == expected[::-1]
+        assert {(n, topic): at for n, (_, last) in found.items() for topic, at in last.items()} == lost
+        if found:
+            assert Recording.open(fresh).examine().damage == []
+            for slice_id, (had, _) in found.items():
+                mine = [each[1:3] for each in before if each[0] == slice_id]
+                assert [(e, s) for e, first, stop in had for s in range(first, stop)] == mine
+
+
+def test_bounds_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ValueError, match="messages_per_topic was 0, expected 1 to"):
+        Retention(messages_per_topic=0).check()
