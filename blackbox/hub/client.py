@@ -276,7 +276,7 @@ class HubClient:
             ttl: as of `put`: one for all, or a column of seconds; None or NaN for a message whose topic stays.
 
         Each message is judged on its own, in their order, so of a topic that comes twice the second one follows the
-        first; with keys, those of one come together. RefusedError, as ConflictError, tells of the first that
+        first; messages of one key come together. RefusedError, as ConflictError, tells of the first that
         was refused: all others are stored, and its `places` says which are.
 
         Raises as `put`. Of many some may then be stored; `ids` of each let them be put again. Raises ValueError for a
