@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,52 +17,9 @@ from blackbox import AsyncHubClient, ConfigError, Feed, Hub
 from blackbox.feed.endpoint import free_endpoints
 from blackbox.hub.driven_client import DrivenClient
 from blackbox.testing import wait_until
-from tests.examples import examples
-from tests.hub.hubs import HUB, hub_feed, published
+from tests.hub.drivers import CLIENT, Driver
+from tests.hub.hubs import hub_feed, published
 from tests.torture.nursery import Nursery
-
-CLIENT: Final = """
-import asyncio
-from blackbox.hub.driven_client import DrivenClient
-def work(directory, endpoint):
-    async def serve():
-        async with AsyncHubClient(feed, "desk", directory) as client:
-            def count():
-                notes[0] += 1
-            await DrivenClient(client, endpoint).serve(count)
-    asyncio.run(serve())
-"""
-
-
-class Driver:
-    """What a program in any language does: a DEALER socket, JSON, and asking again when no answer comes."""
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> None:
-        self._socket = context.socket(zmq.DEALER)
-        self._socket.linger = 0
-        self._socket.connect(endpoint)
-        self._number = 0
-
-    def send(self, **asked: Any) -> None:
-        self._socket.send(msgspec.json.encode(asked))
-
-    def answer(self, patience_s: float = 60.0) -> dict[str, Any] | None:
-        if not self._socket.poll(round(1e3 * patience_s)):
-            return None
-        found: dict[str, Any] = msgspec.json.decode(self._socket.recv())
-        return found
-
-    def ask(self, patience_s: float = 60.0, **asked: Any) -> dict[str, Any] | None:
-        """Return the answer to this request; None: there was none in time."""
-        self._number += 1
-        self.send(number=self._number, **asked)
-        while (answer := self.answer(patience_s)) is not None:
-            if answer.pop("number") == self._number:
-                return answer
-        return None
-
-    def close(self) -> None:
-        self._socket.close()
 
 
 @pytest.fixture
@@ -198,51 +153,6 @@ def test_an_endpoint_in_use_is_told(tmp_path: Path, context: zmq.Context[zmq.Soc
 
         with pytest.raises(OSError, match=f"endpoint {endpoint} is in use"):
             asyncio.run(serve())
-
-
-@pytest.mark.long
-def test_what_is_driven_survives_kills_of_hub_and_client(
-    tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]]
-) -> None:
-    """Each message is put once and got once, though hub, client, or both are killed between any two requests."""
-    feed, chance, kills = hub_feed(slices=1), random.Random(5), examples(100)
-    hub_words, client_words = (tmp_path / "hub",), (tmp_path / "positions", f"ipc://{tmp_path / 'desk'}")
-    with Nursery(feed, HUB, 1) as hub, Nursery(feed, CLIENT, 1) as client:
-        hub.begin(hub_words)
-        client.begin(client_words)
-        driver = Driver(context, client_words[1])
-
-        def sure(**asked: Any) -> dict[str, Any]:
-            """Ask until it is done: that is what an id, and a position that was kept, are for."""
-            while (answer := driver.ask(5.0, timeout_s=2, **asked)) is None or "error" in answer:
-                pass
-            return answer
-
-        sure(do="subscribe", prefix="A")
-        put, got = list[tuple[int, int]](), list[tuple[int, int]]()
-        for number in range(kills):
-            for process, words in ((hub, hub_words), (client, client_words)):
-                if chance.random() < 0.6:
-                    if chance.random() < 0.5:  # in the midst of what it is asked
-                        driver.send(do="put", topic="A", payload=b"%d" % number, id=str(number))
-                    process.kill()
-                    process.begin(words)
-            place = sure(do="put", topic="A", payload=b"%d" % number, id=str(number))
-            put.append((place["epoch"], place["sequence"]))
-            while put[-1] not in got:
-                message = sure(do="get", prefix="A")
-                where = message["epoch"], message["sequence"]
-                if where not in got:
-                    assert message["payload"] == b64encode(b"%d" % len(got)).decode()
-                    got.append(where)
-            if chance.random() < 0.7:
-                sure(do="commit")
-        driver.close()
-        client.kill()
-        hub.kill()
-    assert got == put
-    stored = [(epoch, sequence) for epoch, _, sequence, _, _ in published(tmp_path / "hub", feed)]
-    assert stored == put
 
 
 def test_no_answer_is_dropped_for_who_reads_late(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from tests.torture.__main__ import attacks, run
 ROOT = Path(__file__).resolve().parents[2]
 ATTACKS = attacks()
 LONG = (
+    "driven_clients",
     "failing_hubs",
     "flipped_hubs",
     "killed_consumers",
