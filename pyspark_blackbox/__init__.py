@@ -1,4 +1,4 @@
-"""Where Spark looks for the data source `blackbox`: in top-level modules whose names begin with `pyspark_`."""
+"""Module in which Spark finds the data source `blackbox`: it searches top-level modules named `pyspark_*`."""
 
 from blackbox.spark.python_engine import DefaultSource
 

@@ -1,7 +1,7 @@
-"""Recorded days in PySpark: a session that is set up for them, and the data source. Needs the extra `spark`.
+"""Recorded days in PySpark: a configured session and the data source. Requires the extra `spark`.
 
-In: directories of recorded days. Out: data frames, batch or streaming. The connector in Java reads batches inside of
-Spark's tasks; streams and sessions without its jar are read in Python, in Spark's own Python workers.
+In: directories of recorded days. Out: data frames, batch or streaming. The Java connector reads batches in Spark's
+tasks. Python reads streams, and batches of sessions without the connector's jar, in Spark's Python workers.
 """
 
 from blackbox.spark.session import session

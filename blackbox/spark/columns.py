@@ -1,4 +1,4 @@
-"""The columns of the data source. Names, order, types and nulls are a contract that both engines keep."""
+"""The columns of the data source. Both engines return the same names, order, types and nulls."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BASE: Final = (
 PAYLOAD: Final = "payload"
 _TAKEN: Final = {PAYLOAD, *(name for name, _ in BASE)}
 _NULLS: Final = {"type", "event_time"}
-"""Those of them that may hold nulls."""
+"""The nullable ones of these columns."""
 _NUMBERS: Final[dict[pyarrow.DataType, types.DataType]] = {
     pyarrow.int8(): types.ByteType(),
     pyarrow.uint8(): types.ShortType(),
@@ -45,7 +45,7 @@ _NUMBERS: Final[dict[pyarrow.DataType, types.DataType]] = {
     pyarrow.float32(): types.FloatType(),
     pyarrow.float64(): types.DoubleType(),
     pyarrow.bool_(): types.BooleanType(),
-    pyarrow.uint64(): types.LongType(),  # its bits: a decimal that holds all of them is a BigDecimal to Spark, and slow
+    pyarrow.uint64(): types.LongType(),  # the same bits; a decimal would be a slow BigDecimal in Spark
 }
 
 
@@ -60,11 +60,11 @@ class RecordField(NamedTuple):
     """The field of `Schema.arrow`."""
     kind: types.DataType
     nullable: bool
-    """True if it may hold nulls: for an integer that means "no value", or one that the column cannot hold."""
+    """True if it may hold nulls: integers with a "no value" value, or out of the column's range."""
 
 
 def record_fields(schema: Schema, message: str, prices: Prices) -> list[RecordField]:
-    """Return the columns of a message type. Raises ConfigError when the schema has no such type."""
+    """Return the columns of a message type. Raises ConfigError if the schema has no such type."""
     found = []
     for field in schema.arrow(message):
         column = f"record_{field.name}" if field.name.lower() in _TAKEN else field.name
@@ -89,19 +89,19 @@ def _kind_of(field: pyarrow.Field, prices: Prices) -> types.DataType:
 
 
 def table_schema(fields: list[RecordField] | None) -> types.StructType:
-    """Return all columns: with the payload, or instead of it with the fields of one message type."""
+    """Return all columns: with the payload, or with the fields of one message type instead."""
     columns = [types.StructField(name, kind, name in _NULLS) for name, kind in BASE]
     if fields is None:
-        columns.append(types.StructField(PAYLOAD, types.BinaryType()))  # null: the message has no value
+        columns.append(types.StructField(PAYLOAD, types.BinaryType()))  # null for a message without a value
     else:
         columns += [types.StructField(field.column, field.kind, field.nullable) for field in fields]
     return types.StructType(columns)
 
 
 def columns_of(asked: types.StructType, whole: types.StructType) -> tuple[str, ...]:
-    """Return our names of the columns asked for, which may differ from them in case.
+    """Return our names of the requested columns, which may differ in case.
 
-    Raises ConfigError when a column is unknown, of another type, or asked for as not null though it may be null.
+    Raises ConfigError if a column is unknown, of another type, or requested as not null although it is nullable.
     """
     known = {field.name: field for field in whole}
     folded = {field.name.lower(): field for field in reversed(whole.fields)}

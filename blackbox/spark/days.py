@@ -1,4 +1,4 @@
-"""Find the recorded days that a path names, and the schema that they share."""
+"""Find the recorded days at a path, and their common schema."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 
 
 def days_of(paths: Iterable[str]) -> list[Path]:
-    """Return the directories of all days that these paths name, each once, by path and then by date.
+    """Return the directories of all days at these paths, without duplicates, by path and then by date.
 
-    A path is that of a day, of a feed with its days, of a root with feeds, or a pattern (`*`, `?`, `[]`) for such.
+    A path is that of a day, of a feed with days, of a root with feeds, or a pattern (`*`, `?`, `[]`) for these.
 
-    Raises JournalError when a path does not exist or holds no recorded day.
+    Raises JournalError if a path does not exist or has no recorded day.
     """
     found: dict[Path, None] = {}
     for text in paths:
@@ -38,9 +38,9 @@ def days_of(paths: Iterable[str]) -> list[Path]:
 
 
 def local_path(text: str) -> Path:
-    """Return a user's path, which may be a `file:` URL, as a normal local path. A `%` is not decoded.
+    """Return a user's path, which may be a `file:` URL, as a normal local path. `%` is not decoded.
 
-    Raises JournalError when the path is of another file system.
+    Raises JournalError for a path on another file system.
     """
     scheme = _SCHEME.match(text)
     if scheme is None:
@@ -57,10 +57,10 @@ def _days_below(path: Path) -> list[Path]:
 
 
 def schema_of_days(days: list[Path], *kinds: str) -> Schema:
-    """Return the schema of these days.
+    """Return the recorded schema of these days.
 
-    It is the one that was recorded. Raises ConfigError when the days differ in schema or in the layout of the message
-    types `kinds`, or when it has no such type.
+    Raises ConfigError if the days differ in schema or in the layout of the message types `kinds`, or if there is no
+    such type.
     """
     manifests = [Manifest.read(day) for day in days]
     first = manifests[0].schema

@@ -1,6 +1,6 @@
 """Filters that Spark pushes down, used to skip days, slices, blocks and rows.
 
-Spark filters again, so a reader may return too much, never too little.
+Spark filters again, so a reader may return too much, but never too little.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ LATEST: Final = (1 << 63) - 1
 CLOCKS: Final = ("ts_event", "ts_out", "ts_recv")
 _PARTS: Final = {"topic": TOPIC, "symbol": SYMBOL, "type": TYPE}
 _MOST_ALTERNATIVES: Final = 256
-"""A longer `IN` is left to Spark, since each distinct topic of a block is compared with all of its values."""
+"""Maximum number of values of an `IN`, because each distinct topic of a block is compared with all of them."""
 
 
 class Alternative(NamedTuple):
-    """A text that a topic, or a part of it, must equal or begin with."""
+    """A text that a topic, or part of it, must equal or begin with."""
 
     part: int
     """TOPIC, SYMBOL or TYPE."""
     exact: bool
-    """Whether the part must equal the text, not only begin with it."""
+    """True if the part must equal the text, not only begin with it."""
     text: bytes
 
     def prefixes(self, rule: SymbolRule) -> list[tuple[bytes, bool]] | None:
-        """What such topics begin with, and whether that is all of them; None: with anything."""
+        """Return prefixes of matching topics, each with True if all topics with it match; None: no prefix is known."""
         if self.part == TYPE:
             return None
         if self.part == TOPIC or not self.exact:
@@ -68,7 +68,7 @@ class Bounds(NamedTuple):
         return self.first <= value <= self.last and (self.only is None or value in self.only)  # type: ignore[operator]
 
     def narrowed(self, each: Filter, values: list[int], unit: int = 1) -> Bounds:
-        """Return these bounds narrowed by a filter on a column of which one step is `unit` of ours."""
+        """Return these bounds narrowed by a filter on a column with a unit of `unit` of ours."""
         low, high = unit * min(values), unit * max(values) + unit - 1
         if isinstance(each, GreaterThanOrEqual):
             return self._replace(first=max(self.first, low))
@@ -95,15 +95,15 @@ class Pushed(NamedTuple):
     """Session dates, as ordinals."""
     slice: Bounds = Bounds()
     ts_event: Bounds = Bounds()
-    """Unit of this and the next two: ns since 1970."""
+    """ns since 1970, like the next two."""
     ts_out: Bounds = Bounds()
     ts_recv: Bounds = Bounds()
     topics: tuple[tuple[Alternative, ...], ...] = ()
-    """Groups of alternatives. Of each group at least one must hold."""
+    """Groups of alternatives. At least one of each group must hold."""
 
     @classmethod
     def of(cls, filters: Iterable[Filter]) -> Pushed:
-        """Return what these filters say, as far as a reader can use it."""
+        """Return the conditions of these filters that a reader can use."""
         pushed = cls()
         for each in filters:
             pushed = pushed._and(each)
@@ -142,7 +142,7 @@ class Pushed(NamedTuple):
         return sorted(found)
 
     def entries(self, entries: NDArray[Any], feed: Feed, slice_id: int) -> NDArray[numpy.bool_]:
-        """Return bool[n]: which index entries of a slice may cover wanted messages."""
+        """Return bool[n]: True for each index entry of a slice that may cover wanted messages."""
         may = numpy.ones(len(entries), bool)
         for clock in CLOCKS:
             first, last = getattr(self, clock).limits()
@@ -153,7 +153,7 @@ class Pushed(NamedTuple):
         return may
 
     def records(self, heads: NDArray[Any]) -> NDArray[numpy.bool_]:
-        """Return bool[n]: which records may hold wanted messages, judged by their heads alone."""
+        """Return bool[n]: True for each record that may hold wanted messages, according to its head."""
         may = numpy.ones(len(heads), bool)
         for clock in ("ts_out", "ts_recv"):
             first, last = getattr(self, clock).limits()
@@ -202,7 +202,7 @@ def _slices_for(feed: Feed, prefix: bytes, whole: bool) -> tuple[int, ...]:
 
 
 def _key_bits(group: tuple[Alternative, ...], feed: Feed, slice_id: int) -> numpy.uint64 | None:
-    """Return the key bits of such topics in a slice; None when they may have any key."""
+    """Return the key bits of such topics in a slice; None if they may have any key."""
     prefixes = _prefixes(group, feed.symbol_rule)
     if prefixes is None:
         return None
@@ -240,4 +240,4 @@ _NUMBERS: Final[dict[str, tuple[str, int, Callable[[object], int | None]]]] = {
     "out_time": ("ts_out", 1_000, _micros),
     "recv_time": ("ts_recv", 1_000, _micros),
 }
-"""By column: the bounds that it narrows, how many of their units its own is, and what turns a value into a number."""
+"""By column: the bounds that it narrows, its unit in theirs, and the function that converts a value to a number."""

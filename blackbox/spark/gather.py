@@ -1,4 +1,4 @@
-"""Gather messages of many blocks into columns: choose them, then fill buffers of exactly their size.
+"""Gather messages of many blocks into columns: select them, then fill buffers of the exact size.
 
 Topics are split into symbol and type by the feed's symbol rule.
 """
@@ -24,16 +24,16 @@ _BYTE: Final = numpy.uint8(1)
 
 
 class Conditions(NamedTuple):
-    """Conditions on topics: of each group of alternatives at least one must hold."""
+    """Conditions on topics: at least one alternative of each group must hold."""
 
     groups: NDArray[numpy.int64]
-    """int64[groups + 1]: where each group's alternatives begin."""
+    """int64[groups + 1]: start of each group's alternatives."""
     parts: NDArray[numpy.uint8]
-    """uint8[n]: the part that an alternative is about: TOPIC, SYMBOL or TYPE."""
+    """uint8[n]: part that an alternative applies to: TOPIC, SYMBOL or TYPE."""
     exact: NDArray[numpy.uint8]
     """uint8[n]: 1 if the part must equal the text, 0 if it must begin with it."""
     starts: NDArray[numpy.int64]
-    """int64[n + 1]: where each alternative's text begins in `text`."""
+    """int64[n + 1]: start of each alternative's text in `text`."""
     text: NDArray[numpy.uint8]
 
 
@@ -57,7 +57,7 @@ class Chosen(NamedTuple):
     count: int
     record: int
     row: int
-    """Where to continue."""
+    """Record and row to continue at."""
     topic_bytes: int
     symbol_bytes: int
     type_bytes: int
@@ -65,7 +65,7 @@ class Chosen(NamedTuple):
     wrong: int
     """Messages of the type that were left out because of their length."""
     wrong_record: int
-    """The place of the first of them in the run."""
+    """Index of the first one's record in the run."""
     wrong_bytes: int
     """Its length."""
 
@@ -73,8 +73,7 @@ class Chosen(NamedTuple):
 class Target(NamedTuple):
     """Addresses of the buffers of each column; 0 if the column is not wanted.
 
-    Offsets are int32[count + 1], the first of them 0. Validity has a bit a message, the lowest first, and starts as
-    zeros.
+    Offsets are int32[count + 1] and start with 0. Validity has one bit per message, the lowest first, initially zeros.
     """
 
     ts_event: int
@@ -97,7 +96,7 @@ class Target(NamedTuple):
     payload: int
     payload_offsets: int
     payload_valid: int
-    """Null where a message has no value."""
+    """Null for a message without a value."""
 
 
 class _Columns(NamedTuple):
@@ -173,10 +172,9 @@ def choose(
     chosen_records: NDArray[numpy.int32],
     chosen_rows: NDArray[numpy.int32],
 ) -> Chosen:
-    """Choose messages of checked records from `row` of `record` on, until there are `room` of them or bytes run out.
+    """Select messages of checked records from `row` of `record` on, up to `room` messages or `payload_room` bytes.
 
-    Bytes run out when payloads, or topics, would exceed `payload_room`; a single larger message is chosen all the
-    same.
+    The bytes of payloads and of topics are each limited to `payload_room`, but a single larger message is selected.
     """
     count = topic_bytes = symbol_bytes = type_bytes = payload_bytes = 0
     wrong, wrong_record, wrong_bytes = 0, -1, 0
@@ -248,7 +246,7 @@ def _set_bit(bits: int, at: int) -> None:
 
 @inner
 def _fill_rows(block: _Columns, body: int, header: Header, rows: Any, first: int, target: Target) -> None:
-    """Fill the fixed-width columns that differ from row to row."""
+    """Fill the fixed-width columns with different values in each row."""
     many = len(rows)
     ts_event = int64s_at(body, block.count)
     if target.ts_event != 0:
@@ -346,7 +344,7 @@ def fill(
     rule: CompiledSymbolRule,
     width: int,
 ) -> None:
-    """Write the columns of the `count` messages that `choose` chose. `width` is that of `Wanted`."""
+    """Write the columns of the `count` messages selected by `choose`. `width` is that of `Wanted`."""
     first = 0
     while first < count:
         record = chosen_records[first]

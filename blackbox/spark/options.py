@@ -13,7 +13,7 @@ from blackbox.feed.prices import Prices
 
 MEGABYTE: Final = 1 << 20
 _SIZE: Final = re.compile(r"0*([0-9]{1,19})(?:([kmgtp]?)b?|([kmgtp])ib)")
-"""Sizes as Spark writes them."""
+"""Sizes in Spark's notation."""
 _MOST: Final = (1 << 63) - 1
 
 
@@ -23,33 +23,33 @@ class Options(NamedTuple):
     paths: tuple[str, ...]
     """Days, feeds or roots of recordings, or patterns for them."""
     message_type: str | None = None
-    """Read only messages of this type of the feed's schema, with its fields instead of the payload."""
+    """Read only messages of this type, with its fields instead of the payload."""
     prices: Prices = "decimal"
     """The form of prices in the fields of `message_type`."""
     on_damage: Literal["error", "skip"] = "error"
-    """What to do where a recording cannot be read."""
+    """Handling of damage: an error, or skip it."""
     partition_bytes: int = 64 * MEGABYTE
-    """The most stored bytes of a partition; a larger record gets one of its own."""
+    """Maximum stored bytes of a partition; a larger record gets its own partition."""
     metrics: str | None = None
-    """A directory to which planner and tasks write what they read and skipped, a JSON file each."""
+    """Directory for JSON files in which planner and tasks report what they read and skipped."""
     starting: Literal["earliest", "latest"] = "earliest"
-    """Where a stream without a checkpoint begins."""
+    """Start of a stream without a checkpoint."""
     max_bytes: int | None = None
-    """The most stored bytes of one batch of a stream; a larger record gets one of its own."""
+    """Maximum stored bytes of a batch of a stream; a larger record gets its own batch."""
 
     @classmethod
     def of(cls, told: Mapping[str, str]) -> Options:
-        """Return the options that Spark passes on; case is ignored in keys. Raises ConfigError naming a wrong one."""
+        """Return the options passed by Spark. Keys are case-insensitive. Raises ConfigError naming an invalid one."""
         given = {key.lower(): value for key, value in told.items()}
         for key in given:
-            if key not in _KNOWN and not key.startswith("__"):  # those are Spark's own
+            if key not in _KNOWN and not key.startswith("__"):  # Spark's own options
                 near = difflib.get_close_matches(key, _KNOWN, n=1)
                 hint = f" (did you mean {_KNOWN[near[0]]!r}?)" if near else ""
                 raise ConfigError(f"option was {key!r}, expected one of: {', '.join(_KNOWN.values())}{hint}")
         if "engine" in given and _one_of(given, "engine", "java", "python") == "java":
             what = "this session lacks the connector's jar, or the query is a stream"
             raise ConfigError(f"option 'engine' was 'java', expected 'python': {what}")
-        _one_of(given, "checksums", "true", "false")  # this engine checks them always
+        _one_of(given, "checksums", "true", "false")  # this engine always checks them
         return cls(
             _paths(given),
             given.get("messagetype"),
@@ -94,7 +94,7 @@ def _paths(given: dict[str, str]) -> tuple[str, ...]:
 
 
 def _one_of(given: dict[str, str], name: str, *values: str) -> str:
-    """Return one of `values`, the first of which is the default."""
+    """Return one of `values`. The first is the default."""
     value = given.get(name.lower(), values[0]).lower()
     if value not in values:
         raise ConfigError(f"option {name!r} was {value!r}, expected one of: {', '.join(values)}")

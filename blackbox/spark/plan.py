@@ -1,4 +1,4 @@
-"""Cut recorded days into partitions: the parts of each slice's segments that a query may want."""
+"""Split recorded days into partitions: the parts of each slice's segments that may match a query."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from blackbox.spark.filters import Pushed
 
 _LEAST_BYTES: Final = 4 << 20
 _LEAST_PARTITIONS: Final = 8
-"""Make at least so many if they get 4 MiB each, so that several cores read a small day too."""
+"""Minimum number of partitions if each has at least 4 MiB, so that several cores read a small day."""
 
 
 class Span(NamedTuple):
-    """Bytes `[start, stop)` of a segment, by its number: whole records."""
+    """Bytes `[start, stop)` of a segment, by number: whole records."""
 
     segment: int
     start: int
@@ -34,7 +34,7 @@ class Partition(InputPartition):
     """The spans of one slice that one task reads."""
 
     def __init__(self, recording: Recording, slice_id: int, spans: tuple[Span, ...]) -> None:
-        """Take these spans of a recording's slice."""
+        """Create a partition of these spans of a recording's slice."""
         feed = recording.feed
         self.day = str(recording.path)
         """The day's directory."""
@@ -44,13 +44,13 @@ class Partition(InputPartition):
 
 
 class Plan(NamedTuple):
-    """The partitions, and what is known about the rest."""
+    """The partitions and the counters of the plan."""
 
     partitions: list[Partition]
     entries: int
     """Index entries seen."""
     chosen: int
-    """Those that may cover wanted messages."""
+    """Index entries that may cover wanted messages."""
     damage: list[Damage]
 
 
@@ -64,10 +64,10 @@ class Piece(NamedTuple):
 
 
 def plan(days: Iterable[Path], pushed: Pushed, most_bytes: int, skip_damage: bool) -> Plan:
-    """Plan the partitions of these days, each of at most `most_bytes` stored bytes unless one index entry has more.
+    """Plan the partitions of these days, each of at most `most_bytes` stored bytes or one larger index entry.
 
-    Raises JournalError when a day cannot be read, or, unless `skip_damage`, when something of a wanted slice is missing
-    or damaged.
+    Raises JournalError if a day cannot be read or, unless `skip_damage`, if part of a wanted slice is missing or
+    damaged.
     """
     found: list[tuple[Recording, int, Piece]] = []
     entries = 0
@@ -91,9 +91,9 @@ def plan(days: Iterable[Path], pushed: Pushed, most_bytes: int, skip_damage: boo
 
 
 def damage_of(recording: Recording, slices: list[int], skip: bool) -> list[Damage]:
-    """Return the known damage of these slices. Raises JournalError when there is some and `skip` is false.
+    """Return the known damage of these slices. Raises JournalError if there is damage and `skip` is False.
 
-    A damaged index does not count, because the journal itself is scanned then.
+    A damaged index is ignored, because the journal is scanned instead.
     """
     names = {f"slice-{slice_id:05d}" for slice_id in slices}
     lost = [

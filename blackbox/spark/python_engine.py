@@ -1,6 +1,6 @@
 """The Python engine of the data source `blackbox`, which Spark finds through the module `pyspark_blackbox`.
 
-Where the connector's jar is on the classpath, Spark finds that first. The connector passes streams on to this engine.
+Spark prefers the connector if its jar is on the classpath. The connector passes streams on to this engine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-# Spark imports this module for every Python data source, so heavy imports are made where they are used.
+# Spark imports this module for every Python data source, so large modules are imported where they are used.
 if TYPE_CHECKING:
     import pyarrow
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 OF_ONE_SCAN: Final = "__scan"
-"""An option that the connector sets when a source serves a single scan."""
+"""Option that the connector sets if a source serves a single scan."""
 
 
 class DefaultSource(DataSource):
@@ -60,7 +60,7 @@ class DefaultSource(DataSource):
         return options, days_of(options.paths)
 
     def _reading(self, options: Options, days: list[Path], asked: StructType | None) -> Reading:
-        """Return how to read. Raises ConfigError unless all these days have the columns asked for."""
+        """Return how to read. Raises ConfigError if a day lacks a requested column."""
         from blackbox.spark.columns import columns_of, record_fields, table_schema
         from blackbox.spark.days import schema_of_days
         from blackbox.spark.filters import Pushed
@@ -80,8 +80,8 @@ class DefaultSource(DataSource):
 class _Pushing:
     """A `Reader.pushFilters` that does not look overridden.
 
-    Spark raises an error when a reader overrides `pushFilters` and pushdown is off, as it is by default in sessions of
-    others. For us pushdown only makes a query faster, so this passes for the method of the base class.
+    Spark raises an error if a reader overrides `pushFilters` while pushdown is off, the default in other sessions.
+    Pushdown only makes our queries faster, so this imitates the method of the base class.
     """
 
     def __init__(self, take: Callable[[list[Filter]], Iterable[Filter]]) -> None:
@@ -100,10 +100,10 @@ class Reader(DataSourceReader):
 
     @property
     def pushFilters(self) -> Any:  # noqa: N802
-        """Take filters, and return all of them, so that Spark filters every row again.
+        """Store filters, and return all of them, so that Spark filters every row again.
 
-        Only a reader of one scan uses them. Spark plans a Python table once, with the filters of its first query, and
-        reuses that plan for every later query of the same frame or view, which would then lack rows.
+        Only a reader of a single scan uses them. Spark plans a Python table once, with the filters of its first query,
+        and reuses that plan for later queries of the same frame or view, which would then lack rows.
         """
         return _Pushing(self._push)
 
@@ -136,5 +136,5 @@ class Reader(DataSourceReader):
         """Yield the messages of a partition."""
         from blackbox.spark.plan import Partition
 
-        # For an empty plan Spark makes a partition of its own.
+        # For an empty plan Spark creates its own partition.
         return self._reading.batches(partition) if isinstance(partition, Partition) else iter(())

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 BATCH_ROWS: Final = 65_536
 BATCH_BYTES: Final = 16 << 20
-"""The most bytes of topics, and of payloads, in a record batch, unless one message has more."""
+"""Maximum bytes of topics, and of payloads, in a record batch, unless a single message has more."""
 _MICROS: Final = pyarrow.timestamp("us", "UTC")
 _NUMBERS: Final[tuple[str, ...]] = ("ts_event", "ts_out", "ts_recv", "epoch", "sequence")
 _TIMES: Final[tuple[str, ...]] = ("event_time", "out_time", "recv_time")
@@ -45,7 +45,7 @@ class Reading(NamedTuple):
     message_type: str | None = None
     """The character of the wanted message type; None for all."""
     records: Schema | None = None
-    """The schema that defines it."""
+    """The schema that defines the message type."""
     fields: tuple[RecordField, ...] = ()
     names: tuple[str, ...] = ()
     """Our names of the columns of `schema`; empty if they are the same."""
@@ -53,13 +53,13 @@ class Reading(NamedTuple):
     def batches(self, partition: Partition) -> Iterator[pyarrow.RecordBatch]:
         """Yield the messages of a partition in the order of its slice.
 
-        Raises JournalError with file and offset of damage, unless that is skipped.
+        Raises JournalError with file and offset of damage, unless damage is skipped.
         """
         return _Partition(self, partition).batches()
 
 
 class _Partition:
-    """A partition that is being read, with its counts."""
+    """A partition being read, with its counters."""
 
     def __init__(self, reading: Reading, partition: Partition) -> None:
         self._reading, self._partition = reading, partition
@@ -146,7 +146,7 @@ class _Partition:
 
 
 class _Constants:
-    """Columns with one value in all of a partition: made once, and sliced."""
+    """Columns with one value in a whole partition: created once, then sliced."""
 
     def __init__(self, partition: Partition) -> None:
         self._make: dict[str, Callable[[int], pyarrow.Array]] = {

@@ -1,4 +1,4 @@
-"""Make a Spark session that is set up for recordings."""
+"""Create a Spark session configured for recordings."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
-"""Spark's setting for filters of Python sources, off by default: without it everything is read, then filtered."""
+"""Spark's setting for filter pushdown to Python sources, off by default. Without it Spark filters after reading."""
 _EVERYWHERE: Final = {
     PUSHDOWN: "true",
     # A task of a Python source costs 9 ms instead of 25.
     "spark.python.unix.domain.socket.enabled": "true",
-    # Throughput is what counts here, not pauses.
+    # Throughput matters here, not pauses.
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
     "spark.executor.extraJavaOptions": "-XX:+UseParallelGC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -32,29 +32,29 @@ _EVERYWHERE: Final = {
 _IN_SESSION: Final = {key: value for key, value in _EVERYWHERE.items() if key.startswith("spark.sql.")}
 _REMOTE: Final = "sc://"
 _LEAST_MEMORY: Final = 512 << 20
-"""Spark does not start with less than 450 MiB."""
+"""Minimum memory with which Spark starts: 450 MiB."""
 _MOST_MEMORY: Final = 8 << 30
 
 
 def session(
     master: str | None = None, name: str = "blackbox", conf: Mapping[str, object] | None = None
 ) -> SparkSession:
-    """Return the Spark session of this process, or make one that is set up for recordings.
+    """Return the Spark session of this process, or create one configured for recordings.
 
-    It gets the connector in Java (`blackbox.spark.jar`); if that fails, a warning says why recordings are read by the
-    Python engine. A session that exists is changed no further, except that filter pushdown is switched on and `conf` is
-    set. A new one runs on a fitting Java of this machine, else on the one from PyPI (`blackbox.spark.java`), and sets
-    `JAVA_HOME`, `PYSPARK_PYTHON` and, on a local master, `SPARK_LOCAL_IP` in the environment where they are missing.
+    It gets the Java connector (`blackbox.spark.jar`). If that fails, a warning gives the reason and the Python engine
+    reads recordings. In an existing session, only filter pushdown is switched on and `conf` is set. A new session uses
+    a suitable Java of this machine, or the one from PyPI (`blackbox.spark.java`), and sets the environment variables
+    `JAVA_HOME`, `PYSPARK_PYTHON` and, on a local master, `SPARK_LOCAL_IP` if they are missing.
 
     Args:
-        master: such as `local[4]`, `spark://host:7077`, or `sc://host:15002` for a Spark Connect server, of which only
-            session settings are set. By default that of `spark-submit` or of `SPARK_REMOTE`, else
-            the local cores that this process may use.
+        master: such as `local[4]`, `spark://host:7077`, or `sc://host:15002` for a Spark Connect server, which gets
+            session settings only. Default: that of `spark-submit` or of `SPARK_REMOTE`, or the local cores that this
+            process may use.
         name: the application's name.
-        conf: more settings of Spark, which override ours.
+        conf: more Spark settings, which override ours.
 
-    Raises ConfigError when there is no Java, or when `conf` has a setting that an existing session cannot change;
-    ImportError when pyspark is not installed (extra `spark`).
+    Raises ConfigError if there is no Java, or `conf` has a setting that an existing session cannot change; ImportError
+    if pyspark is not installed (extra `spark`).
     """
     try:
         from pyspark import SparkConf, SparkContext
@@ -63,7 +63,7 @@ def session(
         raise ImportError(f"this needs pyspark: pip install 'blackbox-md[spark]' ({error})") from error
     own = {key: _text(value) for key, value in (conf or {}).items()}
     if (remote := remote_of(master)) is not None:
-        # No name: a server has its own, and would warn of each setting that it cannot change.
+        # Without a name: a server has its own, and would warn of each setting that it cannot change.
         return _with_connector(_with(SparkSession.builder.remote(remote).getOrCreate(), {**_IN_SESSION, **own}))
     if SparkContext._active_spark_context is not None:
         return _with_connector(_with(SparkSession.builder.getOrCreate(), {PUSHDOWN: "true", **own}))
@@ -99,7 +99,7 @@ def _with(there: SparkSession, settings: Mapping[str, str]) -> SparkSession:
             was = there.conf.get(key, None)
             if was != value:
                 raise ConfigError(
-                    f"conf had {key} = {value}, which a session that is there cannot change; it was {was}"
+                    f"conf had {key} = {value}, which an existing session cannot change; it was {was}"
                 ) from error
     return there
 
@@ -109,12 +109,12 @@ def _with_connector(there: SparkSession) -> SparkSession:
     try:
         install(there)
     except ConfigError as error:
-        warnings.warn(f"recordings are read by the slower engine in Python: {error}", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"the slower Python engine reads recordings: {error}", RuntimeWarning, stacklevel=3)
     return there
 
 
 def _local(master: str) -> dict[str, str]:
-    """Return settings for one machine: listen on loopback only, and shuffle into few partitions, not 200."""
+    """Return settings for one machine: listen on loopback only, and shuffle into few partitions instead of 200."""
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     threads = master.partition("[")[2].partition("]")[0].partition(",")[0]
     cores = int(threads) if threads.isdigit() else usable_cpus()

@@ -1,10 +1,10 @@
-"""Follow a growing recording. Offsets are exact to the byte, so a restart goes on where the last batch ended.
+"""Follow a growing recording. Offsets are exact to the byte, so that a restart continues where the last batch ended.
 
-An offset holds for each day and slice how far it was read. Days up to `done` were read to their end:
+An offset has the place up to which each day and slice was read. Days up to `done` were read completely:
 
     {"done": "2026-11-19", "days": {"2026-11-20": {"0": "3:1048640", "1": "2:96064"}}}
 
-Places are `segment:byte`. A recorder writes to its two newest days at most, so an older one that was read is done.
+Places are `segment:byte`. A recorder writes to its two newest days at most, so an older day that was read is done.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _ALL: Final = (1 << 62, 0)
 
 
 class Place(NamedTuple):
-    """How far a slice was read. The greater of two places is further on."""
+    """Place up to which a slice was read. The greater of two places is further on."""
 
     segment: int
     offset: int
 
     @classmethod
     def parse(cls, text: str) -> Place:
-        """Return the place that an offset's text names."""
+        """Parse a place of an offset."""
         segment, _, offset = text.partition(":")
         return cls(int(segment), int(offset))
 
@@ -56,7 +56,7 @@ Day = dict[int, Place]
 
 
 class Progress:
-    """How far a stream has read. Attributes: `done`, name of the last day read to its end; `days`, places since."""
+    """Progress of a stream. Attributes: `done`, name of the last day read to its end; `days`, places since."""
 
     def __init__(self, offset: dict[str, Any] | None = None) -> None:
         told = offset or {"done": "", "days": {}}
@@ -75,15 +75,15 @@ class Progress:
         return {"done": self.done, "days": days}
 
     def place(self, day: str, slice_id: int) -> Place:
-        """Return how far a slice was read."""
+        """Return the place up to which a slice was read."""
         return _END if day <= self.done else self.days.get(day, {}).get(slice_id, _BEGIN)
 
     def move(self, day: str, slice_id: int, place: Place) -> None:
-        """Note that a slice was read up to a place."""
+        """Set the place up to which a slice was read."""
         self.days.setdefault(day, {})[slice_id] = place
 
     def finish(self, day: str) -> None:
-        """Note that a day and all before it were read to their end."""
+        """Mark a day and all earlier ones as read to their end."""
         self.done = day
         self.days = {name: places for name, places in self.days.items() if name > day}
 
@@ -92,7 +92,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plan the batches of a stream, and read their partitions."""
 
     def __init__(self, options: Options, reading: Reading) -> None:
-        """Follow the day or feed that the options name. Raises ConfigError when they name anything else."""
+        """Follow the day or feed in the options. Raises ConfigError for other paths."""
         if len(options.paths) != 1:
             raise ConfigError(f"a stream had {len(options.paths)} paths, expected one day or feed")
         self._path = local_path(options.paths[0])
@@ -103,7 +103,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until: Progress | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Return where a stream without a checkpoint begins."""
+        """Return the start of a stream without a checkpoint."""
         latest = self._options.starting == "latest"
         return self._latest().offset() if latest else Progress().offset()
 
@@ -113,11 +113,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if most is None else ReadMaxBytes(most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Stop at the present end of the recording."""
+        """Stop at the current end of the recording."""
         self._until = self._latest()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return the end of the next batch: all there is, or the earliest by `ts_out` as far as its bytes last."""
+        """Return the end of the next batch: everything recorded, or the earliest by `ts_out` up to the limit."""
         progress = Progress(start)
         self._advance(progress, limit.max_bytes if isinstance(limit, ReadMaxBytes) else None)
         return progress.offset()
@@ -128,7 +128,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         days = {day.name: day for day in self._days()}
         for name, places in after.days.items():
             if name not in days and places != before.days.get(name):
-                raise JournalError(f"{self._path} has lost the day {name!r}, which a stream had begun to read")
+                raise JournalError(f"{self._path} has lost the day {name!r}, which a stream is reading")
         found: list[InputPartition] = []
         for name, day in days.items():
             if before.done < name and (name <= after.done or name in after.days):
@@ -202,7 +202,7 @@ class _Part(NamedTuple):
 
     piece: Piece
     latest: NDArray[numpy.int64]
-    """int64[n]: the largest `ts_out` up to each entry."""
+    """int64[n]: largest `ts_out` up to each entry."""
 
 
 def _between(segments: list[Segment], first: Place, last: Place) -> _Part:
@@ -228,7 +228,7 @@ _NONE: Final = numpy.empty(0, numpy.int64)
 
 
 def _shares(parts: list[tuple[int, _Part]], most_bytes: int, at_least_one: bool) -> list[int]:
-    """Return how many entries of each slice fit into `most_bytes` together, the earliest by `ts_out` first."""
+    """Return how many entries of each slice fit into `most_bytes` in total, the earliest by `ts_out` first."""
     owner = numpy.repeat(numpy.arange(len(parts)), [len(part.latest) for _, part in parts])
     latest = numpy.concatenate([part.latest for _, part in parts])
     sizes = numpy.concatenate([part.piece.stop - part.piece.start for _, part in parts])
@@ -241,7 +241,7 @@ def _shares(parts: list[tuple[int, _Part]], most_bytes: int, at_least_one: bool)
 
 
 def _check(recording: Recording, slice_id: int, segments: list[Segment], last: Place) -> None:
-    """Raise JournalError when a slice ends before a place up to which it was read."""
+    """Raise JournalError if a slice ends before a place up to which it was read."""
     if last in (_BEGIN, _END):
         return
     for segment in segments:

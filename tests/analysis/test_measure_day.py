@@ -158,7 +158,7 @@ def test_command_warns_if_the_connector_cannot_be_built(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("blackbox.cli.ui.drawing._SETTINGS", {})  # the tests' session has the settings already
     draw(Day(tmp_path / "day", feed_of()).path, tmp_path / "day.html")
-    assert "warning: recordings are read by the slower engine in Python: the connector" in capfd.readouterr().err
+    assert "warning: the slower Python engine reads recordings: the connector" in capfd.readouterr().err
 
 
 def test_command_without_a_recording_does_not_start_spark(tmp_path: Path) -> None:

@@ -36,6 +36,6 @@ def test_a_client_reads_in_java_and_draws_a_page(tmp_path: Path) -> None:
     assert said["rows"] == 9
     assert f"BatchScan blackbox {day.path}" in said["plan"]
     assert said["refused"] == (
-        "conf had spark.executor.memory = 1g, which a session that is there cannot change; it was None"
+        "conf had spark.executor.memory = 1g, which an existing session cannot change; it was None"
     )
     assert "<title>recorded, 2026-11-20</title>" in (tmp_path / "day.html").read_text()

@@ -77,7 +77,7 @@ def test_session_without_the_connector_warns_once_why(
         assert blackbox.spark.session().sparkContext is spark.sparkContext
     (warning,) = told
     assert str(warning.message).startswith(
-        "recordings are read by the slower engine in Python: the connector for Spark could not be made in "
+        "the slower Python engine reads recordings: the connector for Spark could not be made in "
         f"{tmp_path}/cache/blackbox: "
     )
 

@@ -194,7 +194,7 @@ def test_records_that_are_gone_are_told(tmp_path: Path) -> None:
         reader_of(tmp_path).partitions(NOTHING, end)
     growing.grow("2026-11-21", 0)
     (tmp_path / "2026-11-20").rename(tmp_path.parent / "elsewhere")
-    with pytest.raises(JournalError, match="has lost the day '2026-11-20', which a stream had begun to read"):
+    with pytest.raises(JournalError, match="has lost the day '2026-11-20', which a stream is reading"):
         reader_of(tmp_path).partitions(NOTHING, end)
 
 
