@@ -1,4 +1,4 @@
-"""Order books in compiled code: what a feed declares of its messages, and the levels that follow from them.
+"""Order books in compiled code: a feed's declaration of its messages, and the price levels that result from them.
 
-In: a symbol's messages in order. Out: price levels. Runs in the thread of whoever calls it.
+In: a symbol's messages in order. Out: price levels. Runs in the caller's thread.
 """

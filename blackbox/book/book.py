@@ -1,17 +1,17 @@
 """A book of resting orders of one symbol, in compiled code: orders by reference, price levels of both sides.
 
-All of it is one int64 array, so that it can be the state of a compiled callback:
+A book is one int64 array, so that it can be the state of a compiled callback:
 
     BookHead | bids: Level, Level, ... | asks: ... | orders: see `blackbox.book.orders`
 
-Levels stand in order, the best one last: what changes most is moved least. A book does not grow beyond its array: where
-there is no room an order is left out and counted (`forgotten`). `has_room` tells it in time, `roomier` gives a larger
-book.
+Levels are sorted with the best one last, so that frequent changes move little memory. A book does not grow beyond its
+array: without room an order is left out and counted (`forgotten`). `has_room` checks this in advance, `roomier` returns
+a larger book.
 
     book = new_book()
-    at = book.ctypes.data                          # what changes it takes its address
+    at = book.ctypes.data                          # changes take its address
     add(at, reference, BUY, price, shares)         # then take, remove, replace, put
-    set_level(at, BUY, price, shares)              # where a venue tells levels, not orders
+    set_level(at, BUY, price, shares)              # if a venue sends levels, not orders
     settle(at)                                     # after an event of the venue; levels(book, BUY, 5)
 """
 
@@ -42,42 +42,42 @@ from blackbox.native.records import Field, Fields, SharedRecord, record_at
 
 
 class BookHead(SharedRecord):
-    """What stands before the levels: how many there are, and what the book counts."""
+    """Header before the levels: sizes and counters."""
 
     room = Field()
-    """How many levels of a side there is room for."""
+    """Maximum number of levels of a side."""
     depth = Fields(2)
-    """Levels of the bids, and of the asks."""
+    """Number of bid levels, and of ask levels."""
     added = Field()
     taken = Field()
-    """Executions and cancellations that were applied."""
+    """Executions and cancellations applied."""
     removed = Field()
     replaced = Field()
     unknown = Field()
-    """Messages about an order (or a level) that does not rest."""
+    """Messages about an order (or level) that does not rest."""
     duplicate = Field()
-    """Orders added under a reference that rests already: the old one was removed first."""
+    """Orders added under a reference that already rests; the old order was removed first."""
     too_many = Field()
-    """Executions and cancellations of more shares than rest: the order was removed."""
+    """Executions and cancellations of more shares than rest; the order was removed."""
     locked = Field()
     """Events after which bid and ask were equal."""
     crossed = Field()
     """Events after which the bid was above the ask."""
     refused = Field()
-    """Messages that were not of the form that their type has."""
+    """Messages with an invalid format."""
     unsynced = Field()
-    """How often messages may have been lost."""
+    """Number of times that messages may have been lost."""
     is_unsynced = Field()
-    """1 from then on, or once a message shows that the book is wrong, until the book is cleared."""
+    """1 after that, or after a message that shows that the book is wrong, until the book is cleared."""
     is_full = Field()
-    """1 when it may not grow: what has no room is forgotten."""
+    """1 if it may not grow. Orders without room are forgotten."""
     messages = Field()
-    """What was applied, of the types that change books."""
+    """Messages applied, of the types that change books."""
     slice_id = Field()
     epoch = Field()
-    """Slice and publisher's run of the last message."""
+    """Slice and epoch of the last message."""
     is_snapshot = Field()
-    """1 while the venue sends all that rests."""
+    """1 during a snapshot of the venue."""
 
 
 class _Level(SharedRecord):
@@ -95,29 +95,29 @@ _LEVEL_WORDS: Final = _LEVEL_BYTES // 8
 _COUNTED: Final = ("added", "taken", "removed", "replaced", "unknown", "duplicate", "too_many")
 _SEEN: Final = ("locked", "crossed", "refused", "unsynced")
 COUNTERS: Final = ("orders", *_COUNTED, "forgotten", *_SEEN)
-"""What `counters` tells: `orders` that rest, `forgotten` ones for which there was no room, and counts of `BookHead`."""
+"""Names of the values of `counters`: resting `orders`, `forgotten` ones without room, and counters of `BookHead`."""
 
 
 class Level(NamedTuple):
-    """One price of one side."""
+    """A price level of one side."""
 
     price: int
     shares: int
     orders: int
-    """0 where the venue does not tell."""
+    """0 if the venue does not send it."""
 
 
 def new_book(most_orders: int = 1 << 10, most_levels: int = 1 << 8) -> NDArray[numpy.int64]:
-    """Return an empty book with room for at least so many orders, and so many levels of each side."""
+    """Return an empty book with room for at least `most_orders`, and for `most_levels` of each side."""
     start = _HEAD_BYTES // 8 + 2 * _LEVEL_WORDS * most_levels
-    book = numpy.zeros(start + orders.words_for(most_orders), numpy.int64)  # pages that are touched only as they fill
+    book = numpy.zeros(start + orders.words_for(most_orders), numpy.int64)  # pages are touched only when they fill
     head_of(book).room = most_levels
     orders.begin(book[start:], most_orders)
     return book
 
 
 def roomier(book: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
-    """Return a book with the same in it, and room for twice as many orders and levels."""
+    """Return a copy with room for twice as many orders and levels."""
     room = head_of(book).room
     larger = new_book(1 << orders_of(book).most_bits, 2 * room)
     _copy(book.ctypes.data, larger.ctypes.data)
@@ -125,12 +125,12 @@ def roomier(book: NDArray[numpy.int64]) -> NDArray[numpy.int64]:
 
 
 def head_of(book: NDArray[numpy.int64]) -> BookHead:
-    """Return a view of the head of a book: its counts."""
+    """Return a view of the head of a book, with its counters."""
     return BookHead(book[: _HEAD_BYTES // 8])
 
 
 def counters(book: NDArray[numpy.int64]) -> dict[str, int]:
-    """Return what a book has counted, by the names of `COUNTERS`."""
+    """Return the counters of a book, by the names of `COUNTERS`."""
     head = head_of(book)
     table = orders_of(book)
     told = {"orders": table.count, "forgotten": table.forgotten}
@@ -150,7 +150,7 @@ def orders_of(book: NDArray[numpy.int64]) -> OrderTable:
 
 
 def order_columns(book: NDArray[numpy.int64]) -> NDArray[Any]:
-    """Return the orders that rest, as a structured array by reference: reference, side, price, shares."""
+    """Return the resting orders as a structured array sorted by reference: reference, side, price, shares."""
     start = _HEAD_BYTES // 8 + 2 * _LEVEL_WORDS * head_of(book).room + TABLE_BYTES // 8
     slots = book[start : start + (ORDER_BYTES // 8 << orders_of(book).bits)].view(Order.dtype)
     resting = slots[slots["shares"] != 0]
@@ -158,13 +158,13 @@ def order_columns(book: NDArray[numpy.int64]) -> NDArray[Any]:
 
 
 def is_synced(book: NDArray[numpy.int64]) -> bool:
-    """Return whether nothing says that the book lacks messages, and no snapshot is under way."""
+    """Return False if the book is known to lack messages, or during a snapshot."""
     head = head_of(book)
     return not (head.is_unsynced or head.is_snapshot)
 
 
 def level_columns(book: NDArray[numpy.int64]) -> NDArray[Any]:
-    """Return the levels that the venue told as such: as `order_columns`, under the reference 0."""
+    """Return the levels set by the venue, as in `order_columns`, with reference 0."""
     room, start, found = head_of(book).room, _HEAD_BYTES // 8, []
     for side in (BUY, SELL):
         first = start + _LEVEL_WORDS * room * side
@@ -188,7 +188,7 @@ def _side_at(book: int, side: int) -> Any:
 
 @inner
 def _place(book: int, side: int, price: int) -> int:
-    """Where a price stands among the levels of a side, or belongs: bids rise, asks fall, so that the best is last."""
+    """Return the index of a price among the levels of a side: bids rise, asks fall, so that the best is last."""
     start = _side_at(book, side)
     low, high = 0, head_at(book).depth[side]
     if high > 0 and _level_at(start + _LEVEL_BYTES * (high - 1)).price == price:
@@ -205,7 +205,7 @@ def _place(book: int, side: int, price: int) -> int:
 
 @inner
 def _open_level(book: int, side: int, price: int) -> Any:
-    """Return the address of a level, which is made, without shares, if it is not there. There must be room."""
+    """Return the address of a level. A missing one is created without shares. There must be room."""
     head = head_at(book)
     place, many = _place(book, side, price), head.depth[side]
     at = _side_at(book, side) + _LEVEL_BYTES * place
@@ -221,7 +221,7 @@ def _open_level(book: int, side: int, price: int) -> Any:
 
 @inner
 def _close_level(book: int, side: int, place: int) -> None:
-    """Remove the level at a place."""
+    """Remove the level at an index."""
     head = head_at(book)
     many = head.depth[side] - 1
     words = int64s_at(_side_at(book, side) + _LEVEL_BYTES * place, _LEVEL_WORDS * (many - place + 1))
@@ -232,11 +232,11 @@ def _close_level(book: int, side: int, place: int) -> None:
 
 @inner
 def _shrink_level(book: int, side: int, price: int, shares: int, gone: int) -> None:
-    """Take shares, and `gone` orders, from a level, which goes with its last order."""
+    """Remove shares, and `gone` orders, from a level. A level without orders is removed."""
     place = _place(book, side, price)
     found = _level_at(_side_at(book, side) + _LEVEL_BYTES * place)
     if place == head_at(book).depth[side] or found.price != price:
-        return  # a feed that sets levels and adds orders took it away
+        return  # removed by a feed that sets levels and adds orders
     found.shares -= shares
     found.orders -= gone
     if found.orders == 0:
@@ -259,7 +259,7 @@ def _fits(book: int) -> bool:
 
 @inner
 def _rest(book: int, reference: int, side: int, price: int, shares: int) -> None:
-    """Let an order rest under a reference that is free; one of no shares does not."""
+    """Add an order under a free reference. An order without shares is not added."""
     if shares <= 0:
         return
     if not _fits(book):
@@ -273,7 +273,7 @@ def _rest(book: int, reference: int, side: int, price: int, shares: int) -> None
 
 @inner
 def note_lack(book: int) -> None:
-    """Note that the book lacks something, unless that is known."""
+    """Count once that the book lacks messages."""
     head = head_at(book)
     if head.is_unsynced == 0:
         head.unsynced += 1
@@ -303,13 +303,13 @@ def _free(book: int, reference: int) -> None:
 
 @njit(nogil=True, cache=True)
 def has_room(book: int) -> bool:
-    """Return whether one more order fits, whatever its side and price; also when the book may not grow."""
+    """Return True if one more order of any side and price fits, or if the book may not grow."""
     return head_at(book).is_full != 0 or _fits(book)
 
 
 @njit(nogil=True, cache=True)
 def settle(book: int) -> None:
-    """Count a book that is locked or crossed at the end of an event."""
+    """Count a locked or crossed book at the end of an event."""
     head = head_at(book)
     bids, asks = head.depth[BUY], head.depth[SELL]
     if bids > 0 and asks > 0:
@@ -321,7 +321,7 @@ def settle(book: int) -> None:
 
 @njit(nogil=True, cache=True)
 def add(book: int, reference: int, side: int, price: int, shares: int) -> None:
-    """Let an order rest, on side BUY or SELL."""
+    """Add an order on side BUY or SELL."""
     head_at(book).added += 1
     _free(book, reference)
     _rest(book, reference, side, price, shares)
@@ -329,7 +329,7 @@ def add(book: int, reference: int, side: int, price: int, shares: int) -> None:
 
 @njit(nogil=True, cache=True)
 def take(book: int, reference: int, shares: int) -> Any:
-    """Execute or cancel some of an order's shares; return its price, or UNKNOWN_PRICE when it does not rest."""
+    """Execute or cancel some of an order's shares. Return its price, or UNKNOWN_PRICE if it does not rest."""
     head = head_at(book)
     at = orders.find(_orders_at(book), reference)
     order = order_at(at)
@@ -363,7 +363,7 @@ def remove(book: int, reference: int) -> None:
 
 @njit(nogil=True, cache=True)
 def replace(book: int, old: int, new: int, price: int, shares: int) -> None:
-    """Replace an order by one of the same side, under a new reference, with other price and shares."""
+    """Replace an order by one of the same side with another reference, price and shares."""
     head = head_at(book)
     at = orders.find(_orders_at(book), old)
     order = order_at(at)
@@ -379,7 +379,7 @@ def replace(book: int, old: int, new: int, price: int, shares: int) -> None:
 
 @njit(nogil=True, cache=True)
 def put(book: int, reference: int, side: int, price: int, shares: int) -> None:
-    """Add an order, in place of the one with that reference if there is one."""
+    """Add an order, replacing one with the same reference."""
     head = head_at(book)
     at = orders.find(_orders_at(book), reference)
     if order_at(at).shares == 0:
@@ -392,7 +392,7 @@ def put(book: int, reference: int, side: int, price: int, shares: int) -> None:
 
 @njit(nogil=True, cache=True)
 def rests(book: int, reference: int) -> bool:
-    """Return whether an order rests under a reference; one that does not is counted as unknown."""
+    """Return True if an order rests under a reference. Otherwise count it as unknown."""
     found = order_at(orders.find(_orders_at(book), reference)).shares != 0
     if not found:
         _miss(book)
@@ -401,7 +401,7 @@ def rests(book: int, reference: int) -> bool:
 
 @njit(nogil=True, cache=True)
 def set_level(book: int, side: int, price: int, shares: int) -> None:
-    """Let so many shares, of nobody knows how many orders, rest at a price; none: the level is removed."""
+    """Set the shares at a price, with an unknown number of orders. Without shares the level is removed."""
     head = head_at(book)
     place, many = _place(book, side, price), head.depth[side]
     found = _level_at(_side_at(book, side) + _LEVEL_BYTES * place)
@@ -423,7 +423,7 @@ def set_level(book: int, side: int, price: int, shares: int) -> None:
 
 @njit(nogil=True, cache=True)
 def clear(book: int) -> None:
-    """Remove all that rests; its counts stay. The book is in sync from here on."""
+    """Remove all orders and levels, but keep the counters. The book is then in sync."""
     head = head_at(book)
     head.depth[BUY] = head.depth[SELL] = 0
     head.is_unsynced = 0
@@ -432,7 +432,7 @@ def clear(book: int) -> None:
 
 @inner
 def enter_snapshot(book: int, belongs: bool, ends: bool) -> None:
-    """Note whether a message belongs to a snapshot, and ends it. The first one that does clears the book."""
+    """Track whether a message belongs to a snapshot, and ends it. The first message of a snapshot clears the book."""
     head = head_at(book)
     if belongs and head.is_snapshot == 0:
         clear(book)
@@ -441,14 +441,14 @@ def enter_snapshot(book: int, belongs: bool, ends: bool) -> None:
 
 @njit(nogil=True, cache=True)
 def refuse(book: int) -> None:
-    """Count a message that was not of the form that its type has: the book lacks what it said."""
+    """Count a message with an invalid format. The book then lacks its change."""
     head_at(book).refused += 1
     note_lack(book)
 
 
 @inner
 def note_origin(book: int, slice_id: int, epoch: int) -> None:
-    """Note where a message came from. In another run of its publisher, what came between is not known."""
+    """Store the slice and epoch of a message. A new epoch means that messages may be missing."""
     head = head_at(book)
     if head.epoch != epoch and head.messages > 0:
         lose_sync(book)
@@ -459,7 +459,7 @@ def note_origin(book: int, slice_id: int, epoch: int) -> None:
 
 @njit(nogil=True, cache=True)
 def lose_sync(book: int) -> None:
-    """Note that messages may have been lost."""
+    """Count that messages may have been lost."""
     head = head_at(book)
     head.unsynced += 1
     head.is_unsynced = 1
@@ -476,21 +476,21 @@ def _level(book: int, side: int, place: int) -> tuple[int, int, int]:
 
 @njit(nogil=True, cache=True)
 def level(book: int, side: int, place: int) -> tuple[int, int, int]:
-    """Return price, shares and orders of the level at `place` (0: the best one); zeros where there is none."""
+    """Return price, shares and orders of the level at `place` (0: the best); zeros if it does not exist."""
     return _level(book, side, place)
 
 
 @njit(nogil=True, cache=True)
 def best(book: int) -> tuple[int, int, int, int, int, int]:
-    """Return what `level` does of the best bid and of the best ask."""
+    """Return `level` of the best bid and of the best ask."""
     return _level(book, BUY, 0) + _level(book, SELL, 0)
 
 
 @njit(nogil=True, cache=True)
 def show(book: int, depth: int, shown: NDArray[numpy.int64]) -> bool:
-    """Write the best `depth` levels to int64[2, depth, 3]; return whether a price, or the shares at one, changed.
+    """Write the best `depth` levels to int64[2, depth, 3]. Return True if a price or its shares changed.
 
-    Absent levels are zeros: a level of no shares.
+    Missing levels are zeros.
     """
     changed = False
     for side in range(2):
@@ -512,7 +512,7 @@ def _copy(source: int, target: int) -> None:
 
 
 def warm_up_book() -> None:
-    """Compile what Python calls of a book while messages come."""
+    """Compile the functions that Python calls while messages arrive."""
     warm_up(best, 0)
     warm_up(level, 0, 0, 0)
     warm_up(lose_sync, 0)

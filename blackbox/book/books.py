@@ -1,10 +1,10 @@
-"""The books of all symbols of a feed, kept in compiled code: Python once a batch, and once a symbol to make its book.
+"""The books of all symbols of a feed, in compiled code. Python runs once per batch, and once per new book.
 
-    book = subscriber.book(b"")                  # callbacks that are registered after it read it
+    book = subscriber.book(b"")                  # callbacks registered after it can read it
     books = Books("itch50"); books.apply(batch)  # without a subscriber
 
-A batch's rows go through one loop: type, topic -> symbol -> number -> book, the feed's `apply`. It returns to Python
-where a book is to be made or has no room.
+One loop processes a batch's rows: type, topic -> symbol -> number -> book, the feed's `apply`. It returns to Python
+if a book must be created or enlarged.
 """
 
 from __future__ import annotations
@@ -69,18 +69,18 @@ _MEAN_SYMBOL_BYTES: Final = 32
 _ALL_ROWS: Final = numpy.frombuffer(b"", numpy.int32)
 
 LEVEL: Final = numpy.dtype([("price", "<i8"), ("shares", "<i8"), ("orders", "<i8")])
-"""A level in `Books.tops`; one without shares is absent."""
+"""A level in `Books.tops`; a missing one has no shares."""
 
 
 class _BooksState(SharedRecord):
-    """What the loop over rows needs."""
+    """State of the loop over rows."""
 
     apply = Field()
     schema_id = Field()
     chosen = Field()
-    """Address of uint8[slices], where a replay has several feeds: 1 for the slices of the books' schema. Else 0."""
+    """Address of uint8[slices] in a replay of several feeds: 1 for the slices of the books' schema. Else 0."""
     conflated = Field()
-    """Whether the block stands for several: what came between its messages is not known."""
+    """True if the block stands for several, with unknown messages between its messages."""
     late = Field()
     """1 if a book that begins in the block lacks earlier messages."""
     type_offset = Field()
@@ -93,13 +93,13 @@ class _BooksState(SharedRecord):
     books = Field()
     """Address of int64[symbols]: the address of each book; 0: there was no memory for it."""
     made = Field()
-    """How many of them there are."""
+    """Number of addresses."""
     left_out = Field()
-    """Messages of symbols that have no book."""
+    """Messages of symbols without a book."""
     places = Field()
-    """Address of int32[...]: scratch for the topics of a block."""
+    """Address of int32[...], scratch memory for the topics of a block."""
     stuck = Field()
-    """The number of the book that is to be made, or has no room."""
+    """Number of the book that must be created or enlarged."""
 
 
 _state_at = record_at(_BooksState)
@@ -116,7 +116,7 @@ def _number(state: Any, topic: int, size: int) -> int:
 
 @inner
 def _payload(header: Header, layout: BodyLayout, body: int, row: int) -> tuple[int, int]:
-    """Return the address of a row's payload, and its size."""
+    """Return address and size of a row's payload."""
     if header.flags & FLAG_FIXED:
         return body + layout.payloads + header.stride * row, header.stride
     ends = int32s_at(body + layout.payload_offsets + 4 * row, 2)
@@ -126,7 +126,7 @@ def _payload(header: Header, layout: BodyLayout, body: int, row: int) -> tuple[i
 
 @inner
 def _is_chosen(chosen: int, header: Header, origins: int, row: int) -> bool:
-    """Return whether a row is of the books' schema, where feeds of several are merged."""
+    """Return True if a row is of the books' schema, in merged blocks of several feeds."""
     if chosen == 0:
         return True
     slice_id = header.slice_id if origins == 0 else int64s_at(origins + 24 * header.count, row + 1)[row]
@@ -144,7 +144,7 @@ def _note_origin(book: int, header: Header, origins: int, row: int) -> None:
 
 @inner
 def _begins_late(state: Any, book: int) -> bool:
-    """Return whether the book begins with this message, and lacks what was before it."""
+    """Return True if the book begins with this message and lacks earlier ones."""
     is_late: bool = state.late != 0 and head_at(book).messages == 0
     return is_late
 
@@ -153,7 +153,7 @@ def _begins_late(state: Any, book: int) -> bool:
 def _apply_rows(
     at: int, header_at: int, body: int, origins: int, rows: NDArray[numpy.int32], first: int, last: int
 ) -> int:
-    """Apply the messages `first` to `last` - 1 of `rows` (none: all of the block); return where it stopped."""
+    """Apply the messages `first` to `last` - 1 of `rows` (none: of all rows of the block). Return where it stopped."""
     state = _state_at(at)
     header = read_header(header_at)
     if state.chosen == 0 and header.schema_id not in (0, state.schema_id):
@@ -165,7 +165,7 @@ def _apply_rows(
     types = bytes_at(state.types, 256)
     books = int64s_at(state.books, state.made)
     places = int32s_at(state.places, header.topics)
-    is_noted = last - first >= header.topics  # to note each topic's book pays
+    is_noted = last - first >= header.topics  # caching each topic's book pays off
     if is_noted:
         places[:] = _UNKNOWN
     for i in range(first, last):
@@ -205,25 +205,25 @@ def _show_all(books: NDArray[numpy.int64], depth: int, shown: NDArray[numpy.int6
 
 
 class Best(NamedTuple):
-    """The best level of each side; None where nothing rests."""
+    """Best level of each side; None if the side is empty."""
 
     bid: Level | None
     ask: Level | None
 
 
 class Depth(NamedTuple):
-    """Levels of both sides, the best ones first."""
+    """Levels of both sides, best first."""
 
     bids: list[Level]
     asks: list[Level]
 
 
 class Books:
-    """The order book of every symbol whose messages it is given. Prices are integers with `decimals` implied places.
+    """The order book of every symbol in the given messages. Prices are integers with `decimals` implied decimals.
 
-    A symbol's first message makes its book; books grow as they fill, up to `max_bytes` together. What has no room is
-    counted: `forgotten` orders of a book that cannot grow, messages that are `left_out` of symbols without one. Any
-    thread may read at any time, and sees each batch's messages, or turn of them, as a whole.
+    A symbol's first message creates its book. Books grow as they fill, up to `max_bytes` in total. Above it, they
+    count `forgotten` orders of a book that cannot grow, and `left_out` messages of symbols without a book. Any thread
+    may read at any time, and sees each batch, or turn of it, as a whole.
     """
 
     def __init__(
@@ -235,20 +235,20 @@ class Books:
         max_symbols: int = MAX_SYMBOLS,
         max_bytes: int = MAX_BYTES,
     ) -> None:
-        """Empty books for the messages of a schema whose topics start with `prefix`.
+        """Create empty books for the messages of a schema whose topics start with `prefix`.
 
-        A book is not synced where the prefix leaves out messages of its symbol. Raises ConfigError when no books are
-        registered for the schema.
+        A book is not synced if the prefix excludes messages of its symbol. Raises ConfigError if the schema has no
+        registered books.
         """
         self._schema = schema
-        self._feed = feed = load_book_feed(schema)  # kept: the loop calls into it
+        self._feed = feed = load_book_feed(schema)  # kept alive, because the loop calls it
         self.decimals = feed.decimals
         self._max_bytes, self._bytes = max_bytes, 0
         self._lock = threading.Lock()
         self._books: list[NDArray[numpy.int64] | None] = []
         self._numbers: dict[bytes, int] = {}
         self._sorted: list[bytes] = []
-        """Its keys."""
+        """Keys with lost messages."""
         self._numbering = Numbering(max_symbols, _MEAN_SYMBOL_BYTES)
         self._addresses = numpy.zeros(max_symbols, numpy.int64)
         self._types = numpy.zeros(256, numpy.uint8)
@@ -256,18 +256,18 @@ class Books:
         self._places = numpy.empty(0, numpy.int32)
         self._feeds: Sequence[BatchFeed] = ()
         self._names: set[str] = set()
-        """The feed that the books are of, once it is known."""
+        """The feed of the books, once known."""
         self._takes_images = False
         self._prefix = prefix
         self.played_prefixes: tuple[bytes, ...] = (b"",)
-        """How the topics start that a replay plays."""
+        """Prefixes of the topics that a replay plays."""
         self._key_rule = 0
         """Key rule of the blocks."""
         self._unsure = UnsureKeys()
         self._epochs: dict[int, int] = {}
         """Epoch of each slice, and"""
         self._following: dict[tuple[int, int, bytes], int] = {}
-        """Ends of the last messages by slice, epoch and key, for batches that no subscriber or replay delivers."""
+        """Ends of the last messages by slice, epoch and key, for batches not delivered by a subscriber or replay."""
         self._symbol_rule = symbol_rule or SymbolRule()
         rule = CompiledSymbolRule.of(self._symbol_rule)
         self._state = state = _BooksState()
@@ -287,11 +287,13 @@ class Books:
         self(batch, 0, len(batch))
 
     def __call__(self, batch: Batch, start: int, count: int) -> None:
-        """Apply `count` messages of a batch from `start` on: for callers that give messages in turn."""
+        """Apply `count` messages of a batch from `start` on, for callers that pass messages in turn."""
         rows = _ALL_ROWS if batch.rows is None else read_only(batch.rows)
         received, last = batch._received_block, start + count
         with self._lock:
-            if received.feeds is not self._feeds and received.feeds != self._feeds:  # each recorded batch has a tuple
+            if (
+                received.feeds is not self._feeds and received.feeds != self._feeds
+            ):  # each recorded batch has its own tuple
                 self._choose(received.feeds)
             if (rule := batch.block.key_rule) != self._key_rule & 0xFF:
                 self._key_rule = ord(self._symbol_rule.separator) << 8 | rule if has_channels(rule) else rule
@@ -301,13 +303,13 @@ class Books:
             if not received.is_delivered and not received.is_image:
                 self._check_numbers(batch, start, last)
             if batch.block.topic_count > len(self._places):
-                with interrupts_held():  # the old memory would be gone, and its address kept
+                with interrupts_held():  # an interrupt would leave the address of freed memory
                     self._places = numpy.empty(2 * batch.block.topic_count, numpy.int32)
                     self._state.places = self._places.ctypes.data
             while (start := _apply_rows(self._state.address, *received.addresses, rows, start, last)) < last:
                 with interrupts_held():
                     self._make_room()
-            if received.is_image:  # a snapshot in it has brought books in sync
+            if received.is_image:  # its snapshot has synced the books
                 slices = None, batch.block.slice_id
                 for symbol in {*map(self._symbol_rule.symbol_of, batch.block.topics)}:
                     book = self._find(symbol)
@@ -315,9 +317,9 @@ class Books:
                         lose_sync(book.ctypes.data)
 
     def _check_numbers(self, batch: Batch, start: int, last: int) -> None:
-        """Lose sync unless the messages of a batch follow those before, from the first one of the epoch on.
+        """Lose sync unless the messages of a batch directly follow the earlier ones or the start of the epoch.
 
-        Another epoch empties the books of its slice, as a subscriber and a replay do.
+        A new epoch empties the books of its slice, as in a subscriber and a replay.
         """
         block = batch.block
         if start < last:
@@ -335,10 +337,10 @@ class Books:
             self._following[stream] = end
 
     def _choose(self, feeds: Sequence[BatchFeed]) -> None:
-        """Choose the slices of the books' schema, where there are several feeds.
+        """Select the slices of the books' schema, if there are several feeds.
 
-        Raises ConfigError when several are of it: an order of one could be taken for an order of the other. Also when
-        none of several is: which of them carries it as plain bytes is not known.
+        Raises ConfigError if several feeds have it, because orders of two feeds could be confused, or if none has it,
+        because the feed that carries it as plain bytes is unknown.
         """
         mine = [feed.schema is not None and feed.schema.schema_id == self._state.schema_id for feed in feeds]
         names = sorted(self._names | {feed.name for feed, is_mine in zip(feeds, mine, strict=True) if is_mine})
@@ -356,8 +358,8 @@ class Books:
         self._state.chosen = self._chosen.ctypes.data if len(feeds) > 1 else 0
 
     def _make_room(self) -> None:
-        """Make the next book, or another one larger, or note that it may not be."""
-        number = min(self._state.stuck, self._state.made)  # less, where an error left a symbol without its book
+        """Create or enlarge the next book, or mark it as full."""
+        number = min(self._state.stuck, self._state.made)  # lower if an error left a symbol without a book
         old = self._books[number] if number < self._state.made else None
         book = new_book(_FIRST_ORDERS, _FIRST_LEVELS) if old is None else roomier(old)
         more = book.nbytes - (0 if old is None else old.nbytes)
@@ -377,7 +379,7 @@ class Books:
             lose_sync(book.ctypes.data)
 
     def _lacks(self, symbol: bytes) -> bool:
-        """Return whether a symbol's first messages may be missing: its slice is not known yet."""
+        """Return True if a symbol's first messages may be missing. Its slice is not known yet."""
         start = symbol + self._symbol_rule.separator.encode()
         is_whole = start.startswith(self._prefix) and start.startswith(self.played_prefixes)
         return not is_whole or self._unsure.may_lack(self._start_of(symbol))
@@ -387,7 +389,7 @@ class Books:
         self._addresses[number] = book.ctypes.data
 
     def clear(self, slice_id: int | None = None) -> None:
-        """Empty the books of one slice, or forget all symbols: as if no message had come."""
+        """Empty the books of one slice, or remove all symbols."""
         with self._lock, interrupts_held():
             if slice_id is not None:
                 self._clear_slice(slice_id)
@@ -408,16 +410,16 @@ class Books:
         for number, book in enumerate(self._books):
             if book is not None and head_of(book).slice_id == slice_id:
                 fresh = new_book(_FIRST_ORDERS, _FIRST_LEVELS)
-                head_of(fresh).slice_id = slice_id  # what may be lost before its first message is its loss, too
+                head_of(fresh).slice_id = slice_id  # losses before its first message count too
                 self._bytes += fresh.nbytes - book.nbytes
                 self._put(number, fresh)
 
     def expect_image(self) -> None:
-        """Take images that come as images of books, with which the next messages continue. Others are not synced."""
+        """Accept images of books, which the next messages continue. Other images do not sync books."""
         self._takes_images = True
 
     def resting(self, symbol: str | bytes) -> tuple[NDArray[Any], bool]:
-        """Return a copy of a symbol's orders, or of levels, as `Resting` has them, and whether it is in a snapshot."""
+        """Return a copy of a symbol's orders, or levels, as in `Resting`, and True during a snapshot."""
         with self._lock:
             if (book := self._find(symbol)) is None:
                 return order_columns(new_book(1, 1)), False
@@ -425,9 +427,9 @@ class Books:
             return orders if len(orders) else level_columns(book), bool(head_of(book).is_snapshot)
 
     def lose_sync(self, slice_id: int | None = None, key: bytes = b"") -> None:
-        """Note that messages may have been lost: of one slice, or of any; of a key, or of all.
+        """Mark messages as lost: of one slice or any, of a key or all.
 
-        Books that are begun later may lack messages, too.
+        Books created later may lack messages too.
         """
         with self._lock:
             self._lose(slice_id, key)
@@ -451,44 +453,44 @@ class Books:
         yield from takewhile(lambda symbol: symbol.startswith(key), islice(self._sorted, first, None))
 
     def _start_of(self, symbol: bytes) -> bytes:
-        """Return what the keys of a symbol's messages start with, and possibly more."""
+        """Return a prefix of the keys of a symbol's messages."""
         return key_of(self._key_rule, symbol) if has_channels(self._key_rule) else symbol
 
     def _kept(self) -> list[NDArray[numpy.int64]]:
         return [book for book in self._books if book is not None and head_of(book).messages]
 
     def _find(self, symbol: str | bytes) -> NDArray[numpy.int64] | None:
-        """Return a symbol's book, unless no message came for it."""
+        """Return a symbol's book; None before its first message."""
         number = self._numbers.get(as_bytes("symbol", symbol))
         book = None if number is None else self._books[number]
         return book if book is not None and head_of(book).messages else None
 
     @property
     def symbols(self) -> list[bytes]:
-        """The symbols that have a book, in the order in which their first messages came."""
+        """The symbols that have a book, in order of their first messages."""
         with self._lock:
             books = [(symbol, self._books[number]) for symbol, number in self._numbers.items()]
             return [symbol for symbol, book in books if book is not None and head_of(book).messages]
 
     @property
     def synced(self) -> bool:
-        """True if nothing says that a book lacks messages.
+        """True if no book is known to lack messages.
 
         A book lacks messages if it began after the publisher's first message, or after a gap; if a message did not fit
-        into it (`unknown`, `duplicate`, `too_many`, `forgotten`, `refused` of `counters`); and while a snapshot is
-        under way. A snapshot, or a clear of the venue, makes it whole again.
+        it (`unknown`, `duplicate`, `too_many`, `forgotten`, `refused` of `counters`); and during a snapshot. A
+        snapshot, or a clear by the venue, makes it complete again.
         """
         with self._lock:
             return self._state.left_out == 0 and all(map(is_synced, self._kept()))
 
     @property
     def lacks_messages(self) -> bool:
-        """True if a book is known to lack messages. Unlike `synced`, it does not count snapshots that are under way."""
+        """True if a book is known to lack messages. Unlike `synced`, it ignores unfinished snapshots."""
         with self._lock:
             return self._state.left_out > 0 or any(head_of(book).is_unsynced for book in self._kept())
 
     def is_synced(self, symbol: str | bytes) -> bool:
-        """Return whether a symbol has a book, and nothing says that it lacks messages: see `synced`."""
+        """Return True if a symbol has a book that is not known to lack messages: see `synced`."""
         with self._lock:
             book = self._find(symbol)
             return book is not None and is_synced(book)
@@ -514,7 +516,7 @@ class Books:
     def orders(self, symbol: str | bytes) -> NDArray[Any]:
         """Return a symbol's orders as a structured array: reference, side (0: buy, 1: sell), price, shares.
 
-        Empty where the venue tells levels only.
+        Empty if the venue sends levels only.
         """
         with self._lock:
             book = self._find(symbol)
@@ -539,14 +541,13 @@ class Books:
         return found
 
     def counters(self, symbol: str | bytes | None = None) -> dict[str, int]:
-        """Return what a symbol's book, or all together, have counted.
+        """Return the counters of a symbol's book, or of all.
 
-        `messages` applied, and `COUNTERS`: `orders` that rest; `added`, `taken` (executed or cancelled), `removed`,
-        `replaced`; `unknown`: about an order, or a level, that does not rest; `duplicate`: added under a reference that
-        rests; `too_many`: more shares taken than rest; `forgotten`: no room; `locked`, `crossed`: events after which
-        bid and ask were equal, or the bid was above; `refused`: not of the form that their type has; `unsynced`: how
-        often it became known that messages are missing. Of all also `left_out`: messages of symbols for which there was
-        no memory.
+        `messages` applied, and `COUNTERS`: resting `orders`; `added`, `taken` (executed or cancelled), `removed`,
+        `replaced`; `unknown`: about an order or level that does not rest; `duplicate`: added under a resting reference;
+        `too_many`: more shares taken than rest; `forgotten`: no room; `locked`, `crossed`: events after which bid and
+        ask were equal, or the bid was above; `refused`: invalid format; `unsynced`: number of times that messages were
+        found missing. The sum of all also has `left_out`: messages of symbols without a book, for lack of memory.
         """
         total = dict.fromkeys(("messages", *COUNTERS), 0)
         with self._lock:
@@ -560,7 +561,7 @@ class Books:
 
 
 class BookCallback(Callback):
-    """What a subscriber registers for its books."""
+    """The callback that a subscriber registers for its books."""
 
     function: Books
 
@@ -568,7 +569,7 @@ class BookCallback(Callback):
         super().__init__("book", prefix, books, worker)
 
     def lose(self, gap: Gap) -> None:
-        """Note that books may lack messages."""
+        """Mark messages of a gap as lost."""
         self.function.lose_sync(gap.slice_id, gap.key)
 
     def reset(self, slice_id: int | None = None) -> None:
@@ -576,5 +577,5 @@ class BookCallback(Callback):
         self.function.clear(slice_id)
 
     def restart(self, slice_id: int) -> None:
-        """Note that books of a slice may lack messages."""
+        """Mark messages of a slice as lost."""
         self.function.lose_sync(slice_id)

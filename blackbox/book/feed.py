@@ -1,9 +1,9 @@
-"""What a feed declares of its books, and the loop that applies its messages to one of them.
+"""A feed's declaration of its books, and the loop that applies its messages to a book.
 
-A feed brings one compiled function, of one message. It is registered in the entry-point group `blackbox.books`:
+A feed provides one compiled function for one message, and registers it in the entry-point group `blackbox.books`:
 
     @njit(nogil=True, cache=True)
-    def apply(book, payload, size):              # addresses of a book and of a payload, and the bytes of that
+    def apply(book, payload, size):              # addresses of a book and of a payload, and the payload's size
         add(book, reference, BUY, price, shares)
         return COMPLETE
 
@@ -26,51 +26,51 @@ from blackbox.native.intrinsics import call_for_integer
 from blackbox.native.jit import njit, warm_up
 
 BOOK_GROUP: Final = "blackbox.books"
-"""The entry-point group in which feeds register a `BookFeed`, by the name of their schema."""
+"""The entry-point group of `BookFeed`, registered by the names of their schemas."""
 
 IGNORED: Final = 0
-"""What `apply` returns of a message that says nothing of the book."""
+"""Result of `apply` for a message that does not change the book."""
 WITHIN: Final = 1
-"""Of one within an event: the book is between two states."""
+"""For a message within an event: the book is in an intermediate state."""
 COMPLETE: Final = 2
-"""Of the last one of an event: the book is as it is at the venue."""
+"""For the last message of an event: the book is in the venue's state."""
 
 
 class Resting(NamedTuple):
-    """What an image tells of a book, or of a part of it."""
+    """A book, or part of one, for an image."""
 
     symbol: bytes
     last: bytes
-    """The payload that changed the book last."""
+    """Payload that last changed the book."""
     orders: NDArray[Any]
-    """`Order.dtype`[n]; where none rests, levels that the venue told as such, under the reference 0."""
+    """`Order.dtype`[n]; without orders, the levels set by the venue, with reference 0."""
     is_snapshot: bool
-    """Whether the venue is within a snapshot; if nothing of it rests yet, one message says so."""
+    """True during a snapshot of the venue. If it has no orders yet, one message represents it."""
 
 
 Rest = Callable[[Resting], NDArray[numpy.uint8]]
-"""Returns uint8[n, bytes], a payload for each order: applied to an empty book, in any order, they make the same one."""
+"""Returns uint8[n, bytes], one payload per order. Applied to an empty book in any order, they make the same book."""
 
 
 class BookFeed(NamedTuple):
-    """How a feed's payloads change a book."""
+    """Declaration of how payloads change a book."""
 
     message_types: str
-    """The message types that do."""
+    """Message types that change a book."""
     type_offset: int
-    """Where in a payload the type stands."""
+    """Offset of the type in a payload."""
     decimals: int
-    """A price of the book is the real one times 10 to the power of this."""
+    """Prices in the book are real prices times 10 to the power of this."""
     apply: Any
-    """Compiled by `njit`: (book, payload, size), int64 all, to IGNORED, WITHIN or COMPLETE. It checks the size."""
+    """Compiled by `njit`: (book, payload, size), all int64, to IGNORED, WITHIN or COMPLETE. It checks the size."""
     rest: Rest | None = None
-    """Makes the messages of an image; None: there are no images of these books."""
+    """Makes the messages of an image; None: these books have no images."""
     begins_empty: bool = True
-    """True if a publisher's first message finds an empty book. Else the book is synced once it is cleared."""
+    """True if a book is empty before a publisher's first message. Otherwise a book is synced once it is cleared."""
 
     @property
     def address(self) -> int:
-        """Of `apply`, as a C function. Raises ConfigError when it returns something else than an int64."""
+        """Address of `apply` as a C function. Raises ConfigError if it does not return an int64."""
         warm_up(self.apply, 0, 0, 0)
         compiled = self.apply.overloads[(types.int64,) * 3]
         if compiled.signature.return_type != types.int64:
@@ -82,7 +82,7 @@ class BookFeed(NamedTuple):
 
 
 def load_book_feed(schema: str) -> BookFeed:
-    """Return the books of a schema. Raises ConfigError when none are registered for it."""
+    """Return the books of a schema. Raises ConfigError if none are registered."""
     feed = load_registered(BOOK_GROUP, schema, "schema of books")
     if not isinstance(feed, BookFeed):
         raise ConfigError(f"schema of books {schema!r}: the entry point holds {feed!r}, expected a BookFeed")
@@ -105,12 +105,11 @@ def run(
 ) -> tuple[int, int]:
     """Apply the messages `first` to `last` - 1, and write each change of the best `depth` levels.
 
-    `apply` is the address of a feed's function. Message i is `data[offsets[i]:offsets[i + 1]]`. A change of a price, or
-    of the shares at one, after a complete event is a place in `rows` (the message) and in `tops` (int64[n, 2, depth,
-    3]: bids and asks, the best first: price, shares, orders), and in `synced` whether nothing says that the book lacks
-    messages; all have room for `last` - `first`. `shown`, int64[2, depth, 3], holds the last ones from call to call.
-    Returns where it stopped, which is before `last` when the book
-    should be made roomier, and how many changes it wrote.
+    `apply` is the address of a feed's function. Message i is `data[offsets[i]:offsets[i + 1]]`. After each complete
+    event that changed a price or its shares, the message's index is written to `rows`, the levels to `tops` (int64[n,
+    2, depth, 3]: bids and asks, the best first: price, shares, orders), and True to `synced` if the book is not known
+    to lack messages. All have room for `last` - `first`. `shown`, int64[2, depth, 3], keeps the last levels between
+    calls. Returns where it stopped, before `last` if the book must be enlarged, and the number of changes.
     """
     many = 0
     at = book.ctypes.data

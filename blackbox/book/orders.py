@@ -1,9 +1,9 @@
-"""Resting orders by reference, in compiled code: a hash table in one piece of int64 memory.
+"""Resting orders by reference, in compiled code: a hash table in one int64 array.
 
     OrderTable | slots: Order, Order, ...
 
-Open addressing with linear probing. Half of the slots in use stay empty at least; the table doubles as it fills, up to
-the room it has, so that it is no larger than the orders that rest and stays in the cache.
+Open addressing with linear probing. At least half of the slots in use are empty. The table doubles as it fills, up to
+its capacity, so that it stays as small as its orders allow and fits the cache.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from blackbox.native.records import Field, SharedRecord, record_at
 BUY: Final = 0
 SELL: Final = 1
 UNKNOWN_PRICE: Final = -1
-"""The price of an order that does not rest."""
+"""Price of an order that does not rest."""
 
 _FIRST_BITS: Final = 4
 
 
 class Order(SharedRecord):
-    """An order that rests, or a free slot: then it has no shares."""
+    """A resting order, or a free slot, which has no shares."""
 
     reference = Field()
     side = Field()
@@ -36,15 +36,15 @@ class Order(SharedRecord):
 
 
 class OrderTable(SharedRecord):
-    """What stands before the slots."""
+    """Header before the slots."""
 
     count = Field()
-    """Orders that rest."""
+    """Resting orders."""
     bits = Field()
     """`1 << bits` slots are in use."""
     most_bits = Field()
     forgotten = Field()
-    """Orders for which there was no room."""
+    """Orders that found no room."""
 
 
 order_at = record_at(Order)
@@ -54,30 +54,30 @@ TABLE_BYTES: Final = OrderTable.dtype.itemsize
 
 
 def bits_for(most: int) -> int:
-    """Return how many bits of slots hold `most` orders."""
+    """Return the bits of a table with room for `most` orders."""
     return max(_FIRST_BITS, (2 * most - 1).bit_length())
 
 
 def new_orders(most: int) -> NDArray[numpy.int64]:
-    """Return a table, as int64, for at least `most` orders that rest at a time; more are forgotten, and counted."""
+    """Return a table, as int64, for at least `most` resting orders. More are dropped and counted as forgotten."""
     memory = numpy.zeros(words_for(most), numpy.int64)
     begin(memory, most)
     return memory
 
 
 def words_for(most: int) -> int:
-    """Return how many int64 a table for `most` orders takes."""
+    """Return the size of a table for `most` orders, in int64."""
     return (TABLE_BYTES + (ORDER_BYTES << bits_for(most))) // 8
 
 
 def begin(orders: NDArray[numpy.int64], most: int) -> None:
-    """Make zeros an empty table for `most` orders."""
+    """Make an empty table for `most` orders from zeros."""
     table = table_of(orders)
     table.bits, table.most_bits = _FIRST_BITS, bits_for(most)
 
 
 def table_of(orders: NDArray[numpy.int64]) -> OrderTable:
-    """Return the head of a table: its counts."""
+    """Return the head of a table, with its counters."""
     return OrderTable(orders[: TABLE_BYTES // 8])
 
 
@@ -88,7 +88,7 @@ def _slot_at(orders: int, slot: int) -> int:
 
 @inner
 def find(orders: int, reference: int) -> int:
-    """Return the address of an order's slot, or of the free one where it belongs: that has no shares."""
+    """Return the address of an order's slot, or of the free slot for it, which has no shares."""
     bits = order_table_at(orders).bits
     mask = (1 << bits) - 1
     slot = hash_integer(reference, bits)
@@ -102,7 +102,7 @@ def find(orders: int, reference: int) -> int:
 
 @inner
 def has_room_for_order(orders: int) -> bool:
-    """Return whether one more order fits."""
+    """Return True if one more order fits."""
     table = order_table_at(orders)
     return 2 * (table.count + 1) <= 1 << table.most_bits
 
@@ -123,9 +123,9 @@ def _double(orders: int) -> None:
 
 @inner
 def rest(orders: int, reference: int, side: int, price: int, shares: int) -> bool:
-    """Let an order rest, in place of one of the same reference; return False, and count it, when there is no room.
+    """Add an order, replacing one of the same reference. If there is no room, count it and return False.
 
-    An order of no shares does not rest.
+    An order without shares is not added.
     """
     if shares <= 0:
         remove(orders, reference)
@@ -146,7 +146,7 @@ def rest(orders: int, reference: int, side: int, price: int, shares: int) -> boo
 
 @inner
 def forget(orders: int, at: int) -> None:
-    """Free the slot at address `at`. Orders behind it move up, so that a search may end at a free one."""
+    """Free the slot at address `at`. Later orders move up, so that a search may stop at a free slot."""
     table = order_table_at(orders)
     bits = table.bits
     mask = (1 << bits) - 1
@@ -166,7 +166,7 @@ def forget(orders: int, at: int) -> None:
 
 @inner
 def remove(orders: int, reference: int) -> bool:
-    """Let an order rest no more; return whether it did."""
+    """Remove an order. Return False if it does not rest."""
     at = find(orders, reference)
     if order_at(at).shares == 0:
         return False
@@ -176,7 +176,7 @@ def remove(orders: int, reference: int) -> bool:
 
 @inner
 def take(orders: int, reference: int, shares: int) -> int:
-    """Take shares from an order, which goes with its last; return its price, or UNKNOWN_PRICE when it does not rest."""
+    """Take shares from an order, removing an empty one. Return its price, or UNKNOWN_PRICE if it does not rest."""
     at = find(orders, reference)
     order = order_at(at)
     if order.shares == 0:
@@ -191,7 +191,7 @@ def take(orders: int, reference: int, shares: int) -> int:
 
 @inner
 def clear(orders: int) -> None:
-    """Let no order rest any more."""
+    """Remove all orders."""
     table = order_table_at(orders)
     int64s_at(orders + TABLE_BYTES, (ORDER_BYTES // 8) << table.bits)[:] = 0
     table.count = 0
@@ -199,7 +199,7 @@ def clear(orders: int) -> None:
 
 @inner
 def copy_orders(orders: int, larger: int) -> None:
-    """Let all orders rest in another table, which has room for them, too."""
+    """Copy all orders to another table, which must have room."""
     for slot in range(1 << order_table_at(orders).bits):
         order = order_at(_slot_at(orders, slot))
         if order.shares != 0:

@@ -1,4 +1,4 @@
-"""Keys whose messages may have been lost, and whether some messages may have one of them."""
+"""Keys with messages that may have been lost."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 
 class UnsureKeys:
-    """Slices and keys whose messages may have been lost. The slice None stands for any, the key b"" for all of it."""
+    """Slices and keys with messages that may have been lost. Slice None means any, key b"" all of a slice."""
 
     def __init__(self) -> None:
         self._keys: dict[int | None, set[bytes]] = {}
         self._shorter: dict[int | None, set[bytes]] = {}
-        """All that the keys begin with: starts that are shorter than a key."""
+        """Prefixes of the keys, shorter than a key."""
 
     def add(self, slice_id: int | None, key: bytes) -> None:
         """Add a key of a slice."""
@@ -19,7 +19,7 @@ class UnsureKeys:
         self._shorter.setdefault(slice_id, set()).update(key[:size] for size in range(len(key)))
 
     def clear(self, slice_id: int | None = None) -> None:
-        """Forget the keys of a slice, or all."""
+        """Remove the keys of a slice, or all."""
         for kept in (self._keys, self._shorter):
             if slice_id is None:
                 kept.clear()
@@ -27,7 +27,7 @@ class UnsureKeys:
                 kept.pop(slice_id, None)
 
     def may_lack(self, start: bytes, slices: Iterable[int | None] | None = None) -> bool:
-        """Return whether messages whose keys start so may have been lost, in some of these slices, or in any."""
+        """Return True if messages whose keys have this prefix may have been lost, in one of these slices or any."""
         if not self._keys:
             return False
         heads = [start[:size] for size in range(len(start) + 1)]
