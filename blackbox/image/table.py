@@ -1,4 +1,4 @@
-"""Keep the newest payload of each topic under a prefix: the image first, then what follows."""
+"""Keep the newest payload of each topic under a prefix: the image first, then all later messages."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from blackbox.feed.symbol_choice import SymbolChoice
 from blackbox.subscribe.catching_up import Since
 
 At = Mapping[int, Position]
-"""By slice, the position after the last message."""
+"""Position after the last message, by slice."""
 OnChange = TypeVar("OnChange", bound=Callable[[bytes, bytes | None], object])
 _LOOK_S: Final = 0.1
-"""Between two looks at whether the subscriber has ended."""
+"""Interval between checks whether the subscriber has ended."""
 _SIZES: Final = struct.Struct("<QQ")
 
 
@@ -53,13 +53,13 @@ class Puts(Protocol):
 
 
 class Table(Frames, Mapping[bytes, bytes]):
-    """The newest payload of each topic that begins with `prefix`. Made by `Subscriber.table`.
+    """The newest payload of each topic that begins with `prefix`. Created by `Subscriber.table`.
 
-    A message without a value takes its topic out. Any thread may read it; what several reads give may be of several
-    moments, but for `snapshot`. Messages that are lost (see `on_gap`) leave topics as they were.
+    A message without a value removes its topic. Any thread may read it. Consecutive reads may see different states;
+    `snapshot` returns one state. Lost messages (see `on_gap`) leave topics unchanged.
 
-    As a frame (`to_arrow`, `to_pandas`, `to_polars`) it has the columns of a `Recording`, a row a topic: slice by
-    slice, in the order of their newest messages. Options are `message_type`, `prices`, `times` and `zone`.
+    As a frame (`to_arrow`, `to_pandas`, `to_polars`) it has the columns of a `Recording` and one row per topic, ordered
+    by slice and newest message. Options are `message_type`, `prices`, `times` and `zone`.
 
     Attributes: `prefix`, `feed`, `schema`.
     """
@@ -73,10 +73,10 @@ class Table(Frames, Mapping[bytes, bytes]):
         wait_complete: Callable[[Collection[int], float], bool] = lambda _slices, _timeout: True,
         symbols: SymbolChoice | None = None,
     ) -> None:
-        """Empty, and not synced. `client`: what it is written through. `check_life` raises once nothing more comes.
+        """Start empty and not synced. `client` writes to it. `check_life` raises once no more messages can arrive.
 
-        `wait_complete` waits until nothing is missing before the last message of some slices. `symbols`: it has only
-        topics of these.
+        `wait_complete` waits until nothing is missing before the last message of some slices. `symbols` limits the
+        topics.
         """
         self._symbols = symbols
         self._client, self._check_life, self._wait_complete = client, check_life, wait_complete
@@ -86,7 +86,7 @@ class Table(Frames, Mapping[bytes, bytes]):
         )
         self._at: dict[int, Position] = {}
         self._left = -1
-        """Messages of the image that have not come yet; -1: it is not known how many there are."""
+        """Messages of the image not received yet; -1: unknown."""
         self._changed = threading.Condition(threading.Lock())
         self._waiting = 0
         self._synced = threading.Event()
@@ -94,27 +94,27 @@ class Table(Frames, Mapping[bytes, bytes]):
 
     @property
     def synced(self) -> bool:
-        """Whether the image is complete: from then on the table is as of `at`."""
+        """True if the image is complete. From then on the table is as of `at`."""
         return self._synced.is_set()
 
     def wait_synced(self, timeout: float | None = None) -> bool:
-        """Wait until the image is complete; return whether it is. Raises what ended the subscriber, SubscriberError."""
+        """Wait until the image is complete. Return False at the timeout. Raises SubscriberError if it has ended."""
         return self._wait(lambda: self.synced, timeout)
 
     @property
     def at(self) -> dict[int, Position]:
-        """By slice, the position after the last message that is in the table."""
+        """Position after the last message in the table, by slice."""
         with self._changed:
             return dict(self._at)
 
     def wait(self, until: Place | At, timeout: float = 10.0) -> bool:
-        """Wait until the table is synced and has a message, or is as far as another table was; return whether it is.
+        """Wait until the table is synced and has a message, or has reached another table's `at`. Return False if late.
 
         For a table of some keys of a slice this may take until the next heartbeat, which shows that nothing is missing.
 
         Args:
-            until: where the message is, as `put` returned it, one whose topic begins with `prefix`. Or `at` of another
-                table of this prefix.
+            until: place of a message whose topic begins with `prefix`, as returned by `put`; or `at` of another table
+                of this prefix.
             timeout: in seconds.
 
         Raises as `wait_synced`, and in a callback as `Subscriber.checkpoint`.
@@ -145,25 +145,24 @@ class Table(Frames, Mapping[bytes, bytes]):
         return self.synced and all(self._at.get(each, (0, 0)) >= position for each, position in until.items())
 
     def on_change(self, function: OnChange) -> OnChange:
-        """Decorate `f(topic, payload)`, called for each topic that has changed; payload None: it has no value any more.
+        """Decorate `f(topic, payload)`, called for each topic that has changed; payload None: it was removed.
 
-        A worker of the topic's slice calls it, once the table has the block that the change came in: of several
-        messages of a topic in one block, with the newest alone. Topics come in the order of these messages; those of
-        two slices may come at once. The image counts as a change of all that is in it. An exception is one of a
-        callback: see `on_error`.
+        A worker of the topic's slice calls it after applying a block. If a topic has several messages in a block, it is
+        called only with the newest. Topics are in the order of these messages; those of two slices may come at the same
+        time. The image counts as a change of all its topics. Exceptions are handled as in a callback: see `on_error`.
         """
         check_function(function, "topic", "payload")
         self._on_change.append(function)
         return function
 
     def entry(self, topic: str | bytes) -> Entry | None:
-        """Return the newest message of a topic, and where it is, of one moment; None: it has no value."""
+        """Return the newest message of a topic and its place, consistently; None if it has no value."""
         name = as_bytes("topic", topic)
         with self._changed:
             return self._rows.entry(name)
 
     def revision(self, topic: str | bytes) -> Place:
-        """Return where the newest message of a topic is; NOWHERE for a topic that has no value."""
+        """Return the place of a topic's newest message; NOWHERE for a topic without a value."""
         found = self.entry(topic)
         return NOWHERE if found is None else found.place
 
@@ -178,13 +177,13 @@ class Table(Frames, Mapping[bytes, bytes]):
         ts_event: int | None = None,
         timeout: float = 10.0,
     ) -> Place:
-        """Put a value through the hub, and return where it is; the table has it soon after: see `wait`.
+        """Put a value through the hub and return its place. The table has it soon after: see `wait`.
 
-        `if_at`: only if the topic's newest message is there, as `revision` told before you read the value; NOWHERE:
-        only if it has none. `ttl`: seconds until the hub deletes it, unless it is put anew. `ts_event`: ns since
-        1970; None: now. Put again with the same
-        `id`, as after NotStoredError, it is stored once. Raises as `HubClient.put`,
-        ConflictError where another was first; ConfigError without a client, and for a topic without the prefix.
+        `if_at`: only if this is the place of the topic's newest message, as returned by `revision` before you read the
+        value; NOWHERE: only if it has none. `ttl`: seconds until the hub deletes it, unless it is put again.
+        `ts_event`: ns since 1970; None: now. A put that is repeated with the same `id`, as after NotStoredError, is
+        stored once. Raises as `HubClient.put`, ConflictError if another client put first; ConfigError without a client,
+        and for a topic without the prefix.
         """
         return self._put(topic, payload, id, if_at, ttl, ts_event, timeout)
 
@@ -196,7 +195,7 @@ class Table(Frames, Mapping[bytes, bytes]):
         if_at: Place | None = None,
         timeout: float = 10.0,
     ) -> Place:
-        """Take a topic out through the hub, by a message that has no value, as `put`; return where that is."""
+        """Remove a topic through the hub by a message without a value, as `put`. Return its place."""
         return self._put(topic, None, id, if_at, None, None, timeout)
 
     def _put(
@@ -217,25 +216,25 @@ class Table(Frames, Mapping[bytes, bytes]):
         return self._client.put(topic, payload, put_id, ts_event=ts_event, timeout=timeout, if_at=if_at, ttl=ttl)
 
     def snapshot(self) -> tuple[dict[bytes, bytes], dict[int, Position]]:
-        """Return all payloads by topic, and `at`, of one moment."""
+        """Return all payloads by topic, and `at`, in one consistent state."""
         with self._changed:
             copy, at = self._rows.copy(), dict(self._at)
         return copy.as_dict(), at
 
     def digest(self) -> str:
-        """Return a SHA-256, in hexadecimal, of all topics and payloads: that of an equal table is the same."""
+        """Return a SHA-256, in hexadecimal, of all topics and payloads. Equal tables have the same digest."""
         payloads, found = self._copy().as_dict(), hashlib.sha256()
         for topic, payload in sorted(payloads.items()):
             found.update(_SIZES.pack(len(topic), len(payload)) + topic + payload)
         return found.hexdigest()
 
     def batches(self, prefix: str | bytes = b"", **selection: Unpack[Selection]) -> Iterator[Batch]:
-        """Yield the newest messages of the topics that start with `prefix`, as they are now, block by block.
+        """Yield the newest messages of the topics that start with `prefix`, in one consistent state, block by block.
 
-        Raises ConfigError for a selection: the table has one message a topic.
+        Raises ConfigError for a selection, because the table has one message per topic.
         """
         if selection:
-            raise ConfigError(f"options were {sorted(selection)}, expected none of these of a table")
+            raise ConfigError(f"options were {sorted(selection)}, expected none of these for a table")
         feed = BatchFeed(self.feed.name, self.schema if self.schema.records else None, self.feed.symbol_rule)
         with self._changed:
             blocks = self._rows.blocks([as_bytes("prefix", prefix)])
@@ -259,7 +258,7 @@ class Table(Frames, Mapping[bytes, bytes]):
         return iter(self._copy().topics())
 
     def items(self) -> ItemsView[bytes, bytes]:
-        """Return topics and payloads of one moment: a topic may go away while others are read."""
+        """Return topics and payloads in one consistent state: topics may be removed during iteration."""
         return self._copy().as_dict().items()
 
     def values(self) -> ValuesView[bytes]:
@@ -272,7 +271,7 @@ class Table(Frames, Mapping[bytes, bytes]):
         )
 
     def _begin(self, images: Mapping[int, Since | None]) -> None:
-        """Be empty, and expect the image of each slice, before any of it comes."""
+        """Empty the table and expect the image of each slice. Called before any of it arrives."""
         with self._changed:
             self._rows.clear()
             self._at, self._left = {}, 0
@@ -286,7 +285,7 @@ class Table(Frames, Mapping[bytes, bytes]):
             self._look()
 
     def _take(self, batch: Batch) -> None:
-        """Take messages in: the callback. Raises SubscriberError when there are more than a table may have."""
+        """Add messages: the callback. Raises SubscriberError above the maximum size of a table."""
         block = batch.block
         last = block.count - 1 if batch.rows is None else int(batch.rows[-1])
         with self._changed:
@@ -299,7 +298,7 @@ class Table(Frames, Mapping[bytes, bytes]):
                 self._look()
             else:
                 at, reached = self._at.get(block.slice_id), Position(block.epoch, block.number_of(last) + 1)
-                # Repaired messages of a key may follow larger sequences of other keys.
+                # Repaired messages of a key may follow higher sequences of other keys.
                 self._at[block.slice_id] = max(at, reached) if at and at.epoch == reached.epoch else reached
                 if self._waiting:
                     self._changed.notify_all()
@@ -319,8 +318,8 @@ class Table(Frames, Mapping[bytes, bytes]):
 
 
 def _newest_of(batch: Batch) -> Batch:
-    """Return the last message of each topic, in their order."""
+    """Return the last message of each topic, in order."""
     last = numpy.full(len(batch.topics), -1, numpy.int64)
-    last[batch.topic_index] = numpy.arange(len(batch))  # of equal places the last one stays
+    last[batch.topic_index] = numpy.arange(len(batch))  # the last of equal indexes wins
     places = numpy.sort(last[last >= 0]).astype(numpy.int32)
     return Batch(batch.block, places if batch.rows is None else batch.rows[places], batch._received_block)

@@ -1,7 +1,7 @@
-"""What is played, in its order: a table of blocks, or of parts of blocks, for each run of recorded ones.
+"""Tables of the blocks, or parts of blocks, to play, in order.
 
-Players take tables one after the other, row by row. These here are in the order of sending, slices merged by `ts_out`;
-`blackbox.replay.market_order` makes those in the order of the market.
+Players process table after table, row by row. The tables made here are in the order of sending, slices merged by
+`ts_out`. `blackbox.replay.market_order` makes tables in market order.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ END: Final = (1 << 63) - 1
 
 
 class Selection:
-    """The messages that are played: of chosen topics, and with a time, by a clock, in `[start, stop)`."""
+    """The messages to play: of chosen topics, with a time in `[start, stop)` by a clock."""
 
     def __init__(self, key_rule: int, topics: TopicChoice, by: Clock, start: int = BEGINNING, stop: int = END) -> None:
         self.by = by
@@ -45,26 +45,26 @@ class Selection:
 
     @property
     def is_limited(self) -> bool:
-        """Whether some times are not wanted."""
+        """True if some times are excluded."""
         return (self.start, self.stop) != (BEGINNING, END)
 
 
 class BlockTable(NamedTuple):
-    """Blocks to play one after the other. Addresses are good as long as this is kept."""
+    """Blocks to play in order. Addresses are valid while this is kept."""
 
     rows: NDArray[Any]
     """BlockRow[n]."""
     run: RecordRun
-    """The records that they came from."""
+    """The run of records that contains them."""
     selection: Selection
     in_sequence: bool = False
-    """Whether these blocks must be played one after the other, those of different slices too."""
+    """True if blocks must be played in order, even those of different slices."""
     played: tuple[tuple[SegmentFile, int, int], ...] = ()
-    """Bytes `[start, stop)` of segments that the table before was of."""
+    """Bytes `[start, stop)` of segments that the previous table used."""
 
     @classmethod
     def of(cls, run: RecordRun, selection: Selection, feeds: ReplayedFeeds) -> Self:
-        """Return a table of the blocks of an unpacked run. None is checked yet."""
+        """Return a table of the blocks of a decompressed, unchecked run."""
         rows = numpy.zeros(len(run.heads), BlockRow.dtype)
         rows["header"] = run.headers
         rows["body"] = run.bodies
@@ -82,12 +82,12 @@ class BlockTable(NamedTuple):
 
     @property
     def heads(self) -> NDArray[Any]:
-        """RECORD[n]: the head of each block's record."""
+        """RECORD[n]: head of each block's record."""
         heads: NDArray[Any] = self.run.heads[self.rows["place"]]
         return heads
 
     def release_played(self) -> None:
-        """Give the memory of the table before back, sooner than the reader would: it can still be read."""
+        """Release the memory of the previous table earlier than the reader would. It can still be read."""
         for segment, start, stop in self.played:
             segment.release(start, stop)
 
@@ -96,20 +96,20 @@ class BlockTable(NamedTuple):
         return BlockTableAt(self.rows[start:].ctypes.data, stop - start, self.selection.wanted)
 
     def measure(self, start: int, stop: int) -> None:
-        """Measure blocks `[start, stop)`, after a check of those that nobody has checked."""
+        """Measure blocks `[start, stop)`, after checking the unchecked ones."""
         measure(self.at(start, stop))
 
     def damages(self, start: int, stop: int) -> Iterator[Damage]:
-        """Yield what is wrong with which of blocks `[start, stop)`."""
+        """Yield the damage of blocks `[start, stop)`."""
         for block in (start + numpy.flatnonzero(self.rows["fault"][start:stop] > Fault.NONE)).tolist():
             place = int(self.rows["place"][block])
             self.run.faults[place] = self.rows["fault"][block]
             yield self.run.damage(place)
 
     def split(self, block: int, until_ns: int, messages: int) -> Self:
-        """Take off a block what is due: rows up to a time, and at most so many messages; return a table of these.
+        """Take the due rows off a block, up to a time and a number of messages. Return a table of these rows.
 
-        Where one time holds for the whole block, give `until_ns` as END.
+        If one time applies to the whole block, pass END as `until_ns`.
         """
         due = self._replace(rows=self.rows[block : block + 1].copy())
         stop_row = due_rows(due.at(0, 1), until_ns, messages)
@@ -120,7 +120,7 @@ class BlockTable(NamedTuple):
         return due
 
     def in_range(self) -> Self:
-        """Return the part of a measured table that is in the selection's range of times, and all damaged blocks."""
+        """Return the part of a measured table within the selection's range of times, and all damaged blocks."""
         rows, selection = self.rows, self.selection
         low_ns, high_ns = rows["low_ns"], rows["high_ns"]
         is_bad = rows["fault"] != Fault.NONE
@@ -135,7 +135,7 @@ class BlockTable(NamedTuple):
         return self._replace(rows=numpy.concatenate(parts))
 
     def _rows_in_range(self, block: int) -> NDArray[Any]:
-        """Return a row for each run of messages of a block that is in the range."""
+        """Return a row for each sequence of consecutive messages of a block in the range."""
         selection = self.selection
         bounds = []
         end = int(self.rows["stop_row"][block])
@@ -154,9 +154,9 @@ class BlockTable(NamedTuple):
 def block_tables(
     runs: Iterator[RecordRun], selection: Selection, feeds: ReplayedFeeds, *, is_measured: bool
 ) -> Generator[BlockTable, None, None]:
-    """Yield tables of the selected messages, and of blocks that are damaged, as they are in unpacked runs.
+    """Yield tables of the selected messages and damaged blocks of decompressed runs, in the runs' order.
 
-    `is_measured`: check and measure the blocks here already.
+    With `is_measured`, the blocks are checked and measured here.
     """
     played: tuple[tuple[SegmentFile, int, int], ...] = ()
     for run in runs:
@@ -171,7 +171,7 @@ def block_tables(
 
 
 def warm_up_tables() -> None:
-    """Compile what making tables runs, before there is something to play."""
+    """Compile the code that makes tables, before a replay starts."""
     warm_up(measure, NO_BLOCKS)
     warm_up(due_rows, NO_BLOCKS, 0, 0)
     warm_up(next_in_range, NO_BLOCKS, 0, 0, 0)

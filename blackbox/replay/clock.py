@@ -1,4 +1,4 @@
-"""The clock that paces a replay: the machine's, or one that a test or a back-test moves by hand."""
+"""The clock that paces a replay: the machine's, or one that a test or back-test advances."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Final
 from blackbox.native.waits import step_of
 
 _COARSE_NS: Final = 300_000
-"""A timed wait on a condition ends up to about this much late."""
+"""Typical delay of a timed wait on a condition."""
 _SPIN_NS: Final = 100_000
-"""A sleep ends up to about this much late, so the rest is spun."""
+"""Typical delay of a sleep. The rest of a wait is spun."""
 
 
 class Clock:
-    """The machine's monotonic clock. Any thread may read it; one waits for it."""
+    """The machine's monotonic clock. Any thread may read it; one thread waits for it."""
 
     def __init__(self) -> None:
         self._spun_at_ns = 0
 
     def now_ns(self) -> int:
-        """Return nanoseconds since some moment; they never go back."""
+        """Return monotonic time in nanoseconds."""
         return time.monotonic_ns()
 
     def wait(self, condition: threading.Condition, until_ns: int | None) -> None:
         """Wait on a condition, which the caller holds, until notified or until a time. None: until notified.
 
-        It may return early, so check again in a loop. It ends within some microseconds of `until_ns`: for the last
-        300 us it releases the condition, sleeps, then spins. Half of the time at most is spun: of waits less than
-        100 us apart, some only sleep, and end about 80 us late.
+        It may return early, so check again in a loop. It ends within a few microseconds of `until_ns`: for the last
+        300 us it releases the condition, sleeps, then spins. It spins for at most half of the time, so some waits less
+        than 100 us apart only sleep and end about 80 us late.
         """
         if until_ns is None:
             condition.wait(step_of())
@@ -52,9 +52,9 @@ class Clock:
 
 
 class ManualClock(Clock):
-    """A clock that moves only when told to: by `advance`, or, if `automatic`, to the end of each wait.
+    """A clock that moves only by `advance` or, if `automatic`, to the end of each wait.
 
-    With an automatic clock a replay runs as fast as it can, yet each message comes at its exact time, run after run.
+    With an automatic clock a replay runs at full speed, yet each message has its exact time in every run.
     """
 
     def __init__(self, now_ns: int = 0, *, automatic: bool = False) -> None:
@@ -65,11 +65,11 @@ class ManualClock(Clock):
         self._waiting: list[threading.Condition] = []
 
     def now_ns(self) -> int:
-        """Return the nanoseconds to which the clock was moved."""
+        """Return the current time of the clock."""
         return self._now_ns
 
     def advance(self, ns: int) -> None:
-        """Move on, and wake who waits for a time that has come. Raises ValueError when `ns` is below 0."""
+        """Advance the clock, and wake threads whose time has come. Raises ValueError if `ns` is negative."""
         if ns < 0:
             raise ValueError(f"ns was {ns}, expected 0 or more: time does not go back")
         with self._lock:
@@ -80,7 +80,7 @@ class ManualClock(Clock):
                 condition.notify_all()
 
     def wait(self, condition: threading.Condition, until_ns: int | None) -> None:
-        """Wait on a condition, which the caller holds, until notified, or until `advance` has moved to a time."""
+        """Wait on a condition, which the caller holds, until notified or until `advance` reaches a time."""
         with self._lock:
             if until_ns is not None:
                 if self._automatic:

@@ -1,9 +1,9 @@
-"""Control a replay from another process: a REP socket that takes commands as JSON, and its client.
+"""Control a replay from another process: a REP socket for JSON commands, and its client.
 
-    {"do": "speed", "value": 10.0}        null: as fast as the consumer takes it
+    {"do": "speed", "value": 10.0}        null: unlimited
     {"do": "pause"}   {"do": "resume"}   {"do": "stop"}   {"do": "status"}
     {"do": "step", "messages": 1}
-    {"do": "seek", "to": "14:30"}         or a date-time, or ns since the epoch
+    {"do": "seek", "to": "14:30"}         or a date-time, or ns since 1970
 
 The answer is a `ReplayStatus` as JSON, or {"error": "..."}.
 """
@@ -43,11 +43,11 @@ _NEEDS: Final = Needs(descriptors=3)
 
 
 class Request(msgspec.Struct, frozen=True, tag_field="do", forbid_unknown_fields=True):
-    """A command; its name is in the key `do`."""
+    """A command. The key `do` has its name."""
 
 
 class SetSpeed(Request, frozen=True, tag="speed"):
-    """Set the speed; None: as fast as the consumer takes it."""
+    """Set the speed; None: unlimited."""
 
     value: float | None
 
@@ -57,17 +57,17 @@ class Pause(Request, frozen=True, tag="pause"):
 
 
 class Resume(Request, frozen=True, tag="resume"):
-    """Go on playing."""
+    """Resume playing."""
 
 
 class Step(Request, frozen=True, tag="step"):
-    """Deliver exactly so many messages, then pause."""
+    """Deliver this number of messages, then pause."""
 
     messages: Annotated[int, msgspec.Meta(ge=1, le=_LARGEST)] = 1
 
 
 class Seek(Request, frozen=True, tag="seek"):
-    """Go on from a market time: ns since the epoch, or text as `parse_time` takes it."""
+    """Continue from a market time: ns since 1970, or a text for `parse_time`."""
 
     to: Annotated[int, msgspec.Meta(ge=0, le=_LARGEST)] | str
 
@@ -77,7 +77,7 @@ class Stop(Request, frozen=True, tag="stop"):
 
 
 class GetStatus(Request, frozen=True, tag="status"):
-    """Only answer with the status."""
+    """Return the status only."""
 
 
 Asked = SetSpeed | Pause | Resume | Step | Seek | Stop | GetStatus
@@ -86,17 +86,17 @@ _ANSWERS: Final = Decoder[dict[str, Any]]("json", dict[str, Any])
 
 
 class ControlSocket:
-    """Passes requests on to a replay's controls, in a thread of its own, from `with` to its end.
+    """Passes requests to a replay's controls, in its own thread, as a context manager.
 
-    Whoever can reach the endpoint may use it: bind it to 127.0.0.1 or to a path (ipc), or give it a feed with
-    `[security]`, whose allowed keys may then use it. Requests of more than 4 KiB
-    are not answered; their sender is disconnected.
+    Any process that can connect may use it: bind it to 127.0.0.1 or to a path (ipc), or give it a feed with
+    `[security]`, whose allowed keys may use it. Requests of more than 4 KiB are not answered, and their sender is
+    disconnected.
     """
 
     def __init__(self, controls: Controls, endpoint: str, *, time_zone: str = "UTC", feed: Feed | None = None) -> None:
-        """`time_zone`: of times without an offset. `feed`: the one whose keys count, if it has some.
+        """`time_zone`: of times without an offset. `feed`: its `[security]` applies, if any.
 
-        Raises ConfigError when the endpoint is not tcp or ipc.
+        Raises ConfigError if the endpoint is not tcp or ipc.
         """
         _check(endpoint)
         self.endpoint = endpoint
@@ -105,7 +105,7 @@ class ControlSocket:
         self._thread = ServerThread("blackbox-controls", f"control socket {endpoint}", self._serve)
 
     def __enter__(self) -> Self:
-        """Bind the endpoint. Raises EndpointError when it cannot be bound, ConfigError for a wrong key."""
+        """Bind the endpoint. Raises EndpointError, or ConfigError for an invalid key."""
         self._thread.start()
         return self
 
@@ -125,7 +125,7 @@ class ControlSocket:
                 gate.secure(socket, self.endpoint)
             socket.setsockopt(zmq.MAXMSGSIZE, _MOST_BYTES)
             socket.set_hwm(_QUEUE_REQUESTS)
-            socket.linger = _LINGER_MS  # for the answer to a stop
+            socket.linger = _LINGER_MS  # to send the answer to `stop`
             keep_alive(socket, must_take=True)
             bind(socket, self.endpoint, "control endpoint")
             for frames in self._thread.requests(socket):
@@ -163,20 +163,20 @@ class ControlSocket:
 
 
 def ask(endpoint: str, request: Request, timeout: float = 2.0, feed: Feed | None = None) -> ReplayStatus:
-    """Send a request to a replay's control socket, and return the replay's status after it.
+    """Send a request to a replay's control socket. Return the status after it.
 
-    `feed`: the one that is replayed, as on this side; its `[security]` says with which keys to connect.
+    `feed`: the replayed feed. Its `[security]` has the keys for the connection.
 
     Raises:
         ConfigError: the endpoint is not tcp or ipc, or a key is missing or malformed.
         EndpointError: it cannot be connected.
-        ControlError: the replay refused, or nothing answered within `timeout` seconds.
+        ControlError: the replay rejected the request, or did not answer within `timeout` seconds.
     """
     _check(endpoint)
     keys = None if feed is None else keys_of_line(feed, 0, endpoint)
     with ExitStack() as stack:
         context = stack.enter_context(new_context("replay control", _NEEDS))
-        # Ctrl-C may come while the socket is closed: the end of the context would wait for it without limit.
+        # Ctrl-C may interrupt closing the socket. Terminating the context would then wait for it without limit.
         stack.callback(context.destroy, linger=0)
         socket = stack.enter_context(context.socket(zmq.REQ))
         socket.linger = 0
@@ -190,7 +190,7 @@ def ask(endpoint: str, request: Request, timeout: float = 2.0, feed: Feed | None
         while not socket.poll(int(1e3 * step_of(deadline - time.monotonic()))):
             if time.monotonic() < deadline:
                 continue
-            hint = "" if keys is None else "; it may not know our key, or have another one than that of server_keys"
+            hint = "" if keys is None else ": it may not allow our key, or its key may differ from server_keys"
             raise ControlError(f"no replay answered at {endpoint} within {timeout:g} s{hint}")
         answer = socket.recv()
     try:

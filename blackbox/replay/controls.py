@@ -1,4 +1,4 @@
-"""Control a replay: any thread gives commands, and the thread that plays asks when the next message is due.
+"""Control a replay: any thread gives commands, and the playing thread waits until the next message is due.
 
 READY  --begin-->  PLAYING  PAUSED  STEPPING  STOPPING  --end-->  ENDED  --begin--> ...
                    resume   pause   step      stop
@@ -30,7 +30,7 @@ log = logging.getLogger("blackbox")
 
 
 class Action(Enum):
-    """What the player is to do."""
+    """Action of the player."""
 
     PLAY = "play"
     SEEK = "seek"
@@ -38,26 +38,26 @@ class Action(Enum):
 
 
 class Grant(msgspec.Struct, frozen=True, gc=False):
-    """What `Controls.wait` lets the player do now."""
+    """Permission returned by `Controls.wait`."""
 
     action: Action
     until_ns: int = NO_LIMIT
-    """PLAY: deliver the next messages, in order, up to the first one of a later time than this."""
+    """PLAY: deliver the next messages, in order, up to and including this time."""
     messages: int = NO_LIMIT
-    """PLAY: at most so many."""
+    """PLAY: maximum number of messages."""
     seek_to_ns: int = 0
-    """SEEK: go on with the first message of this time or later."""
+    """SEEK: continue with the first message at or after this time."""
 
 
 class ControlsLife(Life):
-    """Whether there is a replay. What it does once it has begun, the last command says."""
+    """Life cycle of a replay. While it is BEGUN, the last command decides what it does."""
 
     NEW = "new", "begun"
     """BEGUN by `begin`."""
     BEGUN = "begun", "ended"
     """ENDED by `end`."""
     ENDED = "ended", "begun"
-    """BEGUN when there is another replay."""
+    """BEGUN for the next replay."""
 
 
 _ALL: Final = Grant(Action.PLAY)
@@ -65,13 +65,13 @@ _STOP: Final = Grant(Action.STOP)
 
 
 class Controls:
-    """Controls one replay at a time; `begin` begins it, `end` ends it. See `ReplayState` for its states.
+    """Controls one replay at a time, from `begin` to `end`. See `ReplayState` for its states.
 
-    `begin`, `rewind`, `wait`, `played` and `end` are called by the one thread that plays; everything else by any
-    thread, at any time. What is set before `begin` holds from the start: a replay can begin paused, or at a time. Steps
-    and seeks after the end are ignored; `stop` is for good.
+    Only the playing thread calls `begin`, `rewind`, `wait`, `played` and `end`. Any thread may call the rest at any
+    time. Commands before `begin` apply from the start, so a replay can begin paused, or at a time. Steps and seeks
+    after the end are ignored; `stop` is final.
 
-    A late player catches up: the schedule is fixed. A command forgives the delay so far.
+    A late player catches up: the schedule is fixed. A command resets the delay.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class Controls:
         """Settings.
 
         Args:
-            speed: seconds of market time in a second; None: as fast as the consumer takes it.
-            max_silence: market time that may pass between two messages, in seconds or a `timedelta`; a longer silence
-                is cut to this.
-            clock: what paces it. Default: the machine's clock.
+            speed: seconds of market time per second; None: unlimited.
+            max_silence: longest market time between two messages, in seconds or a `timedelta`. Longer silences are
+                shortened to it.
+            clock: clock that paces the replay. Default: the machine's clock.
 
         Raises:
-            ValueError: `speed` is not a finite number above 0, or `max_silence` is below 1 ns.
+            ValueError: `speed` is not a finite number above 0, or `max_silence` is less than 1 ns.
         """
         _check_speed(speed)
         max_silence_ns = NO_LIMIT if max_silence is None else duration_ns("max_silence", max_silence, 1e-9)
@@ -94,13 +94,13 @@ class Controls:
         self._changed = threading.Condition()
         self._schedule = Schedule(speed, max_silence_ns)
         self._histogram = numpy.zeros(BUCKETS, numpy.int64)
-        # What was asked for.
+        # Requested by commands.
         self._command = ReplayState.PLAYING
         self._steps_left = 0
         self._seek_to: int | None = None
-        # What is played.
+        # State of the replay.
         self._life = ControlsLife.NEW
-        self._is_unlimited = False  # nothing to wait for and no command to obey: read without the lock
+        self._is_unlimited = False  # no wait and no pending command; read without the lock
         self._start_ns = 0
         self._stop_ns = 0
         self._messages = 0
@@ -113,7 +113,7 @@ class Controls:
 
     @property
     def speed(self) -> float | None:
-        """Seconds of market time in a second; None: as fast as the consumer takes it.
+        """Seconds of market time per second; None: unlimited.
 
         Set it at any time. Raises ValueError unless it is None or a finite number above 0.
         """
@@ -128,19 +128,19 @@ class Controls:
             self._notify()
 
     def pause(self) -> None:
-        """Stand still after what the player delivers just now. Steps not yet delivered are forgotten."""
+        """Pause after the current delivery. Steps not yet delivered are dropped."""
         with self._changed:
             self._change(command=ReplayState.PAUSED)
 
     def resume(self) -> None:
-        """Go on from where it stands, at the speed that is set."""
+        """Resume at the current speed."""
         with self._changed:
             self._change(command=ReplayState.PLAYING)
 
     def step(self, messages: int = 1) -> None:
-        """Deliver exactly so many messages more, at once, and stand still. Steps add up.
+        """Deliver this number of messages at once, then pause. Steps add up.
 
-        Raises ValueError when `messages` is below 1.
+        Raises ValueError if `messages` is less than 1.
         """
         if messages < 1:
             raise ValueError(f"messages was {messages}, expected 1 or more")
@@ -152,10 +152,10 @@ class Controls:
                 self._change(command=ReplayState.STEPPING)
 
     def seek(self, ts_ns: int) -> None:
-        """Go on with the first message of this market time or later. Paused, it stands still there.
+        """Continue with the first message at or after this market time. A paused replay stays paused there.
 
-        A time outside of the replay means its nearest end. The last of several seeks wins. Raises TypeError unless it
-        is an integer, ns since 1970.
+        A time outside the replay means its nearest end. The last of several seeks wins. Raises TypeError unless it is
+        an integer, ns since 1970.
         """
         try:
             ts_ns = index(ts_ns)
@@ -167,20 +167,20 @@ class Controls:
             self._notify()
 
     def stop(self) -> None:
-        """End the replay after what the player delivers just now."""
+        """End the replay after the current delivery."""
         with self._changed:
             self._change(command=ReplayState.STOPPING)
 
     def is_held_up(self) -> bool:
-        """Return whether a pause, a seek or the end was asked for: the player is to `wait` before it goes on."""
+        """Return True if a pause, seek or stop is pending. The player must call `wait` before it continues."""
         return self._command in (ReplayState.PAUSED, ReplayState.STOPPING) or self._seek_to is not None
 
     def is_called_off(self) -> bool:
-        """Return whether a seek or the end was asked for: what is done before the next message is in vain."""
+        """Return True if a seek or stop is pending, so that work before the next message is useless."""
         return self._command is ReplayState.STOPPING or self._seek_to is not None
 
     def status(self) -> ReplayStatus:
-        """Return what it does now."""
+        """Return the current status."""
         with self._changed:
             now_ns = self._clock.now_ns()
             position_ns = self._position(now_ns)
@@ -196,7 +196,7 @@ class Controls:
             )
 
     def lateness(self) -> Lateness:
-        """Return how late paced deliveries began: the schedule's error, when the consumer keeps up."""
+        """Return the delay of paced deliveries: the schedule's error while the consumer keeps up."""
         p50_ns, p99_ns, max_ns = percentiles_ns(self._histogram, 50, 99, 100)
         return Lateness(count=int(self._histogram.sum()), p50_ns=p50_ns, p99_ns=p99_ns, max_ns=max_ns)
 
@@ -205,14 +205,14 @@ class Controls:
     def begin(self, start_ns: int, stop_ns: int) -> None:
         """Begin a replay of a range of market time. The schedule starts with the first `wait`.
 
-        Raises ValueError when `stop_ns` is before `start_ns`, ControlError while another replay goes on.
+        Raises ValueError if `stop_ns` is before `start_ns`, ControlError during another replay.
         """
         if stop_ns < start_ns:
             raise ValueError(f"stop_ns was {stop_ns}, expected start_ns, {start_ns}, or later")
         warm_up(record_one, 0, 0)
         with self._changed:
             if self._life is ControlsLife.BEGUN:
-                raise ControlError("controls were given to a replay while another one goes on, expected its end first")
+                raise ControlError("these controls are used by a replay that has not ended")
             self._change(life=ControlsLife.BEGUN)
             self._start_ns, self._stop_ns = start_ns, stop_ns
             self._messages = 0
@@ -222,15 +222,15 @@ class Controls:
                 self._seek_to = self._within(self._seek_to)
 
     def rewind(self) -> None:
-        """Begin the same range once more. The schedule starts with the next `wait`."""
+        """Begin the same range again. The schedule starts with the next `wait`."""
         with self._changed:
             self._go_to(self._start_ns)
 
     def wait(self, next_ns: int) -> Grant:
-        """Wait until the next message, of market time `next_ns`, may be delivered, or a command wants something else.
+        """Wait until the next message, of market time `next_ns`, is due, or a command changes the state.
 
-        Returns at once when no speed is set, or `next_ns` is not after what was delivered before: such times do not
-        move the schedule. After PLAY call `played`, after SEEK `wait` with the message found, after STOP `end`.
+        Returns at once without a speed, or if `next_ns` is not after the last delivered time; such times do not move
+        the schedule. After PLAY call `played`, after SEEK `wait` with the message found, after STOP `end`.
         """
         if self._is_unlimited:
             return _ALL
@@ -253,11 +253,11 @@ class Controls:
             with self._changed:
                 granted, self._steps_granted = self._steps_granted, 0
                 self._steps_left = min(self._steps_left + max(0, granted - messages), NO_LIMIT)
-                if granted and not self._steps_left:  # no command has come meanwhile
+                if granted and not self._steps_left:  # no command in between
                     self._change(command=ReplayState.PAUSED)
 
     def end(self) -> None:
-        """Say that nothing more will be played."""
+        """End the replay."""
         with self._changed:
             self._seek_to = None
             steps_are_void = self._command is ReplayState.STEPPING
@@ -297,9 +297,9 @@ class Controls:
         return ReplayState.READY if self._life is ControlsLife.NEW else ReplayState.ENDED
 
     def _change(self, *, life: ControlsLife | None = None, command: ReplayState | None = None) -> None:
-        """Change the state, and wake the player. This is the only place that does; STOPPING is final.
+        """Change the state and wake the player. This is the only method that does; STOPPING is final.
 
-        Raises RuntimeError when `life` may not follow.
+        Raises RuntimeError for an invalid transition.
         """
         before = self._state
         if life is not None:
@@ -316,7 +316,7 @@ class Controls:
         self._notify()
 
     def _notify(self) -> None:
-        """Wake the player, and let it read without the lock if nothing is asked of it."""
+        """Wake the player, and let it skip the lock if nothing is pending."""
         self._is_unlimited = (
             self._state is ReplayState.PLAYING and self._schedule.speed is None and self._seek_to is None
         )

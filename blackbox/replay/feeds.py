@@ -1,4 +1,4 @@
-"""The feeds of a replay: of one or of several, whose slices are numbered on from feed to feed."""
+"""The feeds of a replay, with slices numbered consecutively over all feeds."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from blackbox.archive.segment import SegmentFile
 
 SEVERAL_SLICES: Final = 65_535
-"""In place of the slice of a block that was gathered from several: who uses it as an index is told so at once."""
+"""Slice of a block gathered from several slices. It is out of range, so that using it as an index raises."""
 ONE_FEED: Final = -1
-"""In place of a feed's number, where there is no other: its topics need no mark."""
+"""Feed number if there is only one feed: its topics need no mark."""
 
 
 class ReplayedFeeds:
-    """The feeds of some recordings, in the order in which these were given.
+    """The feeds of some recordings, in the order of the recordings.
 
-    Attributes: `names`, of the feeds; `of_slice`, name and schema of the feed of each slice, or of the only feed; and
-    of each slice `numbers`, its feed's place in `names`, `recorded`, its number in its own feed, and `max_topics`.
+    Attributes: `names` of the feeds; `of_slice`, name and schema of the feed of each slice, or of the only feed; and
+    for each slice `numbers`, its feed's index in `names`, `recorded`, its number in its feed, and `max_topics`.
     """
 
     def __init__(self, recordings: Iterable[Recording]) -> None:
-        """Number the slices. Raises ConfigError when they are too many."""
+        """Number the slices. Raises ConfigError if there are too many."""
         days = by_feed(recordings)
         self.names = recordings.feeds if isinstance(recordings, Recordings) else tuple(days)
         self.of_slice: list[BatchFeed] = []
@@ -62,7 +62,7 @@ class ReplayedFeeds:
         return ONE_FEED if len(self.names) == 1 else int(self.numbers[self._first_slice(segment)])
 
     def slices(self, run: RecordRun) -> NDArray[numpy.int64]:
-        """int64[n]: the slice of each record of a run."""
+        """int64[n]: slice of each record of a run."""
         slices: NDArray[numpy.int64] = run.heads["slice"].astype(numpy.int64)
         if len(self.names) > 1:
             slices += numpy.array([self._first_slice(each) for each in run.segments], numpy.int64)[run.segment_of]

@@ -1,4 +1,4 @@
-"""Hold blocks until the times of their messages have come; compiled."""
+"""Hold blocks until the times of their messages, in compiled code."""
 
 from __future__ import annotations
 
@@ -22,49 +22,49 @@ _NO_TIME: Final = 0
 
 
 class HeldMessages(SharedRecord):
-    """Messages of one block that wait for their turn.
+    """Messages of one block that wait for their time.
 
-    Messages of equal times come by `feed`, then by `slice_id`; those of one slice as they were recorded, by
-    `latest_out`, `stream` and `place`.
+    Messages of equal times are ordered by `feed`, then by `slice_id`, and within a slice as recorded, by `latest_out`,
+    `stream` and `place`.
     """
 
     first_row = Field()
     rows = Field()
-    """Address of int32[stop], the wanted rows by time; 0: those from `first_row` on."""
+    """Address of int32[stop], the wanted rows by time; 0: rows from `first_row` on."""
     times = Field()
-    """Address of int64[stop], the time of each."""
+    """Address of int64[stop], time of each row."""
     next = Field()
     stop = Field()
     numbers = Field()
-    """Address of int32[topics]: the number of each topic."""
+    """Address of int32[topics], number of each topic."""
     ts_event = Field()
-    """Address of the block's column, as the following ones."""
+    """Address of the block's column, like the following fields."""
     topic_index = Field()
     payloads = Field()
     payload_offsets = Field()
     """0: each payload has `stride` bytes."""
     stride = Field()
     sequences = Field()
-    """0: they follow each other from `sequence` on."""
+    """0: they are consecutive from `sequence` on."""
     sequence = Field()
     validity = Field()
-    """0: each message has a value."""
+    """0: every message has a value."""
     ts_out = Field()
     ts_in = Field()
     ts_recv = Field()
     epoch = Field()
     feed = Field()
     slice_id = Field()
-    """Its number among the slices of all feeds."""
+    """Number of the slice over all feeds."""
     latest_out = Field()
     stream = Field()
     place = Field()
     due_ns = Field()
-    """The time of the next message."""
+    """Time of the next message."""
     table = Field()
-    """The number of its table of blocks."""
+    """Number of its table of blocks."""
     row = Field()
-    """Its row there."""
+    """Its row in the table."""
 
 
 held_at = record_at(HeldMessages)
@@ -72,7 +72,7 @@ HELD_BYTES: Final = HeldMessages.dtype.itemsize
 
 
 class Arena(NamedTuple):
-    """Room for what held blocks refer to: as many topics, and as many messages, as the blocks have together."""
+    """Memory for what held blocks refer to, with room for all topics and messages of the blocks."""
 
     numbers: NDArray[numpy.int32]
     rows: NDArray[numpy.int32]
@@ -80,14 +80,14 @@ class Arena(NamedTuple):
 
 
 class Holding(NamedTuple):
-    """What `hold` has found."""
+    """Result of `hold`."""
 
     blocks: int
-    """Blocks with wanted messages; NO_ROOM: there are more topics than fit."""
+    """Number of blocks with wanted messages; NO_ROOM: there are too many topics."""
     latest_ns: int
-    """The largest time of the slice so far."""
+    """Largest time of the slice so far."""
     late: int
-    """Wanted messages that are earlier than one before them in the recording of their slice."""
+    """Number of wanted messages that are earlier than one recorded before in their slice."""
 
 
 @njit(nogil=True, cache=True)
@@ -103,11 +103,11 @@ def hold(
     arena: Arena,
     held: int,
 ) -> Holding:
-    """Write HeldMessages[n] of those valid blocks of one slice that have wanted messages, and count them.
+    """Write HeldMessages[n] of the valid blocks of one slice that have wanted messages, and count them.
 
-    `feed` is the number of theirs, or ONE_FEED. `sent` and `places` are `latest_out` and `place` of each.
+    `feed` is the number of their feed, or ONE_FEED. `sent` and `places` are `latest_out` and `place` of each.
     `latest_ns` is the largest time of the slice before them, 0: none. A message without a time takes the latest one
-    before it; before the first, that of the next one here, but none later than when it was sent.
+    before it. Before the first time, it takes the next one here, but at most the time when it was sent.
     """
     found = topics = messages = late = numpy.int64(0)
     first_ns = _first_time(blocks) if latest_ns <= _NO_TIME else latest_ns
@@ -149,7 +149,7 @@ def hold(
 
 @inner
 def _note_columns(block: HeldMessages, header: Header, body: int) -> None:
-    """Note where the columns of a block lie, and what its header says of each message."""
+    """Store the addresses of a block's columns, and the fields of its header that apply to each message."""
     layout = layout_of(header)
     block.ts_event, block.topic_index, block.payloads = body, body + layout.topic_index, body + layout.payloads
     block.payload_offsets = numpy.int64(0) if header.flags & FLAG_FIXED else body + layout.payload_offsets
@@ -164,9 +164,9 @@ def _note_columns(block: HeldMessages, header: Header, body: int) -> None:
 def _number_topics(
     header: Header, body: int, wanted: Wanted, numbering: NumberingAt, feed: int, numbers: NDArray[numpy.int32]
 ) -> bool:
-    """Write the number of each topic of a block, -1 where it lacks the prefix; False: there are too many.
+    """Write the number of each topic of a block, -1 if it is not wanted. Return False if there are too many.
 
-    Of several feeds, each topic is numbered with FEED_MARK_BYTES behind it: two feeds may have one of the same name.
+    With several feeds, FEED_MARK_BYTES are appended to each topic, because two feeds may have topics of the same name.
     """
     layout = layout_of(header)
     offsets = int32s_at(body + layout.topic_offsets, header.topics + 1)
@@ -183,7 +183,7 @@ def _number_topics(
                 marked[:size] = bytes_at(text, size)
                 marked[size], marked[size + 1] = feed & 0xFF, feed >> 8
                 number = number_of(numbering, marked.ctypes.data, size + FEED_MARK_BYTES)
-                marked[size] = 0  # numba frees an array behind its last use
+                marked[size] = 0  # numba frees an array after its last use
             if number == FULL:
                 return False
             numbers[topic] = number
@@ -192,7 +192,7 @@ def _number_topics(
 
 @inner
 def _first_time(blocks: BlockTableAt) -> int:
-    """The first time in blocks; END: there is none."""
+    """Return the first time in blocks; END if no message has one."""
     for number in range(blocks.count):
         block = block_row_at(blocks.address + BLOCK_ROW_BYTES * number)
         if block.fault == 0:
@@ -216,12 +216,11 @@ def _list_wanted(
     rows: NDArray[numpy.int32],
     times: NDArray[numpy.int64],
 ) -> tuple[int, bool, int, int]:
-    """List the wanted rows of a block and their times; `opening_ns` where none before has a time.
+    """List the wanted rows of a block and their times; `opening_ns` applies before the first message with a time.
 
-    None is listed where every row is wanted as it is, none of them late: mostly so, and quickly seen.
+    Nothing is listed in the common case that every row is wanted, has a time and is in order.
 
-    Returns how many there are; whether that is every row, each with a time and in order; the latest time; how many
-    are late.
+    Returns the number of rows, True in that common case, the latest time, and the number of late rows.
     """
     ts_event = int64s_at(block.body, header.count)
     if _is_plain(block.first_row, ts_event, start_ns, stop_ns, latest_ns, numbers):
@@ -258,7 +257,7 @@ def _is_plain(
     latest_ns: int,
     numbers: NDArray[numpy.int32],
 ) -> bool:
-    """Whether all rows from the first on are wanted, have a time, and are in order, from the latest time on."""
+    """Return True if all rows from the first on are wanted, have a time, and are in order after the latest time."""
     last = len(ts_event) - 1
     if last < first_row or ts_event[first_row] < max(start_ns, latest_ns, _NO_TIME + 1) or ts_event[last] >= stop_ns:
         return False

@@ -1,4 +1,4 @@
-"""Bring the messages of many blocks into the order of their times, and gather them into new blocks; compiled."""
+"""Order the messages of many blocks by time, and gather them into new blocks, in compiled code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from blackbox.replay.measure_blocks import BLOCK_ROW_BYTES, block_row_at
 
 
 class Heap(NamedTuple):
-    """The blocks that have a message now, the earliest first: their numbers, and the time of their next message."""
+    """Min-heap of the blocks with remaining messages: their numbers, and the times of their next messages."""
 
     numbers: int
     """Address of int64[n]."""
@@ -41,9 +41,9 @@ class Heap(NamedTuple):
 
 @inner
 def _ranks_before(held: int, left: int, right: int) -> bool:
-    """Return whether messages of one block precede messages of another block that have the same time.
+    """Return True if messages of the left block precede those of the right one at equal times.
 
-    Nothing here depends on when blocks were sent, but for a slice that is in several recordings.
+    The result does not depend on send times, except for a slice that is in several recordings.
     """
     a, b = held_at(held + HELD_BYTES * left), held_at(held + HELD_BYTES * right)
     if a.feed != b.feed:
@@ -59,7 +59,7 @@ def _ranks_before(held: int, left: int, right: int) -> bool:
 
 @inner
 def _is_before(held: int, heap: Heap, left: int, right: int) -> bool:
-    """Whether one place of the heap comes before another."""
+    """Return True if one entry of the heap precedes another."""
     due_ns = int64s_at(heap.due_ns, heap.room)
     if due_ns[left] != due_ns[right]:
         return due_ns[left] < due_ns[right]
@@ -69,7 +69,7 @@ def _is_before(held: int, heap: Heap, left: int, right: int) -> bool:
 
 @inner
 def _sift_down(held: int, heap: Heap, size: int, place: int) -> None:
-    """Put what is at a place of the heap where it belongs."""
+    """Restore the heap from a place on."""
     numbers, due_ns = int64s_at(heap.numbers, heap.room), int64s_at(heap.due_ns, heap.room)
     while 2 * place + 1 < size:
         child = 2 * place + 1
@@ -84,7 +84,7 @@ def _sift_down(held: int, heap: Heap, size: int, place: int) -> None:
 
 @inner
 def _make_heap(held: int, count: int, until_ns: int, heap: Heap) -> int:
-    """Bring the blocks with messages before a time into the heap; return how many."""
+    """Build the heap from the blocks with messages before a time. Return its size."""
     numbers, due_ns = int64s_at(heap.numbers, heap.room), int64s_at(heap.due_ns, heap.room)
     size = 0
     for number in range(count):
@@ -109,10 +109,10 @@ def interleave(
     to_rows: NDArray[numpy.int32],
     to_times: NDArray[numpy.int64],
 ) -> tuple[int, int, int]:
-    """List the next messages before `until_ns` of `count` held blocks, in order: their blocks, rows and times.
+    """List the blocks, rows and times of the next messages before `until_ns` of `count` held blocks, in order.
 
-    Returns how many, as many as there is room for; how many of them are earlier than one that went before; and the
-    latest time so far, which is `latest_ns` before the first one. `heap` has room for all blocks.
+    Returns the number listed, limited by the arrays; how many of them are earlier than a message played before; and the
+    latest time so far, initially `latest_ns`. `heap` has room for all blocks.
     """
     size = _make_heap(held, count, until_ns, heap)
     numbers, due_ns = int64s_at(heap.numbers, heap.room), int64s_at(heap.due_ns, heap.room)
@@ -126,7 +126,7 @@ def interleave(
         begun = listed
         listed += _list_run(held, number, rival, rival_ns, to_blocks, to_rows, to_times, listed)
         place = begun
-        while place < listed and to_times[place] < latest_ns:  # within a block they are in order
+        while place < listed and to_times[place] < latest_ns:  # rows of a block are in order
             misplaced += 1
             place += 1
         latest_ns = max(latest_ns, to_times[listed - 1])
@@ -141,10 +141,10 @@ def interleave(
 
 @njit(nogil=True, cache=True)
 def next_long_run(blocks: NDArray[numpy.int32], rows: NDArray[numpy.int32], start: int, least: int) -> tuple[int, int]:
-    """Return where at least so many listed messages of one block follow each other; without any, twice the end."""
+    """Return the next range of at least `least` listed messages consecutive in a block; without one, the end twice."""
     half = least // 2
     at = start
-    while at + half <= len(rows):  # a long run has all of such a piece
+    while at + half <= len(rows):  # a long run contains such a piece
         if blocks[at + half - 1] == blocks[at] and rows[at + half - 1] - rows[at] == half - 1:
             begin, end = at, at + 1
             while begin > start and _follows(blocks, rows, begin):
@@ -161,7 +161,7 @@ def next_long_run(blocks: NDArray[numpy.int32], rows: NDArray[numpy.int32], star
 
 @inner
 def _follows(blocks: NDArray[numpy.int32], rows: NDArray[numpy.int32], at: int) -> Any:
-    """Whether a listed message is the one behind the one before it in their block."""
+    """Return True if a listed message directly follows the one before it in their block."""
     return blocks[at] == blocks[at - 1] and rows[at] == rows[at - 1] + 1
 
 
@@ -176,7 +176,7 @@ def _list_run(
     to_times: NDArray[numpy.int64],
     listed: int,
 ) -> int:
-    """List the next messages of the earliest block, up to the rival's next one; return how many, at least one."""
+    """List the next messages of the earliest block, before the rival's next one. Return their number, at least one."""
     block = held_at(held + HELD_BYTES * number)
     place, time = block.next, block.due_ns
     rows, times = int32s_at(block.rows, block.stop), int64s_at(block.times, block.stop)
@@ -192,7 +192,7 @@ def _list_run(
             place += 1
             if place < last:
                 time = times[numpy.uint64(place)]
-        # Equal times are rare: who goes first is asked when it matters.
+        # Equal times are rare, so their order is computed only when needed.
         if to == end or rival < 0 or time != rival_ns or limit_ns > rival_ns or not _ranks_before(held, number, rival):
             break
         limit_ns += 1
@@ -201,11 +201,11 @@ def _list_run(
 
 
 class Gathered(NamedTuple):
-    """Columns of the messages to put into new blocks."""
+    """Columns of the messages for new blocks."""
 
     ts_event: NDArray[numpy.int64]
     starts: NDArray[numpy.int64]
-    """Addresses of their payloads."""
+    """Addresses of the payloads."""
     lengths: NDArray[numpy.int32]
     sequences: NDArray[numpy.int64]
     topics: NDArray[numpy.int32]
@@ -215,7 +215,7 @@ class Gathered(NamedTuple):
 
 @njit(nogil=True, cache=True)
 def gather(held: int, blocks: NDArray[numpy.int32], rows: NDArray[numpy.int32], to: Gathered) -> int:
-    """Write the columns of the listed messages; return the bytes of their payloads."""
+    """Write the columns of the listed messages. Return the size of their payloads."""
     payload_bytes = numpy.int64(0)
     for i in range(len(blocks)):
         block = held_at(held + HELD_BYTES * numpy.int64(blocks[i]))
@@ -239,16 +239,16 @@ def gather(held: int, blocks: NDArray[numpy.int32], rows: NDArray[numpy.int32], 
 
 
 class Names(NamedTuple):
-    """The topics by number, and scratch that finds those of a block."""
+    """The topics by number, and scratch memory to find those of a block."""
 
     table: TopicTable
     distinct: Distinct
     matched: int
-    """Address of int64[n], zeros at first: where whoever plays the blocks keeps what it knows of each topic."""
+    """Address of int64[n], initially zeros: the player's cache for each topic."""
 
 
 class Target(NamedTuple):
-    """Where new blocks go: `room` bytes at `memory`, and BlockRow[many] at `rows`."""
+    """Memory for new blocks: `room` bytes at `memory`, and BlockRow[many] at `rows`."""
 
     memory: int
     room: int
@@ -268,11 +268,11 @@ def put_blocks(
     block_bytes: int,
     to: Target,
 ) -> tuple[int, int, int]:
-    """Put the gathered messages from `start` on into new blocks, each behind the head of a record, while there is room.
+    """Write the gathered messages from `start` on as new blocks, each after the head of a record, while there is room.
 
-    Behind each body follow int64[ORIGINS, n], where its messages came from, and of each topic, int64[topics] each, its
-    slice and the address of its place in `names.matched`.
-    Returns where it ended, how many blocks there are, and how many bytes the next one needs.
+    After each body follow int64[ORIGINS, n], the origins of its messages, and for each topic, int64[topics] each, its
+    slice and the address of its entry in `names.matched`.
+    Returns where it stopped, the number of blocks, and the bytes that the next block needs.
     """
     rows = Rows(
         columns.ts_event.ctypes.data,
@@ -326,9 +326,9 @@ def put_blocks(
 def _note_origins(
     held: int, blocks: NDArray[numpy.int32], body: int, topics: int, to: int
 ) -> tuple[int, int, int, int]:
-    """Write where each message of a body came from.
+    """Write the origin of each message of a body.
 
-    Returns their slice, or SEVERAL_SLICES, the latest `ts_out`, the least `ts_in` and the latest `ts_recv`.
+    Returns their slice, or SEVERAL_SLICES, the latest `ts_out`, the lowest `ts_in` and the latest `ts_recv`.
     """
     count = len(blocks)
     topic_index = int32s_at(body + 8 * count, count)

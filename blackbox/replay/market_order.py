@@ -1,10 +1,10 @@
-"""Tables of blocks in the order of the market: by `ts_event`, over all slices.
+"""Tables of blocks in market order: by `ts_event`, over all slices.
 
-Messages of equal times come feed by feed and slice by slice; those of one slice as they were recorded.
+Messages of equal times are ordered by feed, then by slice, and within a slice as recorded.
 
-Slices are read in units by the least time in them (`blackbox.archive.read_by_time`). Blocks whose turn has come are
-held; what is earlier than anything not yet read is played. A long run of messages of one block is played where it lies.
-Short ones, as slices take turns, are gathered into new blocks, which keep where each message came from.
+Slices are read in units by their lowest time (`blackbox.archive.read_by_time`). Blocks that were read are held, and
+messages earlier than all unread ones are played. A long run of messages of one block is played in place. Short runs,
+from slices that alternate, are gathered into new blocks, which keep the origin of each message.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from blackbox.replay.interleave import Gathered, Heap, Names, Target, gather, in
 from blackbox.replay.measure_blocks import BlockRow
 
 _ROWS: Final = 1 << 15
-"""Messages that are put in order at a time: many, as each time costs a third of a millisecond."""
+"""Messages ordered at a time. Many, because each call costs a third of a millisecond."""
 _LONG_RUN: Final = 512
-"""This many messages of one block in a row are played where they lie, not gathered."""
+"""Minimum number of consecutive messages of a block that are played in place."""
 _BLOCK_BYTES: Final = 4 << 20
-"""Bytes of a new block. One mostly holds all that is gathered at a time."""
+"""Size of a new block. One block usually holds all messages gathered at a time."""
 _ROW_BYTES: Final = 72
-"""Bytes of a message beside its payload: time, topic, offset, sequence number, and where it came from."""
+"""Bytes per message besides the payload: time, topic, offset, sequence number and origin."""
 _SPARE_BYTES: Final = 64 << 10
-"""Bytes for topics, heads and padding. Where they need more, a second piece of memory is taken."""
+"""Bytes for topics, heads and padding. If they need more, more memory is allocated."""
 _SPARE_BLOCKS: Final = 4
 _MOST_HELD_BYTES: Final = 1 << 30
 _MEAN_TOPIC_BYTES: Final = 64
 _KEPT_ARRAYS: Final = 7
-"""Pieces of memory that are kept to be used again. Several are in use at a time: tables are made ahead."""
+"""Number of memory buffers kept for reuse. Several are in use at a time, because tables are made ahead."""
 
 
 class OutOfOrder:
-    """Messages that were recorded behind later ones of their slice.
+    """Messages that were recorded after later ones of their slice.
 
-    Attributes: `late`, how many; `misplaced`, how many of all were delivered behind later ones, because the recording's
-    index could not tell that they would come.
+    Attributes: `late`, their number; `misplaced`, messages that were also delivered after later ones, because the
+    recording's index did not show them in time.
     """
 
     def __init__(self) -> None:
@@ -66,17 +66,17 @@ def _references(arrays: list[NDArray[Any]], number: int) -> int:
 
 
 _UNSHARED: Final = _references([numpy.empty(0)], 0)
-"""References to an array that only a list holds: how many that is depends on the interpreter."""
+"""Reference count of an array that only a list holds. It depends on the interpreter."""
 
 
 class _Memory:
-    """Memory for new blocks, used again once nobody refers to it: fresh pages cost more than what is written there."""
+    """Memory for new blocks, reused when it has no more references: page faults cost more than writing the data."""
 
     def __init__(self) -> None:
         self._arrays: list[NDArray[numpy.int64]] = []
 
     def take(self, size: int) -> NDArray[numpy.int64]:
-        """Return at least so many bytes."""
+        """Return memory of at least `size` bytes."""
         for number in range(len(self._arrays)):
             if self._arrays[number].nbytes >= size and _references(self._arrays, number) == _UNSHARED:
                 return self._arrays[number]
@@ -86,7 +86,7 @@ class _Memory:
 
 
 class _Held(NamedTuple):
-    """Blocks that were read together, and what else must stay as long as one of them is held."""
+    """Blocks that were read together, and objects that must be kept while one of them is held."""
 
     table: BlockTable
     arena: Arena
@@ -94,18 +94,18 @@ class _Held(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Memory that it takes at most, but for what lies in the recording."""
+        """Maximum memory, without that of the recording."""
         unpacked = sum(body.nbytes for body in self.table.run.unpacked.values())
         return unpacked + sum(array.nbytes for array in self.arena)
 
 
 class MarketOrder:
-    """Makes tables of one selection of messages, in the order of the market. Used once."""
+    """Makes tables of a selection of messages in market order. Used once."""
 
     def __init__(
         self, by_time: ByTime, selection: Selection, feeds: ReplayedFeeds, max_topics: int, out_of_order: OutOfOrder
     ) -> None:
-        """`max_topics`: over all slices."""
+        """`max_topics`: total of all slices."""
         self._by_time, self._selection, self._feeds = by_time, selection, feeds
         self._out_of_order = out_of_order
         self._numbering = Numbering(max_topics, _MEAN_TOPIC_BYTES)
@@ -132,7 +132,7 @@ class MarketOrder:
         )
 
     def tables(self) -> Generator[BlockTable, None, None]:
-        """Yield the tables. Blocks that are damaged come when they are read, in tables of their own."""
+        """Yield the tables. Damaged blocks are yielded when they are read, in separate tables."""
         units = self._by_time.units
         for number, unit in enumerate(units):
             yield from self._read(unit)
@@ -140,7 +140,7 @@ class MarketOrder:
             yield from self._play_before(until_ns)
 
     def _read(self, unit: Unit) -> Generator[BlockTable, None, None]:
-        """Hold the blocks of a unit."""
+        """Read and hold the blocks of a unit."""
         latest_ns, latest_out = unit.latest_ns, unit.span.latest
         for run in self._by_time.read(unit):
             table = BlockTable.of(run, self._selection, self._feeds)
@@ -154,7 +154,7 @@ class MarketOrder:
             unit.release()
 
     def _hold(self, fresh: _Held, sent: NDArray[numpy.int64], latest_ns: int) -> int:
-        """Hold a table's blocks; return the latest time of their slice."""
+        """Hold a table's blocks. Return the latest time of their slice."""
         table, selection = fresh.table, self._selection
         held = numpy.zeros(len(table.rows), HeldMessages.dtype)
         blocks, latest_ns, late = hold(
@@ -183,7 +183,7 @@ class MarketOrder:
             if self._held_bytes > _MOST_HELD_BYTES:
                 raise JournalError(
                     f"{self._held_bytes} bytes of blocks wait for the time of their messages, expected at most "
-                    f"{_MOST_HELD_BYTES}: its times are far out of order; order='sent' plays it all the same"
+                    f"{_MOST_HELD_BYTES}: its times are far out of order: use order='sent'"
                 )
             self._made += 1
             self._held = numpy.concatenate([self._held, held])
@@ -230,7 +230,7 @@ class MarketOrder:
             played.unit.release()
 
     def _tables_of(self, count: int) -> Generator[BlockTable, None, None]:
-        """Yield the listed messages: long runs of a block as they lie, the others gathered."""
+        """Yield the listed messages: long runs of a block in place, others gathered."""
         at = 0
         while at < count:
             start, stop = next_long_run(self._blocks[:count], self._rows[:count], at, _LONG_RUN)
@@ -263,7 +263,7 @@ class MarketOrder:
             self._distinct,
             self._matched.ctypes.data,
         )
-        # The first one stands for all where a block has one number: schema, key rule, slice and epoch.
+        # Schema, key rule, slice and epoch of the block are those of the first message.
         first = self._held[blocks[0]]
         table = self._tables[int(first["table"])].table
         head = table.run.heads[table.rows["place"][first["row"]]]
@@ -297,7 +297,7 @@ class MarketOrder:
 
 
 def _heads_at(addresses: NDArray[numpy.int64]) -> NDArray[Any]:
-    """Return RECORD[n], what lies at these addresses."""
+    """Return RECORD[n], copied from these addresses."""
     return numpy.frombuffer(b"".join(string_at(place, RECORD_HEAD_BYTES) for place in addresses.tolist()), RECORD)
 
 

@@ -1,4 +1,4 @@
-"""Check and measure blocks in compiled code: which are valid, how many messages of each are played, and when."""
+"""Check blocks, count the messages to play and find their times, in compiled code."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _LATEST: Final = (1 << 63) - 1
 
 
 class BlockRow(SharedRecord):
-    """A block in a table, or some consecutive messages of it. Times are ns since 1970, by the clock that paces."""
+    """A block in a table, or some consecutive messages of it. Times are ns since 1970, by the pacing clock."""
 
     header = Field()
     """Address of the block's header."""
     body = Field()
-    """Address of its body, unpacked."""
+    """Address of its decompressed body."""
     body_bytes = Field()
     place = Field()
-    """Place of the record in its run."""
+    """Index of the record in its run."""
     slice_id = Field()
     ts_recv = Field()
     first_row = Field()
@@ -46,7 +46,7 @@ class BlockRow(SharedRecord):
     low_ns = Field()
     high_ns = Field()
     origins = Field()
-    """Address of where each message came from, if they were gathered from several blocks; else 0."""
+    """Address of the messages' origins if they were gathered from several blocks; else 0."""
 
 
 block_row_at = record_at(BlockRow)
@@ -54,23 +54,23 @@ BLOCK_ROW_BYTES: Final = BlockRow.dtype.itemsize
 
 
 class Wanted(NamedTuple):
-    """Which messages are played, for compiled code."""
+    """Selection of the messages to play, for compiled code."""
 
     key_rule: int
-    """Of the feed."""
+    """Key rule of the feed."""
     topics: Trie
     """Trie of a `TopicChoice`."""
     takes_all: int
     """1: all topics."""
     by_event: int
-    """1: each message has its own time, its `ts_event`; 0: one time, already in the row, holds for the whole block."""
+    """1: each message has its own `ts_event`; 0: the row's time applies to the whole block."""
 
 
 class BlockTableAt(NamedTuple):
     """A table of blocks, for compiled code."""
 
     address: int
-    """Of BlockRow[count]."""
+    """Address of BlockRow[count]."""
     count: int
     wanted: Wanted
 
@@ -81,13 +81,13 @@ NO_BLOCKS: Final = BlockTableAt(0, 0, Wanted(0, NO_TOPICS, 0, 0))
 
 @inner
 def is_wanted(text: int, size: int, wanted: Wanted) -> bool:
-    """Return True if a topic is chosen, or all topics are wanted."""
+    """Return True if a topic is chosen."""
     return bool(wanted.takes_all != 0 or longest_prefix(wanted.topics, text, size) == CHOSEN)
 
 
 @inner
 def _mark_topics(header_at: int, body: int, wanted: Wanted, marks: NDArray[numpy.uint8]) -> None:
-    """Mark, in uint8[topics], the topics that are played."""
+    """Mark the topics to play in uint8[topics]."""
     header = read_header(header_at)
     layout = layout_of(header)
     offsets = int32s_at(body + layout.topic_offsets, header.topics + 1)
@@ -99,7 +99,7 @@ def _mark_topics(header_at: int, body: int, wanted: Wanted, marks: NDArray[numpy
 
 @inner
 def _measure(address: int, wanted: Wanted) -> None:
-    """Count the messages of a valid block that are played, and find their times; with none the range is empty."""
+    """Count the messages to play of a valid block, and find their times. Without any, the range is empty."""
     block = block_row_at(address)
     header = read_header(block.header)
     first, stop = block.first_row, block.stop_row
@@ -131,7 +131,7 @@ def _measure(address: int, wanted: Wanted) -> None:
 
 @inner
 def measure_one(address: int, wanted: Wanted) -> None:
-    """Check the block of a row unless that was done, and measure a valid one."""
+    """Check the block of a row if it is unchecked, and measure it if valid."""
     block = block_row_at(address)
     if block.fault == UNCHECKED:
         record = block.header - OFFSET_BLOCK_HEADER
@@ -149,9 +149,9 @@ def measure(table: BlockTableAt) -> None:
 
 @njit(nogil=True, cache=True)
 def due_rows(table: BlockTableAt, until_ns: int, messages: int) -> int:
-    """Return the first row of the table's first block that is not due yet; its `stop_row` if all are.
+    """Return the first row of the table's first block that is not due yet; its `stop_row` if all are due.
 
-    Due are at most `messages` of the rows to play, up to the first one later than `until_ns`.
+    At most `messages` of the rows to play are due, up to the first one later than `until_ns`.
     """
     block = block_row_at(table.address)
     header = read_header(block.header)
@@ -171,7 +171,7 @@ def due_rows(table: BlockTableAt, until_ns: int, messages: int) -> int:
 def next_in_range(table: BlockTableAt, row: int, start_ns: int, stop_ns: int) -> tuple[int, int]:
     """Return the next rows `[first, stop)` of the table's first block, from `row` on, in `[start_ns, stop_ns)`.
 
-    Where there are none both are its `stop_row`.
+    Returns its `stop_row` twice if there are no more.
     """
     block = block_row_at(table.address)
     ts_event = int64s_at(block.body, read_header(block.header).count)

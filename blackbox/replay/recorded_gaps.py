@@ -1,8 +1,8 @@
-"""Find where recordings lack messages, and where in what is played to report that.
+"""Find gaps in recordings, and the messages before which they are reported.
 
-A gap is reported when the time of its messages may have come: before the first message of any slice that is later than
-the last message before the gap, and at the latest before the message that follows it. If the source lacked messages,
-the publisher has reported the time of that last message. Otherwise the last message of the same slice counts.
+A gap is reported at the earliest time that its messages may have: before the first message, of any slice, that is later
+than the last message before the gap, and at the latest before the message that follows it. If the source lacked
+messages, the publisher has reported the time of that last message. Otherwise the last message of the same slice counts.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _EPOCH_COLUMN: Final = 4
 
 
 class Run(NamedTuple):
-    """A run of a slice's publisher."""
+    """An epoch of a slice."""
 
     slice_id: int
     epoch: int
 
 
 class Part(NamedTuple):
-    """Some rows of a table, and the gaps and new runs to report after they are played."""
+    """Some rows of a table, and the gaps and new epochs to report after they are played."""
 
     table: BlockTable
     start: int
@@ -54,20 +54,20 @@ class Part(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """The numbers of messages of one slice in a row, in its order."""
+    """Sequences of the messages of one slice in a row, in order."""
 
     slice_id: int
     rows: NDArray[numpy.int64]
-    """Their places in the block."""
+    """Their rows in the block."""
     epochs: NDArray[numpy.int64]
     sequences: NDArray[numpy.int64]
 
 
 class RecordedGaps:
-    """The gaps and runs of some recordings, given by date.
+    """The gaps and epochs of some recordings, given by date.
 
-    What comes before the first message that is played, or that is played after a jump, is no gap; except before the
-    first message of all that was recorded, where the publisher's numbers show one.
+    Messages missing before the first played message, or before the first one after a jump, are not a gap. Before the
+    first recorded message they are, if the publisher's sequences show that messages are missing.
     """
 
     def __init__(
@@ -77,25 +77,25 @@ class RecordedGaps:
         prefix: bytes = b"",
         slices: Iterable[int] | None = None,
     ) -> None:
-        """Find them in the slices that are played: all, or some, that may hold topics which start with a prefix.
+        """Find the gaps in the played slices: all, or some, that may have topics with the prefix.
 
-        Reads slices whose indexes do not show that they lack nothing.
+        Slices are read unless their indexes show that they are complete.
         """
         self._gaps: dict[int, list[Gap]] = {}
-        """By slice."""
+        """Gaps by slice."""
         self._ends: dict[int, list[Position]] = {}
-        """Of the gaps."""
+        """Times of the gaps."""
         self._played: dict[int, Position] = {}
         self._late: set[Run] = set()
-        """Runs whose first recorded message is not the first one that was published, as far as is known."""
+        """Epochs whose first published messages are known to be missing."""
         self._runs: dict[int, list[int]] = {}
-        """The epochs of each slice, as they were recorded."""
+        """Epochs of each slice, in order."""
         self._run: dict[int, int] = {}
-        """Which of them is played now, by slice; none: the first."""
+        """Index of the current epoch by slice; missing: the first."""
         self._heads: set[tuple[int, Position]] = set()
-        """Ends of the gaps before the first message of a run."""
+        """Ends of the gaps before the first message of an epoch."""
         self._read: set[Path] = set()
-        """Directories of the slices that were read: their damaged blocks are among the gaps."""
+        """Directories of the slices that were read. Their damaged blocks are among the gaps."""
         self._silent: list[Gap] = []
         """Gaps of slices without a message."""
         self._since: dict[Gap, Since] = {}
@@ -143,22 +143,22 @@ class RecordedGaps:
             self._ends[slice_id] = [_end_of(gap) for gap in self._gaps[slice_id]]
 
     def jump(self, *, is_back: bool) -> None:
-        """Take what comes next as the first that is played. `is_back`: the first run may come again."""
+        """Take the next message as the first one played. With `is_back`, the first epoch may come again."""
         self._played.clear()
         self._due = None
         if is_back:
             self._run.clear()
 
     def current_runs(self) -> list[Run]:
-        """Return the run that each slice is in, or begins with."""
+        """Return the current epoch of each slice, or its first."""
         return [Run(slice_id, epochs[self._run.get(slice_id, 0)]) for slice_id, epochs in self._runs.items() if epochs]
 
     def is_late(self, run: Run) -> bool:
-        """Return whether a run lacks messages before its first one: it began late, or after a restart."""
+        """Return True if messages before an epoch's first one are missing: it began late, or after a restart."""
         return run in self._late
 
     def due_before(self, stop_ns: int) -> list[Gap]:
-        """Return the gaps that messages before a time have not shown, once all of these are played."""
+        """Return the gaps before a time that no message has shown, once all messages before it are played."""
         found = []
         while self._due and self._due[0][0] < stop_ns:
             _, gap = self._due.popleft()
@@ -178,7 +178,7 @@ class RecordedGaps:
         return found
 
     def of_damage(self, table: BlockTable, number: int) -> Gap | None:
-        """Return a damaged block as a gap; None where the gaps have it already."""
+        """Return a damaged block as a gap; None if the gaps include it already."""
         row, head = table.rows[number], table.heads[number]
         place, first = int(row["place"]), int(row["first_row"])
         count = int(head["count"]) - first
@@ -189,7 +189,7 @@ class RecordedGaps:
         )
 
     def parts(self, table: BlockTable, start: int, stop: int) -> Iterator[Part]:
-        """Cut rows `[start, stop)` of a table at gaps and at new runs."""
+        """Split rows `[start, stop)` of a table at gaps and at new epochs."""
         if not self._gaps and not self._may_begin_run(table, start, stop):
             yield Part(table, start, stop, ())
             return
@@ -199,7 +199,7 @@ class RecordedGaps:
             if not cuts:
                 continue
             if table.rows["fault"][number] == UNCHECKED:
-                table.measure(number, number + 1)  # parts are measured apart, and their counts are not those of the row
+                table.measure(number, number + 1)  # parts are measured separately; their counts differ from the row's
             if begin < number:
                 yield Part(table, begin, number, ())
             first, last = (int(table.rows[name][number]) for name in ("first_row", "stop_row"))
@@ -212,11 +212,11 @@ class RecordedGaps:
             yield Part(table, begin, stop, ())
 
     def _coming(self, slice_id: int) -> list[int]:
-        """Return the epochs of a slice after the one that is played."""
+        """Return the epochs of a slice after the current one."""
         return self._runs.get(slice_id, [])[self._run.get(slice_id, 0) + 1 :]
 
     def _may_begin_run(self, table: BlockTable, start: int, stop: int) -> bool:
-        """Return whether some rows may have the first message of a run; of gathered blocks that is not known."""
+        """Return True if rows may have the first message of an epoch. For gathered blocks this is unknown."""
         coming = [epoch for slice_id in self._runs for epoch in self._coming(slice_id)]
         if not coming:
             return False
@@ -224,7 +224,7 @@ class RecordedGaps:
         return bool((is_gathered | numpy.isin(table.heads["epoch"][start:stop], coming)).any())
 
     def _begun(self, table: BlockTable, number: int) -> Iterator[tuple[int, Run]]:
-        """Yield the runs that begin in a block, and the row of the first message of each."""
+        """Yield the epochs that begin in a block, and the row of the first message of each."""
         row, count = table.rows[number], int(table.heads["count"][number])
         if row["fault"] > Fault.NONE:
             return
@@ -242,7 +242,7 @@ class RecordedGaps:
                     yield int(rows[mine.argmax()]), Run(slice_id, epoch)
 
     def _cuts(self, table: BlockTable, number: int) -> Iterator[tuple[int, list[Gap | Run]]]:
-        """Yield, in order, rows of a block and the gaps and runs to report before each of them."""
+        """Yield, in order, rows of a block and the gaps and epochs to report before each of them."""
         place_of = dict(self._due_in(table, number))
         for row in self._slices(table, number):
             ends = self._ends[row.slice_id]
@@ -269,11 +269,11 @@ class RecordedGaps:
         for place, run in self._begun(table, number):
             told = found.setdefault(place, [])
             of_run = [n for n, each in enumerate(told) if (each.slice_id, each.epoch) == run]
-            told.insert(of_run[0] if of_run else len(told), run)  # a gap before its first message is of this run
+            told.insert(of_run[0] if of_run else len(told), run)  # a gap before its first message belongs to this epoch
         yield from sorted(found.items())
 
     def _due_in(self, table: BlockTable, number: int) -> Iterator[tuple[Gap, int]]:
-        """Yield the gaps that come due in a block by the times of its messages, and before which row."""
+        """Yield the gaps that become due in a block by the times of its messages, each with the row after it."""
         if not self._gaps or (self._due is not None and not self._due):
             return
         if table.rows["fault"][number] == UNCHECKED:
@@ -293,7 +293,7 @@ class RecordedGaps:
                 yield gap, int(due_rows(block, due_ns, int(row["count"])) if is_split else row["first_row"])
 
     def _timed(self) -> Iterator[Gap]:
-        """Yield the gaps that are reported by time: not those before a run that is not the first of its slice."""
+        """Yield the gaps that are reported by time. Gaps at the start of a later epoch are not."""
         for slice_id, gaps in self._gaps.items():
             runs = self._runs.get(slice_id)
             yield from (
@@ -308,7 +308,7 @@ class RecordedGaps:
         self._played[gap.slice_id] = max(_end_of(gap), self._played.get(gap.slice_id, _end_of(gap)))
 
     def _slices(self, table: BlockTable, number: int) -> Iterator[_Row]:
-        """Yield the messages of a row, those of each slice with gaps."""
+        """Yield the messages of a row for each slice with gaps."""
         row = table.rows[number]
         count, origins = int(table.heads["count"][number]), int(row["origins"])
         if not self._gaps or (not origins and int(row["slice_id"]) not in self._gaps):
@@ -333,7 +333,7 @@ class RecordedGaps:
 
 
 def _rows(table: BlockTable, number: int, first: int, stop: int) -> tuple[BlockTable, int, int]:
-    """Return some rows of a block, as a table of their own."""
+    """Return some rows of a block as a table."""
     part = table._replace(rows=table.rows[number : number + 1].copy())
     if first >= stop:
         return part, 0, 0
@@ -346,7 +346,7 @@ def _end_of(gap: Gap) -> Position:
 
 
 def _spans(segments: list[Segment]) -> dict[int, tuple[int, int]]:
-    """Return by epoch the first number of a slice, and the one after the last."""
+    """Return by epoch the first sequence of a slice, and the one after the last."""
     found: dict[int, tuple[int, int]] = {}
     for segment in segments:
         entries = segment.entries[segment.entries["records"] > 0]
@@ -357,9 +357,9 @@ def _spans(segments: list[Segment]) -> dict[int, tuple[int, int]]:
 
 
 def _is_complete(segments: list[Segment], reported: Reported, expected: dict[int, int]) -> bool:
-    """Return whether the index of a slice shows that no number is missing of those reported.
+    """Return True if the index of a slice shows that no reported sequence is missing.
 
-    `expected`: by epoch, the number after the last message of the recordings before.
+    `expected`: by epoch, the sequence after the last message of earlier recordings.
     """
     if not segments:
         return True
@@ -379,5 +379,5 @@ def _is_complete(segments: list[Segment], reported: Reported, expected: dict[int
 
 
 def _column(owner: object, origins: int, count: int, column: int) -> NDArray[Any]:
-    """Return a column of what is told of each message of a gathered block."""
+    """Return a column of the origins of a gathered block's messages."""
     return foreign_array(owner, origins + 8 * count * column, count, "<i8")

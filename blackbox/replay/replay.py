@@ -1,4 +1,4 @@
-"""Replay recordings: in order, paced or as fast as they are taken, to a publisher or to callbacks in this process."""
+"""Replay recordings: in order, paced or at full speed, to a publisher or to callbacks in this process."""
 
 from __future__ import annotations
 
@@ -48,71 +48,71 @@ log = logging.getLogger("blackbox")
 _MOST_TOPICS: Final = 1 << 24
 _TO_THE_END: Final = NEVER - 1
 _CACHE_BYTES: Final = 4 << 20
-"""Blocks are checked, then played, in groups of this size: they are still in the cache, and nothing waits long."""
+"""Size of the groups in which blocks are checked, then played, while they are in the cache."""
 
 
 class Player(Protocol):
-    """What takes the blocks of a replay."""
+    """Receiver of a replay's blocks."""
 
     @property
     def in_sequence(self) -> bool:
-        """Whether the order of messages of different slices matters."""
+        """True if the order of messages of different slices matters."""
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether another thread may read while this plays: not where Python runs for every message."""
+        """True if another thread may read ahead: not if Python runs for every message."""
 
     @property
     def checks_blocks(self) -> bool:
-        """Whether `play` checks and measures blocks itself, where nobody has."""
+        """True if `play` checks and measures unchecked blocks itself."""
 
     def play(self, table: BlockTable, start: int, stop: int) -> None:
-        """Take those of blocks `[start, stop)` that are valid and have messages to play."""
+        """Play those of blocks `[start, stop)` that are valid and have messages to play."""
 
     def begin(
         self, skipped: frozenset[tuple[int, int]], before: Iterable[BlockTable] | None = None, start_ns: int = BEGINNING
     ) -> None:
-        """Learn that messages are played from here on.
+        """Prepare to play.
 
-        `skipped`: slice and epoch of the runs of which recorded messages are left out. `before`: earlier messages, from
-        which the order books of callbacks are to be built: all before `start_ns`.
+        `skipped`: slice and epoch of each epoch with messages that are not played. `before`: all messages before
+        `start_ns`, from which the callbacks' order books are built.
         """
 
     def jump(self, *, is_back: bool) -> None:
-        """Learn that the next block does not follow the last one. `is_back`: messages may come again."""
+        """Prepare for a block that does not follow the last one. `is_back`: messages may be repeated."""
 
     def finish(self, stop_ns: int) -> None:
-        """Learn that all before a time was played; END: to the end of the recordings."""
+        """Handle the end of all messages before a time; END: the end of the recordings."""
 
 
 class ReplayStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replay has played. What was played again, after a seek or in a loop, is counted again."""
+    """Counters of a replay. Messages played again, after a seek or in a loop, are counted again."""
 
     messages: int
-    """Messages played, exactly."""
+    """Messages played."""
     blocks: int
-    """Blocks that were played to their end; a block gathered from messages of several counts as one."""
+    """Blocks played completely; a block gathered from several counts as one."""
     body_bytes: int
-    """Bytes of the bodies of these blocks, unpacked."""
+    """Size of these blocks' bodies, decompressed."""
     seconds: float
-    """Time that it took."""
+    """Elapsed time."""
     market_seconds: float
-    """Market time that went by."""
+    """Market time played."""
     damaged: int
-    """Messages left out, because their block could not be read."""
+    """Messages left out because their block was damaged."""
     late: int = 0
-    """Messages recorded behind later ones of their slice, and played where their `ts_event` puts them."""
+    """Messages recorded after later ones of their slice, and played at their `ts_event`."""
     misplaced: int = 0
-    """Messages played behind later ones all the same: the recording's index could not tell that they would come."""
+    """Messages still played after later ones, because the recording's index did not show them in time."""
 
     @property
     def times_faster(self) -> float:
-        """Market time divided by the time that it took."""
+        """Market time divided by elapsed time."""
         return self.market_seconds / self.seconds if self.seconds else 0.0
 
 
 class ReplaySettings(TypedDict, total=False):
-    """Keywords of `Replay`, which `Subscriber.replay` takes, too."""
+    """Keywords of `Replay`, also accepted by `Subscriber.replay`."""
 
     speed: float | None
     start: Time | None
@@ -130,7 +130,7 @@ class ReplaySettings(TypedDict, total=False):
 
 
 class _Span(NamedTuple):
-    """Recordings that are played as one, and the times of theirs that are played."""
+    """Recordings played as one, and the range of times to play."""
 
     recordings: tuple[Recording, ...]
     start: int
@@ -138,14 +138,14 @@ class _Span(NamedTuple):
 
 
 class Replay:
-    """Recordings to play again, by `publish` or `Subscriber.replay`; `controls` pause, seek and pace it.
+    """Recordings to replay, by `publish` or `Subscriber.replay`; `controls` pause, seek and pace it.
 
-    Run it as often as you like, each time from the beginning, until its controls are told to stop.
+    It can run several times, each time from the beginning, until its controls are stopped.
 
-    By default messages come in the order of the market (`ts_event`), over all slices and recordings. Messages of one
-    time come feed by feed as the feeds were given, then slice by slice, and of one slice as they were published: when
-    blocks were sent has no influence. A message without a time follows the one before it in its slice; if there is none
-    with a time, it comes at the latest when it was sent. Used by one thread at a time; the controls by any.
+    By default messages are in market order (`ts_event`), over all slices and recordings. Messages of equal times are
+    ordered by feed, as given, then by slice, and within a slice as published; send times have no influence. A message
+    without a time follows the one before it in its slice. Without an earlier time, it is played at the latest when it
+    was sent. Used by one thread at a time; the controls by any.
     """
 
     def __init__(
@@ -166,32 +166,33 @@ class Replay:
         loops: int = 1,
         controls: Controls | None = None,
     ) -> None:
-        """Settings. Nothing is read until it is run.
+        """Settings. Nothing is read before it runs.
 
         Args:
-            recordings: one, or several, which are played as one, in time order. Each is played once.
-            speed: seconds of market time in a second; None: as fast as it is taken. Change it by `controls.speed`.
-            start: the first time to play, by `pace_by`; see `Recording.time`. A time of day holds for each day.
-            stop: the time to stop before, likewise.
+            recordings: one, or several that are played as one, in time order. Duplicates are played once.
+            speed: seconds of market time per second; None: unlimited. Change it by `controls.speed`.
+            start: the first time to play, by `pace_by`; see `Recording.time`. A time of day applies to each day.
+            stop: the end of the times, exclusive, likewise.
             prefix: only messages whose topics start with it, or with one of several.
             symbols: only messages of exactly these symbols, see `Subscriber.on`.
-            slices: only these.
-            order: "event": by the venue's time. "sent": block by block as they were sent, slices merged. Default: the
-                venue's time, if there is any and `pace_by` is not "ts_out".
-            pace_by: which time is market time: the venue's, or the publisher's. Default: the venue's if there is any.
-            max_silence: cut longer silences of market time to this, in seconds or a `timedelta`.
+            slices: only these slices.
+            order: "event": by the venue's time. "sent": block by block as sent, slices merged. Default: the venue's
+                time, if messages have one and `pace_by` is not "ts_out".
+            pace_by: the time that is market time: the venue's or the publisher's. Default: the venue's if messages
+                have one.
+            max_silence: longest silence of market time, in seconds or a `timedelta`. Longer ones are shortened.
             keep_gaps: when publishing, skip the sequence numbers that are missing in the recording. Subscribers then
-                see the gaps that the recorder saw, and one where a time range leaves blocks out between others. By
-                default numbers are consecutive. Cannot be combined with a prefix or symbols, and means order "sent".
-            books: before playing from `start`, or from where controls seek to, build the order books of
-                `Subscriber.book` from the beginning of the recordings (of each day, for a time of day). No other
-                callback gets these messages. A stop and a seek end it; paused, the replay stands still after it.
-            loops: how many times, one after the other; 0: until it is stopped.
-            controls: controls of your own, instead of `speed` and `max_silence`.
+                see the recorder's gaps, and one where a time range excludes blocks between others. By default sequences
+                are consecutive. Cannot be combined with a prefix or symbols; implies order "sent".
+            books: before playing from `start`, or after a seek, build the order books of `Subscriber.book` from the
+                beginning of the recordings (of each day, for a time of day). Other callbacks do not get these messages.
+                A stop or seek interrupts it; a paused replay pauses after it.
+            loops: number of repetitions; 0: until it is stopped.
+            controls: your own controls, instead of `speed` and `max_silence`.
 
         Raises:
             ConfigError: there is no recording, they do not fit together (see `Recordings`), or settings contradict.
-            ValueError: a value is out of its range.
+            ValueError: a value is out of range.
         """
         given = (recordings,) if isinstance(recordings, Recording) else tuple(recordings)
         for each in given:
@@ -219,7 +220,7 @@ class Replay:
         if (choice := self.topics.symbols) is not None and len(self.feeds.names) == 1:
             holding = {slice_id for recording in given for slice_id in starts_by_slice(recording.feed, choice.starts)}
             self.slices = tuple(sorted(holding.intersection(range(there) if self.slices is None else self.slices)))
-        place = self.feeds.names.index  # of one time, feeds come in the order in which they were given, by either order
+        place = self.feeds.names.index  # at equal times, feeds are in the order given, for both values of `order`
         self.recordings = tuple(sorted(given, key=lambda recording: (recording.date, place(recording.feed.name))))
         if loops < 0:
             raise ValueError(f"loops was {loops}, expected 0 or more")
@@ -244,13 +245,13 @@ class Replay:
         self._seconds = 0.0
 
     def publish(self, publisher: Publisher) -> ReplayStatistics:
-        """Publish it as if it were live: `ts_out` is the time of sending, so subscribers cannot tell.
+        """Publish as if live: `ts_out` is the time of sending, so subscribers cannot tell the difference.
 
-        Large bodies are sent as they were recorded where the publisher's feed has the same slices and keys.
-        Otherwise messages are published again, in blocks. The publisher's `when_full` says whether slow subscribers
-        make it wait or lose messages. Returns once the publisher has taken everything: then `flush` or `close` it.
+        Large bodies are sent as recorded if the publisher's feed has the same slices and keys. Other messages are
+        published again, in new blocks. The publisher's `when_full` decides whether slow subscribers block it or lose
+        messages. Returns when the publisher has accepted everything; then `flush` or `close` it.
 
-        Raises ConfigError when the publisher's feed has another schema, or other slices where gaps are to be kept.
+        Raises ConfigError if the publisher's feed has another schema, or other slices with `keep_gaps`.
         """
         if self.builds_books:
             raise ConfigError("books was set for a replay that is published, expected one to callbacks")
@@ -260,7 +261,7 @@ class Replay:
         return self.run(player)
 
     def run(self, player: Player, timers: Timers | None = None) -> ReplayStatistics:
-        """Play it to any player; `timers` are called between messages, by market time."""
+        """Play to a player. `timers` are called between messages, by market time."""
         self._timers = timers or Timers((), lambda _: True)
         warm_up_tables()
         first_ns, last_ns = self._market_range()
@@ -289,8 +290,8 @@ class Replay:
                 player.finish(self._stop)
                 if self._messages == before and start == self._start:
                     low, high = map(datetime_of, self._recorded_range())
-                    log.warning("nothing was played: of the messages from %s to %s none was wanted", low, high)
-                    return  # nor would another loop play anything
+                    log.warning("nothing was played: no message from %s to %s was selected", low, high)
+                    return  # another loop would not play anything either
                 if left:
                     self.controls.rewind()
                     start = self._jump(player, first_ns, first_ns)
@@ -300,7 +301,7 @@ class Replay:
                 return
 
     def _jump(self, player: Player, to_ns: int, first_ns: int) -> int:
-        """Go on from a market time; return the first time to play."""
+        """Continue from a market time. Return the first time to play."""
         is_back = to_ns <= self._played_to
         player.jump(is_back=is_back)
         if is_back:
@@ -309,7 +310,7 @@ class Replay:
         return self._start if to_ns <= first_ns else max(self._start, to_ns)
 
     def statistics(self) -> ReplayStatistics:
-        """Return what it has played so far; exact once it has ended."""
+        """Return the counters so far; exact after the end."""
         return ReplayStatistics(
             messages=self._messages,
             blocks=self._blocks,
@@ -322,7 +323,7 @@ class Replay:
         )
 
     def _played_together(self, start: Time | None, stop: Time | None) -> list[tuple[Recording, ...]]:
-        """Return the recordings, those of each day apart where times are of each day."""
+        """Return the recordings that are played as one: each day separately if times are of each day."""
         if not (is_time_of_day(start) or is_time_of_day(stop)):
             return [self.recordings]
         return [tuple(each) for _, each in groupby(self.recordings, key=lambda recording: recording.date)]
@@ -359,11 +360,11 @@ class Replay:
         return min((low for low, _ in known), default=0), max((high for _, high in known), default=0)
 
     def _play_from(self, player: Player, start: int) -> Grant | None:
-        """Play from a time on; return the grant that says not to go on, or None at the end."""
+        """Play from a time on. Return the grant that interrupts it, or None at the end."""
         self._timers.reset()
         spans = [span._replace(start=max(start, span.start)) for span in self._spans]
         if not self.builds_books:
-            left_out = [*spans[:-1], spans[-1]._replace(stop=END)]  # what comes after the last one changes no book
+            left_out = [*spans[:-1], spans[-1]._replace(stop=END)]  # messages after the last span change no book
             player.begin(self._runs_outside(left_out))
             return self._play_spans(player, [span for span in spans if span.start < span.stop])
         for place, span in enumerate(spans):
@@ -376,7 +377,7 @@ class Replay:
         return None
 
     def _tables_before(self, player: Player, span: _Span) -> Generator[BlockTable, None, None]:
-        """Yield, measured and in small parts, what comes before a span, until a seek or the end is asked for."""
+        """Yield the messages before a span, measured and in small parts, until a seek or stop."""
         for table in self._tables_of(player, span._replace(start=BEGINNING, stop=span.start), OutOfOrder()):
             start = 0
             while start < len(table.rows):
@@ -387,7 +388,7 @@ class Replay:
                 start = stop
 
     def _runs_outside(self, spans: Iterable[_Span]) -> frozenset[tuple[int, int]]:
-        """Return slice and epoch of the runs with messages outside of the times of these spans."""
+        """Return slice and epoch of the epochs with messages outside these spans."""
         found = set()
         for recordings, start, stop in spans:
             for recording in recordings:
@@ -402,13 +403,13 @@ class Replay:
 
     def _play_spans(self, player: Player, spans: list[_Span]) -> Grant | None:
         tables = self._tables(player, spans)
-        # Closed at once also when an error's traceback keeps this frame.
+        # Closed at once, even if an error's traceback keeps this frame alive.
         with closing(read_ahead(tables) if player.reads_ahead else tables) as found:
             for table in found:
                 grant = self._play_table(player, table)
                 if grant is not None:
                     return grant
-                del table  # so that its memory, still in the cache, can be that of the next one
+                del table  # so that the next one can reuse its memory, which is in the cache
         return None
 
     def _tables(self, player: Player, spans: list[_Span]) -> Generator[BlockTable, None, None]:
@@ -431,21 +432,21 @@ class Replay:
             *wanted,
             by,
             bodies="unpacked",
-            kept=DEPTH + 1,  # what waits, what is played: the one before was played when the next is made
+            kept=DEPTH + 1,  # waiting tables and the current one; earlier ones are done
         )
         return block_tables(runs, selection, self.feeds, is_measured=player.reads_ahead and not player.checks_blocks)
 
     def _most_topics(self) -> int:
-        """Return how many topics to make room for: twice what feeds declare, as a subscriber goes on beyond that."""
+        """Return the topics to make room for: twice the feeds' maximum, because a subscriber continues beyond it."""
         topics = 2 * sum(part.feed.max_topics * len(part.feed.slices) for part in self.recordings)
         return min(topics, _MOST_TOPICS)
 
     def _has_twice(self, ordered: ByTime) -> bool:
-        """Whether a slice is in several recordings."""
+        """Return True if a slice is in several recordings."""
         return len(set(ordered.slices)) < len(ordered.slices)
 
     def _play_table(self, player: Player, table: BlockTable) -> Grant | None:
-        """Play a table, as far as the controls let it; return the grant that says not to go on."""
+        """Play a table as far as the controls allow. Return the grant that interrupts it."""
         rows = table.rows
         block = 0
         while block < len(rows):
@@ -480,7 +481,7 @@ class Replay:
         return None
 
     def _pass_over(self, player: Player, table: BlockTable, block: int) -> int:
-        """Return the next block with messages to play, or the first unmeasured one; report damages on the way."""
+        """Return the next block with messages to play, or the first unmeasured one. Report damage on the way."""
         stop = _measure_some(table, block)
         found = numpy.flatnonzero(table.rows["count"][block:stop])
         stop = block + int(found[0]) if len(found) else stop
@@ -489,12 +490,12 @@ class Replay:
         return stop
 
     def _play_whole(self, player: Player, table: BlockTable, start: int, stop: int) -> None:
-        """Play blocks to their end, and report those that are damaged."""
+        """Play whole blocks, and report damaged ones."""
         self._play_blocks(player, table, start, stop)
         self._report_damages(table, start, stop)
         played = table.rows[start:stop]
         played = played[played["count"] > 0]
-        # Of a block that is played in parts, the last one counts.
+        # A block that is played in parts counts with its last part.
         played = played[played["stop_row"] == table.run.heads["count"][played["place"]]]
         self._blocks += len(played)
         self._body_bytes += int(played["body_bytes"].sum())
@@ -523,7 +524,7 @@ class Replay:
 
 
 def _topics_of(recordings: Sequence[Recording], prefix: Prefixes, symbols: Iterable[str | bytes] | None) -> TopicChoice:
-    """Return the topics to play. Raises ConfigError for symbols where feeds find them in topics by several rules."""
+    """Return the topics to play. Raises ConfigError for symbols if the feeds' symbol rules differ."""
     rules = list(dict.fromkeys(recording.feed.symbol_rule for recording in recordings))
     if symbols is not None and len(rules) > 1:
         raise ConfigError(
@@ -534,15 +535,15 @@ def _topics_of(recordings: Sequence[Recording], prefix: Prefixes, symbols: Itera
 
 
 def check_settings(recordings: object, settings: Iterable[str]) -> None:
-    """Raise TypeError unless these settings are those of a `Replay` of these recordings: a replay has its own."""
+    """Raise TypeError for settings given with a `Replay`, which has its own."""
     if isinstance(recordings, Replay):
         for name in settings:
-            raise TypeError(f"{name} was given beside a Replay, expected it where the Replay was made")
+            raise TypeError(f"{name} was given with a Replay, pass it when the Replay is created")
     check_options(settings, ReplaySettings.__optional_keys__)
 
 
 def _measure_some(table: BlockTable, start: int) -> int:
-    """Measure some _CACHE_BYTES of blocks from `start` on, where nobody has; return where these end."""
+    """Measure about _CACHE_BYTES of unmeasured blocks from `start` on. Return their end."""
     rows = table.rows
     stop = min(len(rows), start + 1 + int(rows["body_bytes"][start:].cumsum().searchsorted(_CACHE_BYTES)))
     if (rows["fault"][start:stop] == UNCHECKED).any():
@@ -558,4 +559,4 @@ def _check_order(order: str | None, pace_by: str | None, keep_gaps: bool) -> Non
     if order == "event" and pace_by == "ts_out":
         raise ValueError("pace_by was 'ts_out' with order 'event', expected 'ts_event': that time only goes forward")
     if order == "event" and keep_gaps:
-        raise ConfigError("keep_gaps was set beside order 'event', expected 'sent': gaps stand between neighbours")
+        raise ConfigError("keep_gaps was set with order 'event', expected 'sent': gaps stand between neighbours")

@@ -1,4 +1,4 @@
-"""What the controls of a replay report, here or over a socket."""
+"""Status of a replay, reported here or over a socket."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _SLOTS: Final = 16
 
 
 class ReplayState(StrEnum):
-    """What a replay is doing. Once it has begun, the last command decides: see `blackbox.replay.controls`."""
+    """State of a replay. Once it has begun, the last command decides: see `blackbox.replay.controls`."""
 
     READY = "ready"
-    """It has not begun. Then it does what was asked for: PLAYING, PAUSED, STEPPING or STOPPING."""
+    """Not begun. Then it is PLAYING, PAUSED, STEPPING or STOPPING, as commanded."""
     PLAYING = "playing"
-    """PAUSED, STEPPING or STOPPING by a command, ENDED when all was played."""
+    """PAUSED, STEPPING or STOPPING by a command, ENDED after the last message."""
     PAUSED = "paused"
     """PLAYING, STEPPING or STOPPING by a command."""
     STEPPING = "stepping"
-    """Paused, except for the messages that `step` asked for. Then PAUSED; the others by a command, or ENDED."""
+    """Paused, except for the messages requested by `step`. Then PAUSED; the others by a command, or ENDED."""
     STOPPING = "stopping"
-    """It ends after what is being delivered, and does not begin again. ENDED follows."""
+    """It ends after the current delivery, and does not begin again. ENDED follows."""
     ENDED = "ended"
-    """As READY, for another replay with the same controls."""
+    """Like READY, for another replay with the same controls."""
 
 
 class ReplayStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,23 +34,23 @@ class ReplayStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     state: ReplayState
     speed: float | None
-    """Seconds of market time in a second; None: as fast as the consumer takes it."""
+    """Seconds of market time per second; None: unlimited."""
     position_ns: int
-    """Market time reached, or the time to seek, ns since 1970; 0: not begun."""
+    """Market time reached, or the target of a seek, ns since 1970; 0: not begun."""
     messages: int
-    """Delivered since it began, including those delivered again after a seek."""
+    """Messages delivered since it began, including repeated ones after a seek."""
     start_ns: int
     """Market time at which it began."""
     stop_ns: int
     """Market time at which it ends."""
     messages_per_second: float
-    """Over the last second."""
+    """Messages per second over the last second."""
     seconds_left: float | None
-    """Seconds to `stop_ns` at this speed, silences included; None: not known."""
+    """Seconds to `stop_ns` at this speed, with silences; None: unknown."""
 
 
 class Lateness(msgspec.Struct, frozen=True, kw_only=True):
-    """How late paced deliveries began: now - due, each time a message was waited for."""
+    """Delay of paced deliveries: now - due, for each wait."""
 
     count: int
     """Waits that ended with a delivery. Steps and unpaced messages have no due time and are not counted."""
@@ -60,9 +60,9 @@ class Lateness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessageRate:
-    """Messages a second over the last second, counted by tenths. One thread counts; any may read.
+    """Messages per second over the last second, counted in tenths. One thread counts; any may read.
 
-    Counting is cheap, so the thread that plays can do it.
+    Counting is cheap, so the playing thread can do it.
     """
 
     def __init__(self, now_ns: int) -> None:
@@ -71,7 +71,7 @@ class MessageRate:
         self._counts = [0] * _SLOTS
 
     def add(self, now_ns: int, count: int) -> None:
-        """Count messages that went by now."""
+        """Count messages delivered now."""
         tick = now_ns // _TICK_NS
         slot = tick % _SLOTS
         if self._ticks[slot] == tick:
@@ -81,7 +81,7 @@ class MessageRate:
             self._ticks[slot] = tick
 
     def per_second(self, now_ns: int) -> float:
-        """Messages a second over the last second, or since the beginning if that is less."""
+        """Return messages per second over the last second, or since the beginning if that is shorter."""
         tick = now_ns // _TICK_NS
         first = tick - _TICKS
         count = sum(c for t, c in zip(self._ticks, self._counts, strict=True) if first <= t <= tick)

@@ -41,12 +41,12 @@ _HEAR_OF_GAPS: Final[frozenset[Kind]] = frozenset(("compiled", "book"))
 
 
 class CallbackPlayer:
-    """Plays to the callbacks of a subscriber. Not for several threads at once.
+    """Plays to the callbacks of a subscriber. Not thread-safe.
 
-    Topics are numbered and states kept for each slice, as live. Each message reaches all callbacks that want it, in the
-    order in which they were registered, before the next one reaches any that is not `independent`. Where all are
-    compiled and there are no timers, slices are played in parallel: they share no state. Once one has failed, all end
-    before their next block.
+    Topics are numbered and states are kept for each slice, as live. Each message reaches all its callbacks, in order of
+    registration, before the next one reaches any callback that is not `independent`. If all callbacks are compiled
+    and there are no timers, slices are played in parallel, because they share no state. If one fails, all end before
+    their next block.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class CallbackPlayer:
         recordings: Sequence[Recording] = (),
         slices: Sequence[int] | None = None,
     ) -> None:
-        """For recordings of these feeds; only topics of `within` are played.
+        """For recordings of these feeds. Only topics of `within` are played.
 
-        Where the played `slices` (None: all) of `recordings` lack messages, `gap_hooks` are told, and callbacks that
-        ask for it.
+        Gaps of the played `slices` (None: all) of `recordings` are reported to `gap_hooks`, and to callbacks that have
+        `on_gap`.
 
-        Topic numbers and counters go on from those of the player `before`.
+        Topic numbers and counters continue from those of the player `before`.
         """
         known = before.topics if before is not None else []
         before_it = before._places if before is not None else []
@@ -91,7 +91,7 @@ class CallbackPlayer:
         self._within = within
         self._fresh: Sequence[Callback] | None = None
         self._plays_apart = False
-        """Whether slices are played in parallel: nobody sees their order."""
+        """True if slices are played in parallel, because their order is not visible."""
         self._slice_state = SliceState()
         self._one = ReplayWorker(0, 1, self._counters[0], self._slice_state, feeds.of_slice, on_error, len(self.topics))
         self._many = [
@@ -105,7 +105,7 @@ class CallbackPlayer:
         listens = gap_hooks or any(callback.kind in _HEAR_OF_GAPS for callback in callbacks)
         self._gaps = RecordedGaps(recordings if listens else (), feeds, within.prefix, slices)
         self._skipped: frozenset[tuple[int, int]] = frozenset()
-        """Slice and epoch of each run with messages that are not played."""
+        """Slice and epoch of each epoch with messages that are not played."""
         self._set_callbacks(callbacks)
         for books in self._books():
             books.played_prefixes = within.prefixes
@@ -113,23 +113,23 @@ class CallbackPlayer:
 
     @property
     def in_sequence(self) -> bool:
-        """Whether the order of slices can be seen: compiled callbacks have a state for each, and share nothing."""
+        """True if the order of slices is visible. It is not to compiled callbacks, which have one state per slice."""
         return not self._is_compiled
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether no callback is called for every message: it would wait for the interpreter most of the time."""
+        """True if no callback is called for every message. Otherwise a reading thread would mostly wait for the GIL."""
         return all(callback.kind != "message" for callback in self._callbacks)
 
     def change(self, callbacks: Sequence[Callback]) -> None:
-        """Play to other callbacks from the next burst on; one that is gone gets no batch any more. Any thread may.
+        """Play to other callbacks from the next burst on. A removed callback gets no more batches. Any thread may call.
 
-        As long as all are compiled, new ones begin with the next call of `play`.
+        While all are compiled, new ones begin with the next call of `play`.
         """
         if self._plays_apart and any(callback.kind != "compiled" for callback in callbacks):
             raise SubscriberError(
-                "a callback in Python was added while slices were played in parallel to compiled callbacks alone, "
-                "expected one that is compiled, or one that was there from the beginning"
+                "a Python callback was added while slices were played in parallel to compiled callbacks, expected a "
+                "compiled callback, or one added before the replay"
             )
         for table in self._tables:
             for callback in self._callbacks:
@@ -139,13 +139,13 @@ class CallbackPlayer:
 
     @property
     def checks_blocks(self) -> bool:
-        """True if workers check blocks when they play them. They do not where Python is called between blocks."""
+        """True if workers check blocks when they play them. They do not if Python is called between blocks."""
         return self._is_compiled and not self._gap_hooks
 
     def play(self, table: BlockTable, start: int, stop: int) -> None:
         """Play blocks `[start, stop)` of a table.
 
-        Raises CallbackError when a callback raised and the subscriber stops at errors.
+        Raises CallbackError if a callback raised and the subscriber stops at errors.
         """
         faults = table.rows["fault"][start:stop]
         is_unchecked, bad = faults == UNCHECKED, start + numpy.flatnonzero(faults > Fault.NONE)
@@ -161,34 +161,34 @@ class CallbackPlayer:
                     else:
                         self._tell(each)
         for number in (start + numpy.flatnonzero(is_unchecked & (faults > Fault.NONE))).tolist():
-            self._tell_of_damage(table, number)  # compiled callbacks see how many were lost, later than others
+            self._tell_of_damage(table, number)  # compiled callbacks see the count later than others
 
     def _tell_of_damage(self, table: BlockTable, number: int) -> None:
-        """Report the messages of a damaged block, unless they are among the gaps that were found by reading."""
+        """Report the messages of a damaged block, unless they are among the gaps already."""
         if gap := self._gaps.of_damage(table, number):
             self._tell(gap)
         else:
             self._lose(int(table.rows["slice_id"][number]))
 
     def _begin_run(self, run: Run) -> None:
-        """Empty the books of a slice: its publisher began again."""
+        """Empty the books of a slice, because a new epoch begins."""
         for callback in self._callbacks:
             if callback.kind == "book":
                 callback.reset(run.slice_id)
         self._note_late(run)
 
     def _note_late(self, run: Run) -> None:
-        """Note that books lack messages of a slice if a run does, before the first one that is played."""
+        """Mark books as lacking messages of a slice if messages before the first played one are missing."""
         if run in self._skipped or self._gaps.is_late(run):
             self._lose(run.slice_id)
 
     def _lose(self, slice_id: int) -> None:
-        """Note that books lack messages of a slice."""
+        """Mark books as lacking messages of a slice."""
         for books in self._books():
             books.lose_sync(slice_id)
 
     def _tell(self, gap: Gap) -> None:
-        """Tell callbacks and hooks of messages that were not recorded."""
+        """Report a gap to callbacks and hooks."""
         for callback in self._callbacks:
             if isinstance(callback, CompiledCallback):
                 callback.lost_of(gap.slice_id)[0] += gap.count
@@ -197,7 +197,7 @@ class CallbackPlayer:
                 return
             try:
                 hook(gap)
-            except BaseException as error:  # a user's function may raise anything, also SystemExit
+            except BaseException as error:  # user code may raise anything, even SystemExit
                 failure = callback_error(f"slice {gap.slice_id}: on_gap", error)
                 if not self._one.raised(failure):
                     raise failure from error
@@ -220,12 +220,12 @@ class CallbackPlayer:
                     raise worker.failure
 
     def _play_in_parallel(self, table: BlockTable, blocks: BlockTableAt) -> None:
-        """Play all of these blocks, each worker in a thread; when one fails, or this thread is interrupted, all end."""
+        """Play all of these blocks, one thread per worker. If one fails or this thread is interrupted, all end."""
         for number in range(len(self._threads), len(self._many)):
             self._threads.append(WorkerThread(self._many[number], number))
         ends = [thread.play(table, blocks) for thread in self._threads]
         try:
-            table.release_played()  # while they play: it takes a tenth of the time of playing
+            table.release_played()  # meanwhile, because it takes a tenth of the playing time
             for end in ends:
                 result_of(end)
         except BaseException:
@@ -238,10 +238,10 @@ class CallbackPlayer:
     def begin(
         self, skipped: frozenset[tuple[int, int]], before: Iterable[BlockTable] | None = None, start_ns: int = BEGINNING
     ) -> None:
-        """Note that books lack what is not played (`skipped`) or was not recorded before the first message.
+        """Mark books as lacking messages that are not played (`skipped`) or not recorded before the first one.
 
-        `before`: empty the books, then apply the messages of these tables to them, and to nothing else: all that come
-        before `start_ns`.
+        `before`: tables of all messages before `start_ns`. The books are emptied, then get these messages; other
+        callbacks do not.
         """
         self._skipped = skipped
         callbacks = [callback for callback in self._callbacks if callback.kind == "book"]
@@ -268,12 +268,12 @@ class CallbackPlayer:
         return [callback.function for callback in self._callbacks if callback.kind == "book"]
 
     def finish(self, stop_ns: int) -> None:
-        """Report what is missing after the last messages before a time."""
+        """Report the gaps after the last messages before a time."""
         for gap in self._gaps.rest() if stop_ns == END else self._gaps.due_before(stop_ns):
             self._tell(gap)
 
     def jump(self, *, is_back: bool) -> None:
-        """Back in time, give compiled callbacks the states that they began with, and call the subscriber's hooks."""
+        """If time goes back, reset the states of compiled callbacks, and call the subscriber's `on_reset` hooks."""
         self._gaps.jump(is_back=is_back)
         if is_back:
             self._reset()
@@ -285,14 +285,14 @@ class CallbackPlayer:
             hook()
 
     def close(self) -> None:
-        """End the threads, and free what the last bursts hold, also after an error."""
+        """End the threads and free the last bursts. Also used after an error."""
         for thread in self._threads:
             thread.close()
         for worker in (self._one, *self._many):
             worker.close()
 
     def statistics(self) -> Statistics:
-        """Return what was played so far."""
+        """Return the counters so far."""
         topics = sum(map(len, self.topics))
         counted = [Counted(-1, counters, 0, 0 if n else topics) for n, counters in enumerate(self._counters)]
         return msgspec.structs.replace(statistics_of(counted, has_ended=True), slices=())
@@ -330,8 +330,8 @@ class CallbackPlayer:
             worker.set_table(self._tables[0].workers[0], self._tables[0].topics, slices)
 
     def _match_known(self, numbering: Numbering) -> NDArray[numpy.int32]:
-        """Return the match sets of the topics that have numbers already."""
-        sets = shared_array((numbering.at.capacity,), numpy.int32)  # of its own pages, most of which nobody touches
+        """Return the match sets of the topics that are already numbered."""
+        sets = shared_array((numbering.at.capacity,), numpy.int32)  # separate pages, most of them never touched
         for number, topic in enumerate(numbering.names()):
             text = numpy.frombuffer(topic, numpy.uint8)
             sets[number] = longest_prefix(self._tables[0].topics, text.ctypes.data, len(topic))

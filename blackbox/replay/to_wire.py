@@ -1,4 +1,4 @@
-"""Replay to a publisher: large bodies as they are stored, messages of other blocks gathered into large ones."""
+"""Replay to a publisher: large bodies as stored, messages of small blocks gathered into larger ones."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from blackbox.replay.block_table import BEGINNING, BlockTable
 from blackbox.replay.measure_blocks import BLOCK_ROW_BYTES, NO_BLOCKS, BlockTableAt, block_row_at, is_wanted
 
 LEAST_STORED_BYTES: Final = 16 << 10
-"""Bodies below this are gathered: the cost of a block is paid once for many of them."""
+"""Bodies smaller than this are gathered, to pay the cost of a block once for many of them."""
 _WINDOW: Final = 8
-"""Stored blocks of all slices that are put at a time, so that all slices are sent side by side."""
+"""Stored blocks of all slices that are queued at a time, so that slices are sent side by side."""
 _MEAN_TOPIC_BYTES: Final = 32
 _PATIENCE_S: Final = 86_400.0
-"""How long a subscriber may hold up a replay that goes back, as it may hold up one that goes on."""
+"""Maximum time that a subscriber may delay a replay that goes back in time."""
 
 
 class Columns(NamedTuple):
-    """Where the messages of gathered blocks are listed: addresses of columns; payloads by their own address."""
+    """Columns for the messages of gathered blocks. Payloads are listed by address."""
 
     ts_event: int
     topics: int
@@ -52,7 +52,7 @@ class Columns(NamedTuple):
 
 @njit(nogil=True, cache=True)
 def gather(blocks: BlockTableAt, numbering: NumberingAt, to: Columns) -> int:
-    """List the messages to play of valid blocks; return how many, or FULL: there are too many topics.
+    """List the messages to play of valid blocks. Return their number, or FULL if there are too many topics.
 
     `to` has room for all of them.
     """
@@ -96,7 +96,7 @@ def _gather_rows(
     to: Columns,
     rows: int,
 ) -> int:
-    """List rows `[first, stop)` of one block whose topics have these numbers, -1: not played."""
+    """List rows `[first, stop)` of one block whose topics have these numbers; -1: not played."""
     ts_event = int64s_at(body, count)
     topic_index = int32s_at(body + layout.topic_index, count)
     payload_offsets = int32s_at(body + layout.payload_offsets, count + 1)
@@ -122,7 +122,7 @@ def _gather_rows(
 def _mark_nulls(
     header: Header, layout: Any, block: Any, numbers: NDArray[numpy.int32], lengths: NDArray[numpy.int32]
 ) -> None:
-    """Write NO_VALUE as the length of each listed row that has no value."""
+    """Write NO_VALUE as the length of each listed row without a value."""
     topic_index = int32s_at(block.body + layout.topic_index, header.count)
     place = 0
     for row in range(block.first_row, block.stop_row):
@@ -134,7 +134,7 @@ def _mark_nulls(
 
 @njit(nogil=True, cache=True)
 def find_keys(blocks: BlockTableAt, keys: int, sizes: int) -> None:
-    """Write the key of each valid block, in MAX_KEY_BYTES each, and to int64[count] its size."""
+    """Write the key of each valid block, in MAX_KEY_BYTES each, and its size to int64[count]."""
     size_of = int64s_at(sizes, blocks.count)
     for place in range(blocks.count):
         block = block_row_at(blocks.address + BLOCK_ROW_BYTES * place)
@@ -156,18 +156,18 @@ def numbers_to(header_at: int, body: int, row: int) -> Any:
 class PublisherPlayer:
     """Plays to a publisher."""
 
-    in_sequence = False  # each slice has a socket of its own: who reads two of them sees no order between them
+    in_sequence = False  # each slice has its own socket, so no order between slices is visible
     reads_ahead = False  # both cores are busy with sending
     checks_blocks = False
 
     def __init__(
         self, publisher: Publisher, feeds: Sequence[Feed], keep_gaps: bool, slices: NDArray[numpy.int64]
     ) -> None:
-        """For recordings of `feeds`. `keep_gaps`: skip the sequence numbers that they lack.
+        """For recordings of `feeds`. With `keep_gaps`, missing sequence numbers are skipped.
 
-        `slices`: of each slice that is played, its number in its own feed.
+        `slices`: number of each played slice in its own feed.
 
-        Raises ConfigError when the publisher's feed has another schema, or other slices where gaps are to be kept.
+        Raises ConfigError if the publisher's feed has another schema, or other slices with `keep_gaps`.
         """
         theirs = publisher.feed
         check_target(theirs, feeds, keep_gaps=keep_gaps)
@@ -176,9 +176,9 @@ class PublisherPlayer:
         self._key_rule = feeds[0].key_rule
         self._as_stored = all(_shape(feed) == _shape(theirs) for feed in feeds)
         self._expected: dict[tuple[int, int, bytes], int] | None = {} if keep_gaps else None
-        """By slice, epoch and key: how many messages the key has sent."""
+        """Number of messages that each key has sent, by slice, epoch and key."""
         self._begun: dict[tuple[int, int], int] = {}
-        """By slice and epoch: the first number that was played."""
+        """First sequence played, by slice and epoch."""
         self._numbering = Numbering(theirs.max_topics * len(theirs.slices), _MEAN_TOPIC_BYTES)
         self._topics: tuple[bytes, ...] = ()
         publisher._warm_up_stored()
@@ -188,8 +188,8 @@ class PublisherPlayer:
     def play(self, table: BlockTable, start: int, stop: int) -> None:
         """Send those of blocks `[start, stop)` that have messages to play.
 
-        Raises JournalError when a file of theirs has shrunk. No page that it has lost is sent; of one that it keeps
-        in part the rest may be, as zeros, if it shrinks meanwhile: that cannot be seen before.
+        Raises JournalError if a file has shrunk. Pages that were lost are not sent. Part of the last page may be sent
+        as zeros if the file shrinks during the call, which cannot be detected.
         """
         _check_files(table)
         try:
@@ -205,7 +205,7 @@ class PublisherPlayer:
             return
         rows = blocks.rows
         is_whole = rows["count"] == blocks.heads["count"]
-        # A block with sequences of its own cannot be numbered anew as it is.
+        # A block with its own sequences cannot be renumbered in place.
         is_renumbered = blocks.heads["flags"] & FLAG_SEQUENCES == 0
         is_stored = is_whole & is_renumbered & (rows["body_bytes"] >= LEAST_STORED_BYTES)
         skips = numpy.zeros(len(rows), numpy.int64) if self._expected is None else self._skips(blocks)
@@ -220,10 +220,10 @@ class PublisherPlayer:
     def begin(
         self, skipped: frozenset[tuple[int, int]], before: Iterable[BlockTable] | None = None, start_ns: int = BEGINNING
     ) -> None:
-        """Do nothing: subscribers see which messages come."""
+        """Do nothing: subscribers see which messages arrive."""
 
     def jump(self, *, is_back: bool) -> None:
-        """Forget which sequence numbers follow: what a jump leaves out is no gap. Back in time, begin a new epoch."""
+        """Forget the next sequence numbers, so that a jump is not a gap. If time goes back, begin a new epoch."""
         if self._expected is not None:
             self._expected.clear()
             self._begun.clear()
@@ -231,7 +231,7 @@ class PublisherPlayer:
             self._publisher.new_epoch(_PATIENCE_S)
 
     def finish(self, stop_ns: int) -> None:
-        """Do nothing: numbers that are missing after the last message are not published."""
+        """Do nothing: sequences missing after the last message are not published."""
 
     def _play_slice(
         self,
@@ -241,7 +241,7 @@ class PublisherPlayer:
         is_stored: NDArray[numpy.bool_],
         skips: NDArray[numpy.int64],
     ) -> None:
-        """Send blocks of one slice, in order: runs of those that are sent as stored, and of those that are gathered."""
+        """Send blocks of one slice in order, alternating between stored and gathered ones."""
         kinds = is_stored[places]
         breaks = (kinds[1:] != kinds[:-1]) | (~kinds[1:] & (skips[places[1:]] > 0))
         for run in numpy.split(places, numpy.flatnonzero(breaks) + 1):
@@ -256,12 +256,12 @@ class PublisherPlayer:
     def _send(
         self, slice_id: int, blocks: BlockTable, skips: NDArray[numpy.int64], *, only_skips: bool = False
     ) -> None:
-        """Send whole blocks of one slice as they are stored, or only skip what is missing before them."""
+        """Send whole blocks of one slice as stored, or only skip the sequences missing before them."""
         headers, bodies = (blocks.rows[name].copy() for name in ("header", "body"))
         if only_skips:
             headers[:] = 0
         keys = self._keys(blocks)
-        _check_files(blocks)  # or what was read for them, and is lost, is not seen to be
+        _check_files(blocks)  # otherwise lost pages would be sent
         stored = Stored(headers.ctypes.data, bodies.ctypes.data, 0, skips.ctypes.data, len(keys))
         self._publisher._publish_stored(slice_id, keys, stored)
 
@@ -279,8 +279,8 @@ class PublisherPlayer:
     def _skips(self, blocks: BlockTable) -> NDArray[numpy.int64]:
         """Return how many messages of its key are missing before each block.
 
-        Each part of a block counts as the whole block, so there is a gap before the first one at most. Of a key that
-        begins later than its slice is played, losses before are known only if the slice is played from number 0 on.
+        Each part of a block counts as the whole block, so only the first one has a gap. If a key begins later than the
+        played part of its slice, losses before it are known only if the slice is played from sequence 0 on.
         """
         assert self._expected is not None
         heads = blocks.heads
@@ -304,7 +304,7 @@ class PublisherPlayer:
         return skips
 
     def _gather(self, blocks: BlockTable) -> None:
-        """Publish the messages of blocks again, in order, in as few blocks as they fit."""
+        """Publish the messages of blocks again, in order, in as few blocks as possible."""
         many = int(blocks.rows["count"].sum())
         ts_event, starts = numpy.empty(many, numpy.int64), numpy.empty(many, numpy.int64)
         topics, lengths = numpy.empty(many, numpy.int32), numpy.empty(many, numpy.int32)
@@ -316,7 +316,7 @@ class PublisherPlayer:
                 f"feed {feed.name!r}: the recording has more topics than fit, expected at most "
                 f"max_topics = {feed.max_topics} a slice of {_MEAN_TOPIC_BYTES} bytes on average"
             )
-        _check_files(blocks)  # or lengths may not be true
+        _check_files(blocks)  # otherwise lengths may be wrong
         assert found == many
         if len(self._topics) != len(self._numbering):
             self._topics = tuple(self._numbering.names())
@@ -327,11 +327,11 @@ class PublisherPlayer:
 def _check_files(table: BlockTable) -> None:
     for segment in table.run.segments:
         if lost := segment.lost():
-            raise JournalError(f"{lost}, and is not sent any further")
+            raise JournalError(f"{lost}; the rest is not sent")
 
 
 def check_target(target: Feed, feeds: Sequence[Feed], *, keep_gaps: bool) -> None:
-    """Raise ConfigError unless recordings of `feeds` can be published on a feed."""
+    """Raise ConfigError if recordings of `feeds` cannot be published on a feed."""
     for feed in feeds:
         if feed.schema_name != target.schema_name:
             raise ConfigError(
@@ -346,5 +346,5 @@ def check_target(target: Feed, feeds: Sequence[Feed], *, keep_gaps: bool) -> Non
 
 
 def _shape(feed: Feed) -> tuple[object, ...]:
-    """Return what decides into which slice and key a topic falls."""
+    """Return the settings that determine the slice and key of a topic."""
     return feed.key_rule, *((part.prefixes, part.share) for part in feed.slices)

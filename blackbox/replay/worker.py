@@ -1,4 +1,4 @@
-"""One thread of a replay in this process: it plays blocks, and calls Python callbacks with what they want of them."""
+"""A worker of a replay in this process: it plays blocks and calls Python callbacks."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _ALL_KINDS: Final[frozenset[Kind]] = frozenset(get_args(Kind))
 
 
 class ReplayWorker:
-    """Plays the blocks of every slice that is `number` modulo `workers`, in their order. For one thread at a time.
+    """Plays the blocks of every slice that is `number` modulo `workers`, in order. Not thread-safe.
 
-    `failure`: what a callback raised, if the subscriber stops at errors.
+    `failure`: error of a callback, if the subscriber stops at errors.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ReplayWorker:
         on_error: str,
         slices: int,
     ) -> None:
-        """TERMINATE in `slice_state` tells all workers to end before their next block. `feeds`: see `Delivery`."""
+        """TERMINATE in `slice_state` ends all workers before their next block. `feeds`: see `Delivery`."""
         self.failure: CallbackError | None = None
         self._share = (number, workers)
         self._counters = counters
@@ -60,12 +60,12 @@ class ReplayWorker:
         self._renew()
 
     def warm_up(self) -> None:
-        """Compile what it runs, before there is something to play."""
+        """Compile its code, before a replay starts."""
         warm_up(play, self._at, 0, 0, self._trie, NO_BLOCKS, 0, 0, 0, False)
         warm_up_turns()
 
     def play(self, alive: object, blocks: BlockTableAt, start: int, is_changed: Callable[[], bool]) -> int:
-        """Play blocks from `start` on; return where it ended, which is early after a change.
+        """Play blocks from `start` on. Return where it stopped, which is before the end after a change.
 
         `alive` keeps the blocks' memory. Raises MemoryError.
         """
@@ -87,7 +87,7 @@ class ReplayWorker:
         return at
 
     def close(self) -> None:
-        """Free what the last burst holds, also after an error."""
+        """Free the last burst. Also used after an error."""
         self._delivery.close()
         self._delivery.burst.alive = None
 
@@ -98,7 +98,7 @@ class ReplayWorker:
         )
 
     def raised(self, failure: CallbackError) -> bool:
-        """Take note of what a callback raised; False: stop here."""
+        """Store a callback's error. Return False to stop."""
         if isinstance(failure.__cause__, KeyboardInterrupt):
             raise failure.__cause__
         if self._on_error == "log":

@@ -1,4 +1,4 @@
-"""Play blocks to callbacks in compiled code: what a slice thread and its workers do live, without sockets."""
+"""Play blocks to callbacks in compiled code, like a slice thread and its workers, without sockets."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ from blackbox.transport.libzmq import MESSAGE_BYTES, close_messages, msg_data, m
 # Why `play` returned.
 DONE: Final = 0
 DELIVER: Final = 1
-"""The burst holds deliveries for Python callbacks, or a compiled one raised."""
+"""The burst has deliveries for Python callbacks, or a compiled one raised."""
 GROW: Final = 2
 """`rows` must hold `rows_needed` for the next block."""
 HALTED: Final = 3
-"""`stopping` of the slice state was set: all workers end."""
+"""`stopping` of the slice state was set, which ends all workers."""
 NO_MEMORY: Final = -1
 """There was no memory for a block's envelope."""
 
 
 class PlayedSlice(NamedTuple):
-    """A slice's topics, what `match_topics` needs of a slice."""
+    """A slice's topics, for `match_topics`."""
 
     topics: NumberingAt
     set_of_topic: int
     counters: int
     hints: int
-    """As for `number_by_hint`."""
+    """As in `number_by_hint`."""
 
 
 def slice_words(
@@ -85,11 +85,11 @@ def _worker_table(words: int) -> WorkerTableAt:
 
 @inner
 def _match(slices: int, trie: Trie, header: Header, block: BlockRow, frame: int) -> int:
-    """Number a block's topics and find their match sets, into the envelope; return the workers, 0: nobody wants it."""
+    """Number a block's topics and write their match sets to the envelope. Return the workers that want it; 0: none."""
     words = slices + 8 * SLICE_WORDS * block.slice_id
     if block.origins == 0:
         return match_topics(_played_slice(words), _table(words), trie, header, block.body, frame)
-    # Gathered from several slices: each topic has its number in its own.
+    # Gathered from several slices: each topic is numbered in its own slice.
     layout = layout_of(header)
     offsets = int32s_at(block.body + layout.topic_offsets, header.topics + 1)
     numbers = int32s_at(frame + TOPICS_AT, header.topics)
@@ -100,7 +100,7 @@ def _match(slices: int, trie: Trie, header: Header, block: BlockRow, frame: int)
     for topic in range(header.topics):
         played = _played_slice(slices + 8 * SLICE_WORDS * slice_of[topic])
         set_of_topic = int32s_at(played.set_of_topic, played.topics.capacity)
-        # Its slice and number, plus 1: most topics are in the block before, too.
+        # Its slice and number, plus 1: most topics are in the previous block too.
         kept = int64s_at(matched[topic], 1)
         if kept[0] > 0 and (kept[0] - 1) >> 32 == slice_of[topic]:
             number = (kept[0] - 1) & 0xFFFFFFFF
@@ -127,7 +127,7 @@ def _match(slices: int, trie: Trie, header: Header, block: BlockRow, frame: int)
 
 @inner
 def _fill(slices: int, trie: Trie, slot: int, row: int) -> int:
-    """Match a block and put it into a slot; return how many rows some callback wants. 0: the slot is empty."""
+    """Match a block and put it into a slot. Return how many rows a callback wants; 0: the slot is empty."""
     block = block_row_at(row)
     table = _table(slices + 8 * SLICE_WORDS * block.slice_id)
     header = read_header(block.header)
@@ -136,7 +136,7 @@ def _fill(slices: int, trie: Trie, slot: int, row: int) -> int:
     frame = msg_data(slot)
     copy_bytes(frame, block.header, HEADER_BYTES)
     if block.origins == 0:
-        block_header_at(frame).slice = block.slice_id  # where several feeds are played, not the recorded one
+        block_header_at(frame).slice = block.slice_id  # differs from the recorded one with several feeds
     envelope = envelope_at(frame)
     envelope.version = table.version
     envelope.first_row = block.first_row
@@ -150,7 +150,7 @@ def _fill(slices: int, trie: Trie, slot: int, row: int) -> int:
         close_messages(slot, 1)
         return 0
     matched = group_by_set(table, header, block.body, frame, block.first_row, block.stop_row)
-    if matched == 0:  # topics match, but none of these rows
+    if matched == 0:  # topics match, but no played row has them
         close_messages(slot, 1)
         return 0
     msg_init_on(slot + MESSAGE_BYTES, block.body, header.body_bytes)
@@ -172,17 +172,17 @@ def _count(words: int, row: int, matched: int, slot: int) -> None:
 
 @inner
 def _keep(at: WorkerAt, slot: int, row: int) -> None:
-    """Keep the block in the next slot in the burst: Python callbacks want it."""
+    """Keep the block of the next slot in the burst for Python callbacks."""
     keep_place(at, read_header(msg_data(slot)).body_bytes, block_row_at(row).origins)
     worker_state_at(at.state).blocks += 1
 
 
 @inner
 def _split_by_slice(at: WorkerAt, slices: int, many: int, block: BlockRow, first: int, used: int) -> int:
-    """Give compiled callbacks each slice's rows of a gathered block by themselves, with its state.
+    """Split a gathered block for compiled callbacks: each slice's rows, with the state of that slice.
 
-    `first` is the block's first batch, `many` the number of slices. Return how many of `rows` are in use now; -1: they
-    do not fit, `rows_needed` would.
+    `first` is the block's first batch, `many` the number of slices. Returns how many of `rows` are in use; -1 if they
+    do not fit and `rows_needed` would.
     """
     state = worker_state_at(at.state)
     table = _worker_table(slices)
@@ -224,7 +224,7 @@ def _split_by_slice(at: WorkerAt, slices: int, many: int, block: BlockRow, first
 
 @inner
 def _select(at: WorkerAt, slices: int, many: int, block: BlockRow, rows_used: int) -> int:
-    """List what every callback gets of a block in the burst's next slot, as `select`."""
+    """List the rows of a block in the burst's next slot for every callback, as `select`."""
     state = worker_state_at(at.state)
     before = state.entries
     used = select(at, _worker_table(slices + 8 * SLICE_WORDS * block.slice_id), state.blocks, rows_used)
@@ -235,13 +235,13 @@ def _select(at: WorkerAt, slices: int, many: int, block: BlockRow, rows_used: in
 
 @inner
 def _most_batches(block: BlockRow, table: WorkerTableAt, many: int) -> int:
-    """How many batches a block can make: one a callback, of a gathered block one a callback and slice."""
+    """Return the maximum number of batches of a block: one per callback, for a gathered block also per slice."""
     return table.total * (many if block.origins != 0 else 1)
 
 
 @inner
 def _has_messages(row: int, wanted: Wanted) -> bool:
-    """Whether a block is valid and has messages to play; it is checked now unless that was done."""
+    """Return True if a block is valid and has messages to play. Checks an unchecked block."""
     block = block_row_at(row)
     if block.fault == UNCHECKED:
         measure_one(row, wanted)
@@ -260,16 +260,15 @@ def play(
     workers: int,
     in_turn: bool,
 ) -> tuple[int, int]:
-    """Play a table from block `start` on until Python is needed; return where to go on, and why.
+    """Play a table from block `start` on until Python is needed. Return where to continue, and the reason.
 
-    Of `workers` that share a table, each in its own thread, this one takes every slice that is `worker` modulo
-    `workers`. There are `many` slices. `in_turn`: compiled callbacks take turns with Python ones, so their batches are
-    left in the burst too.
+    `workers` threads share a table; this one plays every slice that is `worker` modulo `workers`. `many` is the number
+    of slices. With `in_turn`, compiled and Python callbacks take turns, so compiled batches are left in the burst too.
 
-    Unless `in_turn`, compiled callbacks have run for every block before that. The burst holds what Python callbacks
-    want, of at most BURST_BLOCKS blocks; what it held before is freed first. A block that nobody has checked is checked
-    when it is its turn, so its bytes are read from memory once. Blocks that are damaged, or have no message to play,
-    are passed over.
+    Without `in_turn`, compiled callbacks have run for every block before that. The burst has the batches of Python
+    callbacks, of at most BURST_BLOCKS blocks; its previous content is freed first. Unchecked blocks are checked just
+    before they are played, so that they are read from memory once. Damaged blocks, and those without messages to play,
+    are skipped.
     """
     state = worker_state_at(at.state)
     slice_state = slice_state_at(at.slice_state)

@@ -1,4 +1,4 @@
-"""A thread of its own for a worker of a replay: it plays its share of one table after the other."""
+"""A thread for a worker of a replay, which plays its share of table after table."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ def _never() -> bool:
 
 
 class WorkerThread:
-    """Plays what it is given, in order; always the same worker's share, so that no share waits behind another's."""
+    """Plays tables in order, always for the same worker."""
 
     def __init__(self, worker: ReplayWorker, number: int) -> None:
-        """Start it. Raises LimitError."""
+        """Start the thread. Raises LimitError."""
         self._worker = worker
         self._orders: SimpleQueue[tuple[Future[int], BlockTable, BlockTableAt] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"blackbox-replay-{number}", daemon=True)
         start_thread(self._thread)
 
     def play(self, table: BlockTable, blocks: BlockTableAt) -> Future[int]:
-        """Play these blocks of a table; return what tells their end, or the error that came in their place."""
+        """Play these blocks of a table. Return a future with the end or the error."""
         end: Future[int] = Future()
         self._orders.put((end, table, blocks))
         return end
 
     def close(self) -> None:
-        """End, once all is played."""
+        """End after everything is played."""
         self._orders.put(None)
         join(self._thread)
 
@@ -43,6 +43,6 @@ class WorkerThread:
             end, table, blocks = order
             try:
                 end.set_result(self._worker.play(table, blocks, 0, _never))
-            except BaseException as error:  # noqa: BLE001 - it is raised where the end is awaited
+            except BaseException as error:  # noqa: BLE001 - raised by the future
                 end.set_exception(error)
-            del order, end, table, blocks  # they keep memory, and the next order may be long in coming
+            del order, end, table, blocks  # they keep memory, and the next order may be late

@@ -140,7 +140,7 @@ def test_a_segment_that_shrinks_while_it_is_sent_ends_the_replay_with_an_error(t
     assert sent == 10
     assert len(ended) == 1
     assert ended[0].startswith(shrank)
-    assert ended[0].endswith("and is not sent any further")
+    assert ended[0].endswith("the rest is not sent")
 
 
 QUEUED = """

@@ -412,7 +412,7 @@ def test_it_is_a_frame_of_a_row_a_topic(tmp_path: Path) -> None:
         assert table.to_polars()["topic"].to_list() == wanted["topic"]
         assert table.to_arrow(b"A", times="integer")["ts_event"].to_pylist() == [1_700_000_000_000_000_000]
         assert table.to_arrow()["ts_event"].to_pylist()[0] is None
-        with pytest.raises(ConfigError, match=r"options were \['epoch'\], expected none of these of a table"):
+        with pytest.raises(ConfigError, match=r"options were \['epoch'\], expected none of these for a table"):
             table.to_arrow(epoch=1)
 
 

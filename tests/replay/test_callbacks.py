@@ -137,7 +137,7 @@ def test_a_misspelt_setting_of_a_replay_names_the_nearest(tmp_path: Path) -> Non
 
 def test_a_setting_beside_a_replay_is_refused_as_the_replay_has_its_own(tmp_path: Path) -> None:
     day = simple_day(tmp_path, range(START, START + 2))
-    with pytest.raises(TypeError, match="speed was given beside a Replay, expected it where the Replay was made"):
+    with pytest.raises(TypeError, match="speed was given with a Replay, pass it when the Replay is created"):
         Subscriber(day.feed).replay(Replay(Recording.open(tmp_path)), speed=10.0)
 
 

@@ -75,7 +75,7 @@ def test_two_replays_at_a_time_are_refused_and_the_first_one_goes_on() -> None:
     with pytest.raises(RuntimeError, match="controls was to be ended when it was new, expected begun"):
         controls.end()
     controls.begin(START, START + S)
-    with pytest.raises(ControlError, match="given to a replay while another one goes on, expected its end first"):
+    with pytest.raises(ControlError, match="used by a replay that has not ended"):
         controls.begin(0, S)
     assert (controls.status().state, controls.status().start_ns) == ("playing", START)
     controls.end()
