@@ -1,7 +1,7 @@
-"""Attack what stands, class by class, and print what was tried and found: see `make torture`.
+"""Attack the system, one class of attack after another, and print attempts and defects: see `make torture`.
 
-Each class is a module of this folder with `attack(random, seconds) -> Outcome`. What is tried follows from the seed;
-how much of it, from the seconds and the machine.
+Each class is a module of this folder with `attack(random, seconds) -> Outcome`. The seed determines the attempts; the
+seconds and the machine determine their number.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def attacks() -> dict[str, Attack]:
 
 
 def run(name: str, attack: Attack, seed: int, seconds: float) -> Outcome:
-    """Run one class of attack. An exception that it lets out is a finding too."""
+    """Run one class of attack. An exception that it raises is a defect too."""
     try:
         return attack(random.Random(f"{name} {seed}"), seconds)
     except Exception as error:  # noqa: BLE001 - the other attacks are to be run as well
@@ -41,15 +41,15 @@ def run(name: str, attack: Attack, seed: int, seconds: float) -> Outcome:
 
 
 def main() -> int:
-    """Run all attacks, or some; return 1 when anything was found."""
+    """Run all attacks or the selected ones; return 1 if any defect was found."""
     known = attacks()
     parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__.partition("\n")[0])
-    parser.add_argument("--seed", type=int, default=secrets.randbits(32), help="repeat a run; default: a new one")
+    parser.add_argument("--seed", type=int, default=secrets.randbits(32), help="repeats a run; default: random")
     parser.add_argument("--seconds", type=float, default=60.0, help="for each attack; default: 60")
     parser.add_argument("--only", choices=sorted(known), help="one attack")
     options = parser.parse_args()
     print(f"seed {options.seed}, {options.seconds:g} s for each attack", flush=True)
-    print(f"{'attack':<20} {'seconds':>7} {'tried':>12}  {'of':<34} found", flush=True)
+    print(f"{'attack':<20} {'seconds':>7} {'tried':>12}  {'of':<34} result", flush=True)
     findings = 0
     for name, attack in known.items():
         if options.only in (None, name):

@@ -1,4 +1,4 @@
-"""Topics chosen to collide in tables that hash without a key, or only begin with one."""
+"""Topics chosen to collide in tables whose hash has no key, or mixes it in only at the start."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.torture.outcome import Outcome
 
 PAIRS = 12
 MOST_SIDE_BY_SIDE = 400
-"""Of 2^12 names in 2^13 slots a few dozen lie side by side by chance."""
+"""Longest permitted run of adjacent names. With 2^12 names in 2^13 slots, chance makes runs of a few dozen."""
 
 
 def attack(random: Random, seconds: float) -> Outcome:
-    """Put chosen names, behind a beginning of any size, into a table; none may be far from its slot."""
+    """Insert chosen names, each after a common prefix of random size, into a table; none may be far from its slot."""
     found: list[str] = []
     names = 0
     deadline = time.monotonic() + seconds
@@ -30,7 +30,7 @@ def attack(random: Random, seconds: float) -> Outcome:
             number_of(numbering.at, text.ctypes.data, len(name))
         names += len(chosen)
         if numbering.names() != chosen:
-            found.append(f"{len(numbering)} names were told apart, expected {len(chosen)}")
+            found.append(f"{len(numbering)} names were distinguished, expected {len(chosen)}")
         if longest_run(numbering) > MOST_SIDE_BY_SIDE:
-            found.append(f"{longest_run(numbering)} of {len(chosen)} names lie side by side")
+            found.append(f"{longest_run(numbering)} of {len(chosen)} names are adjacent")
     return Outcome(names, "chosen topics", found)

@@ -1,4 +1,4 @@
-"""Clocks of both sides that are stepped while a feed goes on: nobody is slow, silent or lost for it."""
+"""Step the clocks of both sides of a live feed: no subscriber is reported slow or silent, and none loses messages."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ SUBSCRIBE = f"""
 
 
 def attack(random: Random, seconds: float) -> Outcome:
-    """Step the clock of a publisher, or of its subscriber, to anywhere within half an hour; send a hundred messages."""
+    """Step the clock of a publisher or its subscriber by up to half an hour; send a hundred messages; repeat."""
     if shutil.which("cc") is None and shutil.which("gcc") is None:
-        return Outcome(0, "steps (there is no C compiler)", [])
+        return Outcome(0, "steps (no C compiler)", [])
     feed = msgspec.structs.replace(Feed.local("clock-steps", slices=1), heartbeat_ns=50_000_000)
     found: list[str] = []
     steps, off = 0, [0.0, 0.0]
@@ -67,7 +67,7 @@ def attack(random: Random, seconds: float) -> Outcome:
                 number = publisher.read()
                 subscriber.tell(number)
                 if (came := subscriber.read()) != number:
-                    found.append(f"{came} of {number} messages came, with the clocks off by {off} s")
+                    found.append(f"{came} of {number} messages were received with the clocks off by {off} s")
                 steps += 1
             subscriber.tell("end")
             publisher.tell("end")

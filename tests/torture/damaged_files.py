@@ -1,4 +1,4 @@
-"""Damage one file of a recorded day: no wrong message is read, and what is missing or comes twice is told."""
+"""Damage one file of a recorded day: no wrong message is read, and missing or repeated messages are reported."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Message = tuple[int, int, int, bytes, bytes]
 
 
 class Made(NamedTuple):
-    """A day as it was written."""
+    """A day as written."""
 
     messages: list[Message]
     files: dict[Path, bytes]
-    """By their path within the day."""
+    """Contents by path within the day."""
 
 
 def attack(random: Random, seconds: float) -> Outcome:
-    """Damage a file of a fresh day, read the day in every way, and compare."""
+    """Damage a file of a fresh day, read the day in every way and compare."""
     outcome = Outcome(0, "damaged files")
     deadline = time.monotonic() + seconds
     with TemporaryDirectory() as directory:
@@ -48,7 +48,7 @@ def attack(random: Random, seconds: float) -> Outcome:
 
 
 def _make(random: Random, path: Path) -> Made:
-    """Write a day of two slices and several segments, as a recorder leaves it; one slice's was killed."""
+    """Write a recorded day of two slices and several segments; the recorder of one slice was killed."""
     day = Day(path, feed_of(2))
     for slice_id, segments in ((0, 3), (1, 2)):
         sequence = 0
@@ -76,21 +76,21 @@ def _make(random: Random, path: Path) -> Made:
 
 
 def _damage(random: Random, path: Path, data: bytes) -> str:
-    """Damage a file in one way; return which."""
+    """Damage a file in one way; return a description."""
     place, other = sorted((random.randrange(len(data)), random.randrange(len(data))))
     changed = bytearray(data)
-    way = random.choice(("a bit", "a cut", "zeros", "a copy within", "a part taken out", "removed", "emptied", "junk"))
+    way = random.choice(("a bit", "a cut", "zeros", "a copied part", "a deleted part", "removed", "emptied", "junk"))
     if way == "a bit":
         changed[place] ^= 1 << random.randrange(8)
     elif way == "a cut":
         del changed[place:]
     elif way == "zeros":
         changed[place:other] = bytes(other - place)
-    elif way == "a copy within":
+    elif way == "a copied part":
         start, stop = place // 32 * 32, other // 32 * 32
         target = random.randrange(len(data) // 32 + 1) * 32
         changed[target:target] = data[start:stop]
-    elif way == "a part taken out":
+    elif way == "a deleted part":
         del changed[place // 32 * 32 : other // 32 * 32]
     elif way == "emptied":
         changed.clear()
@@ -104,7 +104,7 @@ def _damage(random: Random, path: Path, data: bytes) -> str:
 
 
 def _wrong(day: Path, name: Path, made: Made) -> list[str]:
-    """Return what is wrong with how the damaged day is read."""
+    """Read the damaged day in every way; return the defects."""
     try:
         recording = Recording.open(day)
     except JournalError:
@@ -112,7 +112,7 @@ def _wrong(day: Path, name: Path, made: Made) -> list[str]:
             return []
         repair(day, feed_of(2))
         recording = Recording.open(day)
-        return [] if _read(recording) == made.messages else ["the repaired day holds other messages"]
+        return [] if _read(recording) == made.messages else ["the repaired day has different messages"]
     read = _read(recording)
     damage, gaps, _ = recording.examine()
     written, found = Counter(made.messages), Counter(read)
@@ -120,9 +120,9 @@ def _wrong(day: Path, name: Path, made: Made) -> list[str]:
     if set(found) - set(written):
         wrong.append("a message was read that was never written")
     if found != written and not damage and not gaps:
-        wrong.append(f"{len(read)} of {len(made.messages)} messages were read, and nothing was told")
+        wrong.append(f"{len(read)} of {len(made.messages)} messages were read without a report")
     if (day / name).suffix == ".index" and found != written:
-        wrong.append("a damaged index cost messages")
+        wrong.append("messages were lost because of a damaged index")
     return wrong
 
 

@@ -1,7 +1,7 @@
-"""Kill, stop and part two hubs of a feed, and their clients: each put that was answered is published and got once.
+"""Kill, stop and disconnect two hubs of a feed and their clients: each acknowledged put is published and read once.
 
-As `killed_hubs`, with a primary and a backup. Either is killed or stopped at any moment, or its host loses power, both
-at once, too; the link between them is cut, while clients reach both.
+Like `killed_hubs`, with a primary and a backup. At any moment either or both are killed or stopped, or their hosts lose
+power. The link between them is cut while clients reach both.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.torture.outcome import Outcome
 from tests.torture.schedules import run_schedules
 
 SCHEDULES: Final = 25
-"""After so many all begins anew, in another place."""
+"""Schedules before everything restarts in a fresh directory."""
 _WRITERS: Final = ("numbers", "ids")
 _HARMS: Final = (
     *("active killed", "active killed", "active stopped", "passive killed", "passive stopped", "both killed"),
@@ -35,7 +35,7 @@ _HARMS: Final = (
 
 
 class _House:
-    """Two hubs, two clients that put and one that gets, that go on from one schedule to the next."""
+    """Two hubs, two clients that put and one that reads; they keep running between schedules."""
 
     def __init__(self, stack: ExitStack, random: Random, place: Path) -> None:
         self._random, self.place = random, place
@@ -86,7 +86,7 @@ class _House:
             passive = next(role for role in ROLES if role != active)
             in_step = sorted(self.hubs.lives().values()) == ["active", "armed"]
             if how == "unpowered" and self._acknowledged == "recorded" and (who == "both" or not in_step):
-                how = "killed"  # else what neither disk has, and the memory of no other host, may be lost
+                how = "killed"  # a power cut may lose messages that neither a disk nor the other host has
             for role in {"active": (active,), "passive": (passive,), "both": ROLES}[who]:
                 self._harm_hub(role, how)
 
@@ -100,7 +100,7 @@ class _House:
             self.hubs.cut_power(role, self._random)
         else:
             self.hubs.kill(role)
-        if self._random.random() < 0.5:  # long enough for the other one to take over
+        if self._random.random() < 0.5:  # long enough for the other hub to take over
             until = monotonic() + 0.7
             wait_until(lambda: monotonic() > until, 10)
         self.hubs.begin(role)
@@ -115,7 +115,7 @@ class _House:
         put_all(self._random, self, ("active killed", *self._random.choices(_HARMS, k=self._random.randrange(4))))
 
     def end(self) -> None:
-        """End both, in order, once both have all."""
+        """Stop both cleanly once both have all messages."""
         self.hubs.wait_for_step()
         self.hubs.end_both()
 
@@ -125,7 +125,7 @@ class _House:
         return self._acknowledged, notes
 
     def defects(self) -> Iterator[str]:
-        """Yield what is wrong with what was published and got; the hubs have ended."""
+        """Yield defects in the published and read messages, after the hubs have ended."""
         said = self.hubs.published()
         for who in _WRITERS:
             mine = [
@@ -139,21 +139,21 @@ class _House:
             for slice_id in range(len(self.feed.slices)):
                 numbers = [number for place, number in sorted(mine) if place[1] == slice_id]
                 if numbers != sorted(numbers):
-                    yield f"{who}: those of slice {slice_id} were published in another order"
+                    yield f"{who}: messages of slice {slice_id} were published in another order"
         for role in ROLES:
             if (has := self.hubs.published_by(role)) != said:
                 yield f"the {role} has {len(has)} messages, expected all {len(said)}"
         got = [(epoch, slice_id, sequence) for slice_id, _, epoch, sequence in read_got(self.state)]
         if sorted(got) != sorted(said):
-            yield f"{len(got)} messages were got, expected the {len(said)} published, each once"
+            yield f"{len(got)} messages were read, expected the {len(said)} published, each once"
         for slice_id in range(len(self.feed.slices)):
             mine_got = [place for place in got if place[1] == slice_id]
             if mine_got != sorted(mine_got):
-                yield f"those of slice {slice_id} were got in another order"
+                yield f"messages of slice {slice_id} were read in another order"
 
 
 def attack(random: Random, seconds: float) -> Outcome:
-    """Run schedules: messages are put, processes harmed meanwhile; in the end each was published and got once."""
+    """Run schedules of puts and failing processes; at the end each message was published and read once."""
     return run_schedules(
         "schedules of failing hubs", seconds, SCHEDULES, lambda stack, place: _House(stack, random, place)
     )

@@ -1,4 +1,4 @@
-"""Flip a bit in any file of a hub that was killed, closed or lost power, alone or one of two: see `tests.hub.flips`."""
+"""Flip a bit in any file of a single or paired hub that was killed, closed or lost power: see `tests.hub.flips`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.torture.outcome import Outcome
 
 
 def attack(random: Random, seconds: float) -> Outcome:
-    """Flip bits, one at a time, and start the hubs again: nothing that was answered is lost in silence, or spreads."""
+    """Flip bits one at a time and restart the hubs: no acknowledged message is lost silently, and no damage spreads."""
     outcome = Outcome(0, "flipped bits of hubs")
     deadline = time.monotonic() + seconds
     with TemporaryDirectory() as directory:

@@ -1,4 +1,4 @@
-"""Strangers that report positions in the names of others, positions that cannot be, and junk names, to an archive."""
+"""Strangers report to an archive positions in the names of others, impossible positions and junk names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FAR = (1 << 63) - 1
 
 
 def attack(random: Random, seconds: float) -> Outcome:
-    """Report anything in any name with other secrets; the honest consumer keeps its position and can still move it."""
+    """Report anything in any name with wrong secrets; the honest consumer keeps its position and can still move it."""
     archives = tuple(free_endpoints("tcp", "forged-consumers", 1, 1)[0])
     feed = msgspec.structs.replace(Feed.local("forged-consumers", slices=1), archives=archives)
     secret, found, tried = random.randbytes(32), list[str](), 0
@@ -68,7 +68,7 @@ def attack(random: Random, seconds: float) -> Outcome:
                     noted = file.read()
                     wrong = noted is None or any(each > (epoch, COUNT) for each in noted.slices.values())
                     if wrong:
-                        found.append(f"{other} was noted at {noted}, beyond {COUNT} of {epoch}")
+                        found.append(f"{other} was stored at {noted}, beyond {COUNT} of {epoch}")
             if archive.statistics().dropped:
                 found.append(f"{archive.statistics().dropped} requests were not answered")
     return Outcome(tried, "forged reports of consumers", found)

@@ -1,4 +1,4 @@
-"""Forged blocks, one at a time, between those of a feed that goes on: another run, numbers far ahead, an end."""
+"""Forged blocks between those of a live feed: another epoch, sequence numbers far ahead, an end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AT_ONCE = 200
 
 
 def attack(random: Random, seconds: float) -> Outcome:
-    """Forge one of many kinds, then send true blocks; every true message must come once and in order."""
+    """Send a forged block, then true blocks, repeatedly; every true message must arrive once and in order."""
     feed = msgspec.structs.replace(Feed.local("forged", slices=1, lines=2), heartbeat_ns=60 * 10**9)
     subscriber, got = Subscriber(feed, slow=SlowPolicy(max_lag=3_600)), Collector()
     subscriber.on(b"true")(got.message)
@@ -29,7 +29,7 @@ def attack(random: Random, seconds: float) -> Outcome:
     with RawPublisher(feed, epoch=EPOCH) as publisher:
 
         def forge() -> None:
-            """Send past the publisher: its own answers stay true."""
+            """Send a forged block without changing the publisher's state."""
             line, epoch = random.randrange(2), EPOCH
             number = random.choice([1 << 62, 1 << 40, random.randrange(1 << 25, 1 << 62)])
             kind = random.choice(["run", "number", "heartbeat of a run", "heartbeat", "end"])
@@ -65,8 +65,8 @@ def attack(random: Random, seconds: float) -> Outcome:
         subscriber.run(until_end=True)
     found = []
     if [int(payload) for payload in got.payloads] != list(range(sent)):
-        found.append(f"{len(got)} messages came, expected {sent} in order")
+        found.append(f"{len(got)} messages were received, expected {sent} in order")
     received = subscriber.statistics().received
     if (received.gaps, received.epochs) != (0, 1):
-        found.append(f"{received.gaps} messages were counted as lost in {received.epochs} runs, expected 0 in 1")
+        found.append(f"{received.gaps} messages were counted as lost in {received.epochs} epochs, expected 0 in 1")
     return Outcome(forged, "forged blocks and heartbeats", found)

@@ -1,4 +1,4 @@
-"""Record onto a disk that is full after some bytes: the recorder says so, and what it counts as recorded is there."""
+"""Record to a disk that fills up: the recorder reports it, and every message counted as recorded is stored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.torture.outcome import Outcome
 RECORD = """
 def work(directory, most_bytes, fsync):
     import logging, resource
-    logging.disable()  # each of these recorders says that it ended
+    logging.disable()  # each recorder logs that it ended
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(most_bytes), resource.RLIM_INFINITY))
     recorder = Recorder(feed, directory, fsync=fsync)
     try:
@@ -36,7 +36,7 @@ def work(directory, most_bytes, fsync):
 
 
 def attack(random: Random, seconds: float) -> Outcome:
-    """Let no file of a recorder grow beyond a number of bytes, from none to some megabytes."""
+    """Limit the file size of a recorder, from no bytes to a few megabytes."""
     feed = msgspec.structs.replace(Feed.local("full-disks", slices=1), block_bytes=8_192)
     outcome, ending = Outcome(0, "full disks"), threading.Event()
     published = 0
@@ -72,16 +72,16 @@ def attack(random: Random, seconds: float) -> Outcome:
 def _wrong(status: int, said: list[int], feed: Path) -> list[str]:
     _, recorded, is_right, why = said
     if status != 0 or why != 1:
-        return [f"the recorder ended with status {status} and said {why}"]
-    wrong = [] if is_right else ["the sums of its statistics do not fit"]
+        return [f"the recorder ended with status {status} and noted {why}"]
+    wrong = [] if is_right else ["its statistics do not add up"]
     found = 0
     for day in sorted(path.parent for path in feed.glob("*/manifest.json")):
         recording = Recording.open(day)
         for batch in recording.batches():
             if (numbers_of(batch)[:, 1] != batch.sequence).any():
-                wrong.append("a message stands at another number")
+                wrong.append("a message has another sequence number")
             found += len(batch)
         wrong += [str(damage) for damage in recording.verify()]
     if found != recorded:
-        wrong.append(f"{found} messages are there, {recorded} were said to be recorded")
+        wrong.append(f"{found} messages are stored, {recorded} were reported as recorded")
     return wrong

@@ -1,4 +1,4 @@
-"""One schedule of an attack on hubs: messages are put, and processes harmed meanwhile."""
+"""One schedule of an attack on hubs: puts while processes fail."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import Final, Protocol
 from blackbox.testing import wait_until
 
 MESSAGES: Final = 300
-"""Of one schedule."""
+"""Messages of a schedule."""
 PATIENCE_S: Final = 120.0
 
 
 class House(Protocol):
-    """The processes that are attacked."""
+    """The attacked processes."""
 
     def want(self, count: int) -> None:
-        """Have so many more messages put."""
+        """Request `count` more puts."""
 
     def harm(self, harm: str) -> None:
-        """Do something to a process."""
+        """Harm a process in the given way."""
 
     def go_on(self) -> None:
-        """Have all processes there again, and none paused."""
+        """Restart or resume all processes."""
 
     def is_acknowledged(self) -> bool:
-        """Whether all that was put is acknowledged."""
+        """Return True if all puts are acknowledged."""
 
     def has_got(self) -> bool:
-        """Whether the reader has got all."""
+        """Return True if the reader has all messages."""
 
 
 def put_all(random: Random, house: House, harms: Iterable[str]) -> None:
-    """Have messages put, with each harm at some moment, until all are acknowledged and got. Raises TimeoutError."""
+    """Put messages, with each harm at a random moment, until all are acknowledged and read. Raises TimeoutError."""
     at: dict[int, list[str]] = {}
     for harm in harms:
         at.setdefault(random.randrange(MESSAGES - 40), []).append(harm)
@@ -46,8 +46,8 @@ def put_all(random: Random, house: House, harms: Iterable[str]) -> None:
                 house.harm(harm)
         if random.random() < 0.5:
             house.go_on()
-            wait_until(house.is_acknowledged, PATIENCE_S, "all was acknowledged")
+            wait_until(house.is_acknowledged, PATIENCE_S, "all puts are acknowledged")
         wanted += count
     house.go_on()
-    wait_until(house.is_acknowledged, PATIENCE_S, "all was acknowledged")
-    wait_until(house.has_got, PATIENCE_S, "all was got")
+    wait_until(house.is_acknowledged, PATIENCE_S, "all puts are acknowledged")
+    wait_until(house.has_got, PATIENCE_S, "all messages are read")

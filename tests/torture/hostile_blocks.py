@@ -1,4 +1,4 @@
-"""Damaged and hostile blocks: on the wire to a subscriber, and in memory right before a page that nobody may touch."""
+"""Damaged and hostile blocks: on the wire to a subscriber, and in memory right before a protected page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IN_MEMORY = 5_000
 
 
 def attack(random: Random, seconds: float) -> Outcome:
-    """Send damaged blocks between good ones; check others in a process that dies of one byte read too many."""
+    """Send damaged blocks between good ones; validate others in a process that crashes on an out-of-bounds read."""
     found: list[str] = []
     feed = Feed.local("hostile-blocks", slices=1)
     subscriber, got = Subscriber(feed, slow=SlowPolicy(max_lag=3_600)), Collector()
@@ -39,12 +39,12 @@ def attack(random: Random, seconds: float) -> Outcome:
                 status, _, errors = script.finish(timeout=120)
             checked += IN_MEMORY
             if status != 0:
-                found.append(f"a process that checks damaged blocks ended with status {status}: {errors[-500:]}")
+                found.append(f"a process that validates damaged blocks ended with status {status}: {errors[-500:]}")
         publisher.heartbeat(end=True)
         subscriber.run(until_end=True)
     received = subscriber.statistics().received
     if [int(payload) for payload in got.payloads] != list(range(sent)):
-        found.append(f"{len(got)} messages came, expected the {sent} good ones in order")
+        found.append(f"{len(got)} messages were received, expected the {sent} good ones in order")
     if (received.malformed, received.gaps) != (refused, 0):
-        found.append(f"{received.malformed} blocks were refused and {received.gaps} lost, expected {refused} and 0")
+        found.append(f"{received.malformed} blocks were rejected and {received.gaps} lost, expected {refused} and 0")
     return Outcome(refused + checked, "damaged blocks", found)

@@ -1,4 +1,4 @@
-"""Peers that send a publisher what no subscriber sends, or read nothing: an honest subscriber notices none of it."""
+"""Peers send a publisher invalid messages, or do not read: an honest subscriber is unaffected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MESSAGES = 50
 MOST_DEAF = 12
 MOST_HUGE_BYTES = 8 << 20
 MOST_HELD_BYTES = (MOST_DEAF + 2) * (32 * peer_guard._MOST_UNHEARD_BYTES + MOST_HUGE_BYTES)
-"""Each peer may have an unfinished message of many parts, each of which libzmq holds in 32 times its bytes."""
+"""Limit on growth. libzmq uses 32 times the bytes of each part of a peer's unfinished multipart message."""
 
 Act = Callable[[Random, Peer, int], None]
 
@@ -54,7 +54,7 @@ def unsubscribe_others(random: Random, peer: Peer, epoch: int) -> None:
     peer.send(*(unsubscription(prefix) for prefix in prefixes))
 
 
-def accept_what_nobody_answered(random: Random, peer: Peer, epoch: int) -> None:
+def accept_unsent_confirmations(random: Random, peer: Peer, epoch: int) -> None:
     peer.send(subscription(b""), subscription(HEARTBEAT_KEY))
     peer.send(*(acceptance(random.randbytes(8), epoch) for _ in range(random.randint(1, 1_000))))
 
@@ -75,21 +75,21 @@ ACTS: tuple[Act, ...] = (
     send_endless_message,
     ask_without_reading,
     unsubscribe_others,
-    accept_what_nobody_answered,
+    accept_unsent_confirmations,
     change_filters,
     send_anything,
 )
 
 
-def shout(random: Random, feed: Feed) -> None:
-    """Anything, instead of a handshake."""
+def send_no_handshake(random: Random, feed: Feed) -> None:
+    """Send random bytes instead of a handshake."""
     place = urlsplit(feed.slices[0].endpoints[0])
     with socket.create_connection((place.hostname, place.port)) as peer:
         peer.sendall(random.randbytes(random.randint(0, 10_000)))
 
 
 def attack(random: Random, seconds: float) -> Outcome:
-    """Let a hostile peer do one thing, then publish to an honest subscriber; some peers stay, and read nothing."""
+    """Let a hostile peer do one thing, then publish to an honest subscriber; some peers stay without reading."""
     feed = msgspec.structs.replace(Feed.local("hostile-subscribers", slices=1, key_bytes=4), max_topics=10_000)
     subscriber, got = Subscriber(feed, slow=SlowPolicy(max_lag=3_600)), Collector()
     subscriber.on_batch(b"")(got.batch)
@@ -102,7 +102,7 @@ def attack(random: Random, seconds: float) -> Outcome:
     end = time.monotonic() + seconds
     while time.monotonic() < end and not found:
         if random.random() < 0.1:
-            shout(random, feed)
+            send_no_handshake(random, feed)
         peer = Peer(feed)
         act = random.choice(ACTS)
         act(random, peer, publisher.epoch)
@@ -119,11 +119,11 @@ def attack(random: Random, seconds: float) -> Outcome:
         try:
             got.wait(tried * MESSAGES)
         except AssertionError:
-            found.append(f"after {act.__name__}: {len(got)} of {tried * MESSAGES} messages came")
+            found.append(f"after {act.__name__}: {len(got)} of {tried * MESSAGES} messages were received")
         if publisher.statistics().unwanted:
-            found.append(f"after {act.__name__}: {publisher.statistics().unwanted} messages were wanted by nobody")
+            found.append(f"after {act.__name__}: {publisher.statistics().unwanted} messages had no subscriber")
         if resident_bytes() - before > MOST_HELD_BYTES:
-            found.append(f"after {act.__name__}: {resident_bytes() - before} bytes more are held")
+            found.append(f"after {act.__name__}: {resident_bytes() - before} more bytes are held")
     if publisher.statistics().subscribers > 1:
         found.append(f"{publisher.statistics().subscribers} subscribers were counted, 1 is honest")
     publisher.close(timeout=600)

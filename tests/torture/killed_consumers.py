@@ -1,8 +1,8 @@
-"""Kill and stop publishers, archives and consumers behind lossy lines: each message is committed once, or told lost.
+"""Kill and stop publishers, archives and consumers on lossy lines: each message is committed once or reported as lost.
 
-What a killed publisher had sent last may be known to nobody: such a run ends anywhere behind what archives have of it.
-Some publishers have an outbox: they go on in a run that has begun, and nothing of it is ever lost. Some consumers want
-their keys one by one: then all of this holds of each.
+The last messages of a killed publisher may not have arrived anywhere: its epoch may end anywhere after the last
+archived message. Publishers with an outbox resume their epoch and lose nothing. Consumers of single keys are checked
+for each key.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.torture.outcome import Outcome
 
 TOPICS: Final = (b"A.x", b"AB.x", b"B")
 KEYS: Final = (b"A.", b"AB", b"B")
-"""Their keys with `key_bytes` 2."""
+"""Keys of the topics with `key_bytes` 2."""
 PUBLISH: Final = """
 from tempfile import TemporaryDirectory
 def prepare():
@@ -44,7 +44,7 @@ def work(shape, seed, directory, doubted, *before):
     with Publisher(feed, when_full="wait", outbox=outbox) as publisher:
         publisher.wait_for_subscribers(timeout=60, count=1)
         publisher.flush()
-        if publisher.published_count():  # it goes on
+        if publisher.published_count():  # resumed
             sent[:] = [int(each) for each in before]
             sent[int(doubted)] += publisher.published_count() - sent.sum()
             begun[:] = sent
@@ -62,15 +62,15 @@ def work(shape, seed, directory, doubted, *before):
             sent[which] += count
 """
 EPOCH, WANTED, ENDS, BEGUN, SENT = 0, 1, 2, slice(3, 3 + len(TOPICS)), slice(3 + len(TOPICS), 3 + 2 * len(TOPICS))
-"""What a publisher notes: its epoch, how many messages are wanted of it, that it is to end; of each topic how many
-messages it has begun with, and sent."""
+"""Notes of a publisher: its epoch, the messages requested, a request to end; for each topic, the messages started and
+sent."""
 PLACES: Final = f"EPOCH, WANTED, ENDS, BEGUN, SENT = 0, 1, 2, {BEGUN}, {SENT}\nTOPICS, KEYS = {TOPICS}, {KEYS}\n"
 RECORD: Final = """
 from contextlib import suppress
 def work(shape, directory, most_bytes):
     import logging, resource
     feed = msgspec.json.decode(shape, type=Feed)
-    logging.disable()  # full disks are no news here
+    logging.disable()  # full disks are expected
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(most_bytes), resource.RLIM_INFINITY))
     with suppress(JournalError), Recorder(feed, directory, serve=True, max_lag=1e9) as recorder:
         notes[0] = 1
@@ -121,7 +121,7 @@ def work(shape, path, slow_s, prefixes):
             add("unknown keys", key, gap.epoch, None, 0)
 
     subscriber.start(timeout=60, since=since or 0)
-    wait_until(lambda: heard, 3600)  # there is no position before
+    wait_until(lambda: heard, 3600)  # no position exists before
     while True:
         with subscriber.checkpoint(60) as positions:
             with open(path + ".new", "wb") as file:
@@ -132,7 +132,7 @@ def work(shape, path, slow_s, prefixes):
 """
 MESSAGES: Final = 1_000
 SCHEDULES: Final = 25
-"""After so many all begins anew, in another place."""
+"""Schedules before everything restarts in a fresh directory."""
 _PATIENCE_S: Final = 90.0
 _NO_LIMIT: Final = 1 << 40
 _HARMS: Final = (
@@ -142,12 +142,12 @@ _HARMS: Final = (
 
 
 class _House:
-    """A publisher, an archive and a consumer that go on from one schedule to the next."""
+    """A publisher, an archive and a consumer, which keep running between schedules."""
 
     def __init__(self, nurseries: Sequence[Nursery], random: Random, place: Path) -> None:
         lines, key_bytes, self._has_outbox = random.choice((1, 2)), random.choice((0, 2)), random.random() < 0.5
         self.prefixes = "AB" if key_bytes and random.random() < 0.5 else "all"
-        """Letters with which wanted topics begin, or all."""
+        """First letters of the subscribed topics, or "all"."""
         self.keys = (b"",) if self.prefixes == "all" else KEYS
         self.feed = feed = msgspec.structs.replace(
             Feed.local("killed-consumers", slices=1, lines=lines, key_bytes=key_bytes),
@@ -158,14 +158,14 @@ class _House:
         self._outbox = place / "outbox"
         self.state.write_bytes(b"[{}, {}]")
         self.runs: dict[int, list[range]] = {}
-        """By epoch, how many messages of each topic it may have had, in the end."""
+        """Possible final numbers of messages of each topic, by epoch."""
         self._shape = msgspec.json.encode(feed).decode()
         self.archive, self.consumer, self.publisher = nurseries
         self.stopped: list[Nursery] = []
         self.untrue: list[str] = []
-        """What was wrong with publishers that went on."""
+        """Defects of resumed publishers."""
         self.known: set[str] = set()
-        """Defects that were told before."""
+        """Defects reported earlier."""
         self.publisher.notes[:] = 0
         self._open_publisher()
         self.begin_archive()
@@ -182,43 +182,43 @@ class _House:
         self.runs.setdefault(int(self.publisher.notes[EPOCH]), [])
 
     def begin_archive(self, most_bytes: int = _NO_LIMIT) -> None:
-        """Record and answer; no file may grow beyond so many bytes."""
-        self.go_on()  # it waits for the publisher
+        """Start a recorder that serves, with files limited to `most_bytes`."""
+        self.go_on()  # the recorder waits for the publisher
         self.archive.notes[0] = 0
         self.archive.begin((self._shape, self._days, most_bytes))
         wait_until(lambda: self.archive.notes[0], _PATIENCE_S, "an archive answers")
 
     def begin_consumer(self, feed: Feed, slow_s: float) -> None:
-        """Go on from what was committed."""
+        """Start the consumer at its committed position."""
         self._words = msgspec.json.encode(feed).decode(), self.state, slow_s, self.prefixes
         self.consumer.begin(self._words)
 
     def want(self, count: int) -> None:
-        """Have so many more messages published."""
+        """Request `count` more messages."""
         self.publisher.notes[WANTED] += count
 
     def has_sent(self) -> bool:
-        """Whether all that was wanted of the publisher is sent."""
+        """Return True if the publisher has sent all requested messages."""
         return bool(self.publisher.notes[SENT].sum() == self.publisher.notes[WANTED])
 
     def go_on(self) -> None:
-        """Let all go on that were stopped."""
+        """Resume all stopped processes."""
         for nursery in self.stopped:
             nursery.signal(signal.SIGCONT)
         self.stopped.clear()
 
     def close(self) -> None:
-        """End what still runs."""
+        """Kill the archive and the publisher."""
         self.archive.kill()
         self.publisher.kill()
 
     def mend_archive(self) -> None:
-        """Give a recorder whose disk was full, or is to be, another one with room."""
+        """Replace a recorder with a full or limited disk by one with space."""
         self.archive.kill()
         self.begin_archive()
 
     def harm(self, harm: str) -> None:
-        """Do one of the harms."""
+        """Harm a process in the given way."""
         who: Nursery = getattr(self, harm.split(maxsplit=1)[0].removesuffix("'s"))
         if harm.endswith("stopped"):
             who.signal(signal.SIGSTOP)
@@ -239,14 +239,14 @@ class _House:
             who.kill()
             self._end_run([range(begun + 1) for begun in who.notes[BEGUN].tolist()], goes_on=self._has_outbox)
         elif harm == "publisher ended":
-            self.go_on()  # it waits for them
-            wait_until(self.has_sent, _PATIENCE_S, "the publisher has sent what was wanted")
+            self.go_on()  # the publisher waits for the others
+            wait_until(self.has_sent, _PATIENCE_S, "the publisher has sent all")
             self.publisher.notes[ENDS] = 1
             self.publisher.wait()
             self._end_run(self._sent())
 
     def _sent(self) -> list[range]:
-        """How many of each topic the publisher has had, while nothing is on its way."""
+        """Return the number of messages of each topic, while none is in flight."""
         return [range(sent, sent + 1) for sent in self.publisher.notes[SENT].tolist()]
 
     def _end_run(self, may_have_had: list[range], *, goes_on: bool = False) -> None:
@@ -258,18 +258,18 @@ class _House:
         self._await_publisher()
         now, begin = int(self.publisher.notes[EPOCH]), self.publisher.notes[SENT].sum()
         if goes_on and now != epoch and sent == 0:
-            goes_on, self.runs[epoch] = False, [range(1) for _ in may_have_had]  # nothing was in its outbox
+            goes_on, self.runs[epoch] = False, [range(1) for _ in may_have_had]  # its outbox was empty
         if (now == epoch) != goes_on or not (sent <= begin <= begun if goes_on else begin == 0):
-            self.untrue.append(f"epoch {epoch}, {sent} to {begun} messages, was followed by {now} at {begin}")
+            self.untrue.append(f"epoch {epoch} with {sent} to {begun} messages was followed by {now} at {begin}")
         self.publisher.notes[WANTED] = before[WANTED] if goes_on else before[WANTED] - sent
 
     def has_committed(self) -> bool:
-        """Whether the consumer has committed all that was published."""
+        """Return True if the consumer has committed all published messages."""
         notes = self.publisher.notes
         return bool(self.consumer.notes.tolist() == [notes[EPOCH], notes[SENT].sum()])
 
     def defects(self) -> Iterator[str]:
-        """Yield what is wrong with what the consumer has committed."""
+        """Yield defects in the committed messages."""
         self.runs[int(self.publisher.notes[EPOCH])] = self._sent()
         heard: dict[str, list[tuple[str, int, int, int]]] = msgspec.json.decode(self.state.read_bytes())[1]
         recorded = self._recorded()
@@ -287,18 +287,18 @@ class _House:
     def _defects(
         self, heard: list[tuple[str, int, int, int]], recorded: dict[int, set[int]], ends: dict[int, range], begin: int
     ) -> Iterator[str]:
-        """Yield what is wrong with one key. `ends`: how many messages runs may have had; `begin`: the first one."""
+        """Yield defects of one key. `ends` has the possible message counts of epochs; `begin` is the first epoch."""
         following, last, unsure = dict.fromkeys(ends, 0), 0, 0
         if heard and heard[0][1] == begin:
             first = heard[0][2]
             if self._has_outbox or not recorded.get(begin, set()) & set(range(first)):
-                following[begin] = first  # it has begun with what the archive had
+                following[begin] = first  # it started with the archived messages
         for what, epoch, first, stop in heard:
             if what == "unknown keys" and epoch in ends:
                 ends[epoch], unsure = range(ends[epoch].stop), epoch
                 continue
             if epoch not in ends or epoch < last:
-                yield f"epoch {epoch} came behind {last}"
+                yield f"epoch {epoch} came after {last}"
                 return
             last = epoch
             if first < following[epoch] or (first > following[epoch] and epoch != unsure):
@@ -306,19 +306,19 @@ class _House:
             following[epoch], unsure = stop, 0
             there = recorded.get(epoch, set()) & set(range(first, stop)) if what != "message" else ()
             if there:
-                yield f"{what} {first} to {stop} of epoch {epoch} was told, but the archive had {len(there)} of it"
+                yield f"{what} {first} to {stop} of epoch {epoch} was reported, but the archive had {len(there)} of it"
         for epoch, may_have_had in ends.items():
             least = max(may_have_had.start, max(recorded.get(epoch, {-1})) + 1)
             if not following[epoch] and epoch not in recorded:
                 continue  # neither the consumer nor the archive received a message of it
             if not least <= following[epoch] < may_have_had.stop:
                 yield (
-                    f"of epoch {epoch} {following[epoch]} were committed, expected {least} to {may_have_had.stop - 1}; "
+                    f"epoch {epoch}: {following[epoch]} were committed, expected {least} to {may_have_had.stop - 1}; "
                     f"the archive had {len(recorded.get(epoch, ()))}, the last ones were {heard[-3:]}"
                 )
 
     def _recorded(self) -> dict[tuple[int, bytes], set[int]]:
-        """Return the numbers of each key of each epoch that the archive has."""
+        """Return the archived message numbers by epoch and key."""
         recorded: dict[tuple[int, bytes], set[int]] = {}
         manifests = [*self._days.glob("*/*/manifest.json"), *self._outbox.glob("*/*/manifest.json")]
         for day in sorted(path.parent for path in manifests):
@@ -330,12 +330,12 @@ class _House:
 
 
 def _stop(may_have_had: list[range]) -> int:
-    """Return the number after the most messages that a run may have: topics are known one at a time only."""
+    """Return the end of the range of an epoch's message count, from the ranges of its topics."""
     return sum(each.stop - 1 for each in may_have_had) + 1
 
 
 def attack(random: Random, seconds: float) -> Outcome:
-    """Run schedules: messages are published, processes harmed meanwhile, and in the end all must be committed."""
+    """Run schedules of messages and failing processes; at the end all messages must be committed."""
     outcome, until = Outcome(0, "schedules of killed consumers"), monotonic() + seconds
     warm = Feed.local("killed-consumers", slices=1, key_bytes=2)
     with ExitStack() as stack, ThreadPoolExecutor() as pool:
@@ -369,17 +369,17 @@ def _run(random: Random, house: _House, outcome: Outcome) -> None:
                     house.harm(harm)
             if not house.stopped or random.random() < 0.5:
                 house.go_on()
-                wait_until(house.has_sent, _PATIENCE_S, "the publisher has sent what was wanted")
+                wait_until(house.has_sent, _PATIENCE_S, "the publisher has sent all")
             wanted += count
         house.go_on()
         if "disk full" in told:
             house.mend_archive()
         try:
-            wait_until(house.has_sent, _PATIENCE_S, "the publisher has sent what was wanted")
-            wait_until(house.has_committed, _PATIENCE_S, "all was committed")
+            wait_until(house.has_sent, _PATIENCE_S, "the publisher has sent all")
+            wait_until(house.has_committed, _PATIENCE_S, "all messages are committed")
         except TimeoutError:
             outcome.found.append(
-                f"{how}: at {house.consumer.notes.tolist()}, published were {house.publisher.notes.tolist()}"
+                f"{how}: consumer at {house.consumer.notes.tolist()}, publisher at {house.publisher.notes.tolist()}"
             )
         house.consumer.kill()
     for defect in house.defects():

@@ -1,7 +1,7 @@
-"""Kill, stop and end a hub and its clients: each put is published once, in its client's order, and got once.
+"""Kill, stop and close a hub and its clients: each put is published once, in its client's order, and read once.
 
-One client continues from `published_count`, another one gives ids and repeats from the last acknowledged put. The
-reader writes each message with its place to a separate file before it commits.
+One client resumes at `published_count`; another one uses ids and repeats from the last acknowledged put. The reader
+writes the position of each message to a separate file before it commits.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def work(directory, path, seed):
         notes[1] = len(got)
 """
 SCHEDULES: Final = 25
-"""After so many all begins anew, in another place."""
+"""Schedules before everything restarts in a fresh directory."""
 _HARMS: Final = (
     *("hub killed", "hub killed", "hub stopped", "hub ended", "reader killed", "reader stopped"),
     *("numbers killed", "numbers stopped", "ids killed", "ids stopped"),
@@ -103,7 +103,7 @@ _HARMS: Final = (
 
 
 class _House:
-    """A hub, two clients that put and one that gets, that go on from one schedule to the next."""
+    """A hub, two clients that put and one that reads; they keep running between schedules."""
 
     def __init__(self, stack: ExitStack, random: Random, place: Path) -> None:
         self._random, self.place = random, place
@@ -119,7 +119,7 @@ class _House:
         }
         self._stopped: list[Nursery] = []
         self._epochs = 1
-        """That may be: only a hub that ends in order ends its epoch."""
+        """Maximum number of epochs: only a clean stop of the hub ends its epoch."""
         self.begin("hub")
         self.begin("reader")
         wait_until(lambda: self.of["reader"].notes[0], PATIENCE_S, "the reader has subscribed")
@@ -155,7 +155,7 @@ class _House:
         if nursery in self._stopped:
             self.go_on()
         if how == "ended":
-            wait_until(lambda: nursery.notes[0], PATIENCE_S, "the hub has begun")
+            wait_until(lambda: nursery.notes[0], PATIENCE_S, "the hub has started")
             nursery.notes[1] = 1
             self._epochs += 1
             wait_until(lambda: nursery.notes[2], PATIENCE_S, "the hub has ended")
@@ -184,7 +184,7 @@ class _House:
         return notes
 
     def defects(self) -> Iterator[str]:
-        """Yield what is wrong with what was published and got; the hub has ended."""
+        """Yield defects in the published and read messages, after the hub has ended."""
         said = [
             ((slice_id, self.feed.key_of(topic).decode(), epoch, sequence), topic, payload)
             for epoch, slice_id, sequence, topic, payload in published(self.place / "hub", self.feed)
@@ -202,23 +202,23 @@ class _House:
             for lane in lanes:
                 numbers = [number for place, number in mine if place[:2] == lane]
                 if numbers != sorted(numbers):
-                    yield f"{who}: those of slice and key {lane} were published in another order"
+                    yield f"{who}: messages of slice and key {lane} were published in another order"
         if len(epochs := {epoch for (_, _, epoch, _), *_ in said}) > self._epochs:
-            yield f"they were published in {len(epochs)} epochs, expected {self._epochs} at most"
+            yield f"messages were published in {len(epochs)} epochs, expected at most {self._epochs}"
         got = read_got(self.state)
         if sorted(got) != sorted(place for place, *_ in said):
-            yield f"{len(got)} messages were got, expected the {len(said)} published, each once"
+            yield f"{len(got)} messages were read, expected the {len(said)} published, each once"
         if any((those := [place for place in got if place[:2] == lane]) != sorted(those) for lane in lanes):
-            yield "they were got in another order"
+            yield "messages were read in another order"
 
 
 def read_got(state: Path) -> list[tuple[int, str, int, int]]:
-    """Return what a reader has kept in its file: slice, key, epoch and sequence of each message."""
+    """Return slice, key, epoch and sequence of each message from a reader's file."""
     return msgspec.json.decode(state.read_bytes(), type=list[tuple[int, str, int, int]])
 
 
 def attack(random: Random, seconds: float) -> Outcome:
-    """Run schedules: messages are put, processes harmed meanwhile; in the end each was published and got once."""
+    """Run schedules of puts and failing processes; at the end each message was published and read once."""
     return run_schedules(
         "schedules of killed hubs", seconds, SCHEDULES, lambda stack, place: _House(stack, random, place)
     )

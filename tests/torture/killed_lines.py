@@ -1,4 +1,4 @@
-"""Kill -9 one of two lines, again and again: nothing is missing, and nothing comes twice."""
+"""Kill -9 one of two lines repeatedly: no message is missing or repeated."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def work(near, far):
     subscribers.bind(near)
     zmq.proxy(subscribers, publisher)
 """
-"""A line runs through a process of its own."""
+"""Code of the process that forwards a line."""
 COUNT = 500
 WINDOW = 20_000
-"""Messages that may be on their way: the forwarding processes have queues without a bound."""
+"""Maximum messages in flight: the forwarding processes have unbounded queues."""
 HOUR_NS = 3_600 * 10**9
 
 
 def attack(random: Random, seconds: float) -> Outcome:
-    """Kill a line after a number of messages, and start it again; then the same or the other."""
+    """Kill a line after a number of messages and restart it; then the same or the other one."""
     source = msgspec.structs.replace(Feed.local("killed-lines", slices=1, lines=2), heartbeat_ns=500_000_000)
     near = Feed.local("killed-lines", slices=1, lines=2).slices[0].endpoints
     feed = msgspec.structs.replace(source, slices=(Slice(endpoints=near),))
@@ -77,5 +77,5 @@ def attack(random: Random, seconds: float) -> Outcome:
     subscriber.run(until_end=True)
     gaps = subscriber.statistics().received.gaps
     if got.received[0] != published or got.missing or gaps:
-        got.defects.append(f"{got.received[0]} of {published} messages came, {gaps} were counted as lost")
+        got.defects.append(f"{got.received[0]} of {published} messages were received, {gaps} were counted as lost")
     return Outcome(killed, "killed lines", got.defects)

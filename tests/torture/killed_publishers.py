@@ -1,4 +1,4 @@
-"""Kill -9 publishers midway: what is missing is counted as a gap, or lies behind the last message of an epoch."""
+"""Kill -9 publishers midway: missing messages are counted as gaps, except those after the last of an epoch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def attack(random: Random, seconds: float) -> Outcome:
 
 
 def attack_over(transport: Literal["tcp", "shm"], random: Random, seconds: float) -> Outcome:
-    """The same over a transport."""
+    """Run the attack over a transport."""
     feed = Feed.local("killed-publishers", slices=1, transport=transport)
     feed = msgspec.structs.replace(feed, heartbeat_ns=50_000_000)
     got = Numbers()
@@ -58,14 +58,14 @@ def attack_over(transport: Literal["tcp", "shm"], random: Random, seconds: float
         publish_numbered(publisher, runs, 0, 1)
     subscriber.run(until_end=True)
     if (came_by := subscriber.statistics().received.transport) != transport:
-        got.defects.append(f"blocks came by {came_by}, expected {transport}")
+        got.defects.append(f"blocks arrived over {came_by}, expected {transport}")
     received, gaps = sum(got.received.values()), subscriber.statistics().received.gaps
     found = got.defects
     if not got.missing <= gaps <= offered + 1 - received:
         found.append(
             f"{gaps} messages were counted as lost; {got.missing} are missing between others, "
-            f"and {offered + 1 - received} at all"
+            f"{offered + 1 - received} in total"
         )
     if (epochs := subscriber.statistics().received.epochs) != runs + 1:
-        found.append(f"{epochs} epochs were counted of {runs + 1} publishers")
+        found.append(f"{epochs} epochs were counted for {runs + 1} publishers")
     return Outcome(runs, "killed publishers", found)

@@ -1,4 +1,4 @@
-"""Kill -9 a recorder, again and again: what a reader once saw stays, nothing comes twice, and nothing is damaged."""
+"""Kill -9 a recorder repeatedly: messages once read stay, none is repeated, and no file is damaged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ import time
 
 
 def attack(random: Random, seconds: float) -> Outcome:
-    """Record with one recorder after another, each killed after a number of messages, and the last one not."""
+    """Record with one recorder after another; all but the last are killed after a number of messages."""
     feed = msgspec.structs.replace(Feed.local("killed-recorders", slices=1), block_bytes=8_192)
     outcome, ending = Outcome(0, "killed recorders"), threading.Event()
     published = seen = 0
@@ -57,7 +57,7 @@ def attack(random: Random, seconds: float) -> Outcome:
                 outcome.tried += 1
                 now = _check(outcome, Path(directory, feed.name), "after a kill")
                 if now < seen:
-                    outcome.found.append(f"{now} messages are there after kill {outcome.tried}, {seen} were before")
+                    outcome.found.append(f"{now} messages are stored after kill {outcome.tried}, {seen} before")
                 seen = now
             recorder = Recorder(feed, directory).start(timeout=60)
             wait_until(lambda: recorder.statistics().messages > 10_000, 60, "the last one records")
@@ -67,19 +67,19 @@ def attack(random: Random, seconds: float) -> Outcome:
         publisher.close()
         recorder.run(until_end=True, timeout=60)
         if _check(outcome, Path(directory, feed.name), "at the end") < seen + recorder.statistics().messages:
-            outcome.found.append("messages went that had been there before the last recorder started")
+            outcome.found.append("messages recorded before the last recorder started are missing")
     return outcome
 
 
 def _check(outcome: Outcome, feed: Path, when: str) -> int:
-    """Read all days; note what is wrong, and return how many messages there are."""
+    """Read all days, add defects to the outcome and return the number of messages."""
     count, last = 0, -1
     for day in sorted(path.parent for path in feed.glob("*/manifest.json")):
         recording = Recording.open(day)
         for batch in recording.batches():
             numbers = numbers_of(batch)[:, 1]
             if numbers[0] <= last or (numpy.diff(numbers) != 1).any() or (numbers != batch.sequence).any():
-                outcome.found.append(f"{when}: number {numbers[0]} stands behind {last}")
+                outcome.found.append(f"{when}: number {numbers[0]} follows {last}")
             last, count = int(numbers[-1]), count + len(numbers)
         torn = "torn tail: no whole record"
         wrong = [str(damage) for damage in recording.verify() if damage.what != torn or when == "at the end"]

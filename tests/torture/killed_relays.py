@@ -1,4 +1,4 @@
-"""Kill -9 one of five relays in a tree, again and again: what is lost is told, and all is in force again soon.
+"""Kill -9 one of five relays in a tree repeatedly: losses are reported and subscriptions are soon restored.
 
 source ==> relay 1 ==> relay 2 ==> relay 4 ==> subscriber
                    ==> relay 3 ==> subscriber
@@ -21,7 +21,7 @@ from tests.torture.outcome import Outcome
 
 RELAY = """
 import logging
-logging.getLogger("blackbox").addHandler(logging.NullHandler())  # that connections go is what this is about
+logging.getLogger("blackbox").addHandler(logging.NullHandler())  # lost connections are expected
 def prepare():
     global above
     above = msgspec.json.decode(sys.argv[3], type=Feed)
@@ -32,17 +32,17 @@ def work():
         relay.run()
 """
 ABOVE = (0, 1, 1, 2, 3)
-"""Which one each relay is connected to; 0 is the source."""
+"""Upstream relay of each relay; 0 is the source."""
 HEARS = (3, 4, 5)
-"""Which relays have a subscriber."""
+"""Relays with a subscriber."""
 COUNT = 100
 AGAIN_S = 2.0
-"""Time from a relay's restart until what is published arrives again everywhere."""
+"""Maximum time from a relay's restart until messages arrive everywhere again."""
 HOUR_NS = 3_600 * 10**9
 
 
 def attack(random: Random, seconds: float) -> Outcome:
-    """Kill a relay after a number of messages, publish some, and start it again; then the same or another one."""
+    """Kill a relay after a number of messages, publish some and restart it; then the same or another one."""
     feeds = [
         msgspec.structs.replace(Feed.local("killed-relays", slices=1, key_bytes=1), heartbeat_ns=200_000_000)
         for _ in range(len(ABOVE) + 1)
@@ -68,7 +68,7 @@ def attack(random: Random, seconds: float) -> Outcome:
         def begin(place: int) -> None:
             nurseries[place].notes[0] = 0
             nurseries[place].begin()
-            wait_until(lambda: nurseries[place].notes[0], 60, f"relay {place + 1} is there")
+            wait_until(lambda: nurseries[place].notes[0], 60, f"relay {place + 1} runs")
 
         def arrives() -> bool:
             publish(1)
@@ -88,9 +88,9 @@ def attack(random: Random, seconds: float) -> Outcome:
             begin(place)
             before = {hears: sum(got[hears].received.values()) for hears in HEARS}
             began = time.monotonic()
-            wait_until(arrives, 30, f"what is published arrives everywhere below relay {place + 1}")
+            wait_until(arrives, 30, f"messages arrive everywhere below relay {place + 1}")
             if (took := time.monotonic() - began) > AGAIN_S:
-                outcome.found.append(f"{took:.2f} s after relay {place + 1} was there again messages arrived")
+                outcome.found.append(f"messages arrived {took:.2f} s after the restart of relay {place + 1}")
         publisher.close()
         for subscriber in subscribers.values():
             subscriber.run(until_end=True)
@@ -104,4 +104,4 @@ def _defects(got: Numbers, gaps: int, published: int) -> list[str]:
     received = sum(got.received.values())
     if received + gaps == published:
         return got.defects
-    return [*got.defects, f"of {published} messages {received} came, and {gaps} were told as lost"]
+    return [*got.defects, f"of {published} messages {received} were received and {gaps} reported as lost"]

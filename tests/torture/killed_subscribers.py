@@ -1,4 +1,4 @@
-"""Kill -9 subscribers midway: until then they lack nothing, and neither does who lives on."""
+"""Kill -9 subscribers midway: until then they miss no message, and neither does a surviving one."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HOUR_NS = 3_600 * 10**9
 
 
 def attack(random: Random, seconds: float) -> Outcome:
-    """Run one subscriber after another beside one that lives on, each killed after a number of messages."""
+    """Run and kill one subscriber after another, each after a number of messages, next to a surviving one."""
     feed = msgspec.structs.replace(Feed.local("killed-subscribers", slices=1), block_bytes=8_192)
     got, ending, killed = Numbers(), threading.Event(), 0
     subscriber = Subscriber(feed, slow=SlowPolicy(max_lag=3_600))
@@ -64,13 +64,11 @@ def attack(random: Random, seconds: float) -> Outcome:
                 nursery.kill()
                 killed += 1
                 if nursery.notes[1]:
-                    got.defects.append(
-                        f"killed subscriber {killed} lacked {nursery.notes[1]} messages before it was killed"
-                    )
+                    got.defects.append(f"subscriber {killed} missed {nursery.notes[1]} messages before it was killed")
         finally:
             ending.set()
             thread.join(60)
     subscriber.run(until_end=True)
     if (received := got.received[0]) != published:
-        got.defects.append(f"the one that lived on got {received} of {published} messages")
+        got.defects.append(f"the survivor received {received} of {published} messages")
     return Outcome(killed, "killed subscribers", got.defects)

@@ -1,4 +1,4 @@
-"""Let processes run out of file descriptors or threads: one error that names the limit, in time, or it works."""
+"""Let processes run out of file descriptors or threads: they work, or soon raise one error that names the limit."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def work(kind, what, more, directory):
 
 
 class Limits:
-    """Tries what a process does that has few file descriptors or threads left."""
+    """Runs operations in processes with few file descriptors or threads left."""
 
     def __init__(self, slices: int) -> None:
         self.feed = Feed.local("limits", slices=slices)
@@ -92,7 +92,7 @@ class Limits:
                 self._publisher.publish(b"S%d.T" % number, b"")
             self._publisher.flush()
             wait_until(lambda: recorder.statistics().messages == 20)
-        # Threads are limited for users other than root.
+        # The limit on threads does not apply to root.
         for path in (Path(self._directory.name), *Path(self._directory.name).rglob("*")):
             path.chmod(0o777)
         self._nursery = Nursery(self.feed, TRY, 1, self._directory.name)
@@ -104,7 +104,7 @@ class Limits:
         self._directory.cleanup()
 
     def attempt(self, kind: str, what: str, more: int) -> str:
-        """Do it with so many more `what` ("descriptors", "threads") than are in use; return what it said at last."""
+        """Run `kind` with `more` free `what` ("descriptors", "threads"); return its last line of output."""
         self._nursery.begin((kind, what, more, self._directory.name))
         began = time.monotonic()
         status, said = self._nursery.wait()
@@ -115,7 +115,7 @@ class Limits:
 
 
 def attack(random: Random, seconds: float) -> Outcome:
-    """Try all that opens something, each with another limit."""
+    """Try every kind of operation with varying limits."""
     found, tried = [], 0
     with Limits(slices=random.choice((1, 2))) as limits:
         deadline = time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""Lose blocks, and stop or kill the archive meanwhile: each message comes once, in its place, or is told to be lost."""
+"""Lose blocks while the archive stops or is killed: each message is delivered once, in order, or reported as lost."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def work(shape, directory):
 MESSAGES = 2_000
 SHAPES = tuple((key_bytes, lines) for key_bytes in (0, 1, 2) for lines in (1, 2))
 FEWEST_SHAPES = 2
-"""However little time there is."""
+"""Minimum number of shapes, whatever the time limit."""
 RUNS = 10
-"""Of one shape, before another one has its turn."""
+"""Runs of one shape before the next shape."""
 TOPICS = (b"A.x", b"B.x")
 
 
 class Heard:
-    """Messages and gaps that a subscriber of all keys, or of one key, received, in order."""
+    """Messages and gaps received by a subscriber of all keys or of one key, in order."""
 
     def __init__(self, subscriber: Subscriber, prefix: bytes) -> None:
         self.defects: list[str] = []
@@ -44,13 +44,13 @@ class Heard:
         subscriber.on_gap(prefix)(self.gap)
 
     def batch(self, batch: Batch) -> None:
-        """Take in messages: their numbers in the slice, or else, in their payloads, those of their topic."""
+        """Add messages by their sequence numbers in the slice, or by the numbers of their topic in the payloads."""
         numbers = batch.payloads().view(numpy.int64)[:, 0] if self._prefix else batch.sequence
         self._add("message", numbers.tolist())
         self.delivered += len(batch)
 
     def gap(self, gap: Gap) -> None:
-        """Take in what is lost."""
+        """Add lost messages."""
         first = self.delivered + self.lost if self._prefix else gap.sequence
         self._add("gap", list(range(first, first + gap.count)))
         self.lost += gap.count
@@ -58,11 +58,11 @@ class Heard:
     def _add(self, what: str, numbers: list[int]) -> None:
         first = self.delivered + self.lost
         if numbers != list(range(first, first + len(numbers))):
-            self.defects.append(f"{what} {numbers[0]} to {numbers[-1]} came where {first} was next")
+            self.defects.append(f"{what} {numbers[0]} to {numbers[-1]} arrived, expected {first} next")
 
 
 def attack(random: Random, seconds: float) -> Outcome:
-    """Publish one run after another over a line that loses none, some or most of its blocks."""
+    """Publish one epoch after another over a line that loses none, some or most of its blocks."""
     outcome, until = Outcome(0, "runs over lossy lines"), time.monotonic() + seconds
     with Nursery(Feed.local("lossy-lines", slices=1, key_bytes=2), WARM_RECORDER + RECORD, notes=1) as nursery:
         while outcome.tried == 0 or time.monotonic() < until:
@@ -135,6 +135,6 @@ def _run(random: Random, feed: Feed, directory: str, nursery: Nursery, outcome: 
     wanted = sent[0] if prefix else MESSAGES
     outcome.found += [f"{how}: {defect}" for defect in heard.defects]
     if heard.delivered + heard.lost != wanted:
-        outcome.found.append(f"{how}: {heard.delivered} came and {heard.lost} were reported lost of {wanted}")
+        outcome.found.append(f"{how}: {heard.delivered} were received and {heard.lost} reported as lost of {wanted}")
     if heard.lost and harm != "killed":
-        outcome.found.append(f"{how}: {heard.lost} were told lost, which the archive had")
+        outcome.found.append(f"{how}: {heard.lost} were reported as lost, but the archive had them")

@@ -1,4 +1,4 @@
-"""Processes to be killed: forked from one that has everything compiled, so that each is ready in no time."""
+"""Processes to be killed, forked from one that has compiled everything, so that each starts immediately."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def prepare():
         publisher.wait_recorded()
         list(ArchiveClient(served, timeout=300).blocks(0, stop_ns=0))
 """
-"""For code that records and answers: it has all of that compiled, too, before it forks."""
+"""Compiles recording and serving before the fork, for code that does both."""
 
 
 class Nursery:
-    """Run `work(*words)`, a function of `code`, in one process after another; kill it whenever wanted.
+    """Run the function `work(*words)` of `code` in a succession of processes that can be killed.
 
-    The function has `feed`, all of `blackbox` and `blackbox.testing`, and `notes`: memory that it shares with this
-    process, and that stays when it is killed.
+    The function has `feed`, everything of `blackbox` and `blackbox.testing`, and `notes`, memory shared with this
+    process that survives a kill.
     """
 
     def __init__(self, feed: Feed, code: str, notes: int, *words: str) -> None:
@@ -82,27 +82,27 @@ class Nursery:
         self._pid = 0
 
     def begin(self, words: Sequence[Any] = ()) -> None:
-        """Run the function in a fresh process."""
+        """Run the function in a new process."""
         assert self._process.stdin is not None
         print(*words, "", file=self._process.stdin, flush=True)
         self._pid = int(self._read())
 
     def signal(self, number: int) -> None:
-        """Send it a signal; none, when it has ended by itself."""
+        """Send it a signal, unless it has ended on its own."""
         with suppress(ProcessLookupError):
             os.kill(self._pid, number)
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
+        """Send SIGKILL and wait until it has ended."""
         self.signal(signal.SIGKILL)
         self.wait()
 
     def wait(self) -> tuple[int, list[str]]:
-        """Wait until it has ended by itself: its status, negative for a signal, and the lines that it printed."""
+        """Wait until it ends on its own; return its status, negative for a signal, and the lines it printed."""
         said = []
         while not (line := self._read()).startswith("gone "):
             if not line and self._process.poll() is not None:
-                raise AssertionError("the process that forks has ended")
+                raise AssertionError("the forking process has ended")
             said.append(line)
         return int(line.split()[1]), said
 
@@ -113,7 +113,7 @@ class Nursery:
     def _expect(self, words: str) -> None:
         said = self._read()
         if said != words:
-            raise AssertionError(f"a process to be killed said {said!r}, expected {words!r}")
+            raise AssertionError(f"a forked process printed {said!r}, expected {words!r}")
 
     def __enter__(self) -> Self:
         return self

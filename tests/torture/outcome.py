@@ -1,4 +1,4 @@
-"""What an attack tried and found."""
+"""Result of an attack."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Outcome:
-    """What one class of attack did."""
+    """Attempts and defects of one class of attack."""
 
     tried: int
     what: str
     """The unit of `tried`, in the plural: "hostile subscriptions"."""
     found: list[str] = field(default_factory=list)
-    """A sentence for each defect; empty when everything held."""
+    """A sentence per defect."""

@@ -1,4 +1,4 @@
-"""As `raced_tables`, of a feed that has two hubs: either is killed at any moment, and the other one takes over."""
+"""Like `raced_tables` for a feed with two hubs: either is killed at any moment and the other one takes over."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.torture.raced_tables import PREPARE, House
 from tests.torture.schedules import run_schedules
 
 SCHEDULES: Final = 25
-"""After so many all begins anew, in another place."""
+"""Schedules before everything restarts in a fresh directory."""
 
 
 class _House(House):
@@ -28,7 +28,7 @@ class _House(House):
         return feed
 
     def kill_hub(self) -> None:
-        """Kill either, and begin it again, at once, or when the other one has had time to take over."""
+        """Kill either hub and restart it, at once or after the other one had time to take over."""
         role = self.random.choice(ROLES)
         self._hubs.kill(role)
         if self.random.random() < 0.5:
@@ -39,7 +39,9 @@ class _House(House):
     def end(self) -> None:
         self._hubs.wait_for_step()
         self._hubs.end_both()
-        assert self._hubs.published_by(ROLES[0]) == self._hubs.published_by(ROLES[1]), "the hubs have not the same"
+        assert self._hubs.published_by(ROLES[0]) == self._hubs.published_by(ROLES[1]), (
+            "the hubs have different messages"
+        )
 
     def give_up(self) -> object:
         lives = self._hubs.lives()

@@ -1,8 +1,8 @@
-"""Race writers of tables, kill their hub, join late, drop and join again: all tables end the same, counters exact.
+"""Race writers of tables, kill their hub, join late, drop and rejoin: all tables end equal with exact counters.
 
-Two processes increment counters by compare-and-set, put and delete topics, and put some that end by themselves. Tables
-here join meanwhile. What one has once it is synced is in the end compared with all that was published up to its `at`.
-Of what ends by itself, each value that has a time to live ends once, or is put anew before, and no other one does.
+Two processes increment counters by compare-and-set, put and delete topics, and put values that expire. Tables join here
+meanwhile; the contents of each when synced are compared with everything published up to its `at`. Each value with a
+time to live expires once or is renewed before, and no other value expires.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def prepare():
 """
 COUNTERS: Final = 3
 WANTED, DONE, EACH = 0, 1, 2
-"""What a writer shares: how many increments are wanted, how many are answered, and those of each counter."""
+"""Notes of a writer: increments requested, increments acknowledged, and those of each counter."""
 WRITE: Final = """
 def work(name, seed):
     import random
@@ -75,12 +75,12 @@ def work(name, seed):
         notes[1] += 1
 """
 SCHEDULES: Final = 40
-"""After so many all begins anew, in another place."""
+"""Schedules before everything restarts in a fresh directory."""
 _PATIENCE_S: Final = 120.0
 
 
 class House:
-    """A hub, two writers and some tables here, that go on from one schedule to the next."""
+    """A hub, two writers and some tables in this process, which keep running between schedules."""
 
     def __init__(self, stack: ExitStack, random: Random, place: Path) -> None:
         self.random, self.place, self.stack = random, place, stack
@@ -88,39 +88,39 @@ class House:
         self.writers = [stack.enter_context(Nursery(self.feed, PREPARE + WRITE, 2 + COUNTERS)) for _ in range(2)]
         self.tables: list[tuple[Subscriber, Table]] = []
         self._synced: list[tuple[dict[bytes, bytes], dict[int, Position]]] = []
-        """What tables had when they were synced."""
+        """Contents of tables when they were synced."""
         stack.callback(self._end)
         for number, writer in enumerate(self.writers):
             writer.begin((f"w{number}", random.randrange(1 << 30)))
 
-    # Of one hub; another one for two.
+    # Overridden for a pair of hubs.
 
     def begin_hub(self) -> Feed:
-        """Begin the hub; return its feed."""
+        """Start the hub; return its feed."""
         feed = hub_feed("raced-tables", slices=self.random.choice((1, 2)))
         self._hub = self.stack.enter_context(Nursery(feed, PREPARE + HUB, 1))
         self._hub.begin((self.place,))
         return feed
 
     def kill_hub(self) -> None:
-        """Kill it, and begin it again."""
+        """Kill and restart the hub."""
         self._hub.kill()
         self._hub.begin((self.place,))
 
     def end(self) -> None:
-        """End it: all that was answered is published."""
+        """Stop the hub cleanly, so that all acknowledged puts are published."""
         self._hub.kill()
 
     def give_up(self) -> object:
-        """Kill it; return what the writers did."""
+        """Kill the hub; return the notes of the writers."""
         self._hub.kill()
         return [writer.notes.tolist() for writer in self.writers]
 
     def published(self) -> list[tuple[int, int, int, bytes, bytes | None]]:
-        """Return all messages, once it has ended."""
+        """Return all published messages, after the hub has ended."""
         return published(self.place, self.feed)
 
-    # Of all.
+    # Common to single hubs and pairs.
 
     def _end(self) -> None:
         for subscriber, _ in self.tables:
@@ -133,7 +133,7 @@ class House:
         return all(writer.notes[DONE] == writer.notes[WANTED] for writer in self.writers)
 
     def join(self) -> None:
-        """Have one more table."""
+        """Join one more table."""
         until = monotonic() + _PATIENCE_S
         while True:
             subscriber = Subscriber(self.feed, on_gap="repair", repair_wait=60)
@@ -150,7 +150,7 @@ class House:
         self.tables.append((subscriber, table))
 
     def defects(self) -> Iterator[str]:
-        """Compare what tables had when they were synced with what was published, and look at what has ended."""
+        """Yield differences between synced tables and the published messages, and wrong expiries."""
         said = self.published()
         for has, at in self._synced:
             expected: dict[bytes, bytes] = {}
@@ -161,12 +161,12 @@ class House:
                         expected[topic] = payload
             if has != expected:
                 differ = sorted(has.items() ^ expected.items())
-                yield f"a table was synced at {at} with others of {differ}, expected what was published"
+                yield f"a table synced at {at} differs from the published messages in {differ}"
         newest: dict[bytes, bytes | None] = {}
         for *place, topic, payload in said:
             before = newest.get(topic)
             if topic.startswith(b"brief.") and payload is None and before != b"ends":
-                yield f"{topic!r} was ended at {place}, behind {before!r}"
+                yield f"{topic!r} expired at {place}, after {before!r}"
             newest[topic] = payload
 
     def drop(self) -> None:
@@ -174,7 +174,7 @@ class House:
             self.tables.pop(self.random.randrange(len(self.tables)))[0].terminate()
 
     def run(self) -> None:
-        """Some increments of both writers at once, and what is done meanwhile."""
+        """Let both writers increment at once, with harms meanwhile."""
         harms = self.random.choices(("kill", "join", "drop and join"), k=self.random.randrange(1, 4))
         if len(self.tables) < 2:
             harms.append("join")
@@ -182,18 +182,18 @@ class House:
             for writer in self.writers:
                 writer.notes[WANTED] += self.random.randrange(1, 12)
             if self.random.random() < 0.3:
-                wait_until(self.is_done, _PATIENCE_S, "all was answered")
+                wait_until(self.is_done, _PATIENCE_S, "all increments are acknowledged")
             if harm == "kill":
                 self.kill_hub()
             else:
                 if harm != "join" or len(self.tables) > 3:
                     self.drop()
                 self.join()
-        wait_until(self.is_done, _PATIENCE_S, "all was answered")
+        wait_until(self.is_done, _PATIENCE_S, "all increments are acknowledged")
         self._check()
 
     def _check(self) -> None:
-        """Wait until all is still, and compare."""
+        """Wait until nothing changes, and compare."""
         expected = {b"counter.%d" % counter: b"%d" % self.answered(counter) for counter in range(COUNTERS)}
 
         def are_equal() -> bool:
@@ -204,10 +204,10 @@ class House:
             )
 
         try:
-            wait_until(are_equal, _PATIENCE_S, "all tables are the same, with the counters, and nothing that ends")
+            wait_until(are_equal, _PATIENCE_S, "all tables are equal, with exact counters and no expiring value")
         except TimeoutError as error:
             has = [sorted(table.items()) for _, table in self.tables]
-            raise AssertionError(f"{error}: tables were {has}, expected them to be equal, with {expected}") from None
+            raise AssertionError(f"{error}: tables were {has}, expected equal ones with {expected}") from None
 
 
 def attack(random: Random, seconds: float) -> Outcome:

@@ -1,4 +1,4 @@
-"""Attacks in schedules: processes in a place of their own go on from one to the next, then all begins anew."""
+"""Attacks in schedules: processes keep running from one schedule to the next, then restart in a fresh directory."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from tests.torture.outcome import Outcome
 
 
 class House(Protocol):
-    """The processes that are attacked."""
+    """The attacked processes."""
 
     def run(self) -> None:
-        """Run a schedule. Raises TimeoutError or AssertionError when it does not end as it must."""
+        """Run a schedule. Raises TimeoutError or AssertionError if it fails."""
 
     def end(self) -> None:
-        """End what is to be looked at by `defects`. Raises as `run`."""
+        """End the processes before `defects`. Raises the same errors as `run`."""
 
     def give_up(self) -> object:
-        """Kill that, after an error; return what helps to understand it."""
+        """Kill the processes after an error; return diagnostics."""
 
     def defects(self) -> Iterable[str]:
-        """Yield what is wrong with what is left."""
+        """Yield defects in the results."""
 
 
 def run_schedules(what: str, seconds: float, most: int, begin: Callable[[ExitStack, Path], House]) -> Outcome:
-    """Run schedules until the time is over, at least one; after `most` of them all begins anew, in another place."""
+    """Run schedules until the time is over, at least one; after `most` of them restart in a fresh directory."""
     outcome, until = Outcome(0, what), monotonic() + seconds
     while outcome.tried == 0 or monotonic() < until:
         with TemporaryDirectory() as place, ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Kill and stop processes that share memory, at any moment: nothing torn is delivered, nobody else is held up."""
+"""Kill and stop processes that share memory at any moment: no torn message is delivered, no other process waits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def work(workers, keep):
         time.sleep(0.001)
 """
 PUBLISHED = 64
-"""Messages at a time: the publisher writes into shared memory nearly always."""
+"""Messages per call, so many that the publisher almost always writes to shared memory."""
 
 
 def attack(random: Random, seconds: float) -> Outcome:
@@ -58,7 +58,7 @@ def attack(random: Random, seconds: float) -> Outcome:
     outcomes.append(_attack_readers(random, seconds / 3, wait=True))
     outcomes.append(attack_over("shm", random, seconds / 3))
     if (after := _held()) != before:
-        outcomes[0].found.append(f"open files and mappings of shared memory were {after}, before {before}")
+        outcomes[0].found.append(f"open files and mappings of shared memory were {after}, {before} at the start")
     return Outcome(
         sum(outcome.tried for outcome in outcomes),
         "killed and stopped processes",
@@ -67,7 +67,7 @@ def attack(random: Random, seconds: float) -> Outcome:
 
 
 def _attack_readers(random: Random, seconds: float, wait: bool) -> Outcome:
-    """Run one reader after another beside one that lives on; stop some for a while, kill each."""
+    """Run one reader after another next to a surviving one; pause some, kill each."""
     feed = Feed.local("killed-readers", slices=1, transport="shm")
     feed = msgspec.structs.replace(feed, block_bytes=4_096, heartbeat_ns=50_000_000)
     got, ending, published, tried = Numbers(), threading.Event(), [0], 0
@@ -92,26 +92,26 @@ def _attack_readers(random: Random, seconds: float, wait: bool) -> Outcome:
                 tried += 1
                 got.defects += [f"reader {tried} {found}" for found in _attack_one(random, nursery, published, wait)]
             before = published[0]
-            wait_until(lambda: published[0] > before + 1_000, 60, "the publisher goes on")
-            wait_until(lambda: shared.state.readers == 1, 60, "only the one that lives on has a slot")
+            wait_until(lambda: published[0] > before + 1_000, 60, "the publisher continues")
+            wait_until(lambda: shared.state.readers == 1, 60, "only the survivor has a slot")
         finally:
             ending.set()
             thread.join(60)
         publisher.flush(60)
-        wait_until(lambda: _pinned(shared) <= 1, 60, "all places are given back, but for that of the last block")
+        wait_until(lambda: _pinned(shared) <= 1, 60, "all places except that of the last block are released")
     subscriber.run(until_end=True)
     received = subscriber.statistics().received
     if received.malformed:
-        got.defects.append(f"the one that lived on got {received.malformed} malformed blocks")
+        got.defects.append(f"the survivor received {received.malformed} malformed blocks")
     if wait and got.received[0] != published[0]:
-        got.defects.append(f"the one that lived on got {got.received[0]} of {published[0]} messages")
+        got.defects.append(f"the survivor received {got.received[0]} of {published[0]} messages")
     if got.received[0] + received.gaps != published[0]:
-        got.defects.append(f"{got.received[0]} messages and {received.gaps} in gaps were not {published[0]} together")
+        got.defects.append(f"{got.received[0]} messages and {received.gaps} in gaps do not add up to {published[0]}")
     return Outcome(tried, "", got.defects)
 
 
 def _attack_one(random: Random, nursery: Nursery, published: list[int], wait: bool) -> Iterator[str]:
-    """Run a reader, stop it or not, kill it; tell what was wrong with it."""
+    """Run a reader, maybe pause it, and kill it; yield its defects."""
     nursery.notes[:] = 0
     nursery.begin((random.choice((0, 1)), random.choice((0, 3, 40, 200))))
     much = random.randrange(1, 50_000)
@@ -120,19 +120,19 @@ def _attack_one(random: Random, nursery: Nursery, published: list[int], wait: bo
         nursery.signal(signal.SIGSTOP)
         before = published[0]
         if not wait:
-            wait_until(lambda: published[0] > before + 10_000, 60, "a publisher that drops goes on")
+            wait_until(lambda: published[0] > before + 10_000, 60, "a publisher that drops continues")
         if random.random() < 0.5:
             nursery.signal(signal.SIGCONT)
     nursery.kill()
     torn, elsewhere, malformed = nursery.notes[1:4]
     if torn or malformed:
-        yield f"got {torn} torn and {malformed} malformed batches"
+        yield f"received {torn} torn and {malformed} malformed batches"
     if elsewhere:
-        yield "did not read shared memory"
+        yield "did not use shared memory"
 
 
 def _pinned(shared: SharedWriter) -> int:
-    """Places that readers keep."""
+    """Return the number of places held by readers."""
     at, layout = shared.state.memory, shared.at.layout
     starts = range(at + layout.slots, at + layout.small, layout.page_bytes)
     slots = [foreign_array(shared, start, Slot.dtype.itemsize) for start in starts]

@@ -1,4 +1,4 @@
-"""Clients of one WebSocket bridge ask for what they may not have, or what is no request: others go on, all answered."""
+"""Clients of a WebSocket bridge send forbidden or invalid requests: all are answered, other clients are unaffected."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def garbage(random: Random) -> str:
 
 
 async def answer_of(connection: ClientConnection) -> dict[str, Any]:
-    """Return the answer to the last request."""
+    """Return the reply to the last request."""
     while True:
         told: dict[str, Any] = json.loads(await asyncio.wait_for(connection.recv(), ANSWER_S))
         if told.keys() & {"subscribed", "error"} or told.keys() == {"unsubscribed"}:
@@ -46,13 +46,13 @@ async def answer_of(connection: ClientConnection) -> dict[str, Any]:
 
 
 async def count_messages(connection: ClientConnection, sent: asyncio.Future[int], found: list[str]) -> None:
-    """Read until all messages have come, once it is known how many. A client that does not read is disconnected."""
+    """Read until `sent` messages have arrived, because a client that does not read is disconnected."""
     came = 0
     while not sent.done() or came < sent.result():
         told = json.loads(await connection.recv())
         came += len(told.get("messages", ()))
         if "messages" not in told:
-            found.append(f"an honest client got {told}")
+            found.append(f"an honest client received {told}")
 
 
 async def talk(random: Random, url: str, publisher: Publisher, seconds: float, found: list[str]) -> int:
@@ -70,7 +70,7 @@ async def talk(random: Random, url: str, publisher: Publisher, seconds: float, f
                     tried += 1
                     answer = await answer_of(other)
                     if (answer.get("subscribed") or "AA").startswith(MAY) is False or answer.get("subscribed") == "":
-                        found.append(f"{answer} was subscribed to without a right to it")
+                        found.append(f"{answer} was subscribed without permission")
             publisher.publish(b"MSFT.honest", b"%d" % sent)
             sent += 1
         publisher.publish(b"MSFT.honest", b"last")
@@ -80,7 +80,7 @@ async def talk(random: Random, url: str, publisher: Publisher, seconds: float, f
 
 
 def attack(random: Random, seconds: float) -> Outcome:
-    """Let clients ask at random; an honest one must get every message."""
+    """Let clients send random requests; an honest one must receive every message."""
     found: list[str] = []
     with TemporaryDirectory() as directory:
         ring = Keyring(Path(directory), "exchange", "bridge")
@@ -97,7 +97,7 @@ def attack(random: Random, seconds: float) -> Outcome:
                 try:
                     tried = await talk(random, f"ws://127.0.0.1:{bridge.port}", publisher, seconds, found)
                 except (OSError, TimeoutError) as error:
-                    found.append(f"the bridge did not go on: {type(error).__name__}: {error}")
+                    found.append(f"the bridge stopped working: {type(error).__name__}: {error}")
                     tried = 1
                 if serves.done():
                     found.append(f"the bridge ended: {serves.exception()}")

@@ -1,4 +1,4 @@
-"""Publish and deliver for as long as there is time: what comes is counted and digested, memory stays."""
+"""Publish and deliver until the time is over: all messages are received in order and memory does not grow."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.torture.outcome import Outcome
 MIB = 1 << 20
 HOUR_NS = 3_600 * 10**9
 GROWTH_BYTES = 64 * MIB
-"""Memory that may come after the first tenth of the time: queues that fill later, and what the allocator keeps."""
+"""Permitted growth after the first tenth of the time, for queues that fill later and the allocator's reserves."""
 
 
 class Digests:
-    """Count and digest the messages of each topic, in their order; any number of threads."""
+    """Counts and digests the messages of each topic in order; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -32,7 +32,7 @@ class Digests:
         self.count = 0
 
     def add(self, topics: list[bytes], index: Any, ts_event: Any, rows: Any) -> None:
-        """Take in messages in columns."""
+        """Add messages in columns."""
         order = numpy.argsort(index, kind="stable")
         ends = numpy.searchsorted(index[order], numpy.arange(len(topics)), side="right").tolist()
         whole = numpy.concatenate([ts_event[order, None].view(numpy.uint8), rows[order]], axis=1)
@@ -45,7 +45,7 @@ class Digests:
                 first = end
 
     def of_topics(self) -> dict[bytes, str]:
-        """Return the digest of each topic's messages so far."""
+        """Return the digest of each topic's messages."""
         return {topic: digest.hexdigest() for topic, digest in self._digests.items()}
 
 
@@ -82,9 +82,9 @@ def attack(random: Random, seconds: float) -> Outcome:
         late_bytes = resident_bytes()
     subscriber.run(until_end=True)
     if not sent.count == got.count == int(counts.total()[0]):
-        found.append(f"{got.count} of {sent.count} messages came to Python, {counts.total()[0]} to compiled code")
+        found.append(f"{got.count} of {sent.count} messages arrived in Python, {counts.total()[0]} in compiled code")
     if wrong := [topic for topic, digest in sent.of_topics().items() if got.of_topics().get(topic) != digest]:
-        found.append(f"the messages of {len(wrong)} of {len(topics)} topics are not those that were sent: {wrong[:3]}")
+        found.append(f"the messages of {len(wrong)} of {len(topics)} topics differ from those sent: {wrong[:3]}")
     if early_bytes and late_bytes > early_bytes + GROWTH_BYTES:
         found.append(f"memory grew from {early_bytes // MIB} to {late_bytes // MIB} MiB")
     return Outcome(sent.count, "messages, counted and digested", found)

@@ -1,4 +1,4 @@
-"""The short form of `make torture`: half a second of every attack, always the same."""
+"""Short version of `make torture`: half a second of every attack, always the same."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONG = (
     "raced_tables",
     "shared_memory",
 )
-"""Attacks that start many processes or hubs; other tests do once what each of them does."""
+"""Attacks that start many processes or hubs; other tests cover each of them once."""
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_torture_finds_nothing(name: str) -> None:
     assert not outcome.found, "\n".join(outcome.found)
 
 
-def test_the_command_tells_what_was_found_and_fails(tmp_path: Path) -> None:
+def test_the_command_prints_defects_and_fails(tmp_path: Path) -> None:
     (tmp_path / "defects.py").write_text(
         "from tests.torture import __main__ as command\n"
         "from tests.torture.outcome import Outcome\n"
@@ -58,5 +58,5 @@ def test_the_command_tells_what_was_found_and_fails(tmp_path: Path) -> None:
     assert "the door is open" in found.stdout
     assert "2 found; again with: python -m tests.torture --seed 3" in found.stdout
     numbers = {line for line in (found.stdout + told("--only", "broken").stdout).splitlines() if "ValueError" in line}
-    assert len(numbers) == 1, "what is tried follows from the seed"
+    assert len(numbers) == 1, "the seed determines the attempts"
     assert told("--only", "sound").returncode == 0

@@ -1,4 +1,4 @@
-"""Readers of an archive that ask and do not read, in many ways: an honest reader goes on, memory stays bounded."""
+"""Readers of an archive send requests without reading replies: an honest reader is served, memory stays bounded."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ COUNT = 20_000
 PAYLOAD_BYTES = 500
 MOST_HOGS = 100
 MOST_HELD_BYTES = MOST_IN_FLIGHT + (256 << 20)
-"""Beyond what is in flight: what this process holds as a reader, and of 100 connections."""
+"""Limit on growth beyond replies in flight: buffers of this process as a reader, and of 100 connections."""
 ANSWER_MS = 60_000
 
 
 def attack(random: Random, seconds: float) -> Outcome:
-    """Open a connection that asks and does not read, or close one; then have an honest reader ask, and be answered."""
+    """Open a connection that requests without reading, or close one; then an honest reader must get a reply."""
     archives = tuple(free_endpoints("tcp", "unread-answers", 1, 1)[0])
     feed = msgspec.structs.replace(Feed.local("unread-answers", slices=1), archives=archives)
     found, tried = list[str](), 0
@@ -63,11 +63,11 @@ def attack(random: Random, seconds: float) -> Outcome:
             tried += 1
             honest.send_multipart([b"%d" % tried, requests[0]])
             if not honest.poll(ANSWER_MS):
-                found.append(f"an honest reader had no answer in {ANSWER_MS} ms next to {len(hogs)} that do not read")
+                found.append(f"an honest reader had no reply in {ANSWER_MS} ms next to {len(hogs)} that do not read")
             elif honest.recv_multipart()[0] != b"%d" % tried:
-                found.append(f"an honest reader got another answer than that of request {tried}")
+                found.append(f"an honest reader received a reply other than that of request {tried}")
             if resident_bytes() - before > MOST_HELD_BYTES:
-                found.append(f"{resident_bytes() - before} bytes more are held, expected at most {MOST_HELD_BYTES}")
+                found.append(f"{resident_bytes() - before} more bytes are held, expected at most {MOST_HELD_BYTES}")
         for hog in hogs:
             hog.close()
         if archive.statistics().answered < tried:
