@@ -72,6 +72,20 @@ def demo(
     A Python function is called for each message of a few symbols.
 
     They receive the session live, replayed on the wire and replayed in process: the results must be equal each time.
+
+    For example:
+
+    blackbox demo                                takes about 500 MB of disk while it runs
+
+    blackbox demo --count 1000000
+
+    blackbox demo --report day.html              and analyse it in Spark
+
+    blackbox demo --out recordings               keep the recording
+
+    blackbox demo iex:DEEP10.pcap.gz
+
+    blackbox demo itch50:day.bin --option date=2020-01-30
     """
     with exit_statuses():
         options = list(option or ())
