@@ -212,6 +212,6 @@ def test_a_schema_that_declares_none_is_named(tmp_path: Path) -> None:
     deep = Recording.open(Day(tmp_path / "deep", feed_of(schema="iex_deep10")).path)
     with pytest.raises(ConfigError, match="schema 'iex_deep10' declares no quotes"):
         _ = deep.quotes
-    with pytest.raises(ConfigError, match="message_type was given for trades, expected none"):
+    with pytest.raises(ConfigError, match="message_type was given for trades, the schema defines their types"):
         deep.trades.to_arrow(message_type="T")
     assert deep.trades.to_arrow().shape == (0, 12)

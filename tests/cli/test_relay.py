@@ -50,7 +50,7 @@ def test_a_signal_ends_a_plain_relay_with_totals(place: Place, number: signal.Si
     with Command("relay", place.path, endpoint, "--plain") as relay:
         relay.read_error("plain relay: waits for the publishers of")
         with Publisher(place.feed) as publisher, zmq.Context() as context, context.socket(zmq.SUB) as sub:
-            relay.read_error(f"on at {endpoint}")
+            relay.read_error(f"at {endpoint}")
             sub.linger = 0
             sub.subscribe(b"A.")
             sub.connect(endpoint)

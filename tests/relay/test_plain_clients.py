@@ -158,7 +158,7 @@ def test_a_client_reads_what_was_published(client: list[str], keys: dict[str, An
         relay = stack.enter_context(Command("relay", files[0], files[1]))
         plain_relay = stack.enter_context(Command("relay", files[0], plain, "--plain"))
         publisher = stack.enter_context(Publisher(feed))
-        plain_relay.read_error("on at")
+        plain_relay.read_error("relays")
         relay.read_error("relays")
         one_by_one = [
             (open_client("messages", "", len(sent), plain), sent),

@@ -151,7 +151,7 @@ def test_a_full_queue_is_waited_for(rabbit: RabbitMq, channel: amqp.Channel, cap
     with Publisher(feed) as publisher, AmqpExchange(feed, rabbit.url) as bridge:
         # In one batch that never fits as a whole.
         publisher.publish_many((b"A",), [0] * 30, bytes(range(30)), offsets=range(31))
-        wait_until(lambda: "not taken" in caplog.text)
+        wait_until(lambda: "were refused" in caplog.text)
         got = list[Got]()
 
         def has_all() -> bool:
