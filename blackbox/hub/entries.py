@@ -28,7 +28,6 @@ from blackbox.errors import BlockError, JournalError
 from blackbox.feed.feed import Feed
 from blackbox.hub.history import History
 from blackbox.hub.history import Part as JournalPart
-from blackbox.hub.notes import SNAPSHOT
 from blackbox.hub.pair import Entry, Part, checksum_of
 from blackbox.publish.ring import MAX_NOTE_BYTES
 
@@ -73,7 +72,6 @@ class _Noted(NamedTuple):
     """Place of a note in a journal."""
 
     number: int
-    is_snapshot: bool
     slice_id: int
     at: int
     """Place of its part among those of the slice."""
@@ -88,7 +86,7 @@ class Entries:
         history = History(directory, feed)
         self._parts = [history.parts_from(slice_id, first) for slice_id in range(len(feed.slices))]
         noted = heapq.merge(*(self._noted(slice_id, first) for slice_id in range(len(feed.slices))))
-        self._groups = groupby(noted, lambda each: (each.number, each.is_snapshot))
+        self._groups = groupby(noted, lambda each: each.number)
         self._next = self._read()
         if self._next is None or self._next.number != first:
             raise TooFarBehindError(f"journals of {directory} had no turn {first}, expected all from there on")
@@ -106,12 +104,12 @@ class Entries:
     def _noted(self, slice_id: int, first: int) -> Iterator[_Noted]:
         for at, part in enumerate(self._parts[slice_id]):
             notes = part.notes
-            for number, kind, place in zip(notes.numbers, notes.kinds, notes.places, strict=True):
+            for number, place in zip(notes.numbers.tolist(), notes.places.tolist(), strict=True):
                 if number >= first:
-                    yield _Noted(int(number), int(kind) == SNAPSHOT, slice_id, at, int(place))
+                    yield _Noted(number, slice_id, at, place)
 
     def _read(self) -> Entry | None:
-        for (number, is_snapshot), notes in self._groups:
+        for number, notes in self._groups:
             parts, epoch = list[Part](), 0
             for each in notes:
                 blocks = list(_blocks_after(self._parts[each.slice_id][each.at :], each.place))
@@ -120,7 +118,7 @@ class Entries:
                 epoch = headers[0].epoch if headers else epoch
                 sequence = headers[0].sequence if headers else 0
                 parts.append(part_of(each.slice_id, sequence, text, blocks))
-            return Entry(number, is_snapshot, epoch, parts)
+            return Entry(number, epoch, parts)
         return None
 
 

@@ -57,11 +57,11 @@ class Copy(NamedTuple):
 
 
 class History:
-    """The days of a hub, as they are now. Raises JournalError when what it reads is damaged."""
+    """The days of the hub of `feed`, as they are now. Raises JournalError when what it reads is damaged."""
 
     def __init__(self, directory: Path, feed: Feed) -> None:
         """Open nothing yet."""
-        self._paths, self._feed = recorded_days(directory), feed
+        self._paths, self.feed = recorded_days(directory), feed
         self._days: dict[Path, Recording] = {}
         self._parts: list[list[Part]] = [[] for _ in feed.slices]
         """By slice, from the newest one back, as far as they were read."""
@@ -80,7 +80,7 @@ class History:
             deadlines.set(topic, at)
         topics.add_all(snapshot.topics)
         _take(table, [each for each in copies if each.number > snapshot.number], ends)
-        for slice_id in range(len(self._feed.slices)):
+        for slice_id in range(len(self.feed.slices)):
             topics.add_all(self._topics(slice_id, snapshot.number, ends.wanted.get(slice_id, {})))
         ends.give(deadlines)
 
@@ -99,7 +99,7 @@ class History:
         A hub that was killed has not stored all of its last turn, perhaps. A power cut may have taken more, but nothing
         before a snapshot.
         """
-        firsts = [int(notes.firsts.max()) for notes in self._last_notes() if len(notes.firsts)]
+        firsts = [int(notes.firsts.max()) for notes in self._last_notes()]
         first, snapshot = max(firsts, default=1), self._snapshot().snapshot.number
         number, text = max(first - 1, snapshot), b""
         copies = self._copies(number)
@@ -113,15 +113,15 @@ class History:
 
     def _last_notes(self) -> Iterator[Notes]:
         """Yield, of each slice, the newest part that has turns."""
-        for slice_id in range(len(self._feed.slices)):
+        for slice_id in range(len(self.feed.slices)):
             for part in self._read_back(slice_id):
-                if (part.notes.kinds != SNAPSHOT).any():
+                if len(part.notes.numbers):
                     yield part.notes
                     break
 
     def cut_back(self, number: int) -> None:
         """Cut off what the journals have of later turns."""
-        for slice_id in range(len(self._feed.slices)):
+        for slice_id in range(len(self.feed.slices)):
             cuts: list[tuple[Segment, int]] = []
             for part in self.parts_from(slice_id, number + 1):
                 later = part.notes.places[part.notes.numbers > number]
@@ -129,7 +129,10 @@ class History:
                     cuts.append((part.segment, FILE_HEAD_BYTES if cuts else int(later[0])))
             for segment, size in reversed(cuts):
                 log.warning("%s: cut the turns of the hub after %d", segment.path, number)
-                cut_segment(segment, size)
+                self._cut(segment, size)
+
+    def _cut(self, segment: Segment, size: int) -> None:
+        cut_segment(segment, size)
 
     def _back(self, slice_id: int) -> Iterator[Part]:
         """Yield the parts of a slice that have something, from the newest one back."""
@@ -164,23 +167,24 @@ class History:
         for part in self._read_back(0):
             notes = part.notes
             for at in numpy.flatnonzero(notes.kinds == SNAPSHOT)[::-1].tolist():
-                number, snapshot = int(notes.numbers[at]), notes.snapshot(int(notes.places[at]))
-                known = found.setdefault(number, {})
+                snapshot = notes.snapshot(int(notes.places[at]))
+                first = int(notes.numbers[at]) - snapshot.part
+                known = found.setdefault(first, {})
                 known[snapshot.part] = snapshot
                 if len(known) == snapshot.parts:
-                    return _Known(_joined(number, known), snapshot.floor)
+                    return _Known(_joined(first + snapshot.parts - 1, known), snapshot.floor)
         return _Known(_NOTHING, 0)
 
     def _copies(self, floor: int) -> list[Copy]:
         """Return the notes of turns from a number on, by number."""
         found: list[Copy] = []
-        for slice_id in range(len(self._feed.slices)):
+        for slice_id in range(len(self.feed.slices)):
             for part in self._read_back(slice_id):
                 notes = part.notes
-                rows = (notes.kinds != SNAPSHOT) & (notes.numbers >= floor)
+                rows = notes.numbers >= floor
                 columns = notes.numbers[rows].tolist(), notes.places[rows].tolist(), notes.kinds[rows].tolist()
                 found += [Copy(number, slice_id, at, kind, part) for number, at, kind in zip(*columns, strict=True)]
-                if len(notes.numbers) and notes.numbers[0] < floor:  # equal: it may be a snapshot after that turn
+                if len(notes.numbers) and notes.numbers[0] < floor:
                     break
         found.sort(key=lambda each: each.number)  # stable: of a slice they are not in order yet
         return found
@@ -199,15 +203,15 @@ class History:
                 break
         if not spans:
             return []
-        most = max(self._feed.max_topics, _MOST_TOPICS)
-        newest = Newest(slice_id, self._feed.key_rule, most, has_payloads=False)
+        most = max(self.feed.max_topics, _MOST_TOPICS)
+        newest = Newest(slice_id, self.feed.key_rule, most, has_payloads=False)
         sequences = numpy.array(sorted(sequence for _, _, sequence in wanted), numpy.int64)
-        for run in read_spans([spans], lambda heads: numpy.ones(len(heads), numpy.bool_), self._feed.key_rule, _refuse):
+        for run in read_spans([spans], lambda heads: numpy.ones(len(heads), numpy.bool_), self.feed.key_rule, _refuse):
             newest.take(run)
             if len(sequences):
                 firsts = run.heads["sequence"].astype(numpy.int64)
                 has = numpy.searchsorted(sequences, firsts) < numpy.searchsorted(sequences, firsts + run.heads["count"])
-                for recorded in blocks_of(run.chosen(has), self._feed.key_rule):
+                for recorded in blocks_of(run.chosen(has), self.feed.key_rule):
                     block = recorded.block
                     for row in range(len(block)):
                         for end in wanted.get((slice_id, block.epoch, block.number_of(row)), ()):

@@ -32,7 +32,7 @@ RENEWED: Final = 2
 """The kind of a note that is `Renewed`."""
 END: Final = numpy.dtype([("row", "<u4"), ("at", "<i8")])
 """When the topic of a row of a request ends, ns since 1970; 0: it does not end any more."""
-_HEAD: Final = struct.Struct("<qqB")
+HEAD: Final = struct.Struct("<qqB")
 """Number of the turn, number of the first turn of the hub's run, kind."""
 MOST_PART_BYTES: Final = 256 << 10
 """Bytes of a note at which the next one begins."""
@@ -69,7 +69,7 @@ class Judged(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True):
-    """Part of a snapshot of clients, deadlines and topics after a turn; the note has the number of the turn."""
+    """Part of a snapshot of clients, deadlines and topics; each part is a turn, and follows the one before."""
 
     part: int
     parts: int
@@ -96,29 +96,32 @@ _SNAPSHOT: Final = Decoder[Snapshot]("msgpack", Snapshot)
 
 def encode_judged(number: int, first: int, requests: Sequence[Judged]) -> bytes:
     """Return the note of a turn. `first`: number of the first turn of the hub's run."""
-    return _HEAD.pack(number, first, JUDGED) + ENCODER.encode(requests)
+    return HEAD.pack(number, first, JUDGED) + ENCODER.encode(requests)
 
 
 def encode_snapshot(
     number: int,
+    first: int,
     floor: int,
     clients: Sequence[tuple[Client, int, int]],
     deadlines: Sequence[tuple[bytes, int]],
     topics: Sequence[bytes],
 ) -> list[bytes]:
-    """Return the notes that hold a snapshot."""
+    """Return the note of each turn of a snapshot, from turn `number` on; `first` is that of `encode_judged`."""
     items = [*((0, each, sum(map(len, each[0]))) for each in clients), *((1, each, len(each[0])) for each in deadlines)]
     parts = _in_parts([*items, *((2, each, len(each)) for each in topics)])
     return [
-        _HEAD.pack(number, 0, SNAPSHOT) + ENCODER.encode(Snapshot(part, len(parts), floor, *lists))
+        HEAD.pack(number + part, first, SNAPSHOT) + ENCODER.encode(Snapshot(part, len(parts), floor, *lists))
         for part, lists in enumerate(parts)
     ]
 
 
-def is_whole_snapshot(notes: Sequence[bytes]) -> bool:
-    """Return True if these notes are all parts of a snapshot; a killed hub may have left some. Raises DecodeError."""
-    parts = [_SNAPSHOT.decode(note[_HEAD.size :]) for note in notes]
-    return {each.part for each in parts} == set(range(parts[0].parts))
+def snapshot_part(note: bytes) -> tuple[int, int] | None:
+    """Return which part of how many a note of a snapshot is; None: it is no such note. Raises DecodeError."""
+    if HEAD.unpack_from(note)[2] != SNAPSHOT:
+        return None
+    snapshot = _SNAPSHOT.decode(note[HEAD.size :])
+    return snapshot.part, snapshot.parts
 
 
 def encode_renewed(number: int, first: int, renewed: Renewed) -> list[bytes]:
@@ -129,7 +132,7 @@ def encode_renewed(number: int, first: int, renewed: Renewed) -> list[bytes]:
         *((2, each, _ITEM_BYTES * (1 + len(each[1][2]))) for each in renewed.partial),
     ]
     return [
-        _HEAD.pack(turn, first, RENEWED) + ENCODER.encode(Renewed(*lists))
+        HEAD.pack(turn, first, RENEWED) + ENCODER.encode(Renewed(*lists))
         for turn, lists in enumerate(_in_parts(items) if items else [], number)
     ]
 
@@ -149,7 +152,7 @@ def _in_parts(items: Iterable[tuple[int, Any, int]]) -> list[tuple[list[Any], li
 
 def decode_judged(note: bytes) -> list[Judged]:
     """Return the requests of a turn. Raises DecodeError."""
-    return _JUDGED.decode(note[_HEAD.size :])
+    return _JUDGED.decode(note[HEAD.size :])
 
 
 class Notes:
@@ -162,7 +165,7 @@ class Notes:
         expected = int(segment.entries["notes"].sum())
         if len(self.places) != expected:
             raise DamagedError(f"{segment.path} had {len(self.places)} notes, expected {expected}: it is damaged")
-        at = self.places[:, None] + MARK_HEAD_BYTES + numpy.arange(_HEAD.size)
+        at = self.places[:, None] + MARK_HEAD_BYTES + numpy.arange(HEAD.size)
         heads: NDArray[Any] = segment.memory[numpy.minimum(at, len(segment.memory) - 1)]
         self.numbers: NDArray[numpy.int64] = heads[:, :8].copy().view(numpy.int64).ravel()
         self.firsts: NDArray[numpy.int64] = heads[:, 8:16].copy().view(numpy.int64).ravel()
@@ -185,14 +188,14 @@ class Notes:
     def renewed(self, place: int) -> Renewed:
         """Return what a note renews. Raises DamagedError when it is damaged."""
         try:
-            return _RENEWED.decode(self.text(place)[_HEAD.size :])
+            return _RENEWED.decode(self.text(place)[HEAD.size :])
         except DecodeError as error:
             raise DamagedError(f"{self.segment.path} is damaged: the note at {place} was not understood") from error
 
     def snapshot(self, place: int) -> Snapshot:
         """Return a part of a snapshot. Raises DamagedError when it is damaged."""
         try:
-            return _SNAPSHOT.decode(self.text(place)[_HEAD.size :])
+            return _SNAPSHOT.decode(self.text(place)[HEAD.size :])
         except DecodeError as error:
             raise DamagedError(f"{self.segment.path} is damaged: the note at {place} was not understood") from error
 
@@ -205,6 +208,6 @@ def newest_turn(day: Path) -> int:
         size, at = len(segment.memory), FILE_HEAD_BYTES
         while (at := next_mark(segment.address, size, at, True)) >= 0:
             mark = read_mark(segment, at)
-            newest = newest if mark is None else max(newest, _HEAD.unpack_from(mark.note)[0])
+            newest = newest if mark is None else max(newest, HEAD.unpack_from(mark.note)[0])
             at += RECORD_ALIGNMENT if mark is None else mark.size
     return newest

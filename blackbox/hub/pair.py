@@ -94,10 +94,9 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """A turn, or a snapshot after it."""
+    """A turn."""
 
     number: int
-    is_snapshot: bool
     epoch: int
     """Epoch of its messages; 0: it has none."""
     parts: list[Part]

@@ -1,7 +1,7 @@
 """Decide which of the two hubs of a feed leads, and what an answer to a client waits for.
 
-A state machine without sockets, files or clocks. `paired_hub.py` talks to the peer, appends, and has `kept` on the disk
-before it says what follows from it.
+Rules without sockets, files or clocks. `pair_machine.py` talks to the peer, appends, and has `kept` on the disk before
+it says what follows from it.
 
 ::
 
@@ -55,7 +55,7 @@ class PairState:
         self.newest, self.digest = newest, digest
         self.proposed = 0
         """The turn that the peer is to have before it is appended here; 0: none."""
-        self._feed = feed
+        self.feed = feed
         # State of a passive hub:
         self._leader = self._done = 0
         # State of an active hub:
@@ -74,7 +74,7 @@ class PairState:
         kept, newest = self.kept, self.proposed or self.newest
         is_armed = self.life is PairLife.ARMED
         own = newest, self.is_active, is_armed, VERSION, kept.damaged
-        return Standing(self._feed, kept.role, kept.run, kept.term, *own)
+        return Standing(self.feed, kept.role, kept.run, kept.term, *own)
 
     def question(self, number: int) -> Follow:
         """Return what to ask the peer."""
@@ -127,7 +127,7 @@ class PairState:
         if lead.standing.run != self._leader:
             self._leader, self._done = lead.standing.run, 0
             self.enter(PairLife.PASSIVE)
-        return [each for each in lead.entries if each.number > self.newest or each.is_snapshot]
+        return [each for each in lead.entries if each.number > self.newest]
 
     def end_following(self, lead: Lead) -> bool:
         """Note that this was appended. Return whether the epoch of the active one is to begin here."""
@@ -148,7 +148,7 @@ class PairState:
     def enter(self, life: PairLife) -> None:
         """Go on to `life`. Raises RuntimeError when it may not follow."""
         if life is not self.life:
-            self.life = self.life.enter(life, f"hub of feed {self._feed!r}")
+            self.life = self.life.enter(life, f"hub of feed {self.feed!r}")
 
     # Active.
 
@@ -188,7 +188,7 @@ class PairState:
     def why_not(self, follow: Follow, why: str) -> str:
         """Return the error that the peer ends with because it cannot follow."""
         return (
-            f"hub of feed {self._feed!r}, the {follow.standing.role}, {why} (the {self.kept.role}, turn {self.newest})"
+            f"hub of feed {self.feed!r}, the {follow.standing.role}, {why} (the {self.kept.role}, turn {self.newest})"
             f": move its directory away, and put a copy of the other one's there"
         )
 
