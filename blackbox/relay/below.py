@@ -1,4 +1,4 @@
-"""Keep what those below a relay ask for on each line, and pass up what has to go up."""
+"""Subscriptions below a relay: which ones each line has, and which go up."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from blackbox.relay.upstream import Upstream
 
 _MOST_WANTS_ABOVE: Final = MOST_WANTS // 2
 _SPARE_FILTERS: Final = 2_048
-"""Filters above that are not for data, as those of recorders: the source has room for these too."""
+"""Filters above that are not for data, such as acknowledgements: the source has room for these too."""
 
 
 class Below(Subscriptions):
-    """The subscriptions below a relay's slice. Filters of data go up as each line's `Upstream` decides.
+    """Subscriptions below a relay's slice. Each line's `Upstream` decides which data filters go up.
 
-    Acknowledgements of recorders go up as they are. Acceptances stay here: those below are this relay's subscribers,
-    and the relay is one of its source's.
+    Acknowledgements of recorders go up unchanged. Acceptances stay here: peers below are this relay's subscribers, and
+    the relay is one of its source's.
 
-    Attributes: `wants_path`, set when somebody has asked how this relay is reached; `readers`, the keys that readers of
-    shared memory want, as prefixes.
+    Attributes: `wants_path`, True if a peer has asked for the relay's path; `readers`, the keys that readers of shared
+    memory subscribe to, as prefixes.
     """
 
     def __init__(self, feed: Feed, slice_id: int, upstreams: Sequence[Upstream]) -> None:
@@ -41,7 +41,7 @@ class Below(Subscriptions):
         self._upstreams = upstreams
 
     def filter_changed(self, place: Place, by: int) -> None:
-        """Ask for more above, or for less."""
+        """Request a filter above, or withdraw it."""
         line, prefix = place
         if prefix == PATH_KEY:
             self.wants_path |= by > 0
@@ -59,19 +59,19 @@ class Below(Subscriptions):
                 self._bound(line, b"", len(self._filters[line]) - wants > self.most_filters - _SPARE_FILTERS)
 
     def refused_to(self, ask: Asked) -> dict[bytes, Why]:
-        """Return what who asks for a confirmation is refused here, or by the source."""
+        """Return what is refused to the peer that asks for a confirmation, here or by the source."""
         refused = super().refused_to(ask)
         above = self._upstreams[ask.line].refused
         if above:
             peer = self.peer(ask.line, ask.fd)
-            # On inproc it is not known who asks: all are told, else who was refused would take it for confirmed.
+            # On inproc the peer is unknown: report to all, else the refused peer would take its filters for confirmed.
             filters = self._filters[ask.line] if peer is None else peer.filters
             of_both = ((kind + prefix, why) for prefix, why in above.items() for kind in (b"", SHARED_KEY))
             refused |= islice((each for each in of_both if each[0] in filters), MOST_TOLD_REFUSALS - len(refused))
         return refused
 
     def note_refused(self, line: int, new: Iterable[bytes]) -> None:
-        """Have those ask again, and so be told, for whom filters are confirmed that the source refuses from now on."""
+        """Make peers ask again whose confirmed filters the source now refuses, so that they receive the refusal."""
         filters = {kind + prefix for prefix in new for kind in (b"", SHARED_KEY)}
         with self.changed:
             for peer in self.peers(line) if filters else ():
@@ -79,31 +79,31 @@ class Below(Subscriptions):
                     self.unwelcome[peer.fd, peer.cookie] = "the source refuses what it asked for: it is to ask again"
 
     def renew_readers(self) -> None:
-        """Bring `readers` up to date."""
+        """Rebuild `readers` if they have changed."""
         if self._readers_changed:
             self._readers_changed = False
             self.readers = build_trie(sorted({prefix.removeprefix(SHARED_KEY) for _, prefix in self._shared}))
 
     def _bound(self, line: int, everything: bytes, is_too_much: bool) -> None:
-        """Want everything above, as one prefix, while more is wanted below than the source keeps of one relay."""
+        """Subscribe to everything above while the peers below want more prefixes than the source keeps for a relay."""
         if is_too_much != (everything in self._wanted_whole[line]):
             self._wanted_whole[line] ^= {everything}
             self._upstreams[line].want(everything, 1 if is_too_much else -1, time.monotonic())
 
 
 class _PassedUp:
-    """Passes on what recorders tell."""
+    """Forwards acknowledgements of recorders."""
 
     def __init__(self, upstreams: Sequence[Upstream]) -> None:
         self._upstreams = upstreams
 
     def begin_epoch(self, epoch: int) -> None:
-        """Do nothing: recorders themselves withdraw what they acknowledged of another epoch."""
+        """Do nothing: recorders withdraw their acknowledgements of an earlier epoch."""
 
     def note(self, line: int, said: bytes, _what: Acknowledgement) -> None:
-        """Pass on how far a recorder is."""
+        """Forward a recorder's acknowledgement."""
         self._upstreams[line].note_recorded(said)
 
     def withdraw(self, line: int, said: bytes) -> None:
-        """Pass on that this was withdrawn."""
+        """Forward its withdrawal."""
         self._upstreams[line].withdraw_recorded(said)

@@ -1,7 +1,7 @@
-"""The compiled loop of a relay's slice: blocks in on XSUB sockets, the same messages out on XPUB sockets, no GIL.
+"""The compiled loop of a relay's slice: moves blocks from XSUB to XPUB sockets without the GIL.
 
-A message is moved from socket to socket, never copied; for readers of shared memory it is written there, too. The loop
-reads the ends of the slice and of all keys in control blocks. Confirmations report these ends.
+A message is moved between sockets, never copied; for readers of shared memory it is also written there. The loop reads
+the ends of the slice and of all keys from control blocks, since confirmations report them.
 """
 
 from __future__ import annotations
@@ -76,23 +76,23 @@ from blackbox.transport.shared_memory_writer import (
 )
 
 SUBSCRIPTIONS: Final = 1
-"""`forward_until` returned because somebody below subscribed or unsubscribed."""
+"""`forward_until` returned because a peer below subscribed or unsubscribed."""
 NEWS: Final = 2
-"""... because something came that Python has to see: of the line's state `answered`, `has_refusal`, `began`, `ended`,
+"""... because Python must handle a change in the line's state: `answered`, `has_refusal`, `began`, `ended`,
 `has_path`."""
 CONNECTIONS: Final = 3
-"""... because a connection towards the source has come or gone."""
+"""... because a connection towards the source was opened or closed."""
 RETRY: Final = 4
-"""... because the time came that it was given."""
+"""... because its deadline has passed."""
 CLOSED: Final = 5
 FAILED: Final = 6
-"""... because libzmq refused a message; `errno` of a line's state says why."""
+"""... because libzmq rejected a message; `errno` of the line's state is the reason."""
 
 ITEMS_OF_LINE: Final = 3
 _BURST: Final = 64
-"""Blocks that a line may pass in its turn."""
+"""Most blocks of a line per turn."""
 _READ_EVERY_NS: Final = 5_000_000
-"""Time between two looks at subscriptions while blocks pass."""
+"""Time between two checks of subscriptions while blocks pass."""
 _HEARTBEAT: Final = HEARTBEAT_KEY[1]
 _CONFIRM: Final = CONFIRM_KEY[1]
 _PATH: Final = PATH_KEY[1]
@@ -103,15 +103,15 @@ _NO: Final = numpy.int64(0)
 
 _PASS: Final = 0
 _KEEP: Final = 1
-"""It is for this relay."""
+"""The block is for this relay only."""
 _DROP: Final = 2
 _DATA: Final = 3
-"""It passes, to readers of shared memory too."""
+"""The block is forwarded, also to readers of shared memory."""
 
 
 @inner
 def _copy_frame(line: LineAt, message: int) -> bool:
-    """Copy a frame out of memory that holds it until the next block is taken alone. False: no memory."""
+    """Copy a frame out of memory that is valid only until the next block is taken. Return False if out of memory."""
     copy, size = line.scratch + COPY_AT, msg_size(message)
     if msg_init_size(copy, size) != 0:
         return False
@@ -123,7 +123,7 @@ def _copy_frame(line: LineAt, message: int) -> bool:
 
 @inner
 def _receive(at: SliceRelayAt, line: LineAt, wanted: Trie) -> Any:
-    """Receive a block into the scratch: 1; 0: nothing is there; -1: it was none, and is gone; -2: libzmq is ending."""
+    """Receive a block into the scratch. Return 1; 0: none; -1: not a block, dropped; -2: libzmq is ending."""
     key, header = line.scratch + KEY_AT, line.scratch + HEADER_AT
     if at.above.state != 0:
         frames = receive_both(at.above, wanted, line.xsub, key, line.scratch + WAITING_AT)
@@ -141,7 +141,7 @@ def _receive(at: SliceRelayAt, line: LineAt, wanted: Trie) -> Any:
 
 @inner
 def _send(at: SliceRelayAt, line: LineAt, message: int, flags: int) -> bool:
-    """Send one frame, waiting for slow subscribers where the socket was told to. False: closing, or an error."""
+    """Send one frame, waiting for slow subscribers if the socket is set to. Return False if closing, or on an error."""
     state = line_state_at(line.state)
     while msg_send(message, line.xpub, flags) < 0:
         error = zmq_errno()
@@ -167,7 +167,7 @@ def _pass_on(at: SliceRelayAt, line: LineAt) -> bool:
 
 @inner
 def _share(at: SliceRelayAt, line: LineAt) -> bool:
-    """Write the block at hand to shared memory; wait for slow readers if set to. False: closing."""
+    """Write the current block to shared memory; wait for slow readers if set to. Return False if closing."""
     state, own_header = line_state_at(line.state), line.scratch + OWN_HEADER_AT
     key, body, scratch = line.scratch + KEY_AT, line.scratch + BODY_AT, line.scratch + EVENTS_AT
     size = msg_size(body)
@@ -188,7 +188,7 @@ def _share(at: SliceRelayAt, line: LineAt) -> bool:
 
 @inner
 def _share_wanted(at: SliceRelayAt, line: LineAt, readers: Trie) -> bool:
-    """As `_share`, if somebody reads blocks of that key."""
+    """Do the same if a reader subscribes to the block's key."""
     key = line.scratch + KEY_AT
     is_wanted = has_readers(at.shared) and longest_prefix(readers, msg_data(key), msg_size(key)) != 0
     return not is_wanted or _share(at, line)
@@ -196,7 +196,7 @@ def _share_wanted(at: SliceRelayAt, line: LineAt, readers: Trie) -> bool:
 
 @inner
 def _enter_epoch(line: LineAt, state: LineState, epoch: int) -> None:
-    """Begin to count anew with another epoch. Keys stay known: none of their messages has passed."""
+    """Reset the counters for another epoch. Known keys are kept, without messages."""
     if epoch != state.epoch:
         ends, counts = int64s_at(line.ends, state.keys), int64s_at(line.counts, state.keys)
         for key in range(state.keys):
@@ -210,7 +210,7 @@ def _enter_epoch(line: LineAt, state: LineState, epoch: int) -> None:
 
 @inner
 def _note_end(line: LineAt, state: LineState, name: int, size: int, end: int, count: int) -> None:
-    """Note where a key is, and how many messages it has sent."""
+    """Store a key's end and its number of messages."""
     number = number_of(line.keys, name, size)
     if number == FULL:
         return
@@ -223,7 +223,7 @@ def _note_end(line: LineAt, state: LineState, name: int, size: int, end: int, co
 
 @inner
 def _align_body(line: LineAt) -> bool:
-    """Have the body at a multiple of 8, for it to be read. False: no memory."""
+    """Align the body to 8 bytes for reading. Return False if out of memory."""
     body = line.scratch + BODY_AT
     is_aligned: bool = msg_data(body) & 7 == 0 or _copy_frame(line, body)
     return is_aligned
@@ -231,7 +231,7 @@ def _align_body(line: LineAt) -> bool:
 
 @inner
 def _note_ends(line: LineAt, state: LineState, header: Header) -> bool:
-    """Take in the ends of the slice and of every key that a control block tells. False: it cannot be read."""
+    """Store the ends of the slice and of every key in a control block. Return False if it is unreadable."""
     body, own_header = line.scratch + BODY_AT, line.scratch + OWN_HEADER_AT
     if header.flags & FLAG_CONTROL == 0 or not _align_body(line):
         return False
@@ -255,7 +255,7 @@ def _note_ends(line: LineAt, state: LineState, header: Header) -> bool:
 
 @inner
 def _take_control(line: LineAt, state: LineState, header: Header, key: int, size: int) -> int:
-    """Take in a control block; return what is to become of it."""
+    """Process a control block; return what to do with it."""
     kind = bytes_at(key, 2)[1]
     if kind == _HEARTBEAT and size == _SMALLEST_SIZE:
         if not _note_ends(line, state, header):
@@ -281,7 +281,7 @@ def _take_control(line: LineAt, state: LineState, header: Header, key: int, size
 
 @inner
 def _take(line: LineAt) -> Any:
-    """Take in a block that lies in the scratch; return what is to become of it."""
+    """Process the block in the scratch; return what to do with it."""
     state = line_state_at(line.state)
     key, own_header = line.scratch + KEY_AT, line.scratch + OWN_HEADER_AT
     size, name = msg_size(key), msg_data(key)
@@ -309,7 +309,7 @@ def _take(line: LineAt) -> Any:
 
 @inner
 def _serve_line(at: SliceRelayAt, line: LineAt, readers: Trie, wanted: Trie, now: int) -> Any:
-    """Pass on what has come on a line, for its turn; return how many blocks, or -NEWS, -CLOSED or -FAILED."""
+    """Forward the blocks of a line for one turn; return their number, or -NEWS, -CLOSED or -FAILED."""
     state = line_state_at(line.state)
     ended = state.ended
     count = 0
@@ -335,7 +335,7 @@ def _serve_line(at: SliceRelayAt, line: LineAt, readers: Trie, wanted: Trie, now
 
 @inner
 def _sleep(at: SliceRelayAt, wait_ns: int) -> Any:
-    """Sleep until something comes, or that long; return CONNECTIONS if one has come or gone, CLOSED, or 0."""
+    """Sleep for a message, at most `wait_ns`; return CONNECTIONS if one was opened or closed, CLOSED, or 0."""
     count = 1 + ITEMS_OF_LINE * at.lines
     if at.above.state != 0 and not may_sleep(at.above):
         return 0
@@ -354,10 +354,10 @@ def _sleep(at: SliceRelayAt, wait_ns: int) -> Any:
 
 @njit(nogil=True, cache=True)
 def forward_until(at: SliceRelayAt, readers: Trie, wanted: Trie, retry_at_ns: int) -> int:
-    """Pass blocks on until Python is needed; return why: SUBSCRIPTIONS, NEWS, CONNECTIONS, RETRY, CLOSED or FAILED.
+    """Forward blocks until Python is needed; return SUBSCRIPTIONS, NEWS, CONNECTIONS, RETRY, CLOSED or FAILED.
 
-    As prefixes, `readers`: the keys that readers of shared memory want; `wanted`: those to read in that of the source.
-    `retry_at_ns`: when to return RETRY, by the monotonic clock.
+    Both tries hold prefixes of keys. `readers`: subscriptions of readers of shared memory. `wanted`: what to read from
+    the source's memory. `retry_at_ns`: when to return RETRY, by the monotonic clock.
     """
     slice_state = slice_relay_state_at(at.state)
     while load_shared(slice_state, "closing") == 0:

@@ -1,4 +1,4 @@
-"""Find out in compiled code if a filter covers a key: filters as sorted ranges of keys, which are words of 8 bytes."""
+"""Check in compiled code whether a filter covers a key. Filters are sorted ranges of keys, as words of 8 bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SIGN: Final = numpy.int64(-(1 << 63))
 
 
 def ranges_of(filters: Collection[bytes]) -> NDArray[numpy.int64]:
-    """Return the first words, ascending, and for each the last word that it or a range before it covers."""
+    """Return the first word of each range, ascending, and the last word covered by it or an earlier range."""
     sizes = numpy.fromiter(map(len, filters), numpy.uint64, len(filters))
     first = numpy.array(list(filters), f"S{MAX_KEY_BYTES}").view(">u8").astype(numpy.uint64)
     last = first | _ALL >> numpy.uint64(8) * numpy.minimum(sizes, numpy.uint64(MAX_KEY_BYTES))

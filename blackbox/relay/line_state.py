@@ -1,4 +1,4 @@
-"""What a relay keeps of each line of a slice, for its compiled loop and for Python."""
+"""State of each line of a slice in a relay, for its compiled loop and for Python."""
 
 from __future__ import annotations
 
@@ -22,55 +22,56 @@ HEADER_AT: Final = KEY_AT + MESSAGE_BYTES
 BODY_AT: Final = HEADER_AT + MESSAGE_BYTES
 COPY_AT: Final = BODY_AT + MESSAGE_BYTES
 WAITING_AT: Final = COPY_AT + MESSAGE_BYTES
-"""Three messages of a block that came on a socket, and waits until those before it are taken from shared memory."""
+"""Three messages of a block received on a socket that waits for earlier blocks in shared memory."""
 MESSAGES: Final = 7
 EVENTS_AT: Final = MESSAGES * MESSAGE_BYTES
 OWN_HEADER_AT: Final = EVENTS_AT + 8 * EVENTS_SCRATCH_WORDS
 UNWANTED_AT: Final = OWN_HEADER_AT + HEADER_BYTES
 _SCRATCH_WORDS: Final = (UNWANTED_AT + MAX_KEY_BYTES) // 8
-"""int64 words of a line's scratch: its messages, what asking for events takes, an aligned header, an unwanted key."""
+"""int64 words of a line's scratch: its messages, scratch for reading events, an aligned header, an unwanted key."""
 
 
 class LineState(SenderState):
-    """State of a line in a relay's loop: that of a sender (`epoch`, `sequence`, `keys`), and what it has received."""
+    """State of a line in a relay's loop: a sender's (`epoch`, `sequence`, `keys`), and what it has received."""
 
     heard_ns = Field()
-    """When something came last, by the monotonic clock."""
+    """Time of the last message by the monotonic clock."""
     heartbeats = Field()
-    """Passed on."""
+    """Heartbeats forwarded."""
     no_blocks = Field()
-    """Messages that were no blocks, and went no further."""
+    """Messages that were not blocks, and were dropped."""
     faults = Field()
-    """Unreadable control blocks, and blocks with an unreadable header: passed on, for receivers to refuse."""
+    """Unreadable control blocks, and blocks with an unreadable header: forwarded for receivers to reject."""
     knows_ends = Field()
     """1: no data block has passed since the control block with the ends of all keys. 0: a key may have a later end.
 
-    Blocks may have been lost on the way to the relay, so only the source knows their ends."""
+    Only the source knows the ends, since blocks may have been lost on the way to the relay.
+    """
     nonce = Field()
-    """Of the confirmation that is waited for, as a word."""
+    """Nonce of the awaited confirmation, as a word."""
     answered = Field()
-    """1: it has come."""
+    """1: the confirmation has arrived."""
     answer_flags = Field()
     began = Field()
-    """1: another epoch has begun."""
+    """1: a new epoch has begun."""
     ended = Field()
     """1: the last block of the epoch has passed."""
     has_refusal = Field()
-    """1: what the source does not put in force lies in the scratch."""
+    """1: the source's refusal is in the scratch."""
     ranges = Field()
-    """Address of what `ranges_of` returned for all filters in force above; 0: not known, or data comes in memory."""
+    """Address of the ranges (`ranges_of`) of all confirmed filters; 0: unknown, or data is in shared memory."""
     range_count = Field()
     has_unwanted = Field()
-    """Size plus 1 of a key in none of these ranges. The key lies in the scratch, `unwanted` counts the messages."""
+    """Size plus 1 of a key in none of these ranges. The key is in the scratch; `unwanted` counts such messages."""
     has_path = Field()
-    """1: what the relay above says of itself lies in the scratch."""
+    """1: the path of the relay above is in the scratch."""
 
 
 class SliceRelayState(SenderState):
-    """What a relay's slice keeps: `passes`, times that all subscriptions were read which had come, and `read_at`."""
+    """State of a relay's slice: `passes`, times that all pending subscriptions were read, and `read_at`."""
 
     closing = Field(own_line=True)
-    """1: the loop is to return."""
+    """1: the loop must return."""
 
 
 line_state_at = record_at(LineState)
@@ -78,7 +79,7 @@ slice_relay_state_at = record_at(SliceRelayState)
 
 
 class LineAt(NamedTuple):
-    """Where a line lies, for compiled code."""
+    """Addresses of a line, for compiled code."""
 
     xsub: int
     xpub: int
@@ -93,20 +94,20 @@ class LineAt(NamedTuple):
 
 
 class SliceRelayAt(NamedTuple):
-    """A relay's slice, for compiled code; `second` is `first` again where there is one line."""
+    """Addresses of a relay's slice, for compiled code; with one line, `second` equals `first`."""
 
     first: LineAt
     second: LineAt
     lines: int
     state: int
     polls: int
-    """Address of `zmq_pollitem_t`: the wake-up pipe, then three of each line: XSUB, XPUB, news of connections."""
+    """Address of `zmq_pollitem_t`: the wake-up pipe, then XSUB, XPUB and connection monitor of each line."""
     wake_fd: int
     spin_ns: int
     shared: WriterAt
-    """Where blocks are written for readers below on this host."""
+    """Shared memory for readers below on this host."""
     above: ReaderAt
-    """Where the blocks of its only line are read in memory of the source."""
+    """The source's shared memory, if the slice has one line."""
 
 
 class LineMemory:
@@ -122,11 +123,11 @@ class LineMemory:
         init_messages(self.scratch, MESSAGES)
 
     def close(self) -> None:
-        """Release the messages that lie in the scratch."""
+        """Close the messages in the scratch."""
         close_messages(self.scratch, MESSAGES)
 
     def at(self, xsub: int, xpub: int) -> LineAt:
-        """Return where it lies."""
+        """Return the addresses."""
         return LineAt(
             xsub,
             xpub,
@@ -139,7 +140,7 @@ class LineMemory:
         )
 
     def sender(self, xpub: int) -> Sender:
-        """Return what sends control blocks on the line, with the numbers of what has passed."""
+        """Return the sender of control blocks on the line, with the sequences of the forwarded blocks."""
         nothing = numpy.zeros(1, numpy.int64)
         return Sender(
             socket_a=xpub,
@@ -166,5 +167,5 @@ class LineMemory:
         )
 
     def origin(self, slice_id: int, key_rule: int) -> Origin:
-        """Return where the blocks come from that pass now."""
+        """Return the origin of the blocks that are forwarded now."""
         return Origin(0, slice_id, key_rule, self.state.epoch)

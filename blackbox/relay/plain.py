@@ -1,4 +1,4 @@
-"""Give a feed to clients that know nothing of blocks: any SUB socket, one message at a time."""
+"""Send a feed to clients that cannot read blocks: any SUB socket, one message at a time."""
 
 from __future__ import annotations
 
@@ -38,40 +38,40 @@ log = logging.getLogger("blackbox")
 
 HWM_MESSAGES: Final = 100_000
 _WAITING: Final = 100_000
-"""Messages that may wait for the thread that sends; then slices wait."""
+"""Most messages waiting for the sending thread; after that slices wait."""
 _LINGER_MS: Final = 1_000
 _LOOK_S: Final = 0.5
 _NEEDS: Final = Needs(descriptors=3, threads=1)
-"""Beside the context and the subscriber: the socket, its endpoint and a connection; the thread that sends."""
+"""In addition to context and subscriber: the socket, its endpoint, a connection, and the sending thread."""
 
 
 class PlainStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plain relay has done so far."""
+    """Counters of a plain relay."""
 
     messages: int
-    """Offered to the clients that had asked for them."""
+    """Messages offered to the clients that subscribe to them."""
     full: int
-    """Of these: messages that found the queue of at least one such client full. It misses them, and what follows until
-    half of what waits for it has gone, which nobody counts."""
+    """Messages for which the queue of at least one such client was full. The client misses them, and further messages,
+    which are not counted, until half of its queue is sent."""
     source: Statistics
-    """Of its own subscription: what came, what was lost on the way here, how late it was."""
+    """Statistics of the relay as a subscriber: received, lost and late messages."""
 
 
 class PlainRelay:
     """Send each message of a feed, all slices in one, as `topic | ts_event | payload` from a PUB socket at an endpoint.
 
-    For clients that know nothing of blocks: a bare SUB asks for prefixes of topics. `ts_event` is an int64 of 8 bytes,
-    little-endian, ns since the epoch; 0: unknown. A message without a value has two frames. Messages come in the order
-    of each slice, of slices as they arrive.
+    For clients that cannot read blocks: a plain SUB subscribes to prefixes of topics. `ts_event` is an int64 of 8
+    bytes, little-endian, ns since the epoch; 0: unknown. A message without a value has two frames. Messages keep the
+    order of their slice; slices are interleaved as they arrive.
 
-    Keys: as of any socket that the feed binds, clients need one of its `allowed_keys`; `in_the_clear` lets anybody read
-    what the feed encrypts.
+    Keys: as on any socket that the feed binds, clients need one of its `allowed_keys`; `in_the_clear` lets any client
+    read an encrypted feed.
 
-    It subscribes to all of the feed, whatever clients ask for. `hwm_messages` may wait for one client; what comes then
-    is dropped for that client alone: see `PlainStatistics`. Clients are not told of what they miss, nor of gaps.
+    It subscribes to the whole feed, whatever its clients subscribe to. Up to `hwm_messages` wait for one client;
+    further ones are dropped for that client only: see `PlainStatistics`. Clients get no reports of missing messages.
 
-    Life: NEW, `start` (or `with`, or `run`), RUNNING, `close`, CLOSED. Beside its subscriber it has one thread, which
-    owns the socket once it is bound. Raises ConfigError when the endpoint is neither tcp nor ipc.
+    Life: NEW, `start` (or `with`, or `run`), RUNNING, `close`, CLOSED. Besides its subscriber it has one thread, which
+    owns the socket once it is bound. Raises ConfigError if the endpoint is neither tcp nor ipc.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class PlainRelay:
         self._gate: Gate | None = None
         self.state = RelayLife.NEW
         self.error: BlackBoxError | None = None
-        # One that lags is not better off for ending itself: clients would have nothing at all.
+        # A relay that ends itself because it lags would leave its clients without any data.
         self._subscriber = Subscriber(upstream, workers=1, slow=SlowPolicy("warn"))
         self._stream = self._subscriber.stream(b"", limit=_WAITING, batches=True)
         self._counts = PlainState()
@@ -99,10 +99,10 @@ class PlainRelay:
         self._thread = threading.Thread(target=self._run, name="blackbox-plain", daemon=True)
 
     def start(self, timeout: float | None = None) -> Self:
-        """Bind the endpoint, and return when every publisher has confirmed what it subscribed to.
+        """Bind the endpoint, and return when every publisher has confirmed the subscription.
 
-        Messages pass as soon as they come. Raises EndpointError naming the endpoint when it cannot be bound, else as
-        `Subscriber.start`.
+        Messages are forwarded at once. Raises EndpointError naming an endpoint that cannot be bound, else the same
+        errors as `Subscriber.start`.
         """
         if self.state is not RelayLife.NEW:
             raise RelayError(f"start was called when {self.state}; a relay is used once")
@@ -117,9 +117,9 @@ class PlainRelay:
         return self
 
     def run(self) -> None:
-        """Pass on until `close` is called, in another thread, or something fails. Starts it if need be.
+        """Forward messages until another thread calls `close`, or an error. Starts the relay if necessary.
 
-        The feed's publishers need not be there yet. Raises what ended it.
+        The feed's publishers need not run yet. Raises the error that ended it.
         """
         if self.state is RelayLife.NEW:
             self.start()
@@ -131,14 +131,14 @@ class PlainRelay:
         self.check()
 
     def check(self) -> None:
-        """Raise what has ended it, if something has."""
+        """Raise the error that ended the relay, if any."""
         if self.error is not None:
             raise self.error
 
     def close(self) -> None:
-        """Send what has come, then end. Clients connect again to whoever binds the endpoint next."""
+        """Send the received messages, then end. Clients reconnect to the next process that binds the endpoint."""
         self._enter(RelayLife.CLOSED)
-        with suppress(BlackBoxError):  # the thread gets it from the stream
+        with suppress(BlackBoxError):  # the thread gets the error from the stream
             self._subscriber.stop()
         self._stream._end()
         if self._thread.ident is not None:
@@ -162,14 +162,14 @@ class PlainRelay:
         return f"PlainRelay({self.upstream!r}, {self.endpoint!r})"
 
     def _enter(self, state: RelayLife) -> None:
-        """Go on to `state`. Raises RuntimeError when it may not follow."""
+        """Enter `state`. Raises RuntimeError if it cannot follow the current state."""
         self.state = self.state.enter(state, self._what)
 
     def _at(self, socket: int) -> PlainAt:
         return PlainAt(socket, self._counts.address, self._scratch.ctypes.data)
 
     def _open(self) -> None:
-        """Bind the socket, and leave it to the thread."""
+        """Bind the socket and hand it over to the thread."""
         self._context = new_context(self._what, _NEEDS)
         self._socket = self._context.socket(zmq.PUB)
         try:
@@ -205,12 +205,12 @@ class PlainRelay:
                 self._send(at, batch)
         except BlackBoxError as error:
             self.error = error
-        except Exception as error:  # whatever ends this thread must reach who runs the relay
+        except Exception as error:  # any error that ends this thread must be raised by `run`
             log.exception("%s failed", self._what)
             self.error = RelayError(f"{self._what} failed: {error}")
             self.error.__cause__ = error
         finally:
-            self._stream._end()  # a slice may wait for room in it
+            self._stream._end()  # a slice may be waiting for room in it
             close_messages(self._scratch.ctypes.data, 1)
             self._close_socket()
 
@@ -220,10 +220,10 @@ class PlainRelay:
         rows_at = 0 if rows is None else rows.ctypes.data
         error = send_plain(at, head.ctypes.data, body.ctypes.data, rows_at, len(batch))
         if error:
-            raise RelayError(f"{self._what}: libzmq refused a message: {zmq.strerror(error)}")
+            raise RelayError(f"{self._what}: libzmq rejected a message: {zmq.strerror(error)}")
         if self._counts.full and not full:
             log.warning(
-                "%s: a client does not keep up: more than %d messages wait for it, and what comes is dropped for it",
+                "%s: a client does not keep up: more than %d messages wait for it, and further ones are dropped for it",
                 self._what,
                 self.hwm_messages,
             )

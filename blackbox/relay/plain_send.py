@@ -1,6 +1,6 @@
-"""Send a block's messages one by one, for sockets that know nothing of blocks: compiled, no GIL.
+"""Send a block's messages one by one, for clients that cannot read blocks: compiled, without the GIL.
 
-A message is `topic | ts_event | payload`, each copied into a frame of its own; one without a value has no third frame.
+A message is `topic | ts_event | payload`, each copied into its own frame; without a value there is no third frame.
 """
 
 from __future__ import annotations
@@ -34,36 +34,36 @@ _NODROP: Final = int(zmq.XPUB_NODROP)
 
 
 class PlainState(SharedRecord):
-    """What is counted of the messages that are sent one by one."""
+    """Counters of messages sent one by one."""
 
     messages = Field()
-    """Offered to all that had asked for them."""
+    """Messages offered to their subscribers."""
     full = Field()
-    """Of these: the ones that found the queue of somebody who had asked for them full."""
+    """Messages for which the queue of at least one subscriber was full."""
 
 
 plain_state_at = record_at(PlainState)
 
 
 class PlainAt(NamedTuple):
-    """Where messages go, for compiled code."""
+    """Destination of messages, for compiled code."""
 
     socket: int
-    """A PUB with XPUB_NODROP: it refuses a message when somebody's queue is full."""
+    """A PUB with XPUB_NODROP: it rejects a message if a subscriber's queue is full."""
     state: int
     scratch: int
 
 
 @inner
 def _let_drop(at: PlainAt, drop: int) -> None:
-    """Have libzmq drop messages for those whose queue is full, or refuse them for all."""
+    """Make libzmq drop messages for subscribers with a full queue, or reject them for all."""
     int32s_at(at.scratch + OPTION_AT, 1)[0] = 1 - drop
     zmq_setsockopt(at.socket, _NODROP, at.scratch + OPTION_AT, 4)
 
 
 @inner
 def _send(at: PlainAt, source: int, size: int, flags: int) -> Any:
-    """Send a frame that is a copy; return 0, or libzmq's error: the frame is then still in the scratch."""
+    """Send a copy as a frame; return 0 or libzmq's error, which leaves the frame in the scratch."""
     if msg_init_size(at.scratch, size) != 0:
         return numpy.int64(zmq_errno())
     copy_bytes(msg_data(at.scratch), source, size)
@@ -72,7 +72,7 @@ def _send(at: PlainAt, source: int, size: int, flags: int) -> Any:
 
 @inner
 def _send_topic(at: PlainAt, source: int, size: int) -> Any:
-    """Begin a message, for all whose queue has room."""
+    """Begin a message for all subscribers whose queue has room."""
     flags = numpy.int64(SNDMORE | DONTWAIT)
     error: int = _send(at, source, size, flags)
     if error != EAGAIN:
@@ -84,9 +84,9 @@ def _send_topic(at: PlainAt, source: int, size: int) -> Any:
 
 @njit(nogil=True, cache=True)
 def send_plain(at: PlainAt, head: int, body: int, rows: int, count: int) -> int:
-    """Send messages of a checked block: its first `count`, or the int32 `rows` at that address. 0, or libzmq's error.
+    """Send messages of a checked block: its first `count`, or those of the int32 `rows`. Return 0 or libzmq's error.
 
-    The block's header and body are given by address.
+    `head` and `body`: addresses of the block's header and body; `rows`: an address, or 0.
     """
     state = plain_state_at(at.state)
     header = read_header(head)

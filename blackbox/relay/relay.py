@@ -1,4 +1,4 @@
-"""Pass a feed on to more subscribers than its publisher can serve, or to those of another site."""
+"""Forward a feed to more subscribers than its publisher can serve, or to another site."""
 
 from __future__ import annotations
 
@@ -34,58 +34,58 @@ _SAME = ("key_bytes", "channels", "symbol", "separator", "schema_name", "max_top
 
 
 class RelayLife(Life):
-    """Where a relay is in its life."""
+    """Stages in the life of a relay."""
 
     NEW = "new", "running", "closed"
-    """Nothing is opened. RUNNING by `start`, CLOSED by `close`."""
+    """Nothing is open. RUNNING by `start`, CLOSED by `close`."""
     RUNNING = "running", "closed"
-    """It passes on, once `start` has returned. CLOSED by `close`, or when it cannot start."""
+    """It forwards once `start` has returned. CLOSED by `close`, or if it cannot start."""
     CLOSED = "closed", "closed"
-    """It passes on no more. To close it once more changes nothing."""
+    """It has ended. A second `close` does nothing."""
 
 
 class RelayLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What one line of a relay has done so far, and how it is."""
+    """State and counters of one line of a relay."""
 
     slice_id: int
     line: str
-    """A or B, of the feed below."""
+    """A or B, in the feed below."""
     source: str
-    """The endpoint that it is, or shall be, connected to."""
+    """Endpoint that it is, or will be, connected to."""
     transport: str
-    """What its blocks come by: `shm`, `tcp`, `ipc` or `inproc`."""
+    """Transport of its blocks: `shm`, `tcp`, `ipc` or `inproc`."""
     is_connected: bool
     is_confirmed: bool
-    """Whether all that is wanted below is in force above."""
+    """True if all subscriptions from below are confirmed by the source."""
     reconnects: int
-    """Times that the source was connected anew."""
+    """Times that it connected to the source again."""
     epoch: int
-    """Of the run that passes; 0: nothing has."""
+    """Epoch being forwarded; 0: none yet."""
     path: tuple[str, ...]
-    """The relays between the source and those below, this one last."""
+    """Relays between the source and the subscribers below, this one last."""
     messages: int
     blocks: int
-    """Passed on, heartbeats not among them."""
+    """Data blocks forwarded."""
     body_bytes: int
     heartbeats: int
     waits: int
     """Times that it waited up to 20 ms for a slow subscriber (`when_full="wait"`)."""
     refused: int
-    """What came and was no block; it went no further."""
+    """Messages that were not blocks, and were dropped."""
     faults: int
-    """Blocks whose header cannot be read; they were passed on, for receivers to refuse."""
+    """Blocks with an unreadable header; they were forwarded for receivers to reject."""
     unwanted: int
-    """Messages of keys that no filter covered, sent after the source had confirmed all filters and withdrawals."""
+    """Messages of keys that no filter covers, sent after the source had confirmed all filters and withdrawals."""
     keys: int
-    """Keys whose numbers it knows."""
+    """Keys whose end it knows."""
     filters_below: int
-    """Distinct filters that those below have asked for."""
+    """Distinct filters of the peers below."""
     filters_above: int
-    """Filters that it has asked for itself."""
+    """Filters that it has requested from the source."""
 
 
 class RelayStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """What a relay has done so far, over all slices."""
+    """Counters of a relay, over all slices."""
 
     messages: int
     blocks: int
@@ -95,40 +95,40 @@ class RelayStatistics(msgspec.Struct, frozen=True, kw_only=True):
     faults: int
     unwanted: int
     shared_memory_dropped: int
-    """Messages for which shared memory had no place (`when_full="drop"`)."""
+    """Messages for which shared memory had no free place (`when_full="drop"`)."""
     subscribers: int
-    """Confirmed subscribers of the slice that has most; a relay below is one."""
+    """Confirmed subscribers of the slice that has most; a relay below counts as one."""
     put_out: int
-    """Peers below disconnected because they sent what no subscriber sends, or took nothing for too long."""
+    """Peers below disconnected because they sent what no subscriber sends, or read nothing for too long."""
     refused_peers: int
-    """Connections from below that were refused for their key, for another key of ours, or for none (`[security]`)."""
+    """Connections from below rejected because of their key, a wrong key of ours, or a missing key (`[security]`)."""
     refused_below: int
-    """Subscriptions of those below that were refused."""
+    """Refused subscriptions of peers below."""
     peers: tuple[PeerStatistics, ...]
-    """Connections from below that have subscribed, of each slice and line: the 100 with most subscriptions."""
+    """Connections from below with subscriptions, per slice and line: the 100 with most subscriptions."""
     other_peers: int
-    """Further ones."""
+    """Number of other such connections."""
     subscriptions: int
-    """What all connections from below have in force, each counted for itself."""
+    """Active subscriptions of all connections from below, each counted separately."""
     hops: int
-    """Relays between the source and those below, this one counted, on the line where they are most."""
+    """Relays between the source and the subscribers below, including this one, on the longest line."""
     lines: tuple[RelayLine, ...]
 
 
 class Relay:
-    """Pass a feed on: blocks as they are, down; what is wanted below, merged, up.
+    """Forward a feed: blocks go down unchanged, subscriptions from below go up merged.
 
     Life: NEW, `start` (or `with`, or `run`), RUNNING, `close`, CLOSED. One thread and two I/O threads per slice.
 
-    `downstream` is the same feed with endpoints of its own; subscribers use it as they would the publisher's. A relay's
-    upstream may be another relay. `spares` are further places where the same feed can be had: a line goes on with the
-    next one when its source falls silent. So does it with the other line of `upstream`, if `downstream` has one only.
+    `downstream` is the same feed with other endpoints; subscribers use it like the publisher's. `upstream` may be that
+    of another relay. `spares` are other places with the same feed: a line switches to the next one when its source
+    falls silent. If `downstream` has one line only, the other line of `upstream` is also a spare.
 
-    `when_full` and `hwm_blocks` are as of `Publisher`: "drop" a block for the subscriber that does not keep up, or
-    "wait" for it, and so hold up the source. A filter that nobody wants any more stays in force above for `hold_s`
-    seconds. `make_cover` makes what decides, for each line, which filters go up. A name is told to those below.
+    `when_full` and `hwm_blocks` are as in `Publisher`: "drop" a block for a subscriber that does not keep up, or "wait"
+    for it, which delays the source. A filter without subscribers stays active above for `hold_s` seconds. `make_cover`
+    creates the object that decides, for each line, which filters go up. `name` is sent to peers below.
 
-    Raises ConfigError when the feeds do not fit each other, or a key of `[security]` is missing or malformed.
+    Raises ConfigError if the feeds do not fit each other, or a key of `[security]` is missing or malformed.
     """
 
     def __init__(
@@ -176,9 +176,9 @@ class Relay:
         ]
 
     def start(self) -> Self:
-        """Bind every slice, and connect it; it need not be there yet.
+        """Bind every slice and connect it; the source need not run yet.
 
-        Raises EndpointError naming the endpoint that could not be bound, LimitError naming a limit that is too low.
+        Raises EndpointError naming an endpoint that cannot be bound, LimitError naming a limit that is too low.
         """
         if self.state is not RelayLife.NEW:
             raise RelayError(f"start was called when {self.state}; a relay is used once")
@@ -198,9 +198,9 @@ class Relay:
         return self
 
     def run(self) -> None:
-        """Pass on until `close` is called, in another thread, or something fails. Starts it if need be.
+        """Forward blocks until another thread calls `close`, or an error. Starts the relay if necessary.
 
-        Raises RelayError when the relay is its own source, naming who forms the loop, or libzmq fails.
+        Raises RelayError if the relay is its own source, naming the relays of the loop, or if libzmq fails.
         """
         if self.state is RelayLife.NEW:
             self.start()
@@ -212,13 +212,13 @@ class Relay:
         self.check()
 
     def check(self) -> None:
-        """Raise what has ended a slice, if one has ended."""
+        """Raise the error of a slice that has ended, if any."""
         for each in self._slices:
             if each.error is not None:
                 raise each.error
 
     def close(self) -> None:
-        """End at once. Those below connect again to whoever is there next, and see a gap if they missed something."""
+        """End at once. Subscribers reconnect to the next process there, and report a gap if they missed messages."""
         self._enter(RelayLife.CLOSED)
         for each in self._slices:
             each.ask_to_close()
@@ -226,7 +226,7 @@ class Relay:
             each.join()
 
     def _enter(self, state: RelayLife) -> None:
-        """Go on to `state`. Raises RuntimeError when it may not follow."""
+        """Enter `state`. Raises RuntimeError if it cannot follow the current state."""
         self.state = self.state.enter(state, f"relay {self.name!r}")
 
     def statistics(self) -> RelayStatistics:
@@ -298,12 +298,12 @@ def _uses_inproc(feed: Feed, slice_id: int) -> bool:
 
 
 def _memory_of(source: Feed, below: Slice, slice_id: int) -> str:
-    """Return the name of a source's memory, if it is read: what lies there is of one line, so not for two below."""
+    """Return the name of a source's memory. With two lines below it is not read, since it holds one line only."""
     return source.slices[slice_id].shared_memory if len(below.lines) == 1 else ""
 
 
 def _sources_of(sources: Sequence[Feed], downstream: Feed, slice_id: int) -> list[dict[str, Source]]:
-    """Return, for each line below, the addresses where it can be had, the first one first."""
+    """Return, for each line below, its source addresses in order of preference."""
     below = downstream.slices[slice_id]
     lines: list[dict[str, Source]] = [{} for _ in below.lines]
     for source in sources:
@@ -317,17 +317,17 @@ def _sources_of(sources: Sequence[Feed], downstream: Feed, slice_id: int) -> lis
 
 
 def _check_fit(above: Feed, below: Feed) -> None:
-    """Raise ConfigError unless what one feed brings is what the other one promises."""
+    """Raise ConfigError unless the feed above provides what the feed below promises."""
     for setting in _SAME:
         was, expected = getattr(below, setting), getattr(above, setting)
         if was != expected:
             raise ConfigError(
                 f"{setting} of feed {below.name!r} below the relay was {was!r}, "
-                f"expected {expected!r} as of feed {above.name!r} above it"
+                f"expected {expected!r} as in feed {above.name!r} above it"
             )
     if len(below.slices) != len(above.slices):
         raise ConfigError(
-            f"feed {below.name!r} below the relay had {len(below.slices)} slices, expected {len(above.slices)} as of "
+            f"feed {below.name!r} below the relay had {len(below.slices)} slices, expected {len(above.slices)} as in "
             f"feed {above.name!r} above it"
         )
     for slice_id, (upper, lower) in enumerate(zip(above.slices, below.slices, strict=True)):

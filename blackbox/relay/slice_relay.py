@@ -1,4 +1,4 @@
-"""One slice of a relay: owns its sockets and the thread that passes blocks on, answers those below."""
+"""One slice of a relay: its sockets and the thread that forwards blocks and answers peers below."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ log = logging.getLogger("blackbox")
 
 _SEND_WAIT_MS: Final = 20
 _IO_THREADS: Final = 2
-"""So that receiving and sending need not take turns."""
+"""So that receiving and sending run in parallel."""
 _LINGER_MS: Final = 1_000
-"""For what has been passed on, and those below take, when the relay ends."""
+"""Time to send forwarded blocks when the relay ends."""
 _RECEIVED_BYTES: Final = 64 << 10
-"""Subscriptions taken in one pass: some thousands, for some milliseconds at most."""
+"""Bytes of subscriptions read in one pass: a few thousand, at most some milliseconds."""
 _READ_EVERY_NS: Final = 5_000_000
 _LOOK_NS: Final = 100_000_000
-"""Time between two looks at what is above."""
+"""Time between two checks of the source."""
 
 
 class Settings(NamedTuple):
-    """What holds for all slices of a relay."""
+    """Settings of all slices of a relay."""
 
     wait: bool
     hwm_blocks: int
@@ -66,20 +66,20 @@ class Settings(NamedTuple):
 
 
 class SliceRelayLife(Life):
-    """Where a relay's slice is in its life."""
+    """Stages in the life of a relay's slice."""
 
     NEW = "new", "running", "ended"
-    """It compiles, binds and connects. Then it is RUNNING; ENDED if it fails."""
+    """It compiles, binds and connects. RUNNING after that; ENDED if it fails."""
     RUNNING = "running", "ended"
-    """It passes on. ENDED by `ask_to_close` or an error."""
+    """It forwards. ENDED by `ask_to_close` or an error."""
     ENDED = "ended"
-    """It passes on no more, and gives back what it has opened. Nothing follows."""
+    """It has stopped, and releases everything it opened. The last stage."""
 
 
 def needs_of(part: Slice, reads_memory: bool) -> tuple[Needs, ...]:
-    """What a `SliceRelay` opens and starts, with one connection below and one above on each line.
+    """Return what a `SliceRelay` opens and starts, with one connection below and one above per line.
 
-    `reads_memory`: whether a source has shared memory: a connection, a watch, its bell, and for a moment the memory.
+    `reads_memory`: a source has shared memory, which needs a connection, a pidfd, its bell, and briefly the memory.
     """
     return (
         PIPE_NEEDS,
@@ -93,28 +93,28 @@ def needs_of(part: Slice, reads_memory: bool) -> tuple[Needs, ...]:
 
 
 def _sockets_of(part: Slice) -> Needs:
-    # Of each line the XPUB, its endpoint, a connection, what watches connections, at both ends; of the way up
-    # the XSUB, its connection, and what watches that, at both ends. Shared memory: itself, and one reader.
+    # Per line: XPUB, its endpoint, a connection, and both ends of its monitor; XSUB, its connection, and both ends of
+    # its monitor. Shared memory: itself, and one reader.
     return Needs(descriptors=11 * len(part.lines) + 7 * bool(part.shared_memory))
 
 
 class Line:
-    """One line of a slice: what it knows, the way up, and, once it is open, the sockets down."""
+    """One line of a slice: its state, its source and, once open, its sockets below."""
 
     def __init__(self, memory: LineMemory, way: UpstreamSocket) -> None:
         self.memory, self.way, self.upstream = memory, way, way.upstream
         self.state = memory.state
         self.above: tuple[Hop, ...] = ()
-        """The relays between the source and this one."""
+        """Relays between the source and this one."""
         self.path_at_ns = 0
-        """When it is time to say again how this relay is reached."""
+        """When to send this relay's path again."""
 
 
 class SliceRelay:
     """One slice of a relay.
 
-    Life: see `SliceRelayLife`. Sockets are created, used and closed in its thread. What those below have asked for is
-    guarded by `below.changed`.
+    Life: see `SliceRelayLife`. Sockets are created, used and closed in its thread. `below.changed` guards the
+    subscriptions of peers below.
     """
 
     def __init__(
@@ -127,10 +127,7 @@ class SliceRelay:
         me: Hop,
         ended: Callable[[], None],
     ) -> None:
-        """`feed`: what those below use. `sources`: of each line where it comes from.
-
-        `ended` is called at the end.
-        """
+        """`feed`: the feed below. `sources`: of each line. `ended` is called at the end."""
         self.slice_id = slice_id
         self.part = feed.slices[slice_id]
         self.error: BlackBoxError | None = None
@@ -156,7 +153,7 @@ class SliceRelay:
         self._thread = threading.Thread(target=self._run, name=f"blackbox-relay-{slice_id}", daemon=True)
 
     def start(self, timeout: float = 120.0) -> None:
-        """Bind and connect. Raises EndpointError naming what could not be."""
+        """Bind and connect. Raises EndpointError naming the endpoint that failed."""
         start_thread(self._thread)
         if not self._ready.wait(timeout):
             raise RelayError(f"{self._what}: did not start in {timeout} s")
@@ -165,17 +162,17 @@ class SliceRelay:
             raise self.error
 
     def ask_to_close(self) -> None:
-        """Have the thread end."""
+        """Ask the thread to end."""
         self._kept.closing = 1
         self._wake.poke()
 
     def join(self) -> None:
-        """Wait for the thread's end."""
+        """Wait until the thread has ended."""
         if self._thread.ident is not None:
             join(self._thread)
 
     def _enter(self, life: SliceRelayLife) -> None:
-        """Go on to `life`. Raises RuntimeError when it may not follow."""
+        """Enter `life`. Raises RuntimeError if it cannot follow the current stage."""
         self.life = self.life.enter(life, self._what)
 
     def _run(self) -> None:
@@ -195,7 +192,7 @@ class SliceRelay:
             self._serve()
         except BlackBoxError as error:
             self.error = error
-        except Exception as error:  # whatever ends this thread must reach who runs the relay
+        except Exception as error:  # any error that ends this thread must be raised by `run`
             log.exception("%s failed", self._what)
             self.error = RelayError(f"{self._what} failed: {error}")
             self.error.__cause__ = error
@@ -254,7 +251,7 @@ class SliceRelay:
             self._gate.close()
 
     def _at(self, xpubs: Sequence[int]) -> SliceRelayAt:
-        """Where all of it lies, and what is polled."""
+        """Return the addresses of all state, and the items to poll."""
         items = self._polls.view(numpy.int32).reshape(-1, 4)
         items[:, 3] = zmq.POLLIN
         items[0, 2] = self._wake.reader
@@ -310,15 +307,15 @@ class SliceRelay:
             reason = forward_until(at, self.below.readers, above.upstream.keys, retry_ns)
             if reason == FAILED:
                 errno = next(line.state.errno for line in self.lines if line.state.errno)
-                raise RelayError(f"{self._what}: libzmq refused a block: {zmq.strerror(errno)}")
+                raise RelayError(f"{self._what}: libzmq rejected a block: {zmq.strerror(errno)}")
 
     def _is_due(self, ask: Asked) -> bool:
-        """Return True if the ends of all keys are known, and all earlier requests are in force above."""
+        """Return True if the ends of all keys are known, and all earlier requests are confirmed above."""
         line = self.lines[ask.line]
         return bool(line.state.knows_ends) and line.upstream.is_confirmed(ask.after)
 
     def _read_news(self) -> None:
-        """Take in what came from above for this relay."""
+        """Process messages from above that are for this relay."""
         self.below.times_asked = sum(line.state.heartbeats for line in self.lines)
         for number, line in enumerate(self.lines):
             state, upstream = line.state, line.upstream
@@ -366,22 +363,22 @@ class SliceRelay:
             log.info("%s: hop %d, below %s", self._what, len(above) + 1, ", ".join(hop.name for hop in above))
 
     def _say_path(self, until_ns: int) -> int:
-        """Say how this relay is reached, where it is time; return when it is time again, `until_ns` at the latest."""
+        """Send this relay's path if it is time; return when to send it next, at most `until_ns`."""
         now_ns = time.monotonic_ns()
         for line, xpub in zip(self.lines, self._xpubs, strict=True):
             if self.below.wants_path or now_ns >= line.path_at_ns:
                 line.path_at_ns = now_ns + self._feed.heartbeat_ns
                 hops = *line.above, self._me
                 block = encode_path(hops, self.slice_id, self._feed.key_rule, line.state.epoch)
-                with suppress(zmq.Again):  # who has no room for it now hears it next time
+                with suppress(zmq.Again):  # a subscriber without room gets the next one
                     xpub.send_multipart(block.frames, zmq.DONTWAIT)
             until_ns = min(until_ns, line.path_at_ns)
         self.below.wants_path = False
         return until_ns
 
     def _read_subscriptions(self) -> None:
-        """Take in some of the subscriptions that have come; see to it that blocks have their turn."""
-        assert self._reader is not None, "it is made before anybody can subscribe"
+        """Read some pending subscriptions, then let blocks have their turn."""
+        assert self._reader is not None, "it is created before a peer can subscribe"
         self._reader.read()
         self._kept.read_at = time.monotonic_ns() + _READ_EVERY_NS
         self.below.renew_readers()

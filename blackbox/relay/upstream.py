@@ -15,8 +15,8 @@
     ASKING, CONFIRMED -- another epoch, end of an epoch, source's memory is gone ->  UNCONFIRMED
     any         -- connection lost, source silent or unreachable for too long --->  CONNECTING
 
-Filters go up as `Interest` says, and so do wanted topics. The nonce follows them, so its answer proves that they are
-in force. libzmq repeats filters in any order when it reconnects: a nonce is withdrawn with its connection.
+Filters go up as `Interest` returns, and so do wanted topics. The nonce follows them, so its answer proves them active.
+libzmq repeats filters in any order when it reconnects: a nonce is withdrawn with its connection.
 """
 
 from __future__ import annotations
@@ -48,32 +48,33 @@ from blackbox.transport.inproc import is_inproc
 log = logging.getLogger("blackbox")
 
 _DEAD_BEATS: Final = 3
-"""Heartbeat times of silence after which a relay switches to a spare, and least time for an answer to a nonce."""
+"""Heartbeat times of silence before a relay switches to a spare, and the least wait for an answer to a nonce."""
 _UNREACHED_S: Final = 3.0
-"""Time after which a relay with spares gives up a source that it cannot reach; at least those heartbeat times."""
+"""Seconds before a relay with spares gives up an unreachable source; at least those heartbeat times."""
 _ALONE_S: Final = 30.0
-"""The same without spares: libzmq itself reconnects, except to a peer that it takes for hostile. A silent connection is
-kept for this time if the kernel cannot say whether the host answers."""
+"""The same without spares: libzmq reconnects, except to a peer that it considers hostile. Also how long a silent
+connection is kept if the kernel does not know whether the host answers."""
 _MOST_RECORDERS: Final = 1_024
-"""Acknowledgements in force at a time; the oldest are withdrawn."""
+"""Most active acknowledgements; the oldest ones above that are withdrawn."""
 _MOST_REPEATS: Final = 3
-"""Repeated withdrawals on one connection; the relay then connects again."""
+"""Repeated withdrawals on one connection before the relay reconnects."""
 _MOST_WITHDRAWN: Final = 65_536
-"""Withdrawn prefixes to remember on one connection; beyond that all are forgotten, and not withdrawn again."""
+"""Most withdrawn prefixes remembered per connection; above that all are forgotten and not withdrawn again."""
 _RANGES_S: Final = 50e-6
-"""Least time per filter between two updates of `ranges`. An update takes about a hundredth of that."""
+"""Least time per filter between two updates of `ranges`, which take about a hundredth of it."""
 _UNCONFIRMED: Final = -1
 _MOST_SHOWN: Final = 5
-"""Refused prefixes that the log names."""
+"""Most refused prefixes named in the log."""
 
 
 class Upstream:
     """Requests on one line, and how many of them are confirmed. All times are seconds of one clock.
 
-    Attributes: `out`, messages to send, in order; `nonce`, of the awaited confirmation, or empty; `version`, grows with
-    each request and withdrawal; `requested`, version of the last request; `filters`, the requested prefixes of keys;
-    `ranges`, of the keys that the source may send on the socket, see `ranges_of`, or None if unknown; `addresses`, the
-    one in use first; `reconnects`, times that it connected again; `has_ended`, True after the last block of an epoch.
+    Attributes: `out`, messages to send, in order; `nonce`, of the awaited confirmation, or empty; `version`,
+    incremented by each request and withdrawal; `requested`, version of the last request; `filters`, the requested
+    prefixes of keys; `ranges`, the keys that the source may send on the socket, see `ranges_of`, or None if unknown;
+    `addresses`, the current one first; `reconnects`, number of reconnects; `has_ended`, True after the last block of an
+    epoch.
     """
 
     def __init__(
@@ -108,22 +109,22 @@ class Upstream:
         self._accepted = b""
         self._recorders = dict[bytes, None]()
         self._covered = dict[bytes, None]()
-        """Prefixes to withdraw once those that cover them, requested in `_covered_at`, are in force."""
+        """Prefixes to withdraw once the prefixes that cover them, requested in `_covered_at`, are confirmed."""
         self._covered_at = 0
         self._withdrawn = dict[bytes, int]()
-        """Filters withdrawn on this connection, and in which version."""
+        """Version in which each filter was withdrawn on this connection."""
         self._repeats, self._is_ignored = 0, False
         self._ranges_version, self._ranges_at = _UNCONFIRMED, 0.0
-        """Confirmed version when `ranges` was made, and when it may be made again."""
+        """Confirmed version of `ranges`, and the earliest time of its next update."""
 
     @property
     def address(self) -> str:
-        """The address in use."""
+        """Address in use."""
         return self.addresses[0]
 
     @property
     def keys(self) -> Trie:
-        """The filters that are requested in shared memory."""
+        """Filters requested in shared memory."""
         if self._are_keys_new and self._in_memory:
             self._keys, self._are_keys_new = build_trie(sorted(self.filters)), False
         return self._keys
@@ -134,13 +135,13 @@ class Upstream:
         return self._interest.refused
 
     def is_confirmed(self, version: int) -> bool:
-        """Return True if all requests up to a version are in force above."""
+        """Return True if all requests up to `version` are confirmed above."""
         return self._confirmed >= version
 
     # The connection
 
     def connect(self, now: float) -> None:
-        """Note that a connection exists. The source may be another one: nothing is confirmed or refused."""
+        """Note a new connection. The source may be another one, so nothing is confirmed or refused."""
         if not self.is_connected:
             self.reconnects += 1
             if self.reconnects:
@@ -150,14 +151,14 @@ class Upstream:
         self._begin(now)
 
     def lose(self, now: float) -> None:
-        """Note that no connection exists, at first or any more."""
+        """Note that there is no connection."""
         if self.is_connected:
             log.warning("%s: the connection to %s is gone", self._what, self.address)
         self.is_connected = False
         self._begin(now)
 
     def switch(self, why: str, now: float) -> None:
-        """Use the next address."""
+        """Switch to the next address."""
         self.lose(now)
         before = self.address
         self.addresses.append(self.addresses.pop(0))
@@ -167,7 +168,7 @@ class Upstream:
     def _begin(self, now: float) -> None:
         self._changed_at, self.has_ended, self._due_at = now, False, now + self._pace_s
         self._repeats, self._is_ignored = 0, False
-        # Unconfirmed ones may be in force on a new connection that was not yet reported here.
+        # Unconfirmed withdrawals may apply to a new connection that was not yet reported here.
         self._withdrawn = {prefix: at for prefix, at in self._withdrawn.items() if at > self._confirmed}
         self.void()
 
@@ -178,7 +179,7 @@ class Upstream:
         self._withdraw_acceptance()
 
     def is_suspect(self, silent_since: float, now: float) -> bool:
-        """Return True if nothing has come for too long, or unwanted data, so that `why_switch` must be called."""
+        """Return True if the source was silent for too long or sent unwanted data; then call `why_switch`."""
         return self._is_ignored or now - max(silent_since, self._changed_at) >= self._dead_s
 
     def why_switch(self, silent_since: float, now: float, has_unread: bool, is_answered: bool | None) -> str:
@@ -193,17 +194,17 @@ class Upstream:
             return "cannot be reached" if silent_s >= (_ALONE_S if is_alone else _UNREACHED_S) else ""
         may_speak = is_inproc(self.address) or not self.has_ended
         is_there = silent_s < _ALONE_S if is_answered is None else is_answered
-        # A source that waits for a slow subscriber is silent too, and a reconnect loses what it sends meanwhile.
+        # A source that waits for a slow subscriber is silent too, and a reconnect would lose what it sends meanwhile.
         return "is silent" if may_speak and not has_unread and not (is_alone and is_there) else ""
 
     # Interest
 
     def want(self, prefix: bytes, by: int, now: float) -> None:
-        """Note that peers below want a filter, or a prefix of topics behind WANT_KEY (`by` 1), or none does (-1)."""
+        """Note that peers below want a filter, or a prefix of topics after WANT_KEY (`by` 1), or no longer do (-1)."""
         self._change(self._interest.want(prefix) if by > 0 else self._interest.leave(prefix, now))
 
     def read_in(self, in_memory: bool) -> None:
-        """Request data in shared memory, or on the socket. Nothing is confirmed."""
+        """Request data in shared memory, or on the socket. Nothing stays confirmed."""
         if self._in_memory is not in_memory:
             self._in_memory = in_memory
             for prefix in sorted(self.filters):
@@ -214,7 +215,7 @@ class Upstream:
     def _change(self, changes: Changes) -> None:
         """Request prefixes, then withdraw others."""
         subscribe, withdraw = self._uncovered(changes.subscribe), changes.withdraw
-        # The source may refuse what is to cover others: these stay until it has not.
+        # The source may refuse the covering prefixes: the others stay active until it has not.
         if subscribe and withdraw:
             self._covered |= dict.fromkeys(withdraw)
             self._covered_at = self.version + 1
@@ -222,7 +223,7 @@ class Upstream:
         self._send(subscribe, withdraw)
 
     def _uncovered(self, prefixes: list[bytes]) -> list[bytes]:
-        """Return those that are not in force as `_covered`; the others stay in force."""
+        """Return the prefixes that are not active as `_covered`; the others stay active."""
         new = [prefix for prefix in prefixes if prefix not in self._covered]
         for prefix in prefixes:
             self._covered.pop(prefix, None)
@@ -245,21 +246,21 @@ class Upstream:
             self._withdrawn.clear()
             self.requested = self.version  # `ranges` is unknown until all withdrawals are confirmed
         self._are_keys_new |= bool(new or gone)
-        if gone and not self.filters:  # no peer below: the source must not count this relay
+        if gone and not self.filters:  # no peer below: the source must not count this relay as a subscriber
             self._withdraw_acceptance()
             self._confirmed = _UNCONFIRMED
 
     # Confirmations
 
     def look(self, now: float, is_needed: bool) -> None:
-        """Withdraw what is due, and request a confirmation if one is due. `is_needed`: a peer below waits for one."""
+        """Send due withdrawals, and request a confirmation if it is due. `is_needed`: a peer below waits for one."""
         self._change(self._interest.settle(now))
         is_needed |= self._confirmed < self.requested and bool(self.filters or self._covered)
         if self._confirmed == self.version:
             self._due_at = now + self._pace_s
         is_needed |= now >= self._due_at
         if is_needed and self.is_connected and not self.has_ended and now >= self._ask_at:
-            if self.nonce:  # its answer may be on the way: give the next one more time
+            if self.nonce:  # its answer may be on the way: wait longer for the next one
                 self._patience_s = min(2 * self._patience_s, max(self._dead_s, MOST_PATIENT_S))
                 self._withdraw_nonce()
             self.nonce = self._new_nonce()
@@ -277,14 +278,14 @@ class Upstream:
             self._ranges_version, self._ranges_at = self._confirmed, now + _RANGES_S * len(self.filters)
 
     def note_unwanted(self, key: bytes) -> None:
-        """Note that data of a key came that is in none of `ranges`. Withdraw again what the source has confirmed."""
+        """Note data of a key in none of `ranges`. Withdraw again filters whose withdrawal the source has confirmed."""
         covering = {key[:size] for size in range(len(key) + 1)} & self._withdrawn.keys() - self.filters
         if again := sorted(prefix for prefix in covering if self._withdrawn[prefix] <= self._confirmed):
             self._repeats += 1
             self._is_ignored = self._repeats > _MOST_REPEATS
             if self._is_ignored:
                 self._pace_s = min(2 * self._pace_s, max(self._dead_s, MOST_PATIENT_S))
-                text = "%s: %s sends key %r, which was withdrawn %d times: connects again"
+                text = "%s: %s sends key %r, which was withdrawn %d times: reconnecting"
                 log.warning(text, self._what, self.address, key, self._repeats)
                 return
             for prefix in again:
@@ -295,7 +296,7 @@ class Upstream:
     def answer(self, now: float, epoch: int, flags: int) -> None:
         """Note that the nonce has come back, and accept it."""
         if not self.nonce:
-            return  # the connection was lost since
+            return  # the connection was lost meanwhile
         self._patience_s, self._ask_at = max(self._dead_s, 2 * (now - self._asked_at)), 0.0
         before, self._accepted = self._accepted, b""
         if self.filters:
@@ -311,12 +312,12 @@ class Upstream:
             self._send([], covered)
 
     def refuse(self, refused: Mapping[bytes, Why]) -> list[bytes]:
-        """Note that the nonce has come back with what the source refuses: withdraw it, and ask again.
+        """Note that the nonce has come back with refused prefixes: withdraw it, and ask again.
 
-        One answer may hold only a part. Return the prefixes wanted below that were not refused before.
+        One answer may hold only some of them. Return the newly refused prefixes wanted below.
         """
         if not self.nonce:
-            return []  # the connection was lost since
+            return []  # the connection was lost meanwhile
         known = frozenset(self.refused)
         refused = {prefix.removeprefix(SHARED_KEY): why for prefix, why in refused.items()}
         changes = self._interest.refuse(refused)
@@ -334,11 +335,11 @@ class Upstream:
         return new
 
     def begin_epoch(self) -> None:
-        """Note that another epoch has begun: confirmations held for the one before."""
+        """Note a new epoch: confirmations were for the previous one."""
         self._confirmed = _UNCONFIRMED
 
     def note_ended(self, has_ended: bool) -> None:
-        """Note whether the last block of an epoch was the last one to come: its publisher answers no more."""
+        """Note if the last message ended an epoch: the publisher no longer answers."""
         if has_ended and not self.has_ended:
             self.void()
         self.has_ended = has_ended

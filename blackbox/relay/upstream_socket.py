@@ -1,4 +1,4 @@
-"""Connect a relay's line to its source: the socket, clock and shared memory of an `Upstream`, which decides."""
+"""Connect a relay's line to its source: socket, clock and shared memory for the decisions of an `Upstream`."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from blackbox.transport.wakeup import Pipe
 log = logging.getLogger("blackbox")
 
 _RECONNECT_MS: Final = 20, 200
-"""First and longest pause between attempts to connect; peers below wait for it."""
+"""First and longest pause between connection attempts, which peers below wait for."""
 _LEAST_WAITING: Final = 1_000
-"""Messages that may wait for a connection before those are looked for that undo each other."""
+"""Messages waiting for a connection before those that cancel each other are removed."""
 
 
 class Source(NamedTuple):
-    """How to connect to an address."""
+    """Connection settings of an address."""
 
     keys: ClientKeys | None
     memory: str
-    """Name of the shared memory with its blocks on its host; empty: they come on the socket."""
+    """Name of the shared memory with its blocks on its host; empty: they are sent on the socket."""
 
 
 def in_the_end(messages: Iterable[bytes]) -> list[bytes]:
-    """Return those subscriptions and unsubscriptions that no later one undoes."""
+    """Return the subscriptions and unsubscriptions that no later one cancels."""
     left = dict[bytes, bytes]()
     for message in messages:
         prefix = message[1:]
@@ -52,12 +52,10 @@ def in_the_end(messages: Iterable[bytes]) -> list[bytes]:
 
 
 class UpstreamSocket:
-    """An XSUB socket towards the source, used by the thread of its slice.
+    """XSUB socket towards the source, used by the thread of its slice. Connected to one address at a time.
 
-    With several addresses it is connected to one at a time.
-
-    Attributes: `memory`, shared memory of the address in use; `handles`, of the socket and of the one that reports its
-    connections, 0 before `open`.
+    Attributes: `memory`, shared memory of the current address; `handles`, of the socket and of its connection monitor,
+    0 before `open`.
     """
 
     def __init__(
@@ -70,9 +68,9 @@ class UpstreamSocket:
         what: str,
         bell: Pipe,
     ) -> None:
-        """`sources`: addresses, and how to connect to each. `what` names the slice in the log.
+        """`sources`: connection settings by address.
 
-        Writers of shared memory ring `bell`. `hold_s`: as in `Interest`.
+        `what` names the slice in the log. `bell`: rung by writers of shared memory. `hold_s`: as in `Interest`.
         """
         heartbeat_s = heartbeat_ns / 1e9
         self.upstream = Upstream(sources, cover, hold_s, heartbeat_s, what, lambda: secrets.token_bytes(NONCE_BYTES))
@@ -84,12 +82,12 @@ class UpstreamSocket:
         self._connection: Connection | None = None
 
     def open(self, context: zmq.Context[zmq.Socket[bytes]], hwm_blocks: int) -> None:
-        """Open the socket and connect it. Raises EndpointError naming the address that it cannot connect to."""
+        """Open and connect the socket. Raises EndpointError naming an address that it cannot connect to."""
         self._xsub = open_sub(context, hwm_blocks, zmq.XSUB)
         self._news: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         self.handles = self._xsub.underlying, self._news.underlying
-        # No high-water mark may drop requests: peers below are bounded already. ZMQ_IMMEDIATE must not be set: a lost
-        # connection then takes the rest of a message that is half read, and libzmq aborts.
+        # A high-water mark would drop requests; peers below are bounded already. ZMQ_IMMEDIATE must not be set: a lost
+        # connection then takes the rest of a half-read message, and libzmq aborts.
         self._xsub.sndhwm = 0
         self._xsub.reconnect_ivl, self._xsub.reconnect_ivl_max = _RECONNECT_MS
         name = f"inproc://blackbox-upstream-{id(self._xsub)}"
@@ -101,7 +99,7 @@ class UpstreamSocket:
         self._connect()
 
     def close(self) -> None:
-        """Close the sockets, if they are open."""
+        """Close the sockets if they are open."""
         if self.handles != (0, 0):
             self.memory.close()
             with suppress(zmq.ZMQError):
@@ -130,7 +128,7 @@ class UpstreamSocket:
             self._note_connection(True)
 
     def _flush(self) -> None:
-        """Send all messages of `out`. Without a connection they wait, for libzmq would queue them without a bound."""
+        """Send all messages of `out`. Without a connection they stay there: libzmq's queue would be unbounded."""
         out = self.upstream.out
         if not self.upstream.is_connected:
             if len(out) > self._most_waiting:
@@ -146,7 +144,7 @@ class UpstreamSocket:
         self._state.ranges, self._state.range_count = (0, 0) if ranges is None else (ranges.ctypes.data, len(ranges[0]))
 
     def read_news(self) -> None:
-        """Take in that a connection is there, or gone."""
+        """Process news of connections opened or closed."""
         while self._news.poll(0):
             event = parse_monitor_message(self._news.recv_multipart())
             if (failure := failure_of(event["event"], event["value"])) is not None:
@@ -157,7 +155,7 @@ class UpstreamSocket:
                 self._note_connection(event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
     def _note_failure(self, failure: Failure) -> None:
-        """Log, once for each address and reason, why a connection was refused."""
+        """Log a rejected connection, once per address and reason."""
         address = self.upstream.address
         failures = self._failures.setdefault(address, set())
         keys = self._sources[address].keys
@@ -172,17 +170,17 @@ class UpstreamSocket:
         self._state.heard_ns = self._state.ended = 0
 
     def look(self, is_needed: bool) -> None:
-        """Have the upstream decide what is due, and do it. `is_needed`: a peer below waits for a confirmation."""
+        """Let the upstream decide what is due, and do it. `is_needed`: a peer below waits for a confirmation."""
         upstream, now, heard_at = self.upstream, time.monotonic(), self._state.heard_ns / 1e9
         self._look_at_memory()
         if upstream.is_suspect(heard_at, now):
             has_unread = bool(int(self._xsub.get(zmq.EVENTS)) & zmq.POLLIN)
             if why := upstream.why_switch(heard_at, now, has_unread, self._is_answered()):
-                if has_unread:  # libzmq has read its first part, and would abort for want of the rest
+                if has_unread:  # libzmq has read a first part and would abort without the rest
                     self._xsub.recv_multipart()
                 with suppress(zmq.ZMQError):
                     self._xsub.disconnect(upstream.address)
-                self.read_news()  # of the connection that was
+                self.read_news()  # of the old connection
                 upstream.switch(why, now)
                 self._connect()
         upstream.look(now, is_needed)
@@ -195,7 +193,7 @@ class UpstreamSocket:
         return None if self._connection is None else self._connection.is_answered()
 
     def _look_at_memory(self) -> None:
-        """Leave the memory of a source that has gone; decide again when the next one is heard."""
+        """Leave the memory of a source that has ended; choose again when the next one is heard."""
         is_heard, self._heartbeats = self._state.heartbeats != self._heartbeats, self._state.heartbeats
         if self.memory.leave_gone():
             self.upstream.void()

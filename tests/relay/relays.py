@@ -1,4 +1,4 @@
-"""Feeds in chains, and relays between them."""
+"""Chains of feeds, and the relays between them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from blackbox.testing import Collector
 
 BEAT_NS = 100_000_000
 PLAIN_BEAT_NS = 10_000_000_000
-"""So that a plain publisher, which sends no heartbeats by itself, is not taken for silent."""
+"""A plain publisher sends no heartbeats; with this interval it does not count as silent."""
 PATIENCE_S = 60.0
 _HOUR_NS = 3_600 * 10**9
 
@@ -30,7 +30,7 @@ def chain(
     transport: Literal["tcp", "ipc", "inproc"] = "tcp",
     **settings: Any,
 ) -> list[Feed]:
-    """The same feed at its source and behind each of so many relays."""
+    """The same feed at its source and below each of `relays` relays."""
     feeds = [
         Feed.local("chain", slices=slices, key_bytes=key_bytes, lines=lines, transport=transport)
         for _ in range(relays + 1)
@@ -40,7 +40,7 @@ def chain(
 
 @contextmanager
 def relayed(feeds: Sequence[Feed], **settings: Any) -> Iterator[list[Relay]]:
-    """Relays from each feed to the next one, called by their hop."""
+    """Relays from each feed to the next one, named by their hop."""
     with ExitStack() as stack:
         yield [
             stack.enter_context(Relay(above, below, name=f"hop-{hop}", **settings))
@@ -61,12 +61,12 @@ def line_of(relay: Relay, place: int = 0) -> RelayLine:
 
 
 def asked_of(publisher: Publisher) -> list[bytes]:
-    """All that is asked of a publisher from now on, but acceptances: these end a start, and may come late."""
+    """Record all later requests to a publisher except acceptances, which may arrive late after a start."""
     return changes_of(publisher, lambda change: change[:1] == SUBSCRIBE and not change[1:].startswith(ACCEPT_KEY))
 
 
 def changes_of(publisher: Publisher, counts: Callable[[bytes], bool] = bool) -> list[bytes]:
-    """All that is asked of a publisher from now on, and all that is withdrawn, if it `counts`."""
+    """Record all later requests to a publisher, and withdrawals, for which `counts` is true."""
     subscriptions, changes = publisher._senders[0].subscriptions, list[bytes]()
     note = subscriptions.note
 

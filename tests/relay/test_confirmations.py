@@ -1,4 +1,4 @@
-"""A relay confirms what is asked below it once all above have confirmed that to it."""
+"""A relay confirms a request from below once all relays above have confirmed it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_loss_above_a_relay_is_reported_below_after_a_change_of_filters() -> N
         all_keys.stop()
 
 
-def test_an_answer_behind_a_long_queue_comes_in_time() -> None:
+def test_an_answer_after_a_long_queue_is_in_time() -> None:
     feeds = chain(heartbeat_ns=20_000_000)
     subscriber, _ = collected(feeds[-1])
     with late_answers(feeds[0], beats=20), relayed(feeds):
@@ -55,10 +55,10 @@ def test_an_answer_behind_a_long_queue_comes_in_time() -> None:
 
 
 @pytest.mark.parametrize("transport", ["tcp", "ipc", "inproc"])
-def test_a_silent_source_keeps_its_connection_while_that_stands(
+def test_a_silent_source_keeps_its_open_connection(
     transport: Literal["tcp", "ipc", "inproc"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that waits for a slow subscriber is silent: what it sends while a relay connects again would be lost."""
+    """A source that waits for a slow subscriber is silent: a reconnect would lose what it sends."""
     looks: list[float] = []
     why_switch = Upstream.why_switch
 

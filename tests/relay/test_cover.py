@@ -1,4 +1,4 @@
-"""What a relay asks for, against a slow plain model: sets of prefixes, looked through one by one."""
+"""Requests of relays, compared with a slow plain model: sets of prefixes, scanned one by one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def smallest(wanted: Iterable[bytes]) -> set[bytes]:
 
 
 class Above:
-    """What has been asked for, change by change, while `wanted` must never be uncovered."""
+    """The requests so far; `wanted` must never be uncovered."""
 
     def __init__(self) -> None:
         self.filters: set[bytes] = set()
@@ -38,7 +38,7 @@ class Above:
 
     def take(self, changes: Changes) -> None:
         for prefix in changes.subscribe:
-            assert prefix not in self.filters, "it was asked for twice"
+            assert prefix not in self.filters, "requested twice"
             self.filters.add(prefix)
             self.check()
         for prefix in changes.withdraw:
@@ -54,14 +54,14 @@ class Above:
 
 
 class Hop:
-    """A relay: an `Interest`, what it has asked for above, and, where that is another relay, the `Hop` that is."""
+    """A relay: an `Interest`, its requests above and, if the source is another relay, that relay's `Hop`."""
 
     def __init__(self, hold_s: float, above: Hop | None) -> None:
         self.hold_s, self.above = hold_s, above
         self.restart()
 
     def restart(self) -> None:
-        """Begin with nothing, as after a crash: who is above has heard that the connection is gone."""
+        """Start empty, as after a crash: the relay above has noticed the lost connection."""
         self.interest, self.asked = Interest(SmallestCover(), self.hold_s), Above()
         self.held: dict[bytes, float] = {}
 
@@ -85,7 +85,7 @@ class Hop:
         self.asked.begin()
         self.pass_on(self.interest.settle(now), now)
         self.held = {prefix: due for prefix, due in self.held.items() if due > now}
-        assert self.asked.filters == smallest([*self.asked.wanted, *self.held]), "more was asked for than needed"
+        assert self.asked.filters == smallest([*self.asked.wanted, *self.held]), "more was requested than needed"
 
     def pass_on(self, changes: Changes, now: float) -> None:
         self.asked.take(changes)
@@ -115,7 +115,7 @@ class Tree:
         self.upper = Hop(hold_s, None)
         self.lower = Hop(hold_s, self.upper)
         self.wants: list[list[bytes]] = [[] for _ in range(4)]
-        """What each subscriber has asked for; a connection counts a filter once."""
+        """Filters of each subscriber; a connection counts a filter once."""
         self.is_there = [True] * 4
         self.now = 0.0
 
@@ -144,7 +144,7 @@ class Tree:
             self.tell(random.sample(self.wants[who], len(self.wants[who])), 1)
 
     def restart(self, random: Random) -> None:
-        """The lower relay: the upper one hears that its connection is gone; those below repeat all, in any order."""
+        """Restart the lower relay: the upper one loses the connection; subscribers repeat all filters in any order."""
         for prefix in list(self.lower.asked.filters):
             self.upper.change(prefix, -1, self.now)
         self.lower.restart()
@@ -152,7 +152,7 @@ class Tree:
         self.tell(random.sample(again, len(again)), 1)
 
     def restart_above(self, random: Random) -> None:
-        """The upper relay: the lower one repeats what it has asked for, in any order."""
+        """Restart the upper relay: the lower one repeats its requests in any order."""
         self.upper.restart()
         again = sorted(self.lower.asked.filters)
         for prefix in random.sample(again, len(again)):
@@ -168,13 +168,13 @@ class Tree:
             for key in KEYS if self.is_there[who] else ():
                 alone = lets_through(wants, key)
                 passes = lets_through(self.upper.asked.filters, key) and lets_through(self.lower.asked.filters, key)
-                assert not alone or passes, f"subscriber {who} would get {key!r} alone, and does not below relays"
+                assert not alone or passes, f"subscriber {who} would get {key!r} directly, but not below relays"
 
 
 @pytest.mark.parametrize("hold_s", [0.0, 10.0])
 @given(schedule=st.lists(steps, max_size=60))
 @settings(max_examples=examples(300), deadline=None)
-def test_who_is_below_relays_gets_what_it_would_get_alone_and_no_more_is_asked_for(
+def test_subscribers_below_relays_get_the_same_with_the_least_requests(
     hold_s: float, schedule: list[tuple[str, ...]]
 ) -> None:
     tree = Tree(hold_s)
@@ -189,7 +189,7 @@ def test_who_is_below_relays_gets_what_it_would_get_alone_and_no_more_is_asked_f
 
 
 @given(changes=st.lists(st.tuples(prefixes, st.booleans()), max_size=40))
-def test_changes_together_are_what_they_are_one_by_one(changes: list[tuple[bytes, bool]]) -> None:
+def test_combined_changes_equal_single_changes(changes: list[tuple[bytes, bool]]) -> None:
     has: set[bytes] = set()
     steps = []
     for prefix, comes in changes:
@@ -200,7 +200,7 @@ def test_changes_together_are_what_they_are_one_by_one(changes: list[tuple[bytes
     assert (set(merged.subscribe), merged.withdraw) == (has, [])
 
 
-def test_what_goes_and_comes_back_while_it_is_held_back_changes_nothing_above() -> None:
+def test_a_filter_that_returns_while_held_changes_nothing_above() -> None:
     interest = Interest(SmallestCover(), hold_s=5.0)
     assert interest.want(b"AA") == ([b"AA"], [])
     for now in range(4):
@@ -211,7 +211,7 @@ def test_what_goes_and_comes_back_while_it_is_held_back_changes_nothing_above() 
     assert interest.settle(9.0) == ([], [b"AA"])
 
 
-def test_what_is_held_back_is_bounded() -> None:
+def test_held_filters_are_bounded() -> None:
     interest = Interest(SmallestCover(), hold_s=1e9)
     withdrawn = 0
     for number in range(70_000):
@@ -221,14 +221,14 @@ def test_what_is_held_back_is_bounded() -> None:
     assert withdrawn == 70_000 - 65_536
 
 
-def test_what_nobody_wants_cannot_be_left() -> None:
+def test_an_unwanted_filter_cannot_be_left() -> None:
     with pytest.raises(KeyError):
         Interest(SmallestCover()).leave(b"A", 0.0)
 
 
-def test_another_cover_may_ask_for_more() -> None:
+def test_a_custom_cover_may_request_more() -> None:
     class FirstByte:
-        """Asks for first bytes, for as long as anything below is wanted."""
+        """Requests first bytes while any filter below begins with them."""
 
         def __init__(self) -> None:
             self.counts: Counter[bytes] = Counter()
@@ -249,7 +249,7 @@ def test_another_cover_may_ask_for_more() -> None:
     assert interest.leave(b"AC", 0.0) == ([], [b"A"])
 
 
-def test_what_is_held_back_and_refused_is_asked_for_no_more() -> None:
+def test_a_held_filter_that_is_refused_is_withdrawn() -> None:
     interest = Interest(SmallestCover(), 5.0)
     for prefix in (b"AA", b"AAA", b"B"):
         interest.want(prefix)

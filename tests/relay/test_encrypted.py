@@ -1,4 +1,4 @@
-"""Feeds with `[security]`: who has an allowed key gets messages, who has not gets nothing and is told why."""
+"""Feeds with `[security]`: peers with an allowed key get messages; others get nothing, and the reason is reported."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WAIT_S = 2.0
 
 @pytest.fixture
 def ring(tmp_path: Path) -> Keyring:
-    """The exchange lets in London, the desk and the archive; London lets in the desk."""
+    """The exchange allows London, the desk and the archive; London allows the desk."""
     ring = Keyring(tmp_path, *NAMES)
     ring.allow("exchange", "desk", "london", "archive")
     ring.allow("london", "desk")
@@ -43,7 +43,7 @@ def quotes(lines: int = 1, transport: Literal["tcp", "shm"] = "tcp") -> Feed:
 
 
 def deliver(publisher: Publisher, feed: Feed, count: int = 100) -> None:
-    """Check that a subscriber with this feed gets what is published once it has started."""
+    """Check that a subscriber with this feed gets messages published after its start."""
     subscriber, got = collected(feed)
     subscriber.start(PATIENCE_S)
     for number in range(count):
@@ -53,9 +53,9 @@ def deliver(publisher: Publisher, feed: Feed, count: int = 100) -> None:
 
 
 def refused(feed: Feed) -> str:
-    """Check that a subscriber with this feed gets no confirmation and no message; return what its start says.
+    """Check that a subscriber with this feed gets no confirmation and no message; return its error.
 
-    It has more time if it knew no reason: a busy machine comes to that late.
+    Without a known reason it gets more time: a busy machine is slow.
     """
     for seconds in (WAIT_S, PATIENCE_S):
         subscriber, got = collected(feed)
@@ -79,7 +79,7 @@ def test_an_allowed_key_gets_messages(ring: Keyring, lines: int) -> None:
         assert publisher.statistics().refused_peers == 0
 
 
-def test_an_allowed_key_in_a_process_of_its_own_gets_messages(ring: Keyring) -> None:
+def test_an_allowed_key_in_a_separate_process_gets_messages(ring: Keyring) -> None:
     feed = quotes()
     code = """
     subscriber = Subscriber(feed)
@@ -102,7 +102,7 @@ def test_an_allowed_key_in_a_process_of_its_own_gets_messages(ring: Keyring) -> 
         script.expect("ended")
 
 
-def test_an_unknown_key_gets_nothing_and_both_ends_are_told(ring: Keyring, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_key_gets_nothing_and_both_ends_log_it(ring: Keyring, caplog: pytest.LogCaptureFixture) -> None:
     feed = quotes()
     with Publisher(ring.feed(feed, "exchange")) as publisher:
         text = refused(ring.feed(feed, "stranger", "exchange"))
@@ -136,7 +136,7 @@ def test_a_key_may_read_one_slice_and_not_the_other(ring: Keyring, tmp_path: Pat
         assert len(got) == 0
 
 
-def test_a_key_that_is_added_is_let_in_without_a_restart(ring: Keyring) -> None:
+def test_an_added_key_is_allowed_without_a_restart(ring: Keyring) -> None:
     feed = quotes()
     with Publisher(ring.feed(feed, "exchange")) as publisher:
         refused(ring.feed(feed, "stranger", "exchange"))
@@ -144,9 +144,7 @@ def test_a_key_that_is_added_is_let_in_without_a_restart(ring: Keyring) -> None:
         deliver(publisher, ring.feed(feed, "stranger", "exchange"))
 
 
-def test_a_wrong_server_key_gets_nothing_and_both_ends_are_told(
-    ring: Keyring, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_wrong_server_key_gets_nothing_and_both_ends_log_it(ring: Keyring, caplog: pytest.LogCaptureFixture) -> None:
     feed = quotes()
     with Publisher(ring.feed(feed, "exchange")) as publisher:
         text = refused(ring.feed(feed, "desk", "london"))
@@ -155,26 +153,24 @@ def test_a_wrong_server_key_gets_nothing_and_both_ends_are_told(
         assert publisher.statistics().refused_peers >= 1
 
 
-def test_a_peer_in_the_clear_gets_nothing_and_both_ends_are_told(
-    ring: Keyring, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unencrypted_peer_gets_nothing_and_both_ends_log_it(ring: Keyring, caplog: pytest.LogCaptureFixture) -> None:
     feed = quotes()
     with Publisher(ring.feed(feed, "exchange")):
         assert "it requires CURVE, and this feed file has no [security]" in refused(feed)
         told(caplog, "its feed file")
 
 
-def test_a_publisher_in_the_clear_is_told_to_who_wants_keys(ring: Keyring) -> None:
+def test_an_unencrypted_publisher_is_reported_to_peers_with_keys(ring: Keyring) -> None:
     feed = quotes()
     with Publisher(feed):
         assert "expected" in refused(ring.feed(feed, "desk", "exchange"))
 
 
-def test_the_endpoint_speaks_nothing_but_curve(ring: Keyring) -> None:
+def test_the_endpoint_accepts_only_curve(ring: Keyring) -> None:
     feed = quotes()
     host, _, port = feed.slices[0].endpoints[0].removeprefix("tcp://").rpartition(":")
     with Publisher(ring.feed(feed, "exchange")), socket.create_connection((host, int(port)), 10) as peer:
-        peer.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x01")  # which mechanism we speak is told behind this
+        peer.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x01")  # the mechanism follows
         greeting = b""
         while len(greeting) < 64 and (part := peer.recv(64)):
             greeting += part
@@ -183,7 +179,7 @@ def test_the_endpoint_speaks_nothing_but_curve(ring: Keyring) -> None:
 
 @contextmanager
 def two_lines(ring: Keyring) -> Iterator[tuple[Publisher, Feed, Relay]]:
-    """A publisher, and a feed of which line A comes from it, and line B from a relay that has the archive's key."""
+    """A publisher, and a feed whose line A is the publisher's and whose line B is a relay with the archive's key."""
     above, below = quotes(lines=2), quotes(lines=2)
     ends = above.slices[0].endpoints[0], below.slices[0].endpoints[1]
     mixed = msgspec.structs.replace(above, slices=(Slice(endpoints=ends, share=(0, 1)),))
@@ -194,7 +190,7 @@ def two_lines(ring: Keyring) -> Iterator[tuple[Publisher, Feed, Relay]]:
         yield publisher, ring.feed(mixed, "desk", "exchange", "archive"), relay
 
 
-def test_each_line_has_a_key_of_its_own(ring: Keyring) -> None:
+def test_each_line_has_its_own_key(ring: Keyring) -> None:
     ring.allow("archive", "desk")
     with two_lines(ring) as (publisher, feed, relay):
         deliver(publisher, feed)
@@ -202,13 +198,11 @@ def test_each_line_has_a_key_of_its_own(ring: Keyring) -> None:
         assert relay.statistics().lines[1].blocks
 
 
-def test_a_line_that_refused_a_running_subscriber_is_tried_again(
-    ring: Keyring, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_that_rejected_a_running_subscriber_is_retried(ring: Keyring, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blackbox.subscribe.subscription._UNHEARD_NS", 500_000_000)
     with two_lines(ring) as (_, feed, relay):
         subscriber, _ = collected(feed)
-        subscriber.start(2 * WAIT_S)  # by line A alone
+        subscriber.start(2 * WAIT_S)  # with line A only
         wait_until(lambda: relay.statistics().refused_peers > 0)
         assert relay.statistics().subscribers == 0
         ring.allow("archive", "desk")
@@ -216,7 +210,7 @@ def test_a_line_that_refused_a_running_subscriber_is_tried_again(
         subscriber.stop()
 
 
-def test_ipc_beside_encrypted_tcp_stays_in_the_clear(ring: Keyring, tmp_path: Path) -> None:
+def test_ipc_next_to_encrypted_tcp_is_not_encrypted(ring: Keyring, tmp_path: Path) -> None:
     (tcp,) = quotes().slices[0].endpoints
     (ipc,) = Feed.local("quotes", slices=1, transport="ipc").slices[0].endpoints
     both = Feed(name="quotes", heartbeat_ns=100_000_000, slices=(Slice(endpoints=(tcp, ipc)),))
@@ -228,7 +222,7 @@ def test_ipc_beside_encrypted_tcp_stays_in_the_clear(ring: Keyring, tmp_path: Pa
         subscriber.stop()
 
 
-def test_shared_memory_beside_encrypted_tcp_delivers(ring: Keyring) -> None:
+def test_shared_memory_next_to_encrypted_tcp_delivers(ring: Keyring) -> None:
     feed = quotes(transport="shm")
     with Publisher(ring.feed(feed, "exchange")) as publisher:
         deliver(publisher, ring.feed(feed, "desk", "exchange"))
@@ -283,9 +277,7 @@ def test_a_subscriber_without_a_server_key_does_not_start(ring: Keyring) -> None
         subscriber.start(WAIT_S)
 
 
-def test_a_relay_connects_with_one_pair_and_lets_in_with_another(
-    ring: Keyring, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_relay_has_separate_keys_for_both_sides(ring: Keyring, caplog: pytest.LogCaptureFixture) -> None:
     above, below = quotes(), quotes()
     with (
         Publisher(ring.feed(above, "exchange")) as publisher,
@@ -298,7 +290,7 @@ def test_a_relay_connects_with_one_pair_and_lets_in_with_another(
         told(caplog, f"slice 0: refused key {ring.public['stranger']} at 127.0.0.1")
 
 
-def test_a_relay_that_its_source_refuses_is_told(ring: Keyring, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_relay_logs_that_its_source_rejects_it(ring: Keyring, caplog: pytest.LogCaptureFixture) -> None:
     above, below = quotes(), quotes()
     with (
         Publisher(ring.feed(above, "exchange")),
@@ -314,7 +306,7 @@ def archived(ring: Keyring, me: str, feed: Feed, *servers: str) -> Feed:
 
 @contextmanager
 def recorded(ring: Keyring, directory: Path) -> Iterator[tuple[Feed, Publisher]]:
-    """A feed whose archive lets the desk in, and its publisher: 500 messages are recorded."""
+    """A feed whose archive allows the desk, and its publisher: 500 messages are recorded."""
     feed = msgspec.structs.replace(quotes(), archives=(free_endpoint(),))
     ring.allow("archive", "desk")
     with (
@@ -326,7 +318,7 @@ def recorded(ring: Keyring, directory: Path) -> Iterator[tuple[Feed, Publisher]]
         yield feed, publisher
 
 
-def test_a_recorder_and_its_archive_ask_for_keys(
+def test_a_recorder_and_its_archive_require_keys(
     ring: Keyring, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with recorded(ring, tmp_path / "recordings") as (feed, publisher):
@@ -336,7 +328,7 @@ def test_a_recorder_and_its_archive_ask_for_keys(
         began = time.monotonic()
         with pytest.raises(ArchiveError, match="it refused our key"):
             ArchiveClient(archived(ring, "stranger", feed, "exchange"), timeout=60).about()
-        assert time.monotonic() - began < 30, "a refusal is no silence"
+        assert time.monotonic() - began < 30, "a refusal must not wait for the timeout"
         told(caplog, f"quotes: refused key {ring.public['stranger']} at 127.0.0.1")
         with pytest.raises(ArchiveError, match="it requires CURVE, and this feed file has no"):
             ArchiveClient(feed, timeout=60).about()
@@ -355,7 +347,7 @@ def test_a_late_subscriber_joins_from_an_encrypted_archive(ring: Keyring, tmp_pa
     assert found == list(range(1_000))
 
 
-def test_heartbeats_are_heard_through_curve(ring: Keyring) -> None:
+def test_heartbeats_pass_through_curve(ring: Keyring) -> None:
     feed = quotes()
     with Publisher(ring.feed(feed, "exchange")), Heartbeats(ring.feed(feed, "desk", "exchange")) as heartbeats:
 

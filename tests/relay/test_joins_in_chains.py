@@ -1,4 +1,4 @@
-"""Join a chain of relays while its source publishes: what is published after the confirmation comes, all of it."""
+"""Join a chain of relays while its source publishes: everything published after the confirmation is delivered."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ TOPICS = 7
 @pytest.mark.parametrize("key_bytes", [0, 2])
 @pytest.mark.parametrize("relays", [1, 3])
 def test_nothing_published_after_the_confirmation_is_missing_at_a_join(relays: int, key_bytes: int) -> None:
-    """Messages published before `start` returns may be missing at the front of a join, later ones may not.
+    """Messages published before `start` returns may be missing at the start of a join, later ones may not.
 
-    Each relay asks for more above while others of its filters are in force already, and forgets them when the last
-    subscriber has gone: each join here takes its filters through the whole chain once more.
+    Each relay requests more above while other filters are active, and forgets them when the last subscriber has left:
+    each join takes its filters through the whole chain again.
     """
     feeds = chain(relays, key_bytes=key_bytes)
     published, over = [0], threading.Event()
@@ -42,17 +42,17 @@ def test_nothing_published_after_the_confirmation_is_missing_at_a_join(relays: i
                     gaps: list[int] = []
                     subscriber.on_gap(b"")(lambda gap, gaps=gaps: gaps.append(gap.count))  # type: ignore[misc]
                     subscriber.start(timeout=PATIENCE_S)
-                    first = published[0] + 1  # one may be on its way into the publisher
+                    first = published[0] + 1  # one message may be on its way into the publisher
                     got.wait(1, PATIENCE_S)
 
                     def has_all(got: Collector = got, first: int = first) -> bool:
-                        """Whether every topic has come past the confirmation."""
+                        """Return True if every topic has been received past the confirmation."""
                         numbers = map(int, got.payloads)
                         return len({number % TOPICS for number in numbers if number > first + 1_000}) == TOPICS
 
                     wait_until(has_all, PATIENCE_S)
                     if join % 2:
-                        stack.callback(subscriber.stop)  # it stays, so that the next one finds filters in force
+                        stack.callback(subscriber.stop)  # it stays, so that the next one finds active filters
                     else:
                         subscriber.stop()
                     numbers = [int(payload) for payload in got.payloads]

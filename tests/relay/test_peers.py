@@ -1,4 +1,4 @@
-"""Slow, greedy and hostile peers below a relay: they cost themselves their connection, and others nothing."""
+"""Slow, greedy and hostile peers below a relay lose their connection, and affect no other peer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.relay.relays import PATIENCE_S, chain, collected, line_of, relayed
 
 
 def serves(publisher: Publisher, feed: Feed, prefix: bytes = b"") -> None:
-    """Assert that a new subscriber is confirmed, and gets what is then published."""
+    """Assert that a new subscriber is confirmed and gets messages published later."""
     subscriber, got = collected(feed, prefix)
     with subscriber.start(PATIENCE_S):
         for number in range(100):
@@ -42,33 +42,33 @@ def test_a_flood_of_subscriptions_costs_its_sender_the_connection() -> None:
         while peer.send(*[subscription(b"%04d" % (number % 10_000)) for number in range(number, number + 1_000)]):
             number += 1_000
         wait_until(lambda: relay.statistics().put_out == 1, PATIENCE_S)
-        wait_until(lambda: line_of(relay).filters_above == 0, PATIENCE_S, "what it asked for goes with it")
+        wait_until(lambda: line_of(relay).filters_above == 0, PATIENCE_S, "its filters are removed with it")
         serves(publisher, feeds[-1], b"AAPL")
         assert (publisher.statistics().put_out, line_of(relay).reconnects) == (0, 0)
 
 
-def test_a_forged_unsubscription_silences_nobody() -> None:
+def test_a_forged_unsubscription_affects_no_other_peer() -> None:
     feeds = chain(key_bytes=4)
     subscriber, got = collected(feeds[-1], b"AAPL.")
     with Publisher(feeds[0]) as publisher, relayed(feeds) as (relay,), Peer(feeds[-1]) as peer:
         subscriber.start(PATIENCE_S)
         peer.send(subscription(b"X"), *[unsubscription(b"AAPL")] * 1_000, subscription(b"YY"))
-        wait_until(lambda: line_of(relay).filters_above == 3, what="the peer's last word")
+        wait_until(lambda: line_of(relay).filters_above == 3, what="the peer's last filter")
         publisher.publish(b"AAPL.x", b"1")
         got.wait(1)
         assert line_of(relay).filters_above == 3
         subscriber.stop()
 
 
-def test_confirmations_without_end_are_bounded() -> None:
+def test_endless_confirmations_are_bounded() -> None:
     feeds = chain()
     with Publisher(feeds[0]) as publisher, relayed(feeds) as (relay,), Peer(feeds[-1]) as peer:
         peer.send(*[confirmation() for _ in range(10_000)])
         serves(publisher, feeds[-1])
-        wait_until(lambda: relay.statistics().subscribers == 0, what="the peer has accepted nothing")
+        wait_until(lambda: relay.statistics().subscribers == 0, what="the peer is not confirmed")
 
 
-def test_who_reads_nothing_loses_for_itself_alone() -> None:
+def test_a_peer_that_reads_nothing_loses_only_its_own_messages() -> None:
     feeds = chain()
     subscriber, got = collected(feeds[-1], workers=1)
     rows = numpy.zeros((100, 1_000), numpy.uint8)
@@ -126,10 +126,12 @@ def test_a_recorder_behind_relays_acknowledges_to_the_source(tmp_path: Path, lin
                 publisher.wait_synced(PATIENCE_S)
             (position,) = publisher.statistics().recorders
             assert (position.begin, position.recorded, position.is_connected) == (1, 6, True)
-        wait_until(lambda: not publisher.statistics().recorders[0].is_connected, PATIENCE_S, "it has gone")
+        wait_until(
+            lambda: not publisher.statistics().recorders[0].is_connected, PATIENCE_S, "the recorder is disconnected"
+        )
 
 
-def test_two_relays_of_one_process_are_each_for_itself() -> None:
+def test_two_relays_of_one_process_are_independent() -> None:
     source, first, second = chain(2)
     with Publisher(source) as publisher, Relay(source, first), Relay(source, second):
         for feed in (first, second):

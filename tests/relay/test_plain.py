@@ -1,4 +1,4 @@
-"""A plain relay sends each message of a feed by itself: what a bare SUB gets, what it misses, how the relay ends."""
+"""A plain relay sends single messages of a feed: what a SUB gets and misses, and how the relay ends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def free_endpoint(transport: str = "tcp") -> str:
 
 @contextmanager
 def client(endpoint: str, publisher: Publisher, *prefixes: bytes, **options: Any) -> Iterator[zmq.Socket[bytes]]:
-    """A SUB whose filters are in force: what is published under WARM has come."""
+    """A SUB with active filters: messages under WARM arrive."""
     with zmq.Context() as context, context.socket(zmq.SUB) as sub:
         sub.linger, sub.rcvtimeo = 0, 60_000
         for name, value in options.items():
@@ -51,7 +51,7 @@ def client(endpoint: str, publisher: Publisher, *prefixes: bytes, **options: Any
 
 
 def receive(sub: zmq.Socket[bytes], count: int) -> list[Frames]:
-    """The next messages, those under WARM not among them."""
+    """Return the next messages, except those under WARM."""
     found: list[Frames] = []
     while len(found) < count:
         frames = sub.recv_multipart()
@@ -65,7 +65,7 @@ def stamp(ts_event: int) -> bytes:
 
 
 @pytest.mark.parametrize(("above", "lines", "below"), [("tcp", 2, "tcp"), ("ipc", 1, "ipc"), ("shm", 1, "tcp")])
-def test_each_message_comes_once_by_itself_in_the_order_of_its_slice(
+def test_each_message_arrives_once_in_the_order_of_its_slice(
     above: Literal["tcp", "ipc", "shm"], lines: int, below: str
 ) -> None:
     feed, endpoint = Feed.local("plain", slices=2, lines=lines, transport=above), free_endpoint(below)
@@ -84,7 +84,7 @@ def test_each_message_comes_once_by_itself_in_the_order_of_its_slice(
         assert of_topic == [(payload, stamp(ts_event)) for payload, ts_event in messages]
 
 
-def test_a_client_gets_what_begins_with_its_prefixes() -> None:
+def test_a_client_gets_the_topics_of_its_prefixes() -> None:
     feed, endpoint = chain(0)[0], free_endpoint()
     with (
         Publisher(feed) as publisher,
@@ -96,7 +96,7 @@ def test_a_client_gets_what_begins_with_its_prefixes() -> None:
         assert [frames[0] for frames in receive(sub, 3)] == [b"AA.t", b"B.t", b"AA.u"]
 
 
-def test_what_has_no_value_has_two_frames_and_what_is_empty_has_three() -> None:
+def test_no_value_has_two_frames_and_an_empty_payload_three() -> None:
     feed, endpoint = chain(0)[0], free_endpoint()
     with (
         Publisher(feed) as publisher,
@@ -142,7 +142,7 @@ def test_rows_of_any_block_are_sent(
         sub.rcvtimeo = 60_000
         at = PlainAt(pub.underlying, state.address, scratch.ctypes.data)
         rows_at = 0 if rows is None else chosen.ctypes.data
-        pub.get(zmq.EVENTS)  # it then knows of the filter
+        pub.get(zmq.EVENTS)  # processes the filter
         assert send_plain(at, head.ctypes.data, block.body.ctypes.data, rows_at, len(chosen)) == 0
         got = [sub.recv_multipart() for _ in chosen]
     assert got == [
@@ -151,7 +151,7 @@ def test_rows_of_any_block_are_sent(
     assert (state.messages, state.full) == (len(chosen), 0)
 
 
-def test_a_client_that_does_not_read_misses_messages_and_others_get_all(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_that_does_not_read_misses_messages_and_others_do_not(caplog: pytest.LogCaptureFixture) -> None:
     feed, endpoint = chain(0)[0], free_endpoint()
     payload = bytes(1 << 20)
     with (
@@ -162,7 +162,7 @@ def test_a_client_that_does_not_read_misses_messages_and_others_get_all(caplog: 
     ):
         sent = 0
         while not relay.statistics().full or sent < 10:
-            assert sent < 200, "nobody's queue is full"
+            assert sent < 200, "no queue is full"
             publisher.publish(b"A.t", payload, sent)
             assert receive(reader, 1) == [[b"A.t", stamp(sent), payload]]
             sent += 1
@@ -170,7 +170,7 @@ def test_a_client_that_does_not_read_misses_messages_and_others_get_all(caplog: 
     assert any("a client does not keep up" in text for text in caplog.messages)
 
 
-def test_what_is_lost_above_is_counted() -> None:
+def test_losses_above_are_counted() -> None:
     feed, endpoint = chain(0)[0], free_endpoint()
     with RawPublisher(feed) as publisher, PlainRelay(feed, endpoint).start(PATIENCE_S) as relay:
         publisher.send(publisher.encode([(b"A.t", b"1")]))
@@ -180,7 +180,7 @@ def test_what_is_lost_above_is_counted() -> None:
         wait_until(lambda: relay.statistics().messages == 2, PATIENCE_S)
 
 
-def test_what_has_come_is_sent_before_it_closes_and_another_may_bind_the_endpoint() -> None:
+def test_received_messages_are_sent_before_it_closes_and_the_endpoint_is_free() -> None:
     feed, endpoint = chain(0)[0], free_endpoint()
     with Publisher(feed) as publisher:
         relay = PlainRelay(feed, endpoint).start(PATIENCE_S)
@@ -199,7 +199,7 @@ def test_what_has_come_is_sent_before_it_closes_and_another_may_bind_the_endpoin
         relay.start()
 
 
-def test_another_run_of_the_publisher_goes_on_at_the_same_endpoint() -> None:
+def test_a_restarted_publisher_is_followed_at_the_same_endpoint() -> None:
     feed, endpoint = chain(0)[0], free_endpoint()
     with Publisher(feed) as publisher:
         relay = PlainRelay(feed, endpoint).start(PATIENCE_S)
@@ -226,7 +226,7 @@ def test_without_a_publisher_it_does_not_start() -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["site.toml", "inproc://x", "shm://x", "tcp://127.0.0.1"])
-def test_what_no_client_can_connect_to_is_refused(endpoint: str) -> None:
+def test_unusable_endpoints_are_rejected(endpoint: str) -> None:
     with pytest.raises(ConfigError, match="endpoint"):
         PlainRelay(Feed.local("plain"), endpoint)
 
@@ -255,13 +255,13 @@ def test_clients_of_an_encrypted_feed_need_an_allowed_key(tmp_path: Path) -> Non
             assert receive(sub, 1) == [[b"A", stamp(0), b"two"]]
 
 
-def test_what_libzmq_refuses_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_libzmq_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     feed = chain(0)[0]
     relay = PlainRelay(feed, free_endpoint())
     with Publisher(feed) as publisher:
         relay.start(PATIENCE_S)
         monkeypatch.setattr(plain, "send_plain", lambda *_: zmq.EFAULT)
         publisher.publish(b"A.t", b"1")
-        with pytest.raises(RelayError, match="libzmq refused a message: Bad address"):
+        with pytest.raises(RelayError, match="libzmq rejected a message: Bad address"):
             relay.run()
     assert relay.state == "closed"

@@ -1,6 +1,6 @@
-"""Clients in other languages read a feed by its wire format page alone: from its source, below a relay, and one by one.
+"""Clients in other languages read a feed from the wire format page alone: from its source, below a relay, and plain.
 
-Their sources are in `clients/`. They share no code with this project, and know of ZeroMQ no more than its SUB socket.
+Their sources are in `clients/`. They share no code with this project and use only ZeroMQ's SUB socket.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ _WARM = b"warm.up"
 
 
 class Sent(NamedTuple):
-    """A message that is published."""
+    """A published message."""
 
     topic: bytes
     payload: bytes | None
     ts_event: int
 
     def line(self, sequence: int | None = None) -> str:
-        """How a client prints it."""
+        """The line that a client prints for it."""
         payload = "-" if self.payload is None else self.payload.hex()
         words = (self.topic.hex(), str(self.ts_event), payload, *([] if sequence is None else [str(sequence)]))
         return " ".join(words)
 
 
 class Client:
-    """A client that runs; killed when the `with` block is left. What it says is gathered."""
+    """A running client, killed when the `with` block is left. Its output is collected."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -60,9 +60,9 @@ class Client:
             self.is_ready.set()
 
     def lines(self) -> list[str]:
-        """Wait for its end; return what it said behind "ready"."""
+        """Wait until it ends; return its output after "ready"."""
         self._reader.join(PATIENCE_S)
-        assert not self._reader.is_alive(), f"it has said {len(self._lines)} lines, and goes on"
+        assert not self._reader.is_alive(), f"it printed {len(self._lines)} lines, and still runs"
         _, errors = self._process.communicate()
         assert self._process.returncode == 0, errors
         assert self._lines[0] == "ready"
@@ -79,7 +79,7 @@ class Client:
 
 @pytest.fixture(scope="module")
 def c_client(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The client in C, linked with the libzmq that pyzmq brings, or else with that of the system."""
+    """The client in C, linked with pyzmq's libzmq, or else with the system's."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler: no `cc`")
@@ -96,7 +96,7 @@ def c_client(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def node_client(request: pytest.FixtureRequest) -> list[str]:
-    """The client in Node, with its one package, which is installed once and kept in pytest's cache."""
+    """The client in Node, with its one package, which is installed once into pytest's cache."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
         pytest.skip("there is no Node: no `node` or no `npm`")
@@ -116,13 +116,13 @@ def node_client(request: pytest.FixtureRequest) -> list[str]:
 
 @pytest.fixture(params=first_of(["c", "node"]))
 def client(request: pytest.FixtureRequest) -> list[str]:
-    """The words that run a client."""
+    """Command line of a client."""
     words: list[str] = request.getfixturevalue(f"{request.param}_client")
     return words
 
 
 def messages_to_send() -> Iterator[Sent]:
-    """Several keys and topics in both slices; payloads of all sizes, none, and many of one size."""
+    """Several keys and topics in both slices; payloads of many sizes, none, and many of one size."""
     for number in range(300):
         topic = (b"AAPL.trade", b"AAPL.quote", b"MSFT.trade", b"M", b"BRK.A.P", b"ZVZZT.x")[number % 6]
         payload = None if number % 50 == 49 else bytes([number % 256]) * (number * number % 997)
@@ -132,7 +132,7 @@ def messages_to_send() -> Iterator[Sent]:
 
 
 def by_topic(lines: Sequence[str]) -> dict[str, list[str]]:
-    """Lines in their order, by what they begin with: slices come in any order beside each other."""
+    """Lines in order, grouped by their first word: slices are interleaved arbitrarily."""
     found: dict[str, list[str]] = {}
     for line in lines:
         found.setdefault(line.partition(" ")[0], []).append(line)

@@ -1,4 +1,4 @@
-"""Blocks pass relays as they are, in order, and who is below one is told of the same losses as beside the source."""
+"""Blocks pass relays unchanged and in order, and losses are reported below a relay as they are at the source."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.relay.relays import PATIENCE_S, PLAIN_BEAT_NS, asked_of, chain, chang
 
 
 @pytest.mark.parametrize("transport", ["tcp", "ipc", "inproc"])
-def test_what_is_published_arrives_below_a_relay(transport: Literal["tcp", "ipc", "inproc"]) -> None:
+def test_messages_arrive_below_a_relay(transport: Literal["tcp", "ipc", "inproc"]) -> None:
     feeds = chain(slices=2, transport=transport)
     subscriber, got = collected(feeds[-1])
     with relayed(feeds), Publisher(feeds[0]) as publisher:
@@ -37,7 +37,7 @@ def test_what_is_published_arrives_below_a_relay(transport: Literal["tcp", "ipc"
     assert (received.gaps, received.duplicates, received.faults) == (0, 0, {})
 
 
-def test_blocks_and_heartbeats_pass_byte_by_byte() -> None:
+def test_blocks_and_heartbeats_are_forwarded_byte_by_byte() -> None:
     feeds = chain(2, key_bytes=2)
 
     def listen(feed: Feed) -> zmq.Socket[bytes]:
@@ -59,7 +59,7 @@ def test_blocks_and_heartbeats_pass_byte_by_byte() -> None:
         return len(heard) == 2
 
     def blocks(sub: zmq.Socket[bytes]) -> list[list[bytes]]:
-        """From the first heartbeat to the last one, without what only this hop says."""
+        """Blocks from the first heartbeat to the last one, without those of this hop only."""
         found: list[list[bytes]] = []
         while not found or found[-1][0] != HEARTBEAT_KEY or not wire.unpack(found[-1][1]).flags & wire.END:
             found.append(sub.recv_multipart())
@@ -83,14 +83,14 @@ def test_blocks_and_heartbeats_pass_byte_by_byte() -> None:
 
 
 def test_a_subscriber_behind_five_relays_misses_nothing_after_its_start() -> None:
-    feeds = chain(5, key_bytes=1, heartbeat_ns=SECOND_NS)  # relays that wait for each other are silent for a while
+    feeds = chain(5, key_bytes=1, heartbeat_ns=SECOND_NS)  # relays that wait for each other are silent for some time
     over, begun = threading.Event(), threading.Event()
     published = [0]
 
     collectors: list[Collector] = []
 
     def publish() -> None:
-        """Publish, at most some thousand messages ahead of the first subscriber."""
+        """Publish, at most a few thousand messages ahead of the first subscriber."""
         while not over.is_set():
             publisher.publish(b"ABCDEFG"[published[0] % 7 :][:1], b"%d" % published[0])
             published[0] += 1
@@ -111,7 +111,7 @@ def test_a_subscriber_behind_five_relays_misses_nothing_after_its_start() -> Non
                 subscriber, got = collected(feeds[-1], *prefixes)
                 collectors.append(got)
                 subscriber.start(PATIENCE_S)
-                after = published[0] + 1  # the one at hand may have been sent before it is counted
+                after = published[0] + 1  # the current message may be sent before it is counted
                 followed.append((subscriber, got, after, prefixes))
                 goal = published[0] + 1_000
                 wait_until(lambda goal=goal: published[0] > goal, PATIENCE_S)  # type: ignore[misc]
@@ -129,7 +129,7 @@ def test_a_subscriber_behind_five_relays_misses_nothing_after_its_start() -> Non
             assert [n for n in came if n >= after] == [n for n in wanted if n >= after], prefixes
 
 
-def test_each_leaf_of_a_tree_gets_what_it_asked_for() -> None:
+def test_each_leaf_of_a_tree_gets_its_prefixes() -> None:
     source, root, left, right = chain(3, key_bytes=2)
     asked = [(left, [b"A"]), (left, [b"AB", b"C"]), (right, [b"B"]), (right, [b"AB"]), (right, [b""]), (root, [b"C"])]
     leaves = [(*collected(feed, *prefixes), prefixes) for feed, prefixes in asked]
@@ -153,7 +153,7 @@ def test_each_leaf_of_a_tree_gets_what_it_asked_for() -> None:
             assert subscriber.statistics().received.gaps == 0, prefixes
 
 
-def test_losses_above_relays_are_told_below_them() -> None:
+def test_losses_above_relays_are_reported_below() -> None:
     feeds = chain(3)
     source = chain(0)[0]
     with (
@@ -174,7 +174,7 @@ def test_losses_above_relays_are_told_below_them() -> None:
     assert subscriber.statistics().received.gaps == 1_500 - len(got)
 
 
-def test_the_source_does_not_hear_of_each_joiner() -> None:
+def test_the_source_is_not_involved_in_each_join() -> None:
     feeds = chain(2, key_bytes=4)
     with Publisher(feeds[0]) as publisher, relayed(feeds) as relays:
         first, _ = collected(feeds[-1], b"A")
@@ -190,23 +190,23 @@ def test_the_source_does_not_hear_of_each_joiner() -> None:
         assert line_of(relays[-1]).filters_below == 17 + 1
         assert [line_of(relay).filters_above for relay in relays] == [1, 1]
         first.stop()
-        wait_until(lambda: line_of(relays[0]).filters_above == 16, what="what `A` covered is asked for")
+        wait_until(lambda: line_of(relays[0]).filters_above == 16, what="the filters that `A` covered are requested")
         others[0].stop()
         wait_until(lambda: line_of(relays[0]).filters_above == 14)
         for other in others[1:]:
             other.stop()
-        wait_until(lambda: publisher.statistics().subscribers == 0, what="nobody is there any more")
+        wait_until(lambda: publisher.statistics().subscribers == 0, what="no subscriber is left")
         assert [line_of(relay).filters_above for relay in relays] == [0, 0]
 
 
-def test_a_filter_that_comes_back_soon_is_not_withdrawn_above() -> None:
+def test_a_filter_that_returns_soon_is_not_withdrawn_above() -> None:
     feeds = chain(key_bytes=2)
     with Publisher(feeds[0]) as publisher, relayed(feeds, hold_s=3_600.0) as (relay,):
         staying, _ = collected(feeds[-1], b"Z")
         staying.start(PATIENCE_S)
         for prefix in (b"A", b"B"):
             collected(feeds[-1], prefix)[0].start(PATIENCE_S).stop()
-        wait_until(lambda: line_of(relay).filters_below == 2, what="those that left have left")
+        wait_until(lambda: line_of(relay).filters_below == 2, what="the others have left")
         changes = changes_of(publisher, lambda change: change[1:2] != b"\0")
         for prefix in (b"A", b"B", b"A"):
             zapping, got = collected(feeds[-1], prefix)
@@ -219,7 +219,7 @@ def test_a_filter_that_comes_back_soon_is_not_withdrawn_above() -> None:
 
 
 @pytest.mark.parametrize("transport", ["tcp", "inproc"])
-def test_runs_of_the_publisher_follow_each_other_below_a_relay(transport: Literal["tcp", "inproc"]) -> None:
+def test_epochs_follow_each_other_below_a_relay(transport: Literal["tcp", "inproc"]) -> None:
     feeds = chain(2, key_bytes=1, transport=transport)
     subscriber, got = collected(feeds[-1])
     with relayed(feeds) as relays:
@@ -237,7 +237,7 @@ def test_runs_of_the_publisher_follow_each_other_below_a_relay(transport: Litera
     assert (received.gaps, received.epochs) == (0, 3)
 
 
-def test_a_replay_that_goes_back_in_time_passes_relays() -> None:
+def test_a_replay_that_goes_back_in_time_passes_a_relay() -> None:
     feeds = chain(2)
     subscriber, got = collected(feeds[-1])
     with relayed(feeds), Publisher(feeds[0]) as publisher:
@@ -251,7 +251,7 @@ def test_a_replay_that_goes_back_in_time_passes_relays() -> None:
     assert subscriber.statistics().received.gaps == 0
 
 
-def test_lines_a_and_b_pass_each_by_itself() -> None:
+def test_lines_a_and_b_pass_separately() -> None:
     feeds = chain(2, lines=2)
     subscriber, got = collected(feeds[-1])
     with Publisher(feeds[0]) as publisher, relayed(feeds):
@@ -285,7 +285,7 @@ def test_the_other_line_is_a_spare_of_a_relay_with_one_line_below() -> None:
     assert subscriber.statistics().received.gaps == 0
 
 
-def test_a_relay_goes_on_with_its_spare_when_its_source_is_silent() -> None:
+def test_a_relay_switches_to_its_spare_when_its_source_is_silent() -> None:
     source, first, second, below = chain(3)
     subscriber, got = collected(below)
     with (
@@ -307,7 +307,7 @@ def test_a_relay_goes_on_with_its_spare_when_its_source_is_silent() -> None:
     assert subscriber.statistics().received.gaps == 0
 
 
-def test_a_loop_is_refused_with_the_names_of_who_forms_it() -> None:
+def test_a_loop_is_rejected_and_its_relays_are_named() -> None:
     first, second, third = chain(2)
     relays = [
         Relay(third, first, name="Rome"),
@@ -325,7 +325,7 @@ def test_a_loop_is_refused_with_the_names_of_who_forms_it() -> None:
     threads = [threading.Thread(target=run, args=(relay,)) for relay in relays]
     for thread in threads:
         thread.start()
-    wait_until(lambda: failed, PATIENCE_S, "the loop is found")
+    wait_until(lambda: failed, PATIENCE_S, "the loop is detected")
     for relay in relays:
         relay.close()
     for thread in threads:
@@ -336,7 +336,7 @@ def test_a_loop_is_refused_with_the_names_of_who_forms_it() -> None:
     assert all(way and way in around and way.count("->") == 3 for way in ways), failed
 
 
-def test_more_hops_than_allowed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_hops_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blackbox.relay.path.MOST_HOPS", 2)
     feeds = chain(3)
     with (
@@ -346,7 +346,7 @@ def test_more_hops_than_allowed_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
         Relay(feeds[2], feeds[3], name="hop-3").run()
 
 
-def test_what_is_no_block_goes_no_further_and_what_is_damaged_does() -> None:
+def test_non_blocks_are_dropped_and_damaged_blocks_forwarded() -> None:
     feeds = chain(heartbeat_ns=PLAIN_BEAT_NS)
     subscriber, got = collected(feeds[-1])
     with RawPublisher(feeds[0]) as publisher, relayed(feeds) as (relay,):
@@ -358,7 +358,7 @@ def test_what_is_no_block_goes_no_further_and_what_is_damaged_does() -> None:
         publisher.send_frames([HEARTBEAT_KEY, good.header, bytes(good.body)])
         publisher.send(good)
         got.wait(1)
-        wait_until(lambda: subscriber.statistics().received.faults, what="the subscriber refuses what is damaged")
+        wait_until(lambda: subscriber.statistics().received.faults, what="the subscriber rejects the damaged block")
         assert line_of(relay).refused == 5
         assert line_of(relay).faults == 2
         subscriber.stop()
@@ -374,12 +374,12 @@ def test_what_is_no_block_goes_no_further_and_what_is_damaged_does() -> None:
         ({"separator": "/"}, "separator of feed 'chain' below the relay was '/', expected '.'"),
     ],
 )
-def test_feeds_that_do_not_fit_are_refused(changes: dict[str, int], text: str) -> None:
+def test_feeds_that_do_not_fit_are_rejected(changes: dict[str, int], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         Relay(chain(0)[0], chain(0, **changes)[0])  # type: ignore[arg-type]
 
 
-def test_an_endpoint_above_and_below_is_refused() -> None:
+def test_an_endpoint_above_and_below_is_rejected() -> None:
     feed = chain(0)[0]
     with pytest.raises(ConfigError, match="the relay would be its own source"):
         Relay(feed, feed)
@@ -391,7 +391,7 @@ def test_an_endpoint_that_is_in_use_is_named() -> None:
         Relay(*feeds).start()
 
 
-def test_what_may_not_follow_in_the_lives_of_a_relay_is_refused() -> None:
+def test_invalid_stages_of_a_relay_are_rejected() -> None:
     feeds = chain()
     with relayed(feeds) as (relay,):
         (slice_relay,) = relay._slices
@@ -415,12 +415,12 @@ def test_a_relay_is_used_once() -> None:
     ("settings", "text"),
     [({"when_full": "block"}, "'drop' or 'wait'"), ({"hwm_blocks": 0}, "at least 1"), ({"hold_s": -1.0}, "0 or more")],
 )
-def test_wrong_arguments_are_refused(settings: dict[str, object], text: str) -> None:
+def test_wrong_arguments_are_rejected(settings: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         Relay(*chain(), **settings)  # type: ignore[arg-type]
 
 
-def test_readers_of_shared_memory_go_over_to_sockets_below_a_relay() -> None:
+def test_readers_of_shared_memory_switch_to_sockets_below_a_relay() -> None:
     source = Feed.local("chain", slices=1, transport="shm")
     below = chain(0)[0]
     named = Feed(
@@ -437,7 +437,7 @@ def test_readers_of_shared_memory_go_over_to_sockets_below_a_relay() -> None:
         subscriber.stop()
 
 
-def test_blocks_of_a_run_below_are_those_of_the_source() -> None:
+def test_sequences_below_are_those_of_the_source() -> None:
     feeds = chain()
     with zmq.Context() as context, Publisher(feeds[0]) as publisher, relayed(feeds):
         sub = context.socket(zmq.SUB)

@@ -1,4 +1,4 @@
-"""Relays, and what is above and below them, that end and come again."""
+"""Restarts of relays, sources and subscribers."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def test_many_subscriptions_survive_a_restart_of_either_side(count: int) -> None
 
     with Publisher(feeds[0]) as publisher, asking(feeds[-1], filters), Relay(feeds[1], feeds[2]):
         with Relay(feeds[0], feeds[1]) as relay:
-            wait_until(lambda: has_all(publisher), PATIENCE_S, "all are in force at the source")
+            wait_until(lambda: has_all(publisher), PATIENCE_S, "all are active at the source")
             assert line_of(relay).filters_above == count
         with Relay(feeds[0], feeds[1]):
-            wait_until(lambda: has_all(publisher), PATIENCE_S, "they are in force again when a relay was restarted")
+            wait_until(lambda: has_all(publisher), PATIENCE_S, "they are active again after a restart of the relay")
             publisher.close(timeout=1.0)
             with Publisher(feeds[0]) as second:
-                wait_until(lambda: has_all(second), PATIENCE_S, "they are in force when the source was restarted")
+                wait_until(lambda: has_all(second), PATIENCE_S, "they are active after a restart of the source")
 
 
-def test_who_is_below_a_relay_that_was_restarted_goes_on_and_is_told_what_it_missed() -> None:
+def test_subscribers_of_a_restarted_relay_continue_and_report_gaps() -> None:
     feeds = chain(3, key_bytes=1)
     subscriber, got = collected(feeds[-1])
     with Publisher(feeds[0]) as publisher, relayed(feeds[:2]), relayed(feeds[2:]):
@@ -71,7 +71,7 @@ def test_who_is_below_a_relay_that_was_restarted_goes_on_and_is_told_what_it_mis
     assert subscriber.statistics().received.gaps == 7 - (len(got) - 11)
 
 
-def test_a_source_that_is_killed_is_followed_by_the_next_one() -> None:
+def test_a_killed_source_is_replaced_by_the_next_one() -> None:
     feeds = chain(2)
     subscriber, got = collected(feeds[-1])
     with relayed(feeds) as relays:
@@ -91,14 +91,14 @@ def test_a_source_that_is_killed_is_followed_by_the_next_one() -> None:
     assert subscriber.statistics().received.gaps == 0
 
 
-def test_no_answer_while_the_connection_above_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_answer_while_the_connection_above_is_lost(caplog: pytest.LogCaptureFixture) -> None:
     feeds = chain()
     first, _ = collected(feeds[-1])
     with relayed(feeds) as (relay,):
         with RawPublisher(feeds[0]):
             first.start(PATIENCE_S)
             assert line_of(relay).is_confirmed
-        wait_until(lambda: not line_of(relay).is_confirmed, what="what was confirmed is void")
+        wait_until(lambda: not line_of(relay).is_confirmed, what="confirmations are void")
         with RawPublisher(feeds[0]) as publisher:
             wait_until(lambda: line_of(relay).is_confirmed, PATIENCE_S)
             assert publisher.subscriptions() >= {b"", HEARTBEAT_KEY}

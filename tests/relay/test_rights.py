@@ -1,4 +1,4 @@
-"""Rights by key and prefix: what a key may not have is not put in force, is told, and costs nobody else anything."""
+"""Rights by key and prefix: topics that a key may not read are refused and reported, and affect no other peer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def quotes() -> Feed:
 
 
 def give(ring: Keyring, text: str, by: str = "exchange") -> None:
-    """Replace the rights that somebody gives."""
+    """Replace the rights granted by a server."""
     new = ring.directory / "rights.new"
     new.write_text(text)
     new.rename(ring.directory / f"allowed-by-{by}" / "rights.toml")
@@ -56,7 +56,7 @@ def sub() -> Iterator[zmq.Socket[bytes]]:
 
 
 def refused(feed: Feed, *prefixes: bytes) -> str:
-    """Check that a subscriber's start fails at once, long before it would be out of time; return what it says."""
+    """Check that a subscriber's start fails at once, long before its timeout; return its error."""
     subscriber, got = collected(feed, *prefixes)
     began = time.monotonic()
     with pytest.raises(RightsError) as caught:
@@ -66,7 +66,7 @@ def refused(feed: Feed, *prefixes: bytes) -> str:
     return str(caught.value)
 
 
-def test_a_key_that_asks_beyond_its_rights_is_refused_and_told(ring: Keyring, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_key_without_the_right_is_refused_and_logged(ring: Keyring, caplog: pytest.LogCaptureFixture) -> None:
     give(ring, 'desk = ["AAPL"]')
     feed = quotes()
     endpoint = feed.slices[0].lines[0]
@@ -86,7 +86,7 @@ def test_a_key_that_asks_beyond_its_rights_is_refused_and_told(ring: Keyring, ca
         other.stop()
 
 
-def test_what_is_refused_is_not_put_in_force_and_the_rest_is(ring: Keyring, sub: zmq.Socket[bytes]) -> None:
+def test_refused_filters_are_inactive_and_the_others_active(ring: Keyring, sub: zmq.Socket[bytes]) -> None:
     give(ring, 'desk = ["AAPL"]')
     feed = quotes()
     endpoint = feed.slices[0].lines[0]
@@ -114,7 +114,7 @@ def test_what_is_refused_is_not_put_in_force_and_the_rest_is(ring: Keyring, sub:
         other.stop()
 
 
-def test_who_has_the_right_to_a_longer_prefix_only_gets_that_and_no_shorter_one(ring: Keyring) -> None:
+def test_a_right_to_a_longer_prefix_is_not_one_to_a_shorter_prefix(ring: Keyring) -> None:
     give(ring, 'desk = ["AAPL", "MS"]')
     feed = quotes()
     desk = ring.feed(feed, "desk", "exchange")
@@ -129,7 +129,7 @@ def test_who_has_the_right_to_a_longer_prefix_only_gets_that_and_no_shorter_one(
         subscriber.stop()
 
 
-def test_revoked_rights_end_a_subscriber_that_used_them_and_nobody_else(ring: Keyring) -> None:
+def test_revoked_rights_end_only_the_subscriber_that_used_them(ring: Keyring) -> None:
     feed = quotes()
     desk, _ = collected(ring.feed(feed, "desk", "exchange"), b"AAPL.")
     other, got = collected(ring.feed(feed, "other", "exchange"), b"AAPL.")
@@ -154,8 +154,8 @@ def test_a_key_that_is_no_longer_allowed_is_disconnected(ring: Keyring) -> None:
         desk.start(PATIENCE_S)
         (ring.directory / "allowed-by-exchange" / "desk.key").unlink()
         wait_until(lambda: publisher.statistics().put_out == 1, PATIENCE_S)
-        wait_until(lambda: publisher.statistics().refused_peers > 0, PATIENCE_S, "it connects again")
-        wait_until(lambda: publisher.statistics().peers == (), PATIENCE_S, "what it asked for is gone")
+        wait_until(lambda: publisher.statistics().refused_peers > 0, PATIENCE_S, "it reconnects")
+        wait_until(lambda: publisher.statistics().peers == (), PATIENCE_S, "its subscriptions are removed")
         desk.stop()
 
 
@@ -185,7 +185,7 @@ def test_malformed_rights_are_named_at_the_start(ring: Keyring, text: str, messa
         Publisher(ring.feed(quotes(), "exchange")).start()
 
 
-def test_rights_that_turn_malformed_are_logged_and_allow_nobody(
+def test_rights_that_become_malformed_are_logged_and_grant_nothing(
     ring: Keyring, caplog: pytest.LogCaptureFixture
 ) -> None:
     feed = quotes()
@@ -195,7 +195,7 @@ def test_rights_that_turn_malformed_are_logged_and_allow_nobody(
         assert "refused the topics b'AAPL.':" in refused(ring.feed(feed, "other", "exchange"), b"AAPL.")
 
 
-def test_rights_hold_below_a_relay(ring: Keyring) -> None:
+def test_rights_apply_below_a_relay(ring: Keyring) -> None:
     give(ring, 'desk = ["AAPL"]', by="london")
     above, below = quotes(), quotes()
     with (
@@ -212,7 +212,7 @@ def test_rights_hold_below_a_relay(ring: Keyring) -> None:
         subscriber.stop()
 
 
-def test_what_a_relay_has_no_right_to_it_refuses_below_and_others_miss_nothing(ring: Keyring) -> None:
+def test_a_relay_refuses_below_what_it_may_not_read_and_others_miss_nothing(ring: Keyring) -> None:
     give(ring, 'london = ["AAPL", "MSFT"]')
     above, below = quotes(), quotes()
     with (
@@ -241,7 +241,7 @@ def in_memory(feed: Feed) -> Feed:
 
 @linux_only
 @pytest.mark.parametrize(("is_above", "is_below"), [(False, True), (True, False), (True, True)])
-def test_what_a_relay_has_no_right_to_it_refuses_where_memory_is_read(
+def test_a_relay_refuses_what_it_may_not_read_also_with_shared_memory(
     ring: Keyring, is_above: bool, is_below: bool
 ) -> None:
     give(ring, 'london = ["AAPL"]')
@@ -264,9 +264,7 @@ def test_what_a_relay_has_no_right_to_it_refuses_where_memory_is_read(
         assert subscriber.statistics().received.gaps == 0
 
 
-def test_a_confirmation_comes_for_nothing_that_was_refused_however_much_was(
-    ring: Keyring, sub: zmq.Socket[bytes]
-) -> None:
+def test_refused_filters_are_never_confirmed_however_many(ring: Keyring, sub: zmq.Socket[bytes]) -> None:
     give(ring, 'desk = ["AAPL"]')
     feed = quotes()
     with Publisher(ring.feed(feed, "exchange")):
@@ -274,7 +272,7 @@ def test_a_confirmation_comes_for_nothing_that_was_refused_however_much_was(
 
 
 def check_told(sub: zmq.Socket[bytes], feed: Feed, count: int) -> None:
-    """Check that a confirmation comes once all of so many filters without a right were told, and withdrawn."""
+    """Check that a confirmation arrives once all `count` filters without a right are reported and withdrawn."""
     endpoint = feed.slices[0].lines[0]
     use_keys(sub, keys_of_line(feed, 0, endpoint))
     sub.connect(endpoint)
@@ -294,7 +292,7 @@ def check_told(sub: zmq.Socket[bytes], feed: Feed, count: int) -> None:
             asked.remove(prefix)
 
 
-def test_a_relay_that_is_refused_a_wider_filter_never_withdraws_the_narrower_one(ring: Keyring) -> None:
+def test_a_relay_refused_a_wider_filter_keeps_the_narrower_one(ring: Keyring) -> None:
     give(ring, 'london = ["AAPL"]')
     above, below = quotes(), quotes()
     with (
@@ -311,9 +309,7 @@ def test_a_relay_that_is_refused_a_wider_filter_never_withdraws_the_narrower_one
         subscriber.stop()
 
 
-def test_a_refused_filter_that_a_wider_refused_one_covers_ends_no_confirmation(
-    ring: Keyring, sub: zmq.Socket[bytes]
-) -> None:
+def test_a_refused_filter_covered_by_a_refused_one_ends_no_confirmation(ring: Keyring, sub: zmq.Socket[bytes]) -> None:
     give(ring, 'london = ["AAPL"]')
     above, below = quotes(), quotes()
     endpoint = below.slices[0].lines[0]
@@ -326,7 +322,7 @@ def test_a_refused_filter_that_a_wider_refused_one_covers_ends_no_confirmation(
         use_keys(sub, keys_of_line(ring.feed(below, "other", "london"), 0, endpoint))
         sub.connect(endpoint)
         sub.subscribe(HEARTBEAT_KEY)
-        sub.recv_multipart()  # from here on what it asks for goes up in that order
+        sub.recv_multipart()  # from here on its requests go up in order
         for word in (b"AAP", b"AA", b"A", b"", CONFIRM_KEY + b"12345678"):
             sub.subscribe(word)
         frames = sub.recv_multipart()
@@ -344,7 +340,7 @@ def test_a_refused_filter_that_a_wider_refused_one_covers_ends_no_confirmation(
         assert subscriber.statistics().received.gaps == 0
 
 
-def test_who_used_what_a_relay_has_lost_the_right_to_is_told_and_nobody_else(ring: Keyring) -> None:
+def test_a_right_lost_by_a_relay_is_reported_only_to_its_users(ring: Keyring) -> None:
     above, below = quotes(), quotes()
     with (
         Publisher(ring.feed(above, "exchange")) as publisher,
@@ -365,9 +361,7 @@ def test_who_used_what_a_relay_has_lost_the_right_to_is_told_and_nobody_else(rin
         other.stop()
 
 
-def test_who_wants_what_a_relay_may_not_have_hides_nothing_that_others_want(
-    ring: Keyring, sub: zmq.Socket[bytes]
-) -> None:
+def test_a_refused_wider_filter_hides_nothing_from_others(ring: Keyring, sub: zmq.Socket[bytes]) -> None:
     give(ring, 'london = ["AAPL"]')
     above, below = quotes(), quotes()
     endpoint = below.slices[0].lines[0]
@@ -386,9 +380,7 @@ def test_who_wants_what_a_relay_may_not_have_hides_nothing_that_others_want(
         subscriber.stop()
 
 
-def test_a_relay_that_is_refused_more_than_one_answer_tells_confirms_none_of_it(
-    ring: Keyring, sub: zmq.Socket[bytes]
-) -> None:
+def test_a_relay_refused_more_than_one_answer_holds_confirms_none_of_it(ring: Keyring, sub: zmq.Socket[bytes]) -> None:
     give(ring, 'london = ["AAPL"]')
     above, below = quotes(), quotes()
     with (
@@ -398,7 +390,7 @@ def test_a_relay_that_is_refused_more_than_one_answer_tells_confirms_none_of_it(
         check_told(sub, ring.feed(below, "other", "london"), 250)
 
 
-def test_what_a_source_refuses_is_not_confirmed_on_inproc_either() -> None:
+def test_refused_filters_are_not_confirmed_on_inproc() -> None:
     above, below = quotes(), Feed.local("quotes", slices=1, key_bytes=4, transport="inproc")
     above = msgspec.structs.replace(above, max_subscriptions=10)
     below = msgspec.structs.replace(below, heartbeat_ns=above.heartbeat_ns)
@@ -407,7 +399,7 @@ def test_what_a_source_refuses_is_not_confirmed_on_inproc_either() -> None:
         assert said.endswith("there are more subscriptions than its max_subscriptions")
 
 
-def test_what_a_refused_prefix_covers_stays_wanted_above_a_relay(ring: Keyring) -> None:
+def test_filters_covered_by_a_refused_prefix_stay_wanted(ring: Keyring) -> None:
     give(ring, 'london = ["AAPL", "MSFT"]')
     above, below = quotes(), quotes()
     unwanted = list[bytes]()
@@ -429,7 +421,7 @@ def test_what_a_refused_prefix_covers_stays_wanted_above_a_relay(ring: Keyring) 
         subscriber.stop()
 
 
-def test_what_on_demand_refuses_is_told_below_a_relay() -> None:
+def test_a_refusal_of_on_demand_is_reported_below_a_relay() -> None:
     above, below = quotes(), quotes()
     with Publisher(above) as publisher, Relay(above, below):
 
@@ -447,7 +439,7 @@ def test_what_on_demand_refuses_is_told_below_a_relay() -> None:
         subscriber.stop()
 
 
-def test_an_archive_gives_a_key_what_it_has_a_right_to(ring: Keyring, tmp_path: Path) -> None:
+def test_an_archive_serves_a_key_what_it_may_read(ring: Keyring, tmp_path: Path) -> None:
     give(ring, 'desk = ["AAPL"]', by="archive")
     feed = msgspec.structs.replace(quotes(), archives=(free_endpoint(),))
     recording = ring.feed(feed, "archive", "exchange")
@@ -468,7 +460,7 @@ def test_an_archive_gives_a_key_what_it_has_a_right_to(ring: Keyring, tmp_path: 
                 answered(ask)
 
 
-def test_an_archive_gives_images_of_what_a_key_has_a_right_to(ring: Keyring, tmp_path: Path) -> None:
+def test_an_archive_serves_images_of_what_a_key_may_read(ring: Keyring, tmp_path: Path) -> None:
     for by in ("exchange", "archive"):
         give(ring, 'desk = ["AAPL", "MSFT"]', by=by)
     feed = msgspec.structs.replace(quotes(), archives=(free_endpoint(),))
@@ -494,7 +486,7 @@ def test_an_archive_gives_images_of_what_a_key_has_a_right_to(ring: Keyring, tmp
 
 
 def answered(ask: Callable[[], Iterator[Fetched | Gone]]) -> bytes:
-    """Return the key of the first block that an archive gives; ask again while it is too busy to answer."""
+    """Return the key of the first block from an archive; retry while it is too busy to answer."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -507,9 +499,7 @@ def answered(ask: Callable[[], Iterator[Fetched | Gone]]) -> bytes:
             return found.block.key
 
 
-def test_who_joins_late_with_several_prefixes_gets_the_past_that_its_key_has_a_right_to(
-    ring: Keyring, tmp_path: Path
-) -> None:
+def test_a_late_join_with_several_prefixes_gets_the_past_that_its_key_may_read(ring: Keyring, tmp_path: Path) -> None:
     for by in ("exchange", "archive"):
         give(ring, 'desk = ["AAPL", "MSFT"]', by=by)
     feed = msgspec.structs.replace(quotes(), archives=(free_endpoint(),))

@@ -1,4 +1,4 @@
-"""Relays and shared memory: below one on its host, and above it."""
+"""Relays and shared memory, below and above."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def relay_script(above: Feed, below: Feed, **settings: Any) -> Script:
 
 
 class Blocks:
-    """Every block that a subscriber gets, byte by byte, with its header's numbers."""
+    """Every block that a subscriber gets, byte by byte, with its sequences."""
 
     def __init__(self, feed: Feed, *prefixes: bytes, **settings: Any) -> None:
         self.subscriber = Subscriber(feed, slow=PATIENT, **settings)
@@ -102,7 +102,8 @@ def test_subscribers_on_sockets_and_in_memory_get_the_bytes_of_the_publisher(
     lines: int, above: str, key_bytes: int
 ) -> None:
     source, below = shm_chain(above, lines=lines, slices=2, key_bytes=key_bytes, block_bytes=16 * KIB)
-    # A publisher stamps a block anew for memory and for each line: with one line the relay reads in memory, if it may.
+    # A publisher stamps a block separately for memory and for each line: with one line the relay reads from memory if
+    # possible.
     direct = Blocks(source if lines == 1 else by_sockets(source))
     on_tcp, in_memory = Blocks(by_sockets(below)), Blocks(below)
     total = 60_000
@@ -128,7 +129,7 @@ def test_subscribers_on_sockets_and_in_memory_get_the_bytes_of_the_publisher(
     assert received.duplicates == (0 if lines == 1 else received.duplicates)
 
 
-def test_only_what_readers_want_is_written_to_memory() -> None:
+def test_only_blocks_wanted_by_readers_are_written_to_memory() -> None:
     source, below = shm_chain(key_bytes=2)
     some, everything = Blocks(below, b"K3"), Blocks(by_sockets(below))
     with Publisher(source, when_full="wait") as publisher, Relay(source, below, when_full="wait") as relay:
@@ -149,7 +150,7 @@ def test_only_what_readers_want_is_written_to_memory() -> None:
         everything.subscriber.stop()
 
 
-def test_a_reader_wants_above_what_it_reads_and_no_more_when_it_has_gone() -> None:
+def test_a_reader_subscribes_above_and_withdraws_when_it_ends() -> None:
     source, below = shm_chain(key_bytes=2, heartbeat_ns=50_000_000)
     reader = Blocks(below, b"K3")
     with Publisher(source) as publisher, Relay(source, below) as relay:
@@ -163,7 +164,7 @@ def test_a_reader_wants_above_what_it_reads_and_no_more_when_it_has_gone() -> No
         wait_until(lambda: relay.statistics().lines[0].filters_above == 0)
 
 
-def test_a_stopped_reader_loses_for_itself_alone() -> None:
+def test_a_stopped_reader_loses_only_its_own_messages() -> None:
     source, below = shm_chain(block_bytes=4 * KIB)
     others = [Blocks(below), Blocks(by_sockets(below))]
     total = 40_000
@@ -196,7 +197,7 @@ def test_a_stopped_reader_loses_for_itself_alone() -> None:
             assert each.subscriber.statistics().received.gaps == 0
 
 
-def test_a_relay_that_waits_waits_for_a_stopped_reader_and_nobody_loses() -> None:
+def test_a_waiting_relay_waits_for_a_stopped_reader_without_losses() -> None:
     source, below = shm_chain(block_bytes=4 * KIB)
     other = Blocks(below)
     total = 40_000
@@ -226,7 +227,7 @@ def test_a_relay_that_waits_waits_for_a_stopped_reader_and_nobody_loses() -> Non
     assert other.numbers == list(range(total))
 
 
-def test_a_reader_that_is_killed_while_it_is_waited_for_frees_its_places() -> None:
+def test_a_reader_killed_while_the_relay_waits_releases_its_places() -> None:
     source, below = shm_chain(block_bytes=4 * KIB)
     other = Blocks(below)
     total = 40_000
@@ -251,7 +252,7 @@ def test_a_reader_that_is_killed_while_it_is_waited_for_frees_its_places() -> No
     assert other.numbers == list(range(total))
 
 
-def test_memory_and_name_of_a_relay_that_is_killed_go_and_the_next_one_has_both() -> None:
+def test_a_killed_relay_releases_memory_and_name_for_the_next_one() -> None:
     source, below = shm_chain()
     reader = Blocks(below)
     before = mapped()
@@ -267,14 +268,16 @@ def test_memory_and_name_of_a_relay_that_is_killed_go_and_the_next_one_has_both(
             publish_numbers(publisher, 100, 200)
             wait_until(lambda: len(reader.numbers) == 200)
             assert came_by(reader.subscriber) == "shm"
-            wait_until(lambda: mapped() == before + 3, 60, "memory of the next relay alone: its own and the reader's")
+            wait_until(
+                lambda: mapped() == before + 3, 60, "only the memory of the next relay: its own and the reader's"
+            )
         reader.subscriber.stop()
     wait_until(lambda: mapped() == before)
     assert reader.numbers == list(range(200))
     assert not [name for name in os.listdir("/dev/shm") if "blackbox" in name]  # noqa: PTH208
 
 
-def test_the_publisher_may_end_and_begin_again_above_readers_of_memory() -> None:
+def test_the_publisher_may_restart_above_readers_of_memory() -> None:
     source, below = shm_chain()
     reader = Blocks(below)
     with Relay(source, below):
@@ -290,7 +293,7 @@ def test_the_publisher_may_end_and_begin_again_above_readers_of_memory() -> None
     assert reader.numbers == list(range(200))
 
 
-def test_a_name_that_another_has_is_told() -> None:
+def test_a_name_in_use_is_reported() -> None:
     source, below = shm_chain()
     with (
         Publisher(below),
@@ -305,14 +308,14 @@ def _moved(feed: Feed) -> Any:
     return (msgspec.structs.replace(feed.slices[0], endpoints=(*lines, f"shm://{feed.slices[0].shared_memory}")),)
 
 
-def test_the_same_memory_above_and_below_is_refused() -> None:
+def test_the_same_memory_above_and_below_is_rejected() -> None:
     source, _ = shm_chain("shm")
     with pytest.raises(ConfigError, match=r"had shm://.*, expected another endpoint: the relay would be its own"):
         Relay(source, msgspec.structs.replace(source, slices=_moved(source)))
 
 
-def test_a_subscriber_too_slow_in_memory_below_a_relay_is_told_its_lag() -> None:
-    """`ts_out` is the publisher's, so that lag is that of the whole way."""
+def test_a_slow_reader_below_a_relay_is_told_its_lag() -> None:
+    """Lag is measured from the publisher's `ts_out`, over the whole path."""
     source, below = shm_chain()
     alerts: list[str] = []
     subscriber = Subscriber(below, slow=SlowPolicy("warn", max_lag=1e-09, on_alert=alerts.append, start_grace=0))
@@ -341,7 +344,7 @@ def transport_of(relay: Relay) -> str:
     return relay.statistics().lines[0].transport
 
 
-def test_a_relay_reads_in_the_memory_of_its_source_and_holds_none_of_it() -> None:
+def test_a_relay_reads_from_the_memory_of_its_source_and_pins_nothing() -> None:
     source, below = shm_chain("shm", "tcp", block_bytes=4 * KIB)
     reader = Blocks(below)
     with Publisher(source, when_full="wait") as publisher, Relay(source, below) as relay:
@@ -356,7 +359,7 @@ def test_a_relay_reads_in_the_memory_of_its_source_and_holds_none_of_it() -> Non
     assert reader.numbers == list(range(100_000))
 
 
-def test_a_relay_reads_in_memory_only_what_is_wanted_below() -> None:
+def test_a_relay_reads_from_memory_only_what_is_wanted_below() -> None:
     source, below = shm_chain("shm", "shm", key_bytes=2)
     some, at_source = Blocks(below, b"K3"), Blocks(source)
     with Publisher(source, when_full="wait") as publisher, Relay(source, below) as relay:
@@ -373,7 +376,7 @@ def test_a_relay_reads_in_memory_only_what_is_wanted_below() -> None:
             each.subscriber.stop()
 
 
-def test_a_source_that_is_killed_is_read_in_memory_again_when_it_is_back() -> None:
+def test_a_restarted_source_is_read_from_memory_again() -> None:
     source, below = shm_chain("shm", "tcp")
     reader = Blocks(below)
     with Relay(source, below) as relay:
@@ -392,7 +395,7 @@ def test_a_source_that_is_killed_is_read_in_memory_again_when_it_is_back() -> No
     assert reader.numbers == list(range(300))
 
 
-def test_a_relay_that_is_killed_gives_its_places_in_the_source_back() -> None:
+def test_a_killed_relay_releases_its_places_in_the_source() -> None:
     source, below = shm_chain("shm", "tcp", block_bytes=4 * KIB)
     with Publisher(source, when_full="wait", hwm_blocks=4) as publisher:
         with relay_script(source, below) as relay, Script(READER, below) as reader:
@@ -406,7 +409,7 @@ def test_a_relay_that_is_killed_gives_its_places_in_the_source_back() -> None:
         publisher.flush(60)
 
 
-def test_a_stopped_relay_loses_in_memory_what_it_does_not_take_and_below_it_is_a_gap() -> None:
+def test_blocks_missed_by_a_stopped_relay_are_a_gap_below() -> None:
     source, below = shm_chain("shm", "tcp", block_bytes=4 * KIB)
     reader = Blocks(below)
     with Publisher(source, when_full="drop", hwm_blocks=4) as publisher, relay_script(source, below) as relay:
@@ -421,8 +424,8 @@ def test_a_stopped_relay_loses_in_memory_what_it_does_not_take_and_below_it_is_a
         reader.subscriber.stop()
 
 
-def test_a_stopped_subscriber_below_keeps_no_places_of_the_source() -> None:
-    """What waits for it lies in the source's memory only up to a bound; beyond that it is copied."""
+def test_a_stopped_subscriber_below_pins_no_places_of_the_source() -> None:
+    """Blocks that wait for it stay in the source's memory up to a bound; further ones are copied."""
     source, below = shm_chain("shm", "tcp", block_bytes=4 * KIB)
     other = Blocks(below)
     with (
@@ -435,13 +438,13 @@ def test_a_stopped_subscriber_below_keeps_no_places_of_the_source() -> None:
         stopped.process.send_signal(signal.SIGSTOP)
         for stop in range(20_000, 420_000, 20_000):
             publish_numbers(publisher, stop - 20_000, stop)
-            # The relay drops for whoever falls behind by 2,000 blocks: that is to be the stopped one alone.
+            # The relay drops blocks for a subscriber 2,000 blocks behind: only the stopped one may be.
             wait_until(lambda stop=stop: len(other.numbers) == stop, 60)  # type: ignore[misc]
         other.subscriber.stop()
     assert other.numbers == list(range(400_000))
 
 
-def test_memory_that_is_not_on_this_host_is_not_waited_for() -> None:
+def test_memory_of_another_host_is_not_waited_for() -> None:
     source, below = shm_chain("shm", "tcp")
     reader = Blocks(below)
     with Publisher(by_sockets(source), when_full="wait") as publisher, Relay(source, below) as relay:
@@ -453,14 +456,14 @@ def test_memory_that_is_not_on_this_host_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("spare_transport", ["tcp", "shm"])
-def test_a_spare_has_memory_of_its_own_or_none(spare_transport: str) -> None:
+def test_a_spare_has_its_own_memory_or_none(spare_transport: str) -> None:
     source, below = shm_chain("shm", "tcp", heartbeat_ns=10**9)
     spare, _ = shm_chain(spare_transport, heartbeat_ns=10**9)
     reader = Blocks(below)
     with ExitStack() as stack:
         second = stack.enter_context(Publisher(spare))
         with Script(SOURCE, source) as first:
-            first.expect("started")  # the relay comes second, or it would go on with the spare
+            first.expect("started")  # the relay starts second, or it would switch to the spare
             relay = stack.enter_context(Relay(source, below, spares=[spare]))
             reader.subscriber.start(PATIENCE_S)
             wait_until(lambda: transport_of(relay) == "shm", 60)

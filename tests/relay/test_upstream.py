@@ -1,4 +1,4 @@
-"""Schedules of an `Upstream` in virtual time, drawn from a seed, against sources that are plain sets of prefixes."""
+"""Random schedules of an `Upstream` in virtual time, against sources that are plain sets of prefixes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCHEDULES = 300
 STEPS = 150
 BEAT_S = 1.0
 MOST_REFUSALS = 2
-"""Refused prefixes in one answer."""
+"""Refused prefixes per answer."""
 PREFIXES = [kind + text for kind in (b"", WANT_KEY) for text in (b"", b"A", b"AA", b"AB", b"AAA", b"B", b"BA", b"C")]
 KEYS = [b"", b"A", b"AAAA", b"AB", b"BB", b"CC", b"D"]
 ALWAYS = {HEARTBEAT_KEY, PATH_KEY}
@@ -36,14 +36,14 @@ def smallest(wanted: set[bytes]) -> set[bytes]:
 
 
 def is_in(ranges: Any, key: bytes) -> bool:
-    """Return True if a key is in ranges as `ranges_of` returns."""
+    """Return True if a key is in ranges as returned by `ranges_of`."""
     word = int.from_bytes(key.ljust(8, b"\0"), "big") - (1 << 63)
     place = bisect_right(ranges[0], word)
     return place > 0 and word <= int(ranges[1][place - 1])
 
 
 class Said(NamedTuple):
-    """A message from a source. `is_unwanted`: data let through only by withdrawals that the source ignored."""
+    """A message from a source. `is_unwanted`: data that passes only because the source ignored withdrawals."""
 
     what: str
     nonce: int
@@ -53,7 +53,7 @@ class Said(NamedTuple):
 
 
 class Source:
-    """A publisher, or a relay above. `ignores`: part of the withdrawals that have no effect."""
+    """A publisher, or a relay above. `ignores`: share of withdrawals without effect."""
 
     def __init__(self, random: Random) -> None:
         self.forbidden = set(random.sample(PREFIXES, random.choice([0, 0, 1, 5])))
@@ -63,7 +63,10 @@ class Source:
 
 
 class Connection:
-    """One connection to a source. `in_force` and `refused` as the source should have them; `ignored` are withdrawn."""
+    """One connection to a source.
+
+    `in_force` and `refused`: expected at the source; `ignored`: withdrawn without effect.
+    """
 
     def __init__(self, source: Source) -> None:
         self.source, self.is_alive = source, True
@@ -81,7 +84,7 @@ class Connection:
         return self.covering | {each.removeprefix(SHARED_KEY) for each in self.refused}
 
     def take(self, message: bytes) -> None:
-        """Have the source read one message, and answer."""
+        """Let the source read one message, and answer."""
         what, prefix = message[:1], message[1:]
         if prefix.startswith(CONFIRM_KEY):
             self.asked = prefix if what == SUBSCRIBE else b""
@@ -124,7 +127,7 @@ class Peer:
     def __init__(self) -> None:
         self.wants, self.covered_by_ask, self.confirmed = set[bytes](), set[bytes](), set[bytes]()
         self.after: int | None = None
-        """Version to be confirmed, while it waits."""
+        """Version that it waits to be confirmed, or None."""
 
 
 class World:
@@ -143,7 +146,7 @@ class World:
         self.asked = set[bytes]()
         """Requests that libzmq repeats on a new connection."""
         self.connection = self.known = None if random.random() < 0.5 else self.connect()
-        """The connection that is there, and the one that the relay knows of."""
+        """The actual connection, and the one that the relay knows of."""
         self.old = deque[Connection]()
         self.news = deque[Connection | None]([self.connection] if self.connection else [])
         self.has_ended = self.in_memory = False
@@ -195,7 +198,7 @@ class World:
         self.awaited = int.from_bytes(self.upstream.nonce, "little")
 
     def climb(self, count: int) -> None:
-        """Have the source read up to `count` messages."""
+        """Let the source read up to `count` messages."""
         connection = self.connection
         if connection is None or connection.source.is_frozen:
             return
@@ -207,12 +210,12 @@ class World:
             for peer in self.peers:
                 settled = peer.confirmed - self.upstream.refused.keys()
                 lost = {each for each in settled - connection.ever_refused if not is_covered(each, connection.covering)}
-                assert not lost, f"{lost} were confirmed, and are withdrawn while a peer wants them"
+                assert not lost, f"{lost} were confirmed, but withdrawn while a peer wants them"
 
     # The relay's thread
 
     def turn(self, count: int = 99) -> None:
-        """Receive some blocks, tell the upstream, and do what it says."""
+        """Receive some blocks, pass them to the upstream, and do what it decides."""
         answers = list[Said]()
         ranges = self.upstream.ranges
         for connection in (*self.old, self.connection):
@@ -236,7 +239,7 @@ class World:
             self.has_ended = what == "end" or (self.has_ended and what == "answer")
             if what == "begin":
                 self.upstream.begin_epoch()
-                assert not self.upstream.is_confirmed(0), "confirmed by an epoch that is over"
+                assert not self.upstream.is_confirmed(0), "confirmed by an earlier epoch"
             elif what == "answer":
                 self.take_answer(refused)
             self.upstream.note_ended(self.has_ended)
@@ -261,7 +264,7 @@ class World:
         is_answered = self.random.choice([None, True]) if before.is_up else False
         if why := self.upstream.why_switch(self.heard_at, self.now, False, is_answered):
             if why == "sends withdrawn keys":
-                assert before.ignores, "dropped for withdrawals that it has not ignored"
+                assert before.ignores, "dropped although it ignored no withdrawals"
             else:
                 assert why == ("is silent" if self.upstream.is_connected else "cannot be reached")
                 assert self.now - max(self.heard_at, self.changed_at) >= 3 * BEAT_S, "no time to connect"
@@ -351,7 +354,7 @@ class World:
         self.source.is_frozen = not self.source.is_frozen
 
     def die(self) -> None:
-        """End a source, or restart it. The kernel reports its connection as gone, or does not."""
+        """End or restart a source. The kernel may or may not report the lost connection."""
         source = self.source
         source.is_up = not source.is_up
         if not source.is_up and self.random.random() < 0.5:
@@ -361,7 +364,7 @@ class World:
         self.now += self.random.choice([0.1, 1.0, 5.0, 40.0])
 
     def run(self) -> None:
-        """Run a schedule, then let all settle."""
+        """Run a schedule, then let everything settle."""
         likely = [self.want, self.leave_one, self.ask, self.turn, self.beat, self.publish, self.reconnect, self.wait]
         rare = [self.crash, self.record, self.move_data, self.end_epoch, self.begin_epoch, self.freeze, self.die]
         for _ in range(STEPS):
@@ -398,10 +401,10 @@ class World:
         assert refused <= known.ever_refused & self.wanted, "refused by no source, or not wanted"
         requested = smallest(self.wanted - refused)
         found = known.requested - ALWAYS - self.others()
-        assert found == requested, f"{found} is in force, {requested} wanted, {refused} refused"
+        assert found == requested, f"{found} is active, {requested} wanted, {refused} refused"
         assert not known.refused or not upstream.filters, "a refusal was not reported"
         unwanted = {key for key in KEYS if is_covered(key, known.ignored) and not is_covered(key, requested)}
-        assert self.in_memory or not unwanted, f"{unwanted} were withdrawn, and still come"
+        assert self.in_memory or not unwanted, f"{unwanted} were withdrawn, but still arrive"
         assert all(each.startswith(SHARED_KEY) is self.in_memory for each in known.in_force & self.data())
         assert {each for each in self.asked if each.startswith(RECORDED_KEY)} == self.recorders
         accepted = [each for each in known.in_force if each.startswith(ACCEPT_KEY)]
@@ -424,5 +427,5 @@ def finding_of(seed: int) -> str:
 
 
 @pytest.mark.parametrize("first", range(0, 4 * SCHEDULES, SCHEDULES))
-def test_what_is_wanted_below_is_in_force_above_before_it_is_confirmed(first: int) -> None:
+def test_requests_below_are_active_above_before_they_are_confirmed(first: int) -> None:
     assert [finding for finding in map(finding_of, range(first, first + SCHEDULES)) if finding] == []

@@ -1,4 +1,4 @@
-"""A relay's socket towards its source: connections that break while messages wait, and requests that wait for one."""
+"""A relay's socket towards its source: broken connections with pending messages, requests without a connection."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIRST = [b"A", b"0", b"rest"]
 
 @contextmanager
 def half_read() -> Iterator[tuple[zmq.Socket[bytes], UpstreamSocket, zmq.Socket[bytes]]]:
-    """Yield a source, the way to it and its socket; a poll has made libzmq read the first part of FIRST."""
+    """Yield a source, the upstream socket and its ZeroMQ socket; a poll made libzmq read the first part of FIRST."""
     address = chain()[0].slices[0].lines[0]
     with zmq.Context() as context, context.socket(zmq.XPUB) as source:
         source.linger = 0
@@ -47,7 +47,7 @@ def half_read() -> Iterator[tuple[zmq.Socket[bytes], UpstreamSocket, zmq.Socket[
         way.close()
 
 
-def test_a_message_that_is_half_read_is_whole_after_its_source_is_gone() -> None:
+def test_a_half_read_message_is_completed_after_its_source_has_ended() -> None:
     with half_read() as (source, way, xsub):
         source.close()
 
@@ -60,7 +60,7 @@ def test_a_message_that_is_half_read_is_whole_after_its_source_is_gone() -> None
         assert xsub.recv_multipart(zmq.DONTWAIT) == FIRST
 
 
-def test_a_source_is_left_while_a_message_of_it_is_half_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_can_be_left_while_a_message_is_half_read(monkeypatch: pytest.MonkeyPatch) -> None:
     with half_read() as (_, way, xsub):
         monkeypatch.setattr(way.upstream, "is_suspect", lambda *_: True)
         monkeypatch.setattr(way.upstream, "why_switch", lambda *_: "sends withdrawn keys")
@@ -70,7 +70,7 @@ def test_a_source_is_left_while_a_message_of_it_is_half_read(monkeypatch: pytest
 
 
 @given(st.lists(st.sampled_from([b"", b"A", b"AB"])))
-def test_requests_that_undo_each_other_do_not_wait_for_a_connection(prefixes: list[bytes]) -> None:
+def test_requests_that_cancel_each_other_do_not_wait_for_a_connection(prefixes: list[bytes]) -> None:
     """Each prefix is requested, withdrawn, requested, and so on."""
     in_force, messages = set[bytes](), list[bytes]()
     for prefix in prefixes:

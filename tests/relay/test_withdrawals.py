@@ -1,4 +1,4 @@
-"""A relay has its source confirm withdrawals, and reconnects if data of withdrawn keys still comes."""
+"""A relay has its source confirm withdrawals, and reconnects if data of withdrawn keys still arrives."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ KEYS = [b"", b"A", b"AA", b"AB", b"B", b"BA"]
 
 
 class Line:
-    """An `Upstream` with a source that ignores some withdrawals. Messages travel in order, until they are taken."""
+    """An `Upstream` with a source that ignores some withdrawals. Messages stay in order until they are taken."""
 
     def __init__(self, hold_s: float = 0.0, ignores: Collection[int] = ()) -> None:
-        """`ignores`: which withdrawals of filters the source ignores, counted from 0."""
+        """`ignores`: indices of the withdrawals of filters that the source ignores."""
         self.now, self.nonces, self.withdrawals = 1_000.0, count(1), count()
         self.upstream = Upstream(["tcp://source"], SmallestCover(), hold_s, 1.0, "relay", self.new_nonce)
         self.ignores, self.in_force, self.asked = ignores, set[bytes](), list[bytes]()
@@ -102,7 +102,7 @@ class Line:
                 self.look()
 
     def go_on(self, *keys: bytes, times: int = 1) -> None:
-        """Let times of a heartbeat pass in which these keys have data."""
+        """Let heartbeat times pass in which these keys have data."""
         for _ in range(times):
             self.look(1.0)
             self.read_up()
@@ -162,17 +162,17 @@ def test_an_ignored_withdrawal_is_repeated_once_for_each_confirmation() -> None:
     assert (line.filters, line.drops) == ({b"A"}, 0)
 
 
-def test_a_source_that_ignores_withdrawals_is_connected_anew(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_source_that_ignores_withdrawals_is_reconnected(caplog: pytest.LogCaptureFixture) -> None:
     line = Line(ignores=range(99))
     line.want(b"A", b"B")
     line.go_on()
     line.leave(b"B")
     line.go_on(b"A", b"B", times=20)
     assert (line.said.count(UNSUBSCRIBE + b"B"), line.drops, line.filters) == (4, 1, {b"A"})
-    assert caplog.text.count("relay: tcp://source sends key b'B', which was withdrawn 4 times: connects again\n") == 1
+    assert caplog.text.count("relay: tcp://source sends key b'B', which was withdrawn 4 times: reconnecting\n") == 1
 
 
-def test_a_source_that_sends_what_nothing_requested_is_not_connected_anew_for_it() -> None:
+def test_unrequested_data_of_a_source_causes_no_reconnect() -> None:
     line = Line()
     line.want(b"A")
     line.go_on()
@@ -216,7 +216,7 @@ def test_only_filters_that_cover_wanted_keys_stay_in_force(
                 continue
             wanted ^= {*words}
         getattr(line, what)(*words)
-        assert ignores or not line.unwanted, "wanted data was taken for unwanted"
+        assert ignores or not line.unwanted, "wanted data was counted as unwanted"
     line.go_on(*KEYS, times=100)
     received = {key for key in KEYS if any(map(key.startswith, line.filters))}
     assert received == {key for key in KEYS if any(map(key.startswith, wanted))}
@@ -234,8 +234,8 @@ words = st.lists(st.sampled_from(b"\0A\x7f\x80\xff"), max_size=10).map(bytes)
 
 @given(st.sets(words, max_size=6), words.map(lambda word: word[:8]))
 @settings(max_examples=examples(2_000), deadline=None)
-def test_ranges_cover_what_filters_cover(filters: set[bytes], key: bytes) -> None:
-    """Keys shorter than 8 bytes are filled up with zeros, and filters longer than that are cut."""
+def test_ranges_cover_the_same_keys_as_filters(filters: set[bytes], key: bytes) -> None:
+    """Keys shorter than 8 bytes are padded with zeros, and longer filters are cut."""
     expected = any(key.ljust(8, b"\0").startswith(each[:8]) for each in filters)
     ranges, text = ranges_of(filters), numpy.frombuffer(key + b"\1", numpy.uint8)
     assert _covers(ranges.ctypes.data, len(filters), text.ctypes.data, len(key)) is expected
@@ -243,7 +243,7 @@ def test_ranges_cover_what_filters_cover(filters: set[bytes], key: bytes) -> Non
 
 
 class IgnoringPublisher(RawPublisher):
-    """A raw publisher on which no withdrawal has an effect."""
+    """A raw publisher that ignores withdrawals."""
 
     def _bind(self) -> None:
         super()._bind()
@@ -259,7 +259,7 @@ class IgnoringPublisher(RawPublisher):
                     socket.send_multipart(self._control(said[1:], self._told(place[0]), *place).frames)
 
 
-def test_a_publisher_that_ignores_withdrawals_is_connected_anew() -> None:
+def test_a_publisher_that_ignores_withdrawals_is_reconnected() -> None:
     feeds = chain(key_bytes=1, heartbeat_ns=20_000_000)
     with IgnoringPublisher(feeds[0]) as publisher, relayed(feeds) as (relay,), asking(feeds[1], [b"A", b"B"]) as sub:
 
